@@ -1,0 +1,102 @@
+//! Bind: fixes symbolic dims, and gives a program that was exported for one batch another.
+//!
+//! The batch is followed from dim 0 of the batched inputs through every node's factors; every dim that carries it is
+//! rescaled, and constants that an exporter repeated over the batch shrink to one sample, stretched again by a
+//! broadcast. Constants shrink also when the batch stays, so that what is trained does not depend on the sample's
+//! number. Invariants: after it all dims are bound; each sample is computed as it was before.
+
+mod rebuild;
+mod samples;
+mod trace;
+
+use crate::dead::remove_dead;
+use crate::local;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::{Changed, Diagnostic, Level, Module, Type};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use trace::{Carry, Decision, decide};
+
+/// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
+/// nothing here are left to those who know them: an import binds symbols itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bind {
+    /// Sizes of symbols, and of the batch.
+    pub sizes: BTreeMap<String, u64>,
+}
+
+/// The name that stands for the batch, whether it is a symbol or a number that the exporter wrote in.
+pub const BATCH: &str = "batch";
+
+impl Transform for Bind {
+    const NAME: &'static str = "bind";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let mut sizes = BTreeMap::new();
+        for (name, size) in arguments.take_rest() {
+            let number = size.parse().ok().filter(|&size| size > 0 && !name.is_empty());
+            let number = number.ok_or_else(|| format!("`{size}` is no size; write {BATCH}=8"))?;
+            sizes.insert(name, number);
+        }
+        Ok(Self { sizes })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        self.sizes.iter().for_each(|(name, size)| arguments.push(name, size));
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level != Level::Imported {
+            return Err(Diagnostic::new("dims are bound before the program is differentiated"));
+        }
+        let symbols = symbols(module);
+        let bound = self.bind_symbols(module, &symbols)?;
+        let wanted = self.sizes.get(BATCH).copied().filter(|_| !symbols.contains(BATCH));
+        let gathered = samples::run(module)?;
+        let rescaled = match decide(module, wanted) {
+            Ok(Some(decision)) => {
+                decision.warnings.iter().for_each(|warning| cx.warn(warning.clone()));
+                rebuild::rescale(module, &decision)?;
+                local::run(module, Self::NAME)?;
+                remove_dead(module, Self::NAME);
+                Changed::Yes
+            }
+            Ok(None) => Changed::No,
+            // A batch that nobody asked to change may stay where it cannot be followed.
+            Err(_) if wanted.is_none() => Changed::No,
+            Err(error) => return Err(error),
+        };
+        Ok(bound.or(gathered).or(rescaled))
+    }
+}
+
+impl Bind {
+    fn bind_symbols(&self, module: &mut Module, symbols: &BTreeSet<String>) -> Result<Changed, Diagnostic> {
+        if symbols.is_empty() {
+            return Ok(Changed::No);
+        }
+        let free: Vec<&String> = symbols.iter().filter(|symbol| !self.sizes.contains_key(*symbol)).collect();
+        if let Some(first) = free.first() {
+            let names: Vec<String> = free.iter().map(|symbol| format!("`{symbol}`")).collect();
+            let error = Diagnostic::new(format!("dims have no size yet: {}", names.join(", ")));
+            return Err(error.note(format!("bind each, such as --bind {first}=8")));
+        }
+        let too_large = |ty: &Type| Diagnostic::new(format!("the sizes given make {ty} too large"));
+        rebuild::retype(module, |ty| {
+            let dims = ty.dims.iter().map(|dim| dim.bind(&self.sizes)).collect::<Option<Vec<_>>>();
+            let bound = dims.map(|dims| Type::new(ty.dtype, dims)).filter(|ty| ty.bytes().is_some());
+            bound.ok_or_else(|| too_large(ty))
+        })?;
+        Ok(Changed::Yes)
+    }
+}
+
+/// The names of all sizes that are not numbers yet.
+fn symbols(module: &Module) -> BTreeSet<String> {
+    let inputs = module.inputs.iter().map(|input| input.value);
+    let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+    let types = inputs.chain(results).map(|value| module.ty(value));
+    let symbols = types.flat_map(|ty| ty.dims.iter()).flat_map(|dim| dim.symbols().iter());
+    symbols.map(|symbol| symbol.to_string()).collect()
+}

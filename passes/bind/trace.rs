@@ -1,0 +1,350 @@
+//! Which dim of which value carries the batch.
+
+use crate::constants::{Constants, Known};
+use ir::factors::FactorKind;
+use ir::{
+    Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Tensor, Type,
+    ValueId,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Where a value carries the batch: the size of `dim` is a product with the batch in it, and `minor` is the product
+/// of what comes after it. `[batch·32, 128]` has dim 0 and minor 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Carry {
+    /// The dim.
+    pub dim: usize,
+    /// How many elements of the dim one sample takes.
+    pub minor: u64,
+}
+
+/// How the batch is changed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// The batch as it is.
+    pub from: u64,
+    /// The batch as it will be.
+    pub to: u64,
+    /// The values that carry it.
+    pub carries: BTreeMap<ValueId, Carry>,
+    /// Constants that a node reads for the whole batch: node, operand, and what they are for one sample.
+    pub constants: BTreeMap<(NodeId, usize), OneSample>,
+    /// What may not be meant for another batch.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// A constant that is the same for every sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OneSample {
+    /// Where it carries the batch.
+    pub carry: Carry,
+    /// Its value for one sample: as it is, but 1 in place of the batch in a dim of its own, `[.., major, 1, minor, ..]`
+    /// where the dim holds more than the batch.
+    pub tensor: Tensor,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, carries, constants, .. } = self;
+        write!(f, "batch {from} to {to} in {} values, {} constants", carries.len(), constants.len())
+    }
+}
+
+impl Decision {
+    /// The type with the new batch.
+    pub(super) fn rescaled(&self, ty: &Type, carry: Carry) -> Type {
+        let mut ty = Type::new(ty.dtype, ty.dims.clone());
+        let size = ty.dims[carry.dim].size().unwrap_or(0);
+        ty.dims[carry.dim] = Dim::known(size / self.from * self.to);
+        ty
+    }
+}
+
+/// Follows the batch, to change it to `to` if that is given. `None` when there is nothing to change; an error names
+/// the node where the batch cannot be followed.
+pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diagnostic> {
+    let Some(from) = batch(module)? else {
+        let error = || Diagnostic::new("the program has no batched input, so its batch cannot be bound");
+        return if to.is_some() { Err(error()) } else { Ok(None) };
+    };
+    let to = to.unwrap_or(from);
+    let mut trace = Trace::new(module, from, to);
+    trace.run()?;
+    let decision = trace.finish()?;
+    let changes =
+        from != to || from > 1 && (!decision.constants.is_empty() || shrinks_a_weight(module, &decision));
+    Ok(changes.then_some(decision))
+}
+
+/// Whether a tensor of the file carries the batch.
+fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
+    decision
+        .carries
+        .keys()
+        .any(|&value| module.producer(value).is_some_and(|node| matches!(node.op, Op::Constant(_))))
+}
+
+/// The size of dim 0 of all batched inputs.
+fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
+    let batched = module.inputs.iter().filter(|input| input.batched);
+    let sizes: Vec<(&str, Option<u64>)> = batched
+        .map(|input| (input.name.as_str(), module.ty(input.value).dims.first().and_then(Dim::size)))
+        .collect();
+    match sizes.iter().find(|(_, size)| *size != sizes[0].1) {
+        Some((name, _)) => {
+            Err(Diagnostic::new(format!("inputs `{}` and `{name}` differ in dim 0", sizes[0].0)))
+        }
+        None => Ok(sizes.first().and_then(|(_, size)| *size).filter(|&size| size > 0)),
+    }
+}
+
+struct Trace<'m> {
+    module: &'m Module,
+    from: u64,
+    to: u64,
+    constants: Constants<'m>,
+    carries: BTreeMap<ValueId, Carry>,
+    /// Constants that must be there for every sample.
+    wanted: BTreeMap<(NodeId, usize), Carry>,
+    summed: BTreeSet<NodeId>,
+    changed: bool,
+}
+
+impl<'m> Trace<'m> {
+    fn new(module: &'m Module, from: u64, to: u64) -> Self {
+        let batched = module.inputs.iter().filter(|input| input.batched);
+        Self {
+            module,
+            from,
+            to,
+            constants: Constants::new(module),
+            carries: batched.map(|input| (input.value, Carry { dim: 0, minor: 1 })).collect(),
+            wanted: BTreeMap::new(),
+            summed: BTreeSet::new(),
+            changed: true,
+        }
+    }
+
+    /// Passes over the nodes, forwards and backwards, until no value is found to carry the batch any more.
+    fn run(&mut self) -> Result<(), Diagnostic> {
+        while std::mem::take(&mut self.changed) {
+            for id in self.module.order().iter().chain(self.module.order().iter().rev()) {
+                self.node(*id).map_err(|error| self.explain(*id, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, id: NodeId, error: String) -> Diagnostic {
+        let node = self.module.node(id);
+        let (from, to) = (self.from, self.to);
+        let message = format!("the batch of {from} cannot be made {to}: `{}` {error}", node.op.name());
+        let diagnostic = Diagnostic::new(message);
+        let diagnostic =
+            if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) };
+        diagnostic.note(format!("leave the batch at {from}, or export the model with a dynamic batch"))
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<(), String> {
+        let node = self.module.node(id);
+        if node.operands.is_empty() {
+            return self.source(node);
+        }
+        if matches!(node.op, Op::Reshape(_)) {
+            return self.reshape(id, node);
+        }
+        let signature = self.module.signature(node);
+        let factors = node.op.factors(&signature);
+        let values = || node.operands.iter().chain(&node.results);
+        let dims = || factors.operands.iter().chain(&factors.results);
+        let mut found = None;
+        for (value, dims) in values().zip(dims()) {
+            let Some(&carry) = self.carries.get(value) else { continue };
+            let here = locate(&factors, &dims[carry.dim], carry.minor, self.from);
+            let here = here.ok_or("mixes the batch with another dim")?;
+            if *found.get_or_insert(here) != here {
+                return Err("meets the batch in two dims".into());
+            }
+        }
+        let Some((factor, minor)) = found else { return Ok(()) };
+        match factors.factors[factor as usize].kind {
+            FactorKind::Free => {}
+            FactorKind::Reduced(PartialKind::Sum) if !matches!(node.op, Op::CrossEntropy(_)) => {
+                self.summed.insert(id);
+            }
+            FactorKind::Reduced(_) => {}
+            FactorKind::Whole | FactorKind::Custom => return Err("works along the batch".into()),
+        }
+        for (i, dims) in factors.operands.iter().enumerate() {
+            if let Some(carry) = place(&factors, dims, factor, minor) {
+                self.operand(id, i, carry)?;
+            }
+        }
+        for (&result, dims) in node.results.iter().zip(&factors.results) {
+            if let Some(carry) = place(&factors, dims, factor, minor) {
+                self.set(result, carry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A node without operands can be of any size, unless it counts along the batch.
+    fn source(&self, node: &Node) -> Result<(), String> {
+        match (&node.op, self.carries.get(&node.results[0])) {
+            (Op::Iota(iota), Some(carry)) if iota.dim as usize == carry.dim => {
+                Err("counts the samples".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The batch keeps its distance in memory.
+    fn reshape(&mut self, id: NodeId, node: &Node) -> Result<(), String> {
+        let (from, to) = (node.operands[0], node.results[0]);
+        let sizes = |value| self.module.ty(value).sizes().ok_or("has dims that are not bound");
+        let (before, after) = (sizes(from)?, sizes(to)?);
+        let error = || "splits or mixes the batch".to_string();
+        if let Some(&carry) = self.carries.get(&from) {
+            let carry = reshaped(carry, &before, &after, self.from).ok_or_else(error)?;
+            self.set(to, carry)?;
+        } else if let Some(&carry) = self.carries.get(&to) {
+            let carry = reshaped(carry, &after, &before, self.from).ok_or_else(error)?;
+            self.operand(id, 0, carry)?;
+        }
+        Ok(())
+    }
+
+    /// The operand of a node must carry the batch.
+    fn operand(&mut self, id: NodeId, operand: usize, carry: Carry) -> Result<(), String> {
+        let node = self.module.node(id);
+        let value = node.operands[operand];
+        // A dim of size one stretches by itself.
+        if self.from == 1 && !self.carries.contains_key(&value) && stretches(&node.op, operand) {
+            return Ok(());
+        }
+        // A stretched constant is stretched to the new batch; any other is computed for one sample.
+        let stretched = self.module.producer(value).is_some_and(|node| matches!(node.op, Op::Broadcast(_)));
+        match self.module.value(value).definition {
+            _ if self.constants.known(value) == Known::Constant && !stretched => {
+                if let Some(other) = self.wanted.insert((id, operand), carry)
+                    && other != carry
+                {
+                    return Err("meets the batch in two dims".into());
+                }
+                Ok(())
+            }
+            Definition::Input(index) if !self.carries.contains_key(&value) => {
+                let name = &self.module.inputs[index as usize].name;
+                Err(format!("reads input `{name}` as if it were batched, which it is not"))
+            }
+            Definition::State(_) => Err("reads a state that would have to grow with the batch".into()),
+            _ => self.set(value, carry),
+        }
+    }
+
+    fn set(&mut self, value: ValueId, carry: Carry) -> Result<(), String> {
+        match self.carries.insert(value, carry) {
+            None => self.changed = true,
+            Some(known) if known == carry => {}
+            Some(_) => return Err("meets the batch in two dims".into()),
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Decision, Diagnostic> {
+        let mut constants = BTreeMap::new();
+        for (&(id, operand), &carry) in &self.wanted {
+            let value = self.module.node(id).operands[operand];
+            let tensor = self.constants.value(value).and_then(|tensor| one_sample(tensor, carry, self.from));
+            let error = || self.explain(id, "reads a constant that differs from sample to sample".into());
+            constants.insert((id, operand), OneSample { carry, tensor: tensor.ok_or_else(error)? });
+        }
+        for (&value, &carry) in self.carries.iter().filter(|_| self.from > 1) {
+            let Definition::Node(id, _) = self.module.value(value).definition else { continue };
+            let Op::Constant(constant) = &self.module.node(id).op else { continue };
+            let data = &self.module.data[constant.data];
+            let tensor = data.bytes().and_then(|bytes| Tensor::from_bytes(&data.ty, bytes));
+            if tensor.and_then(|tensor| one_sample(&tensor, carry, self.from)).is_none() {
+                return Err(self
+                    .explain(id, format!("`{}` differs from sample to sample, or is not here", data.name)));
+            }
+        }
+        let warn = |&id: &NodeId| {
+            let node = self.module.node(id);
+            let warning = Diagnostic::new(format!("`{}` sums over the batch", node.op.name()));
+            let warning = if node.origin.is_empty() { warning } else { warning.at(node.origin.to_string()) };
+            warning.note(format!(
+                "where the sum is divided by a number, that is still for a batch of {}",
+                self.from
+            ))
+        };
+        let warnings = if self.from == self.to { vec![] } else { self.summed.iter().map(warn).collect() };
+        Ok(Decision { from: self.from, to: self.to, carries: self.carries, constants, warnings })
+    }
+}
+
+/// Whether an operator stretches an operand's dims of size one by itself.
+fn stretches(op: &Op, operand: usize) -> bool {
+    match op {
+        Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Broadcast(_) => true,
+        Op::Rotary(_) => operand > 0,
+        Op::Attention(_) => operand == 3,
+        _ => false,
+    }
+}
+
+/// The factor of a dim that carries the batch, and what comes after the batch within the factor.
+fn locate(factors: &Factors, dim: &[u32], minor: u64, batch: u64) -> Option<(u32, u64)> {
+    let mut after = dim.iter().map(|&f| factors.factors[f as usize].size.size()).product::<Option<u64>>()?;
+    dim.iter().find_map(|&factor| {
+        let size = factors.factors[factor as usize].size.size()?;
+        after = after.checked_div(size)?;
+        let inside = minor.is_multiple_of(after.max(1)).then(|| minor / after.max(1))?;
+        size.is_multiple_of(inside * batch).then_some((factor, inside))
+    })
+}
+
+/// Where a tensor carries the batch if this factor does.
+fn place(factors: &Factors, dims: &[ir::factors::DimFactors], factor: u32, minor: u64) -> Option<Carry> {
+    let dim = dims.iter().position(|dim| dim.contains(&factor))?;
+    let at = dims[dim].iter().position(|&f| f == factor)?;
+    let after = dims[dim][at + 1..]
+        .iter()
+        .map(|&f| factors.factors[f as usize].size.size())
+        .product::<Option<u64>>()?;
+    Some(Carry { dim, minor: minor * after })
+}
+
+/// Where a tensor carries the batch once it has other sizes: preferably in a dim of its own.
+fn reshaped(carry: Carry, before: &[u64], after: &[u64], batch: u64) -> Option<Carry> {
+    let stride = carry.minor * before[carry.dim + 1..].iter().product::<u64>();
+    let candidates: Vec<Carry> = (0..after.len())
+        .filter_map(|dim| {
+            let inner = after[dim + 1..].iter().product::<u64>().max(1);
+            let minor = stride.is_multiple_of(inner).then(|| stride / inner)?;
+            (minor > 0 && after[dim].is_multiple_of(minor * batch)).then_some(Carry { dim, minor })
+        })
+        .collect();
+    let alone = candidates.iter().find(|carry| carry.minor == 1 && after[carry.dim] == batch);
+    alone.or(candidates.first()).copied()
+}
+
+/// The part of one sample, if all samples have the same.
+fn one_sample(tensor: &Tensor, carry: Carry, batch: u64) -> Option<Tensor> {
+    let (batch, minor) = (batch as usize, carry.minor as usize);
+    let mut sizes = tensor.sizes.clone();
+    let major = sizes[carry.dim].checked_div(batch * minor)?;
+    let split: &[usize] = if major == 1 && minor == 1 { &[batch] } else { &[major, batch, minor] };
+    sizes.splice(carry.dim..=carry.dim, split.iter().copied());
+    let at = carry.dim + usize::from(split.len() > 1);
+    let inner: usize = sizes[at + 1..].iter().product();
+    let numbers: Vec<u64> = tensor.numbers().into_iter().map(f64::to_bits).collect();
+    let repeats = |block: &[u64]| block.chunks(inner.max(1)).all(|sample| *sample == block[..inner]);
+    if !numbers.chunks((inner * batch).max(1)).all(repeats) {
+        return None;
+    }
+    let split = Tensor { dtype: tensor.dtype, sizes, elements: tensor.elements.clone() };
+    let first = ir::ViewStep::Slice { dim: at as u32, start: 0, length: 1 };
+    ir::view::apply(&[first], &split)
+}

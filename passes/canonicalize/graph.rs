@@ -1,0 +1,157 @@
+//! The e-graph: the IR's own operators as egg's language.
+//!
+//! An e-class is a value, or the tuple of values of an operator with several results, taken apart by
+//! [`Head::Result`]. Hash-consing makes equal nodes one, so a region put into the graph has nodes of one phase, stage
+//! and copy alone, and no operator that draws random numbers.
+
+use super::stored::Tables;
+use egg::{Analysis, DidMerge, Id, Language};
+use ir::ops::{Inference, Operator};
+use ir::{Module, Op, Type, ValueId};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::fmt;
+
+/// What stands at the head of an e-node; its arguments stand beside it.
+#[allow(clippy::large_enum_variant)] // nearly every head is an operator
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Head {
+    /// A value from outside the region.
+    Leaf(ValueId),
+    /// An operator; with its result type where the operator reads that.
+    Op(Op, Option<Type>),
+    /// One result of an operator with several.
+    Result(u32),
+    /// All values that must come out of the region.
+    Root,
+}
+
+/// A node of the e-graph.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ENode {
+    pub(super) head: Head,
+    pub(super) args: SmallVec<[Id; 4]>,
+}
+
+impl ENode {
+    /// The operator, if one stands at the head.
+    pub(super) fn op(&self) -> Option<&Op> {
+        if let Head::Op(op, _) = &self.head { Some(op) } else { None }
+    }
+}
+
+impl Language for ENode {
+    type Discriminant = &'static str;
+
+    fn discriminant(&self) -> Self::Discriminant {
+        match &self.head {
+            Head::Op(op, _) => op.name(),
+            Head::Leaf(_) => "",
+            Head::Result(_) => "result",
+            Head::Root => "root",
+        }
+    }
+
+    fn matches(&self, other: &Self) -> bool {
+        self.head == other.head && self.args.len() == other.args.len()
+    }
+
+    fn children(&self) -> &[Id] {
+        &self.args
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.args
+    }
+}
+
+impl fmt::Display for ENode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.head)
+    }
+}
+
+/// What is known of every e-class.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Facts {
+    /// Types of the value, or of all values of a tuple; empty for the root.
+    pub(super) types: Vec<Type>,
+    /// The number all elements are equal to, where that is known.
+    pub(super) splat: Option<f64>,
+}
+
+/// The analysis: types follow from the arguments' types. Two classes of different types are never one: asserted, which
+/// catches unsound rules in tests.
+pub(super) struct Typing<'m> {
+    /// The program, for types of leaves and bytes of constants.
+    pub(super) module: &'m Module,
+    /// What rules have found out about stored tables: a mask is the same in every layer.
+    pub(super) tables: RefCell<Tables>,
+}
+
+pub(super) type Graph<'m> = egg::EGraph<ENode, Typing<'m>>;
+
+/// The types of an e-node, or why it has none.
+pub(super) fn infer(graph: &Graph, node: &ENode) -> Result<Vec<Type>, ir::TypeError> {
+    match &node.head {
+        Head::Leaf(value) => Ok(vec![graph.analysis.module.ty(*value).clone()]),
+        Head::Root => Ok(vec![]),
+        Head::Result(i) => Ok(vec![graph[node.args[0]].data.types[*i as usize].clone()]),
+        Head::Op(op, declared) => {
+            let operands: Vec<Type> = node.args.iter().map(|&arg| graph.ty(arg).clone()).collect();
+            op.infer(&Inference { operands: &operands, declared: declared.as_slice() })
+        }
+    }
+}
+
+impl Analysis<ENode> for Typing<'_> {
+    type Data = Facts;
+
+    fn make(graph: &mut Graph, node: &ENode, _: Id) -> Facts {
+        let types = infer(graph, node).expect("terms are checked before they are added");
+        let splat = match &node.head {
+            Head::Op(Op::Splat(splat), _) => Some(splat.value.get()),
+            // A broadcast or reshape of equal elements has equal elements.
+            Head::Op(Op::Broadcast(_) | Op::Reshape(_), _) => graph[node.args[0]].data.splat,
+            _ => None,
+        };
+        Facts { types, splat }
+    }
+
+    fn merge(&mut self, a: &mut Facts, b: Facts) -> DidMerge {
+        assert_eq!(a.types, b.types, "a rule united values of different types");
+        let (had, has) = (a.splat.is_some(), b.splat.is_some());
+        a.splat = a.splat.or(b.splat);
+        DidMerge(!had && has, had && !has)
+    }
+}
+
+/// Questions rules ask.
+pub(super) trait Ask {
+    /// The type of a class of one value.
+    fn ty(&self, class: Id) -> &Type;
+    /// The number all its elements are equal to.
+    fn number(&self, class: Id) -> Option<f64>;
+    /// Whether it is that number, to 2e-3: bf16 constants still match.
+    fn is(&self, class: Id, number: f64) -> bool;
+    /// Whether two classes are one.
+    fn same(&self, a: Id, b: Id) -> bool;
+}
+
+impl Ask for Graph<'_> {
+    fn ty(&self, class: Id) -> &Type {
+        &self[class].data.types[0]
+    }
+
+    fn number(&self, class: Id) -> Option<f64> {
+        self[class].data.splat
+    }
+
+    fn is(&self, class: Id, number: f64) -> bool {
+        self.number(class).is_some_and(|value| (value - number).abs() <= 2e-3 * number.abs())
+    }
+
+    fn same(&self, a: Id, b: Id) -> bool {
+        self.find(a) == self.find(b)
+    }
+}

@@ -1,0 +1,293 @@
+//! Canonicalize: the forward graph in one spelling.
+//!
+//! Contractions lose the reshapes and transposes around them, and what exporters spell out (attention, norms,
+//! activations, rotary embedding) becomes one operator again. The forward nodes go into an e-graph, directional rules
+//! add what is equal, and the cheapest program comes out, counted as a DAG.
+//!
+//! Invariants: forward nodes of one stage and copy alone; nothing that writes state; every result has the type it had.
+
+mod extract;
+mod graph;
+#[allow(clippy::collapsible_match)] // `find!` nests one match for each argument
+mod rules;
+mod saturate;
+mod stored;
+mod term;
+#[cfg(test)]
+mod tests;
+
+use egg::Id;
+use extract::Problem;
+use graph::{Ask, ENode, Graph, Head, Typing};
+use ir::ops::{Cost, Operator};
+use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, Phase, Signature, Type, ValueId};
+use saturate::{Limits, saturate};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What the search found: the nodes to put in place of the region.
+#[derive(Debug)]
+pub struct Decision {
+    nodes: Vec<Chosen>,
+    region: Vec<NodeId>,
+    /// For each value that leaves the region, the class it is in.
+    exits: Vec<(ValueId, Id)>,
+}
+
+/// A node of the new region.
+#[derive(Debug)]
+struct Chosen {
+    class: Id,
+    node: ENode,
+    origin: Arc<str>,
+    /// The rule that made it; of a node that stood in the program, what made that.
+    by: Arc<str>,
+}
+
+/// Rewrites the forward graph. A limit that is hit leaves it as it was, with a warning.
+pub fn run(module: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<Changed, Diagnostic> {
+    match decide(module) {
+        Ok(Some(decision)) => apply(module, &decision),
+        Ok(None) => Ok(Changed::No),
+        Err(limit) => {
+            warnings.push(limit);
+            Ok(Changed::No)
+        }
+    }
+}
+
+/// Searches; `None` when no rule applies, `Err` when a limit was hit.
+pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
+    let region: Vec<NodeId> = module
+        .nodes()
+        .filter(|(_, node)| node.phase == Phase::Forward && node.stage == 0 && node.copy == 0)
+        .map(|(id, _)| id)
+        .collect();
+    let mut graph = Graph::new(Typing { module, tables: Default::default() });
+    let classes = insert(&mut graph, module, &region);
+    let original = graph.nodes().len();
+    let exits: Vec<(ValueId, Id)> =
+        exits(module, &region).into_iter().map(|value| (value, classes[&value])).collect();
+    let root = graph.add(ENode { head: Head::Root, args: exits.iter().map(|&(_, class)| class).collect() });
+    let limits = Limits { iterations: 100, nodes: 100_000.max(20 * region.len()) };
+    let end = saturate(&mut graph, &rules::all(), limits);
+    if !end.complete {
+        let message =
+            format!("canonicalize stopped after {} rounds: the graph stays as it is", end.iterations);
+        return Err(Diagnostic::new(message));
+    }
+    if end.provenance.is_empty() && graph.nodes().len() == original + 1 {
+        return Ok(None);
+    }
+    let exits = exits.into_iter().map(|(value, class)| (value, graph.find(class))).collect();
+    let problem = Problem::new(&graph, root, |node| price(&graph, node));
+    let stood = stood(module, &graph, &region, &classes);
+    let stands = |node: &ENode| stood.contains_key(node);
+    let choice = problem
+        .solve(stands)
+        .ok_or_else(|| Diagnostic::new("canonicalize found no program in its e-graph"))?;
+    let order = problem.order(&choice).ok_or_else(|| Diagnostic::new("canonicalize chose a circle"))?;
+    let origins = origins(module, &graph, &region, &classes);
+    let made_by = made_by(&graph, original, &end.provenance);
+    let (mut nodes, mut kept): (Vec<Chosen>, usize) = (Vec::new(), 0);
+    for class in order {
+        let node = problem.classes[class][choice[class].expect("ordered classes are chosen")].node.clone();
+        let id = problem.ids[class];
+        let by = match (stood.get(&node), made_by.get(&node).copied().flatten()) {
+            (Some(by), _) => {
+                kept += 1;
+                by.clone()
+            }
+            (None, Some(rule)) => format!("canonicalize: {rule}").into(),
+            (None, None) => "canonicalize".into(),
+        };
+        nodes.push(Chosen { class: id, origin: origins.get(&id).cloned().unwrap_or_default(), node, by });
+    }
+    let operators = nodes.iter().filter(|chosen| chosen.node.op().is_some()).count();
+    if kept == operators && kept == region.len() {
+        return Ok(None);
+    }
+    inherit_origins(&graph, &mut nodes);
+    Ok(Some(Decision { nodes, region, exits }))
+}
+
+/// Puts the region into the graph; the class of every value it reads or makes.
+fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<ValueId, Id> {
+    let mut classes: BTreeMap<ValueId, Id> = BTreeMap::new();
+    for &id in region {
+        let node = module.node(id);
+        let mut args = Vec::new();
+        for &operand in &node.operands {
+            let leaf = || ENode { head: Head::Leaf(operand), args: Default::default() };
+            args.push(*classes.entry(operand).or_insert_with(|| graph.add(leaf())));
+        }
+        let declared = reads_its_type(&node.op).then(|| module.ty(node.results[0]).clone());
+        let made =
+            graph.add(ENode { head: Head::Op(node.op.clone(), declared), args: args.into_iter().collect() });
+        if let [result] = node.results[..] {
+            classes.insert(result, made);
+            continue;
+        }
+        for (i, &result) in node.results.iter().enumerate() {
+            let head = Head::Result(i as u32);
+            classes.insert(result, graph.add(ENode { head, args: smallvec::smallvec![made] }));
+        }
+    }
+    classes
+}
+
+/// Whether an operator's result type does not follow from its operands.
+fn reads_its_type(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Reshape(_)
+            | Op::Broadcast(_)
+            | Op::Slice(_)
+            | Op::Pad(_)
+            | Op::Iota(_)
+            | Op::Splat(_)
+            | Op::Constant(_)
+            | Op::GatherGrad(_)
+    )
+}
+
+/// Values made in the region that something outside reads.
+fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
+    let inside: BTreeSet<NodeId> = region.iter().copied().collect();
+    let made: BTreeSet<ValueId> =
+        region.iter().flat_map(|&id| module.node(id).results.iter().copied()).collect();
+    let outside = module
+        .nodes()
+        .filter(|(id, _)| !inside.contains(id))
+        .flat_map(|(_, node)| node.operands.iter().copied());
+    outside.chain(module.roots()).filter(|value| made.contains(value)).collect()
+}
+
+/// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
+/// are free: they become views of a state. What is not a kernel costs the least.
+fn price(graph: &Graph, node: &ENode) -> u64 {
+    const PRESENCE: u64 = 1000;
+    let Head::Op(op, _) = &node.head else { return 1 };
+    let free = match op {
+        Op::Reshape(_) | Op::Constant(_) | Op::Splat(_) => true,
+        Op::Slice(_) | Op::Transpose(_) => is_stored(graph, node.args[0], 8),
+        _ => false,
+    };
+    if free {
+        return 1;
+    }
+    let class = graph.lookup(node.clone()).expect("the node is in the graph");
+    let signature = Signature {
+        operands: node.args.iter().map(|&arg| graph.ty(arg).clone()).collect(),
+        results: graph[class].data.types.clone(),
+    };
+    let Cost { flops, read, written } = op.cost(&signature);
+    PRESENCE + (flops / 10).max(read.saturating_add(written))
+}
+
+/// Whether a class is a constant seen through views.
+fn is_stored(graph: &Graph, class: Id, depth: usize) -> bool {
+    graph[class].nodes.iter().any(|node| match node.op() {
+        Some(Op::Constant(_)) => true,
+        Some(Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_)) => {
+            depth > 0 && is_stored(graph, node.args[0], depth - 1)
+        }
+        _ => false,
+    })
+}
+
+/// Where each class of the original program came from: the first node that made it.
+fn origins(
+    module: &Module,
+    graph: &Graph,
+    region: &[NodeId],
+    classes: &BTreeMap<ValueId, Id>,
+) -> BTreeMap<Id, Arc<str>> {
+    let mut origins: BTreeMap<Id, Arc<str>> = BTreeMap::new();
+    for node in region.iter().map(|&id| module.node(id)).filter(|node| !node.origin.is_empty()) {
+        for result in &node.results {
+            origins.entry(graph.find(classes[result])).or_insert_with(|| node.origin.clone());
+        }
+    }
+    origins
+}
+
+/// The nodes of the program as they stand in the graph, and what made each.
+fn stood(
+    module: &Module,
+    graph: &Graph,
+    region: &[NodeId],
+    classes: &BTreeMap<ValueId, Id>,
+) -> BTreeMap<ENode, Arc<str>> {
+    let mut stood = BTreeMap::new();
+    for node in region.iter().map(|&id| module.node(id)) {
+        let declared = reads_its_type(&node.op).then(|| module.ty(node.results[0]).clone());
+        let args = node.operands.iter().map(|operand| graph.find(classes[operand])).collect();
+        let standing = ENode { head: Head::Op(node.op.clone(), declared), args };
+        stood.entry(standing).or_insert_with(|| node.by.clone());
+    }
+    stood
+}
+
+/// A class that a rule made comes from where its first reader comes from.
+fn inherit_origins(graph: &Graph, nodes: &mut [Chosen]) {
+    let mut inherited: BTreeMap<Id, Arc<str>> = BTreeMap::new();
+    for chosen in nodes.iter_mut().rev() {
+        if chosen.origin.is_empty() {
+            chosen.origin = inherited.get(&chosen.class).cloned().unwrap_or_default();
+        }
+        for &arg in &chosen.node.args {
+            inherited.insert(graph.find(arg), chosen.origin.clone());
+        }
+    }
+}
+
+/// The rule that made each e-node first; `None` for those of the original program.
+fn made_by(
+    graph: &Graph,
+    original: usize,
+    provenance: &[(usize, &'static str)],
+) -> BTreeMap<ENode, Option<&'static str>> {
+    let mut made_by = BTreeMap::new();
+    for (i, node) in graph.nodes().iter().enumerate() {
+        let canonical = egg::Language::map_children(node.clone(), |child| graph.find(child));
+        let rule = || {
+            let at = provenance.partition_point(|(first, _)| *first <= i);
+            (i >= original).then(|| at.checked_sub(1).map(|at| provenance[at].1)).flatten()
+        };
+        made_by.entry(canonical).or_insert_with(rule);
+    }
+    made_by
+}
+
+/// Puts the chosen nodes in place of the region.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, "canonicalize");
+    b.at(At::End(Phase::Forward));
+    let mut values: BTreeMap<Id, Vec<ValueId>> = BTreeMap::new();
+    for chosen in &decision.nodes {
+        let first = |id: &Id| values[id][0];
+        let made = match &chosen.node.head {
+            Head::Leaf(value) => vec![*value],
+            Head::Result(i) => vec![values[&chosen.node.args[0]][*i as usize]],
+            Head::Root => break,
+            Head::Op(op, declared) => {
+                let operands: Vec<ValueId> = chosen.node.args.iter().map(first).collect();
+                let types: Vec<Type> = declared.iter().cloned().collect();
+                b.origin(chosen.origin.clone());
+                b.by(&chosen.by);
+                let made = b.push_typed(op.clone(), &operands, &types);
+                made.map_err(|error| {
+                    Diagnostic::new(format!("canonicalize built an ill-typed node: {error}"))
+                })?
+                .to_vec()
+            }
+        };
+        values.insert(chosen.class, made);
+    }
+    for (old, class) in &decision.exits {
+        b.replace(*old, values[class][0]);
+    }
+    decision.region.iter().for_each(|&node| b.remove(node));
+    Ok(b.finish())
+}

@@ -1,0 +1,56 @@
+//! Activations spelled out: GELU in both forms, SiLU, log-softmax.
+
+use super::Row;
+use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::term::{Term, find, term};
+use ir::Op;
+use ir::ops::elementwise::Binary::{Add, Mul, Pow};
+use ir::ops::elementwise::Unary::{Erf, Gelu, GeluTanh, Log, Sigmoid, Silu, Tanh};
+use ir::ops::softmax::LogSoftmax;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+pub(super) const RULES: &[Row] = &[
+    ("gelu", &["mul"], gelu),
+    ("gelu by tanh", &["mul"], gelu_tanh),
+    ("silu", &["mul"], silu),
+    ("log softmax", &["log"], log_softmax),
+];
+
+/// ½ · (x · (1 + erf(x/√2)))
+fn gelu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
+        ([Op::Unary(Erf)] (% [Op::Binary(Mul)] r y))))) => {
+        if g.same(x, y) && g.is(half, 0.5) && g.is(one, 1.0) && g.is(r, FRAC_1_SQRT_2) {
+            out.push(term(Gelu, [x.into()]));
+        }
+    });
+}
+
+/// ½ · (x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))))
+fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
+        ([Op::Unary(Tanh)] (% [Op::Binary(Mul)] r (% [Op::Binary(Add)] y (% [Op::Binary(Mul)] q
+        ([Op::Binary(Pow)] z three)))))))) => {
+        let constants = g.is(half, 0.5) && g.is(one, 1.0) && g.is(q, 0.044715) && g.is(three, 3.0);
+        // √(2/π) = (2/√π) · (1/√2)
+        if g.same(x, y) && g.same(x, z) && constants && g.is(r, FRAC_2_SQRT_PI * FRAC_1_SQRT_2) {
+            out.push(term(GeluTanh, [x.into()]));
+        }
+    });
+}
+
+/// x · sigmoid(x)
+fn silu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] x ([Op::Unary(Sigmoid)] y)) => {
+        if g.same(x, y) {
+            out.push(term(Silu, [x.into()]));
+        }
+    });
+}
+
+/// log(softmax(x))
+fn log_softmax(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Unary(Log)] ([Op::Softmax(softmax)] x)) => {
+        out.push(term(LogSoftmax { dim: softmax.dim }, [x.into()]));
+    });
+}

@@ -1,0 +1,109 @@
+//! Arithmetic with constants: one spelling for what exporters spell in several ways.
+
+use super::Row;
+use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::term::{Term, find, scalar, term};
+use ir::Op;
+use ir::ops::elementwise::Binary::{Add, Div, Mul, Pow};
+use ir::ops::elementwise::Unary::{Reciprocal, Rsqrt, Sqrt};
+
+pub(super) const RULES: &[Row] = &[
+    ("division by a constant", &["div"], division_by_constant),
+    ("division by a root", &["div"], division_by_root),
+    ("reciprocal of a root", &["reciprocal", "div"], reciprocal),
+    ("power", &["pow"], power),
+    ("square", &["mul"], square),
+    ("cube", &["mul"], cube),
+    ("neutral element", &["mul", "add"], neutral),
+    ("constant out of a product", &["mul"], constant_out_of_product),
+    ("constant out of a contraction", &["contract"], constant_out_of_contraction),
+];
+
+/// x / c = x · (1/c)
+fn division_by_constant(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Binary(Div)] x c) => {
+        if let Some(value) = g.number(c).filter(|&value| value != 0.0 && g.ty(x).dtype.is_float()) {
+            out.push(term(Mul, [x.into(), scalar(g.ty(x), 1.0 / value)]));
+        }
+    });
+}
+
+/// x / √y = x · (1/√y)
+fn division_by_root(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Binary(Div)] x ([Op::Unary(Sqrt)] y)) => {
+        out.push(term(Mul, [x.into(), term(Rsqrt, [y.into()])]));
+    });
+}
+
+/// 1/√x by its own name, and 1/x by its own
+fn reciprocal(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Unary(Reciprocal)] ([Op::Unary(Sqrt)] x)) => { out.push(term(Rsqrt, [x.into()])) });
+    find!(g, n, ([Op::Binary(Div)] one x) => {
+        if g.number(one) == Some(1.0) && g.ty(x).dtype.is_float() {
+            out.push(term(Reciprocal, [x.into()]));
+        }
+    });
+}
+
+/// x² and x³ as products too, which are cheaper; x^½ and x^-½ as roots
+fn power(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Binary(Pow)] x e) => {
+        let product = |a: Term| term(Mul, [x.into(), a]);
+        match g.number(e) {
+            Some(1.0) => out.push(x.into()),
+            Some(2.0) => out.push(product(x.into())),
+            Some(3.0) => out.push(product(product(x.into()))),
+            Some(0.5) => out.push(term(Sqrt, [x.into()])),
+            Some(-0.5) => out.push(term(Rsqrt, [x.into()])),
+            Some(-1.0) => out.push(term(Reciprocal, [x.into()])),
+            _ => {}
+        }
+    });
+}
+
+/// x · x = x²
+fn square(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Binary(Mul)] x y) => {
+        if g.same(x, y) && g.ty(x).dtype.is_float() {
+            out.push(term(Pow, [x.into(), scalar(g.ty(x), 2.0)]));
+        }
+    });
+}
+
+/// x · x² = x³
+fn cube(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] x ([Op::Binary(Pow)] y e)) => {
+        if g.same(x, y) && g.number(e) == Some(2.0) {
+            out.push(term(Pow, [x.into(), scalar(g.ty(x), 3.0)]));
+        }
+    });
+}
+
+/// 1 · x = x, 0 + x = x
+fn neutral(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] c x) => { if g.number(c) == Some(1.0) { out.push(x.into()) } });
+    find!(g, n, (% [Op::Binary(Add)] c x) => { if g.number(c) == Some(0.0) { out.push(x.into()) } });
+}
+
+/// (c · x) · y = c · (x · y), and (c · x) · d = (c·d) · x
+fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] (% [Op::Binary(Mul)] c x) y) => {
+        if let (Some(a), None) = (g.number(c), g.number(x)) {
+            out.push(match g.number(y) {
+                Some(b) => term(Mul, [scalar(g.ty(x), a * b), x.into()]),
+                None => term(Mul, [scalar(g.ty(x), a), term(Mul, [x.into(), y.into()])]),
+            });
+        }
+    });
+}
+
+/// (c · x) × y = c · (x × y), on either side
+fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    let scaled = |c, like, contraction| Some(term(Mul, [scalar(g.ty(like), g.number(c)?), contraction]));
+    find!(g, n, ([Op::Contract(contract)] (% [Op::Binary(Mul)] c x) y) => {
+        out.extend(scaled(c, x, term(contract.clone(), [x.into(), y.into()])));
+    });
+    find!(g, n, ([Op::Contract(contract)] x (% [Op::Binary(Mul)] c y)) => {
+        out.extend(scaled(c, y, term(contract.clone(), [x.into(), y.into()])));
+    });
+}

@@ -1,0 +1,260 @@
+//! Scaled dot-product attention as exporters spell it.
+//!
+//! The scores `scale · q·kᵀ + mask` go through a softmax, perhaps with the `IsNaN`/`Where` that turns fully masked rows
+//! into zeros, and weigh `v`. Transposes are in the labels by then (rules of `contraction`), scales are one factor
+//! outside the contraction (rules of `algebra`).
+
+use super::Row;
+use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::stored::{self, Pattern};
+use crate::canonicalize::term::{Term, find, term, typed};
+use egg::Id;
+use ir::ops::Float;
+use ir::ops::Labels;
+use ir::ops::attention::Attention;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::Binary::{Add, Mul};
+use ir::ops::elementwise::Unary::IsNan;
+use ir::ops::shape::{Reshape, Transpose};
+use ir::{Dim, Op, Type};
+
+pub(super) const RULES: &[Row] = &[
+    ("attention", &["contract"], attention),
+    ("causal mask", &["attention"], causal_mask),
+    ("stretched mask", &["attention"], stretched_mask),
+    ("grouped key-value heads", &["attention"], grouped_heads),
+];
+
+/// The scores behind probabilities.
+struct Scores {
+    query: Id,
+    key: Id,
+    contract: Contract,
+    scale: f64,
+    mask: Option<Id>,
+}
+
+fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    let Some(Op::Contract(weigh)) = n.op() else { return };
+    let [probabilities, value] = n.args[..] else { return };
+    if g.ty(probabilities).ndim() != 4 || g.ty(value).ndim() != 4 {
+        return;
+    }
+    for (class, guarded) in softmaxes(g, probabilities) {
+        for scores in all_scores(g, class) {
+            if guarded || !scores.mask.is_some_and(|mask| may_hide_a_row(g, mask)) {
+                out.extend(fused(g, weigh, value, &scores));
+            }
+        }
+    }
+}
+
+/// The operands of a softmax over the last dim in a class; and whether rows of NaN become zeros after it.
+fn softmaxes(g: &Graph, class: Id) -> Vec<(Id, bool)> {
+    let mut found = Vec::new();
+    let last = g.ty(class).ndim() as u32 - 1;
+    find!(@arg g, class, ([Op::Softmax(softmax)] scores) => {
+        if softmax.dim == last { found.push((scores, false)) }
+    });
+    find!(@arg g, class, ([Op::Select(_)] ([Op::Unary(IsNan)] tested) zero kept) => {
+        if g.same(tested, kept) && g.number(zero) == Some(0.0) {
+            find!(@arg g, kept, ([Op::Softmax(softmax)] scores) => {
+                if softmax.dim == last { found.push((scores, true)) }
+            });
+        }
+    });
+    found
+}
+
+/// The readings of a class as `scale · q·kᵀ + mask`.
+fn all_scores(g: &Graph, class: Id) -> Vec<Scores> {
+    let mut found = Vec::new();
+    scaled_products(g, class, None, &mut found);
+    for node in &g[class].nodes {
+        find!(g, node, (% [Op::Binary(Add)] mask product) => {
+            if mask_fits(g, mask, class) { scaled_products(g, product, Some(mask), &mut found) }
+        });
+        find!(g, node, ([Op::Select(_)] kept product hidden) => {
+            if hides(g, hidden, kept) && mask_fits(g, kept, class) {
+                scaled_products(g, product, Some(kept), &mut found);
+            }
+        });
+    }
+    found
+}
+
+/// Whether scores of this number are hidden. A finite one hides as -∞ does only where each row shows something.
+fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
+    g.number(hidden).is_some_and(|number| {
+        let each_row_shows = || stored::mask(g, kept).is_some_and(|mask| !mask.hides_a_row);
+        number == f64::NEG_INFINITY || number <= stored::HIDDEN && each_row_shows()
+    })
+}
+
+/// Whether a class is read out of a table of floats or multiplied by a matrix: a bias that may be trained, as T5's is.
+/// The fused operator has no gradient for its mask.
+fn may_be_trained(g: &Graph, class: Id, depth: usize) -> bool {
+    g[class].nodes.iter().any(|node| match node.op() {
+        Some(Op::Gather(_)) => g.ty(node.args[0]).dtype.is_float(),
+        Some(Op::Contract(_)) => true,
+        Some(_) => depth > 0 && node.args.iter().any(|&arg| may_be_trained(g, arg, depth - 1)),
+        None => false,
+    })
+}
+
+/// Whether a class is a mask on these scores, of size one where it stretches; leading dims may be missing.
+fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
+    let (dims, scores) = (&g.ty(mask).dims, &g.ty(scores).dims);
+    let stretches = |(m, s): (&Dim, &Dim)| m == s || m.is_one();
+    let missing = scores.len().saturating_sub(dims.len());
+    let whole_rows = dims.len() <= scores.len() && !dims.is_empty() && dims.last() == scores.last();
+    let fits = whole_rows && dims.iter().zip(&scores[missing..]).all(stretches);
+    fits && !may_be_trained(g, mask, 12)
+}
+
+fn scaled_products(g: &Graph, class: Id, mask: Option<Id>, found: &mut Vec<Scores>) {
+    let mut product = |class: Id, scale: f64| {
+        find!(@arg g, class, ([Op::Contract(contract)] query key) => {
+            found.push(Scores { query, key, contract: contract.clone(), scale, mask });
+        });
+    };
+    product(class, 1.0);
+    for node in &g[class].nodes {
+        find!(g, node, (% [Op::Binary(Mul)] scale scores) => {
+            if let Some(scale) = g.number(scale) { product(scores, scale) }
+        });
+    }
+}
+
+/// A mask with the four dims that the fused operator takes.
+fn with_four_dims(g: &Graph, mask: Id) -> Term {
+    let ty = g.ty(mask);
+    if ty.ndim() == 4 {
+        return mask.into();
+    }
+    let ones = (ty.ndim()..4).map(|_| Dim::known(1));
+    typed(Reshape, [mask.into()], Type::new(ty.dtype, ones.chain(ty.dims.iter().cloned())))
+}
+
+/// The fused operator, with transposes that bring operands and result into its order of dims.
+fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term> {
+    let [b, h, s, t] = scores.contract.out.0[..] else { return None };
+    let roles = scores.contract.roles();
+    let [d] = roles.summed[..] else { return None };
+    if roles.batch != [b, h] {
+        return None;
+    }
+    let (rows, columns) = (&roles.rows[..], &roles.columns[..]);
+    let lhs = (scores.query, &scores.contract.lhs);
+    let rhs = (scores.key, &scores.contract.rhs);
+    let (query, key) = match (rows, columns) {
+        ([r], [c]) if (*r, *c) == (s, t) => (lhs, rhs),
+        ([r], [c]) if (*r, *c) == (t, s) => (rhs, lhs),
+        _ => return None,
+    };
+    let [wb, wh, ws, wt] = weigh.lhs.0[..] else { return None };
+    let weigh_roles = weigh.roles();
+    let [e] = weigh_roles.columns[..] else { return None };
+    if weigh_roles.summed != [wt] || weigh_roles.rows != [ws] || weigh_roles.batch.len() != 2 {
+        return None;
+    }
+    let mut operands = vec![
+        ordered(query.0, query.1, &[b, h, s, d])?,
+        ordered(key.0, key.1, &[b, h, t, d])?,
+        ordered(value, &weigh.rhs, &[wb, wh, wt, e])?,
+    ];
+    operands.extend(scores.mask.map(|mask| with_four_dims(g, mask)));
+    let attention = Attention { scale: Float::new(scores.scale), causal: false };
+    let out = Term::Result(0, Box::new(Term::Op(attention.into(), None, operands)));
+    let order = Labels([wb, wh, ws, e].into_iter().collect());
+    transposed(out, &order, &weigh.out.0)
+}
+
+/// A class whose dims have these labels, with its dims in that order.
+fn ordered(class: Id, labels: &Labels, order: &[u8]) -> Option<Term> {
+    transposed(class.into(), labels, order)
+}
+
+fn transposed(x: Term, labels: &Labels, order: &[u8]) -> Option<Term> {
+    let place = |label: &u8| labels.0.iter().position(|l| l == label).map(|i| i as u32);
+    let permutation: smallvec::SmallVec<[u32; 4]> = order.iter().map(place).collect::<Option<_>>()?;
+    let same = permutation.iter().copied().eq(0..order.len() as u32);
+    Some(if same { x } else { term(Transpose { permutation }, [x]) })
+}
+
+/// Whether a mask might leave nothing of some row. Then a plain softmax gives NaN there and the fused operator zeros,
+/// so the two are one only if the exporter's guard is there. A finite mask never makes a NaN.
+fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
+    stored::mask(g, mask).map_or_else(|| !finite_choice(g, mask), |mask| mask.hides_a_row)
+}
+
+/// Whether a class chooses between finite numbers.
+fn finite_choice(g: &Graph, class: Id) -> bool {
+    let finite = |class: Id| g.number(class).is_some_and(f64::is_finite);
+    let mut found = false;
+    find!(@arg g, class, ([Op::Select(_)] _condition x y) => { found |= finite(x) && finite(y) });
+    find!(@arg g, class, (% [Op::Binary(Mul)] factor _other) => { found |= finite(factor) });
+    found
+}
+
+/// A constant mask that shows every key up to the query's own is the attribute `causal`; one that hides nothing goes.
+fn causal_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    let Some(Op::Attention(attention)) = n.op() else { return };
+    let [query, key, value, mask] = n.args[..] else { return };
+    if g.ty(mask).ndim() != 4 || g.ty(query).dims[2] != g.ty(key).dims[2] {
+        return;
+    }
+    let mut plain = |causal| {
+        let attention = Attention { causal, ..attention.clone() };
+        out.push(term(attention, [query.into(), key.into(), value.into()]));
+    };
+    match stored::mask(g, mask).and_then(|mask| mask.pattern) {
+        Some(Pattern::Causal) => plain(true),
+        Some(Pattern::Open) => plain(attention.causal),
+        None => {}
+    }
+}
+
+/// A mask is stretched by the operator itself.
+fn stretched_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Attention(attention)] query key value ([Op::Broadcast(_)] mask)) => {
+        if g.ty(mask).ndim() == 4 && g.ty(mask).dims[3] == g.ty(key).dims[2] {
+            out.push(term(attention.clone(), [query.into(), key.into(), value.into(), mask.into()]));
+        }
+    });
+}
+
+/// Keys and values that repeat heads (`repeat_kv`: a dim of one, stretched and merged) are read unrepeated.
+fn grouped_heads(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    let Some(Op::Attention(attention)) = n.op() else { return };
+    let [query, key, value, ref mask @ ..] = n.args[..] else { return };
+    for key in unrepeated(g, key) {
+        for value in unrepeated(g, value) {
+            if g.ty(key).dims[1] == g.ty(value).dims[1] {
+                let operands =
+                    [query, key, value].into_iter().chain(mask.iter().copied()).map(Term::from).collect();
+                out.push(Term::Op(attention.clone().into(), None, operands));
+            }
+        }
+    }
+}
+
+/// `x[b, g, s, d]` for a class `[b, g·r, s, d]` that is x with each head repeated r times.
+fn unrepeated(g: &Graph, class: Id) -> Vec<Id> {
+    let mut found = Vec::new();
+    find!(@arg g, class, ([Op::Reshape(_)] stretched) => {
+        find!(@arg g, stretched, ([Op::Broadcast(_)] single) => {
+            find!(@arg g, single, ([Op::Reshape(_)] x) => {
+                let (x_dims, one, many) = (&g.ty(x).dims, &g.ty(single).dims, &g.ty(stretched).dims);
+                let apart = x_dims.len() == 4 && one.len() == 5 && one[2].is_one();
+                if apart && one[..2] == x_dims[..2] && one[3..] == x_dims[2..]
+                    && many[..2] == one[..2] && many[3..] == one[3..]
+                    && g.ty(class).ndim() == 4 && many[1].product(&many[2]).as_ref() == Some(&g.ty(class).dims[1])
+                {
+                    found.push(x);
+                }
+            });
+        });
+    });
+    found
+}

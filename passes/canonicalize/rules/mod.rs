@@ -1,0 +1,34 @@
+//! The rules: all directional. Never associativity or commutativity, which explode; a pattern tries both orders of a
+//! commutative operator instead.
+
+mod activation;
+mod algebra;
+mod attention;
+mod contraction;
+mod norm;
+mod rotary;
+mod view;
+
+use super::graph::{ENode, Graph};
+use super::saturate::Rule;
+use super::term::Term;
+
+/// Every rule, in the order it is tried.
+pub(super) fn all() -> Vec<Rule> {
+    [
+        algebra::RULES,
+        view::RULES,
+        contraction::RULES,
+        activation::RULES,
+        norm::RULES,
+        attention::RULES,
+        rotary::RULES,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|&(name, roots, find)| Rule { name, roots, find })
+    .collect()
+}
+
+/// A row of a rule table: name, operators looked at, function.
+type Row = (&'static str, &'static [&'static str], fn(&Graph, &ENode, &mut Vec<Term>));

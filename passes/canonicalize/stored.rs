@@ -1,0 +1,118 @@
+//! Reading the bytes of constants through views, for rules that ask what a table holds.
+
+use super::graph::{Ask, Graph, Head};
+use egg::Id;
+use ir::ops::Interp;
+use ir::tensor::Elements;
+use ir::{Op, Operator, Tensor, Type};
+use std::collections::BTreeMap;
+
+/// Tables larger than this are not read: no rule needs it, and a model's weights are larger.
+const LIMIT_BYTES: u64 = 1 << 26;
+
+/// What is known of tables, by class; found out once, since what is stored never changes.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    masks: BTreeMap<Id, Option<Mask>>,
+    halves: BTreeMap<Id, Option<bool>>,
+}
+
+/// What a stored attention mask does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mask {
+    /// Which keys it shows, if it does nothing but show and hide.
+    pub(super) pattern: Option<Pattern>,
+    /// Whether it makes all scores of some row -∞.
+    pub(super) hides_a_row: bool,
+}
+
+/// Which keys a mask shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pattern {
+    /// Those up to the query's own.
+    Causal,
+    /// All.
+    Open,
+}
+
+/// What a class does as a mask, if it is stored and its bytes are here.
+pub(super) fn mask(g: &Graph, class: Id) -> Option<Mask> {
+    let class = g.find(class);
+    if let Some(known) = g.analysis.tables.borrow().masks.get(&class) {
+        return *known;
+    }
+    let found = seen_through(g, class, 8).and_then(|table| read_mask(&table));
+    g.analysis.tables.borrow_mut().masks.insert(class, found);
+    found
+}
+
+/// Whether the second half of a stored table's last dim equals the first; `None` if it is not stored.
+pub(super) fn repeats_its_half(g: &Graph, class: Id) -> Option<bool> {
+    let class = g.find(class);
+    if let Some(known) = g.analysis.tables.borrow().halves.get(&class) {
+        return *known;
+    }
+    let found = seen_through(g, class, 8).map(|table| {
+        let width = table.sizes.last().copied().unwrap_or(1).max(1);
+        let Elements::Float(elements) = &table.elements else { return false };
+        elements.chunks(width).all(|row| row[..row.len() / 2] == row[row.len() / 2..])
+    });
+    g.analysis.tables.borrow_mut().halves.insert(class, found);
+    found
+}
+
+/// Additive masks at or below this hide: e to that power is 0 in every float type.
+pub(super) const HIDDEN: f64 = -1e4;
+
+fn read_mask(table: &Tensor) -> Option<Mask> {
+    let [.., queries, keys] = table.sizes[..] else { return None };
+    // Shown and hidden; a float mask that does anything else has no pattern.
+    let shown: Option<Vec<bool>> = match &table.elements {
+        Elements::Bool(shown) => Some(shown.clone()),
+        Elements::Float(x) => {
+            let shown = |&x: &f64| if x == 0.0 { Some(true) } else { (x <= HIDDEN).then_some(false) };
+            x.iter().map(shown).collect()
+        }
+        Elements::Int(_) => return None,
+    };
+    let hides_a_row = match &table.elements {
+        Elements::Bool(shown) => shown.chunks(keys.max(1)).any(|row| !row.contains(&true)),
+        Elements::Float(x) => x.chunks(keys.max(1)).any(|row| row.iter().all(|&x| x == f64::NEG_INFINITY)),
+        Elements::Int(_) => return None,
+    };
+    let pattern = shown.and_then(|shown| {
+        let causal = |(i, &shown): (usize, &bool)| shown == (i % keys <= i / keys % queries);
+        if shown.iter().all(|&shown| shown) {
+            Some(Pattern::Open)
+        } else {
+            (queries == keys && shown.iter().enumerate().all(causal)).then_some(Pattern::Causal)
+        }
+    });
+    Some(Mask { pattern, hides_a_row })
+}
+
+fn seen_through(g: &Graph, class: Id, depth: usize) -> Option<Tensor> {
+    if g.ty(class).bytes()? > LIMIT_BYTES {
+        return None;
+    }
+    g[class].nodes.iter().find_map(|node| {
+        let Head::Op(op, _) = &node.head else { return None };
+        let operands = match op {
+            Op::Constant(constant) => {
+                g.analysis.module.data[constant.data].bytes()?;
+                vec![]
+            }
+            Op::Splat(_) | Op::Iota(_) => vec![],
+            Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
+                vec![seen_through(g, node.args[0], depth.checked_sub(1)?)?]
+            }
+            _ => return None,
+        };
+        let operands: Vec<&Tensor> = operands.iter().collect();
+        let results: Vec<Type> = g[class].data.types.clone();
+        Some(
+            op.interp(&Interp { operands: &operands, results: &results, data: &g.analysis.module.data })
+                .swap_remove(0),
+        )
+    })
+}

@@ -1,0 +1,85 @@
+//! Terms: what a rule says a class is equal to; and the macros to find and to write them.
+
+use super::graph::{ENode, Graph, Head, infer};
+use egg::Id;
+use ir::ops::Float;
+use ir::ops::constant::Splat;
+use ir::{DType, Op, Type};
+
+/// A tree over e-classes.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // lives only from a match to its application
+pub(super) enum Term {
+    /// A class that is there already.
+    Class(Id),
+    /// An operator over terms, with its result type where it reads that.
+    Op(Op, Option<Type>, Vec<Term>),
+    /// One result of an operator with several.
+    Result(u32, Box<Term>),
+}
+
+impl From<Id> for Term {
+    fn from(class: Id) -> Self {
+        Self::Class(class)
+    }
+}
+
+/// An operator over terms.
+pub(super) fn term<const N: usize>(op: impl Into<Op>, args: [Term; N]) -> Term {
+    Term::Op(op.into(), None, args.into())
+}
+
+/// An operator over terms that reads its result type.
+pub(super) fn typed<const N: usize>(op: impl Into<Op>, args: [Term; N], ty: Type) -> Term {
+    Term::Op(op.into(), Some(ty), args.into())
+}
+
+/// A scalar. Computed numbers are those that their f32 stands for, so that two ways to compute one meet.
+pub(super) fn scalar(like: &Type, value: f64) -> Term {
+    let value = if like.dtype == DType::F64 { value } else { crate::numbers::meant_by(value as f32) };
+    let splat = Splat { value: Float::new(value) };
+    typed(splat, [], Type::scalar(like.dtype))
+}
+
+impl Term {
+    /// Adds the term, and says which class it is. `None` when it is ill-typed: then the rule does not apply.
+    pub(super) fn add(&self, graph: &mut Graph) -> Option<Id> {
+        let node = match self {
+            Self::Class(id) => return Some(*id),
+            Self::Op(op, ty, args) => {
+                let args = args.iter().map(|arg| arg.add(graph)).collect::<Option<_>>()?;
+                ENode { head: Head::Op(op.clone(), ty.clone()), args }
+            }
+            Self::Result(i, tuple) => {
+                ENode { head: Head::Result(*i), args: smallvec::smallvec![tuple.add(graph)?] }
+            }
+        };
+        infer(graph, &node).ok()?;
+        Some(graph.add(node))
+    }
+}
+
+/// `find!(graph, node, ([PATTERN] argument …) => { … })` runs the block for every match below one e-node. `PATTERN`
+/// is an ordinary Rust pattern on [`Op`]; an argument is a name, bound to a class, or again a `([PATTERN] …)` that some
+/// node of the class must match; `%` before the pattern tries both orders of two arguments.
+macro_rules! find {
+    ($g:expr, $n:expr, (% $($p:tt)*) => $k:block) => { find!(@both $g, $n, ($($p)*) => $k) };
+    ($g:expr, $n:expr, ([$p:pat] $($sub:tt)*) => $k:block) => {
+        if let (Some($p), args) = ($n.op(), &$n.args[..]) { find!(@args $g, args, [$($sub)*] => $k) }
+    };
+    (@args $g:expr, $rest:expr, [] => $k:block) => { if $rest.is_empty() { $k } };
+    (@args $g:expr, $rest:expr, [$h:tt $($t:tt)*] => $k:block) => {
+        if let [head, rest @ ..] = $rest { find!(@arg $g, *head, $h => { find!(@args $g, rest, [$($t)*] => $k) }) }
+    };
+    (@arg $g:expr, $id:expr, $v:ident => $k:block) => { { let $v: egg::Id = $id; $k } };
+    (@arg $g:expr, $id:expr, (% $($p:tt)*) => $k:block) => {
+        for n in &$g[$id].nodes { find!(@both $g, n, ($($p)*) => $k) }
+    };
+    (@arg $g:expr, $id:expr, ($($p:tt)*) => $k:block) => { for n in &$g[$id].nodes { find!($g, n, ($($p)*) => $k) } };
+    (@both $g:expr, $n:expr, ([$p:pat] $a:tt $b:tt) => $k:block) => {
+        if let (Some($p), &[x, y]) = ($n.op(), &$n.args[..]) {
+            for (x, y) in [(x, y), (y, x)] { find!(@arg $g, x, $a => { find!(@arg $g, y, $b => $k) }) }
+        }
+    };
+}
+pub(super) use find;

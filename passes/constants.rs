@@ -1,0 +1,157 @@
+//! Constants of a program: which values depend on nothing that changes, what they are, and what their bytes hold.
+
+use ir::ops::Interp;
+use ir::{Blob, Data, DataId, Module, Node, Op, Operator, Tensor, Type, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How much of a value is known before the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Known {
+    /// All of it.
+    Constant,
+    /// All of it, but it holds floats that may be a parameter, which is never folded through.
+    Weight,
+    /// Nothing: it depends on an input or a state, or on bytes that are not here.
+    Nothing,
+}
+
+/// Tensors of more elements are left to the program: nobody wants to carry them in it.
+const MAX_ELEMENTS: u64 = 1 << 23;
+
+/// Whether a row may hold a parameter: floats of the file, more than one, and not a plain scalar.
+pub(crate) fn is_candidate(data: &Data) -> bool {
+    let single = data.ty.ndim() == 0 || data.ty.numel().is_none_or(|count| count <= 1);
+    data.ty.dtype.is_float() && !single && matches!(data.blob, Blob::File(_))
+}
+
+/// The constants of a module: [`Known`] of every value, and values on demand.
+pub(crate) struct Constants<'m> {
+    module: &'m Module,
+    known: Vec<Known>,
+    values: BTreeMap<ValueId, Tensor>,
+}
+
+impl<'m> Constants<'m> {
+    /// Looks at every node once.
+    pub(crate) fn new(module: &'m Module) -> Self {
+        let mut constants =
+            Self { module, known: vec![Known::Nothing; module.value_count()], values: BTreeMap::new() };
+        for (_, node) in module.nodes() {
+            for &result in &node.results {
+                constants.known[result.as_u32() as usize] = constants.known_result(node, module.ty(result));
+            }
+        }
+        constants
+    }
+
+    /// How much of a value is known.
+    pub(crate) fn known(&self, value: ValueId) -> Known {
+        self.known[value.as_u32() as usize]
+    }
+
+    fn known_result(&self, node: &Node, ty: &Type) -> Known {
+        if ty.numel().is_none_or(|count| count > MAX_ELEMENTS) && !matches!(node.op, Op::Constant(_)) {
+            return Known::Nothing;
+        }
+        let own = match &node.op {
+            Op::Constant(constant) => match &self.module.data[constant.data] {
+                data if data.bytes().is_none() && !is_candidate(data) => Known::Nothing,
+                data if is_candidate(data) => Known::Weight,
+                _ => Known::Constant,
+            },
+            Op::Accumulate(_) => Known::Nothing,
+            _ => Known::Constant,
+        };
+        let known = node.operands.iter().map(|&value| self.known(value)).fold(own, Known::max);
+        if known == Known::Weight && !ty.dtype.is_float() { Known::Constant } else { known }
+    }
+
+    /// The value, if all of it is known and all bytes are here.
+    pub(crate) fn value(&mut self, value: ValueId) -> Option<&Tensor> {
+        if self.known(value) == Known::Nothing {
+            return None;
+        }
+        for node in self.missing(value) {
+            let results = self.run(node)?;
+            self.values.extend(node.results.iter().copied().zip(results));
+        }
+        self.values.get(&value)
+    }
+
+    /// The nodes that must run before a value is there, in program order.
+    fn missing(&self, value: ValueId) -> Vec<&'m Node> {
+        let module = self.module;
+        let (mut wanted, mut stack) = (BTreeSet::new(), vec![value]);
+        while let Some(value) = stack.pop() {
+            if !self.values.contains_key(&value)
+                && let ir::Definition::Node(id, _) = module.value(value).definition
+                && wanted.insert(id)
+            {
+                stack.extend(&module.node(id).operands);
+            }
+        }
+        let in_order = module.nodes().filter(|(id, _)| wanted.contains(id));
+        in_order.map(|(_, node)| node).collect()
+    }
+
+    fn run(&self, node: &Node) -> Option<Vec<Tensor>> {
+        if let Op::Constant(constant) = &node.op {
+            let data = &self.module.data[constant.data];
+            Tensor::from_bytes(&data.ty, data.bytes()?)?;
+        }
+        let operands: Vec<&Tensor> =
+            node.operands.iter().map(|value| self.values.get(value)).collect::<Option<_>>()?;
+        let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
+        Some(node.op.interp(&Interp { operands: &operands, results: &results, data: &self.module.data }))
+    }
+}
+
+/// The number that all elements equal, bit by bit, if a splat can hold it.
+pub(crate) fn all_equal(tensor: &Tensor) -> Option<f64> {
+    let numbers = tensor.numbers();
+    let (&first, rest) = numbers.split_first()?;
+    let exact = tensor.dtype.is_float() || first.abs() < 2f64.powi(53);
+    (exact && rest.iter().all(|x| x.to_bits() == first.to_bits())).then_some(first)
+}
+
+/// Whether any element of a row satisfies the predicate; `None` if its bytes are not here. Reads in small pieces, so
+/// that a large row costs no memory.
+pub(crate) fn any_element(data: &Data, predicate: impl Fn(f64) -> bool) -> Option<bool> {
+    let width = data.ty.dtype.bytes() as usize;
+    let mut chunks = data.bytes()?.chunks(4096 * width);
+    Some(chunks.any(|chunk| {
+        let ty = Type::of(data.ty.dtype, &[(chunk.len() / width) as u64]);
+        Tensor::from_bytes(&ty, chunk).is_some_and(|piece| piece.numbers().into_iter().any(&predicate))
+    }))
+}
+
+/// Whether the elements of a row are the same for every index of a dim; `None` if its bytes are not here.
+pub(crate) fn equal_along(data: &Data, dim: usize) -> Option<bool> {
+    let sizes = data.ty.sizes()?;
+    let inner = sizes[dim + 1..].iter().product::<u64>() * data.ty.dtype.bytes();
+    let slices = (inner * sizes[dim]) as usize;
+    if slices == 0 {
+        return Some(true);
+    }
+    let same = |block: &[u8]| block.chunks(inner as usize).all(|slice| *slice == block[..inner as usize]);
+    Some(data.bytes()?.chunks(slices).all(same))
+}
+
+/// Data rows that the compiler made, found again when the same bytes are asked for.
+#[derive(Default)]
+pub(crate) struct Literals {
+    rows: BTreeMap<(Type, Vec<u8>), DataId>,
+}
+
+impl Literals {
+    /// The row that holds the tensor, named `prefix.N` if it is new.
+    pub(crate) fn row(&mut self, module: &mut Module, prefix: &str, tensor: &Tensor) -> DataId {
+        let (ty, bytes) = (tensor.ty(), tensor.to_bytes());
+        *self.rows.entry((ty, bytes)).or_insert_with_key(|(ty, bytes)| {
+            let taken = |name: &str| module.data.values().any(|data| data.name == name);
+            let mut names = (0..).map(|n| format!("{prefix}.{n}"));
+            let name = names.find(|name| !taken(name)).expect("there is always a next number");
+            module.add_data(Data { name, ty: ty.clone(), blob: Blob::Inline(bytes.clone().into()) })
+        })
+    }
+}

@@ -1,0 +1,130 @@
+//! Fold: computes, once and for all, what depends on no input and no state.
+//!
+//! Values are folded where the rest of the program reads them. A stretched constant stays small: the broadcast stays
+//! in the program. Invariants: floats of the file, but for single numbers, are never folded through, because they
+//! may become parameters; what the program computes does not change.
+
+use crate::constants::{Constants, Known, Literals, all_equal};
+use crate::dead::remove_dead;
+use crate::local;
+use crate::numbers::meant_by;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::ops::constant::Constant;
+use ir::{
+    At, Builder, Changed, DType, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId,
+};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// The pass; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fold;
+
+impl Transform for Fold {
+    const NAME: &'static str = "fold";
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let rewritten = sharpen(module)?.or(local::run(module, Self::NAME)?);
+        let decision = decide(module);
+        let folded = apply(module, &decision)?;
+        // A folded operand may have made another rewrite possible.
+        let again = local::run(module, Self::NAME)?;
+        Ok(rewritten.or(folded).or(again).or(remove_dead(module, Self::NAME)))
+    }
+}
+
+/// Gives numbers that were rounded to f32 the value they stand for.
+fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
+    let rounded = |(id, node): (NodeId, &ir::Node)| {
+        let Op::Splat(splat) = &node.op else { return None };
+        let (value, ty) = (splat.value.get(), module.ty(node.results[0]));
+        let exact = meant_by(value as f32);
+        let applies = ty.dtype == DType::F32 && f64::from(value as f32) == value && exact != value;
+        applies.then(|| (id, node.results[0], ty.clone(), exact))
+    };
+    let splats: Vec<_> = module.nodes().filter_map(rounded).collect();
+    let mut b = Builder::new(module, Fold::NAME);
+    for (id, old, ty, exact) in splats {
+        let new = b.at(At::Before(id)).splat(ty, exact)?;
+        b.replace(old, new);
+        b.remove(id);
+    }
+    Ok(b.finish())
+}
+
+/// The values that become constants, with what they are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// In program order.
+    pub folded: Vec<(ValueId, Tensor)>,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |(value, tensor): &(ValueId, Tensor)| format!("{value} = {}", tensor.ty());
+        f.write_str(&self.folded.iter().map(line).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// Finds the constants that something else reads, and computes them.
+pub fn decide(module: &Module) -> Decision {
+    let mut constants = Constants::new(module);
+    let mut wanted: BTreeSet<ValueId> = BTreeSet::new();
+    for (_, node) in module.nodes() {
+        if node.results.iter().any(|&result| constants.known(result) != Known::Constant) {
+            wanted.extend(node.operands.iter().filter_map(|&value| computed(module, value)));
+        }
+    }
+    wanted.extend(module.roots().filter_map(|value| computed(module, value)));
+    wanted.retain(|&value| constants.known(value) == Known::Constant);
+    let values = wanted.into_iter().filter_map(|value| Some((value, constants.value(value)?.clone())));
+    Decision { folded: values.collect() }
+}
+
+/// What was stretched into this value, unless that is as simple as a constant can be.
+fn computed(module: &Module, mut value: ValueId) -> Option<ValueId> {
+    loop {
+        let node = module.producer(value)?;
+        match &node.op {
+            Op::Broadcast(_) => value = node.operands[0],
+            Op::Constant(_) | Op::Splat(_) | Op::Iota(_) => return None,
+            _ => return Some(value),
+        }
+    }
+}
+
+/// Puts the constants in their place.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, TypeError> {
+    let mut b = Builder::new(module, Fold::NAME);
+    let mut literals = Literals::default();
+    for (value, tensor) in &decision.folded {
+        if let Definition::Node(node, _) = b.module().value(*value).definition {
+            let constant = literal(&mut b, node, &mut literals, tensor)?;
+            b.replace(*value, constant);
+        }
+    }
+    Ok(b.finish())
+}
+
+fn literal(
+    b: &mut Builder,
+    at: NodeId,
+    literals: &mut Literals,
+    tensor: &Tensor,
+) -> Result<ValueId, TypeError> {
+    b.at(At::Before(at));
+    match all_equal(tensor) {
+        Some(number) => b.splat(tensor.ty(), number),
+        None => {
+            let data = literals.row(b.tables(), "folded", tensor);
+            b.one_typed(Constant { data }, &[], tensor.ty())
+        }
+    }
+}

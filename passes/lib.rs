@@ -1,0 +1,28 @@
+//! The passes: everything that changes a program between its import and its lowering.
+//!
+//! [`registry`] lists them, one line each; [`manager`] runs them, verifies after each and shows what they did; every
+//! other module is one pass. A pass decides first (pure, the decision prints) and then applies what it decided.
+
+pub mod autodiff;
+pub mod bind;
+pub mod canonicalize;
+mod constants;
+mod dead;
+pub mod fold;
+mod local;
+pub mod loss;
+pub mod manager;
+mod numbers;
+pub mod optimizer;
+pub mod parameters;
+pub mod pass;
+pub mod pattern;
+pub mod pipeline;
+pub mod registry;
+pub mod schedule;
+pub mod simplify;
+
+pub use manager::{Failure, Manager, Timing};
+pub use pass::{PassContext, Transform};
+pub use pipeline::{Arguments, Pipeline};
+pub use registry::Pass;

@@ -1,0 +1,198 @@
+//! Rewrites that look at one node and its operands: nothing to compute, or nothing left to compute.
+
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::{Interp, Labels};
+use ir::types::broadcast;
+use ir::{At, Builder, Changed, Diagnostic, Module, Node, NodeId, Op, Operator, Tensor, TypeError, ValueId};
+use std::collections::BTreeSet;
+
+/// Rewrites every node once, in program order, so that a node sees what became of its operands.
+pub(crate) fn run(module: &mut Module, by: &str) -> Result<Changed, Diagnostic> {
+    let order: Vec<NodeId> = module.order().to_vec();
+    let accumulations = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
+    let accumulated: BTreeSet<ValueId> = accumulations.map(|(_, node)| node.operands[0]).collect();
+    let mut b = Builder::new(module, by);
+    for id in order {
+        let mut node = b.module().node(id).clone();
+        node.operands.iter_mut().for_each(|value| *value = b.resolve(*value));
+        let [result] = node.results[..] else { continue };
+        b.at(At::Before(id));
+        if let Some(new) = rewrite(&mut b, &node, result)? {
+            // A sum over microbatches must go on reading a value that every microbatch has anew.
+            if accumulated.contains(&result) && !b.module().phase_of(new).is_microbatch() {
+                continue;
+            }
+            b.replace(result, new);
+            b.remove(id);
+        }
+    }
+    Ok(b.finish())
+}
+
+/// What can stand for the node's one result, if something simpler can.
+fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
+    if let Some(value) = folded_scalar(b.module(), node, result) {
+        let ty = b.ty(result).clone();
+        return b.splat(ty, value).map(Some);
+    }
+    let operand = |i: usize| node.operands[i];
+    let same_dims = |b: &Builder, value: ValueId| b.ty(value).same_shape(b.ty(result));
+    Ok(match &node.op {
+        Op::Splat(_) | Op::Constant(_) | Op::Iota(_) => None,
+        Op::Reshape(_) => match producer_in_phase(b, node, operand(0)) {
+            _ if same_dims(b, operand(0)) => Some(operand(0)),
+            Some(Node { op: Op::Reshape(_), operands, .. }) => {
+                Some(b.reshape(operands[0], b.ty(result).dims.clone())?)
+            }
+            Some(Node { op: Op::Splat(splat), .. }) => {
+                Some(b.splat(b.ty(result).clone(), splat.value.get())?)
+            }
+            _ => None,
+        },
+        Op::Broadcast(_) => match producer_in_phase(b, node, operand(0)) {
+            _ if same_dims(b, operand(0)) => Some(operand(0)),
+            Some(Node { op: Op::Splat(splat), .. }) => {
+                Some(b.splat(b.ty(result).clone(), splat.value.get())?)
+            }
+            Some(Node { op: Op::Broadcast(_), operands, .. }) => {
+                Some(b.broadcast(operands[0], b.ty(result).dims.clone())?)
+            }
+            _ => None,
+        },
+        Op::Transpose(outer) => match producer_in_phase(b, node, operand(0)) {
+            _ if outer.permutation.iter().copied().eq(0..outer.permutation.len() as u32) => Some(operand(0)),
+            Some(Node { op: Op::Transpose(inner), operands, .. }) => {
+                let both: Vec<u32> =
+                    outer.permutation.iter().map(|&i| inner.permutation[i as usize]).collect();
+                Some(b.transpose(operands[0], &both)?)
+            }
+            Some(Node { op: Op::Splat(splat), .. }) => {
+                Some(b.splat(b.ty(result).clone(), splat.value.get())?)
+            }
+            _ => None,
+        },
+        Op::Slice(slice) if slice.start == 0 && slice.step == 1 && same_dims(b, operand(0)) => {
+            Some(operand(0))
+        }
+        Op::Cast(_) if same_dims(b, operand(0)) => Some(operand(0)),
+        Op::Unary(Unary::Neg) => match b.module().producer(operand(0)) {
+            Some(Node { op: Op::Unary(Unary::Neg), operands, .. }) => Some(operands[0]),
+            _ => None,
+        },
+        Op::Contract(contract) => without_transposes(b, node, contract)?,
+        Op::Gather(_) => match producer_in_phase(b, node, operand(1)) {
+            // What is looked up once is stretched, not looked up again.
+            Some(Node { op: Op::Broadcast(_), operands, .. })
+                if b.ty(operands[0]).ndim() == b.ty(operand(1)).ndim() =>
+            {
+                let once = b.one(node.op.clone(), &[operand(0), operands[0]])?;
+                Some(b.broadcast(once, b.ty(result).dims.clone())?)
+            }
+            _ => None,
+        },
+        Op::Binary(binary) => match neutral(b.module(), *binary, node).filter(|&value| same_dims(b, value)) {
+            Some(value) => Some(value),
+            None => without_broadcasts(b, node, result)?,
+        },
+        Op::Compare(_) | Op::Logical(_) | Op::Select(_) => without_broadcasts(b, node, result)?,
+        _ => None,
+    })
+}
+
+/// A contraction that reads what its operands were transposed from, with its labels in that order.
+fn without_transposes(
+    b: &mut Builder,
+    node: &Node,
+    contract: &Contract,
+) -> Result<Option<ValueId>, TypeError> {
+    let mut labels = [contract.lhs.clone(), contract.rhs.clone()];
+    let mut operands = node.operands.clone();
+    for (labels, operand) in labels.iter_mut().zip(&mut operands) {
+        if let Some(Node { op: Op::Transpose(transpose), operands, .. }) =
+            producer_in_phase(b, node, *operand)
+        {
+            let mut before = labels.0.clone();
+            transpose
+                .permutation
+                .iter()
+                .zip(&labels.0)
+                .for_each(|(&from, &label)| before[from as usize] = label);
+            (*labels, *operand) = (Labels(before), operands[0]);
+        }
+    }
+    if operands == node.operands {
+        return Ok(None);
+    }
+    let [lhs, rhs] = labels;
+    b.one(Contract { lhs, rhs, out: contract.out.clone() }, &operands).map(Some)
+}
+
+/// An elementwise node that reads its operands before they were stretched, where it stretches them itself.
+fn without_broadcasts(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
+    let mut operands = node.operands.clone();
+    for i in 0..operands.len() {
+        let narrow = match producer_in_phase(b, node, operands[i]) {
+            Some(Node { op: Op::Broadcast(_), operands: source, .. }) => source[0],
+            Some(Node { op: Op::Splat(splat), .. }) if b.ty(operands[i]).ndim() > 0 => {
+                b.splat_like(operands[i], splat.value.get())?
+            }
+            _ => continue,
+        };
+        let wide = std::mem::replace(&mut operands[i], narrow);
+        let dims =
+            operands.iter().try_fold(ir::Dims::new(), |dims, &value| broadcast(&dims, &b.ty(value).dims));
+        if dims != Ok(b.ty(result).dims.clone()) {
+            operands[i] = wide;
+        }
+    }
+    if operands == node.operands { Ok(None) } else { b.one(node.op.clone(), &operands).map(Some) }
+}
+
+/// The node that defines a value, if it is of the same phase as its reader: views are not moved over phases, where
+/// what is kept in between would change.
+fn producer_in_phase(b: &Builder, reader: &Node, value: ValueId) -> Option<Node> {
+    b.module().producer(value).filter(|node| node.phase == reader.phase).cloned()
+}
+
+/// The operand that a binary node passes on, when the other does nothing: `x + 0`, `x - 0`, `x · 1`, `x / 1`.
+fn neutral(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
+    let [x, y] = node.operands[..] else { return None };
+    match op {
+        Binary::Add if splat(module, y) == Some(0.0) => Some(x),
+        Binary::Add if splat(module, x) == Some(0.0) => Some(y),
+        Binary::Sub if splat(module, y) == Some(0.0) => Some(x),
+        Binary::Mul if splat(module, y) == Some(1.0) => Some(x),
+        Binary::Mul if splat(module, x) == Some(1.0) => Some(y),
+        Binary::Div if splat(module, y) == Some(1.0) => Some(x),
+        _ => None,
+    }
+}
+
+/// The number that all elements of a value equal, if that is written in the program.
+fn splat(module: &Module, value: ValueId) -> Option<f64> {
+    match &module.producer(value)?.op {
+        Op::Splat(splat) => Some(splat.value.get()),
+        _ => None,
+    }
+}
+
+/// The value of a node whose operands are all known scalars.
+fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
+    let ty = module.ty(result);
+    if node.operands.is_empty() || ty.ndim() != 0 || matches!(node.op, Op::Accumulate(_)) {
+        return None;
+    }
+    let known = |&value: &ValueId| {
+        let number = splat(module, value)?;
+        let ty = module.ty(value);
+        (ty.ndim() == 0).then(|| Tensor::splat(ty.dtype, vec![], number))
+    };
+    let operands: Vec<Tensor> = node.operands.iter().map(known).collect::<Option<_>>()?;
+    let operands: Vec<&Tensor> = operands.iter().collect();
+    let results = [ty.clone()];
+    let tensor = node.op.interp(&Interp { operands: &operands, results: &results, data: &module.data });
+    let value = tensor.first()?.numbers()[0];
+    // A splat of integers must hold the number exactly.
+    (ty.dtype.is_float() || value.abs() < 2f64.powi(53)).then_some(value)
+}

@@ -1,0 +1,310 @@
+//! Loss: gives the program the scalars that are trained: `loss.sum` and `loss.weight`, of one microbatch.
+//!
+//! A model without a loss gets softmax cross-entropy between its logits and the new input `labels`; the shift of a
+//! next-token loss is the loader's work, so next-token and plain cross-entropy are the same graph. A model that
+//! brings its loss as a mean has it taken apart into sum and weight again. Invariants: both outputs are float
+//! scalars of the forward phase; the other outputs stay, but one that would be taken for the loss is gone.
+
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::ops::Float;
+use ir::ops::elementwise::Binary;
+use ir::ops::loss::CrossEntropy;
+use ir::{At, Builder, Changed, DType, Diagnostic, Dims, Level, Module, Node, Op, Phase, Type, ValueId};
+use std::fmt;
+
+/// The pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loss {
+    /// Which loss.
+    pub kind: LossKind,
+    /// The label of positions that do not count; `None`: -100, or the model's own.
+    pub ignore_index: Option<i64>,
+    /// The share of each label that is spread over all classes; 0 for none.
+    pub label_smoothing: f64,
+}
+
+/// Which loss is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LossKind {
+    /// The model's own if it has one, else cross-entropy.
+    #[default]
+    Auto,
+    /// Cross-entropy with the next token; the loader shifts the labels.
+    NextToken,
+    /// Cross-entropy with given labels.
+    CrossEntropy,
+    /// The model's own.
+    Model,
+}
+
+impl LossKind {
+    /// Every kind with its name.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Auto, "auto"),
+        (Self::NextToken, "next-token"),
+        (Self::CrossEntropy, "cross-entropy"),
+        (Self::Model, "model"),
+    ];
+}
+
+/// The label that PyTorch ignores by default.
+pub const IGNORE_INDEX: i64 = -100;
+
+impl Default for Loss {
+    fn default() -> Self {
+        Self { kind: LossKind::Auto, ignore_index: None, label_smoothing: 0.0 }
+    }
+}
+
+impl Transform for Loss {
+    const NAME: &'static str = "loss";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let ignore =
+            arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is no label")));
+        Ok(Self {
+            kind: arguments.word(&LossKind::ALL).unwrap_or_default(),
+            ignore_index: ignore.transpose()?,
+            label_smoothing: arguments.value("smoothing", 0.0)?,
+        })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        for (kind, word) in LossKind::ALL {
+            arguments.push_flag(word, kind == self.kind && kind != LossKind::default());
+        }
+        self.ignore_index.iter().for_each(|ignore| arguments.push("ignore", ignore));
+        arguments.push_unless(&0.0, "smoothing", &self.label_smoothing);
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let decision = decide(module, self)?;
+        if let Decision::Opaque { output, .. } = &decision {
+            let warning = Diagnostic::new(format!("output `{output}` is a loss whose weight is not known"));
+            cx.warn(warning.note("every microbatch weighs the same, however many labels of it count"));
+        }
+        if let Decision::CrossEntropy { output, others, .. } = &decision
+            && !others.is_empty()
+        {
+            let warning = Diagnostic::new(format!("output `{output}` is taken for the logits"));
+            cx.warn(warning.note(format!("it could also have been {}", others.join(", "))));
+        }
+        apply(module, self, &decision)
+    }
+}
+
+/// Where the loss comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Cross-entropy of these logits is added.
+    CrossEntropy {
+        /// The output that has the logits.
+        output: String,
+        /// The logits: the output's value, before a softmax that the model may end with.
+        logits: ValueId,
+        /// Outputs that could have been the logits as well.
+        others: Vec<String>,
+    },
+    /// The model has a mean, taken apart.
+    Mean {
+        /// The output that is the loss.
+        output: String,
+        /// The sum.
+        sum: ValueId,
+        /// What it is divided by.
+        weight: ValueId,
+    },
+    /// The model has a loss of another form; its weight counts as 1.
+    Opaque {
+        /// The output that is the loss.
+        output: String,
+        /// The loss.
+        value: ValueId,
+    },
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CrossEntropy { output, logits, .. } => {
+                write!(f, "cross-entropy of {logits} (output `{output}`)")
+            }
+            Self::Mean { output, sum, weight } => write!(f, "output `{output}` = {sum} / {weight}"),
+            Self::Opaque { output, value } => write!(f, "output `{output}` = {value}, of unknown weight"),
+        }
+    }
+}
+
+/// Finds the loss, or the logits to make one of.
+pub fn decide(module: &Module, options: &Loss) -> Result<Decision, Diagnostic> {
+    if module.level != Level::Imported || module.output("loss.sum").is_some() {
+        return Err(Diagnostic::new("the program has a loss to train by already"));
+    }
+    if !(0.0..1.0).contains(&options.label_smoothing) {
+        let message =
+            format!("label smoothing is {}; it must be at least 0 and below 1", options.label_smoothing);
+        return Err(Diagnostic::new(message));
+    }
+    match (options.kind, own_loss(module)) {
+        (LossKind::Auto | LossKind::Model, Some(decision)) => {
+            check_own(module, options, &decision).map(|()| decision)
+        }
+        (LossKind::Model, None) => {
+            let error = Diagnostic::new("the model has no loss: no output is a float scalar");
+            Err(error
+                .note(format!("its outputs are {}", output_list(module)))
+                .note("use --loss cross-entropy"))
+        }
+        _ => find_logits(module),
+    }
+}
+
+/// The model's own loss: a float scalar among the outputs, best a mean of cross-entropies.
+fn own_loss(module: &Module) -> Option<Decision> {
+    let scalars = || {
+        let outputs = module.outputs.iter().filter(|output| {
+            let ty = module.ty(output.value);
+            ty.dtype.is_float() && ty.numel() == Some(1)
+        });
+        outputs.filter(|output| matches!(module.value(output.value).definition, ir::Definition::Node(..)))
+    };
+    let mean = scalars().find_map(|output| {
+        let (sum, weight) = mean_of_cross_entropies(module, output.value)?;
+        Some(Decision::Mean { output: output.name.clone(), sum, weight })
+    });
+    let named = || scalars().find(|output| output.name.to_lowercase().contains("loss"));
+    let only = || if module.outputs.len() == 1 { scalars().next() } else { None };
+    mean.or_else(|| {
+        let output = named().or_else(only)?;
+        Some(Decision::Opaque { output: output.name.clone(), value: output.value })
+    })
+}
+
+/// Sum and weight, if the value is a cross-entropy's sum over its weight, in whatever shape.
+fn mean_of_cross_entropies(module: &Module, value: ValueId) -> Option<(ValueId, ValueId)> {
+    let division = module.producer(through_views(module, value))?;
+    let Op::Binary(Binary::Div) = division.op else { return None };
+    let (sum, weight) =
+        (through_views(module, division.operands[0]), through_views(module, division.operands[1]));
+    let node = module.producer(sum)?;
+    let is_loss =
+        matches!(node.op, Op::CrossEntropy(_)) && node.results[0] == sum && node.results[1] == weight;
+    is_loss.then_some((sum, weight))
+}
+
+fn through_views(module: &Module, mut value: ValueId) -> ValueId {
+    while let Some(Node { op: Op::Reshape(_) | Op::Cast(_), operands, .. }) = module.producer(value) {
+        value = operands[0];
+    }
+    value
+}
+
+/// Refuses options that the model's own loss cannot follow.
+fn check_own(module: &Module, options: &Loss, decision: &Decision) -> Result<(), Diagnostic> {
+    let error = |what: &str| {
+        let error = Diagnostic::new(format!("{what} does not apply to the model's own loss"));
+        Err(error.note("leave the option out, or train the logits with --loss cross-entropy"))
+    };
+    let own = match decision {
+        Decision::Mean { sum, .. } => module.producer(*sum),
+        _ => None,
+    };
+    match (own.map(|node| &node.op), options.ignore_index) {
+        (Some(Op::CrossEntropy(own)), Some(index)) if own.ignore_index != index => {
+            return error(&format!("--ignore-index {index} (the model ignores {})", own.ignore_index));
+        }
+        (None, Some(index)) => return error(&format!("--ignore-index {index}")),
+        _ => {}
+    }
+    if options.label_smoothing != 0.0 { error("--label-smoothing") } else { Ok(()) }
+}
+
+/// The output that has the logits: the one named so, else the first float output that is not a cache.
+fn find_logits(module: &Module) -> Result<Decision, Diagnostic> {
+    let is_cache = |name: &str| {
+        ["past_key", "present", "cache", "hidden_state", "attentions"].iter().any(|c| name.contains(c))
+    };
+    let candidates: Vec<_> = module
+        .outputs
+        .iter()
+        .filter(|output| {
+            let ty = module.ty(output.value);
+            ty.dtype.is_float() && ty.ndim() >= 2 && !is_cache(&output.name.to_lowercase())
+        })
+        .collect();
+    let named = candidates.iter().find(|output| output.name.to_lowercase().contains("logits"));
+    let Some(output) = named.or(candidates.first()) else {
+        let error =
+            Diagnostic::new("no output can be the logits: none is a float tensor of two dims or more");
+        return Err(error.note(format!("the model's outputs are {}", output_list(module))));
+    };
+    let others = if named.is_some() { &[][..] } else { &candidates[1..] };
+    Ok(Decision::CrossEntropy {
+        output: output.name.clone(),
+        logits: before_softmax(module, output.value),
+        others: others.iter().map(|output| format!("`{}`", output.name)).collect(),
+    })
+}
+
+/// What a final softmax over the last dim was taken of, else the value itself: cross-entropy wants logits.
+fn before_softmax(module: &Module, value: ValueId) -> ValueId {
+    let last = module.ty(value).ndim() as u32 - 1;
+    match module.producer(value) {
+        Some(Node { op: Op::Softmax(softmax), operands, .. }) if softmax.dim == last => operands[0],
+        Some(Node { op: Op::LogSoftmax(softmax), operands, .. }) if softmax.dim == last => operands[0],
+        _ => value,
+    }
+}
+
+fn output_list(module: &Module) -> String {
+    let outputs =
+        module.outputs.iter().map(|output| format!("`{}` {}", output.name, module.ty(output.value)));
+    outputs.collect::<Vec<_>>().join(", ")
+}
+
+/// Adds the outputs `loss.sum` and `loss.weight`, and what they need.
+pub fn apply(module: &mut Module, options: &Loss, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Loss::NAME);
+    b.at(At::End(Phase::Forward)).origin("loss");
+    let (sum, weight) = match decision {
+        Decision::CrossEntropy { logits, .. } => {
+            let labels = labels(&mut b, *logits)?;
+            let ignore_index = options.ignore_index.unwrap_or(IGNORE_INDEX);
+            let op = CrossEntropy { ignore_index, label_smoothing: Float::new(options.label_smoothing) };
+            let results = b.push(op, &[*logits, labels])?;
+            (results[0], results[1])
+        }
+        Decision::Mean { sum, weight, .. } => (*sum, *weight),
+        Decision::Opaque { value, .. } => {
+            let value = b.reshape(*value, [])?;
+            (value, b.splat_like(value, 1.0)?)
+        }
+    };
+    let own = match decision {
+        Decision::Mean { output, .. } | Decision::Opaque { output, .. } => output.as_str(),
+        Decision::CrossEntropy { .. } => "",
+    };
+    // A training program reports the mean over the global batch as `loss`.
+    let tables = b.tables();
+    tables.outputs.retain(|output| output.name != own && output.name != "loss");
+    tables.add_output("loss.sum", sum);
+    tables.add_output("loss.weight", weight);
+    Ok(b.finish())
+}
+
+/// The input `labels`, of the logits' dims without the last.
+fn labels(b: &mut Builder, logits: ValueId) -> Result<ValueId, Diagnostic> {
+    let mut dims: Dims = b.ty(logits).dims.clone();
+    dims.pop();
+    let ty = Type::new(DType::I64, dims);
+    match b.module().input("labels") {
+        None => Ok(b.tables().add_input("labels", ty, true)),
+        Some(input) if b.ty(input.value).same_shape(&ty) => Ok(input.value),
+        Some(input) => {
+            let given = b.ty(input.value);
+            let message = format!("the model's input `labels` is {given}, but labels of its logits are {ty}");
+            Err(Diagnostic::new(message).note("use --loss model if the model computes its loss from them"))
+        }
+    }
+}

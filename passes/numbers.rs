@@ -1,0 +1,71 @@
+//! Numbers that a file holds rounded to f32, and the numbers they stand for.
+//!
+//! An exporter writes √(2/π) as the f32 next to it. Interpreted in f64, that error would stand out against a pattern
+//! that is computed with the true number. Every number here rounds to the same f32 as before, so f32 programs are
+//! left as they were.
+
+use std::f64::consts::{E, FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LN_2, LN_10, LOG2_E, PI, SQRT_2, TAU};
+
+/// The number that an f32 stands for, of those next to it: a decimal of at most six digits, a constant of
+/// mathematics, or a small root of a small integer (a scale such as 1/√d, or its root); itself if there is none.
+pub(crate) fn meant_by(rounded: f32) -> f64 {
+    let size = rounded.abs();
+    if !size.is_finite() || size == 0.0 {
+        return f64::from(rounded);
+    }
+    let exact = decimal(size).or_else(|| constant(size)).or_else(|| root(size)).unwrap_or(f64::from(size));
+    exact.copysign(f64::from(rounded))
+}
+
+/// The shortest decimal that rounds to the number, if it is short enough not to be chance.
+fn decimal(size: f32) -> Option<f64> {
+    let text = format!("{size:e}");
+    let digits = text.split('e').next()?.bytes().filter(u8::is_ascii_digit).count();
+    (digits <= 6).then(|| text.parse().ok()).flatten()
+}
+
+fn constant(size: f32) -> Option<f64> {
+    // √(2/π), of GELU
+    let sqrt_2_pi = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+    let constants = [sqrt_2_pi, FRAC_1_SQRT_2, SQRT_2, FRAC_2_SQRT_PI, PI, TAU, E, LN_2, LN_10, LOG2_E];
+    constants.into_iter().find(|&exact| exact as f32 == size)
+}
+
+/// Square and fourth roots, and their inverses, of integers up to 4096.
+fn root(size: f32) -> Option<f64> {
+    let roots: [fn(f64) -> f64; 4] =
+        [f64::sqrt, |n| 1.0 / n.sqrt(), |n| n.sqrt().sqrt(), |n| 1.0 / n.sqrt().sqrt()];
+    let x = f64::from(size);
+    let powers = [x.powi(2), x.powi(-2), x.powi(4), x.powi(-4)];
+    roots.into_iter().zip(powers).find_map(|(root, power)| {
+        let exact = root(power.round());
+        ((1.0..=4096.0).contains(&power.round()) && exact as f32 == size).then_some(exact)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::meant_by;
+
+    #[test]
+    fn a_rounded_number_is_what_it_stands_for() {
+        let (scale, gelu) = ((1.0f64 / 32.0).sqrt(), (2.0 / std::f64::consts::PI).sqrt());
+        for exact in [0.044715, 1e-5, -1e-12, 1e9, 0.1, scale, scale.sqrt(), gelu, -0.5f64.sqrt(), 0.125, 3.0]
+        {
+            let meant = meant_by(exact as f32);
+            assert!((meant - exact).abs() <= 2e-16 * exact.abs(), "{exact:e} became {meant:e}");
+        }
+    }
+
+    #[test]
+    fn every_number_rounds_to_the_f32_it_was() {
+        let mut bits = 0x3f12_3456u32;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let number = f32::from_bits(bits);
+            let same = number.is_nan() || meant_by(number) as f32 == number;
+            assert!(same, "{number:e} became {:e}", meant_by(number));
+        }
+        assert!(meant_by(f32::NAN).is_nan());
+    }
+}

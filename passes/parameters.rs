@@ -1,0 +1,226 @@
+//! Parameters: decides which tensors of the file are trained, and makes them states.
+//!
+//! A float tensor of the file is a parameter when it reaches, through views, a contraction, the data of a gather, a
+//! norm's scale or bias, or a bias addition; else a constant. Runs after patterns are found, so that rotary tables
+//! and masks have shown what they are. A parameter all uses of which go through one view is a state of that view;
+//! one that is only cut into slices becomes a state a slice. Invariants: every use of a parameter reads a state; the
+//! program computes what it did; the report names every float tensor of the file with a reason.
+
+mod evidence;
+mod names;
+mod report;
+mod ties;
+mod views;
+
+pub use evidence::{Evidence, Finding};
+pub use report::{ParameterReport, ParameterSpec, RowRole, StateView, Tie, specs};
+pub use ties::TiedRow;
+pub use views::Cut;
+
+use crate::dead::remove_dead;
+use crate::local;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::{
+    Blob, Builder, Changed, Data, DataId, Diagnostic, Initializer, Level, Module, Op, Phase, Role, ValueId,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parameters {
+    /// Which tensors are parameters.
+    pub set: Set,
+    /// Whether matrices with equal bytes stay apart.
+    pub untied: bool,
+    /// Parameters that any of these patterns fits are not trained.
+    pub freeze: Vec<String>,
+    /// If there are any, only parameters that one of these patterns fits are trained.
+    pub train_only: Vec<String>,
+}
+
+/// Which tensors are parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Set {
+    /// Those that look like it.
+    #[default]
+    Find,
+    /// Exactly these, each whole: how the reference that a program is verified against gets the program's set.
+    Only(Vec<ParameterSpec>),
+}
+
+impl Transform for Parameters {
+    const NAME: &'static str = "parameters";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let untied = arguments.flag("untied");
+        let (freeze, train_only) = (arguments.take_all("freeze"), arguments.take_all("train-only"));
+        let only = arguments.flag("given");
+        let specs = if only { report::parse_specs(arguments)? } else { vec![] };
+        Ok(Self { set: if only { Set::Only(specs) } else { Set::Find }, untied, freeze, train_only })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push_flag("untied", self.untied);
+        self.freeze.iter().for_each(|pattern| arguments.push("freeze", pattern));
+        self.train_only.iter().for_each(|pattern| arguments.push("train-only", pattern));
+        if let Set::Only(specs) = &self.set {
+            arguments.push_flag("given", true);
+            report::print_specs(specs, arguments);
+        }
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level != Level::Imported {
+            return Err(Diagnostic::new("parameters are decided before the program is differentiated"));
+        }
+        match &self.set {
+            Set::Only(specs) => report::apply_specs(module, specs),
+            Set::Find => self.find(module, cx),
+        }
+    }
+}
+
+impl Parameters {
+    fn find(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let ties = if self.untied { vec![] } else { ties::decide(module) };
+        let tied = ties::apply(module, &ties)?;
+        let mut decision = decide(module, cx, self)?;
+        decision.ties = ties;
+        warn(module, &decision, cx);
+        cx.parameters = report::reports(module, &decision, cx);
+        let changed = apply(module, &decision);
+        let cleaned = remove_dead(module, Self::NAME);
+        // A tied matrix is read transposed: let contractions read it as it lies.
+        let absorbed = if tied == Changed::Yes { local::run(module, Self::NAME)? } else { Changed::No };
+        Ok(tied.or(changed).or(cleaned).or(absorbed).or(remove_dead(module, Self::NAME)))
+    }
+}
+
+/// What every float tensor of the file is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// In the order of the data table.
+    pub rows: Vec<Row>,
+    /// Rows that were found to be another row, before the rows were looked at.
+    pub ties: Vec<TiedRow>,
+}
+
+/// What one tensor of the file is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The tensor.
+    pub data: DataId,
+    /// Why.
+    pub finding: Finding,
+    /// Whether a parameter is left untrained because the user said so.
+    pub frozen: bool,
+    /// The states it becomes; none for a constant.
+    pub states: Vec<NewState>,
+}
+
+/// A state that a tensor becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewState {
+    /// Its name.
+    pub name: String,
+    /// Which part of the tensor, and the values that it replaces.
+    pub cut: Cut,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for row in &self.rows {
+            let states: Vec<&str> = row.states.iter().map(|state| state.name.as_str()).collect();
+            writeln!(f, "{}: {} -> [{}]", row.data, row.finding, states.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a row can be a parameter: floats of the file. Scalars never are.
+fn can_be_trained(data: &Data) -> bool {
+    data.ty.dtype.is_float() && data.ty.ndim() > 0 && matches!(data.blob, Blob::File(_))
+}
+
+/// The values that read each row that can be a parameter, by row.
+fn readers(module: &Module) -> BTreeMap<DataId, Vec<ValueId>> {
+    let mut readers: BTreeMap<DataId, Vec<ValueId>> = BTreeMap::new();
+    for (_, node) in module.nodes().filter(|(_, node)| node.phase <= Phase::Forward) {
+        if let Op::Constant(constant) = &node.op
+            && can_be_trained(&module.data[constant.data])
+        {
+            readers.entry(constant.data).or_default().push(node.results[0]);
+        }
+    }
+    readers
+}
+
+/// Classifies every row, cuts parameters into states and names them.
+pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result<Decision, Diagnostic> {
+    let mut search = evidence::Search::new(module);
+    let uses = module.uses();
+    let mut names = names::Names::new(module);
+    let mut rows = Vec::new();
+    for (data, values) in readers(module) {
+        let finding = search.finding(data, &values);
+        let base = names.base(data, cx);
+        let mut states = Vec::new();
+        if finding.is_parameter() {
+            for cut in views::cuts(module, &uses, &module.data[data].ty, &values) {
+                let name = names.unique(&format!("{base}{}", views::suffix(&cut.view)));
+                states.push(NewState { name, cut });
+            }
+        }
+        rows.push(Row { data, finding, frozen: false, states });
+    }
+    names::freeze(module, cx, &mut rows, options)?;
+    Ok(Decision { rows, ties: vec![] })
+}
+
+/// Makes the states and lets the program read them.
+pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
+    let mut b = Builder::new(module, Parameters::NAME);
+    for row in &decision.rows {
+        let role = if row.frozen { Role::Buffer } else { Role::Parameter };
+        for state in &row.states {
+            let tables = b.tables();
+            let ty = tables.ty(state.cut.values[0]).clone();
+            let id = tables.add_state(&state.name, ty, role, Initializer::Data(row.data));
+            tables.states[id].view = state.cut.view.clone();
+            let input = tables.states[id].input;
+            state.cut.values.iter().for_each(|&value| b.replace(value, input));
+        }
+    }
+    b.finish()
+}
+
+/// Tells the user what may not be what he meant.
+fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
+    for tie in &decision.ties {
+        let (tied, to) = (&module.data[tie.data].name, &module.data[tie.to].name);
+        let transposed = if tie.permutation == [1, 0] { ", transposed" } else { "" };
+        let warning = Diagnostic::new(format!(
+            "`{tied}` has the bytes of `{to}`{transposed}: trained as one parameter"
+        ));
+        cx.warn(warning.note("--untied keeps them apart"));
+    }
+    for row in decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen) {
+        let (name, ty) = (&module.data[row.data].name, &module.data[row.data].ty);
+        if let Evidence::Ambiguous(reason) = &row.finding.evidence {
+            let warning =
+                Diagnostic::new(format!("`{name}` {ty} is trained, though it may be a constant: {reason}"));
+            cx.warn(warning.note(format!("--freeze '{name}' leaves it as it is")));
+        }
+        if row.finding.vector_uses > 1 {
+            let uses = row.finding.vector_uses;
+            let warning =
+                Diagnostic::new(format!("{uses} uses share one initializer, `{name}`: trained as tied"));
+            cx.warn(
+                warning
+                    .note("the exporter merged equal tensors; export with optimize=False to keep them apart"),
+            );
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! What the uses of a tensor say about it: is it trained, or a mask, a table, a number?
+
+use crate::constants::any_element;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::shape::Slice;
+use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// What one use says, with the reason in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// Nothing that would make it a parameter.
+    None(String),
+    /// It is trained, as far as one can tell.
+    Ambiguous(String),
+    /// It is trained.
+    Parameter(String),
+    /// It is none, whatever the other uses say.
+    Constant(String),
+}
+
+impl Evidence {
+    /// Which of several decides.
+    fn strength(&self) -> u8 {
+        match self {
+            Self::None(_) => 0,
+            Self::Ambiguous(_) => 1,
+            Self::Parameter(_) => 2,
+            Self::Constant(_) => 3,
+        }
+    }
+}
+
+/// What all uses of a tensor say together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The strongest evidence.
+    pub evidence: Evidence,
+    /// Uses as a norm's scale or bias or as a bias: of these a model has one each, so more were merged.
+    pub vector_uses: usize,
+}
+
+impl Finding {
+    /// Whether the tensor is trained.
+    pub fn is_parameter(&self) -> bool {
+        matches!(self.evidence, Evidence::Parameter(_) | Evidence::Ambiguous(_))
+    }
+
+    /// The reason in words.
+    pub fn reason(&self) -> &str {
+        match &self.evidence {
+            Evidence::None(why)
+            | Evidence::Ambiguous(why)
+            | Evidence::Parameter(why)
+            | Evidence::Constant(why) => why,
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_parameter() { "parameter: " } else { "constant: " })?;
+        f.write_str(self.reason())
+    }
+}
+
+/// Added to scores, numbers below this hide positions; no trained bias is this low.
+const MASKED: f64 = -9999.0;
+
+/// One use of a tensor: which node reads it, as which operand, in which value, and which slices of it.
+struct Use<'m> {
+    node: &'m Node,
+    operand: usize,
+    value: ValueId,
+    slices: Vec<Slice>,
+}
+
+/// Everything a search looks at again and again.
+pub(super) struct Search<'m> {
+    module: &'m Module,
+    uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
+    /// Whether a value depends on an input of the program.
+    varies: Vec<bool>,
+}
+
+impl<'m> Search<'m> {
+    pub(super) fn new(module: &'m Module) -> Self {
+        let mut varies = vec![false; module.value_count()];
+        module.inputs.iter().for_each(|input| varies[input.value.as_u32() as usize] = true);
+        for (_, node) in module.nodes() {
+            let any = node.operands.iter().any(|value| varies[value.as_u32() as usize]);
+            node.results.iter().for_each(|value| varies[value.as_u32() as usize] = any);
+        }
+        Self { module, uses: module.uses(), varies }
+    }
+
+    fn varies(&self, value: ValueId) -> bool {
+        self.varies[value.as_u32() as usize]
+    }
+
+    /// What the uses of the values, all of which are the tensor `data`, say about it.
+    pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
+        let data = &self.module.data[data];
+        let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
+        let mut vector_uses: BTreeMap<&[Slice], usize> = BTreeMap::new();
+        let uses = self.final_uses(values);
+        for (i, found) in uses.iter().enumerate() {
+            let evidence = self.evidence(data, found);
+            let is_vector =
+                matches!(found.node.op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Binary(Binary::Add));
+            *vector_uses.entry(&found.slices).or_default() +=
+                usize::from(is_vector && matches!(evidence, Evidence::Parameter(_)));
+            if i == 0 || evidence.strength() > finding.evidence.strength() {
+                finding.evidence = evidence;
+            }
+        }
+        finding.vector_uses = vector_uses.into_values().max().unwrap_or(0);
+        finding
+    }
+
+    /// The uses of values and of their views, but not the views themselves.
+    fn final_uses(&self, values: &[ValueId]) -> Vec<Use<'m>> {
+        let mut stack: Vec<(ValueId, Vec<Slice>)> = values.iter().map(|&value| (value, vec![])).collect();
+        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+        while let Some((value, slices)) = stack.pop() {
+            let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
+            for &id in uses {
+                let node = self.module.node(id);
+                if is_view(&node.op) {
+                    let mut slices = slices.clone();
+                    if let Op::Slice(slice) = &node.op {
+                        slices.push(slice.clone());
+                    }
+                    stack.push((node.results[0], slices));
+                    continue;
+                }
+                let reads = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
+                found.extend(reads.map(|(operand, _)| Use { node, operand, value, slices: slices.clone() }));
+            }
+        }
+        found
+    }
+
+    fn evidence(&self, data: &Data, found: &Use) -> Evidence {
+        let node = found.node;
+        let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
+        let other = || node.operands[1 - found.operand];
+        let parameter = |what: &str| Evidence::Parameter(format!("{what}{place}"));
+        match (&node.op, found.operand) {
+            (Op::Rotary(_), 1 | 2) => Evidence::Constant(format!("rotary table{place}")),
+            (Op::Attention(_), 3) => Evidence::Constant(format!("attention mask{place}")),
+            (Op::Attention(_), _) => Evidence::Ambiguous(format!("read as a query, key or value{place}")),
+            (Op::LayerNorm(_) | Op::RmsNorm(_), 1) => parameter("scale of a norm"),
+            (Op::LayerNorm(_), 2) => parameter("bias of a norm"),
+            (Op::Contract(_), _) if !self.varies(other()) => {
+                Evidence::None(format!("meets constants alone{place}"))
+            }
+            (Op::Contract(_), _) if self.turns_into_angles(node) => {
+                Evidence::Constant(format!("frequencies of a rotary table{place}"))
+            }
+            (Op::Contract(_), _) => parameter("weight of a contraction"),
+            (Op::Gather(_), 0) if self.is_rotary_lookup(node) => Evidence::Constant(format!(
+                "table that is looked up and multiplied in, as rotary tables are{place}"
+            )),
+            (Op::Gather(_), 0) => parameter("table of a gather"),
+            (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
+            (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
+            (Op::Concat(_), _) if any_element(data, |x| x != 0.0) != Some(false) => {
+                Evidence::Ambiguous(format!("joined to activations, as a folded class token is{place}"))
+            }
+            (op, _) => Evidence::None(format!("read by `{}` alone{place}", op.name())),
+        }
+    }
+
+    /// `x + tensor`: a bias, a mask, a number, or position embeddings that the exporter folded.
+    fn added(&self, data: &Data, found: &Use, other: ValueId, place: &str) -> Evidence {
+        if any_element(data, |x| x <= MASKED) == Some(true) {
+            return Evidence::Constant(format!("mask: holds numbers below {MASKED}{place}"));
+        }
+        if !self.varies(other) {
+            return Evidence::None(format!("meets constants alone{place}"));
+        }
+        let scores = self.is_contraction_of_activations(other) && self.feeds_only_softmax(found.node);
+        if scores && any_element(data, |x| x != 0.0) == Some(false) {
+            return Evidence::Constant(format!("mask: zeros added to attention scores{place}"));
+        }
+        let large = large_dims(self.module, found.value);
+        match large[..] {
+            [] if !self.is_contraction(other) => Evidence::None(format!("a single number{place}")),
+            _ if scores => Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}")),
+            [] | [0] => Evidence::Parameter(format!("bias{place}")),
+            _ => Evidence::Ambiguous(format!(
+                "added to activations, as position embeddings are that the exporter folded{place}"
+            )),
+        }
+    }
+
+    /// `x · tensor`: the scale of a norm that was not recognised, or a table.
+    fn multiplied(&self, found: &Use, other: ValueId, place: &str) -> Evidence {
+        let vector = large_dims(self.module, found.value)[..] == [0];
+        if !self.varies(other) {
+            Evidence::None(format!("meets constants alone{place}"))
+        } else if self.turns_into_angles(found.node) {
+            Evidence::Constant(format!("frequencies of a rotary table{place}"))
+        } else if vector {
+            Evidence::Parameter(format!("scale of the last dim{place}"))
+        } else {
+            Evidence::None(format!("a table that is multiplied in{place}"))
+        }
+    }
+
+    /// The nodes that read what a node computes, once views, concatenations and what `through` names are passed.
+    fn readers(&self, node: &Node, through: impl Fn(&Op) -> bool) -> Vec<(&'m Node, ValueId)> {
+        let (mut readers, mut stack, mut seen) = (Vec::new(), vec![node.results[0]], BTreeSet::new());
+        while let Some(value) = stack.pop() {
+            let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
+            for &id in uses {
+                let reader = self.module.node(id);
+                if is_view(&reader.op) || matches!(reader.op, Op::Concat(_)) || through(&reader.op) {
+                    stack.push(reader.results[0]);
+                } else {
+                    readers.push((reader, value));
+                }
+            }
+        }
+        readers
+    }
+
+    /// Whether only sines and cosines are taken of what the node computes.
+    fn turns_into_angles(&self, node: &Node) -> bool {
+        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Mul)));
+        let is_angle = |op: &Op| matches!(op, Op::Unary(Unary::Sin | Unary::Cos));
+        !readers.is_empty() && readers.iter().all(|(reader, _)| is_angle(&reader.op))
+    }
+
+    /// Whether what is looked up turns queries and keys: as a rotary operator's table, or multiplied in by hand.
+    fn is_rotary_lookup(&self, gather: &Node) -> bool {
+        let readers = self.readers(gather, |_| false);
+        let turns = |(reader, value): &(&Node, ValueId)| match &reader.op {
+            Op::Rotary(_) => reader.operands[0] != *value,
+            Op::Binary(Binary::Mul) => {
+                let other = reader.operands[usize::from(reader.operands[0] == *value)];
+                other != *value && self.varies(other) && !large_dims(self.module, other).is_empty()
+            }
+            _ => false,
+        };
+        !readers.is_empty() && readers.iter().all(turns)
+    }
+
+    fn feeds_only_softmax(&self, node: &Node) -> bool {
+        let readers = self.readers(node, |_| false);
+        !readers.is_empty() && readers.iter().all(|(reader, _)| matches!(reader.op, Op::Softmax(_)))
+    }
+
+    fn is_contraction(&self, value: ValueId) -> bool {
+        self.contraction(value).is_some()
+    }
+
+    /// Whether the value is a product of two tensors of activations, as attention scores are.
+    fn is_contraction_of_activations(&self, value: ValueId) -> bool {
+        self.contraction(value).is_some_and(|node| node.operands.iter().all(|&operand| self.varies(operand)))
+    }
+
+    /// The contraction that a value is, through views and scalar factors.
+    fn contraction(&self, mut value: ValueId) -> Option<&'m Node> {
+        loop {
+            let Definition::Node(id, _) = self.module.value(value).definition else { return None };
+            let node = self.module.node(id);
+            let single = |value: &ValueId| large_dims(self.module, *value).is_empty();
+            value = match &node.op {
+                Op::Contract(_) => return Some(node),
+                Op::Binary(Binary::Mul | Binary::Div) => {
+                    *node.operands.iter().find(|value| !single(value))?
+                }
+                op if is_view(op) => node.operands[0],
+                _ => return None,
+            };
+        }
+    }
+}
+
+/// Whether an operator only moves elements of its one operand, or converts them.
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
+}
+
+/// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the
+/// last dim.
+fn large_dims(module: &Module, value: ValueId) -> Vec<usize> {
+    let dims = module.ty(value).dims.iter().rev().enumerate();
+    dims.filter(|(_, size)| !size.is_one()).map(|(i, _)| i).collect()
+}

@@ -1,0 +1,201 @@
+//! What was decided, for those who ask (`inspect`), who write weights back (export), and who check (`verify`).
+
+use super::{Decision, Parameters, Row, readers, views};
+use crate::dead::remove_dead;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::{
+    At, Builder, Changed, DataId, Definition, Diagnostic, Initializer, Module, Role, Type, View, ViewStep,
+};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// What a float tensor of the file is, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterReport {
+    /// The file's name of it.
+    pub data: String,
+    /// Its type in the file.
+    pub ty: Type,
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// What it is.
+    pub role: RowRole,
+    /// Whether it is a parameter that the user froze.
+    pub frozen: bool,
+    /// Why, in words.
+    pub reason: String,
+    /// The states that hold it; written back through their views they make the tensor again, as far as the program
+    /// uses it. Empty for a constant.
+    pub states: Vec<StateView>,
+    /// The tensor it is tied to, if its bytes were found in another: then `states` are that one's.
+    pub tied: Option<Tie>,
+}
+
+/// What a float tensor of the file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RowRole {
+    /// Trained, unless frozen.
+    Parameter,
+    /// Kept by the model without being trained.
+    Buffer,
+    /// Neither.
+    Constant,
+}
+
+/// A state as a view of a tensor of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateView {
+    /// The state's name.
+    pub state: String,
+    /// From the file's tensor to the state.
+    pub view: View,
+}
+
+/// A tensor that is another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The file's name of the other tensor.
+    pub data: String,
+    /// Dim `i` of the one is dim `permutation[i]` of the other.
+    pub permutation: Vec<u32>,
+}
+
+/// A tensor of the file that is a parameter as a whole, with those that are tied to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterSpec {
+    /// The file's name; also the name of its state.
+    pub data: String,
+    /// The tensors that are this one: their names, and how their dims lie in this one.
+    pub ties: Vec<Tie>,
+}
+
+/// The set of trained tensors that a compiled program has: what its reference is given.
+pub fn specs(reports: &[ParameterReport]) -> Vec<ParameterSpec> {
+    let trained = reports.iter().filter(|report| report.role == RowRole::Parameter && !report.frozen);
+    let (tied, whole): (Vec<_>, Vec<_>) = trained.partition(|report| report.tied.is_some());
+    let ties_of = |name: &str| {
+        let of = |report: &&ParameterReport| {
+            let tie = report.tied.as_ref().filter(|tie| tie.data == name)?;
+            Some(Tie { data: report.data.clone(), permutation: tie.permutation.clone() })
+        };
+        tied.iter().filter_map(of).collect()
+    };
+    whole
+        .iter()
+        .map(|report| ParameterSpec { data: report.data.clone(), ties: ties_of(&report.data) })
+        .collect()
+}
+
+/// A report for every float tensor that the program reads.
+pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) -> Vec<ParameterReport> {
+    let mut reports: BTreeMap<DataId, ParameterReport> = BTreeMap::new();
+    for row in &decision.rows {
+        reports.insert(row.data, report(module, row, cx));
+    }
+    for tie in &decision.ties {
+        let Some(main) = reports.get(&tie.to).cloned() else { continue };
+        let (data, ty) = (&module.data[tie.data].name, &module.data[tie.data].ty);
+        let through = |state: &StateView| {
+            let moved = back_step(&tie.permutation).into_iter();
+            StateView { state: state.state.clone(), view: moved.chain(state.view.iter().cloned()).collect() }
+        };
+        let states = main.states.iter().map(through).collect();
+        let tied = Some(Tie { data: main.data.clone(), permutation: tie.permutation.clone() });
+        let aliases = cx.aliases.get(data).cloned().unwrap_or_default();
+        let reason = format!("has the bytes of `{}`", main.data);
+        let report =
+            ParameterReport { data: data.clone(), ty: ty.clone(), aliases, reason, states, tied, ..main };
+        reports.insert(tie.data, report);
+    }
+    reports.into_values().collect()
+}
+
+/// The step from a tied tensor, which has dim `permutation[i]` of the other as its dim `i`, to the other.
+fn back_step(permutation: &[u32]) -> Option<ViewStep> {
+    let mut inverse: SmallVec<[u32; 4]> = SmallVec::from_slice(permutation);
+    permutation.iter().enumerate().for_each(|(i, &p)| inverse[p as usize] = i as u32);
+    let moves = inverse.iter().copied().ne(0..inverse.len() as u32);
+    moves.then_some(ViewStep::Transpose(inverse))
+}
+
+fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
+    let data = &module.data[row.data];
+    let of = |state: &super::NewState| {
+        let copies = views::copies(data, &state.cut.view).into_iter();
+        copies.map(|view| StateView { state: state.name.clone(), view }).collect::<Vec<_>>()
+    };
+    ParameterReport {
+        data: data.name.clone(),
+        ty: data.ty.clone(),
+        aliases: cx.aliases.get(&data.name).cloned().unwrap_or_default(),
+        role: if row.finding.is_parameter() { RowRole::Parameter } else { RowRole::Constant },
+        frozen: row.frozen,
+        reason: row.finding.reason().to_string(),
+        states: row.states.iter().flat_map(of).collect(),
+        tied: None,
+    }
+}
+
+/// Makes exactly these tensors parameters, each whole.
+pub(super) fn apply_specs(module: &mut Module, specs: &[ParameterSpec]) -> Result<Changed, Diagnostic> {
+    let row = |module: &Module, name: &str| {
+        let found = module.data.iter().find(|(_, data)| data.name == name).map(|(id, _)| id);
+        found.ok_or_else(|| Diagnostic::new(format!("the program has no tensor `{name}` to train")))
+    };
+    let readers = readers(module);
+    let mut b = Builder::new(module, Parameters::NAME);
+    for spec in specs {
+        let data = row(b.module(), &spec.data)?;
+        let ty = b.module().data[data].ty.clone();
+        let id = b.tables().add_state(&spec.data, ty, Role::Parameter, Initializer::Data(data));
+        let state = b.module().states[id].input;
+        let identity = (0..b.ty(state).ndim() as u32).collect::<Vec<_>>();
+        let mut reads = vec![(data, identity)];
+        for tie in &spec.ties {
+            reads.push((row(b.module(), &tie.data)?, tie.permutation.clone()));
+        }
+        for (data, permutation) in reads {
+            for &value in readers.get(&data).into_iter().flatten() {
+                let Definition::Node(node, _) = b.module().value(value).definition else { continue };
+                b.at(At::Before(node));
+                let read = b.transpose(state, &permutation)?;
+                let read = b.reshape(read, b.ty(value).dims.clone())?;
+                b.replace(value, read);
+                b.remove(node);
+            }
+        }
+    }
+    let changed = b.finish();
+    Ok(changed.or(remove_dead(module, Parameters::NAME)))
+}
+
+/// Writes specs as options: `data=NAME`, each followed by its ties, `tie=NAME, permuted=1x0`.
+pub(super) fn print_specs(specs: &[ParameterSpec], arguments: &mut Arguments) {
+    for spec in specs {
+        arguments.push("data", &spec.data);
+        for tie in &spec.ties {
+            arguments.push("tie", &tie.data);
+            let dims: Vec<String> = tie.permutation.iter().map(u32::to_string).collect();
+            arguments.push("permuted", dims.join("x"));
+        }
+    }
+}
+
+/// Reads what [`print_specs`] wrote.
+pub(super) fn parse_specs(arguments: &mut Arguments) -> Result<Vec<ParameterSpec>, String> {
+    let mut specs: Vec<ParameterSpec> = Vec::new();
+    for (key, value) in arguments.take_rest() {
+        match (key.as_str(), specs.last_mut()) {
+            ("data", _) => specs.push(ParameterSpec { data: value, ties: vec![] }),
+            ("tie", Some(spec)) => spec.ties.push(Tie { data: value, permutation: vec![] }),
+            ("permuted", Some(ParameterSpec { ties, .. })) => {
+                let dims: Result<_, _> = value.split('x').map(str::parse).collect();
+                let tie = ties.last_mut().ok_or("`permuted` stands after a `tie`")?;
+                tie.permutation = dims.map_err(|_| format!("`{value}` is not a permutation such as 1x0"))?;
+            }
+            _ => return Err(format!("`{key}` does not stand after a `data`")),
+        }
+    }
+    Ok(specs)
+}

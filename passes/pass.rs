@@ -1,0 +1,39 @@
+//! What a pass is, and what passes share while they run.
+
+use crate::parameters::ParameterReport;
+use crate::pipeline::Arguments;
+use ir::{Changed, Diagnostic, Module};
+use std::collections::BTreeMap;
+
+/// A pass: its options, how they are written in a pipeline, and what it does.
+pub trait Transform: Sized {
+    /// Its name in pipelines, in `by` of nodes, in errors.
+    const NAME: &'static str;
+
+    /// Reads the options; those left out have their defaults. Errors say what is wrong with an option.
+    fn parse(arguments: &mut Arguments) -> Result<Self, String>;
+
+    /// Writes the options so that [`Transform::parse`] reads them back.
+    fn print(&self, arguments: &mut Arguments);
+
+    /// Changes the module. An error is the user's, or a limit of the compiler, never a broken module.
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic>;
+}
+
+/// What passes know beside the module, and what they report.
+#[derive(Debug, Default)]
+pub struct PassContext {
+    /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
+    pub aliases: BTreeMap<String, Vec<String>>,
+    /// What the user should know and may want to change.
+    pub warnings: Vec<Diagnostic>,
+    /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
+    pub parameters: Vec<ParameterReport>,
+}
+
+impl PassContext {
+    /// Adds a warning.
+    pub fn warn(&mut self, warning: Diagnostic) {
+        self.warnings.push(warning);
+    }
+}

@@ -1,0 +1,94 @@
+//! The list of passes, one line each.
+
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use crate::{autodiff, bind, canonicalize, fold, loss, optimizer, parameters, simplify};
+use ir::{Changed, Diagnostic, Module};
+use std::fmt;
+
+macro_rules! passes {
+    ($($variant:ident($options:ty))*) => {
+        /// A pass with its options.
+        #[allow(missing_docs)] // each variant is documented at its options
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Pass {
+            $($variant($options)),*
+        }
+
+        $(impl From<$options> for Pass {
+            fn from(options: $options) -> Self {
+                Self::$variant(options)
+            }
+        })*
+
+        impl Pass {
+            /// The names of all passes.
+            pub const NAMES: &[&str] = &[$(<$options as Transform>::NAME),*];
+
+            /// The name in pipelines.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => <$options as Transform>::NAME),*
+                }
+            }
+
+            /// The pass of that name with these options; what it does not use stays in `arguments`.
+            pub fn parse(name: &str, arguments: &mut Arguments) -> Result<Self, String> {
+                $(if name == <$options as Transform>::NAME {
+                    return Ok(Self::$variant(Transform::parse(arguments)?));
+                })*
+                Err(format!("there is no such pass; there are {}", Self::NAMES.join(", ")))
+            }
+
+            fn arguments(&self) -> Arguments {
+                let mut arguments = Arguments::default();
+                match self {
+                    $(Self::$variant(options) => options.print(&mut arguments)),*
+                }
+                arguments
+            }
+
+            /// Runs the pass, without verifying what it made.
+            pub fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+                match self {
+                    $(Self::$variant(options) => options.run(module, cx)),*
+                }
+            }
+        }
+    };
+}
+
+/// The pass [`canonicalize`]; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Canonicalize;
+
+impl Transform for Canonicalize {
+    const NAME: &'static str = "canonicalize";
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        canonicalize::run(module, &mut cx.warnings)
+    }
+}
+
+passes! {
+    Bind(bind::Bind)
+    Fold(fold::Fold)
+    Canonicalize(Canonicalize)
+    Parameters(parameters::Parameters)
+    Loss(loss::Loss)
+    Autodiff(autodiff::Autodiff)
+    Optimizer(optimizer::Optimizer)
+    Simplify(simplify::Simplify)
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.name(), self.arguments())
+    }
+}

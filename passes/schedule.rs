@@ -1,0 +1,136 @@
+//! Learning-rate schedules: the rate of a step as scalar nodes, computed on the device from the step counter.
+
+use crate::pipeline::Arguments;
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
+use ir::{Builder, DType, TypeError, ValueId};
+
+/// The learning rate of step `s`, counted from 0. With `lr` the highest rate:
+///
+/// - `s < warmup`: `lr · (s + 1) / warmup`;
+/// - then, with progress `p = min(1, (s - warmup) / (steps - warmup))`: constant `lr`; linear `lr + (min - lr)·p`;
+///   cosine `min + (lr - min)·(1 + cos πp)/2` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// The curve after the warm-up.
+    pub curve: Curve,
+    /// Steps of linear warm-up; 0 for none.
+    pub warmup: u64,
+    /// The rate at the end of the curve, as an absolute number.
+    pub min: f64,
+    /// The step at which the curve ends; more than `warmup` where the curve is not constant.
+    pub steps: u64,
+}
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Curve {
+    /// It stays.
+    #[default]
+    Constant,
+    /// It falls on a line.
+    Linear,
+    /// It falls on half a cosine.
+    Cosine,
+}
+
+impl Curve {
+    /// Every curve with its name.
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Constant, "constant"), (Self::Linear, "linear"), (Self::Cosine, "cosine")];
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self { curve: Curve::Constant, warmup: 0, min: 0.0, steps: 0 }
+    }
+}
+
+impl Schedule {
+    pub(crate) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let default = Self::default();
+        Ok(Self {
+            curve: arguments.word(&Curve::ALL).unwrap_or_default(),
+            warmup: arguments.value("warmup", default.warmup)?,
+            min: arguments.value("min", default.min)?,
+            steps: arguments.value("steps", default.steps)?,
+        })
+    }
+
+    pub(crate) fn print(&self, arguments: &mut Arguments) {
+        let default = Self::default();
+        for (curve, word) in Curve::ALL {
+            arguments.push_flag(word, curve == self.curve && curve != default.curve);
+        }
+        arguments.push_unless(&default.warmup, "warmup", &self.warmup);
+        arguments.push_unless(&default.min, "min", &self.min);
+        arguments.push_unless(&default.steps, "steps", &self.steps);
+    }
+
+    /// Whether the numbers make a curve.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.curve != Curve::Constant && self.steps <= self.warmup {
+            let (steps, warmup) = (self.steps, self.warmup);
+            return Err(format!("a curve of {steps} steps ends before its warm-up of {warmup} steps does"));
+        }
+        Ok(())
+    }
+
+    /// The rate of step `s` as a number: what `build` computes on the device.
+    pub fn rate(&self, lr: f64, s: u64) -> f64 {
+        if s < self.warmup {
+            return lr * (s + 1) as f64 / self.warmup as f64;
+        }
+        let progress = || ((s - self.warmup) as f64 / (self.steps - self.warmup) as f64).min(1.0);
+        match self.curve {
+            Curve::Constant => lr,
+            Curve::Linear => lr + (self.min - lr) * progress(),
+            Curve::Cosine => {
+                self.min + (lr - self.min) * (1.0 + (std::f64::consts::PI * progress()).cos()) * 0.5
+            }
+        }
+    }
+
+    /// Adds nodes for the rate, an f64 scalar, given the step, an f64 scalar that counts from 0.
+    pub(crate) fn build(&self, b: &mut Builder, lr: f64, step: ValueId) -> Result<ValueId, TypeError> {
+        let after = self.build_curve(b, lr, step)?;
+        if self.warmup == 0 {
+            return Ok(after);
+        }
+        let (one, peak) = (b.scalar(DType::F64, 1.0)?, b.scalar(DType::F64, lr)?);
+        let warmup = b.scalar(DType::F64, self.warmup as f64)?;
+        let next = b.add(step, one)?;
+        let risen = b.mul(peak, next)?;
+        let rising = b.one(Binary::Div, &[risen, warmup])?;
+        let warm = b.one(Compare::Less, &[step, warmup])?;
+        b.one(Select, &[warm, rising, after])
+    }
+
+    fn build_curve(&self, b: &mut Builder, lr: f64, step: ValueId) -> Result<ValueId, TypeError> {
+        if self.curve == Curve::Constant {
+            return b.scalar(DType::F64, lr);
+        }
+        let start = b.scalar(DType::F64, self.warmup as f64)?;
+        let length = b.scalar(DType::F64, (self.steps - self.warmup) as f64)?;
+        let one = b.scalar(DType::F64, 1.0)?;
+        let since = b.one(Binary::Sub, &[step, start])?;
+        let share = b.one(Binary::Div, &[since, length])?;
+        let progress = b.one(Binary::Min, &[share, one])?;
+        match self.curve {
+            Curve::Constant | Curve::Linear => {
+                let fall = b.scale(progress, self.min - lr)?;
+                let peak = b.scalar(DType::F64, lr)?;
+                b.add(peak, fall)
+            }
+            Curve::Cosine => {
+                let angle = b.scale(progress, std::f64::consts::PI)?;
+                let cosine = b.one(Unary::Cos, &[angle])?;
+                let raised = b.add(one, cosine)?;
+                let height = b.scalar(DType::F64, lr - self.min)?;
+                let scaled = b.mul(height, raised)?;
+                let half = b.scale(scaled, 0.5)?;
+                let floor = b.scalar(DType::F64, self.min)?;
+                b.add(floor, half)
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Simplify: common subexpressions, arithmetic on known scalars, operations that do nothing, dead nodes.
+//!
+//! Invariants: nodes of different phase, stage or copy are never merged; no result changes by a bit in `exact` mode
+//! but for what folding rounds once and not twice.
+
+mod cse;
+
+use crate::dead::remove_dead;
+use crate::local;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::{Changed, Diagnostic, Module};
+
+pub use cse::{Merge, decide as decide_merges};
+
+/// The pass; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Simplify;
+
+impl Transform for Simplify {
+    const NAME: &'static str = "simplify";
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let rewritten = local::run(module, Self::NAME)?;
+        let merged = cse::apply(module, &cse::decide(module));
+        Ok(rewritten.or(merged).or(remove_dead(module, Self::NAME)))
+    }
+}

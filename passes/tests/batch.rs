@@ -1,0 +1,172 @@
+//! Programs bound to another batch compute every sample as they did before.
+
+use ir::interp::{self, Missing, Mode};
+use ir::{Blob, DType, Module, Tensor, random};
+use passes::{Manager, PassContext, Pipeline};
+use std::collections::BTreeMap;
+
+fn parse(text: &str, numbers: impl Fn(&str, usize) -> f64) -> Module {
+    let mut module = ir::text::parse(text).expect("the text is a program");
+    for data in module.data.values_mut().filter(|data| data.bytes().is_none()) {
+        let sizes: Vec<usize> =
+            data.ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
+        let elements = (0..sizes.iter().product()).map(|i| numbers(&data.name, i)).collect();
+        data.blob = Blob::File(Some(Tensor::float(data.ty.dtype, sizes, elements).to_bytes().into()));
+    }
+    module
+}
+
+fn normal(name: &str, i: usize) -> f64 {
+    random::normal(1, random::stream(name), i as u64)
+}
+
+fn bind(module: &Module, batch: u64) -> Module {
+    let mut module = module.clone();
+    let pipeline: Pipeline =
+        format!("bind(batch={batch}) fold").parse().expect("the pipeline is well written");
+    let result = Manager::default().run(&pipeline, &mut module, &mut PassContext::default(), |_, _, _| {});
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+    module
+}
+
+/// Runs a program on samples `first ..`, as many as its batch; the rows of output `y`, one a sample.
+fn rows(module: &Module, first: usize) -> Vec<Vec<f64>> {
+    let tensor = |input: &ir::Input| {
+        let ty = module.ty(input.value);
+        let sizes: Vec<usize> = ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
+        let inner: usize = sizes[1..].iter().product();
+        let number = |i: usize| normal(&format!("{} {}", input.name, first + i / inner), i % inner);
+        let numbers = (0..sizes[0] * inner).map(number);
+        let tensor = match ty.dtype {
+            DType::I64 => Tensor::int(ty.dtype, sizes, numbers.map(|x| (x.abs() * 2.0) as i64 % 7).collect()),
+            _ => Tensor::float(ty.dtype, sizes, numbers.collect()),
+        };
+        (input.name.clone(), tensor)
+    };
+    let batch = module.ty(module.inputs[0].value).sizes().expect("bound")[0] as usize;
+    let microbatch: BTreeMap<String, Tensor> = module.inputs.iter().map(tensor).collect();
+    let mut states = interp::initial_states(module, 0, Missing::Refuse).expect("there are none");
+    let outputs = interp::step(module, Mode::Exact, &mut states, &[microbatch]).expect("it runs");
+    let y = outputs["y"][0].numbers();
+    y.chunks(y.len() / batch).map(<[f64]>::to_vec).collect()
+}
+
+/// Binds to batches from 1 to 5 and compares every sample.
+fn check(module: &Module) {
+    let exported = module.ty(module.inputs[0].value).sizes().expect("bound")[0] as usize;
+    let expected: Vec<Vec<f64>> = (0..6).step_by(exported).flat_map(|first| rows(module, first)).collect();
+    for batch in 1..=5 {
+        let bound = bind(module, batch);
+        for (sample, row) in rows(&bound, 0).iter().enumerate() {
+            let close = row.len() == expected[sample].len()
+                && row.iter().zip(&expected[sample]).all(|(a, b)| (a - b).abs() < 1e-12);
+            assert!(close, "batch {batch}, sample {sample}: {row:?}, not {:?}", expected[sample]);
+        }
+    }
+}
+
+/// An encoder layer as exporters write it, batch and masks baked in.
+fn encoder(batch: usize) -> String {
+    let flat = batch * 3;
+    let repeated = |row: &str| vec![row; batch].join(", ");
+    let (types, numbers) =
+        (repeated("1, 0, 1"), (0..batch).map(|b| format!("{b}, 0, {b}, 1, {b}, 2")).collect::<Vec<_>>());
+    format!(
+        "trainyard-ir 1
+module @encoder imported {{
+  data @0 \"words\" : f64[7, 4]
+  data @1 \"types.table\" : f64[2, 4]
+  data @2 \"types\" : i64[{batch}, 3] = [{types}]
+  data @3 \"positions\" : f64[{batch}, 3, 4]
+  data @4 \"qkv\" : f64[4, 12]
+  data @5 \"indices\" : i64[{batch}, 1, 1, 3, 2] = [{numbers}]
+  func @forward(%0 \"tokens\" batched : i64[{batch}, 3], %1 \"mask\" batched : i64[{batch}, 3]) {{
+    %2 = constant {{data = @0}} : f64[7, 4] !{{fwd}}
+    %3 = constant {{data = @1}} : f64[2, 4] !{{fwd}}
+    %4 = constant {{data = @2}} : i64[{batch}, 3] !{{fwd}}
+    %5 = constant {{data = @3}} : f64[{batch}, 3, 4] !{{fwd}}
+    %6 = gather %2, %0 {{dim = 0}} : f64[{batch}, 3, 4] !{{fwd}}
+    %7 = gather %3, %4 {{dim = 0}} : f64[{batch}, 3, 4] !{{fwd}}
+    %8 = add %6, %7 : f64[{batch}, 3, 4] !{{fwd}}
+    %9 = add %8, %5 : f64[{batch}, 3, 4] !{{fwd}}
+    %10 = reshape %9 : f64[{flat}, 4] !{{fwd}}
+    %11 = constant {{data = @4}} : f64[4, 12] !{{fwd}}
+    %12 = contract %10, %11 {{lhs = bk, rhs = kc, out = bc}} : f64[{flat}, 12] !{{fwd}}
+    %13 = reshape %12 : f64[{batch}, 3, 12] !{{fwd}}
+    %14 = slice %13 {{dim = 2, start = 0, step = 1}} : f64[{batch}, 3, 4] !{{fwd}}
+    %15 = slice %13 {{dim = 2, start = 4, step = 1}} : f64[{batch}, 3, 4] !{{fwd}}
+    %16 = slice %13 {{dim = 2, start = 8, step = 1}} : f64[{batch}, 3, 4] !{{fwd}}
+    %17 = reshape %14 : f64[{batch}, 3, 2, 2] !{{fwd}}
+    %18 = reshape %15 : f64[{batch}, 3, 2, 2] !{{fwd}}
+    %19 = reshape %16 : f64[{batch}, 3, 2, 2] !{{fwd}}
+    %20 = contract %17, %18 {{lhs = bshd, rhs = bthd, out = bhst}} : f64[{batch}, 2, 3, 3] !{{fwd}}
+    %21 = cast %1 {{to = bool}} : bool[{batch}, 3] !{{fwd}}
+    %22 = constant {{data = @5}} : i64[{batch}, 1, 1, 3, 2] !{{fwd}}
+    %23 = gather_nd %21, %22 {{batch_dims = 0}} : bool[{batch}, 1, 1, 3] !{{fwd}}
+    %24 = splat {{value = -1e9}} : f64[{batch}, 1, 3, 3] !{{fwd}}
+    %25 = splat {{value = 0.0}} : f64[] !{{fwd}}
+    %26 = select %23, %25, %24 : f64[{batch}, 1, 3, 3] !{{fwd}}
+    %27 = add %20, %26 : f64[{batch}, 2, 3, 3] !{{fwd}}
+    %28 = softmax %27 {{dim = 3}} : f64[{batch}, 2, 3, 3] !{{fwd}}
+    %29 = contract %28, %19 {{lhs = bhst, rhs = bthd, out = bshd}} : f64[{batch}, 3, 2, 2] !{{fwd}}
+    %30 = reshape %29 : f64[{batch}, 3, 4] !{{fwd}}
+  }}
+  output \"y\" = %30
+}}",
+        numbers = numbers.join(", ")
+    )
+}
+
+#[test]
+fn an_encoder_exported_for_one_batch_runs_with_any() {
+    for batch in [1, 2, 3] {
+        check(&parse(&encoder(batch), |name, i| normal(name, if name == "positions" { i % 12 } else { i })));
+    }
+}
+
+#[test]
+fn a_token_that_the_exporter_repeated_over_the_batch_is_joined_to_every_sample() {
+    for batch in [1, 2] {
+        let text = format!(
+            "trainyard-ir 1
+module @token imported {{
+  data @0 \"token\" : f64[{batch}, 1, 4]
+  func @forward(%0 \"x\" batched : f64[{batch}, 3, 4]) {{
+    %1 = constant {{data = @0}} : f64[{batch}, 1, 4] !{{fwd}}
+    %2 = concat %1, %0 {{dim = 1}} : f64[{batch}, 4, 4] !{{fwd}}
+  }}
+  output \"y\" = %2
+}}"
+        );
+        check(&parse(&text, |name, i| normal(name, i % 4)));
+    }
+}
+
+#[test]
+fn a_constant_that_lies_flat_over_the_batch_is_repeated() {
+    let text = "trainyard-ir 1
+module @flat imported {
+  data @0 \"scales\" : f64[6, 1]
+  func @forward(%0 \"x\" batched : f64[2, 3, 4]) {
+    %1 = constant {data = @0} : f64[6, 1] !{fwd}
+    %2 = reshape %0 : f64[6, 4] !{fwd}
+    %3 = mul %2, %1 : f64[6, 4] !{fwd}
+    %4 = reshape %3 : f64[2, 12] !{fwd}
+  }
+  output \"y\" = %4
+}";
+    check(&parse(text, |name, i| normal(name, i % 3)));
+}
+
+#[test]
+fn a_weight_that_differs_from_sample_to_sample_is_refused() {
+    let module = parse(&encoder(2), normal);
+    let pipeline: Pipeline = "bind(batch=3)".parse().expect("the pipeline is well written");
+    let result =
+        Manager::default().run(&pipeline, &mut module.clone(), &mut PassContext::default(), |_, _, _| {});
+    let failure = result.expect_err("positions differ");
+    assert!(
+        failure.diagnostics[0].message.contains("`positions` differs from sample to sample"),
+        "{failure}"
+    );
+}

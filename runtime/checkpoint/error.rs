@@ -1,0 +1,107 @@
+//! What can go wrong with a checkpoint, each with the path, the numbers and what would work.
+
+use super::compare::Differences;
+use super::fingerprint::DataFingerprint;
+use std::io;
+use std::path::PathBuf;
+
+/// A checkpoint that cannot be written, read or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file system refused, most often for want of space.
+    #[error(
+        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {source}\n  = {}",
+        path.display(), kept_text(.kept)
+    )]
+    Write {
+        /// Where it was to be.
+        path: PathBuf,
+        /// The step.
+        step: u64,
+        /// Bytes of the files.
+        needed: u64,
+        /// Why not.
+        source: io::Error,
+        /// The newest whole checkpoint, if there is one.
+        kept: Option<PathBuf>,
+    },
+    /// The file system refused.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The contents are not a checkpoint's, or not all of it is there.
+    #[error("`{}` is damaged: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Written by another version of the format.
+    #[error(
+        "`{}` has format version {found}; this program reads version {}: go on with the program that wrote it",
+        path.display(), super::FORMAT
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+    },
+    /// The state table is not this program's.
+    #[error(
+        "`{}` is a checkpoint of another program (`{module}`):{differences}\n  = go on with the model and the flags of \
+         the first run; or take only its weights, with --weights {}/{}",
+        path.display(), path.display(), super::STATES
+    )]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The module it was made with.
+        module: String,
+        /// How the tables differ.
+        differences: Differences,
+    },
+    /// Other training data.
+    #[error(
+        "`{}` was made with other data, of {then}; this run has {now}\n  = go on with the data of the first run, or start a \
+         new one",
+        path.display()
+    )]
+    OtherData {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its data.
+        then: DataFingerprint,
+        /// This run's data.
+        now: DataFingerprint,
+    },
+    /// The source of the values does not have a state as the module's table says.
+    #[error("the value of state `{name}` has {found} bytes, its type takes {expected}")]
+    State {
+        /// The state.
+        name: String,
+        /// Bytes there are; 0 if there is no such state.
+        found: u64,
+        /// Bytes there should be.
+        expected: u64,
+    },
+    /// A name that a safetensors file cannot hold.
+    #[error("a state cannot be saved under the name `{name}`, which the safetensors format keeps for itself")]
+    ReservedName {
+        /// The name.
+        name: String,
+    },
+}
+
+fn kept_text(kept: &Option<PathBuf>) -> String {
+    match kept {
+        Some(path) => format!("the checkpoint `{}` is whole; go on from it with --resume", path.display()),
+        None => "there is no earlier checkpoint".to_owned(),
+    }
+}

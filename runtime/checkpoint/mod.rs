@@ -1,0 +1,54 @@
+//! Values of states on disk: checkpoints, weights given by the user, and the values before step 0.
+//!
+//! A checkpoint is a folder `checkpoints/step-N` of two files. `state.safetensors` has every state of the module's
+//! table by name: global, unsharded, in its element type. `checkpoint.json` says what they belong to
+//! ([`Description`]). Both are written into a folder of a temporary name, flushed to the disk and only then renamed,
+//! so that a folder `step-N` is whole whenever there is one.
+
+mod compare;
+mod description;
+mod error;
+mod fingerprint;
+mod initial;
+mod load;
+mod matching;
+mod raw_view;
+mod save;
+mod tensor_file;
+#[cfg(test)]
+mod testing;
+mod weights;
+
+pub use compare::Differences;
+pub use description::{Description, FORMAT, StateRow};
+pub use error::CheckpointError;
+pub use fingerprint::{DataFingerprint, of_parameters};
+pub use initial::{check_weights, initial_states};
+pub use load::{Checkpoint, Latest};
+pub use save::Checkpoints;
+pub use tensor_file::TensorFile;
+pub use weights::{Weights, WeightsReport, load_weights};
+
+use bytes::Bytes;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Values of states by name: little endian, row-major, in the state's element type.
+pub type StateBytes = BTreeMap<String, Bytes>;
+
+/// Whatever holds the values of states: a device, or a map.
+pub trait StateSource {
+    /// The bytes of the state of that name (little endian, row-major); `None` if there is none.
+    fn state(&self, name: &str) -> Option<Cow<'_, [u8]>>;
+}
+
+impl StateSource for StateBytes {
+    fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        self.get(name).map(|bytes| Cow::Borrowed(bytes.as_ref()))
+    }
+}
+
+/// The name of the file of states in a checkpoint's folder.
+const STATES: &str = "state.safetensors";
+/// The name of the file that says what a checkpoint is.
+const DESCRIPTION: &str = "checkpoint.json";

@@ -1,0 +1,173 @@
+//! Views of plain bytes: what `ir::view::apply` does to tensors of numbers, without making numbers of them.
+//!
+//! A view that only reshapes, or slices the outermost dim, shares the bytes it was given: the weights of a mapped file
+//! are not copied.
+
+use bytes::Bytes;
+use ir::{DType, Tensor, Type, ViewStep};
+
+/// A tensor as its bytes: little endian, row-major.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RawTensor {
+    pub(super) dtype: DType,
+    pub(super) sizes: Vec<u64>,
+    pub(super) bytes: Bytes,
+}
+
+impl RawTensor {
+    /// `None` unless there are as many bytes as the type takes.
+    pub(super) fn new(dtype: DType, sizes: Vec<u64>, bytes: Bytes) -> Option<Self> {
+        (Type::of(dtype, &sizes).bytes()? == bytes.len() as u64).then_some(Self { dtype, sizes, bytes })
+    }
+
+    /// What the view makes of it. `None` when a step does not fit, or casts from or to something other than floats.
+    pub(super) fn view(mut self, view: &[ViewStep]) -> Option<Self> {
+        for step in view {
+            let sizes = ir::view::sizes(std::slice::from_ref(step), &self.sizes)?;
+            let after = Type::of(self.dtype, &sizes).bytes()?;
+            let bytes = match step {
+                ViewStep::Cast(to) => {
+                    self = self.cast(*to)?;
+                    continue;
+                }
+                _ if after == 0 => Bytes::new(),
+                ViewStep::Reshape(_) => self.bytes.clone(),
+                ViewStep::Transpose(permutation) => self.transposed(permutation).into(),
+                ViewStep::Slice { dim, start, length } => self.sliced(*dim as usize, *start, *length),
+                ViewStep::Pad { dim, after } => self.padded(*dim as usize, *after).into(),
+            };
+            self = Self { sizes, bytes, ..self };
+        }
+        Some(self)
+    }
+
+    /// Converted to another float type, rounding to nearest even; as it is if it is of that type.
+    pub(super) fn cast(self, to: DType) -> Option<Self> {
+        if self.dtype == to {
+            return Some(self);
+        }
+        if !self.dtype.is_float() || !to.is_float() {
+            return None;
+        }
+        let mut tensor = Tensor::from_bytes(&Type::of(self.dtype, &[self.numel()]), &self.bytes)?;
+        tensor.dtype = to;
+        Some(Self { dtype: to, sizes: self.sizes, bytes: tensor.to_bytes().into() })
+    }
+
+    fn numel(&self) -> u64 {
+        self.bytes.len() as u64 / self.dtype.bytes()
+    }
+
+    /// Elements before and after a dim, in bytes from one index of the dim to the next: `(outer, inner)`.
+    fn around(&self, dim: usize) -> (usize, usize) {
+        let inner = self.sizes[dim + 1..].iter().product::<u64>() * self.dtype.bytes();
+        (self.sizes[..dim].iter().product::<u64>() as usize, inner as usize)
+    }
+
+    fn sliced(&self, dim: usize, start: u64, length: u64) -> Bytes {
+        let (outer, inner) = self.around(dim);
+        let cut = start as usize * inner..(start + length) as usize * inner;
+        if outer == 1 {
+            return self.bytes.slice(cut);
+        }
+        let rows = self.bytes.chunks_exact(self.sizes[dim] as usize * inner);
+        rows.flat_map(|row| &row[cut.clone()]).copied().collect()
+    }
+
+    fn padded(&self, dim: usize, after: u64) -> Vec<u8> {
+        let (outer, inner) = self.around(dim);
+        let (row, zeros) = (self.sizes[dim] as usize * inner, vec![0; after as usize * inner]);
+        (0..outer).flat_map(|i| [&self.bytes[i * row..(i + 1) * row], &zeros].concat()).collect()
+    }
+
+    /// Copies the runs that stay together, in the order of the result.
+    fn transposed(&self, permutation: &[u32]) -> Vec<u8> {
+        let width = self.dtype.bytes() as usize;
+        let sizes: Vec<usize> = self.sizes.iter().map(|&size| size as usize).collect();
+        let own = ir::tensor::strides(&sizes);
+        let kept = (0..sizes.len()).rev().take_while(|&i| permutation[i] as usize == i).count();
+        let (outer, inner) = permutation.split_at(sizes.len() - kept);
+        let run = inner.iter().map(|&i| sizes[i as usize]).product::<usize>() * width;
+        let pick = |from: &[usize]| outer.iter().map(|&i| from[i as usize]).collect::<Vec<_>>();
+        let mut out = Vec::with_capacity(self.bytes.len());
+        let (sizes, strides) = (pick(&sizes), pick(&own));
+        let mut index = vec![0; sizes.len()];
+        loop {
+            let offset = index.iter().zip(&strides).map(|(i, stride)| i * stride).sum::<usize>() * width;
+            out.extend_from_slice(&self.bytes[offset..offset + run]);
+            let Some(dim) = (0..index.len()).rev().find(|&dim| index[dim] + 1 < sizes[dim]) else {
+                return out;
+            };
+            index[dim] += 1;
+            index[dim + 1..].fill(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use smallvec::{SmallVec, smallvec};
+
+    /// A random step that fits a tensor of these sizes.
+    fn step(sizes: &[u64], choice: [u64; 3]) -> ViewStep {
+        let dim = (choice[1] % sizes.len().max(1) as u64) as u32;
+        let size = sizes.get(dim as usize).copied();
+        match (choice[0] % 5, size) {
+            (0, Some(size)) => {
+                let start = choice[2] % (size + 1);
+                ViewStep::Slice { dim, start, length: size - start }
+            }
+            (1, Some(_)) => ViewStep::Pad { dim, after: choice[2] % 3 },
+            (2, _) => ViewStep::Reshape(smallvec![sizes.iter().product()]),
+            (3, _) => ViewStep::Cast(if choice[2].is_multiple_of(2) { DType::F16 } else { DType::F64 }),
+            _ => {
+                let mut permutation: SmallVec<[u32; 4]> = (0..sizes.len() as u32).collect();
+                permutation.rotate_left(dim as usize);
+                ViewStep::Transpose(permutation)
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_go_through_a_view_as_numbers_do(
+            sizes in proptest::collection::vec(0u64..5, 0..4),
+            choices in proptest::collection::vec(any::<[u64; 3]>(), 0..4),
+        ) {
+            let mut view = Vec::new();
+            for choice in choices {
+                view.push(step(&ir::view::sizes(&view, &sizes).unwrap(), choice));
+            }
+            let count = sizes.iter().product::<u64>();
+            let numbers = (0..count).map(|i| i as f64 * 0.25 - 3.0).collect();
+            let tensor = Tensor::float(DType::F32, sizes.iter().map(|&size| size as usize).collect(), numbers);
+            let expected = ir::view::apply(&view, &tensor).unwrap();
+            let raw = RawTensor::new(DType::F32, sizes, tensor.to_bytes().into()).unwrap();
+            let found = raw.view(&view).unwrap();
+            prop_assert_eq!(found.dtype, expected.dtype);
+            prop_assert_eq!(&found.sizes, &expected.ty().sizes().unwrap());
+            prop_assert_eq!(&found.bytes[..], &expected.to_bytes()[..]);
+        }
+    }
+
+    #[test]
+    fn reshapes_and_outer_slices_share_the_bytes() {
+        let bytes = Bytes::from(vec![1u8; 24]);
+        let tensor = RawTensor::new(DType::U8, vec![4, 6], bytes.clone()).unwrap();
+        let view = [ViewStep::Reshape(smallvec![8, 3]), ViewStep::Slice { dim: 0, start: 2, length: 3 }];
+        let found = tensor.view(&view).unwrap();
+        assert_eq!(found.bytes.as_ptr(), bytes[6..].as_ptr());
+        assert_eq!((found.sizes, found.bytes.len()), (vec![3, 3], 9));
+    }
+
+    #[test]
+    fn a_view_that_does_not_fit_is_none() {
+        let tensor = || RawTensor::new(DType::I8, vec![4], Bytes::from(vec![0; 4])).unwrap();
+        assert!(tensor().view(&[ViewStep::Slice { dim: 1, start: 0, length: 1 }]).is_none());
+        assert!(tensor().view(&[ViewStep::Cast(DType::F32)]).is_none());
+        assert!(tensor().view(&[ViewStep::Pad { dim: 0, after: u64::MAX }]).is_none());
+        assert!(RawTensor::new(DType::F32, vec![u64::MAX, 4], Bytes::new()).is_none());
+    }
+}

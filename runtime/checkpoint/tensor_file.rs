@@ -1,0 +1,261 @@
+//! Files of safetensors: the header checked against the file's length, tensors read one at a time.
+
+use super::error::CheckpointError;
+use ir::{DType, Type};
+use safetensors::Dtype as Stored;
+use safetensors::tensor::{Metadata, TensorInfo};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Bytes before the header: its length.
+const LENGTH: u64 = 8;
+/// No header of an honest file is longer; it is read into memory whole.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// The key under which our own files say what they are.
+const MARK: (&str, &str) = ("trainyard", "states");
+
+/// An open file of named tensors.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    tensors: BTreeMap<String, Entry>,
+    /// Written by a checkpoint: names and sizes are those of states.
+    pub(super) of_states: bool,
+    /// Written by PyTorch's own writer, which says so.
+    pub(super) of_pytorch: bool,
+}
+
+/// One tensor of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// The element type, unless the IR has none like it.
+    pub(super) dtype: Result<DType, String>,
+    /// Sizes, outermost first.
+    pub(super) dims: Vec<u64>,
+    /// Where its bytes are in the file.
+    bytes: Range<u64>,
+}
+
+impl TensorFile {
+    /// Opens `path` and checks its header: every tensor lies in the file, and they fill it.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no file of safetensors, or not all of one.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let read = |source| CheckpointError::Read { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(read)?;
+        let size = file.metadata().map_err(read)?.len();
+        let header = read_header(&mut file, size).map_err(read)?;
+        let malformed = |reason| CheckpointError::Malformed { path: path.to_owned(), reason };
+        let (metadata, start) = header.map_err(malformed)?;
+        let mut tensors = BTreeMap::new();
+        for (name, info) in metadata.tensors() {
+            tensors.insert(name, entry(info, start));
+        }
+        let word = |key: &str| metadata.metadata().as_ref()?.get(key).cloned();
+        let of_states = word(MARK.0).as_deref() == Some(MARK.1);
+        let of_pytorch = word("format").as_deref() == Some("pt");
+        Ok(Self { path: path.to_owned(), file, tensors, of_states, of_pytorch })
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
+        self.tensors.get(name)
+    }
+
+    /// The element type and sizes of a tensor; `None` if there is no such tensor, or the IR has no such type.
+    pub fn ty(&self, name: &str) -> Option<Type> {
+        let entry = self.entry(name)?;
+        Some(Type::of(entry.dtype.clone().ok()?, &entry.dims))
+    }
+
+    /// The bytes of a tensor, little endian, row-major; `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(entry) = self.entry(name) else { return Ok(None) };
+        let read = || {
+            let mut file = &self.file;
+            file.seek(SeekFrom::Start(entry.bytes.start))?;
+            // The header was checked against the file's length, so this is no more than the file has.
+            let mut bytes = vec![0; (entry.bytes.end - entry.bytes.start) as usize];
+            file.read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        read().map(Some).map_err(|source| CheckpointError::Read { path: self.path.clone(), source })
+    }
+}
+
+fn entry(info: &TensorInfo, start: u64) -> Entry {
+    let (first, last) = info.data_offsets;
+    let dims = info.shape.iter().map(|&size| size as u64).collect();
+    Entry { dtype: dtype(info.dtype), dims, bytes: start + first as u64..start + last as u64 }
+}
+
+/// The header, and where the tensors start; or what is wrong with it.
+fn read_header(file: &mut File, size: u64) -> io::Result<Result<(Metadata, u64), String>> {
+    if size < LENGTH {
+        return Ok(Err(format!("{size} bytes are too few for a file of safetensors")));
+    }
+    let mut length = [0; LENGTH as usize];
+    file.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER || length > size - LENGTH {
+        return Ok(Err(format!("a header of {length} bytes does not fit the file's {size}: is it cut off?")));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact(&mut header)?;
+    let metadata: Metadata = match serde_json::from_slice(&header) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(format!("its header is not one of safetensors: {error}"))),
+    };
+    let start = LENGTH + length;
+    let (found, expected) = (size - start, metadata.data_len() as u64);
+    if found != expected {
+        return Ok(Err(format!("its tensors take {expected} bytes, and {found} are there: is it cut off?")));
+    }
+    Ok(Ok((metadata, start)))
+}
+
+/// The first bytes of a file of states: length and header. Tensors follow in this order, without gaps.
+///
+/// # Errors
+/// The name that the format does not allow.
+pub(super) fn header(tensors: &[(&str, DType, Vec<u64>, u64)]) -> Result<Vec<u8>, String> {
+    let mut offset = 0;
+    let mut rows = Vec::with_capacity(tensors.len());
+    for (name, dtype, dims, bytes) in tensors {
+        if *name == "__metadata__" {
+            return Err((*name).to_owned());
+        }
+        let shape = dims.iter().map(|&size| size as usize).collect();
+        let data_offsets = (offset, offset + *bytes as usize);
+        offset = data_offsets.1;
+        rows.push(((*name).to_owned(), TensorInfo { dtype: stored(*dtype), shape, data_offsets }));
+    }
+    let mark = HashMap::from([(MARK.0.to_owned(), MARK.1.to_owned())]);
+    let metadata = Metadata::new(Some(mark), rows).map_err(|error| error.to_string())?;
+    let mut text = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    // Tensors start at a multiple of 8 bytes, as other writers have it.
+    text.resize(text.len().next_multiple_of(LENGTH as usize), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut text);
+    Ok(header)
+}
+
+fn dtype(stored: Stored) -> Result<DType, String> {
+    Ok(match stored {
+        Stored::F64 => DType::F64,
+        Stored::F32 => DType::F32,
+        Stored::F16 => DType::F16,
+        Stored::BF16 => DType::BF16,
+        Stored::I64 => DType::I64,
+        Stored::I32 => DType::I32,
+        Stored::I16 => DType::I16,
+        Stored::I8 => DType::I8,
+        Stored::U64 => DType::U64,
+        Stored::U32 => DType::U32,
+        Stored::U16 => DType::U16,
+        Stored::U8 => DType::U8,
+        Stored::BOOL => DType::Bool,
+        other => return Err(other.to_string()),
+    })
+}
+
+fn stored(dtype: DType) -> Stored {
+    match dtype {
+        DType::F64 => Stored::F64,
+        DType::F32 => Stored::F32,
+        DType::F16 => Stored::F16,
+        DType::BF16 => Stored::BF16,
+        DType::I64 => Stored::I64,
+        DType::I32 => Stored::I32,
+        DType::I16 => Stored::I16,
+        DType::I8 => Stored::I8,
+        DType::U64 => Stored::U64,
+        DType::U32 => Stored::U32,
+        DType::U16 => Stored::U16,
+        DType::U8 => Stored::U8,
+        DType::Bool => Stored::BOOL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn file_of(header: &[u8], data: &[u8]) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        fs::write(&path, [&(header.len() as u64).to_le_bytes(), header, data].concat()).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn every_element_type_comes_back() {
+        for ty in DType::ALL {
+            assert_eq!(dtype(stored(ty)), Ok(ty));
+        }
+    }
+
+    #[test]
+    fn a_hostile_header_is_an_error_and_not_a_panic() {
+        let huge = u64::MAX.to_string();
+        let half = (u64::MAX / 2).to_string();
+        let cases = [
+            "{".to_owned(),
+            "[]".to_owned(),
+            "{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}".to_owned(),
+            "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}".to_owned(),
+            "{\"x\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}".to_owned(),
+            "{\"x\":{\"dtype\":\"F99\",\"shape\":[1],\"data_offsets\":[0,4]}}".to_owned(),
+            format!("{{\"x\":{{\"dtype\":\"F32\",\"shape\":[{huge},{huge}],\"data_offsets\":[0,4]}}}}"),
+            format!("{{\"x\":{{\"dtype\":\"U8\",\"shape\":[{half}],\"data_offsets\":[0,{half}]}}}}"),
+            format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000)),
+        ];
+        for header in cases {
+            let (_folder, path) = file_of(header.as_bytes(), &[0; 4]);
+            let error = TensorFile::open(&path).unwrap_err();
+            assert!(matches!(error, CheckpointError::Malformed { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_says_so() {
+        let header = b"{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
+        let (_folder, path) = file_of(header, &[0; 7]);
+        let error = TensorFile::open(&path).unwrap_err().to_string();
+        assert!(error.contains("take 8 bytes, and 7 are there"), "{error}");
+        fs::write(&path, 1000u64.to_le_bytes()).unwrap();
+        let error = TensorFile::open(&path).unwrap_err().to_string();
+        assert!(error.contains("a header of 1000 bytes does not fit"), "{error}");
+        fs::write(&path, [1, 2]).unwrap();
+        assert!(TensorFile::open(&path).is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_marked_as_ours() {
+        let rows = [("a", DType::F64, vec![], 8), ("b", DType::U8, vec![3], 3)];
+        let header = header(&rows).unwrap();
+        assert_eq!(header.len() % 8, 0);
+        let (_folder, path) = file_of(&[], &[]);
+        fs::write(&path, [header.as_slice(), &[7; 8], &[1, 2, 3]].concat()).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        assert!(file.of_states);
+        assert_eq!(file.ty("b"), Some(Type::of(DType::U8, &[3])));
+        assert_eq!(file.read("b").unwrap().unwrap(), [1, 2, 3]);
+        assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
+        assert!(file.read("c").unwrap().is_none());
+        assert!(super::header(&[("__metadata__", DType::U8, vec![0], 0)]).is_err());
+    }
+}

@@ -1,0 +1,197 @@
+//! Scaled dot-product attention, a head at a time, in blocks of queries whose scores stay in cache.
+
+use crate::cpu::call::{Call, Source, rebased};
+use crate::cpu::element::{Element, with_float};
+use crate::cpu::gemm::{Matrix, Multiply, gemm};
+use crate::cpu::math::Real;
+use crate::cpu::simd::{max, sum, vectorized};
+use crate::layout::Layout;
+use ir::DType;
+use ir::ops::attention::Attention;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Queries of a block.
+pub(super) const QUERIES: usize = 64;
+
+/// What forward and gradient share: the scores of queries against keys.
+pub(super) struct Scores<'a, T> {
+    pub(super) q: Source<'a, T>,
+    pub(super) k: Source<'a, T>,
+    pub(super) v: Source<'a, T>,
+    mask: Option<Mask<'a>>,
+    pub(super) scale: T,
+    causal: bool,
+    pub(super) heads: usize,
+    /// Query heads that share a key-value head.
+    pub(super) group: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    /// Of queries and keys.
+    pub(super) width: usize,
+    /// Of values.
+    pub(super) value_width: usize,
+}
+
+/// A mask, broadcast to `[b, h, s, t]`.
+struct Mask<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    layout: Layout,
+}
+
+impl<'a, T: Real> Scores<'a, T> {
+    /// Of operands `q, k, v` and, if `masked`, a mask.
+    pub(super) fn of(call: &Call<'a>, scale: f64, causal: bool, masked: bool) -> Self {
+        let [q, k, v] = [0, 1, 2].map(|index| call.source::<T>(index));
+        let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
+        let [groups, keys] = [1, 2].map(|dim| k.layout.sizes[dim]);
+        let mask = masked.then(|| {
+            let view = call.operand_view(3);
+            let bytes = call.operands[3].expect("a mask is never overwritten");
+            let layout = rebased(&view.layout).broadcast(&[batch, heads, queries, keys]);
+            Mask { bytes, dtype: view.dtype, layout }
+        });
+        let (group, value_width) = (heads / groups.max(1), v.layout.sizes[3]);
+        let scale = T::of(scale);
+        Self { q, k, v, mask, scale, causal, heads, group, queries, keys, width, value_width }
+    }
+
+    /// The rows of one head of a tensor, from a row on.
+    pub(super) fn matrix(source: &Source<T>, batch: usize, head: usize, row: usize) -> Matrix {
+        let Layout { strides, offset, .. } = &source.layout;
+        let at = [batch, head, row].into_iter().zip(strides).map(|(index, stride)| index as isize * stride);
+        Matrix { offset: offset + at.sum::<isize>(), rows: strides[2], columns: 1 }
+    }
+
+    /// How many keys a block of queries sees.
+    pub(super) fn keys_of(&self, block: &Range<usize>) -> usize {
+        if self.causal { block.end.min(self.keys) } else { self.keys }
+    }
+
+    /// How many keys, of those its block sees, a query sees.
+    pub(super) fn keys_of_query(&self, query: usize, keys: usize) -> usize {
+        if self.causal { (query + 1).min(keys) } else { keys }
+    }
+
+    /// The scaled and masked scores of a block of queries, row-major with a row of `keys_of(block)` each. Past what a
+    /// query sees they mean nothing.
+    pub(super) fn block(&self, batch: usize, head: usize, block: Range<usize>, scores: &mut [T]) {
+        let keys = self.keys_of(&block);
+        gemm(
+            [block.len(), self.width, keys],
+            (&mut *scores, Matrix::with_rows(keys)),
+            (self.q.elements, Self::matrix(&self.q, batch, head, block.start)),
+            (self.k.elements, Self::matrix(&self.k, batch, head / self.group, 0).transposed()),
+            Multiply { factor: self.scale, add: false, parallel: false },
+        );
+        if let Some(mask) = &self.mask
+            && keys > 0
+        {
+            for (query, row) in block.zip(scores.chunks_exact_mut(keys)) {
+                mask.apply(batch, head, query, row);
+            }
+        }
+    }
+}
+
+impl Mask<'_> {
+    fn apply<T: Real>(&self, batch: usize, head: usize, query: usize, row: &mut [T]) {
+        let Layout { strides, offset, .. } = &self.layout;
+        let at = [batch, head, query].into_iter().zip(strides).map(|(index, stride)| index as isize * stride);
+        let (start, step) = (offset + at.sum::<isize>(), strides[3]);
+        let position = |key: usize| (start + key as isize * step) as usize;
+        if self.dtype == DType::Bool {
+            let kept = self.bytes;
+            row.iter_mut()
+                .enumerate()
+                .filter(|(key, _)| kept[position(*key)] == 0)
+                .for_each(|(_, x)| *x = T::NEG_INFINITY);
+        } else {
+            with_float!(self.dtype, M => {
+                let added = bytemuck::cast_slice::<u8, M>(self.bytes);
+                row.iter_mut().enumerate().for_each(|(key, x)| *x = *x + T::of(added[position(key)].to_f64()));
+            });
+        }
+    }
+}
+
+/// For each (batch, head) its rows of a result that lies as `[b, s, h, width]`.
+pub(super) fn rows_by_head<T>(
+    result: &mut [T],
+    width: usize,
+    rows: usize,
+    heads: usize,
+) -> Vec<Vec<&mut [T]>> {
+    let batches = result.len() / (width * rows * heads).max(1);
+    let mut by_head: Vec<Vec<&mut [T]>> = (0..batches * heads).map(|_| Vec::with_capacity(rows)).collect();
+    for (index, row) in result.chunks_exact_mut(width.max(1)).enumerate() {
+        by_head[index / (rows * heads) * heads + index % heads].push(row);
+    }
+    by_head
+}
+
+pub(super) fn run(op: &Attention, mut call: Call) {
+    with_float!(call.instruction.operands[0].dtype, T => {
+        let masked = call.operands.len() == 4;
+        let scores = Scores::<T>::of(&call, op.scale.get(), op.causal, masked);
+        let [out, logsumexp] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+        let rows = rows_by_head(out, scores.value_width, scores.queries, scores.heads);
+        let heads = rows.into_par_iter().zip(logsumexp.par_chunks_exact_mut(scores.queries)).enumerate();
+        heads.for_each(|(index, (out, logsumexp))| {
+            run_head(&scores, index / scores.heads, index % scores.heads, out, logsumexp);
+        });
+    });
+}
+
+fn run_head<T: Real>(
+    scores: &Scores<T>,
+    batch: usize,
+    head: usize,
+    mut out: Vec<&mut [T]>,
+    logsumexp: &mut [T],
+) {
+    let width = scores.value_width;
+    let mut weights = vec![T::ZERO; QUERIES.min(scores.queries) * scores.keys];
+    let mut product = vec![T::ZERO; QUERIES.min(scores.queries) * width];
+    for start in (0..scores.queries).step_by(QUERIES) {
+        let block = start..(start + QUERIES).min(scores.queries);
+        let keys = scores.keys_of(&block);
+        scores.block(batch, head, block.clone(), &mut weights);
+        let mut factors = [T::ZERO; QUERIES];
+        for (i, query) in block.clone().enumerate() {
+            let row = &mut weights[i * keys..(i + 1) * keys];
+            let seen = scores.keys_of_query(query, keys);
+            row[seen..].fill(T::ZERO);
+            let (largest, total) = exponentials(&mut row[..seen]);
+            // A row that nothing is kept of gives zeros.
+            let empty = largest == T::NEG_INFINITY;
+            factors[i] = if empty { T::ZERO } else { T::ONE / total };
+            logsumexp[query] = if empty { largest } else { largest + total.ln() };
+        }
+        gemm(
+            [block.len(), keys, width],
+            (&mut product, Matrix::with_rows(width)),
+            (&weights, Matrix::with_rows(keys)),
+            (scores.v.elements, Scores::matrix(&scores.v, batch, head / scores.group, 0)),
+            Multiply { factor: T::ONE, add: false, parallel: false },
+        );
+        for (i, query) in block.enumerate() {
+            let product = &product[i * width..(i + 1) * width];
+            out[query].iter_mut().zip(product).for_each(|(out, &x)| *out = x * factors[i]);
+        }
+    }
+}
+
+vectorized! {
+    /// `e^(x - largest)` in place; gives the largest and the sum. Zeros where the largest is -∞.
+    fn exponentials<'a; T: Real>(row: &'a mut [T]) -> (T, T) {
+        let largest = max(row);
+        if largest == T::NEG_INFINITY && row.iter().all(|x| !x.is_nan()) {
+            row.fill(T::ZERO);
+            return (largest, T::ZERO);
+        }
+        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+        (largest, sum(row.len(), |i| row[i]))
+    }
+}

@@ -1,0 +1,70 @@
+//! Moving elements: copies into a dense layout, and sums over microbatches.
+
+use super::PARALLEL;
+use crate::cpu::call::{Call, Source, rebased};
+use crate::cpu::element::{with_float, with_width};
+use crate::cpu::math::Real;
+use crate::cpu::walk::Walk;
+use crate::layout::{Layout, Sizes};
+use crate::program::View;
+use rayon::prelude::*;
+
+/// Elements a task moves at a time.
+const BLOCK: usize = 1 << 13;
+
+/// The operand's elements in the order in which the result lies in memory.
+pub(super) fn run(mut call: Call) {
+    let order = memory_order(&call.result_view(0).layout);
+    with_width!(call.dtype().bytes(), T => {
+        let Source { elements, layout } = call.source::<T>(0);
+        let walk = Walk::new(&layout, &order);
+        for_blocks(call.take_result::<T>(), |start, out| walk.load(elements, start, out));
+    });
+}
+
+/// `result += operand`, or `result = operand` in the first microbatch.
+pub(super) fn accumulate(mut call: Call) {
+    if !call.add {
+        return run(call);
+    }
+    let order = memory_order(&call.result_view(0).layout);
+    with_float!(call.dtype(), T => {
+        let Source { elements, layout } = call.source::<T>(0);
+        let walk = Walk::new(&layout, &order);
+        for_blocks(call.take_result::<T>(), |start, out| add(&walk, elements, start, out));
+    });
+}
+
+fn add<T: Real>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
+    walk.for_runs(start, out.len(), |at, position, stride, count| {
+        for (i, out) in out[at..at + count].iter_mut().enumerate() {
+            *out = *out + elements[(position as isize + i as isize * stride) as usize];
+        }
+    });
+}
+
+/// The elements of a view, whose bytes these are, in row-major order. Needs no alignment.
+pub(in crate::cpu) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
+    let width = view.dtype.bytes() as usize;
+    let walk = Walk::row_major(&rebased(&view.layout));
+    walk.for_runs(0, out.len() / width, |at, position, stride, count| {
+        for i in 0..count {
+            let from = (position as isize + i as isize * stride) as usize * width;
+            out[(at + i) * width..][..width].copy_from_slice(&bytes[from..from + width]);
+        }
+    });
+}
+
+/// The dims of a result in the order in which they lie in memory.
+pub(super) fn memory_order(layout: &Layout) -> Sizes {
+    layout.memory_order().unwrap_or_else(|| (0..layout.sizes.len()).collect())
+}
+
+/// Calls for blocks of a result, in parallel if it is large, each with the index of its first element.
+pub(super) fn for_blocks<T: Send>(result: &mut [T], block: impl Fn(usize, &mut [T]) + Sync) {
+    if result.len() < PARALLEL {
+        block(0, result);
+    } else {
+        result.par_chunks_mut(BLOCK).enumerate().for_each(|(i, out)| block(i * BLOCK, out));
+    }
+}

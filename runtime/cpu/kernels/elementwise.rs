@@ -1,0 +1,198 @@
+//! Chains of elementwise operators, block by block: operands that do not lie as the results do are brought into
+//! registers (blocks that stay in the first-level cache), every step writes one, the last writes the result.
+
+mod steps;
+
+use super::PARALLEL;
+use super::copy::memory_order;
+use crate::cpu::call::{Call, rebased};
+use crate::cpu::element::with_width;
+use crate::cpu::walk::{Shape, Walk};
+use crate::program::{Chain, ChainSource};
+use ir::DType;
+use rayon::prelude::*;
+use smallvec::SmallVec;
+
+/// Elements of a block.
+const BLOCK: usize = 1024;
+
+/// An operand as the blocks see it.
+struct Operand<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    read: Read,
+}
+
+enum Read {
+    /// It lies as the results do.
+    Direct,
+    /// One element for all.
+    One,
+    /// It is brought into a register.
+    Walk(Walk),
+    /// A result with this index holds it until the result is written.
+    Held(usize),
+}
+
+/// The results from one element on.
+type Part<'a> = SmallVec<[&'a mut [u8]; 4]>;
+
+/// Runs a chain.
+pub(super) fn run(chain: &Chain, mut call: Call) {
+    let layout = &call.result_view(0).layout;
+    let (order, len) = (memory_order(layout), layout.len());
+    let operands: Vec<Operand> =
+        (0..call.operands.len()).map(|index| operand(&call, index, &order)).collect();
+    let widths: Vec<usize> =
+        call.instruction.results.iter().map(|view| view.dtype.bytes() as usize).collect();
+    let results = std::mem::take(&mut call.results);
+    if len * chain.steps.len() < PARALLEL {
+        return run_part(chain, &operands, &widths, 0, results);
+    }
+    // How the elements are divided does not show in the results.
+    let tasks = rayon::current_num_threads() * 4;
+    let size = len.div_ceil(tasks).next_multiple_of(BLOCK);
+    let mut parts: Vec<Part> = (0..len.div_ceil(size)).map(|_| Part::new()).collect();
+    for (result, width) in results.into_iter().zip(&widths) {
+        result.chunks_mut(size * width).zip(&mut parts).for_each(|(chunk, part)| part.push(chunk));
+    }
+    parts
+        .into_par_iter()
+        .enumerate()
+        .for_each(|(i, part)| run_part(chain, &operands, &widths, i * size, part));
+}
+
+fn operand<'a>(call: &Call<'a>, index: usize, order: &[usize]) -> Operand<'a> {
+    let view = call.operand_view(index);
+    let dtype = view.dtype;
+    let Some(bytes) = call.operands[index] else {
+        let pair = call.instruction.in_place.iter().find(|(operand, _)| *operand == index as u32);
+        let (_, result) = pair.expect("an operand without a slice is the place of a result");
+        return Operand { dtype, bytes: &[], read: Read::Held(*result as usize) };
+    };
+    let walk = Walk::new(&rebased(&view.layout), order);
+    let read = match walk.shape() {
+        Shape::One => Read::One,
+        Shape::Contiguous => Read::Direct,
+        Shape::Strided => Read::Walk(walk),
+    };
+    Operand { dtype, bytes, read }
+}
+
+/// Room for a block of any type, aligned for all.
+type Register = Vec<u64>;
+
+/// A task: the registers of one thread.
+struct Task<'a> {
+    chain: &'a Chain,
+    operands: &'a [Operand<'a>],
+    /// Bytes of an element of each result.
+    widths: &'a [usize],
+    /// For each operand, unless it is read where it is.
+    loaded: Vec<Register>,
+    /// For each step.
+    made: Vec<Register>,
+}
+
+/// Where a block is: its first element among all and in the task's part of the results, and how many it has.
+#[derive(Clone, Copy)]
+struct Block {
+    index: usize,
+    at: usize,
+    count: usize,
+}
+
+fn run_part(chain: &Chain, operands: &[Operand], widths: &[usize], start: usize, mut part: Part) {
+    let len = part[0].len() / widths[0];
+    let mut task = Task::new(chain, operands, widths, BLOCK.min(len));
+    for at in (0..len).step_by(BLOCK) {
+        let block = Block { index: start + at, at, count: BLOCK.min(len - at) };
+        task.load(block, &part);
+        (0..chain.steps.len()).for_each(|step| task.step(step, block, &mut part));
+    }
+}
+
+impl<'a> Task<'a> {
+    fn new(chain: &'a Chain, operands: &'a [Operand], widths: &'a [usize], block: usize) -> Self {
+        let register = |dtype: DType| vec![0u64; (block * dtype.bytes() as usize).div_ceil(8)];
+        let loaded = operands.iter().map(|operand| match operand.read {
+            Read::Direct => vec![],
+            Read::Walk(_) | Read::Held(_) => register(operand.dtype),
+            Read::One => {
+                let mut filled = register(operand.dtype);
+                with_width!(operand.dtype.bytes(), T => {
+                    let element = bytemuck::cast_slice::<u8, T>(operand.bytes)[0];
+                    bytemuck::cast_slice_mut::<u64, T>(&mut filled).fill(element);
+                });
+                filled
+            }
+        });
+        let made = chain.steps.iter().map(|step| register(step.dtype)).collect();
+        Self { chain, operands, widths, loaded: loaded.collect(), made }
+    }
+
+    /// Brings the operands of a block into their registers: all of them, before any result is written.
+    fn load(&mut self, block: Block, part: &Part) {
+        for (operand, register) in self.operands.iter().zip(&mut self.loaded) {
+            match &operand.read {
+                Read::Direct | Read::One => {}
+                Read::Held(result) => {
+                    let held = bytes_of(part[*result], block, self.widths[*result]);
+                    bytemuck::cast_slice_mut::<u64, u8>(register)[..held.len()].copy_from_slice(held);
+                }
+                Read::Walk(walk) => with_width!(operand.dtype.bytes(), T => {
+                    let elements = bytemuck::cast_slice::<u8, T>(operand.bytes);
+                    let register = bytemuck::cast_slice_mut::<u64, T>(register);
+                    walk.load(elements, block.index, &mut register[..block.count]);
+                }),
+            }
+        }
+    }
+
+    /// Runs a step on a block, and writes the result it makes, if any.
+    fn step(&mut self, index: usize, block: Block, part: &mut Part) {
+        let Self { chain, operands, widths, loaded, made } = self;
+        let step = &chain.steps[index];
+        let (earlier, rest) = made.split_at_mut(index);
+        let source = |source: &ChainSource| match *source {
+            ChainSource::Step(step) => {
+                let dtype = chain.steps[step as usize].dtype;
+                (dtype, first_bytes(&earlier[step as usize], block.count, dtype))
+            }
+            ChainSource::Operand(operand) => {
+                let Operand { dtype, bytes, read } = &operands[operand as usize];
+                match read {
+                    Read::Direct => {
+                        let whole = Block { at: block.index, ..block };
+                        (*dtype, bytes_of(bytes, whole, dtype.bytes() as usize))
+                    }
+                    _ => (*dtype, first_bytes(&loaded[operand as usize], block.count, *dtype)),
+                }
+            }
+        };
+        let sources: SmallVec<[(DType, &[u8]); 3]> = step.sources.iter().map(source).collect();
+        let store = chain.stores.iter().position(|&stored| stored == index as u32);
+        let mut stored = store.map(|store| {
+            let bytes = block.at * widths[store]..(block.at + block.count) * widths[store];
+            &mut part[store][bytes]
+        });
+        // Nobody reads the last step but the result.
+        if index + 1 == chain.steps.len()
+            && let Some(stored) = stored
+        {
+            return steps::apply(step, &sources, stored);
+        }
+        let width = step.dtype.bytes() as usize;
+        let own = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut rest[0])[..block.count * width];
+        steps::apply(step, &sources, own);
+        stored.iter_mut().for_each(|stored| stored.copy_from_slice(own));
+    }
+}
+
+fn bytes_of(bytes: &[u8], block: Block, width: usize) -> &[u8] {
+    &bytes[block.at * width..(block.at + block.count) * width]
+}
+
+fn first_bytes(register: &Register, count: usize, dtype: DType) -> &[u8] {
+    &bytemuck::cast_slice::<u64, u8>(register)[..count * dtype.bytes() as usize]
+}

@@ -1,0 +1,74 @@
+//! Softmax cross-entropy and its gradient, without a second copy of the logits.
+
+use super::PARALLEL;
+use super::softmax::logsumexp;
+use crate::cpu::call::Call;
+use crate::cpu::element::{Element, with_float};
+use crate::cpu::math::Real;
+use crate::cpu::simd::{sum, vectorized};
+use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
+use rayon::prelude::*;
+
+/// The class of a position, if the position counts.
+fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
+    usize::try_from(label).ok().filter(|&class| label != ignore_index && class < classes)
+}
+
+fn classes(call: &Call) -> usize {
+    call.operand_view(0).layout.sizes.last().map_or(1, |&classes| classes.max(1))
+}
+
+pub(super) fn cross_entropy(op: &CrossEntropy, mut call: Call) {
+    let classes = classes(&call);
+    let labels = call.integers(1);
+    let smoothing = op.label_smoothing.get();
+    with_float!(call.dtype(), T => {
+        let logits = call.dense::<T>(0);
+        let [total, weight, logsumexps] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+        let rows = logits.par_chunks_exact(classes).zip(&labels).zip(logsumexps);
+        let losses = rows.with_min_len((PARALLEL / 16 / classes).max(1)).map(|((row, &label), total)| {
+            *total = logsumexp(row);
+            let class = class(label, op.ignore_index, classes)?;
+            let target = (1.0 - smoothing) * row[class].to_f64();
+            let uniform = if smoothing == 0.0 { 0.0 } else { smoothing * row_sum(row).to_f64() / classes as f64 };
+            Some(total.to_f64() - target - uniform)
+        });
+        let losses: Vec<Option<f64>> = losses.collect();
+        // Row after row in f64: in the same order whatever the threads did.
+        total[0] = T::of(losses.iter().flatten().sum());
+        weight[0] = T::of(losses.iter().flatten().count() as f64);
+    });
+}
+
+vectorized! {
+    fn row_sum<'a; T: Real>(row: &'a [T]) -> T {
+        sum(row.len(), |i| row[i])
+    }
+}
+
+pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
+    let classes = classes(&call);
+    let labels = call.integers(1);
+    let smoothing = op.label_smoothing.get();
+    with_float!(call.dtype(), T => {
+        let (logits, logsumexps) = (call.dense_or_in_place::<T>(0), call.dense::<T>(2));
+        let factor = call.scalar::<T>(3);
+        let uniform = T::of(smoothing / classes as f64);
+        let rows = call.take_result::<T>().par_chunks_exact_mut(classes).zip(&labels).zip(logsumexps).enumerate();
+        rows.with_min_len((PARALLEL / 16 / classes).max(1)).for_each(|(i, ((row, &label), &total))| {
+            let Some(class) = class(label, op.ignore_index, classes) else { return row.fill(T::ZERO) };
+            if let Some(logits) = logits {
+                row.copy_from_slice(&logits[i * classes..(i + 1) * classes]);
+            }
+            gradient_row(row, total, uniform, factor);
+            row[class] -= factor * T::of(1.0 - smoothing);
+        });
+    });
+}
+
+vectorized! {
+    /// `factor·(softmax(row) - uniform)` in place.
+    fn gradient_row<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
+        row.iter_mut().for_each(|x| *x = factor * ((*x - logsumexp).exp() - uniform));
+    }
+}

@@ -1,0 +1,85 @@
+//! The kernels: one for each operator of the IR; a missing one does not compile.
+
+pub(super) mod attention;
+mod attention_grad;
+mod contract;
+pub(super) mod copy;
+mod elementwise;
+mod indexing;
+mod loss;
+mod norm;
+mod optimizer;
+mod reduce;
+mod rotary;
+mod shape;
+mod softmax;
+
+use super::call::Call;
+use crate::program::{Chain, ChainSource, ChainStep, Kernel};
+use ir::Op;
+use smallvec::smallvec;
+
+/// Below this number of elements a second thread costs more than it brings.
+const PARALLEL: usize = 1 << 15;
+
+/// Runs an instruction.
+pub(super) fn run(call: Call) {
+    if call.results.iter().all(|result| result.is_empty()) {
+        return;
+    }
+    match &call.instruction.kernel {
+        Kernel::Op(op) => run_operator(op, call),
+        Kernel::Elementwise(chain) => elementwise::run(chain, call),
+        Kernel::Copy => copy::run(call),
+        Kernel::Accumulate => copy::accumulate(call),
+    }
+}
+
+fn run_operator(op: &Op, call: Call) {
+    match op {
+        Op::Accumulate(_) => copy::accumulate(call),
+        Op::Adam(adam) => optimizer::adam(adam, call),
+        Op::Attention(attention) => attention::run(attention, call),
+        Op::AttentionGrad(attention) => attention_grad::run(attention, call),
+        Op::Concat(concat) => shape::concat(concat, call),
+        Op::Contract(contract) => contract::run(contract, call),
+        Op::CrossEntropy(loss) => loss::cross_entropy(loss, call),
+        Op::CrossEntropyGrad(loss) => loss::cross_entropy_grad(loss, call),
+        Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
+        Op::Gather(gather) => indexing::gather(gather, call),
+        Op::GatherElements(gather) => indexing::gather_elements(gather, call),
+        Op::GatherGrad(gather) => indexing::gather_grad(gather, call),
+        Op::GatherNd(gather) => indexing::gather_nd(gather, call),
+        Op::LayerNorm(norm) => norm::layer_norm(norm, call),
+        Op::LayerNormGrad(_) => norm::layer_norm_grad(call),
+        Op::LogSoftmax(softmax) => softmax::log_softmax(softmax.dim, call),
+        Op::Pad(pad) => shape::pad(pad, call),
+        Op::Reduce(reduce) => reduce::run(reduce, call),
+        Op::RmsNorm(norm) => norm::rms_norm(norm, call),
+        Op::RmsNormGrad(_) => norm::rms_norm_grad(call),
+        Op::Rotary(rotary) => rotary::run(rotary, call),
+        Op::Sgd(sgd) => optimizer::sgd(sgd, call),
+        Op::Softmax(softmax) => softmax::softmax(softmax.dim, call),
+        Op::SoftmaxGrad(softmax) => softmax::softmax_grad(softmax.dim, call),
+        // Lowering makes chains of these; one alone is a chain of one step.
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
+            elementwise::run(&single(op, &call), call);
+        }
+        // Lowering makes views of these; what it copies it copies as `Kernel::Copy`.
+        Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => copy::run(call),
+        // Lowering puts these among the constants.
+        Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
+    }
+}
+
+fn single(op: &Op, call: &Call) -> Chain {
+    let instruction = call.instruction;
+    let step = ChainStep {
+        op: op.clone(),
+        sources: (0..instruction.operands.len() as u32).map(ChainSource::Operand).collect(),
+        dtype: instruction.results[0].dtype,
+        node: instruction.node,
+        origin: instruction.origin.clone(),
+    };
+    Chain { steps: vec![step], stores: smallvec![0] }
+}

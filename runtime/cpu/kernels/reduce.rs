@@ -1,0 +1,232 @@
+//! Reductions and running sums.
+//!
+//! What is summed is divided into blocks of fixed size, each summed in order, and the blocks' sums are added in
+//! order: the result depends on nothing but the sizes, and errors grow with the size of a block, not of the sum.
+
+use super::PARALLEL;
+use crate::cpu::call::{Call, Source};
+use crate::cpu::element::{Element, with_float, with_integer};
+use crate::cpu::math::Real;
+use crate::cpu::walk::Walk;
+use crate::layout::{Layout, Sizes};
+use ir::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
+use rayon::prelude::*;
+
+/// How numbers of a type combine.
+trait Combine: Element {
+    fn start(kind: ReduceKind) -> Self;
+    fn combine(kind: ReduceKind, a: Self, b: Self) -> Self;
+    fn over(self, count: usize) -> Self;
+}
+
+macro_rules! combine_floats {
+    ($($ty:ty),*) => { $(
+        impl Combine for $ty {
+            fn start(kind: ReduceKind) -> Self {
+                match kind {
+                    ReduceKind::Sum | ReduceKind::Mean => 0.0,
+                    ReduceKind::Max => <$ty>::NEG_INFINITY,
+                    ReduceKind::Min => <$ty>::INFINITY,
+                }
+            }
+            #[inline(always)]
+            fn combine(kind: ReduceKind, a: Self, b: Self) -> Self {
+                match kind {
+                    ReduceKind::Sum | ReduceKind::Mean => a + b,
+                    ReduceKind::Max => a.larger(b),
+                    ReduceKind::Min => a.smaller(b),
+                }
+            }
+            fn over(self, count: usize) -> Self {
+                self / count as $ty
+            }
+        }
+    )* };
+}
+combine_floats!(f32, f64);
+
+macro_rules! combine_integers {
+    ($($ty:ty),*) => { $(
+        impl Combine for $ty {
+            fn start(kind: ReduceKind) -> Self {
+                match kind {
+                    ReduceKind::Sum | ReduceKind::Mean => 0,
+                    ReduceKind::Max => <$ty>::MIN,
+                    ReduceKind::Min => <$ty>::MAX,
+                }
+            }
+            #[inline(always)]
+            fn combine(kind: ReduceKind, a: Self, b: Self) -> Self {
+                match kind {
+                    ReduceKind::Sum | ReduceKind::Mean => a.wrapping_add(b),
+                    ReduceKind::Max => a.max(b),
+                    ReduceKind::Min => a.min(b),
+                }
+            }
+            fn over(self, _: usize) -> Self {
+                self // integers have no mean
+            }
+        }
+    )* };
+}
+combine_integers!(i64, i32, i16, i8, u64, u32, u16, u8);
+
+pub(super) fn run(reduce: &Reduce, mut call: Call) {
+    let add = call.add;
+    let dtype = call.dtype();
+    if dtype.is_float() {
+        with_float!(dtype, T => {
+            let source = call.source::<T>(0);
+            reduce_tensor(reduce, source, call.take_result::<T>(), add);
+        });
+    } else {
+        with_integer!(dtype, T => {
+            let source = call.source::<T>(0);
+            reduce_tensor(reduce, source, call.take_result::<T>(), add);
+        });
+    }
+}
+
+/// Elements of a result that one task makes.
+const WIDTH: usize = 64;
+/// Elements that are reduced one after the other.
+const DEPTH: usize = 256;
+
+/// The operand as a matrix: dims that stay, times dims that go.
+struct Reduction<'a, T> {
+    kind: ReduceKind,
+    elements: &'a [T],
+    kept: Walk,
+    reduced: Walk,
+    /// Elements reduced into one.
+    count: usize,
+}
+
+fn reduce_tensor<T: Combine>(reduce: &Reduce, source: Source<T>, result: &mut [T], add: bool) {
+    let Source { elements, layout } = source;
+    let (gone, stays): (Sizes, Sizes) =
+        (0..layout.sizes.len()).partition(|&dim| reduce.dims.contains(&(dim as u32)));
+    let part = |dims: &Sizes, offset: isize| Layout { offset, ..layout.transpose(dims) };
+    let count = gone.iter().map(|&dim| layout.sizes[dim]).product();
+    let kept = Walk::row_major(&part(&stays, layout.offset));
+    let reduced = Walk::row_major(&part(&gone, 0));
+    let reduction = Reduction { kind: reduce.kind, elements, kept, reduced, count };
+    let depths = count.div_ceil(DEPTH).max(1);
+    let finish = |out: &mut T, total: T| {
+        let total = if reduce.kind == ReduceKind::Mean { total.over(count) } else { total };
+        *out = if add { T::combine(ReduceKind::Sum, *out, total) } else { total };
+    };
+    // Partial results of all blocks, for few elements from many; else block after block where they are needed.
+    let width = result.len();
+    if width < 4 * WIDTH && depths > 1 && width * count >= PARALLEL {
+        let mut partial = vec![T::start(reduce.kind); width * depths];
+        let blocks = partial.par_chunks_mut(width).enumerate();
+        blocks.for_each(|(depth, partial)| reduction.block(0, depth, partial));
+        for (i, out) in result.iter_mut().enumerate() {
+            let column = partial.iter().skip(i).step_by(width);
+            finish(out, column.fold(T::start(reduce.kind), |a, &b| T::combine(reduce.kind, a, b)));
+        }
+        return;
+    }
+    let task = |index: usize, out: &mut [T]| {
+        let (mut total, mut partial) = ([T::start(reduce.kind); WIDTH], [T::start(reduce.kind); WIDTH]);
+        for depth in 0..depths {
+            partial.fill(T::start(reduce.kind));
+            reduction.block(index * WIDTH, depth, &mut partial[..out.len()]);
+            let pairs = total.iter_mut().zip(&partial);
+            pairs.for_each(|(total, &partial)| *total = T::combine(reduce.kind, *total, partial));
+        }
+        out.iter_mut().zip(total).for_each(|(out, total)| finish(out, total));
+    };
+    if width * count < PARALLEL {
+        result.chunks_mut(WIDTH).enumerate().for_each(|(index, out)| task(index, out));
+    } else {
+        result.par_chunks_mut(WIDTH).enumerate().for_each(|(index, out)| task(index, out));
+    }
+}
+
+impl<T: Combine> Reduction<'_, T> {
+    /// Combines a block of the elements that go into a stretch of those that stay.
+    fn block(&self, start: usize, depth: usize, out: &mut [T]) {
+        let first = depth * DEPTH;
+        let length = DEPTH.min(self.count - first.min(self.count));
+        let elements = self.elements;
+        self.kept.for_runs(start, out.len(), |at, position, stride, count| {
+            let out = &mut out[at..at + count];
+            self.reduced.for_runs(first, length, |_, shift, step, length| {
+                let position = position + shift;
+                if step == 1 && (stride != 1 || count == 1) {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let from = (position as isize + i as isize * stride) as usize;
+                        *out = T::combine(self.kind, *out, along(self.kind, &elements[from..from + length]));
+                    }
+                    return;
+                }
+                for j in 0..length {
+                    let row = position as isize + j as isize * step;
+                    match stride {
+                        1 => across(self.kind, out, &elements[row as usize..row as usize + count]),
+                        _ => {
+                            for (i, out) in out.iter_mut().enumerate() {
+                                let x = elements[(row + i as isize * stride) as usize];
+                                *out = T::combine(self.kind, *out, x);
+                            }
+                        }
+                    }
+                }
+            });
+        });
+    }
+}
+
+/// A contiguous stretch combined into one, in 16 lanes.
+fn along<T: Combine>(kind: ReduceKind, x: &[T]) -> T {
+    let mut lanes = [T::start(kind); 16];
+    let chunks = x.chunks_exact(16);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        across(kind, &mut lanes, chunk);
+    }
+    let start = lanes.into_iter().reduce(|a, b| T::combine(kind, a, b)).unwrap_or(T::start(kind));
+    rest.iter().fold(start, |a, &b| T::combine(kind, a, b))
+}
+
+/// `out[i]` combined with `x[i]`.
+fn across<T: Combine>(kind: ReduceKind, out: &mut [T], x: &[T]) {
+    macro_rules! each {
+        ($kind:ident) => {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = T::combine(ReduceKind::$kind, *out, x))
+        };
+    }
+    match kind {
+        ReduceKind::Sum | ReduceKind::Mean => each!(Sum),
+        ReduceKind::Max => each!(Max),
+        ReduceKind::Min => each!(Min),
+    }
+}
+
+pub(super) fn cumulative_sum(op: &CumulativeSum, mut call: Call) {
+    let sizes = &call.result_view(0).layout.sizes;
+    let size = sizes[op.dim as usize];
+    let inner: usize = sizes[op.dim as usize + 1..].iter().product();
+    let dtype = call.dtype();
+    if dtype.is_float() {
+        with_float!(dtype, T => run_sum(op, call.dense::<T>(0), call.take_result(), size, inner));
+    } else {
+        with_integer!(dtype, T => run_sum(op, call.dense::<T>(0), call.take_result(), size, inner));
+    }
+}
+
+fn run_sum<T: Combine>(op: &CumulativeSum, x: &[T], out: &mut [T], size: usize, inner: usize) {
+    for (x, out) in x.chunks_exact(size * inner).zip(out.chunks_exact_mut(size * inner)) {
+        for column in 0..inner {
+            let mut sum = T::start(ReduceKind::Sum);
+            for step in 0..size {
+                let at = if op.reverse { size - 1 - step } else { step } * inner + column;
+                let after = T::combine(ReduceKind::Sum, sum, x[at]);
+                out[at] = if op.exclusive { sum } else { after };
+                sum = after;
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Softmax, its logarithm and its gradient, row by row.
+
+use super::PARALLEL;
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::math::Real;
+use crate::cpu::simd::{max, sum, vectorized};
+use crate::layout::Layout;
+use rayon::prelude::*;
+
+pub(super) fn softmax(dim: u32, mut call: Call) {
+    with_float!(call.dtype(), T => {
+        let x = call.dense_or_in_place::<T>(0);
+        let layout = &call.result_view(0).layout;
+        for_rows(layout, dim, [x], call.take_result(), |_, row| softmax_row(row));
+    });
+}
+
+pub(super) fn log_softmax(dim: u32, mut call: Call) {
+    with_float!(call.dtype(), T => {
+        let x = call.dense_or_in_place::<T>(0);
+        let layout = &call.result_view(0).layout;
+        for_rows(layout, dim, [x], call.take_result(), |_, row| {
+            let total = logsumexp(row);
+            row.iter_mut().for_each(|x| *x -= total);
+        });
+    });
+}
+
+/// `d x = y·(d y - Σ y·d y)`; the result may lie where `y` or `d y` did.
+pub(super) fn softmax_grad(dim: u32, mut call: Call) {
+    with_float!(call.dtype(), T => {
+        let [y, dy] = [0, 1].map(|i| call.dense_or_in_place::<T>(i));
+        let layout = &call.result_view(0).layout;
+        match y {
+            Some(_) => for_rows(layout, dim, [dy, y], call.take_result(), softmax_grad_row),
+            None => for_rows(layout, dim, [y, dy], call.take_result(), |dy, row| softmax_grad_row_of_y(row, dy)),
+        }
+    });
+}
+
+vectorized! {
+    /// Softmax in place.
+    fn softmax_row<'a; T: Real>(row: &'a mut [T]) {
+        let largest = max(row);
+        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+        let total = sum(row.len(), |i| row[i]);
+        let factor = T::ONE / total;
+        row.iter_mut().for_each(|x| *x = *x * factor);
+    }
+}
+
+vectorized! {
+    /// `log Σ eˣ`; `-∞` where nothing but that is.
+    pub(super) fn logsumexp<'a; T: Real>(row: &'a [T]) -> T {
+        let largest = max(row);
+        if largest == T::NEG_INFINITY {
+            return largest;
+        }
+        largest + sum(row.len(), |i| (row[i] - largest).exp()).ln()
+    }
+}
+
+vectorized! {
+    /// The gradient where `d y` was.
+    fn softmax_grad_row<'a, 'b; T: Real>(y: &'a [T], dy: &'b mut [T]) {
+        let dot = sum(y.len(), |i| y[i] * dy[i]);
+        dy.iter_mut().zip(y).for_each(|(dy, &y)| *dy = y * (*dy - dot));
+    }
+}
+
+vectorized! {
+    /// The gradient where `y` was.
+    fn softmax_grad_row_of_y<'a; T: Real>(y: &'a mut [T], dy: &'a [T]) {
+        let dot = sum(y.len(), |i| y[i] * dy[i]);
+        y.iter_mut().zip(dy).for_each(|(y, &dy)| *y = *y * (dy - dot));
+    }
+}
+
+/// Calls for every row along a dim, with the row of the second operand (empty if there is none) and that of the
+/// result, which holds the first operand's: copied there, unless the result lies in its place.
+fn for_rows<T: Real, const N: usize>(
+    layout: &Layout,
+    dim: u32,
+    operands: [Option<&[T]>; N],
+    result: &mut [T],
+    row: impl Fn(&[T], &mut [T]) + Sync,
+) {
+    let size = layout.sizes[dim as usize];
+    let inner: usize = layout.sizes[dim as usize + 1..].iter().product();
+    let block = size * inner;
+    let task = |(index, out): (usize, &mut [T])| {
+        let own = index * block..(index + 1) * block;
+        if let Some(x) = operands.first().copied().flatten() {
+            out.copy_from_slice(&x[own.clone()]);
+        }
+        let other = operands.get(1).copied().flatten().map_or(&[][..], |x| &x[own]);
+        if inner == 1 {
+            return row(other, out);
+        }
+        // A column at a time, through contiguous scratch.
+        let mut scratch = vec![T::ZERO; size];
+        let mut other_scratch = vec![T::ZERO; if other.is_empty() { 0 } else { size }];
+        for column in 0..inner {
+            (0..size).for_each(|i| scratch[i] = out[i * inner + column]);
+            other_scratch.iter_mut().enumerate().for_each(|(i, x)| *x = other[i * inner + column]);
+            row(&other_scratch, &mut scratch);
+            (0..size).for_each(|i| out[i * inner + column] = scratch[i]);
+        }
+    };
+    let min_len = (PARALLEL / 8 / block.max(1)).max(1);
+    result.par_chunks_exact_mut(block).enumerate().with_min_len(min_len).for_each(task);
+}

@@ -1,0 +1,184 @@
+//! The CPU backend: one arena, one pool of threads, one kernel an instruction.
+//!
+//! Results do not depend on the number of threads: work is divided by sizes alone wherever the division shows.
+
+mod arena;
+mod call;
+mod element;
+mod gemm;
+mod kernels;
+mod math;
+mod non_finite;
+mod simd;
+mod walk;
+
+use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use crate::program::{Microbatches, Program, Section};
+use arena::{Arena, Constants};
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A CPU with programs that share one arena.
+pub struct Cpu {
+    programs: Vec<Loaded>,
+    arena: Arena,
+    threads: rayon::ThreadPool,
+}
+
+struct Loaded {
+    program: Arc<Program>,
+    constants: Constants,
+    /// Microbatches run in this step.
+    microbatches: u64,
+}
+
+impl Cpu {
+    /// Allocates the arena (zeroed) and the constants of `programs`, which share their states if they were lowered
+    /// so, and starts `threads` threads, or as many as there are cores.
+    pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
+        let largest = programs.iter().max_by_key(|program| program.memory.arena);
+        let bytes = largest.map_or(0, |program| program.memory.arena);
+        let arena = Arena::new(bytes).map_err(|source| {
+            let program = largest.map(|program| program.name.clone()).unwrap_or_default();
+            DeviceError::Memory { bytes, program, source }
+        })?;
+        let load = |program: Arc<Program>| {
+            let constants = Constants::new(&program).map_err(|source| DeviceError::Memory {
+                bytes: program.memory.constants,
+                program: program.name.clone(),
+                source,
+            })?;
+            Ok(Loaded { program, constants, microbatches: 0 })
+        };
+        let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
+        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}"));
+        let error =
+            |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
+        Ok(Self { programs, arena, threads: pool.build().map_err(error)? })
+    }
+
+    /// Bytes allocated: the arena and all constants.
+    pub fn allocated(&self) -> u64 {
+        let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
+        self.arena.len() + constants
+    }
+
+    /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
+    pub fn run_timed(&mut self, id: ProgramId, section: Section) -> Result<Vec<Duration>, DeviceError> {
+        self.loaded(id)?;
+        let Self { programs, arena, threads } = self;
+        let loaded = &mut programs[id.0];
+        loaded.begin(section)?;
+        let first = loaded.microbatches <= 1;
+        let timed = |instruction| {
+            let start = Instant::now();
+            kernels::run(arena.borrow(&loaded.constants, instruction, first));
+            start.elapsed()
+        };
+        Ok(threads.install(|| loaded.program.section(section).iter().map(timed).collect()))
+    }
+
+    fn loaded(&self, program: ProgramId) -> Result<&Loaded, DeviceError> {
+        self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
+    }
+
+    fn execute(
+        &mut self,
+        id: ProgramId,
+        section: Section,
+        instructions: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        self.loaded(id)?;
+        let Self { programs, arena, threads } = self;
+        let loaded = &programs[id.0];
+        let first = loaded.microbatches <= 1;
+        let unknown = DeviceError::Unknown { what: "instruction", index: instructions.end };
+        let instructions = loaded.program.section(section).get(instructions).ok_or(unknown)?;
+        threads.install(|| {
+            for instruction in instructions {
+                kernels::run(arena.borrow(&loaded.constants, instruction, first));
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Device for Cpu {
+    fn program(&self, program: ProgramId) -> &Arc<Program> {
+        &self.programs[program.0].program
+    }
+
+    fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let program = self.loaded(program)?.program.clone();
+        let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
+        check_size(&slot.name, &slot.ty, bytes)?;
+        self.arena.write(&slot.view, bytes);
+        Ok(())
+    }
+
+    fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
+        let program = &self.loaded(program)?.program;
+        let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
+        Ok(self.arena.bytes(&slot.view).into())
+    }
+
+    fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let program = self.loaded(program)?.program.clone();
+        let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
+        check_size(&slot.name, &slot.ty, bytes)?;
+        slot.view.iter().for_each(|view| self.arena.write(view, bytes));
+        Ok(())
+    }
+
+    fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
+        let count = self.loaded(id)?.program.section(section).len();
+        self.programs[id.0].begin(section)?;
+        self.execute(id, section, 0..count)
+    }
+
+    fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
+        self.execute(id, Section::Update, instructions)
+    }
+
+    fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
+        let loaded = self.loaded(program)?;
+        let outputs = &loaded.program.outputs;
+        let slot = outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
+        Ok(self.arena.read(&loaded.constants, &slot.view))
+    }
+
+    fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        self.loaded(id)?;
+        let Self { programs, arena, threads } = self;
+        let loaded = &programs[id.0];
+        Ok(threads.install(|| non_finite::first(&loaded.program, &loaded.constants, arena)))
+    }
+}
+
+impl Loaded {
+    /// Counts microbatches: the first of a step overwrites the sums of the one before.
+    fn begin(&mut self, section: Section) -> Result<(), DeviceError> {
+        match section {
+            Section::Prepare => self.microbatches = 0,
+            Section::Microbatch
+                if self.microbatches >= 1 && self.program.microbatches == Microbatches::One =>
+            {
+                return Err(DeviceError::OneMicrobatch);
+            }
+            Section::Microbatch => self.microbatches += 1,
+            Section::Update => {}
+        }
+        Ok(())
+    }
+}
+
+fn check_size(name: &str, ty: &ir::Type, bytes: &[u8]) -> Result<(), DeviceError> {
+    let (taken, given) = (ty.bytes().unwrap_or(u64::MAX), bytes.len() as u64);
+    if taken == given {
+        return Ok(());
+    }
+    Err(DeviceError::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
+}

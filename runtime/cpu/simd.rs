@@ -1,0 +1,113 @@
+//! Loops compiled for the vector instructions of the machine at hand, chosen at run time by the `pulp` crate.
+
+use super::math::Real;
+
+/// Defines a function whose body is compiled once for each instruction set that `pulp` knows, and dispatched when
+/// called. What the body calls must be `#[inline(always)]`.
+macro_rules! vectorized {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime),*; $($t:ident: $bound:path),*>
+        ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<$($life,)* $($t: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+            struct Call<$($life,)* $($t),*> { $($arg: $ty),* }
+            impl<$($life,)* $($t: $bound),*> pulp::WithSimd for Call<$($life,)* $($t),*> {
+                type Output = crate::cpu::simd::returned!($($ret)?);
+                #[inline(always)]
+                fn with_simd<S: pulp::Simd>(self, _: S) -> Self::Output {
+                    let Self { $($arg),* } = self;
+                    $body
+                }
+            }
+            pulp::Arch::new().dispatch(Call { $($arg),* })
+        }
+    };
+}
+pub(super) use vectorized;
+
+macro_rules! returned {
+    () => {
+        ()
+    };
+    ($ret:ty) => {
+        $ret
+    };
+}
+pub(super) use returned;
+
+/// A function of one element.
+pub(super) trait Map1<A, B>: Copy {
+    fn at(self, x: A) -> B;
+}
+
+/// A function of two elements.
+pub(super) trait Map2<A, B>: Copy {
+    fn at(self, x: A, y: A) -> B;
+}
+
+vectorized! {
+    /// `out[i] = f(x[i])`
+    pub(super) fn map1<'a; A: Copy, B: Copy, F: Map1<A, B>>(f: F, x: &'a [A], out: &'a mut [B]) {
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = f.at(x);
+        }
+    }
+}
+
+/// How many partial sums a reduction of one row keeps, so that it vectorizes; fixed, so that it is deterministic.
+const LANES: usize = 32;
+
+/// `Σ f(i)` over `0..count` with [`LANES`] partial sums.
+#[inline(always)]
+pub(super) fn sum<T: Real>(count: usize, f: impl Fn(usize) -> T) -> T {
+    let mut partial = [T::ZERO; LANES];
+    let whole = count / LANES * LANES;
+    let mut start = 0;
+    while start < whole {
+        for (lane, partial) in partial.iter_mut().enumerate() {
+            *partial = *partial + f(start + lane);
+        }
+        start += LANES;
+    }
+    for i in whole..count {
+        partial[i - whole] = partial[i - whole] + f(i);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            partial[lane] = partial[lane] + partial[lane + width];
+        }
+        width /= 2;
+    }
+    partial[0]
+}
+
+/// The largest element, or `-∞`; NaN if there is one.
+#[inline(always)]
+pub(super) fn max<T: Real>(x: &[T]) -> T {
+    let mut partial = [T::NEG_INFINITY; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (partial, &x) in partial.iter_mut().zip(chunk) {
+            *partial = if *partial >= x { *partial } else { x };
+        }
+    }
+    for (partial, &x) in partial.iter_mut().zip(rest) {
+        *partial = if *partial >= x { *partial } else { x };
+    }
+    let mut largest = T::NEG_INFINITY;
+    for partial in partial {
+        largest = largest.larger(partial);
+    }
+    largest
+}
+
+vectorized! {
+    /// `out[i] = f(x[i], y[i])`
+    pub(super) fn map2<'a; A: Copy, B: Copy, F: Map2<A, B>>(f: F, x: &'a [A], y: &'a [A], out: &'a mut [B]) {
+        for (out, (&x, &y)) in out.iter_mut().zip(x.iter().zip(y)) {
+            *out = f.at(x, y);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A column: the values of one input, or of the labels, for every sample.
+
+use ir::DType;
+
+use super::element::{self, Scalar};
+use super::error::DataError;
+use super::synthetic::{self, Synthetic};
+use super::table::TableArray;
+use super::tokens::TokenStream;
+
+/// One tensor of a batch, and where its rows come from.
+#[derive(Clone, Debug)]
+pub(super) struct Column {
+    pub(super) name: String,
+    pub(super) dtype: DType,
+    /// The dims of one sample, or of the whole tensor where it is not batched.
+    pub(super) row_dims: Vec<u64>,
+    pub(super) batched: bool,
+    /// For labels: the element that is ignored, written where a row is no sample.
+    pub(super) ignored: Option<Vec<u8>>,
+    pub(super) content: Content,
+}
+
+/// Where rows come from.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    /// Row `i` is tokens `i * sequence + shift ..` of a stream; a row's length is the sequence.
+    Tokens { stream: TokenStream, shift: u64 },
+    /// Row `i` is row `i` of an array, or the whole array for every sample where the column is not batched. Shifted rows
+    /// are moved one element to the left, and their last is ignored.
+    Rows { array: TableArray, shifted: bool },
+    /// Every row is the same.
+    Same(Vec<u8>),
+    /// Row `i` is made up; `shift` skips its first elements.
+    Synthetic { values: Synthetic, shift: u64 },
+}
+
+impl Column {
+    /// Elements in one row.
+    pub(super) fn row_elements(&self) -> u64 {
+        self.row_dims.iter().product()
+    }
+
+    /// Bytes in one row.
+    pub(super) fn row_bytes(&self) -> usize {
+        (self.row_elements() * self.dtype.bytes()) as usize
+    }
+
+    /// How many samples there are; none where any number can be made. A stream of T tokens has `(T - 1) / sequence`, so
+    /// that the last token has a label too.
+    pub(super) fn samples(&self) -> Option<u64> {
+        match &self.content {
+            _ if !self.batched => None,
+            Content::Tokens { stream, .. } => Some(stream.len().saturating_sub(1) / self.row_elements()),
+            Content::Rows { array, .. } => array.dims.first().copied(),
+            Content::Same(_) | Content::Synthetic { .. } => None,
+        }
+    }
+
+    /// Writes row `row` into `out`, of [`row_bytes`](Self::row_bytes).
+    pub(super) fn write_row(&self, row: u64, out: &mut [u8]) {
+        match &self.content {
+            Content::Tokens { stream, shift } => self.write_tokens(stream, row, *shift, out),
+            Content::Rows { array, shifted } => self.write_array(array, row, *shifted, out),
+            Content::Same(bytes) => out.copy_from_slice(bytes),
+            Content::Synthetic { values, shift } => values.write_row(self.dtype, row, *shift, out),
+        }
+    }
+
+    /// Writes a row whose labels are all ignored.
+    pub(super) fn write_ignored(&self, out: &mut [u8]) {
+        let Some(ignored) = &self.ignored else { return };
+        out.chunks_exact_mut(ignored.len()).for_each(|slot| slot.copy_from_slice(ignored));
+    }
+
+    fn write_tokens(&self, stream: &TokenStream, row: u64, shift: u64, out: &mut [u8]) {
+        let sequence = self.row_elements();
+        let mut slots = out.chunks_exact_mut(self.dtype.bytes() as usize);
+        let start = row * sequence + shift;
+        stream.read(start..start + sequence, |token| {
+            let fits = slots
+                .next()
+                .is_some_and(|slot| element::write(self.dtype, Scalar::Integer(token.into()), slot));
+            debug_assert!(fits, "token {token} was checked against {}", self.dtype);
+        });
+    }
+
+    fn write_array(&self, array: &TableArray, row: u64, shifted: bool, out: &mut [u8]) {
+        let width = array.dtype.bytes() as usize;
+        let size = self.row_elements() as usize * width;
+        let start = if self.batched { row as usize * size } else { 0 };
+        let source = &array.bytes[start..start + size];
+        let converted = match shifted {
+            false => element::convert(array.dtype, source, self.dtype, out),
+            true => {
+                let (row, last) = out.split_at_mut(out.len() - self.dtype.bytes() as usize);
+                self.write_ignored(last);
+                element::convert(array.dtype, &source[width..], self.dtype, row)
+            }
+        };
+        debug_assert!(converted.is_ok(), "`{}`: {converted:?} was checked before", self.name);
+    }
+
+    /// Checks that `array` can give this column's rows; `data` names it in errors.
+    pub(super) fn check_array(&self, array: &TableArray, data: &str) -> Result<(), DataError> {
+        let row_dims = if self.batched { array.dims.get(1..) } else { Some(array.dims.as_slice()) };
+        let name = self.name.clone();
+        if row_dims != Some(&self.row_dims) {
+            let (found, wanted) = (array.dims.clone(), self.row_dims.clone());
+            return Err(DataError::WrongDims {
+                data: data.to_owned(),
+                found,
+                name,
+                wanted,
+                batched: self.batched,
+            });
+        }
+        if !element::feeds(array.dtype, self.dtype) {
+            let (found, wanted) = (array.dtype, self.dtype);
+            return Err(DataError::WrongDtype { data: data.to_owned(), found, name, wanted });
+        }
+        let limit = i128::from(synthetic::limit(self.dtype, u64::MAX));
+        let narrower = array.dtype != self.dtype && !self.dtype.is_float();
+        let negative =
+            if matches!(self.dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64) { limit } else { 0 };
+        let beyond = |value: i128| value >= limit || value < -negative;
+        if let Some((position, value)) =
+            narrower.then(|| array.integers().find(|(_, value)| beyond(*value))).flatten()
+        {
+            let (data, value) = (data.to_owned(), value.to_string());
+            return Err(DataError::DoesNotFit { data, position, value, name, wanted: self.dtype });
+        }
+        Ok(())
+    }
+}

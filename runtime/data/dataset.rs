@@ -1,0 +1,214 @@
+//! Builds the columns of a data set from what was decided, and checks everything before step 0.
+
+use std::path::Path;
+
+use ir::DType;
+
+use super::array::{Array, Batch};
+use super::column::{Column, Content};
+use super::decide::{Decision, Feed, Offer, features};
+use super::element::{self, Scalar};
+use super::error::DataError;
+use super::file::Format;
+use super::labels;
+use super::spec::{InputSpec, LoaderOptions, ModelSpec};
+use super::synthetic::{self, Synthetic};
+use super::table::{Table, TableArray};
+use super::tokens::TokenStream;
+
+/// Some samples: rows `first .. first + samples` of the columns.
+#[derive(Clone, Debug)]
+pub(super) struct Dataset {
+    /// What to call it in messages.
+    pub(super) name: String,
+    pub(super) columns: Vec<Column>,
+    pub(super) first: u64,
+    pub(super) samples: u64,
+}
+
+/// What a data set is built for.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) spec: &'a ModelSpec,
+    pub(super) options: &'a LoaderOptions,
+    /// The seed of synthetic values, which differs between training and evaluation.
+    pub(super) seed: u64,
+}
+
+impl Dataset {
+    /// All samples of `offer`, with what is worth knowing about them in `notes`.
+    ///
+    /// # Errors
+    /// Whatever makes the data unfit for the model.
+    pub(super) fn build(
+        wanted: Wanted<'_>,
+        offer: &Offer,
+        decisions: &[Decision],
+        notes: &mut Vec<String>,
+    ) -> Result<Self, DataError> {
+        let mut columns = Vec::new();
+        for (input, decision) in features(wanted.spec).zip(decisions) {
+            columns.push(feature(wanted, input, &decision.feed, offer, notes)?);
+        }
+        if let Some(label) = &wanted.spec.label {
+            columns.push(labels::column(wanted, label, offer, decisions, &columns, notes)?);
+        }
+        let samples = count(&columns)?;
+        Ok(Self { name: offer.name(), columns, first: 0, samples })
+    }
+
+    /// The last `held_out` samples as a data set of their own, and this one without them.
+    pub(super) fn split(mut self, held_out: u64) -> (Self, Self) {
+        let mut last = self.clone();
+        self.samples -= held_out;
+        last.first += self.samples;
+        last.samples = held_out;
+        (self, last)
+    }
+
+    /// A batch of the samples in `rows`, of which all from the `samples`th on have their labels ignored.
+    pub(super) fn gather(&self, rows: &[u64], samples: u64) -> Batch {
+        let mut batch = Batch { tensors: [].into(), broadcast: [].into(), rows: rows.len() as u64, samples };
+        for column in &self.columns {
+            let mut dims = column.row_dims.clone();
+            let mut bytes = vec![0; column.row_bytes() * if column.batched { rows.len() } else { 1 }];
+            if column.batched {
+                dims.insert(0, rows.len() as u64);
+                for ((place, row), out) in (0..).zip(rows).zip(bytes.chunks_exact_mut(column.row_bytes())) {
+                    column.write_row(self.first + row, out);
+                    if place >= samples {
+                        column.write_ignored(out);
+                    }
+                }
+            } else {
+                column.write_row(0, &mut bytes);
+                batch.broadcast.insert(column.name.clone());
+            }
+            batch.tensors.insert(column.name.clone(), Array { dtype: column.dtype, dims, bytes });
+        }
+        batch
+    }
+}
+
+/// The number of samples that all columns agree on.
+fn count(columns: &[Column]) -> Result<u64, DataError> {
+    let counts: Vec<(String, u64)> =
+        columns.iter().filter_map(|column| Some((column.name.clone(), column.samples()?))).collect();
+    match counts.as_slice() {
+        [] => Ok(synthetic::SAMPLES),
+        [(_, first), rest @ ..] if rest.iter().all(|(_, count)| count == first) => Ok(*first),
+        _ => Err(DataError::SampleCounts { counts }),
+    }
+}
+
+fn feature(
+    wanted: Wanted<'_>,
+    input: &InputSpec,
+    feed: &Feed,
+    offer: &Offer,
+    notes: &mut Vec<String>,
+) -> Result<Column, DataError> {
+    let row_dims = if input.batched { input.dims[1..].to_vec() } else { input.dims.clone() };
+    let (name, dtype, batched) = (input.name.clone(), input.dtype, input.batched);
+    let mut column =
+        Column { name, dtype, row_dims, batched, ignored: None, content: Content::Same(Vec::new()) };
+    column.content = match (feed, offer) {
+        (Feed::Positions, _) => Content::Same(repeated(&column, |place| place)?),
+        (Feed::Ones, _) => Content::Same(repeated(&column, |_| 1)?),
+        (Feed::Zeros, _) => Content::Same(repeated(&column, |_| 0)?),
+        (Feed::Tokens, Offer::Tokens(path)) => tokens(wanted, input, &column, path, notes)?,
+        (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table, key)?,
+        (Feed::File(path), _) => {
+            match path.is_dir() || matches!(Format::of(path)?, Format::Text | Format::Tokens) {
+                true => tokens(wanted, input, &column, path, notes)?,
+                false => own_file(input, &column, &Table::open(path)?)?,
+            }
+        }
+        (Feed::Key(key), _) => {
+            let data = format!("`{key}` is a key, but `{}` has none", offer.name());
+            let (name, dims) = (input.name.clone(), input.dims.clone());
+            return Err(DataError::MissingInput { name, dtype, dims, data, wanted: Vec::new() });
+        }
+        (Feed::Synthetic | Feed::Tokens, _) => {
+            let limit = synthetic::limit(dtype, input.vocabulary.unwrap_or(2));
+            Content::Synthetic { values: Synthetic::new(wanted.seed, &input.name, limit), shift: 0 }
+        }
+    };
+    Ok(column)
+}
+
+/// A row whose element at place `i` of the last dim is `value(i)`.
+fn repeated(column: &Column, value: impl Fn(u64) -> u64) -> Result<Vec<u8>, DataError> {
+    let last = column.row_dims.last().copied().unwrap_or(1);
+    let mut row = vec![0; column.row_bytes()];
+    for (place, slot) in (0..).zip(row.chunks_exact_mut(column.dtype.bytes() as usize)) {
+        let value = value(place % last);
+        if !element::write(column.dtype, Scalar::Integer(value.into()), slot) {
+            let (name, value) = (column.name.clone(), value.to_string());
+            return Err(DataError::DoesNotFit {
+                data: "--input".to_owned(),
+                position: place,
+                value,
+                name,
+                wanted: column.dtype,
+            });
+        }
+    }
+    Ok(row)
+}
+
+fn tokens(
+    wanted: Wanted<'_>,
+    input: &InputSpec,
+    column: &Column,
+    path: &Path,
+    notes: &mut Vec<String>,
+) -> Result<Content, DataError> {
+    if !(input.batched && input.dtype.is_integer() && input.dims.len() == 2) {
+        let (data, inputs) = (path.display().to_string(), vec![input.name.clone()]);
+        let reason = format!(
+            "`{}` is {}{:?} and not integers of [batch, sequence]",
+            input.name, input.dtype, input.dims
+        );
+        return Err(DataError::TokenInput { data, reason, inputs });
+    }
+    let stream = TokenStream::open(path, input.vocabulary, wanted.options.force_bytes)?;
+    let sequence = column.row_elements();
+    if stream.len() <= sequence {
+        let (data, tokens) = (stream.name.clone(), stream.len());
+        return Err(DataError::TooShort { data, tokens, sequence, needed: sequence + 1 });
+    }
+    stream.check_vocabulary(synthetic::limit(input.dtype, input.vocabulary.unwrap_or(u64::MAX)))?;
+    notes.extend(stream.looks_wider());
+    Ok(Content::Tokens { stream, shift: 0 })
+}
+
+fn own_file(input: &InputSpec, column: &Column, table: &Table) -> Result<Content, DataError> {
+    let only = match table.arrays.len() {
+        1 => table.arrays.keys().next().cloned(),
+        _ => None,
+    };
+    let key = table.key_for_input(&input.name).or(only).unwrap_or_else(|| input.name.clone());
+    rows(input, column, table, &key)
+}
+
+fn rows(input: &InputSpec, column: &Column, table: &Table, key: &str) -> Result<Content, DataError> {
+    let array = table.arrays.get(key).ok_or_else(|| table.missing(key, ""))?;
+    let data = format!("{}:{key}", table.path.display());
+    column.check_array(array, &data)?;
+    if let Some(vocabulary) = input.vocabulary {
+        check_vocabulary(array, vocabulary, &data)?;
+    }
+    Ok(Content::Rows { array: array.clone(), shifted: false })
+}
+
+fn check_vocabulary(array: &TableArray, vocabulary: u64, data: &str) -> Result<(), DataError> {
+    let outside = array.integers().find(|(_, value)| !(0..i128::from(vocabulary)).contains(value));
+    match outside.filter(|_| array.dtype != DType::Bool) {
+        Some((position, value)) => {
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            Err(DataError::OutsideVocabulary { data: data.to_owned(), position, value, vocabulary })
+        }
+        None => Ok(()),
+    }
+}

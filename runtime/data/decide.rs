@@ -1,0 +1,276 @@
+//! Decides what feeds each input of the model, with a reason that can be printed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::error::{self, DataError};
+use super::file::{self, Format};
+use super::spec::{DataSource, InputSpec, ModelSpec, Source};
+use super::table::Table;
+
+/// What DATA is.
+#[derive(Clone, Debug)]
+pub(super) enum Offer {
+    /// A file or folder of text or raw tokens.
+    Tokens(PathBuf),
+    /// Named arrays.
+    Table(Table),
+    /// Nothing: values are made up.
+    Synthetic,
+}
+
+impl Offer {
+    /// Opens DATA as far as is needed to know what it has.
+    ///
+    /// # Errors
+    /// Data that is missing, or of a format that is not read.
+    pub(super) fn open(source: &DataSource) -> Result<Self, DataError> {
+        let DataSource::Path(path) = source else { return Ok(Self::Synthetic) };
+        let metadata = std::fs::metadata(path).map_err(file::read_error(path))?;
+        if metadata.is_dir() {
+            return Ok(Self::Tokens(path.clone()));
+        }
+        match Format::of(path)? {
+            Format::Text | Format::Tokens => Ok(Self::Tokens(path.clone())),
+            Format::Npz | Format::Safetensors => Table::open(path).map(Self::Table),
+        }
+    }
+
+    /// What to call it in messages.
+    pub(super) fn name(&self) -> String {
+        match self {
+            Self::Tokens(path) => path.display().to_string(),
+            Self::Table(table) => table.path.display().to_string(),
+            Self::Synthetic => "synthetic".to_owned(),
+        }
+    }
+}
+
+/// What feeds one input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// The stream of tokens that DATA is.
+    Tokens,
+    /// A key of DATA.
+    Key(String),
+    /// A file of its own.
+    File(PathBuf),
+    /// `0, 1, 2, …` along the last dim.
+    Positions,
+    /// All ones.
+    Ones,
+    /// All zeros.
+    Zeros,
+    /// Seeded random values.
+    Synthetic,
+}
+
+/// What feeds one input, and why; its `Display` is a line for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The input's name.
+    pub input: String,
+    /// What feeds it.
+    pub feed: Feed,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "input `{}`: ", self.input)?;
+        match &self.feed {
+            Feed::Tokens => f.write_str("the tokens")?,
+            Feed::Key(key) => write!(f, "key `{key}`")?,
+            Feed::File(path) => write!(f, "file `{}`", path.display())?,
+            Feed::Positions => f.write_str("positions 0, 1, 2, …")?,
+            Feed::Ones => f.write_str("ones")?,
+            Feed::Zeros => f.write_str("zeros")?,
+            Feed::Synthetic => f.write_str("random values")?,
+        }
+        write!(f, " ({})", self.reason)
+    }
+}
+
+/// Decides for every input. In this order: what the user said; a key of that name; what the name says (positions, masks,
+/// token types); the token stream, or random values.
+///
+/// # Errors
+/// An input that nothing feeds, a token stream that no input takes, `--input` for an input that is not there.
+pub(super) fn decide(
+    spec: &ModelSpec,
+    chosen: &BTreeMap<String, Source>,
+    offer: &Offer,
+) -> Result<Vec<Decision>, DataError> {
+    let inputs: Vec<&InputSpec> = features(spec).collect();
+    let names = || inputs.iter().map(|input| input.name.clone()).collect::<Vec<_>>();
+    if let Some(name) = chosen.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
+        return Err(DataError::UnknownInput { name: name.clone(), inputs: names() });
+    }
+    let known = |input: &InputSpec| match (chosen.get(&input.name), offer) {
+        (Some(source), _) => Some((user_feed(source), "as --input says")),
+        (None, Offer::Table(table)) => match table.key_for_input(&input.name) {
+            Some(key) => Some((Feed::Key(key), "the data has a key for it")),
+            None => automatic(input),
+        },
+        (None, _) => automatic(input),
+    };
+    let mut feeds: Vec<_> = inputs.iter().map(|input| known(input)).collect();
+    if let Offer::Tokens(_) = offer {
+        let open: Vec<&InputSpec> =
+            inputs.iter().zip(&feeds).filter(|(_, feed)| feed.is_none()).map(|(input, _)| *input).collect();
+        let (name, reason) = token_input(&open).map_err(|reason| {
+            let (data, inputs) = (offer.name(), names());
+            DataError::TokenInput { data, reason, inputs }
+        })?;
+        let index = inputs.iter().position(|input| input.name == name).unwrap_or_default();
+        feeds[index] = Some((Feed::Tokens, reason));
+    }
+    let decided = inputs.iter().zip(feeds).map(|(input, feed)| {
+        let feed = feed.or(match offer {
+            Offer::Synthetic => Some((Feed::Synthetic, "synthetic data was asked for")),
+            _ => None,
+        });
+        let (feed, reason) = feed.ok_or_else(|| nothing_feeds(input, offer, names()))?;
+        Ok(Decision { input: input.name.clone(), feed, reason })
+    });
+    decided.collect()
+}
+
+/// The inputs that are not the label.
+pub(super) fn features(spec: &ModelSpec) -> impl Iterator<Item = &InputSpec> {
+    let label = spec.label.as_ref().map(|label| label.name.as_str());
+    spec.inputs.iter().filter(move |input| Some(input.name.as_str()) != label)
+}
+
+fn user_feed(source: &Source) -> Feed {
+    match source {
+        Source::Key(key) => Feed::Key(key.clone()),
+        Source::File(path) => Feed::File(path.clone()),
+        Source::Positions => Feed::Positions,
+        Source::Ones => Feed::Ones,
+        Source::Zeros => Feed::Zeros,
+    }
+}
+
+/// What an input's name and type say about it, for inputs of transformers that data sets rarely have. A mask of more than
+/// two dims is left to the user: as bool it allows by ones, as float it is often added, where ones would be wrong.
+fn automatic(input: &InputSpec) -> Option<(Feed, &'static str)> {
+    let name = input.name.to_lowercase();
+    let integer = input.dtype.is_integer();
+    let ndim = input.dims.len();
+    if integer && (1..=2).contains(&ndim) && name.contains("position") {
+        Some((Feed::Positions, "its name says positions"))
+    } else if integer && ndim == 2 && (name.contains("token_type") || name.contains("segment_ids")) {
+        Some((Feed::Zeros, "token types: all tokens are of the first"))
+    } else if ndim == 2 && name.contains("mask") {
+        Some((Feed::Ones, "a mask over [batch, sequence]: every token is there"))
+    } else {
+        None
+    }
+}
+
+/// The input among `open` that takes a token stream: the first with a usual name, else the only integer [batch, seq].
+pub(super) fn token_input<'a>(open: &[&'a InputSpec]) -> Result<(&'a str, &'static str), String> {
+    let takes_tokens =
+        |input: &&&InputSpec| input.batched && input.dtype.is_integer() && input.dims.len() == 2;
+    let candidates: Vec<&'a InputSpec> = open.iter().filter(takes_tokens).copied().collect();
+    let usual = ["input_ids", "inputs_ids", "token_ids", "tokens", "idx"];
+    let named = candidates.iter().find(|input| {
+        let name = input.name.to_lowercase();
+        usual.contains(&name.rsplit(['.', '/', ':']).next().unwrap_or_default())
+    });
+    match (named, candidates.as_slice()) {
+        (Some(input), _) => Ok((&input.name, "an integer [batch, sequence] with the usual name")),
+        (None, [input]) => Ok((&input.name, "the only integer [batch, sequence]")),
+        (None, []) => Err("no input is integers of [batch, sequence]".to_owned()),
+        (None, several) => {
+            let names: Vec<String> = several.iter().map(|input| input.name.clone()).collect();
+            let names = error::list(&names);
+            Err(format!("{names} could each take it: give all but one of them with --input NAME=SOURCE"))
+        }
+    }
+}
+
+fn nothing_feeds(input: &InputSpec, offer: &Offer, wanted: Vec<String>) -> DataError {
+    if let Offer::Table(table) = offer
+        && let Some(error) = table.unusable_input(&input.name)
+    {
+        return error;
+    }
+    let data = offer.name();
+    let data = match offer {
+        Offer::Table(table) => {
+            let keys: Vec<String> = table.keys().map(str::to_owned).collect();
+            format!("the keys of `{data}` are {}", error::list(&keys))
+        }
+        _ => format!("`{data}` is a stream of tokens"),
+    };
+    let (name, dims) = (input.name.clone(), input.dims.clone());
+    DataError::MissingInput { name, dtype: input.dtype, dims, data, wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::DType;
+
+    use super::*;
+
+    fn input(name: &str, dtype: DType, dims: &[u64]) -> InputSpec {
+        InputSpec { name: name.to_owned(), dtype, dims: dims.to_vec(), batched: true, vocabulary: None }
+    }
+
+    fn decisions(inputs: Vec<InputSpec>, chosen: &[(&str, Source)]) -> Result<Vec<String>, String> {
+        let spec = ModelSpec { inputs, label: None };
+        let chosen = chosen.iter().map(|(name, source)| ((*name).to_owned(), source.clone())).collect();
+        let decided = decide(&spec, &chosen, &Offer::Tokens("corpus.txt".into()));
+        decided
+            .map(|decided| decided.iter().map(Decision::to_string).collect())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_transformers_inputs_are_all_fed_from_text() {
+        let inputs = vec![
+            input("attention_mask", DType::F32, &[2, 8]),
+            input("token_type_ids", DType::I64, &[2, 8]),
+            input("position_ids", DType::I64, &[2, 8]),
+            input("input_ids", DType::I64, &[2, 8]),
+        ];
+        let expected = [
+            "input `attention_mask`: ones (a mask over [batch, sequence]: every token is there)",
+            "input `token_type_ids`: zeros (token types: all tokens are of the first)",
+            "input `position_ids`: positions 0, 1, 2, … (its name says positions)",
+            "input `input_ids`: the tokens (an integer [batch, sequence] with the usual name)",
+        ];
+        assert_eq!(decisions(inputs, &[]).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_user_overrides_what_a_name_says() {
+        let inputs = vec![input("position_ids", DType::I64, &[2, 8]), input("x", DType::I64, &[2, 8])];
+        let decided = decisions(inputs, &[("position_ids", Source::Zeros)]).unwrap();
+        assert_eq!(decided[0], "input `position_ids`: zeros (as --input says)");
+        assert_eq!(decided[1], "input `x`: the tokens (the only integer [batch, sequence])");
+    }
+
+    #[test]
+    fn an_input_that_nothing_feeds_is_an_error_with_what_would() {
+        let inputs = vec![input("input_ids", DType::I64, &[2, 8]), input("mask", DType::F32, &[2, 1, 8, 8])];
+        let error = decisions(inputs, &[]).unwrap_err();
+        assert!(error.contains("nothing feeds input `mask` (f32[2, 1, 8, 8])"), "{error}");
+        assert!(error.contains("--input mask="), "{error}");
+    }
+
+    #[test]
+    fn a_stream_needs_exactly_one_place_to_go() {
+        let error = decisions(vec![input("x", DType::F32, &[2, 8])], &[]).unwrap_err();
+        assert!(error.contains("no input is integers of [batch, sequence]"), "{error}");
+        let two = vec![input("a", DType::I64, &[2, 8]), input("b", DType::I64, &[2, 8])];
+        let error = decisions(two, &[]).unwrap_err();
+        assert!(error.contains("`a`, `b` could each take it"), "{error}");
+        let error = decisions(vec![input("a", DType::I64, &[2, 8])], &[("b", Source::Ones)]).unwrap_err();
+        assert_eq!(error, "the model has no input `b`; its inputs are `a`");
+    }
+}

@@ -1,0 +1,132 @@
+//! Reading, writing and converting single elements of any type, little endian.
+
+use ir::DType;
+
+/// One element, wide enough for every type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scalar {
+    /// An integer or a bool (0 or 1).
+    Integer(i128),
+    /// A floating-point number.
+    Float(f64),
+}
+
+/// Reads the element that `bytes` (of exactly `dtype.bytes()` bytes) holds.
+pub(super) fn read(dtype: DType, bytes: &[u8]) -> Scalar {
+    fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+        let mut out = [0; N];
+        out.copy_from_slice(bytes);
+        out
+    }
+    match dtype {
+        DType::F64 => Scalar::Float(f64::from_le_bytes(array(bytes))),
+        DType::F32 => Scalar::Float(f32::from_le_bytes(array(bytes)).into()),
+        DType::F16 => Scalar::Float(half::f16::from_le_bytes(array(bytes)).into()),
+        DType::BF16 => Scalar::Float(half::bf16::from_le_bytes(array(bytes)).into()),
+        DType::I64 => Scalar::Integer(i64::from_le_bytes(array(bytes)).into()),
+        DType::I32 => Scalar::Integer(i32::from_le_bytes(array(bytes)).into()),
+        DType::I16 => Scalar::Integer(i16::from_le_bytes(array(bytes)).into()),
+        DType::I8 => Scalar::Integer(i8::from_le_bytes(array(bytes)).into()),
+        DType::U64 => Scalar::Integer(u64::from_le_bytes(array(bytes)).into()),
+        DType::U32 => Scalar::Integer(u32::from_le_bytes(array(bytes)).into()),
+        DType::U16 => Scalar::Integer(u16::from_le_bytes(array(bytes)).into()),
+        DType::U8 => Scalar::Integer(bytes[0].into()),
+        DType::Bool => Scalar::Integer((bytes[0] != 0).into()),
+    }
+}
+
+/// Writes `value` as a `dtype` into `out` (of exactly `dtype.bytes()` bytes); floats are rounded to nearest.
+/// False, and nothing written, when an integer does not fit or a float would have to become an integer.
+#[must_use]
+pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
+    fn put(out: &mut [u8], bytes: Option<impl AsRef<[u8]>>) -> bool {
+        bytes.is_some_and(|bytes| {
+            out.copy_from_slice(bytes.as_ref());
+            true
+        })
+    }
+    let float = match value {
+        Scalar::Integer(integer) => integer as f64,
+        Scalar::Float(float) => float,
+    };
+    let integer = match value {
+        Scalar::Integer(integer) => Some(integer),
+        Scalar::Float(_) => None,
+    };
+    macro_rules! integer {
+        ($type:ty) => {
+            put(out, integer.and_then(|value| <$type>::try_from(value).ok()).map(<$type>::to_le_bytes))
+        };
+    }
+    match dtype {
+        DType::F64 => put(out, Some(float.to_le_bytes())),
+        DType::F32 => put(out, Some((float as f32).to_le_bytes())),
+        DType::F16 => put(out, Some(half::f16::from_f64(float).to_le_bytes())),
+        DType::BF16 => put(out, Some(half::bf16::from_f64(float).to_le_bytes())),
+        DType::I64 => integer!(i64),
+        DType::I32 => integer!(i32),
+        DType::I16 => integer!(i16),
+        DType::I8 => integer!(i8),
+        DType::U64 => integer!(u64),
+        DType::U32 => integer!(u32),
+        DType::U16 => integer!(u16),
+        DType::U8 => integer!(u8),
+        DType::Bool => put(out, integer.filter(|value| matches!(value, 0 | 1)).map(|value| [value as u8])),
+    }
+}
+
+/// Whether elements of type `from` can feed an input of type `to`: integers (and bools) feed integers as far as they
+/// fit, floats feed floats (rounded), bools feed anything; an integer is never taken for a float or the reverse.
+pub(super) fn feeds(from: DType, to: DType) -> bool {
+    from == to || from == DType::Bool || from.is_float() == to.is_float()
+}
+
+/// Converts all elements of `bytes` into `out`; the index and value of the first that does not fit is the error.
+pub(super) fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), (usize, Scalar)> {
+    if from == to {
+        out.copy_from_slice(bytes);
+        return Ok(());
+    }
+    let elements = bytes.chunks_exact(from.bytes() as usize).zip(out.chunks_exact_mut(to.bytes() as usize));
+    for (index, (element, slot)) in elements.enumerate() {
+        let value = read(from, element);
+        if !write(to, value, slot) {
+            return Err((index, value));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_reads_back_the_one_that_it_wrote() {
+        for dtype in DType::ALL {
+            let mut bytes = vec![0; dtype.bytes() as usize];
+            assert!(write(dtype, Scalar::Integer(1), &mut bytes), "{dtype}");
+            let expected = if dtype.is_float() { Scalar::Float(1.0) } else { Scalar::Integer(1) };
+            assert_eq!(read(dtype, &bytes), expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn an_integer_that_does_not_fit_is_refused_with_its_index() {
+        let bytes: Vec<u8> = [5i64, 300].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut out = [0; 2];
+        assert_eq!(convert(DType::I64, &bytes, DType::U8, &mut out), Err((1, Scalar::Integer(300))));
+        let mut out = [0; 4];
+        assert_eq!(convert(DType::I64, &bytes, DType::I16, &mut out), Ok(()));
+        assert_eq!(out, [5, 0, 44, 1]);
+    }
+
+    #[test]
+    fn a_float_never_becomes_an_integer() {
+        assert!(!feeds(DType::F32, DType::I64));
+        assert!(!feeds(DType::U8, DType::F32));
+        assert!(feeds(DType::Bool, DType::F32));
+        let mut out = [0; 8];
+        assert!(!write(DType::I64, Scalar::Float(1.0), &mut out));
+    }
+}

@@ -1,0 +1,270 @@
+//! What can be wrong with a user's data, each with the numbers and with what would work.
+
+use std::io;
+use std::path::PathBuf;
+
+use ir::DType;
+
+/// A data file, or a combination of data and model, that cannot be used. Every one is found before step 0.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The file system refused.
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The contents are not what the file's name promises.
+    #[error("`{}` is damaged or not supported: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An extension that is neither text nor a format that is read.
+    #[error(
+        "`{}`: .{extension} files cannot be read; use text, .bin (raw tokens), .npz, .safetensors, a folder of text or .bin \
+         files, or `synthetic`",
+        path.display()
+    )]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its extension.
+        extension: String,
+    },
+    /// A folder that cannot be read as one stream of tokens.
+    #[error("folder `{}` {reason}; a folder holds either text files or .bin files, which are read in the order of their names", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A token file that ends within a token.
+    #[error(
+        "`{}` has {bytes} bytes, which is no multiple of {width}: a vocabulary of {vocabulary} is read as u{bits} tokens, little endian",
+        path.display(), bits = width * 8
+    )]
+    OddLength {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+        /// Bytes a token.
+        width: u64,
+        /// The model's.
+        vocabulary: u64,
+    },
+    /// Text for a model whose tokens are not bytes.
+    #[error(
+        "`{}` is text, which is read as bytes, but the model has a vocabulary of {vocabulary}: give it token ids (.bin), or \
+         `--tokenizer bytes` if its tokens are bytes",
+        path.display()
+    )]
+    TextNeedsTokenizer {
+        /// The text.
+        path: PathBuf,
+        /// The model's.
+        vocabulary: u64,
+    },
+    /// Too few tokens for one sample.
+    #[error(
+        "`{data}` has {tokens} tokens, but one sample of sequence length {sequence} needs at least {needed} (the last token's label included)"
+    )]
+    TooShort {
+        /// The data.
+        data: String,
+        /// What it has.
+        tokens: u64,
+        /// The model's sequence length.
+        sequence: u64,
+        /// What is needed.
+        needed: u64,
+    },
+    /// Nothing to train on.
+    #[error("`{data}` has no samples to train on")]
+    NoSamples {
+        /// The data.
+        data: String,
+    },
+    /// Too few samples for one global batch, where a batch cannot be filled up.
+    #[error(
+        "`{data}` has {samples} samples, but a global batch takes {global_batch} and these labels have no value that is \
+         ignored, to fill it up with: use --global-batch {samples} or less"
+    )]
+    TooFewSamples {
+        /// The data.
+        data: String,
+        /// What it has.
+        samples: u64,
+        /// Samples a step.
+        global_batch: u64,
+    },
+    /// A token that would index beyond an embedding.
+    #[error("token {value} at position {position} of `{data}` is outside the vocabulary of {vocabulary} (0 to {})", vocabulary - 1)]
+    OutsideVocabulary {
+        /// The file, or the file's key.
+        data: String,
+        /// Where: the token's index in the file, or in the array.
+        position: u64,
+        /// What stands there.
+        value: i64,
+        /// How many there are.
+        vocabulary: u64,
+    },
+    /// A label that is neither a class nor the ignored value.
+    #[error(
+        "label {value} in sample {sample} of `{data}` is outside the {classes} classes (0 to {}){}",
+        classes - 1,
+        match ignore_index { Some(ignored) => format!(" and is not the ignored value {ignored}"), None => format!(": is it meant to be ignored? --ignore-index {value}") }
+    )]
+    LabelOutOfRange {
+        /// The file and key.
+        data: String,
+        /// Which sample.
+        sample: u64,
+        /// What stands there.
+        value: i64,
+        /// How many classes there are.
+        classes: u64,
+        /// The value that is ignored, if there is one.
+        ignore_index: Option<i64>,
+    },
+    /// An input for which neither the data nor a rule has anything.
+    #[error(
+        "nothing feeds input `{name}` ({dtype}{dims:?}): {data}; give it with --input {name}=KEY, FILE, positions, ones or zeros{}",
+        match wanted.as_slice() { [] => String::new(), wanted => format!(" (the model's inputs are {})", list(wanted)) }
+    )]
+    MissingInput {
+        /// The input.
+        name: String,
+        /// Its type.
+        dtype: DType,
+        /// Its dims.
+        dims: Vec<u64>,
+        /// What the data has: its keys, or that it is a stream of tokens.
+        data: String,
+        /// All inputs of the model.
+        wanted: Vec<String>,
+    },
+    /// A key that is not in the file.
+    #[error("`{}` has no `{key}`{hint}; its keys are {}", path.display(), list(there))]
+    MissingKey {
+        /// The file.
+        path: PathBuf,
+        /// What was looked for.
+        key: String,
+        /// What else would work.
+        hint: String,
+        /// The file's keys.
+        there: Vec<String>,
+    },
+    /// Elements that cannot become the input's.
+    #[error(
+        "`{data}` holds {found}, but `{name}` takes {wanted}: convert it before (integers feed integers, floats feed floats)"
+    )]
+    WrongDtype {
+        /// The file and key.
+        data: String,
+        /// The file's type.
+        found: DType,
+        /// The input or label.
+        name: String,
+        /// Its type.
+        wanted: DType,
+    },
+    /// An integer that the input's type cannot hold.
+    #[error("{value} at position {position} of `{data}` does not fit `{name}`, which is {wanted}")]
+    DoesNotFit {
+        /// The file and key.
+        data: String,
+        /// The index in the whole array.
+        position: u64,
+        /// What stands there.
+        value: String,
+        /// The input or label.
+        name: String,
+        /// Its type.
+        wanted: DType,
+    },
+    /// Dims that are not one sample of the input.
+    #[error("`{data}` has dims {found:?}, but `{name}` takes {}", match batched { true => format!("[samples, {}]", joined(wanted)), false => format!("[{}] (the same for every sample)", joined(wanted)) })]
+    WrongDims {
+        /// The file and key.
+        data: String,
+        /// The file's dims.
+        found: Vec<u64>,
+        /// The input or label.
+        name: String,
+        /// The dims of one sample, or of the whole input where it has no batch dim.
+        wanted: Vec<u64>,
+        /// Whether dim 0 of the data counts samples.
+        batched: bool,
+    },
+    /// Inputs that do not agree on the number of samples.
+    #[error("the inputs have different numbers of samples: {}", counts.iter().map(|(name, count)| format!("`{name}` {count}")).collect::<Vec<_>>().join(", "))]
+    SampleCounts {
+        /// Input or label, and how many samples it has.
+        counts: Vec<(String, u64)>,
+    },
+    /// A stream of tokens for a model without an obvious input for it.
+    #[error("`{data}` is a stream of tokens, but {reason}; the model's inputs are {}", list(inputs))]
+    TokenInput {
+        /// The data.
+        data: String,
+        /// Why no input was found.
+        reason: String,
+        /// All inputs of the model.
+        inputs: Vec<String>,
+    },
+    /// `--input` for something that the model does not have.
+    #[error("the model has no input `{name}`; its inputs are {}", list(inputs))]
+    UnknownInput {
+        /// What was named.
+        name: String,
+        /// All inputs of the model.
+        inputs: Vec<String>,
+    },
+    /// Labels that this data cannot give.
+    #[error("no labels for `{name}` {dims:?}: {reason}")]
+    NoLabels {
+        /// The label.
+        name: String,
+        /// Its dims.
+        dims: Vec<u64>,
+        /// Why not.
+        reason: String,
+    },
+    /// Inputs that contradict each other.
+    #[error("the model's inputs cannot be batched: {0}")]
+    Batch(String),
+    /// A checkpoint that was made with other data or another order of it.
+    #[error(
+        "cannot go on at the checkpoint's place in the data: {what} was {then} then and is {now} now; go on with the data and flags of the first run, or start a new one"
+    )]
+    Resume {
+        /// What differs.
+        what: &'static str,
+        /// In the checkpoint.
+        then: u64,
+        /// In this run.
+        now: u64,
+    },
+}
+
+/// Names in backquotes, joined by commas.
+pub(super) fn list(names: &[String]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn joined(dims: &[u64]) -> String {
+    dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}

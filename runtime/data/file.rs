@@ -1,0 +1,135 @@
+//! Files and folders: which format a name means, and mapping them into memory.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use memmap2::Mmap;
+
+use super::error::DataError;
+
+/// What a file holds, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Text, a token a byte.
+    Text,
+    /// Raw tokens.
+    Tokens,
+    /// Named arrays, as NumPy writes them.
+    Npz,
+    /// Named arrays.
+    Safetensors,
+}
+
+/// Extensions of files that are neither text nor read here: taken for text, they would train a model on rubbish.
+const UNREADABLE: [&str; 26] = [
+    "arrow", "bz2", "csv", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "npy", "onnx", "parquet",
+    "pb", "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "tsv", "xz", "zip", "zst",
+];
+
+impl Format {
+    /// The format of `path`; everything that is not known is text.
+    ///
+    /// # Errors
+    /// An extension of some other well-known format.
+    pub(super) fn of(path: &Path) -> Result<Self, DataError> {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        match extension.as_deref() {
+            Some("bin") => Ok(Self::Tokens),
+            Some("npz") => Ok(Self::Npz),
+            Some("safetensors") => Ok(Self::Safetensors),
+            Some(other) if UNREADABLE.contains(&other) => {
+                Err(DataError::UnknownFormat { path: path.to_owned(), extension: other.to_owned() })
+            }
+            _ => Ok(Self::Text),
+        }
+    }
+}
+
+pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError + '_ {
+    |source| DataError::Read { path: path.to_owned(), source }
+}
+
+/// The contents of `path`, mapped and not copied.
+#[allow(unsafe_code)]
+pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
+    let file = File::open(path).map_err(read_error(path))?;
+    let metadata = file.metadata().map_err(read_error(path))?;
+    if metadata.is_dir() {
+        return Err(read_error(path)(io::Error::from(io::ErrorKind::IsADirectory)));
+    }
+    if metadata.len() == 0 {
+        return Ok(Bytes::new());
+    }
+    // SAFETY: a read-only map is unsound only if another process changes or truncates the file meanwhile. The bytes are
+    // plain numbers of which no value is invalid, each access is checked against the length at mapping time, and a data
+    // file that is cut off under a running training ends the process with a bus error, as it does for every mapped file.
+    let map = unsafe { Mmap::map(&file) }.map_err(read_error(path))?;
+    Ok(Bytes::from_owner(map))
+}
+
+/// The text or `.bin` files of a folder, in the order of their names; hidden files and folders in it are left out.
+///
+/// # Errors
+/// A folder without such files, or with both kinds.
+pub(super) fn folder(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).map_err(read_error(path))? {
+        let entry = entry.map_err(read_error(path))?;
+        let hidden = entry.file_name().to_string_lossy().starts_with('.');
+        if !hidden && entry.path().is_file() {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    let refuse = |reason: String| Err(DataError::Folder { path: path.to_owned(), reason });
+    let Some(first) = files.first() else { return refuse("has no files in it".to_owned()) };
+    let format = Format::of(first)?;
+    for file in &files {
+        let other = Format::of(file)?;
+        if !matches!(other, Format::Text | Format::Tokens) {
+            return refuse(format!("has `{}` in it, which is a data set of its own", file.display()));
+        }
+        if other != format {
+            return refuse(format!("has both `{}` and `{}` in it", first.display(), file.display()));
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = map(Path::new("/nowhere/corpus.txt")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read `/nowhere/corpus.txt`"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_of_text_and_tokens_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = super::folder(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("has no files in it"), "{error}");
+        fs::write(folder.path().join(".hidden.npz"), "").unwrap();
+        fs::write(folder.path().join("a.bin"), "").unwrap();
+        assert_eq!(super::folder(folder.path()).unwrap().len(), 1);
+        fs::write(folder.path().join("b.txt"), "").unwrap();
+        let error = super::folder(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("a.bin` and `") && error.contains("b.txt"), "{error}");
+    }
+
+    #[test]
+    fn other_formats_are_not_read_as_text() {
+        assert!(
+            Format::of(Path::new("x.parquet"))
+                .unwrap_err()
+                .to_string()
+                .contains(".parquet files cannot be read")
+        );
+        assert_eq!(Format::of(Path::new("README")).unwrap(), Format::Text);
+        assert_eq!(Format::of(Path::new("a.BIN")).unwrap(), Format::Tokens);
+    }
+}

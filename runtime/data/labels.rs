@@ -1,0 +1,156 @@
+//! The labels' column: the next token, or what the data has.
+
+use super::column::{Column, Content};
+use super::dataset::Wanted;
+use super::decide::{Decision, Feed, Offer};
+use super::element::{self, Scalar};
+use super::error::DataError;
+use super::spec::{InputSpec, LabelSpec, LabelsFrom};
+use super::synthetic::{self, Synthetic};
+use super::table::{Table, TableArray};
+
+/// Labels for the samples whose inputs are `features` (fed as `decisions` say, in the same order).
+///
+/// # Errors
+/// Data without labels that fit, and labels outside the classes.
+pub(super) fn column(
+    wanted: Wanted<'_>,
+    label: &LabelSpec,
+    offer: &Offer,
+    decisions: &[Decision],
+    features: &[Column],
+    notes: &mut Vec<String>,
+) -> Result<Column, DataError> {
+    let mut column = Column {
+        name: label.name.clone(),
+        dtype: label.dtype,
+        row_dims: label.dims[1..].to_vec(),
+        batched: true,
+        ignored: ignored(label)?,
+        content: Content::Same(Vec::new()),
+    };
+    let from = wanted.options.labels_from;
+    column.content = match offer {
+        Offer::Tokens(_) => {
+            let tokens = features.iter().zip(decisions).find(|(_, decision)| decision.feed == Feed::Tokens);
+            of_stream(label, &column, tokens.map(|(feature, _)| feature), from, notes)?
+        }
+        Offer::Table(table) => of_table(label, &column, table, token_column(wanted, features), from)?,
+        Offer::Synthetic => {
+            match token_column(wanted, features).map(|tokens| (&tokens.content, &tokens.row_dims)) {
+                Some((Content::Synthetic { values, .. }, dims))
+                    if *dims == column.row_dims && from != Some(LabelsFrom::Given) =>
+                {
+                    Content::Synthetic { values: *values, shift: 1 }
+                }
+                _ => {
+                    let limit = synthetic::limit(label.dtype, label.classes.unwrap_or(2));
+                    Content::Synthetic { values: Synthetic::new(wanted.seed, &label.name, limit), shift: 0 }
+                }
+            }
+        }
+    };
+    Ok(column)
+}
+
+fn ignored(label: &LabelSpec) -> Result<Option<Vec<u8>>, DataError> {
+    let Some(value) = label.ignore_index.filter(|_| label.dtype.is_integer()) else { return Ok(None) };
+    let mut bytes = vec![0; label.dtype.bytes() as usize];
+    match element::write(label.dtype, Scalar::Integer(value.into()), &mut bytes) {
+        true => Ok(Some(bytes)),
+        false => Err(no_labels(label, format!("the ignored value {value} does not fit {}", label.dtype))),
+    }
+}
+
+fn no_labels(label: &LabelSpec, reason: String) -> DataError {
+    DataError::NoLabels { name: label.name.clone(), dims: label.dims.clone(), reason }
+}
+
+/// The input whose tokens can be shifted: the one that a token stream would go to.
+fn token_column<'a>(wanted: Wanted<'_>, features: &'a [Column]) -> Option<&'a Column> {
+    let varies = |input: &&InputSpec| {
+        let column = features.iter().find(|column| column.name == input.name);
+        column.is_some_and(|column| !matches!(column.content, Content::Same(_)))
+    };
+    let inputs: Vec<&InputSpec> = super::decide::features(wanted.spec).filter(varies).collect();
+    let (name, _) = super::decide::token_input(&inputs).ok()?;
+    features.iter().find(|column| column.name == name)
+}
+
+fn of_stream(
+    label: &LabelSpec,
+    column: &Column,
+    tokens: Option<&Column>,
+    from: Option<LabelsFrom>,
+    notes: &mut Vec<String>,
+) -> Result<Content, DataError> {
+    let Some((Content::Tokens { stream, .. }, sequence)) =
+        tokens.map(|tokens| (&tokens.content, &tokens.row_dims))
+    else {
+        return Err(no_labels(
+            label,
+            "no input takes the token stream that they would be made from".to_owned(),
+        ));
+    };
+    if column.row_dims != *sequence || !label.dtype.is_integer() {
+        let reason = format!(
+            "a token stream gives one integer label a token, [batch, {}]; labels of another kind need an .npz or \
+             .safetensors with the key `labels`",
+            sequence.iter().product::<u64>()
+        );
+        return Err(no_labels(label, reason));
+    }
+    let classes = synthetic::limit(label.dtype, label.classes.unwrap_or(u64::MAX));
+    stream.check_vocabulary(classes)?;
+    let given = from == Some(LabelsFrom::Given);
+    if given {
+        notes.push(
+            "--labels-from given: each token is its own label, so the model itself must shift them"
+                .to_owned(),
+        );
+    }
+    Ok(Content::Tokens { stream: stream.clone(), shift: u64::from(!given) })
+}
+
+fn of_table(
+    label: &LabelSpec,
+    column: &Column,
+    table: &Table,
+    tokens: Option<&Column>,
+    from: Option<LabelsFrom>,
+) -> Result<Content, DataError> {
+    let shifted = from == Some(LabelsFrom::Shift);
+    let key = [label.name.as_str(), "labels"].into_iter().find(|key| table.arrays.contains_key(*key));
+    let (array, data) = match (key, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
+        (Some(key), _) => (&table.arrays[key], format!("{}:{key}", table.path.display())),
+        (None, Some((Content::Rows { array, .. }, name))) if shifted => (array, format!("input `{name}`")),
+        (None, Some((Content::Rows { .. }, name))) => {
+            return Err(table.missing("labels", &format!(" (--labels-from shift makes them from `{name}`)")));
+        }
+        (None, _) => return Err(table.missing("labels", "")),
+    };
+    column.check_array(array, &data)?;
+    if shifted && (column.row_dims.len() != 1 || column.ignored.is_none()) {
+        let reason = "--labels-from shift leaves the last position of [samples, sequence] without a label, which needs a \
+                      value that the loss ignores: --ignore-index -100";
+        return Err(no_labels(label, reason.to_owned()));
+    }
+    check_classes(label, array, &data)?;
+    Ok(Content::Rows { array: array.clone(), shifted })
+}
+
+fn check_classes(label: &LabelSpec, array: &TableArray, data: &str) -> Result<(), DataError> {
+    let Some(classes) = label.classes else { return Ok(()) };
+    let ignored = label.ignore_index.map(i128::from);
+    let outside = array
+        .integers()
+        .find(|(_, value)| !(0..i128::from(classes)).contains(value) && Some(*value) != ignored);
+    let Some((position, value)) = outside else { return Ok(()) };
+    Err(DataError::LabelOutOfRange {
+        data: data.to_owned(),
+        sample: position / array.row_elements().max(1),
+        value: i64::try_from(value).unwrap_or(i64::MAX),
+        classes,
+        ignore_index: label.ignore_index,
+    })
+}

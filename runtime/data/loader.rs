@@ -1,0 +1,278 @@
+//! The loader: which samples make step t's global batch, and the held-out data.
+//!
+//! The global batch of a step is a pure function of (seed, epoch, step); microbatches and meshes only cut it. So nothing
+//! of the loader has to be saved: a run that goes on at a step reads what it would have read without the break.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::array::Batch;
+use super::column::Content;
+use super::dataset::{Dataset, Wanted};
+use super::decide::{self, Decision, Offer};
+use super::error::DataError;
+use super::order::{Permutation, mix};
+use super::spec::{DataSource, LoaderOptions, ModelSpec, Source};
+
+/// Training and held-out data of one run. Immutable: threads and ranks can share it.
+#[derive(Clone, Debug)]
+pub struct Loader {
+    train: Dataset,
+    eval: Option<Dataset>,
+    microbatch: u64,
+    global_batch: u64,
+    seed: u64,
+    shuffle: bool,
+    /// Whether short batches can be filled up.
+    ignorable: bool,
+    decisions: Vec<Decision>,
+    notes: Vec<String>,
+}
+
+/// A place in the data, saved in checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPosition {
+    /// How many steps are done: the next one's number.
+    pub step: u64,
+    /// The epoch of the next step.
+    pub epoch: u64,
+    /// The next step's number within it.
+    pub batch_in_epoch: u64,
+    /// How many training samples there are.
+    pub samples: u64,
+    /// Samples a step.
+    pub global_batch: u64,
+    /// What decides the order.
+    pub seed: u64,
+}
+
+impl Loader {
+    /// Opens `train` for `spec`, and checks all of it that the model depends on.
+    ///
+    /// # Errors
+    /// Anything that would make a step fail or train on rubbish: see [`DataError`].
+    pub fn new(spec: &ModelSpec, train: &DataSource, options: &LoaderOptions) -> Result<Self, DataError> {
+        let microbatch = microbatch(spec)?;
+        let global_batch =
+            microbatch.checked_mul(options.microbatches).filter(|&size| size > 0).ok_or_else(|| {
+                DataError::Batch(format!("{} microbatches of {microbatch}", options.microbatches))
+            })?;
+        let mut notes = Vec::new();
+        let offer = Offer::open(train)?;
+        let decisions = decide::decide(spec, &options.inputs, &offer)?;
+        let wanted = Wanted { spec, options, seed: options.seed };
+        let whole = Dataset::build(wanted, &offer, &decisions, &mut notes)?;
+        let ignorable = whole.columns.iter().any(|column| column.ignored.is_some());
+        let (train, eval) = match &options.eval {
+            Some(source) => (whole, Some(evaluation(wanted, source, &mut notes)?)),
+            None => hold_out(whole, &offer, options, if ignorable { 1 } else { microbatch }, &mut notes),
+        };
+        if train.samples == 0 {
+            return Err(DataError::NoSamples { data: train.name });
+        }
+        let enough = if ignorable { 1 } else { global_batch };
+        if train.samples < enough {
+            return Err(DataError::TooFewSamples { data: train.name, samples: train.samples, global_batch });
+        }
+        let eval = eval.filter(|eval| ignorable || eval.samples >= microbatch);
+        if options.eval.is_some() && eval.is_none() {
+            notes.push(format!(
+                "no evaluation: the data for it has fewer samples than a microbatch of {microbatch}"
+            ));
+        }
+        let (seed, shuffle) = (options.seed, options.shuffle);
+        let mut loader =
+            Self { train, eval, microbatch, global_batch, seed, shuffle, ignorable, decisions, notes };
+        loader.note_short_batch();
+        Ok(loader)
+    }
+
+    fn note_short_batch(&mut self) {
+        let rest = self.train.samples % self.global_batch;
+        if rest != 0 && !self.ignorable {
+            let note = "the last {rest} of {samples} samples of each epoch's order are left out: they do not fill a global \
+                        batch, and these labels have no value that is ignored";
+            self.notes.push(
+                note.replace("{rest}", &rest.to_string())
+                    .replace("{samples}", &self.train.samples.to_string()),
+            );
+        }
+    }
+
+    /// Training samples.
+    pub fn samples(&self) -> u64 {
+        self.train.samples
+    }
+
+    /// Held-out samples, 0 when there are none.
+    pub fn eval_samples(&self) -> u64 {
+        self.eval.as_ref().map_or(0, |eval| eval.samples)
+    }
+
+    /// Samples a step: the microbatch times the number of microbatches.
+    pub fn global_batch_size(&self) -> u64 {
+        self.global_batch
+    }
+
+    /// Steps an epoch: the last short batch counts when it can be filled up, else it is left out.
+    pub fn steps_per_epoch(&self) -> u64 {
+        match self.ignorable {
+            true => self.train.samples.div_ceil(self.global_batch),
+            false => self.train.samples / self.global_batch,
+        }
+    }
+
+    /// Tokens in a global batch, for tokens a second; samples, where the model takes no tokens.
+    pub fn tokens_per_step(&self) -> u64 {
+        let tokens = self.train.columns.iter().find(|column| {
+            let varies = !matches!(column.content, Content::Same(_));
+            varies && column.batched && column.dtype.is_integer() && column.row_dims.len() == 1
+        });
+        self.global_batch * tokens.map_or(1, |column| column.row_elements())
+    }
+
+    /// What feeds each input of the model, and why.
+    pub fn decisions(&self) -> &[Decision] {
+        &self.decisions
+    }
+
+    /// What a user should know about the data: warnings, and what was left out.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The global batch of step `step`, counted from 0 over all epochs.
+    pub fn global_batch(&self, step: u64) -> Batch {
+        self.rows(step, 0..self.global_batch)
+    }
+
+    /// Rows `range` of step `step`'s global batch: what one microbatch or one data rank needs.
+    ///
+    /// # Panics
+    /// When `range` ends after the global batch.
+    pub fn rows(&self, step: u64, range: Range<u64>) -> Batch {
+        assert!(range.end <= self.global_batch, "rows {range:?} of a global batch of {}", self.global_batch);
+        let epoch = step / self.steps_per_epoch();
+        let first = step % self.steps_per_epoch() * self.global_batch;
+        let order = Permutation::new(self.train.samples, self.seed, epoch);
+        let sample = |place: u64| match place % self.train.samples {
+            place if self.shuffle => order.index(place),
+            place => place,
+        };
+        let rows: Vec<u64> = range.clone().map(|row| sample(first + row)).collect();
+        let real = self.train.samples.clamp(first + range.start, first + range.end) - (first + range.start);
+        self.train.gather(&rows, real)
+    }
+
+    /// The held-out data once, in its own order, in batches of one microbatch. The last is filled up with ignored labels,
+    /// or left out when the labels have no ignored value. Empty when nothing is held out.
+    pub fn eval_batches(&self) -> impl Iterator<Item = Batch> + '_ {
+        self.eval.iter().flat_map(|eval| {
+            let batches = match self.ignorable {
+                true => eval.samples.div_ceil(self.microbatch),
+                false => eval.samples / self.microbatch,
+            };
+            (0..batches).map(|batch| {
+                let first = batch * self.microbatch;
+                let rows: Vec<u64> = (first..first + self.microbatch).map(|row| row % eval.samples).collect();
+                eval.gather(&rows, (eval.samples - first).min(self.microbatch))
+            })
+        })
+    }
+
+    /// The place after `step` steps.
+    pub fn position(&self, step: u64) -> DataPosition {
+        DataPosition {
+            step,
+            epoch: step / self.steps_per_epoch(),
+            batch_in_epoch: step % self.steps_per_epoch(),
+            samples: self.train.samples,
+            global_batch: self.global_batch,
+            seed: self.seed,
+        }
+    }
+
+    /// The step to go on with, at a place that was saved.
+    ///
+    /// # Errors
+    /// When samples, global batch or seed are not what they were, so that another order would be gone on with.
+    pub fn resume(&self, saved: &DataPosition) -> Result<u64, DataError> {
+        let now = self.position(saved.step);
+        let facts = [
+            ("the number of training samples", saved.samples, now.samples),
+            ("the global batch", saved.global_batch, now.global_batch),
+            ("the seed", saved.seed, now.seed),
+        ];
+        match facts.into_iter().find(|(_, then, now)| then != now) {
+            Some((what, then, now)) => Err(DataError::Resume { what, then, now }),
+            None => Ok(saved.step),
+        }
+    }
+}
+
+/// Checks the dims of everything batched, and gives the dim 0 that they share.
+fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
+    let inputs = spec.inputs.iter().map(|input| (&input.name, &input.dims, input.batched));
+    let label = spec.label.iter().map(|label| (&label.name, &label.dims, true));
+    let mut found: Option<(&String, u64)> = None;
+    for (name, dims, batched) in inputs.chain(label) {
+        let elements = dims.iter().try_fold(16u64, |size, &dim| size.checked_mul(dim));
+        if dims.contains(&0) || elements.is_none_or(|size| size > isize::MAX as u64) {
+            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}")));
+        }
+        let size = match (batched, dims.first()) {
+            (false, _) => continue,
+            (true, Some(&size)) => size,
+            (true, None) => {
+                return Err(DataError::Batch(format!("`{name}` is a scalar, which has no batch dim")));
+            }
+        };
+        match found {
+            Some((other, first)) if first != size => {
+                let reason = format!("dim 0 of `{other}` is {first}, that of `{name}` {size}");
+                return Err(DataError::Batch(reason));
+            }
+            _ => found = Some((name, size)),
+        }
+    }
+    found.map(|(_, size)| size).ok_or_else(|| DataError::Batch("none of them has a batch dim".to_owned()))
+}
+
+/// The data of `--eval`. Files given to batched inputs belong to the training data: its own keys take their place.
+fn evaluation(
+    wanted: Wanted<'_>,
+    source: &DataSource,
+    notes: &mut Vec<String>,
+) -> Result<Dataset, DataError> {
+    let mut options = wanted.options.clone();
+    let batched = |name: &str| wanted.spec.inputs.iter().any(|input| input.name == name && input.batched);
+    options.inputs.retain(|name, source| !(matches!(source, Source::File(_)) && batched(name)));
+    let offer = Offer::open(source)?;
+    let decisions = decide::decide(wanted.spec, &options.inputs, &offer)?;
+    let seed = mix(wanted.seed);
+    Dataset::build(Wanted { spec: wanted.spec, options: &options, seed }, &offer, &decisions, notes)
+}
+
+/// Holds out the end of a token stream, rounded to whole samples: at least `fewest`, or none with a note.
+fn hold_out(
+    whole: Dataset,
+    offer: &Offer,
+    options: &LoaderOptions,
+    fewest: u64,
+    notes: &mut Vec<String>,
+) -> (Dataset, Option<Dataset>) {
+    if !matches!(offer, Offer::Tokens(_)) || options.held_out <= 0.0 {
+        return (whole, None);
+    }
+    let held_out = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
+    if held_out < fewest {
+        notes.push(format!(
+            "no evaluation: {:.1} % of the {} samples of `{}` is less than the {fewest} that it takes; give --eval DATA",
+            options.held_out * 100.0, whole.samples, whole.name
+        ));
+        return (whole, None);
+    }
+    let (train, eval) = whole.split(held_out);
+    (train, Some(eval))
+}

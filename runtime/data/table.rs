@@ -1,0 +1,198 @@
+//! Named arrays of an `.npz` or `.safetensors` file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use ir::DType;
+
+use super::array::Array;
+use super::element::{self, Scalar};
+use super::error::DataError;
+use super::file::{self, Format};
+use super::npz;
+
+/// The arrays of one file, mapped where the file has them uncompressed.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// The file.
+    pub path: PathBuf,
+    pub(super) arrays: BTreeMap<String, TableArray>,
+    /// Keys whose arrays cannot be used, and why: an error only where one of them is wanted.
+    unusable: BTreeMap<String, String>,
+}
+
+/// Every key of a file: its array, or why it cannot be used.
+pub(super) type Entries = BTreeMap<String, Result<TableArray, String>>;
+
+/// One array of a table.
+#[derive(Clone, Debug)]
+pub(super) struct TableArray {
+    pub(super) dtype: DType,
+    pub(super) dims: Vec<u64>,
+    /// Row major, little endian.
+    pub(super) bytes: Bytes,
+}
+
+impl Table {
+    /// Opens `path`: `.npz`, or else safetensors.
+    ///
+    /// Arrays of a type that the IR does not have (complex, strings, 8-bit floats) are as if they were not there.
+    ///
+    /// # Errors
+    /// A file that is missing or damaged.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let bytes = file::map(path)?;
+        let entries = match Format::of(path)? {
+            Format::Npz => npz::read(&bytes),
+            _ => read_safetensors(&bytes),
+        };
+        let entries = entries.map_err(|reason| DataError::Malformed { path: path.to_owned(), reason })?;
+        let (mut arrays, mut unusable) = (BTreeMap::new(), BTreeMap::new());
+        for (key, entry) in entries {
+            match entry {
+                Ok(array) => drop(arrays.insert(key, array)),
+                Err(reason) => drop(unusable.insert(key, reason)),
+            }
+        }
+        Ok(Self { path: path.to_owned(), arrays, unusable })
+    }
+
+    /// The keys, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.arrays.keys().map(String::as_str)
+    }
+
+    /// A copy of the array at `key`.
+    pub fn array(&self, key: &str) -> Option<Array> {
+        let array = self.arrays.get(key)?;
+        Some(Array { dtype: array.dtype, dims: array.dims.clone(), bytes: array.bytes.to_vec() })
+    }
+
+    /// The key that feeds input `name`: the name itself, or `input.NAME`.
+    pub(super) fn key_for_input(&self, name: &str) -> Option<String> {
+        [name.to_owned(), format!("input.{name}")].into_iter().find(|key| self.arrays.contains_key(key))
+    }
+
+    /// Why there is nothing at `key`; `hint` says what else would work.
+    pub(super) fn missing(&self, key: &str, hint: &str) -> DataError {
+        let path = self.path.clone();
+        if let Some(reason) = self.unusable.get(key) {
+            return DataError::Malformed { path, reason: format!("`{key}` {reason}") };
+        }
+        let there = self.keys().map(str::to_owned).collect();
+        DataError::MissingKey { path, key: key.to_owned(), hint: hint.to_owned(), there }
+    }
+
+    /// Why the array of input `name` cannot be used, if the file has one.
+    pub(super) fn unusable_input(&self, name: &str) -> Option<DataError> {
+        let keys = [name.to_owned(), format!("input.{name}")];
+        keys.iter().find(|key| self.unusable.contains_key(*key)).map(|key| self.missing(key, ""))
+    }
+}
+
+impl TableArray {
+    /// Checks that the dims multiply to the bytes there are.
+    pub(super) fn new(dtype: DType, dims: Vec<u64>, bytes: Bytes) -> Result<Self, String> {
+        let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
+        if size != Some(bytes.len() as u64) {
+            return Err(format!(
+                "is {dtype}{dims:?}, which does not take the {} bytes that are there",
+                bytes.len()
+            ));
+        }
+        Ok(Self { dtype, dims, bytes })
+    }
+
+    /// The elements as integers, with their positions; nothing for floats.
+    pub(super) fn integers(&self) -> impl Iterator<Item = (u64, i128)> + '_ {
+        let elements = self.bytes.chunks_exact(self.dtype.bytes() as usize).enumerate();
+        elements.filter_map(|(position, bytes)| match element::read(self.dtype, bytes) {
+            Scalar::Integer(value) => Some((position as u64, value)),
+            Scalar::Float(_) => None,
+        })
+    }
+
+    /// Elements in one row of dim 0.
+    pub(super) fn row_elements(&self) -> u64 {
+        self.dims.iter().skip(1).product()
+    }
+}
+
+fn read_safetensors(bytes: &Bytes) -> Result<Entries, String> {
+    let file = safetensors::SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+    let entries = file.tensors().into_iter().map(|(name, tensor)| {
+        let dims = tensor.shape().iter().map(|&dim| dim as u64).collect();
+        let array = safetensors_dtype(tensor.dtype())
+            .and_then(|dtype| TableArray::new(dtype, dims, bytes.slice_ref(tensor.data())));
+        (name, array)
+    });
+    Ok(entries.collect())
+}
+
+fn safetensors_dtype(dtype: safetensors::Dtype) -> Result<DType, String> {
+    use safetensors::Dtype as Stored;
+    Ok(match dtype {
+        Stored::F64 => DType::F64,
+        Stored::F32 => DType::F32,
+        Stored::F16 => DType::F16,
+        Stored::BF16 => DType::BF16,
+        Stored::I64 => DType::I64,
+        Stored::I32 => DType::I32,
+        Stored::I16 => DType::I16,
+        Stored::I8 => DType::I8,
+        Stored::U64 => DType::U64,
+        Stored::U32 => DType::U32,
+        Stored::U16 => DType::U16,
+        Stored::U8 => DType::U8,
+        Stored::BOOL => DType::Bool,
+        other => return Err(format!("holds {other:?}, which is not supported")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn safetensors_are_read_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples.safetensors");
+        let values: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2, 2], &values).unwrap();
+        fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
+        let table = Table::open(&path).unwrap();
+        let array = table.array("x").unwrap();
+        assert_eq!((array.dtype, array.dims.as_slice()), (DType::F32, [2, 2].as_slice()));
+        assert_eq!(array.to_f64s(), [1.0, 2.0, 3.0, 4.0]);
+        assert!(table.array("y").is_none());
+    }
+
+    #[test]
+    fn an_array_of_a_type_we_do_not_have_matters_only_where_it_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples.safetensors");
+        let view = |dtype| safetensors::tensor::TensorView::new(dtype, vec![2], &[0, 1]).unwrap();
+        let views = [("x", view(safetensors::Dtype::U8)), ("scale", view(safetensors::Dtype::F8_E4M3))];
+        fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+        let table = Table::open(&path).unwrap();
+        assert_eq!(table.keys().collect::<Vec<_>>(), ["x"]);
+        let error = table.unusable_input("scale").unwrap().to_string();
+        assert!(error.ends_with("`scale` holds F8_E4M3, which is not supported"), "{error}");
+        assert!(table.unusable_input("x").is_none());
+    }
+
+    #[test]
+    fn a_truncated_file_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["short.safetensors", "short.npz"] {
+            let path = folder.path().join(name);
+            fs::write(&path, [9, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap();
+            let error = Table::open(&path).unwrap_err();
+            assert!(matches!(error, DataError::Malformed { .. }), "{error}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! A stream of tokens: text by its bytes, or raw little-endian u16 or u32 files, one after the other.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::error::DataError;
+use super::file::{self, Format};
+
+/// Text is taken for bytes up to this vocabulary: 256 and room for special tokens.
+const LARGEST_BYTE_VOCABULARY: u64 = 512;
+
+/// The tokens of some files, one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct TokenStream {
+    /// What to call it in messages.
+    pub(super) name: String,
+    segments: Vec<Segment>,
+}
+
+/// One file.
+#[derive(Clone, Debug)]
+struct Segment {
+    path: PathBuf,
+    bytes: Bytes,
+    /// Bytes a token: 1, 2 or 4.
+    width: usize,
+    /// The index of its first token.
+    start: u64,
+}
+
+impl Segment {
+    fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
+        self.bytes.chunks_exact(self.width).map(token)
+    }
+
+    fn len(&self) -> u64 {
+        (self.bytes.len() / self.width) as u64
+    }
+}
+
+fn token(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |value, &byte| (value << 8) | u32::from(byte))
+}
+
+impl TokenStream {
+    /// Opens a text file, a `.bin` file, or a folder of one kind of them in the order of their names. Tokens of `.bin`
+    /// files are u16 when `vocabulary` fits (or is unknown), else u32.
+    ///
+    /// # Errors
+    /// Files that cannot be read or end within a token; text for a vocabulary above 512, unless `force_bytes`.
+    pub(super) fn open(path: &Path, vocabulary: Option<u64>, force_bytes: bool) -> Result<Self, DataError> {
+        let files = if path.is_dir() { file::folder(path)? } else { vec![path.to_owned()] };
+        let mut segments = Vec::new();
+        let mut start = 0;
+        for path in files {
+            let width = match Format::of(&path)? {
+                Format::Text => text_width(&path, vocabulary, force_bytes)?,
+                Format::Tokens if vocabulary.is_none_or(|vocabulary| vocabulary <= 1 << 16) => 2,
+                Format::Tokens | Format::Npz | Format::Safetensors => 4,
+            };
+            let bytes = file::map(&path)?;
+            if bytes.len() % width != 0 {
+                let (bytes, width) = (bytes.len() as u64, width as u64);
+                return Err(DataError::OddLength {
+                    path,
+                    bytes,
+                    width,
+                    vocabulary: vocabulary.unwrap_or(1 << 16),
+                });
+            }
+            let segment = Segment { path, bytes, width, start };
+            start += segment.len();
+            segments.push(segment);
+        }
+        Ok(Self { name: path.display().to_string(), segments })
+    }
+
+    /// How many tokens there are.
+    pub(super) fn len(&self) -> u64 {
+        self.segments.last().map_or(0, |segment| segment.start + segment.len())
+    }
+
+    /// Calls `each` with tokens `range`, in order.
+    pub(super) fn read(&self, range: Range<u64>, mut each: impl FnMut(u32)) {
+        assert!(range.end <= self.len(), "tokens {range:?} of {}", self.len());
+        let (mut at, end) = (range.start, range.end);
+        let mut index = self.segments.partition_point(|segment| segment.start + segment.len() <= at);
+        while at < end {
+            let segment = &self.segments[index];
+            let upto = end.min(segment.start + segment.len());
+            let bytes = (at - segment.start) as usize * segment.width
+                ..(upto - segment.start) as usize * segment.width;
+            segment.bytes[bytes].chunks_exact(segment.width).map(token).for_each(&mut each);
+            at = upto;
+            index += 1;
+        }
+    }
+
+    /// Refuses the first token that is not below `vocabulary`: reads all files once, unless their width rules it out.
+    pub(super) fn check_vocabulary(&self, vocabulary: u64) -> Result<(), DataError> {
+        for segment in &self.segments {
+            if vocabulary >= 1 << (8 * segment.width) {
+                continue;
+            }
+            let outside = segment.tokens().enumerate().find(|(_, token)| u64::from(*token) >= vocabulary);
+            if let Some((position, value)) = outside {
+                return Err(DataError::OutsideVocabulary {
+                    data: segment.path.display().to_string(),
+                    position: position as u64,
+                    value: value.into(),
+                    vocabulary,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Says so when u16 tokens look like wider ones: then every second of them is zero.
+    pub(super) fn looks_wider(&self) -> Option<String> {
+        let segment = self.segments.iter().find(|segment| segment.width == 2 && segment.len() >= 64)?;
+        let high = segment.tokens().take(4096).skip(1).step_by(2);
+        let low = segment.tokens().take(4096).step_by(2);
+        (high.into_iter().all(|token| token == 0) && low.into_iter().any(|token| token != 0)).then(|| {
+            format!(
+                "every second token of `{}` is 0: was it written as u32 or i64? This vocabulary is read as u16",
+                segment.path.display()
+            )
+        })
+    }
+}
+
+fn text_width(path: &Path, vocabulary: Option<u64>, force_bytes: bool) -> Result<usize, DataError> {
+    match vocabulary {
+        Some(vocabulary) if vocabulary > LARGEST_BYTE_VOCABULARY && !force_bytes => {
+            Err(DataError::TextNeedsTokenizer { path: path.to_owned(), vocabulary })
+        }
+        _ => Ok(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn all(stream: &TokenStream) -> Vec<u32> {
+        part(stream, 0..stream.len())
+    }
+
+    fn part(stream: &TokenStream, range: Range<u64>) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        stream.read(range, |token| tokens.push(token));
+        tokens
+    }
+
+    #[test]
+    fn a_folder_is_read_in_the_order_of_its_names_across_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("b.txt"), "de").unwrap();
+        fs::write(folder.path().join("a.txt"), "abc").unwrap();
+        fs::write(folder.path().join("aa.txt"), "").unwrap();
+        let stream = TokenStream::open(folder.path(), Some(256), false).unwrap();
+        assert_eq!(all(&stream), b"abcde".map(u32::from));
+        assert_eq!(part(&stream, 2..4), b"cd".map(u32::from));
+        assert_eq!(part(&stream, 3..5), b"de".map(u32::from));
+        assert!(part(&stream, 5..5).is_empty());
+    }
+
+    #[test]
+    fn raw_tokens_are_as_wide_as_the_vocabulary_needs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.bin");
+        fs::write(&path, [1, 2, 0, 0, 255, 1, 0, 0]).unwrap();
+        let narrow = TokenStream::open(&path, Some(65536), false).unwrap();
+        assert_eq!(all(&narrow), [513, 0, 511, 0]);
+        assert_eq!(all(&TokenStream::open(&path, Some(65537), false).unwrap()), [513, 511]);
+        let error = narrow.check_vocabulary(512).unwrap_err().to_string();
+        assert!(error.starts_with("token 513 at position 0 of"), "{error}");
+        assert!(error.ends_with("outside the vocabulary of 512 (0 to 511)"), "{error}");
+        narrow.check_vocabulary(514).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_ends_within_a_token_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.bin");
+        fs::write(&path, [0; 6]).unwrap();
+        TokenStream::open(&path, Some(50257), false).unwrap();
+        let error = TokenStream::open(&path, Some(100_000), false).unwrap_err().to_string();
+        assert!(error.contains("has 6 bytes, which is no multiple of 4"), "{error}");
+    }
+
+    #[test]
+    fn text_needs_a_byte_vocabulary_or_to_be_forced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("corpus.txt");
+        fs::write(&path, "text").unwrap();
+        let error = TokenStream::open(&path, Some(513), false).unwrap_err().to_string();
+        assert!(error.contains("--tokenizer bytes"), "{error}");
+        assert_eq!(TokenStream::open(&path, Some(513), true).unwrap().len(), 4);
+        assert_eq!(TokenStream::open(&path, Some(512), false).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn u32_tokens_that_were_read_as_u16_are_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.bin");
+        fs::write(&path, (1u32..100).flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
+        assert!(TokenStream::open(&path, Some(256), false).unwrap().looks_wider().is_some());
+        fs::write(&path, (1u16..100).flat_map(u16::to_le_bytes).collect::<Vec<_>>()).unwrap();
+        assert!(TokenStream::open(&path, Some(256), false).unwrap().looks_wider().is_none());
+    }
+}

@@ -1,0 +1,160 @@
+//! Devices: what runs a program, and the step that they all run alike.
+
+use crate::program::{Microbatches, Program, Section};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A program on a device, by its place in the list the device was made with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProgramId(pub usize);
+
+/// Runs programs that share one arena. Bytes are little-endian and row-major.
+///
+/// A step is: write the states (once), run `prepare`; for each microbatch write the inputs, run `microbatch`, read
+/// its outputs; run `update`, read its outputs. [`step`] does that. States stay from step to step; everything else in
+/// the arena may be overwritten by another program.
+pub trait Device {
+    /// A program of the device.
+    fn program(&self, program: ProgramId) -> &Arc<Program>;
+
+    /// Sets a state.
+    fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// The bytes of a state; of a device whose memory can be read in place, not a copy.
+    fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError>;
+
+    /// Feeds the next microbatch one input. Inputs that no instruction reads are checked and forgotten.
+    fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Runs a section. `Prepare` begins a step, even if it has no instruction: sums over microbatches start anew.
+    fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError>;
+
+    /// Runs some instructions of `update`: all of them, in order and each once, are what [`Device::run`] does with
+    /// that section. In between, what was made so far can be looked at, and the step be given up.
+    fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError>;
+
+    /// The bytes of an output, after the section it belongs to.
+    fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError>;
+
+    /// Runs the microbatch section once more, instruction by instruction, and names the first that makes a number
+    /// that is not finite from finite ones. To be asked when a loss is not finite, with the microbatch's inputs
+    /// written again and before `update`; sums over microbatches are spoilt by it.
+    fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError>;
+}
+
+/// The outputs of a step: for each name the bytes of every microbatch, or of the step.
+pub type StepOutputs = BTreeMap<String, Vec<Vec<u8>>>;
+
+/// Runs one step: `microbatches` has, for each, the bytes of every input in the program's order.
+pub fn step(
+    device: &mut dyn Device,
+    id: ProgramId,
+    microbatches: &[Vec<Vec<u8>>],
+) -> Result<StepOutputs, DeviceError> {
+    let program = device.program(id).clone();
+    let mut outputs = StepOutputs::new();
+    let mut report = |device: &dyn Device, section: Section| {
+        let due = program.outputs.iter().enumerate().filter(|(_, output)| output.section == section);
+        for (index, output) in due {
+            outputs.entry(output.name.clone()).or_default().push(device.read_output(id, index)?);
+        }
+        Ok::<_, DeviceError>(())
+    };
+    device.run(id, Section::Prepare)?;
+    report(device, Section::Prepare)?;
+    for inputs in microbatches {
+        if inputs.len() != program.inputs.len() {
+            return Err(DeviceError::Inputs { given: inputs.len(), taken: program.inputs.len() });
+        }
+        for (input, bytes) in inputs.iter().enumerate() {
+            device.write_input(id, input, bytes)?;
+        }
+        device.run(id, Section::Microbatch)?;
+        report(device, Section::Microbatch)?;
+    }
+    device.run(id, Section::Update)?;
+    report(device, Section::Update)?;
+    Ok(outputs)
+}
+
+/// An instruction that made a number that is not finite from finite ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NonFinite {
+    /// The operator.
+    pub operator: String,
+    /// The ONNX node it came from.
+    pub origin: Arc<str>,
+    /// The first such number.
+    pub value: f64,
+    /// For a NaN, what made the first infinity before it, if anything did: often the cause.
+    pub infinity: Option<Box<NonFinite>>,
+}
+
+/// `` `softmax` of node "/h.0/attn/Softmax" made NaN ``
+impl fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.operator)?;
+        if !self.origin.is_empty() {
+            write!(f, " of {}", self.origin)?;
+        }
+        write!(f, " made {}", self.value)?;
+        self.infinity.as_ref().map_or(Ok(()), |earlier| write!(f, "; before it, {earlier}"))
+    }
+}
+
+/// Why a device refuses.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The arena cannot be had.
+    #[error("cannot allocate {bytes} bytes for the program `{program}`: {source}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The program that takes the most.
+        program: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The threads cannot be started.
+    #[error("cannot start {threads} threads: {message}")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What the system says.
+        message: String,
+    },
+    /// A number of bytes that is not the type's.
+    #[error("`{name}` is {ty}, {taken} bytes; given were {given}")]
+    Size {
+        /// The state or input.
+        name: String,
+        /// Its type.
+        ty: Box<ir::Type>,
+        /// Bytes it takes.
+        taken: u64,
+        /// Bytes given.
+        given: u64,
+    },
+    /// A number of inputs that is not the program's.
+    #[error("the program takes {taken} inputs; given were {given}")]
+    Inputs {
+        /// Inputs given.
+        given: usize,
+        /// Inputs taken.
+        taken: usize,
+    },
+    /// There is nothing with this index.
+    #[error("the program has no {what} {index}")]
+    Unknown {
+        /// State, input, output, program.
+        what: &'static str,
+        /// The index.
+        index: usize,
+    },
+    /// A program lowered for one microbatch was given a second.
+    #[error("the program was lowered for one microbatch a step; lower it for {:?}", Microbatches::Many)]
+    OneMicrobatch,
+}

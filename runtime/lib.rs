@@ -1,0 +1,12 @@
+//! What runs a program: lowering, devices, data, checkpoints, and the training loop.
+
+pub mod checkpoint;
+pub mod cpu;
+pub mod data;
+pub mod device;
+pub mod layout;
+pub mod lower;
+pub mod metrics;
+pub mod program;
+pub mod progress;
+pub mod train;

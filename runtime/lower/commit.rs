@@ -1,0 +1,138 @@
+//! The end of a section: what is reported is kept from being overwritten, and states get their new values, in place
+//! where nobody reads the old one any more.
+
+use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
+use crate::layout::Layout;
+use crate::program::{Kernel, Section};
+use ir::analysis::in_place;
+use ir::{Definition, Module, NodeId, State, ValueId};
+use std::sync::Arc;
+
+/// The section after which a value is there.
+pub(super) fn section_of(module: &Module, value: ValueId) -> Section {
+    match module.value(value).definition {
+        Definition::Node(node, _) => module.node(node).phase.into(),
+        Definition::Input(_) => Section::Microbatch,
+        Definition::State(_) => Section::Prepare,
+    }
+}
+
+/// Drafts what the end of a section needs.
+pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
+    if section == Section::Microbatch {
+        drafts.leftover_sums().into_iter().for_each(|value| drafts.sum_up(value, section));
+    }
+    report(drafts, section);
+    let due = due_states(drafts, section);
+    let sources: Vec<Located> = due.iter().map(|due| drafts.detached(due, section)).collect();
+    let mut copies = Vec::new();
+    for (due, source) in due.into_iter().zip(sources) {
+        match update_in_place(drafts, &due, &source, section) {
+            true => drafts.buffers[source.buffer].merged = Some(due.buffer),
+            false => copies.push((due, source)),
+        }
+    }
+    for (due, from) in copies {
+        let to = Located { buffer: due.buffer, dtype: from.dtype, layout: Layout::dense(&from.layout.sizes) };
+        drafts.instructions.push(Draft {
+            section,
+            kernel: Kernel::Copy,
+            operands: vec![from],
+            results: vec![to],
+            accumulates: false,
+            node: due.node,
+            origin: due.origin,
+        });
+    }
+}
+
+/// Says where the outputs of a section are. Those that lie in a state's buffer are copied, before it is overwritten.
+fn report(drafts: &mut Drafts, section: Section) {
+    let module = drafts.module;
+    for (index, output) in module.outputs.iter().enumerate() {
+        if !drafts.kept[index] || section_of(module, output.value) != section {
+            continue;
+        }
+        let Some(located) = drafts.located[output.value].clone() else { continue };
+        let in_state = matches!(drafts.buffers[located.buffer].kind, BufferKind::State(_));
+        let kept =
+            if in_state { drafts.copy(located, section, NodeId::from_u32(0), "".into()) } else { located };
+        drafts.outputs[index] = Some(kept);
+    }
+}
+
+/// A state that gets a new value.
+#[derive(Clone, Debug)]
+pub(super) struct Due {
+    /// The state's buffer.
+    buffer: BufferId,
+    value: ValueId,
+    node: NodeId,
+    origin: Arc<str>,
+}
+
+/// The states whose new value is there when a section ends. Those of microbatch phases go from one microbatch to the
+/// next; all others are written in `update`.
+fn due_states(drafts: &Drafts, section: Section) -> Vec<Due> {
+    let module = drafts.module;
+    let due = |(index, state): (usize, &State)| {
+        let value = state.output.filter(|&value| value != state.input)?;
+        let when = match section_of(module, value) {
+            Section::Microbatch => Section::Microbatch,
+            _ => Section::Update,
+        };
+        let (node, origin) = match module.value(value).definition {
+            Definition::Node(node, _) => (node, module.node(node).origin.clone()),
+            _ => (NodeId::from_u32(0), Arc::from("")),
+        };
+        // Buffers of states come first, in their order.
+        (when == section).then_some(Due { buffer: index, value, node, origin })
+    };
+    module.states.values().enumerate().filter_map(due).collect()
+}
+
+impl Drafts<'_> {
+    /// Where a state's new value is; if that is in the buffer of another state, which may be overwritten first, in a
+    /// copy.
+    fn detached(&mut self, due: &Due, section: Section) -> Located {
+        let from = self.located[due.value].clone().expect("a state's new value is live, so it was drafted");
+        match self.buffers[from.buffer].kind {
+            BufferKind::State(_) => self.copy(from, section, due.node, due.origin.clone()),
+            _ => from,
+        }
+    }
+}
+
+/// Whether the instruction that makes a state's new value may write it over the old one.
+fn update_in_place(drafts: &Drafts, due: &Due, new: &Located, section: Section) -> bool {
+    let buffer = &drafts.buffers[new.buffer];
+    let dense = new.layout == Layout::dense(&new.layout.sizes);
+    if buffer.kind != BufferKind::Result || buffer.merged.is_some() || buffer.carried || !dense {
+        return false;
+    }
+    let made_by = |draft: &Draft| draft.results.iter().position(|result| result.buffer == new.buffer);
+    let maker =
+        drafts.instructions.iter().enumerate().find_map(|(at, draft)| Some((at, draft, made_by(draft)?)));
+    let Some((at, maker, result)) = maker.filter(|(_, draft, _)| draft.section == section) else {
+        return false;
+    };
+    let whole = maker.results[result].layout == new.layout;
+    let reads_old = |operand: &Located| operand.buffer == due.buffer;
+    let later = drafts.instructions[at + 1..].iter().filter(|draft| draft.section == section);
+    whole
+        && !later.flat_map(|draft| &draft.operands).any(reads_old)
+        && (0..maker.operands.len())
+            .filter(|&i| reads_old(&maker.operands[i]))
+            .all(|i| may_overwrite(maker, i, result))
+}
+
+/// Whether a result may be written over an operand: the kernel allows it, and both are laid out alike.
+pub(super) fn may_overwrite(draft: &Draft, operand: usize, result: usize) -> bool {
+    let (from, to) = (&draft.operands[operand], &draft.results[result]);
+    let allowed = match &draft.kernel {
+        Kernel::Op(op) => in_place::candidates(op).contains(&(operand, result)),
+        Kernel::Elementwise(_) => true,
+        Kernel::Copy | Kernel::Accumulate => false,
+    };
+    allowed && !draft.accumulates && from.layout == to.layout && from.dtype.bytes() == to.dtype.bytes()
+}

@@ -1,0 +1,338 @@
+//! Drafts: instructions over buffers that have no address yet.
+
+use super::fuse::{self, Item};
+use super::policy::{self, Reads};
+use super::sums::Sum;
+use super::{LowerOptions, select};
+use crate::layout::{Layout, Sizes};
+use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
+use bytes::Bytes;
+use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::{DType, Diagnostic, Module, Node, NodeId, Op, ValueId};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Index of a buffer.
+pub(super) type BufferId = usize;
+
+/// Memory without an address.
+#[derive(Clone, Debug)]
+pub(super) struct Buffer {
+    pub(super) kind: BufferKind,
+    pub(super) bytes: u64,
+    /// Whether it holds something from one microbatch to the next.
+    pub(super) carried: bool,
+    /// The buffer whose place it takes.
+    pub(super) merged: Option<BufferId>,
+}
+
+/// What a buffer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BufferKind {
+    /// The state with this index.
+    State(usize),
+    /// The constant with this index.
+    Constant(usize),
+    /// The input with this index.
+    Input(usize),
+    /// A result.
+    Result,
+}
+
+/// Where a value is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Located {
+    pub(super) buffer: BufferId,
+    pub(super) dtype: DType,
+    pub(super) layout: Layout,
+}
+
+/// An instruction without addresses.
+#[derive(Clone, Debug)]
+pub(super) struct Draft {
+    pub(super) section: Section,
+    pub(super) kernel: Kernel,
+    pub(super) operands: Vec<Located>,
+    pub(super) results: Vec<Located>,
+    pub(super) accumulates: bool,
+    pub(super) node: NodeId,
+    pub(super) origin: Arc<str>,
+}
+
+/// A program being drafted.
+pub(super) struct Drafts<'m> {
+    pub(super) module: &'m Module,
+    pub(super) microbatches: Microbatches,
+    pub(super) kept: Vec<bool>,
+    pub(super) buffers: Vec<Buffer>,
+    pub(super) constants: Vec<(BufferId, Bytes)>,
+    pub(super) instructions: Vec<Draft>,
+    pub(super) located: SecondaryMap<ValueId, Option<Located>>,
+    packed: SecondaryMap<ValueId, Option<(Section, Located)>>,
+    pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,
+    /// Views that were applied to a sum, and so need not be to its addends.
+    pub(super) summed_views: EntitySet<NodeId>,
+    /// Where the kept outputs are, once their section is drafted.
+    pub(super) outputs: Vec<Option<Located>>,
+}
+
+impl<'m> Drafts<'m> {
+    /// Buffers for states and inputs, and no instruction yet.
+    pub(super) fn new(
+        module: &'m Module,
+        options: &LowerOptions,
+        live: &EntitySet<NodeId>,
+    ) -> Result<Self, Diagnostic> {
+        let mut drafts = Self {
+            module,
+            microbatches: options.microbatches,
+            kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
+            buffers: vec![],
+            constants: vec![],
+            instructions: vec![],
+            located: SecondaryMap::new(),
+            packed: SecondaryMap::new(),
+            sums: SecondaryMap::new(),
+            summed_views: EntitySet::new(),
+            outputs: vec![None; module.outputs.len()],
+        };
+        let states = module.states.values().map(|state| (state.input, &state.name)).enumerate();
+        let states = states.map(|(index, place)| (BufferKind::State(index), place));
+        let inputs = module.inputs.iter().map(|input| (input.value, &input.name)).enumerate();
+        let inputs = inputs.map(|(index, place)| (BufferKind::Input(index), place));
+        for (kind, (value, name)) in states.chain(inputs) {
+            let ty = module.ty(value);
+            let unbound = || Diagnostic::new(format!("`{name}` has unbound dims: {ty}"));
+            let bytes = ty.bytes().ok_or_else(unbound)?;
+            if matches!(ty.dtype, DType::F16 | DType::BF16) {
+                let message =
+                    format!("the CPU backend has no kernels for {}, the type of `{name}`", ty.dtype);
+                return Err(Diagnostic::new(message).note("use --precision fp32"));
+            }
+            let layout = Layout::dense(&drafts.sizes(value));
+            let buffer = drafts.buffer(kind, bytes);
+            drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
+        }
+        if options.microbatches == Microbatches::Many {
+            drafts.find_sums(live);
+        }
+        Ok(drafts)
+    }
+
+    /// Bound sizes of a value.
+    pub(super) fn sizes(&self, value: ValueId) -> Sizes {
+        let sizes = self.module.ty(value).sizes().unwrap_or_default();
+        sizes.into_iter().map(|size| size as usize).collect()
+    }
+
+    pub(super) fn buffer(&mut self, kind: BufferKind, bytes: u64) -> BufferId {
+        self.buffers.push(Buffer { kind, bytes, carried: false, merged: None });
+        self.buffers.len() - 1
+    }
+
+    /// A buffer for a result, and the result in it.
+    pub(super) fn allocate(&mut self, dtype: DType, layout: Layout) -> Located {
+        let buffer = self.buffer(BufferKind::Result, layout.len() as u64 * dtype.bytes());
+        Located { buffer, dtype, layout }
+    }
+
+    /// Where a value is. Definitions come before uses, so it is somewhere.
+    pub(super) fn locate(&self, value: ValueId) -> Result<Located, Diagnostic> {
+        let error = || Diagnostic::new(format!("{value} is read in a section in which it is not there"));
+        self.located[value].clone().ok_or_else(error)
+    }
+
+    /// Where a value is, in a layout that the reader takes: copied if need be.
+    fn operand(
+        &mut self,
+        value: ValueId,
+        reads: Reads,
+        node: &Node,
+        id: NodeId,
+    ) -> Result<Located, Diagnostic> {
+        let located = self.locate(value)?;
+        if reads.accepts(&located.layout) {
+            return Ok(located);
+        }
+        let section = node.phase.into();
+        if let Some((_, packed)) = self.packed[value].clone().filter(|(made, _)| *made == section) {
+            return Ok(packed);
+        }
+        let packed = self.copy(located, section, id, node.origin.clone());
+        self.packed[value] = Some((section, packed.clone()));
+        Ok(packed)
+    }
+
+    /// A dense copy.
+    pub(super) fn copy(
+        &mut self,
+        from: Located,
+        section: Section,
+        node: NodeId,
+        origin: Arc<str>,
+    ) -> Located {
+        let to = self.allocate(from.dtype, Layout::dense(&from.layout.sizes));
+        self.instructions.push(Draft {
+            section,
+            kernel: Kernel::Copy,
+            operands: vec![from],
+            results: vec![to.clone()],
+            accumulates: false,
+            node,
+            origin,
+        });
+        to
+    }
+
+    /// Drafts an item.
+    pub(super) fn item(&mut self, item: &Item) -> Result<(), Diagnostic> {
+        let module = self.module;
+        match item {
+            Item::Chain { nodes, stored } => self.chain(nodes, stored),
+            Item::Node(id) => {
+                let node = module.node(*id);
+                match &node.op {
+                    Op::Constant(constant) => self.constant(node, constant)?,
+                    Op::Splat(splat) => self.splat(node, splat),
+                    Op::Iota(iota) => self.iota(node, iota),
+                    Op::Accumulate(_) => return self.accumulate(node),
+                    _ if self.summed_views.contains(*id) => return Ok(()),
+                    Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
+                        let located = self.locate(node.operands[0])?;
+                        let view = self.view(*id, located);
+                        self.located[node.results[0]] = Some(view);
+                    }
+                    _ => return self.kernel(*id, node),
+                }
+                self.sum_up(node.results[0], node.phase.into());
+                Ok(())
+            }
+        }
+    }
+
+    /// A node that only lays the same elements out otherwise. A reshape that strides cannot say is copied first.
+    pub(super) fn view(&mut self, id: NodeId, from: Located) -> Located {
+        let node = self.module.node(id);
+        let sizes = self.sizes(node.results[0]);
+        let layout = match &node.op {
+            Op::Transpose(transpose) => {
+                let permutation: Sizes = transpose.permutation.iter().map(|&dim| dim as usize).collect();
+                from.layout.transpose(&permutation)
+            }
+            Op::Broadcast(_) => from.layout.broadcast(&sizes),
+            Op::Slice(slice) => {
+                let dim = slice.dim as usize;
+                from.layout.slice(dim, slice.start, slice.step, sizes[dim])
+            }
+            _ => match from.layout.reshape(&sizes) {
+                Some(layout) => layout,
+                None => {
+                    let dense = self.copy(from, node.phase.into(), id, node.origin.clone());
+                    let layout = Layout::dense(&sizes);
+                    return Located { layout, ..dense };
+                }
+            },
+        };
+        Located { layout, ..from }
+    }
+
+    /// A node with a kernel of its own.
+    fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
+        let count = node.operands.len();
+        let operands = node.operands.iter().enumerate();
+        let operands = operands
+            .map(|(index, &value)| self.operand(value, policy::reads(&node.op, index, count), node, id))
+            .collect::<Result<Vec<_>, _>>()?;
+        let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
+        let mut results = Vec::new();
+        for (index, &value) in node.results.iter().enumerate() {
+            let sizes = self.sizes(value);
+            let layout = policy::result_layout(&node.op, index, &layouts, &sizes);
+            results.push(self.allocate(self.module.ty(value).dtype, layout));
+        }
+        let direct = policy::can_accumulate(&node.op)
+            && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
+        self.instructions.push(Draft {
+            section: node.phase.into(),
+            kernel: Kernel::Op(node.op.clone()),
+            operands,
+            results: results.clone(),
+            accumulates: direct,
+            node: id,
+            origin: node.origin.clone(),
+        });
+        if direct {
+            self.buffers[results[0].buffer].carried = true;
+            let sum = self.sums[node.results[0]].remove(0);
+            self.locate_sum(&sum, results[0].clone());
+            return Ok(());
+        }
+        for (&value, located) in node.results.iter().zip(results) {
+            self.located[value] = Some(located);
+            self.sum_up(value, node.phase.into());
+        }
+        Ok(())
+    }
+
+    /// Elementwise nodes as one instruction.
+    fn chain(&mut self, nodes: &[NodeId], stored: &[ValueId]) -> Result<(), Diagnostic> {
+        let module = self.module;
+        let (mut values, mut operands): (Vec<ValueId>, Vec<Located>) = (vec![], vec![]);
+        let mut steps: Vec<ChainStep> = Vec::new();
+        let made: Vec<ValueId> = nodes.iter().map(|&id| module.node(id).results[0]).collect();
+        let sizes = self.sizes(made[0]);
+        for &id in nodes {
+            let node = module.node(id);
+            debug_assert!(fuse::is_elementwise(&node.op));
+            let mut sources = SmallVec::new();
+            for &value in &node.operands {
+                let step = made[..steps.len()].iter().position(|&m| m == value);
+                sources.push(match (step, values.iter().position(|&v| v == value)) {
+                    (Some(step), _) => ChainSource::Step(step as u32),
+                    (None, Some(operand)) => ChainSource::Operand(operand as u32),
+                    (None, None) => {
+                        values.push(value);
+                        operands.push(self.locate(value)?);
+                        ChainSource::Operand(values.len() as u32 - 1)
+                    }
+                });
+            }
+            let dtype = module.ty(node.results[0]).dtype;
+            steps.push(ChainStep {
+                op: node.op.clone(),
+                sources,
+                dtype,
+                node: id,
+                origin: node.origin.clone(),
+            });
+        }
+        let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
+        let layout = policy::chain_layout(&layouts, &sizes);
+        operands.iter_mut().for_each(|operand| operand.layout = operand.layout.broadcast(&sizes));
+        let stores: SmallVec<[u32; 2]> = made
+            .iter()
+            .enumerate()
+            .filter(|(_, value)| stored.contains(value))
+            .map(|(step, _)| step as u32)
+            .collect();
+        let stored = stores.iter().map(|&step| made[step as usize]).collect::<Vec<_>>();
+        let results: Vec<Located> =
+            stored.iter().map(|&value| self.allocate(module.ty(value).dtype, layout.clone())).collect();
+        let last = nodes[nodes.len() - 1];
+        let section = module.node(last).phase.into();
+        self.instructions.push(Draft {
+            section,
+            kernel: Kernel::Elementwise(Chain { steps, stores }),
+            operands,
+            results: results.clone(),
+            accumulates: false,
+            node: last,
+            origin: module.node(last).origin.clone(),
+        });
+        for (value, located) in stored.into_iter().zip(results) {
+            self.located[value] = Some(located);
+            self.sum_up(value, section);
+        }
+        Ok(())
+    }
+}

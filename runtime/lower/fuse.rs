@@ -1,0 +1,144 @@
+//! Chains: elementwise nodes that run as one instruction, so that what only they exchange never goes to memory.
+//!
+//! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
+//! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
+
+use super::{LowerOptions, select};
+use crate::program::Section;
+use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::{Module, Node, NodeId, Op, ValueId};
+
+/// What becomes one instruction, or none.
+#[derive(Clone, Debug)]
+pub(super) enum Item {
+    /// A node by itself.
+    Node(NodeId),
+    /// Elementwise nodes in order, and the results among theirs that are stored.
+    Chain { nodes: Vec<NodeId>, stored: Vec<ValueId> },
+}
+
+impl Item {
+    pub(super) fn section(&self, module: &Module) -> Section {
+        match self {
+            Self::Node(node) => module.node(*node).phase.into(),
+            Self::Chain { nodes, .. } => module.node(nodes[0]).phase.into(),
+        }
+    }
+}
+
+/// The most nodes of a chain: their blocks should stay in the first-level cache.
+const LONGEST: usize = 16;
+/// The most results of a chain.
+const MOST_STORED: usize = 4;
+
+/// Whether an operator maps elements to elements.
+pub(super) fn is_elementwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_))
+}
+
+struct Chain {
+    /// In reverse order.
+    nodes: Vec<NodeId>,
+    stored: Vec<ValueId>,
+    /// Position of the last node, where the chain runs.
+    position: u32,
+}
+
+/// The live nodes as items, in an order in which everything is made before it is read.
+pub(super) fn items(module: &Module, live: &EntitySet<NodeId>, options: &LowerOptions) -> Vec<Item> {
+    let mut fusion = Fusion::new(module, live, options);
+    let order: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
+    for &id in order.iter().rev().filter(|&&id| is_elementwise(&module.node(id).op)) {
+        fusion.assign(id);
+    }
+    let Fusion { mut chains, chain_of, .. } = fusion;
+    let item = |id: NodeId| match chain_of[id] {
+        None => Some(Item::Node(id)),
+        Some(chain) => {
+            let chain = &mut chains[chain as usize];
+            (chain.nodes[0] == id).then(|| Item::Chain {
+                nodes: chain.nodes.iter().rev().copied().collect(),
+                stored: std::mem::take(&mut chain.stored),
+            })
+        }
+    };
+    order.into_iter().filter_map(item).collect()
+}
+
+struct Fusion<'m> {
+    module: &'m Module,
+    unfused: bool,
+    /// Live readers of each value.
+    readers: SecondaryMap<ValueId, Vec<NodeId>>,
+    /// Whether an output or a state holds on to a value.
+    held: EntitySet<ValueId>,
+    position: SecondaryMap<NodeId, u32>,
+    chains: Vec<Chain>,
+    chain_of: SecondaryMap<NodeId, Option<u32>>,
+}
+
+impl<'m> Fusion<'m> {
+    fn new(module: &'m Module, live: &EntitySet<NodeId>, options: &LowerOptions) -> Self {
+        let mut readers: SecondaryMap<ValueId, Vec<NodeId>> = SecondaryMap::new();
+        let mut position = SecondaryMap::new();
+        for (index, (id, node)) in module.nodes().enumerate().filter(|(_, (id, _))| live.contains(*id)) {
+            position[id] = index as u32;
+            node.operands.iter().for_each(|&operand| readers[operand].push(id));
+        }
+        let mut held = EntitySet::new();
+        let outputs = module.outputs.iter().filter(|output| select::keeps(options, &output.name));
+        for output in outputs {
+            held.insert(output.value);
+        }
+        for value in module.states.values().filter_map(|state| state.output) {
+            held.insert(value);
+        }
+        let chain_of = SecondaryMap::new();
+        Self { module, unfused: options.unfused, readers, held, position, chains: vec![], chain_of }
+    }
+
+    /// Puts a node into the chain that reads it first, or into one of its own.
+    fn assign(&mut self, id: NodeId) {
+        let node = self.module.node(id);
+        let result = node.results[0];
+        let chain = match self.reading_chain(node) {
+            Some(chain) => chain,
+            None => {
+                self.chains.push(Chain { nodes: vec![], stored: vec![], position: self.position[id] });
+                self.chains.len() as u32 - 1
+            }
+        };
+        if self.is_read_outside(result, chain) || self.chains[chain as usize].nodes.is_empty() {
+            self.chains[chain as usize].stored.push(result);
+        }
+        self.chains[chain as usize].nodes.push(id);
+        self.chain_of[id] = Some(chain);
+    }
+
+    fn is_read_outside(&self, value: ValueId, chain: u32) -> bool {
+        self.held.contains(value)
+            || self.readers[value].iter().any(|&reader| self.chain_of[reader] != Some(chain))
+    }
+
+    fn reading_chain(&self, node: &Node) -> Option<u32> {
+        if self.unfused {
+            return None;
+        }
+        let result = node.results[0];
+        let fits = |reader: &&NodeId| {
+            let reader = self.module.node(**reader);
+            reader.phase == node.phase
+                && self.module.ty(reader.results[0]).dims == self.module.ty(result).dims
+        };
+        let chains = self.readers[result].iter().filter(fits).filter_map(|&reader| self.chain_of[reader]);
+        let index = chains.min_by_key(|&chain| self.chains[chain as usize].position)?;
+        let chain = &self.chains[index as usize];
+        let in_time = |reader: &NodeId| {
+            self.chain_of[*reader] == Some(index) || self.position[*reader] > chain.position
+        };
+        let stored = chain.stored.len() + usize::from(self.is_read_outside(result, index));
+        let fits =
+            chain.nodes.len() < LONGEST && stored <= MOST_STORED && self.readers[result].iter().all(in_time);
+        fits.then_some(index)
+    }
+}

@@ -1,0 +1,85 @@
+//! Lowering: from a module to the program a device runs.
+//!
+//! In order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains;
+//! `draft` writes instructions over buffers without addresses (views cost nothing, `policy` says which kernel
+//! reads which layout, `constants` makes the bytes that never change); `commit` brings new state values into the
+//! states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
+
+mod commit;
+mod constants;
+mod draft;
+mod fuse;
+mod place;
+mod policy;
+mod select;
+mod sums;
+
+use crate::program::{Microbatches, Program, Section};
+use draft::Drafts;
+use ir::{DType, Diagnostic, Module};
+use std::collections::BTreeSet;
+
+/// How to lower.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowerOptions<'a> {
+    /// How many microbatches a step has.
+    pub microbatches: Microbatches,
+    /// The outputs to keep; `None` keeps all. What nobody wants is not computed.
+    pub outputs: Option<&'a [&'a str]>,
+    /// A program whose states this one shares: states of the same name lie at the same place, so that both can run
+    /// on one device in turns (evaluation between the steps of training).
+    pub states_of: Option<&'a Program>,
+    /// Whether elementwise nodes stay single instructions.
+    pub unfused: bool,
+}
+
+/// Lowers a module.
+///
+/// Errors: unbound dims, element types the device has no kernels for, constants whose bytes are not here, outputs
+/// that do not exist, states that `states_of` lacks.
+pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
+    check(module, options)?;
+    let live = select::live_nodes(module, options);
+    let items = fuse::items(module, &live, options);
+    let mut drafts = Drafts::new(module, options, &live)?;
+    for (section, _) in Section::ALL {
+        for item in items.iter().filter(|item| item.section(module) == section) {
+            drafts.item(item)?;
+        }
+        commit::finish_section(&mut drafts, section);
+    }
+    place::program(drafts, options)
+}
+
+/// What can be said before anything is drafted.
+fn check(module: &Module, options: &LowerOptions) -> Result<(), Diagnostic> {
+    for name in options.outputs.unwrap_or_default() {
+        if module.output(name).is_none() {
+            return Err(Diagnostic::new(format!("the program has no output `{name}`")));
+        }
+    }
+    let mut unsupported = BTreeSet::new();
+    for (_, node) in module.nodes() {
+        for &value in node.results.iter().chain(&node.operands) {
+            let ty = module.ty(value);
+            if ty.bytes().and_then(|bytes| isize::try_from(bytes).ok()).is_none() {
+                let message = format!("a value of `{}` cannot be laid out: {ty}", node.op.name());
+                let note = "bind unbound dims with --bind NAME=SIZE; sizes must fit the address space";
+                return Err(Diagnostic::new(message).at(node.origin.to_string()).note(note));
+            }
+            if matches!(ty.dtype, DType::F16 | DType::BF16) {
+                unsupported.insert(format!("`{}` on {}", node.op.name(), ty.dtype));
+            }
+        }
+    }
+    match unsupported.is_empty() {
+        true => Ok(()),
+        false => {
+            let list = unsupported.into_iter().collect::<Vec<_>>().join(", ");
+            Err(Diagnostic::new(format!(
+                "the CPU backend computes in f32 and f64, and has no kernels for {list}"
+            ))
+            .note("use --precision fp32"))
+        }
+    }
+}

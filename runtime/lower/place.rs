@@ -1,0 +1,265 @@
+//! Addresses: dying buffers are taken over in place, the rest is planned into one arena, and every view is fixed.
+
+use super::LowerOptions;
+use super::commit::{may_overwrite, section_of};
+use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
+use crate::program::{
+    ConstantSlot, InputSlot, Instruction, Memory, OutputSlot, Program, Region, Section, StateSlot, View,
+};
+use ir::Diagnostic;
+use ir::analysis::memory_plan::{self, aligned};
+use ir::analysis::{Lifetime, Lifetimes};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// Fixes the addresses of a drafted program.
+pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Program, Diagnostic> {
+    drafts.instructions.sort_by_key(|draft| draft.section);
+    let positions = Positions::of(&drafts.instructions);
+    let mut lifetimes = lifetimes(&drafts, &positions);
+    share_in_place(&mut drafts, &positions, &mut lifetimes);
+    let (addresses, memory) = addresses(&drafts, &lifetimes, options)?;
+    let view = |located: &Located| {
+        let buffer = root(&drafts.buffers, located.buffer);
+        let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
+        let region = if constant { Region::Constants } else { Region::Arena };
+        View { region, base: addresses[buffer], dtype: located.dtype, layout: located.layout.clone() }
+    };
+    let mut sections = [vec![], vec![], vec![]];
+    for draft in &drafts.instructions {
+        sections[draft.section as usize].push(Instruction {
+            kernel: draft.kernel.clone(),
+            operands: draft.operands.iter().map(view).collect(),
+            results: draft.results.iter().map(view).collect(),
+            in_place: shared_places(&drafts.buffers, draft)?,
+            accumulates: draft.accumulates,
+            node: draft.node,
+            origin: draft.origin.clone(),
+        });
+    }
+    let module = drafts.module;
+    let inputs = module.inputs.iter().enumerate().map(|(index, input)| {
+        let buffer = module.states.len() + index; // buffers of states and inputs come first, in their order
+        let located = drafts.located[input.value].as_ref().filter(|_| lifetimes[buffer].is_some());
+        let ty = module.ty(input.value).clone();
+        InputSlot { name: input.name.clone(), ty, batched: input.batched, view: located.map(view) }
+    });
+    let outputs = module.outputs.iter().zip(&drafts.outputs).filter_map(|(output, located)| {
+        let (ty, section) = (module.ty(output.value).clone(), section_of(module, output.value));
+        Some(OutputSlot { name: output.name.clone(), ty, section, view: view(located.as_ref()?) })
+    });
+    let states = module.states.values().map(|state| {
+        let located = drafts.located[state.input].as_ref().expect("every state has a buffer");
+        StateSlot { name: state.name.clone(), ty: state.ty.clone(), role: state.role, view: view(located) }
+    });
+    let constants = drafts.constants.iter();
+    let constants =
+        constants.map(|(buffer, bytes)| ConstantSlot { base: addresses[*buffer], bytes: bytes.clone() });
+    let mut program = Program {
+        name: module.name.clone(),
+        inputs: inputs.collect(),
+        outputs: outputs.collect(),
+        states: states.collect(),
+        constants: constants.collect(),
+        sections,
+        microbatches: drafts.microbatches,
+        memory,
+        hash: 0,
+    };
+    program.hash = program.content_hash();
+    Ok(program)
+}
+
+/// The buffer whose place a buffer takes in the end.
+fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
+    while let Some(merged) = buffers[buffer].merged {
+        buffer = merged;
+    }
+    buffer
+}
+
+/// The line of positions: the instructions of each section, with one position after each for what is reported, and
+/// one before each microbatch for what it is fed.
+struct Positions {
+    counts: [u32; 3],
+}
+
+impl Positions {
+    fn of(instructions: &[Draft]) -> Self {
+        let count = |section| instructions.iter().filter(|draft| draft.section == section).count() as u32;
+        Self { counts: Section::ALL.map(|(section, _)| count(section)) }
+    }
+
+    /// Of the instruction with this index among all.
+    fn of_instruction(&self, index: usize, section: Section) -> u32 {
+        index as u32 + [0, 2, 3][section as usize]
+    }
+
+    fn after(&self, section: Section) -> u32 {
+        let [prepare, microbatch, update] = self.counts;
+        match section {
+            Section::Prepare => prepare,
+            Section::Microbatch => prepare + 2 + microbatch,
+            Section::Update => prepare + 3 + microbatch + update,
+        }
+    }
+
+    fn microbatch(&self) -> Range<u32> {
+        self.after(Section::Prepare) + 1..self.after(Section::Microbatch) + 1
+    }
+}
+
+/// The lifetime of every buffer that does not take another's place.
+fn lifetimes(drafts: &Drafts, positions: &Positions) -> Vec<Option<Lifetime>> {
+    let mut lifetimes = Lifetimes::new(drafts.buffers.len(), positions.microbatch());
+    let root = |buffer: BufferId| root(&drafts.buffers, buffer);
+    for (buffer, Buffer { kind, carried, .. }) in drafts.buffers.iter().enumerate() {
+        if matches!(kind, BufferKind::State(_)) {
+            lifetimes.access(buffer, 0);
+            lifetimes.access(buffer, positions.after(Section::Update));
+        }
+        if *carried {
+            lifetimes.carry(root(buffer));
+        }
+    }
+    let mut used = vec![false; drafts.buffers.len()];
+    for (index, draft) in drafts.instructions.iter().enumerate() {
+        for located in draft.operands.iter().chain(&draft.results) {
+            used[root(located.buffer)] = true;
+            lifetimes.access(root(located.buffer), positions.of_instruction(index, draft.section));
+        }
+    }
+    for (output, located) in drafts.module.outputs.iter().zip(&drafts.outputs) {
+        if let Some(located) = located {
+            used[root(located.buffer)] = true;
+            let after = positions.after(section_of(drafts.module, output.value));
+            lifetimes.access(root(located.buffer), after);
+        }
+    }
+    for (buffer, Buffer { kind, .. }) in drafts.buffers.iter().enumerate().filter(|(buffer, _)| used[*buffer])
+    {
+        if matches!(kind, BufferKind::Input(_)) {
+            lifetimes.access(buffer, positions.microbatch().start);
+        }
+    }
+    lifetimes.finish()
+}
+
+/// Lets results take the place of operands that are read for the last time where the results are made.
+fn share_in_place(drafts: &mut Drafts, positions: &Positions, lifetimes: &mut [Option<Lifetime>]) {
+    let Drafts { buffers, instructions, .. } = drafts;
+    for (index, draft) in instructions.iter().enumerate() {
+        let position = positions.of_instruction(index, draft.section);
+        for result in 0..draft.results.len() {
+            let new = draft.results[result].buffer;
+            let born_here = lifetimes[new].is_some_and(|lifetime| lifetime.first == position);
+            if buffers[new].merged.is_some() || buffers[new].carried || !born_here {
+                continue;
+            }
+            let fits = |&operand: &usize| {
+                let old = root(buffers, draft.operands[operand].buffer);
+                let others = || draft.operands.iter().filter(|other| root(buffers, other.buffer) == old);
+                may_overwrite(draft, operand, result)
+                    && buffers[old].kind == BufferKind::Result
+                    && buffers[old].bytes == buffers[new].bytes
+                    && lifetimes[old].is_some_and(|lifetime| lifetime.last == position)
+                    && others().all(|other| other.layout == draft.operands[operand].layout)
+                    && draft.results.iter().all(|other| root(buffers, other.buffer) != old)
+            };
+            if let Some(operand) = (0..draft.operands.len()).find(fits) {
+                let old = root(buffers, draft.operands[operand].buffer);
+                buffers[new].merged = Some(old);
+                let taken = lifetimes[new].take();
+                lifetimes[old] = lifetimes[old].zip(taken).map(|(old, new)| old.union(&new));
+            }
+        }
+    }
+}
+
+/// The pairs of an instruction's operands and results that are one place.
+fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u32); 2]>, Diagnostic> {
+    let mut pairs = SmallVec::new();
+    for (i, operand) in draft.operands.iter().enumerate() {
+        for (j, result) in draft.results.iter().enumerate() {
+            if root(buffers, operand.buffer) != root(buffers, result.buffer) {
+                continue;
+            }
+            if operand.layout != result.layout {
+                let message = format!(
+                    "lowering gave operand {i} and result {j} of an instruction one place, laid out differently"
+                );
+                return Err(Diagnostic::new(message).at(draft.origin.to_string()).note("this is a bug"));
+            }
+            pairs.push((i as u32, j as u32));
+        }
+    }
+    Ok(pairs)
+}
+
+/// More than any machine has, and far from what a u64 cannot count.
+const MOST: u64 = 1 << 60;
+
+/// The address of every buffer, and what that takes: states first, then everything planned by lifetimes; constants
+/// in a region of their own.
+fn addresses(
+    drafts: &Drafts,
+    lifetimes: &[Option<Lifetime>],
+    options: &LowerOptions,
+) -> Result<(Vec<u64>, Memory), Diagnostic> {
+    let mut addresses = vec![0; drafts.buffers.len()];
+    let mut memory = Memory::default();
+    let mut planned: Vec<BufferId> = Vec::new();
+    for (id, buffer) in drafts.buffers.iter().enumerate() {
+        match buffer.kind {
+            BufferKind::State(index) => match options.states_of {
+                Some(other) => addresses[id] = shared_state(drafts, index, other)?,
+                None => {
+                    addresses[id] = memory.states;
+                    memory.states = memory.states.saturating_add(aligned(buffer.bytes));
+                }
+            },
+            BufferKind::Constant(_) => {
+                addresses[id] = memory.constants;
+                memory.constants += aligned(buffer.bytes);
+            }
+            BufferKind::Input(_) | BufferKind::Result
+                if buffer.merged.is_none() && lifetimes[id].is_some() =>
+            {
+                planned.push(id);
+            }
+            BufferKind::Input(_) | BufferKind::Result => {}
+        }
+    }
+    memory.states = options.states_of.map_or(memory.states, |other| other.memory.states);
+    let buffer = |&id: &BufferId| {
+        let lifetime = lifetimes[id].unwrap_or(Lifetime { first: 0, last: 0 });
+        memory_plan::Buffer { bytes: drafts.buffers[id].bytes, lifetime }
+    };
+    let buffers: Vec<memory_plan::Buffer> = planned.iter().map(buffer).collect();
+    let placement = memory_plan::place(&buffers);
+    if memory.states.saturating_add(placement.peak) > MOST {
+        let message = format!("the program takes more than {MOST} bytes: {} for states alone", memory.states);
+        return Err(Diagnostic::new(message).note("are the dims what they should be?"));
+    }
+    memory_plan::check(&buffers, &placement.offsets).map_err(|overlap| {
+        Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")
+    })?;
+    for (&id, &offset) in planned.iter().zip(&placement.offsets) {
+        addresses[id] = memory.states + offset;
+    }
+    memory.arena = memory.states + placement.peak;
+    memory.lower_bound = memory.states + placement.lower_bound;
+    Ok((addresses, memory))
+}
+
+/// Where the other program has the state of that name.
+fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, Diagnostic> {
+    let state =
+        drafts.module.states.values().nth(index).expect("buffers of states come from the state table");
+    let found = other.states.iter().find(|slot| slot.name == state.name && slot.ty.same_shape(&state.ty));
+    found.map(|slot| slot.view.base).ok_or_else(|| {
+        let message =
+            format!("the program `{}` has no state `{}` of type {}", other.name, state.name, state.ty);
+        Diagnostic::new(message).note("programs that share states must come from one module")
+    })
+}

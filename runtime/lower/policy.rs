@@ -1,0 +1,123 @@
+//! Which kernel reads which layouts, and in which layout it writes.
+
+use crate::layout::{Layout, Sizes};
+use ir::Op;
+use ir::ops::contract::Contract;
+use ir::ops::reduce::ReduceKind;
+
+/// The layouts that a kernel reads of an operand; others are copied first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// Any strides.
+    Any,
+    /// Any, as long as neighbours along the last dim are neighbours in memory.
+    InnerContiguous,
+    /// Row-major without holes.
+    Dense,
+}
+
+impl Reads {
+    pub(super) fn accepts(self, layout: &Layout) -> bool {
+        match self {
+            Self::Any => true,
+            Self::InnerContiguous => layout.is_inner_contiguous(),
+            Self::Dense => layout.is_dense(),
+        }
+    }
+}
+
+/// What the kernel of an operator reads of operand `index`, of `count` operands.
+pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
+    match op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
+            Reads::Any
+        }
+        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) => Reads::Any,
+        Op::Accumulate(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => Reads::Any,
+        // q, k, v, then perhaps a mask.
+        Op::Attention(_) => {
+            if index < 3 {
+                Reads::InnerContiguous
+            } else {
+                Reads::Any
+            }
+        }
+        // q, k, v, [mask,] out, logsumexp, d out.
+        Op::AttentionGrad(_) => match count - index {
+            2 => Reads::Dense,
+            4 if index == 3 => Reads::Any,
+            _ => Reads::InnerContiguous,
+        },
+        Op::Rotary(_) => Reads::InnerContiguous,
+        // Gradients may lie as the contraction left them.
+        Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
+        Op::Adam(_)
+        | Op::Constant(_)
+        | Op::CrossEntropy(_)
+        | Op::CrossEntropyGrad(_)
+        | Op::CumulativeSum(_)
+        | Op::Gather(_)
+        | Op::GatherElements(_)
+        | Op::GatherGrad(_)
+        | Op::GatherNd(_)
+        | Op::Iota(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_)
+        | Op::LogSoftmax(_)
+        | Op::RmsNorm(_)
+        | Op::RmsNormGrad(_)
+        | Op::Sgd(_)
+        | Op::Softmax(_)
+        | Op::SoftmaxGrad(_)
+        | Op::Splat(_) => Reads::Dense,
+    }
+}
+
+/// The layout in which the kernel of an operator writes result `index`.
+pub(super) fn result_layout(op: &Op, index: usize, operands: &[Layout], sizes: &[usize]) -> Layout {
+    match op {
+        Op::Contract(contract) => contraction_layout(contract, sizes),
+        // Transformers turn [batch, head, position, feature] back into [batch, position, head, feature].
+        Op::Attention(_) if index == 0 => Layout::in_order(sizes, &[0, 2, 1, 3]),
+        Op::AttentionGrad(_) => Layout::in_order(sizes, &[0, 2, 1, 3]),
+        Op::Rotary(_) => {
+            match operands[0].memory_order().filter(|order| order.last() == Some(&(sizes.len() - 1))) {
+                Some(order) => Layout::in_order(sizes, &order),
+                None => Layout::dense(sizes),
+            }
+        }
+        _ => Layout::dense(sizes),
+    }
+}
+
+/// Row-major if rows and columns of the multiplication each keep to one stride there; else batch, rows and columns
+/// one after the other, so that one multiplication does it.
+fn contraction_layout(contract: &Contract, sizes: &[usize]) -> Layout {
+    let roles = contract.roles();
+    let dim = |label: &u8| contract.out.0.iter().position(|l| l == label).unwrap_or_default();
+    let dims = |labels: &[u8]| labels.iter().map(dim).collect::<Sizes>();
+    let dense = Layout::dense(sizes);
+    let one_stride = |labels: &[u8]| dense.transpose(&dims(labels)).collapsed().len() <= 1;
+    if one_stride(&roles.rows) && one_stride(&roles.columns) {
+        return dense;
+    }
+    let order: Sizes =
+        [&roles.batch, &roles.rows, &roles.columns].into_iter().flat_map(|labels| dims(labels)).collect();
+    Layout::in_order(sizes, &order)
+}
+
+/// The layout of a chain's results: that of the first operand of the chain's sizes that has no holes.
+pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
+    let order =
+        operands.iter().filter(|layout| layout.sizes.as_slice() == sizes).find_map(Layout::memory_order);
+    order.map_or_else(|| Layout::dense(sizes), |order| Layout::in_order(sizes, &order))
+}
+
+/// Whether the kernel can add to what its only result holds.
+pub(super) fn can_accumulate(op: &Op) -> bool {
+    match op {
+        Op::Contract(_) | Op::GatherGrad(_) => true,
+        Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
+        _ => false,
+    }
+}

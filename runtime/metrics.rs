@@ -1,0 +1,203 @@
+//! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// What one step did. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// The step's number, from 0.
+    pub step: u64,
+    /// Mean loss over the global batch, nats.
+    #[serde(deserialize_with = "number_or_null")]
+    pub loss: f64,
+    /// The learning rate of this step.
+    #[serde(deserialize_with = "number_or_null")]
+    pub lr: f64,
+    /// The gradient's global norm, before clipping.
+    #[serde(deserialize_with = "number_or_null")]
+    pub grad_norm: f64,
+    /// Tokens (or samples, without tokens) a second.
+    #[serde(deserialize_with = "number_or_null")]
+    pub tokens_per_s: f64,
+    /// Wall-clock time of the step, milliseconds.
+    #[serde(deserialize_with = "number_or_null")]
+    pub step_ms: f64,
+    /// Whether the update was left out, because the gradient was not finite.
+    pub skipped: bool,
+    /// Mean loss over the held-out data after this step, when it was evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
+    pub eval_loss: Option<f64>,
+}
+
+fn number_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+fn present_number_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    number_or_null(deserializer).map(Some)
+}
+
+/// Metrics that could not be written or read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} `{}`: {source}", path.display())]
+pub struct MetricsError {
+    action: &'static str,
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// Appends steps to `metrics.jsonl`.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsWriter {
+    /// Opens `path` to append to it; it is made if it is not there. A last line that a killed run left half written is
+    /// closed first.
+    ///
+    /// # Errors
+    /// When the file cannot be opened or made.
+    pub fn append(path: &Path) -> Result<Self, MetricsError> {
+        let open = || {
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+            let mut last = *b"\n";
+            if file.seek(SeekFrom::End(0))? > 0 {
+                file.seek(SeekFrom::End(-1))?;
+                file.read_exact(&mut last)?;
+            }
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+            Ok(file)
+        };
+        let file = open().map_err(|source| MetricsError { action: "open", path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Appends one line, in one write.
+    ///
+    /// # Errors
+    /// When it cannot be written, as on a full disk.
+    pub fn write(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
+        let line = serde_json::to_string(metrics).map_err(io::Error::from);
+        let written = line
+            .and_then(|line| self.file.write_all((line + "\n").as_bytes()))
+            .and_then(|()| self.file.flush());
+        written.map_err(|source| MetricsError { action: "write", path: self.path.clone(), source })
+    }
+}
+
+/// The steps in `path`, in its order. Lines that are not whole, as a killed run leaves them, are passed over.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn read_metrics(path: &Path) -> Result<Vec<StepMetrics>, MetricsError> {
+    let contents =
+        fs::read(path).map_err(|source| MetricsError { action: "read", path: path.to_owned(), source })?;
+    Ok(lines(&contents).map(|(_, metrics)| metrics).collect())
+}
+
+fn lines(contents: &[u8]) -> impl Iterator<Item = (&[u8], StepMetrics)> {
+    contents.split(|&byte| byte == b'\n').filter_map(|line| Some((line, serde_json::from_slice(line).ok()?)))
+}
+
+/// Cuts `path` back to what a checkpoint after `steps` steps has behind it: the lines of steps `0..steps`, byte for byte.
+/// Half-written lines go as well. A file that is not there stays so. The new file is renamed into place, so that a crash
+/// leaves the old or the new one.
+///
+/// # Errors
+/// When the file cannot be read or replaced.
+pub fn truncate_to_step(path: &Path, steps: u64) -> Result<(), MetricsError> {
+    let contents = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|source| MetricsError { action: "read", path: path.to_owned(), source })?,
+    };
+    let kept: Vec<u8> = lines(&contents)
+        .filter(|(_, metrics)| metrics.step < steps)
+        .flat_map(|(line, _)| line.iter().copied().chain([b'\n']))
+        .collect();
+    if kept == contents {
+        return Ok(());
+    }
+    let partial = path.with_extension("jsonl.partial");
+    fs::write(&partial, kept).and_then(|()| fs::rename(&partial, path)).map_err(|source| MetricsError {
+        action: "cut back",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 2.5,
+            lr: 3e-4,
+            grad_norm: 1.0,
+            tokens_per_s: 1e4,
+            step_ms: 20.5,
+            skipped: false,
+            eval_loss: None,
+        }
+    }
+
+    #[test]
+    fn lines_are_valid_json_even_when_the_loss_is_not_a_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut writer = MetricsWriter::append(&path).unwrap();
+        writer.write(&step(0)).unwrap();
+        let bad = StepMetrics {
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            eval_loss: Some(1.5),
+            skipped: true,
+            ..step(1)
+        };
+        writer.write(&bad).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let expected = r#"{"step":0,"loss":2.5,"lr":0.0003,"grad_norm":1.0,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":false}
+{"step":1,"loss":null,"lr":0.0003,"grad_norm":null,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":true,"eval_loss":1.5}
+"#;
+        assert_eq!(text, expected);
+        let read = read_metrics(&path).unwrap();
+        assert_eq!(read[0], step(0));
+        assert!(read[1].loss.is_nan() && read[1].eval_loss == Some(1.5));
+    }
+
+    #[test]
+    fn a_run_is_cut_back_to_its_checkpoint_though_its_last_line_is_torn() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        truncate_to_step(&path, 3).unwrap();
+        assert!(!path.exists());
+        let mut writer = MetricsWriter::append(&path).unwrap();
+        for number in 0..5 {
+            writer.write(&step(number)).unwrap();
+        }
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() - 9]).unwrap();
+        truncate_to_step(&path, 10).unwrap();
+        assert_eq!(read_metrics(&path).unwrap().len(), 4);
+        truncate_to_step(&path, 3).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), whole[..whole.len() / 5 * 3]);
+    }
+
+    #[test]
+    fn appending_after_a_torn_line_does_not_join_the_two() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        fs::write(&path, "{\"step\":7,\"lo").unwrap();
+        MetricsWriter::append(&path).unwrap().write(&step(0)).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [step(0)]);
+    }
+}

@@ -1,0 +1,345 @@
+//! The lowered program: a flat list of instructions over one arena, every offset fixed.
+
+use crate::layout::Layout;
+use bytes::Bytes;
+use ir::{DType, NodeId, Op, Phase, Role, Type};
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::Arc;
+
+/// What a device runs. Made by [`crate::lower::lower`].
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The module's name.
+    pub name: String,
+    /// The instructions of each section, by [`Section`].
+    pub sections: [Vec<Instruction>; 3],
+    /// What a microbatch is fed, in the module's order.
+    pub inputs: Vec<InputSlot>,
+    /// What is reported, in the module's order.
+    pub outputs: Vec<OutputSlot>,
+    /// What outlives a step, in the module's order. States lie at the start of the arena.
+    pub states: Vec<StateSlot>,
+    /// Bytes that never change, in a region of their own.
+    pub constants: Vec<ConstantSlot>,
+    /// How many microbatches a step may have.
+    pub microbatches: Microbatches,
+    /// How much memory it takes.
+    pub memory: Memory,
+    /// FNV-1a of the program's text and constants: equal for equal programs, on every machine.
+    pub hash: u64,
+}
+
+/// The parts of a step, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Section {
+    /// Once a step, before the first microbatch.
+    Prepare,
+    /// Forward and backward, once per microbatch.
+    Microbatch,
+    /// Once a step, after the last microbatch.
+    Update,
+}
+
+impl Section {
+    /// Every section, in order, with its name.
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Prepare, "prepare"), (Self::Microbatch, "microbatch"), (Self::Update, "update")];
+}
+
+impl From<Phase> for Section {
+    fn from(phase: Phase) -> Self {
+        match phase {
+            Phase::Prepare => Self::Prepare,
+            Phase::Forward | Phase::Backward => Self::Microbatch,
+            Phase::Update => Self::Update,
+        }
+    }
+}
+
+/// How many microbatches a step may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Microbatches {
+    /// Exactly one: nothing is summed, a gradient lies nowhere but where it was made.
+    One,
+    /// Any number from one: sums over microbatches have buffers of their own.
+    #[default]
+    Many,
+}
+
+/// What a program takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// States, from the start of the arena.
+    pub states: u64,
+    /// The arena: states, and the most that anything else ever takes.
+    pub arena: u64,
+    /// The largest sum of what is alive at one time: no plan is smaller than this.
+    pub lower_bound: u64,
+    /// Constants.
+    pub constants: u64,
+}
+
+impl Memory {
+    /// Everything that is allocated.
+    pub fn peak(&self) -> u64 {
+        self.arena + self.constants
+    }
+}
+
+/// One kernel on fixed places.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// What is computed.
+    pub kernel: Kernel,
+    /// What it reads.
+    pub operands: Vec<View>,
+    /// What it writes.
+    pub results: Vec<View>,
+    /// Pairs (operand, result) that are the same place.
+    pub in_place: SmallVec<[(u32, u32); 2]>,
+    /// Whether results are added to what is there, from the second microbatch on.
+    pub accumulates: bool,
+    /// The node it came from, or the last of them.
+    pub node: NodeId,
+    /// Where that came from: the ONNX node.
+    pub origin: Arc<str>,
+}
+
+/// What an instruction computes.
+#[derive(Clone, Debug)]
+pub enum Kernel {
+    /// An operator of the IR.
+    Op(Op),
+    /// A chain of elementwise operators, run block by block.
+    Elementwise(Chain),
+    /// The operand's elements in the result's layout.
+    Copy,
+    /// The operand, added to what the result held before; in a step's first microbatch instead of it.
+    Accumulate,
+}
+
+/// Elementwise operators run as one: each element is computed through all steps while it is in cache.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    /// In order; a step reads operands of the instruction and earlier steps.
+    pub steps: Vec<ChainStep>,
+    /// For each result of the instruction the step that makes it. All have the same layout.
+    pub stores: SmallVec<[u32; 2]>,
+}
+
+/// One operator of a chain.
+#[derive(Clone, Debug)]
+pub struct ChainStep {
+    /// An elementwise operator.
+    pub op: Op,
+    /// What it reads.
+    pub sources: SmallVec<[ChainSource; 3]>,
+    /// Element type of what it makes.
+    pub dtype: DType,
+    /// The node it came from.
+    pub node: NodeId,
+    /// Where that came from.
+    pub origin: Arc<str>,
+}
+
+/// What a step of a chain reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainSource {
+    /// This operand of the instruction, broadcast to the chain's sizes.
+    Operand(u32),
+    /// What this step made.
+    Step(u32),
+}
+
+/// A tensor in the memory of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Which memory.
+    pub region: Region,
+    /// Where its buffer starts there, in bytes.
+    pub base: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Where the elements are, from the buffer's start.
+    pub layout: Layout,
+}
+
+/// The memories of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// What changes: states, inputs, everything computed.
+    Arena,
+    /// What does not.
+    Constants,
+}
+
+/// A program input.
+#[derive(Clone, Debug)]
+pub struct InputSlot {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+    /// Whether dim 0 counts the samples of a microbatch.
+    pub batched: bool,
+    /// Where it goes; `None` if nothing reads it.
+    pub view: Option<View>,
+}
+
+/// A program output.
+#[derive(Clone, Debug)]
+pub struct OutputSlot {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+    /// After which section it is there, until the next begins.
+    pub section: Section,
+    /// Where it is.
+    pub view: View,
+}
+
+/// A state.
+#[derive(Clone, Debug)]
+pub struct StateSlot {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+    /// What it is for.
+    pub role: Role,
+    /// Where it is, dense.
+    pub view: View,
+}
+
+/// Bytes in the region of constants.
+#[derive(Clone, Debug)]
+pub struct ConstantSlot {
+    /// Where they go, in bytes.
+    pub base: u64,
+    /// The bytes.
+    pub bytes: Bytes,
+}
+
+impl Program {
+    /// The instructions of a section.
+    pub fn section(&self, section: Section) -> &[Instruction] {
+        &self.sections[section as usize]
+    }
+
+    /// The index of the state of that name.
+    pub fn state(&self, name: &str) -> Option<usize> {
+        self.states.iter().position(|state| state.name == name)
+    }
+
+    /// The index of the input of that name.
+    pub fn input(&self, name: &str) -> Option<usize> {
+        self.inputs.iter().position(|input| input.name == name)
+    }
+
+    /// The index of the output of that name.
+    pub fn output(&self, name: &str) -> Option<usize> {
+        self.outputs.iter().position(|output| output.name == name)
+    }
+
+    /// FNV-1a, 64 bits, of everything that decides what the program computes.
+    pub(crate) fn content_hash(&self) -> u64 {
+        let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let text = self.to_string();
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
+        self.constants.iter().flat_map(|constant| constant.bytes.iter().copied()).fold(hash, fold)
+    }
+}
+
+impl View {
+    /// The bytes it spans, from the start of its region.
+    pub fn bytes(&self) -> std::ops::Range<u64> {
+        let (span, width) = (self.layout.span(), self.dtype.bytes());
+        self.base + span.start as u64 * width..self.base + span.end as u64 * width
+    }
+}
+
+impl Instruction {
+    /// The kernel's name: the operator's, or the operators' of a chain.
+    pub fn name(&self) -> String {
+        match &self.kernel {
+            Kernel::Op(op) => op.name().into(),
+            Kernel::Elementwise(chain) => {
+                chain.steps.iter().map(|step| step.op.name()).collect::<Vec<_>>().join("+")
+            }
+            Kernel::Copy => "copy".into(),
+            Kernel::Accumulate => "accumulate".into(),
+        }
+    }
+}
+
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`.
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let region = if self.region == Region::Constants { "c" } else { "" };
+        write!(f, "{} @ {region}{} {}", self.dtype, self.base, self.layout)
+    }
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name())?;
+        match &self.kernel {
+            Kernel::Op(op) => {
+                op.attributes().iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?
+            }
+            Kernel::Elementwise(chain) => write_chain(f, chain)?,
+            Kernel::Copy | Kernel::Accumulate => {}
+        }
+        let views = |views: &[View]| views.iter().map(View::to_string).collect::<Vec<_>>().join(", ");
+        let arrow = if self.accumulates { "=> +" } else { "=>" };
+        write!(f, "({}) {arrow} {}", views(&self.operands), views(&self.results))?;
+        if !self.in_place.is_empty() {
+            write!(f, " in place {:?}", self.in_place.as_slice())?;
+        }
+        if !self.origin.is_empty() {
+            write!(f, " origin {:?}", self.origin)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
+    for (index, step) in chain.steps.iter().enumerate() {
+        write!(f, " t{index}:{}", step.dtype)?;
+        let attributes = step.op.attributes();
+        attributes.iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?;
+        for source in &step.sources {
+            match source {
+                ChainSource::Operand(operand) => write!(f, " {operand}")?,
+                ChainSource::Step(step) => write!(f, " t{step}")?,
+            }
+        }
+    }
+    write!(f, " stores {:?}", chain.stores.as_slice())
+}
+
+/// The listing: what `inspect` shows and what the hash is made of.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Memory { states, arena, lower_bound, constants } = self.memory;
+        writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
+        writeln!(f, "memory states {states} arena {arena} lower bound {lower_bound} constants {constants}")?;
+        self.states
+            .iter()
+            .try_for_each(|state| writeln!(f, "state {:?} {:?} {}", state.name, state.role, state.view))?;
+        for input in &self.inputs {
+            let place = input.view.as_ref().map_or("unused".into(), View::to_string);
+            writeln!(f, "input {:?} {} {place}", input.name, input.ty)?;
+        }
+        for (section, name) in Section::ALL {
+            writeln!(f, "{name}:")?;
+            self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
+        }
+        let outputs = &mut self.outputs.iter();
+        outputs.try_for_each(|output| {
+            writeln!(f, "output {:?} {:?} {}", output.name, output.section, output.view)
+        })
+    }
+}

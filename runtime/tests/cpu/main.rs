@@ -1,0 +1,9 @@
+//! The CPU backend against the interpreter: every operator, random programs, whole steps, and its memory.
+
+mod compare;
+mod device;
+mod large;
+mod memory;
+mod operators;
+mod programs;
+mod training;

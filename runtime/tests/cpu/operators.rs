@@ -1,0 +1,156 @@
+//! Every operator's kernel on the samples, laid out in several ways.
+
+use crate::compare::{Microbatch, assert_agrees};
+use ir::ops::elementwise::Unary;
+use ir::ops::samples::{Sample, samples};
+use ir::ops::shape::Transpose;
+use ir::{At, Builder, DType, Dim, Module, Op, Phase, Tensor, Type, ValueId};
+use runtime::lower::{LowerOptions, lower};
+
+/// How the operands of a sample reach it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Through {
+    /// As inputs.
+    Inputs,
+    /// As inputs with all dims in reverse order, transposed back: strided.
+    Transposes,
+    /// Through two negations: results that die at the operator, so that it may take their place.
+    Negations,
+}
+
+/// A program that runs a sample's operator, and its inputs.
+fn program(sample: &Sample, through: Through) -> (Module, Microbatch) {
+    let mut module = Module::new("sample");
+    module.data = sample.data.clone();
+    let mut inputs = Microbatch::new();
+    let mut values = Vec::new();
+    for (i, tensor) in sample.fill(5).into_iter().enumerate() {
+        let reversed = through == Through::Transposes && tensor.sizes.len() > 1;
+        let tensor = if reversed { mirrored(&tensor) } else { tensor };
+        let name = format!("operand.{i}");
+        values.push((module.add_input(&name, tensor.ty(), false), reversed));
+        inputs.insert(name, tensor);
+    }
+    let mut b = Builder::new(&mut module, "test");
+    let operands: Vec<ValueId> =
+        values.into_iter().map(|(value, reversed)| operand(&mut b, value, reversed, through)).collect();
+    if matches!(sample.op, Op::Accumulate(_)) {
+        b.at(At::End(Phase::Update));
+    }
+    let results =
+        b.push_typed(sample.op.clone(), &operands, &sample.declared).expect("samples are well-typed");
+    b.finish();
+    for (i, result) in results.into_iter().enumerate() {
+        module.add_output(format!("result.{i}"), result);
+    }
+    (module, inputs)
+}
+
+fn operand(b: &mut Builder, value: ValueId, reversed: bool, through: Through) -> ValueId {
+    let ty = b.ty(value).clone();
+    if reversed {
+        let permutation = (0..ty.ndim() as u32).rev().collect();
+        return b.one(Transpose { permutation }, &[value]).expect("a permutation");
+    }
+    if through != Through::Negations {
+        return value;
+    }
+    let negation = if ty.dtype == DType::Bool { Unary::Not } else { Unary::Neg };
+    let once = b.one(negation, &[value]).expect("negation takes all types");
+    b.one(negation, &[once]).expect("negation takes all types")
+}
+
+/// The tensor with its dims in reverse order.
+fn mirrored(tensor: &Tensor) -> Tensor {
+    let mut module = Module::new("mirror");
+    let x = module.add_input("x", tensor.ty(), false);
+    let mut b = Builder::new(&mut module, "test");
+    let permutation: Vec<u32> = (0..tensor.sizes.len() as u32).rev().collect();
+    let y = b.transpose(x, &permutation).expect("a permutation");
+    b.finish();
+    module.add_output("y", y);
+    let inputs = Microbatch::from([("x".to_string(), tensor.clone())]);
+    let mut outputs = ir::interp::step(&module, ir::interp::Mode::Exact, &mut Default::default(), &[inputs])
+        .expect("it runs");
+    outputs.remove("y").expect("the output").remove(0)
+}
+
+fn is_half(ty: &Type) -> bool {
+    matches!(ty.dtype, DType::F16 | DType::BF16)
+}
+
+fn check(through: Through, options: &LowerOptions) {
+    for sample in samples() {
+        let (module, inputs) = program(&sample, through);
+        let types = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
+        if types.map(|&value| module.ty(value)).any(is_half) {
+            let error = lower(&module, options).expect_err("there are no half-precision kernels");
+            assert!(error.message.contains("has no kernels for"), "{error}");
+            continue;
+        }
+        let single = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
+        let single = single.map(|&value| module.ty(value).dtype).any(|dtype| dtype == DType::F32);
+        let result = std::panic::catch_unwind(|| {
+            assert_agrees(&module, options, &[vec![inputs]], if single { 4e-6 } else { 1e-11 })
+        });
+        if let Err(panic) = result {
+            let types: Vec<String> = sample.operands.iter().map(|operand| operand.ty.to_string()).collect();
+            println!("`{}` {:?} on {types:?}, {through:?}", sample.op.name(), sample.op);
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn every_kernel_agrees_with_the_interpreter() {
+    check(Through::Inputs, &LowerOptions::default());
+}
+
+#[test]
+fn kernels_read_transposed_operands() {
+    check(Through::Transposes, &LowerOptions::default());
+}
+
+#[test]
+fn kernels_take_the_place_of_dying_operands() {
+    check(Through::Negations, &LowerOptions { unfused: true, ..LowerOptions::default() });
+    check(Through::Negations, &LowerOptions::default());
+}
+
+#[test]
+fn a_contraction_of_any_order_of_labels_agrees() {
+    use ir::ops::contract::Contract;
+    let sizes = |label: u8| [2, 3, 4, 5, 2, 3][(label - b'a') as usize];
+    for text in [
+        "abc,cd->abd",
+        "bac,dc->dab",
+        "acb,cdb->ad",
+        "abcd,abed->abce",
+        "abcd,aebd->acbe",
+        "abef,abef->ab",
+        "ab,ab->",
+        "a,b->ba",
+        "abc,->cab",
+        "bdac,ecdf->fbea",
+    ] {
+        let contract = Contract::new(text);
+        let mut module = Module::new("contract");
+        let mut inputs = Microbatch::new();
+        let mut add = |name: &str, labels: &ir::ops::Labels| {
+            let ty = Type::new(DType::F64, labels.0.iter().map(|&l| Dim::known(sizes(l))));
+            let sizes: Vec<usize> =
+                ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
+            let elements = (0..sizes.iter().product())
+                .map(|i: usize| ir::random::normal(3, name.len() as u64, i as u64))
+                .collect();
+            inputs.insert(name.into(), Tensor::float(DType::F64, sizes, elements));
+            module.add_input(name, ty, false)
+        };
+        let operands = [add("lhs", &contract.lhs), add("other", &contract.rhs)];
+        let mut b = Builder::new(&mut module, "test");
+        let out = b.one(contract, &operands).expect(text);
+        b.finish();
+        module.add_output("out", out);
+        assert_agrees(&module, &LowerOptions::default(), &[vec![inputs]], 1e-13);
+    }
+}

@@ -1,0 +1,115 @@
+//! Why a run ends before its last step.
+
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
+use crate::device::{DeviceError, NonFinite};
+use crate::metrics::MetricsError;
+use std::path::PathBuf;
+
+/// A run that cannot begin or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The loss or the gradient is NaN or infinite.
+    #[error(
+        "{what} of step {step} is {value}{}\n  = {}",
+        cause_text(.cause, *.step), kept_text(.kept, *.step, .cause)
+    )]
+    NotFinite {
+        /// The step, from 0.
+        step: u64,
+        /// `the loss`, `the gradient's norm` or `the eval loss after the update`.
+        what: &'static str,
+        /// What it is.
+        value: f64,
+        /// What made the first such number, if it was found.
+        cause: Option<Cause>,
+        /// The newest checkpoint, made before that.
+        kept: Option<PathBuf>,
+    },
+    /// The program does not have what the loop needs: a fault of the compiler.
+    #[error("program `{program}` has no {what} `{name}`, which training needs")]
+    Lacks {
+        /// The program.
+        program: String,
+        /// `output` or `state`.
+        what: &'static str,
+        /// What it lacks.
+        name: String,
+    },
+    /// The data does not have what the program takes: a fault of the driver.
+    #[error("the data has nothing for input `{name}` of program `{program}`")]
+    Unfed {
+        /// The program.
+        program: String,
+        /// Its input.
+        name: String,
+    },
+    /// A global batch that microbatches do not divide.
+    #[error("a global batch of {global_batch} is no multiple of the program's microbatch of {microbatch}")]
+    Microbatch {
+        /// Samples a step.
+        global_batch: u64,
+        /// Dim 0 of the program's batched inputs.
+        microbatch: u64,
+    },
+    /// No checkpoint to go on from.
+    #[error("there is no checkpoint to go on from in `{}`{}", path.display(), damaged_text(.damaged))]
+    NoCheckpoint {
+        /// Where there should be one.
+        path: PathBuf,
+        /// Those that are not whole.
+        damaged: Vec<CheckpointError>,
+    },
+    /// A checkpoint could not be written, read or used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(Box<DeviceError>),
+    /// The data is not what it was.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The metrics could not be written or cut back.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+}
+
+impl From<DeviceError> for TrainError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(Box::new(error))
+    }
+}
+
+/// What brought a number that is not finite into a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cause {
+    /// An instruction made it from finite numbers.
+    Instruction(Box<NonFinite>),
+    /// It stood in a state before the step: the update of the step before made it, or it was there from the beginning.
+    State(String),
+}
+
+fn cause_text(cause: &Option<Cause>, step: u64) -> String {
+    match cause {
+        Some(Cause::Instruction(cause)) => format!(": {cause}"),
+        Some(Cause::State(name)) if step == 0 => format!(": `{name}` was not finite to begin with"),
+        Some(Cause::State(name)) => format!(": `{name}` was not finite any more after the update before"),
+        None => String::new(),
+    }
+}
+
+fn kept_text(kept: &Option<PathBuf>, step: u64, cause: &Option<Cause>) -> String {
+    let advice = "a smaller --lr, a longer warm-up or --clip may help";
+    match kept {
+        None if step == 0 && matches!(cause, Some(Cause::State(_))) => {
+            "give other weights, with --weights, or start from scratch with --init".to_owned()
+        }
+        Some(path) => format!("`{}` is from before that; {advice}", path.display()),
+        None => format!("no checkpoint was made before that; {advice}"),
+    }
+}
+
+fn damaged_text(damaged: &[CheckpointError]) -> String {
+    damaged.iter().map(|error| format!("\n  = {error}")).collect()
+}

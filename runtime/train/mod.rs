@@ -1,0 +1,19 @@
+//! Training: the loop over steps, evaluation, stopping and going on.
+//!
+//! [`train`] is the loop. It sees the device through a [`Session`], the data through a loader, and the disk through
+//! checkpoints and metrics; [`resume`] finds the place to go on at. A run that goes on repeats what the run without
+//! the break does, bit for bit: states come from the checkpoint, samples from the step's number, and nothing else
+//! outlives a step.
+
+mod error;
+mod evaluate;
+mod resume;
+mod run;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use error::{Cause, TrainError};
+pub use resume::{Resumed, resume};
+pub use run::{Outcome, Run, Schedule, train};
+pub use session::Session;

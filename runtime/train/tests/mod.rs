@@ -1,0 +1,207 @@
+//! Runs of a bigram model on the CPU: what a stop, a kill, another division into microbatches and every fault leave.
+
+mod against_interp;
+mod faults;
+mod going_on;
+
+use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
+use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
+use crate::cpu::Cpu;
+use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
+use crate::device::ProgramId;
+use crate::lower::{LowerOptions, lower};
+use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
+use crate::progress::Progress;
+use ir::interp::Missing;
+use ir::{DType, Module};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const GLOBAL_BATCH: u64 = 4;
+const SEQUENCE: u64 = 8;
+const VOCABULARY: u64 = 256;
+
+/// A folder with a corpus, and the settings of a run in it.
+struct Setup {
+    folder: tempfile::TempDir,
+    /// The text of the training program.
+    program: &'static str,
+    microbatches: u64,
+    schedule: Schedule,
+    resume: bool,
+    /// Checkpoints to go on from, if not the run's own.
+    resume_from: Option<Checkpoints>,
+    /// Replacements in the training program's text.
+    edits: Vec<(&'static str, &'static str)>,
+    on_line: OnLine,
+}
+
+/// What happens when the line of a step is shown.
+#[derive(Clone)]
+enum OnLine {
+    Nothing,
+    Stop(&'static str),
+    Kill(&'static str),
+}
+
+fn setup() -> Setup {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["in", "the", "beginning", "god", "created", "heaven", "and", "earth"];
+    let text: Vec<&str> = (0..600usize).map(|i| words[i * i % 7 + i % 2]).collect();
+    std::fs::write(folder.path().join("corpus.txt"), text.join(" ")).unwrap();
+    let schedule = Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5) };
+    let program = include_str!("bigram.ir");
+    Setup {
+        folder,
+        program,
+        microbatches: 1,
+        schedule,
+        resume: false,
+        resume_from: None,
+        edits: Vec::new(),
+        on_line: OnLine::Nothing,
+    }
+}
+
+impl Setup {
+    fn corpus(&self) -> PathBuf {
+        self.folder.path().join("corpus.txt")
+    }
+
+    fn metrics_file(&self) -> PathBuf {
+        self.folder.path().join("metrics.jsonl")
+    }
+
+    fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::new(&self.folder.path().join("checkpoints"))
+    }
+
+    fn metrics(&self) -> Vec<StepMetrics> {
+        read_metrics(&self.metrics_file()).unwrap()
+    }
+
+    /// The files of a checkpoint.
+    fn checkpoint(&self, step: u64) -> [Vec<u8>; 2] {
+        let path = self.checkpoints().path(step);
+        ["state.safetensors", "checkpoint.json"].map(|name| std::fs::read(path.join(name)).unwrap())
+    }
+
+    /// The program in the text, for this number of microbatches.
+    fn module(&self, text: &str, edits: &[(&str, &str)]) -> Module {
+        let rows = GLOBAL_BATCH / self.microbatches;
+        let labels = rows * SEQUENCE;
+        let mut text = text
+            .replace("[2, 8", &format!("[{rows}, 8"))
+            .replace("value = 0.0625", &format!("value = {:?}", 1.0 / labels as f64))
+            .replace("value = 16.0", &format!("value = {:?}", labels as f64));
+        for (from, to) in edits {
+            assert!(text.contains(from), "nothing to edit: {from}");
+            text = text.replace(from, to);
+        }
+        ir::text::parse(&text).unwrap()
+    }
+
+    fn train_module(&self) -> Module {
+        self.module(self.program, &self.edits)
+    }
+
+    fn loader(&self) -> Loader {
+        self.loader_of(self.microbatches)
+    }
+
+    /// A loader of another number of the same microbatches.
+    fn loader_of(&self, microbatches: u64) -> Loader {
+        let dims = vec![GLOBAL_BATCH / self.microbatches, SEQUENCE];
+        let (tokens, labels) = ("tokens".to_owned(), "labels".to_owned());
+        let (dtype, batched) = (DType::I64, true);
+        let input =
+            InputSpec { name: tokens, dtype, dims: dims.clone(), batched, vocabulary: Some(VOCABULARY) };
+        let (classes, ignore_index) = (Some(VOCABULARY), Some(-100));
+        let label = LabelSpec { name: labels, dtype, dims, classes, ignore_index };
+        let spec = ModelSpec { inputs: vec![input], label: Some(label) };
+        let options = LoaderOptions { seed: 3, microbatches, ..LoaderOptions::default() };
+        Loader::new(&spec, &DataSource::Path(self.corpus()), &options).unwrap()
+    }
+
+    /// Runs as the driver does, from the start or from the newest checkpoint.
+    fn go(&self) -> Result<Outcome, TrainError> {
+        let module = self.train_module();
+        let forward = self.module(include_str!("bigram.forward.ir"), &[]);
+        let loader = self.loader();
+        let data = DataFingerprint::of(&self.corpus()).unwrap();
+        let (start, values) = self.start(&module, &loader, &data)?;
+        let mut device = device(&module, &forward);
+        let mut session = Session::new(&mut device, ProgramId(0), Some(ProgramId(1)))?;
+        session.write_states(values)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
+        let mut run = Run {
+            module: &module,
+            session,
+            loader: &loader,
+            data,
+            checkpoints: self.checkpoints(),
+            metrics: MetricsWriter::append(&self.metrics_file())?,
+            progress: Progress::lines(Box::new(screen), self.schedule.steps, Duration::ZERO),
+        };
+        train(&mut run, &Schedule { start, ..self.schedule }, &stop)
+    }
+
+    fn start(
+        &self,
+        module: &Module,
+        loader: &Loader,
+        data: &DataFingerprint,
+    ) -> Result<(u64, StateBytes), TrainError> {
+        if !self.resume {
+            return Ok((0, initial_states(module, 3, Missing::Refuse, StateBytes::new()).unwrap()));
+        }
+        let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
+        let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;
+        Ok((step, values))
+    }
+}
+
+/// A CPU with the training program and the evaluation program.
+fn device(module: &Module, forward: &Module) -> Cpu {
+    let program = Arc::new(lower(module, &LowerOptions::default()).unwrap());
+    let options = LowerOptions { states_of: Some(&program), ..LowerOptions::default() };
+    let eval = Arc::new(lower(forward, &options).unwrap());
+    Cpu::new(vec![program, eval], Some(2)).unwrap()
+}
+
+/// Sees every line that the user sees.
+struct Screen {
+    on_line: OnLine,
+    stop: Arc<AtomicBool>,
+    seen: String,
+}
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Lines come in pieces.
+        self.seen.push_str(&String::from_utf8_lossy(bytes));
+        match &self.on_line {
+            OnLine::Stop(line) if self.seen.contains(line) => self.stop.store(true, Ordering::Relaxed),
+            OnLine::Kill(line) if self.seen.contains(line) => panic!("killed, as the test asks for"),
+            _ => {}
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The numbers of a run that do not depend on the clock, as bits.
+fn numbers(metrics: &[StepMetrics]) -> Vec<(u64, [u64; 3], Option<u64>)> {
+    let bits = |step: &StepMetrics| {
+        let numbers = [step.loss, step.lr, step.grad_norm].map(f64::to_bits);
+        (step.step, numbers, step.eval_loss.map(f64::to_bits))
+    };
+    metrics.iter().map(bits).collect()
+}

@@ -1,0 +1,254 @@
+//! `trainyard compile`: from a model to a program, and with `--train` to a trained model.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use clap::Args;
+use ir::Diagnostic;
+use passes::bind::Bind;
+use passes::parameters::Parameters;
+use runtime::data::Loader;
+
+use super::report::{self, Failure, Outcome, Severity};
+use crate::compilation::{self, Compilation, Source};
+use crate::config::{DataSource, Length, Resume, Settings};
+use crate::output::Folder;
+use crate::pipeline::Plan;
+use crate::training::{self, Programs, Setup};
+use crate::{export, initialization, plan, sizes};
+
+const EXAMPLES: &str = "\
+Examples:
+  Train a byte-level model on a text, then go on for more steps:
+    trainyard compile gpt2.onnx --train corpus.txt --steps 600 --microbatch 32
+    trainyard compile gpt2.onnx --train corpus.txt --steps 900 --microbatch 32 --resume
+
+  Name the batch of an export with symbolic dims, and accumulate 4 microbatches a step:
+    trainyard compile bert.onnx --bind seq=128 --microbatch 8 --global-batch 32 --train tokens.npz
+
+  Start from new weights, with another optimizer:
+    trainyard compile mlp.onnx --train digits.npz --init kaiming --optimizer sgd --lr 0.1
+
+  The same flags from a file, one of them overridden:
+    trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
+
+/// Arguments of `compile`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct Compile {
+    /// The model: an ONNX file
+    #[arg(value_name = "MODEL.onnx")]
+    pub model: PathBuf,
+    /// Read flags from a TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// All shared flags.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// A model that is ready to be trained.
+struct Ready {
+    source: Source,
+    compilation: Compilation,
+    programs: Programs,
+    plan: plan::Plan,
+    /// With `--train`: the data, and how many steps are asked for.
+    training: Option<(Loader, u64)>,
+}
+
+impl Compile {
+    /// Compiles, writes the output folder, and trains if there is data.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        let folder = Folder::new(&self.settings.out.folder(&self.model));
+        let goes_on_in_place = self.check_folder(&folder)?;
+        let ready = self.compile()?;
+        report::print(Severity::Warning, &ready.compilation.warnings);
+        self.tell(&ready.plan);
+        match &ready.training {
+            None => {
+                folder.clear()?;
+                self.write_plan(&folder, &ready)?;
+            }
+            Some((loader, steps)) => self.train(&folder, goes_on_in_place, &ready, loader, *steps)?,
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Refuses an output folder that cannot be used, before anything takes time; whether it holds the run that is gone
+    /// on with.
+    fn check_folder(&self, folder: &Folder) -> Result<bool, Diagnostic> {
+        let Settings { run, out, data, initial, .. } = &self.settings;
+        let in_place = match &run.resume {
+            None => false,
+            Some(Resume::Output) => true,
+            Some(Resume::Folder(from)) => folder.is(from),
+        };
+        if in_place && out.force {
+            return Err(Diagnostic::new("--resume goes on with the run that --force throws away")
+                .note("give one of the two"));
+        }
+        if !in_place {
+            let data = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
+                DataSource::File(path) => Some(path),
+                DataSource::Synthetic => None,
+            });
+            let reads: Vec<&Path> =
+                [&self.model].into_iter().chain(data).chain(&initial.weights).map(PathBuf::as_path).collect();
+            folder.check(out.force, &reads)?;
+        }
+        Ok(in_place)
+    }
+
+    fn compile(&self) -> Result<Ready, Failure> {
+        let settings = &self.settings;
+        let model = compilation::open(&self.model)?;
+        let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq)?;
+        let source = Source::import(&self.model, model, &bindings)?;
+        let mut passes = Plan {
+            bind: Bind { sizes: bindings },
+            parameters: Parameters {
+                untied: settings.optimizer.untied,
+                freeze: settings.optimizer.freeze.clone(),
+                train_only: settings.optimizer.train_only.clone(),
+                ..Parameters::default()
+            },
+            loss: settings.loss.pass(),
+            optimizer: settings.optimizer.pass(0),
+        };
+        let mut manager = settings.look.manager()?;
+        manager.fault_reproducer = Some(self.reproducer());
+        let forward = source.forward(&passes, &manager, |_, _, _| {})?;
+        let microbatches = sizes::microbatches(&forward.module, settings.shapes.global_batch)?;
+        let open = |_| training::open_data(&forward.module, settings, microbatches);
+        let loader = settings.data.train.as_ref().map(open).transpose()?;
+        let training = loader.map(|loader| {
+            let steps = match settings.run.length() {
+                Length::Steps(steps) => steps,
+                Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
+            };
+            (loader, steps)
+        });
+        passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
+        let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
+        if let Some(rule) = settings.initial.init {
+            initialization::initialize(&mut compilation, rule);
+        }
+        let programs = Programs::lower(&compilation, microbatches)?;
+        let plan = plan::Plan::new(&compilation, &programs, microbatches);
+        Ok(Ready { source, compilation, programs, plan, training })
+    }
+
+    /// Trains, and writes the result. The folder is left as it is until the run can begin.
+    fn train(
+        &self,
+        folder: &Folder,
+        goes_on_in_place: bool,
+        ready: &Ready,
+        loader: &Loader,
+        steps: u64,
+    ) -> Result<(), Failure> {
+        let Ready { source, compilation, programs, .. } = ready;
+        let settings = &self.settings;
+        loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
+        export::check(&source.model, compilation)?;
+        let report = |text: String| eprintln!("{text}");
+        let from = match &settings.run.resume {
+            None => None,
+            Some(Resume::Folder(from)) if !goes_on_in_place => Some(from.as_path()),
+            Some(_) => Some(folder.path()),
+        };
+        let (device, start) = match from {
+            None => {
+                let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
+                (training::device(programs)?, training::start(compilation, settings, weights)?)
+            }
+            Some(from) => {
+                let device = training::device(programs)?;
+                (device, training::go_on(compilation, settings, loader, from, folder, report)?)
+            }
+        };
+        let stop = stop_on_signals()?;
+        if !goes_on_in_place {
+            folder.clear()?;
+        }
+        self.write_plan(folder, ready)?;
+        let setup = Setup { compilation, loader, settings, folder, steps };
+        let outcome = training::train(&setup, device, start, &stop)?;
+        let states = training::states_after(compilation, &outcome)?;
+        let exported = export::export(&source.model, compilation, &states, folder.path())?;
+        summarize(&outcome, &exported, steps);
+        Ok(())
+    }
+
+    /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
+    fn reproducer(&self) -> PathBuf {
+        self.settings.out.folder(&self.model).with_extension("failure")
+    }
+
+    fn write_plan(&self, folder: &Folder, ready: &Ready) -> Result<(), Failure> {
+        let program = ir::text::print(&ready.compilation.training);
+        let plan = serde_json::to_vec_pretty(&ready.plan).context("the plan does not print")?;
+        let config = self.settings.to_toml().context("the settings do not print")?;
+        folder.write(&[
+            ("program.ir", program.as_bytes()),
+            ("plan.json", &plan),
+            ("config.toml", config.as_bytes()),
+        ])?;
+        Ok(())
+    }
+
+    fn tell(&self, plan: &plan::Plan) {
+        const MIB: f64 = (1u64 << 20) as f64;
+        let memory = &plan.memory;
+        eprintln!(
+            "{}: {} parameters in {} tensors, {} x {} samples a step",
+            self.model.display(),
+            plan.parameter_elements,
+            plan.parameters,
+            plan.microbatches,
+            plan.microbatch
+        );
+        eprintln!(
+            "memory: {:.1} MiB planned ({:.1} states, {:.1} arena besides, {:.1} constants; at least {:.1} live at a time)",
+            memory.peak as f64 / MIB,
+            memory.states as f64 / MIB,
+            (memory.training_arena.max(memory.evaluation_arena) - memory.states) as f64 / MIB,
+            memory.constants as f64 / MIB,
+            memory.lower_bound as f64 / MIB
+        );
+    }
+}
+
+fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, steps: u64) {
+    if outcome.stopped {
+        let checkpoint =
+            outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        eprintln!("stopped after {} of {steps} steps; saved {checkpoint}", outcome.steps);
+        eprintln!("go on with the same command and --resume");
+        return;
+    }
+    let loss = |loss: Option<f64>| loss.map_or("none".to_string(), |loss| format!("{loss:.6}"));
+    eprintln!(
+        "done: {} steps, loss {}, eval loss {}; wrote {}",
+        outcome.steps,
+        loss(outcome.loss),
+        loss(outcome.eval_loss),
+        exported.model.display()
+    );
+}
+
+/// A flag that Ctrl-C and SIGTERM set.
+fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let set = stop.clone();
+    let handler = move || {
+        if !set.swap(true, Ordering::Relaxed) {
+            eprintln!("\nstopping after this step");
+        }
+    };
+    ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;
+    Ok(stop)
+}

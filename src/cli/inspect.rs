@@ -1,0 +1,170 @@
+//! `trainyard inspect`: what is inside a model or an output folder.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use ir::Diagnostic;
+use passes::bind::Bind;
+use passes::parameters::{Parameters, Set};
+use serde::Serialize;
+
+use super::report::{self, Failure, Outcome};
+use crate::compilation::{self, Source};
+use crate::config::{Look, Loss, Optimizer, Shapes};
+use crate::inspection::{FolderFacts, Inspection, Question, program_after};
+use crate::pipeline::Plan;
+use crate::sizes;
+
+const EXAMPLES: &str = "\
+Examples:
+  Parameters with the reason for each, operators, FLOPs and memory:
+    trainyard inspect gpt2.onnx
+
+  Why a tensor is, or is not, a parameter:
+    trainyard inspect gpt2.onnx --why transformer.wpe.weight
+
+  The program after one pass, with its dims bound:
+    trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
+
+  For other programs to read:
+    trainyard inspect gpt2.onnx --format json";
+
+/// Arguments of `inspect`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct Inspect {
+    /// The model, an ONNX file; or a folder that `compile` wrote
+    #[arg(value_name = "MODEL.onnx|DIR")]
+    pub subject: PathBuf,
+    /// Read flags from a TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How to write it
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// Explain the role of the tensor NAME; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub why: Vec<String>,
+    /// Print the program as it is after PASS
+    #[arg(long, value_name = "PASS")]
+    pub after: Option<String>,
+    /// Shapes.
+    #[command(flatten)]
+    pub shapes: Shapes,
+    /// The optimizer, which has state and cost of its own.
+    #[command(flatten)]
+    pub optimizer: Optimizer,
+    /// The loss.
+    #[command(flatten)]
+    pub loss: Loss,
+    /// Looking at the compilation.
+    #[command(flatten)]
+    pub look: Look,
+}
+
+/// How `inspect` writes.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+/// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
+const SHOWN_STEPS: u64 = 1000;
+
+/// What `inspect` says.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// What was found, for standard output.
+    pub text: String,
+    /// Why the model cannot be imported or trained, all of it; empty if it can.
+    pub reasons: Vec<Diagnostic>,
+}
+
+impl Inspect {
+    /// Runs `inspect`: what was found goes to standard output.
+    ///
+    /// # Errors
+    /// As [`Inspect::output`]; the reasons why a model cannot be imported or trained.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        let output = self.output()?;
+        report::write_out(&output.text)?;
+        if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
+    }
+
+    /// What is inside the model or folder, in the format asked for.
+    ///
+    /// # Errors
+    /// A file that cannot be loaded, flags that contradict each other, names that do not exist.
+    pub fn output(&self) -> Result<Output, Failure> {
+        if self.subject.is_dir() {
+            return self.folder();
+        }
+        let model = compilation::open(&self.subject)?;
+        let question = self.question(&model)?;
+        if let Some(after) = &self.after {
+            let source = Source::import(&self.subject, model, &question.bindings)?;
+            let text = program_after(&source, &question, after)?;
+            return Ok(Output { text, reasons: vec![] });
+        }
+        let found = Inspection::of(model, &question)?;
+        let text = match (self.why.is_empty(), self.format) {
+            (true, Format::Text) => found.to_string(),
+            (true, Format::Json) => json(&found)?,
+            (false, format) => {
+                let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
+                match format {
+                    Format::Text => {
+                        answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n")
+                    }
+                    Format::Json => json(&answers)?,
+                }
+            }
+        };
+        Ok(Output { text, reasons: found.diagnostics() })
+    }
+
+    fn question(&self, model: &onnx::Model) -> Result<Question<'_>, Failure> {
+        let bindings = sizes::bindings(model, &self.shapes, None)?;
+        let schedule = &self.optimizer.lr_schedule;
+        let plan = Plan {
+            bind: Bind { sizes: bindings.clone() },
+            parameters: Parameters {
+                set: Set::Find,
+                untied: self.optimizer.untied,
+                freeze: self.optimizer.freeze.clone(),
+                train_only: self.optimizer.train_only.clone(),
+            },
+            loss: self.loss.pass(),
+            optimizer: self.optimizer.pass(SHOWN_STEPS + schedule.warmup),
+        };
+        let manager = self.look.manager()?;
+        let global_batch = self.shapes.global_batch;
+        Ok(Question { path: &self.subject, bindings, plan, global_batch, manager })
+    }
+
+    fn folder(&self) -> Result<Output, Failure> {
+        let flag = if self.after.is_some() { Some("--after") } else { self.why.first().map(|_| "--why") };
+        if let Some(flag) = flag {
+            let error = Diagnostic::new(format!(
+                "{flag} looks at a model, and {} is a folder",
+                self.subject.display()
+            ));
+            return Err(error.note("give it the model that was compiled").into());
+        }
+        let found = FolderFacts::of(&self.subject)?;
+        let text = match self.format {
+            Format::Text => found.to_string(),
+            Format::Json => json(&found)?,
+        };
+        Ok(Output { text, reasons: vec![] })
+    }
+}
+
+fn json(found: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(found).map_err(|error| Failure::Fault(error.into()))?;
+    Ok(text + "\n")
+}

@@ -1,0 +1,111 @@
+//! The command line: `trainyard` and its subcommands, one file each; config files; what a user is told; exit codes.
+
+pub mod compile;
+pub mod inspect;
+pub mod opt;
+pub mod reference;
+pub mod report;
+pub mod verify;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+pub use compile::Compile;
+pub use inspect::Inspect;
+pub use opt::Opt;
+pub use report::{Failure, Outcome};
+pub use verify::Verify;
+
+use crate::config::file::ConfigFile;
+
+/// A compiler that trains ONNX models
+#[derive(Parser, Clone, Debug)]
+#[command(name = "trainyard", version, propagate_version = true, max_term_width = 110)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Import a model, run the passes, lower it; with --train, train it
+    Compile(Box<Compile>),
+    /// Say what is inside a model or an output folder
+    Inspect(Box<Inspect>),
+    /// Run passes on a program in text
+    Opt(Box<Opt>),
+    /// Compare the transformed program with the untransformed graph
+    Verify(Box<Verify>),
+}
+
+/// What is given up with before a subcommand starts.
+#[derive(Debug)]
+pub enum ParseError {
+    /// clap's: wrong flags, and also `--help` and `--version`.
+    Usage(clap::Error),
+    /// A config file's, or flags that do not go together.
+    Settings(Vec<ir::Diagnostic>),
+}
+
+impl From<clap::Error> for ParseError {
+    fn from(error: clap::Error) -> Self {
+        Self::Usage(error)
+    }
+}
+
+impl Cli {
+    /// Parses a command line, its program name first, and the config file that `--config` names; the command line
+    /// wins.
+    ///
+    /// # Errors
+    /// Wrong flags or values here or in the file, and flags that do not go together. `--help` comes as an error too.
+    pub fn parse_with_config<A: Into<OsString>>(
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Result<Self, ParseError> {
+        let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        let mut command = Self::command();
+        let mut matches = command.try_get_matches_from_mut(&arguments)?;
+        if let Some((name, given)) = matches.subcommand()
+            && let Some(path) = config_path(given)
+        {
+            let file = ConfigFile::read(&path).map_err(ParseError::Settings)?;
+            let subcommand = command.find_subcommand(name).expect("clap matched this subcommand");
+            let from_file = file.arguments_for(subcommand, given);
+            // The subcommand's name is the first argument after the program's: there are no global flags.
+            arguments.splice(2..2, from_file.into_iter().map(OsString::from));
+            matches = command.try_get_matches_from_mut(&arguments)?;
+        }
+        let cli = Self::from_arg_matches(&matches)?;
+        let errors = cli.command.check();
+        if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }
+    }
+}
+
+impl Command {
+    /// Does it.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        match self {
+            Self::Compile(compile) => compile.run(),
+            Self::Inspect(inspect) => inspect.run(),
+            Self::Opt(opt) => opt.run(),
+            Self::Verify(verify) => verify.run(),
+        }
+    }
+
+    /// The rules between flags that are broken.
+    fn check(&self) -> Vec<ir::Diagnostic> {
+        match self {
+            Self::Compile(compile) => compile.settings.check(),
+            Self::Inspect(_) | Self::Opt(_) | Self::Verify(_) => vec![],
+        }
+    }
+}
+
+/// The config file a subcommand was given.
+fn config_path(given: &ArgMatches) -> Option<PathBuf> {
+    given.get_one::<PathBuf>("config").cloned()
+}

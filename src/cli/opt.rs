@@ -1,0 +1,113 @@
+//! `trainyard opt`: passes on a program in text, which is how passes are tested.
+
+mod interpretation;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ir::{Diagnostic, Module};
+use passes::{PassContext, Pipeline};
+
+use super::report::{self, Failure, Outcome, Severity};
+use crate::compilation;
+use crate::config::{Look, Seed};
+
+const EXAMPLES: &str = "\
+Examples:
+  Print a program after two passes:
+    trainyard opt mlp.ir --pipeline 'autodiff optimizer(sgd, lr=0.1)'
+
+  Run it with numbers drawn from a seed, and print its outputs:
+    trainyard opt mlp.ir --pipeline canonicalize --run --seed 7";
+
+/// Arguments of `opt`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct Opt {
+    /// The program in text
+    #[arg(value_name = "FILE.ir")]
+    pub file: PathBuf,
+    /// Passes to run in this order, with their options [default: those in the file's first line]
+    #[arg(long, value_name = "PASS[(KEY=X,…)] …")]
+    pub pipeline: Option<Pipeline>,
+    /// Interpret the program after the passes and print its outputs
+    #[arg(long)]
+    pub run: bool,
+    /// Read flags from a TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The seed that fills states without a file.
+    #[command(flatten)]
+    pub seed: Seed,
+    /// Looking at the passes.
+    #[command(flatten)]
+    pub look: Look,
+}
+
+/// What stands in a filetest between its program and what the passes make of it.
+const EXPECTED: &str = "\n---- expected\n";
+
+impl Opt {
+    /// Runs `opt`: the program goes to standard output, warnings to standard error.
+    ///
+    /// # Errors
+    /// As [`Opt::output`].
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        let (text, warnings) = self.output()?;
+        report::print(Severity::Warning, &warnings);
+        report::write_out(&text)?;
+        Ok(Outcome::Done)
+    }
+
+    /// The program after the passes, in text, behind it the outputs that were asked for, as comments; and the warnings.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no program; passes that are not known; what a pass or the interpreter refuses.
+    pub fn output(&self) -> Result<(String, Vec<Diagnostic>), Failure> {
+        let manager = self.look.manager()?;
+        let text = std::fs::read_to_string(&self.file).map_err(|error| {
+            Diagnostic::new(format!("cannot read the program: {error}")).at(place(&self.file))
+        })?;
+        let pipeline = match &self.pipeline {
+            Some(pipeline) => pipeline.clone(),
+            None => pipeline_of(&self.file, &text)?,
+        };
+        let mut module = parse(&self.file, &text)?;
+        let mut cx = PassContext::default();
+        compilation::run(&manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
+        let mut text = ir::text::print(&module);
+        if self.run {
+            text += &interpretation::outputs(module, self.seed.seed)?;
+        }
+        Ok((text, cx.warnings))
+    }
+}
+
+/// The pipeline in the first line of a file, as a reproducer and a filetest have it.
+fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
+    let first = text.lines().next().unwrap_or_default();
+    let after = |start| first.strip_prefix(start).map(str::trim);
+    let written = after("// run:").or_else(|| after("// run-interp:")).ok_or_else(|| {
+        Diagnostic::new("there are no passes to run")
+            .at(place(file))
+            .note("give them: --pipeline 'fold canonicalize'")
+            .note("or write them into the file's first line: // run: fold canonicalize")
+    })?;
+    written.parse().map_err(|error: String| Diagnostic::new(error).at(format!("{}:1", place(file))))
+}
+
+fn parse(file: &Path, text: &str) -> Result<Module, Vec<Diagnostic>> {
+    let program = text.split_once(EXPECTED).map_or(text, |(program, _)| program);
+    let in_file = |diagnostic: Diagnostic| {
+        let origin =
+            diagnostic.origin.clone().map_or_else(|| place(file), |at| format!("{}, {at}", place(file)));
+        diagnostic.at(origin)
+    };
+    let module = ir::text::parse(program).map_err(|error| vec![in_file(error)])?;
+    ir::verify::verify(&module).map_err(|faults| faults.into_iter().map(in_file).collect::<Vec<_>>())?;
+    Ok(module)
+}
+
+fn place(file: &Path) -> String {
+    file.display().to_string()
+}

@@ -1,0 +1,120 @@
+//! `opt --run`: one step of a program on numbers drawn from a seed.
+
+use ir::interp::{self, Missing, Mode};
+use ir::tensor::Elements;
+use ir::{Blob, DType, Diagnostic, Module, Op, Tensor, Type, ValueId, random};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// Elements of an output that are written out.
+const SHOWN: usize = 32;
+/// The interpreter holds every value at once, eight bytes an element; larger programs are refused.
+const MOST_BYTES: u64 = 8 << 30;
+/// The deviation of data that is not here, as of states that are drawn.
+const DEVIATION: f64 = 0.02;
+
+/// The outputs of one step of one microbatch, a comment line each. Inputs, and data whose bytes are not here, are drawn
+/// by (seed, name, element).
+pub(super) fn outputs(mut module: Module, seed: u64) -> Result<String, Diagnostic> {
+    check_size(&module)?;
+    for data in module.data.values_mut().filter(|data| data.bytes().is_none()) {
+        let (ty, name) = (&data.ty, &data.name);
+        let drawn = numbers(ty, seed, name, |normal| DEVIATION * normal, 2);
+        data.blob = Blob::File(Some(drawn.to_bytes().into()));
+    }
+    let mut states = interp::initial_states(&module, seed, Missing::Draw)?;
+    let inputs = module.inputs.iter().map(|input| {
+        let limit = limit(&module, input.value).unwrap_or(2);
+        (input.name.clone(), numbers(module.ty(input.value), seed, &input.name, |normal| normal, limit))
+    });
+    let microbatch: BTreeMap<String, Tensor> = inputs.collect();
+    let outputs = interp::step(&module, Mode::Exact, &mut states, &[microbatch])?;
+    let mut text = String::new();
+    for output in &module.outputs {
+        for tensor in outputs.get(&output.name).into_iter().flatten() {
+            // Writing into a string does not fail.
+            let _ = writeln!(text, "// {:?} : {} = {}", output.name, tensor.ty(), elements(tensor));
+        }
+    }
+    Ok(text)
+}
+
+/// Everything the interpreter will hold: refused before anything of it is allocated.
+fn check_size(module: &Module) -> Result<(), Diagnostic> {
+    let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+    let values = module.inputs.iter().map(|input| input.value).chain(results);
+    let states = module.states.values().map(|state| &state.ty);
+    let data = module.data.values().map(|data| &data.ty);
+    let mut bytes = 0u64;
+    for ty in values.map(|value| module.ty(value)).chain(states).chain(data) {
+        if ty.dims.iter().any(|dim| dim.size().is_none()) {
+            let error =
+                Diagnostic::new(format!("the program has a value of {ty}: it runs on bound dims alone"));
+            return Err(error.note("bind them first: --pipeline 'bind(batch=2) …'"));
+        }
+        bytes = bytes.saturating_add(ty.numel().unwrap_or(u64::MAX).saturating_mul(8));
+    }
+    if bytes > MOST_BYTES {
+        let message =
+            format!("interpreting the program takes {} GiB, more than {}", bytes >> 30, MOST_BYTES >> 30);
+        return Err(Diagnostic::new(message).note("bind its dims to smaller sizes, or take a smaller model"));
+    }
+    Ok(())
+}
+
+/// Random numbers: floats made of normal ones, integers from 0 to below `limit`, booleans either.
+fn numbers(ty: &Type, seed: u64, name: &str, float: impl Fn(f64) -> f64, limit: u64) -> Tensor {
+    let sizes: Vec<usize> = ty.sizes().unwrap_or_default().iter().map(|&size| size as usize).collect();
+    let stream = random::stream(name);
+    let count: usize = sizes.iter().product();
+    let word =
+        |i: usize| u64::from(random::philox(seed, [i as u32, 0, stream as u32, (stream >> 32) as u32])[0]);
+    match ty.dtype {
+        DType::Bool => Tensor::bool(sizes, (0..count).map(|i| word(i) % 2 == 1).collect()),
+        dtype if dtype.is_float() => {
+            let normals = (0..count).map(|i| float(random::normal(seed, stream, i as u64)));
+            Tensor::float(dtype, sizes, normals.collect()).rounded()
+        }
+        dtype => Tensor::int(dtype, sizes, (0..count).map(|i| (word(i) % limit.max(1)) as i64).collect()),
+    }
+}
+
+/// The sizes of what an input of integers indexes: a table's rows, the classes of a loss.
+fn limit(module: &Module, input: ValueId) -> Option<u64> {
+    let (mut same, mut limit) = (BTreeSet::from([input]), None::<u64>);
+    for (_, node) in module.nodes() {
+        let reads = |index: usize| node.operands.get(index).is_some_and(|operand| same.contains(operand));
+        let dim = |dims: &[ir::Dim], index: usize| dims.get(index).and_then(ir::Dim::size);
+        let indexed = node.operands.first().map(|&table| &module.ty(table).dims[..]).unwrap_or_default();
+        let rows = match &node.op {
+            Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_) if reads(0) => {
+                same.extend(&node.results);
+                None
+            }
+            Op::Gather(gather) if reads(1) => dim(indexed, gather.dim as usize),
+            Op::GatherElements(gather) if reads(1) => dim(indexed, gather.dim as usize),
+            Op::GatherNd(_) if reads(1) => indexed.iter().filter_map(ir::Dim::size).min(),
+            Op::CrossEntropy(_) if reads(1) => indexed.last().and_then(ir::Dim::size),
+            _ => None,
+        };
+        limit = [limit, rows].into_iter().flatten().min();
+    }
+    limit
+}
+
+/// `[1.5, -2.0]`, or the first of many.
+fn elements(tensor: &Tensor) -> String {
+    let shown: Vec<String> = match &tensor.elements {
+        Elements::Float(elements) => elements.iter().take(SHOWN).map(|&x| float(tensor.dtype, x)).collect(),
+        Elements::Int(elements) => elements.iter().take(SHOWN).map(i64::to_string).collect(),
+        Elements::Bool(elements) => elements.iter().take(SHOWN).map(bool::to_string).collect(),
+    };
+    let rest = tensor.len() - shown.len();
+    let more = if rest > 0 { format!(", and {rest} more") } else { String::new() };
+    format!("[{}{more}]", shown.join(", "))
+}
+
+/// The shortest text of the number as its type has it.
+fn float(dtype: DType, x: f64) -> String {
+    if dtype == DType::F64 { format!("{x:?}") } else { format!("{:?}", x as f32) }
+}

@@ -1,0 +1,255 @@
+//! `trainyard verify`: the transformed program against the untransformed graph, or against numbers from elsewhere.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use ir::Diagnostic;
+use passes::bind::Bind;
+use passes::parameters::{Parameters, Set};
+use runtime::checkpoint::{StateBytes, load_weights};
+
+use super::report::{self, Failure, Outcome, Severity};
+use crate::compilation::{self, Compilation, Source};
+use crate::config::value::positive;
+use crate::config::{Initial, Look, Loss, Optimizer, Seed, Shapes};
+use crate::initialization;
+use crate::pipeline::Plan;
+use crate::sizes;
+use crate::verification::against::{self, file::Numbers};
+use crate::verification::bisect::{Expected, Stage, bisect};
+use crate::verification::report::Report;
+use crate::verification::{Subject, Tested, inputs};
+
+const EXAMPLES: &str = "\
+Examples:
+  Loss, gradients and updated state, all in f64:
+    trainyard verify gpt2.onnx --microbatch 2 --global-batch 8
+
+  The CPU backend, as it runs:
+    trainyard verify gpt2.onnx --mode cpu
+
+  Which pass broke it:
+    trainyard verify gpt2.onnx --bisect
+
+  Numbers that another framework computed:
+    trainyard verify gpt2.onnx --against gpt2.npz --tolerance 1e-5
+
+Exits with 3 when the largest error is above the tolerance.";
+
+/// Arguments of `verify`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+pub struct Verify {
+    /// The model: an ONNX file
+    #[arg(value_name = "MODEL.onnx")]
+    pub model: PathBuf,
+    /// Read flags from a TOML file; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// How the transformed program is run
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+    /// Compare with the numbers in FILE: input.NAME, labels, output.NAME, param.NAME, grad.NAME
+    #[arg(long, value_name = "FILE.npz")]
+    pub against: Option<PathBuf>,
+    /// Name the first pass whose result differs
+    #[arg(long)]
+    pub bisect: bool,
+    /// The largest error that passes [default: 1e-9 in mode exact, else 1e-5]
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub tolerance: Option<f64>,
+    /// Write the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Shapes.
+    #[command(flatten)]
+    pub shapes: Shapes,
+    /// The seed of the inputs.
+    #[command(flatten)]
+    pub seed: Seed,
+    /// The weights.
+    #[command(flatten)]
+    pub initial: Initial,
+    /// The optimizer whose step is compared.
+    #[command(flatten)]
+    pub optimizer: Optimizer,
+    /// The loss that is compared.
+    #[command(flatten)]
+    pub loss: Loss,
+    /// Looking at the compilation.
+    #[command(flatten)]
+    pub look: Look,
+}
+
+/// How `verify` runs the transformed program.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The interpreter in f64
+    #[default]
+    Exact,
+    /// The interpreter, rounded to each value's type
+    Typed,
+    /// The CPU backend
+    Cpu,
+}
+
+impl Verify {
+    /// The largest error that passes.
+    pub fn tolerance(&self) -> f64 {
+        self.tolerance.unwrap_or(match self.mode {
+            Mode::Exact => 1e-9,
+            Mode::Typed | Mode::Cpu => 1e-5,
+        })
+    }
+}
+
+impl Mode {
+    /// The name of the flag's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Typed => "typed",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl Verify {
+    /// Compiles the model, compares, and prints what was found. Errors: what is wrong with the model, the flags, the file
+    /// of `--against`; weights that are not here.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        let found = self.report()?;
+        match self.json {
+            true => {
+                let text = serde_json::to_string_pretty(&found).map_err(anyhow::Error::from)?;
+                report::write_out(&format!("{text}\n"))
+            }
+            false => report::write_out(&found.to_string()),
+        }?;
+        Ok(if found.passed { Outcome::Done } else { Outcome::Difference })
+    }
+
+    /// What [`Self::run`] prints.
+    pub fn report(&self) -> Result<Report, Failure> {
+        if self.bisect && self.against.is_some() {
+            return Err(Diagnostic::new(
+                "--bisect compares with the untransformed graph, --against with a file",
+            )
+            .note("give one of the two")
+            .into());
+        }
+        let model = compilation::open(&self.model)?;
+        let bindings = sizes::bindings(&model, &self.shapes, None)?;
+        let source = Source::import(&self.model, model, &bindings)?;
+        let plan = self.plan(bindings);
+        let mut stages = Vec::new();
+        let mut compilation =
+            Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
+                if self.bisect {
+                    stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
+                }
+            })?;
+        if let Some(rule) = self.initial.init {
+            initialization::initialize(&mut compilation, rule);
+        }
+        report::print(Severity::Warning, &compilation.warnings);
+        let given = self.weights(&source, &compilation)?;
+        let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
+        match &self.against {
+            Some(path) => self.against_file(&subject, path),
+            None => self.against_reference(&source, &subject, &stages),
+        }
+    }
+
+    fn against_reference(
+        &self,
+        source: &Source,
+        subject: &Subject,
+        stages: &[Stage],
+    ) -> Result<Report, Failure> {
+        let module = &subject.compilation.training;
+        let count = sizes::microbatches(module, self.shapes.global_batch)?;
+        let microbatches = inputs::draw(module, self.seed.seed, count)?;
+        let reference = subject.reference(source)?;
+        let expected = subject.run_reference(&reference, &microbatches)?;
+        let tested = subject.run(Tested { module, cut: true }, self.mode, &microbatches)?;
+        let mut report = self.empty_report(subject, "the untransformed graph".into());
+        report.differences = subject.compare(&tested, true, self.mode, (&reference, &expected))?;
+        (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
+        report.passed = report.failed() == 0;
+        if self.bisect && !report.passed {
+            let expected =
+                Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
+            report.culprit = bisect(subject, stages, self.mode, self.tolerance(), expected)?;
+        }
+        Ok(report)
+    }
+
+    fn against_file(&self, subject: &Subject, path: &Path) -> Result<Report, Failure> {
+        let module = &subject.compilation.training;
+        let numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
+        let outcome = against::run(subject, &numbers, self.mode)?;
+        let wanted =
+            self.shapes.global_batch.map(|global| sizes::microbatches(module, Some(global))).transpose()?;
+        if let Some(wanted) = wanted.filter(|&wanted| wanted != outcome.microbatches as u64) {
+            let message = format!(
+                "--global-batch asks for {wanted} microbatches, the inputs of {} are {}",
+                path.display(),
+                outcome.microbatches
+            );
+            return Err(Diagnostic::new(message).note("leave --global-batch away").into());
+        }
+        let mut report = self.empty_report(subject, path.display().to_string());
+        report.microbatches = outcome.microbatches;
+        report.loss = outcome.execution.loss().filter(|_| numbers.labels);
+        report.differences = outcome.differences;
+        report.matched = outcome.matched;
+        report.unmatched_there = outcome.unmatched_there;
+        report.unmatched_here = outcome.unmatched_here;
+        report.passed = report.failed() == 0;
+        Ok(report)
+    }
+
+    fn empty_report(&self, subject: &Subject, against: String) -> Report {
+        Report {
+            model: self.model.display().to_string(),
+            against,
+            mode: self.mode.name(),
+            parameters: subject.layout.tensors.len(),
+            microbatches: 1,
+            loss: None,
+            tolerance: self.tolerance(),
+            passed: false,
+            differences: Vec::new(),
+            culprit: None,
+            matched: Vec::new(),
+            unmatched_there: Vec::new(),
+            unmatched_here: Vec::new(),
+        }
+    }
+
+    fn plan(&self, bindings: BTreeMap<String, u64>) -> Plan {
+        // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
+        let steps = self.optimizer.lr_schedule.warmup + 1;
+        Plan {
+            bind: Bind { sizes: bindings },
+            parameters: Parameters {
+                set: Set::Find,
+                untied: self.optimizer.untied,
+                freeze: self.optimizer.freeze.clone(),
+                train_only: self.optimizer.train_only.clone(),
+            },
+            loss: self.loss.pass(),
+            optimizer: self.optimizer.pass(steps),
+        }
+    }
+
+    /// The values that `--weights` gives, with a note of what it does not.
+    fn weights(&self, source: &Source, compilation: &Compilation) -> Result<StateBytes, Failure> {
+        let Some(path) = &self.initial.weights else { return Ok(StateBytes::new()) };
+        let weights = load_weights(path, &compilation.training, &source.imported.aliases)?;
+        eprintln!("{}", weights.report);
+        Ok(weights.values)
+    }
+}

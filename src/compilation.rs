@@ -1,0 +1,184 @@
+//! From a model file to the programs that train and evaluate it.
+
+use crate::cli::report::Failure;
+use crate::pipeline::Plan;
+use anyhow::anyhow;
+use ir::{Diagnostic, Module};
+use onnx::{ImportOptions, Imported, Model};
+use passes::parameters::{ParameterReport, RowRole};
+use passes::{Manager, PassContext, Pipeline, Timing};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A model file with its imported program.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The file.
+    pub model: Model,
+    /// The program, at level `imported`, with other names of its tensors.
+    pub imported: Imported,
+}
+
+/// A model compiled up to its loss.
+#[derive(Debug)]
+pub struct Forward {
+    /// The program.
+    pub module: Module,
+    cx: PassContext,
+    timings: Vec<Timing>,
+    pipeline: Pipeline,
+}
+
+/// A compiled model.
+#[derive(Clone, Debug)]
+pub struct Compilation {
+    /// The whole step.
+    pub training: Module,
+    /// The forward program with its loss, for evaluation. Its states are the first of `training`'s.
+    pub evaluation: Module,
+    /// What each float tensor of the file was found to be.
+    pub parameters: Vec<ParameterReport>,
+    /// What the user should know.
+    pub warnings: Vec<Diagnostic>,
+    /// How long each pass took.
+    pub timings: Vec<Timing>,
+    /// The passes that ran.
+    pub pipeline: Pipeline,
+}
+
+impl Source {
+    /// Loads and imports a model. Errors: everything that is wrong with the file; every node that cannot be imported.
+    pub fn load(path: &Path, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
+        Self::import(path, open(path)?, bindings)
+    }
+
+    /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported.
+    pub fn import(path: &Path, model: Model, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
+        let options = ImportOptions { bindings: bindings.clone() };
+        let imported = onnx::import(&model, &options).map_err(|problems| in_file(path, problems))?;
+        Ok(Self { model, imported })
+    }
+
+    /// Runs the passes of a plan. `after` sees the module after each pass, with the number of passes done by then.
+    pub fn compile(
+        &self,
+        plan: &Plan,
+        manager: &Manager,
+        mut after: impl FnMut(usize, &str, &Module),
+    ) -> Result<Compilation, Failure> {
+        self.forward(plan, manager, &mut after)?.training(plan, manager, after)
+    }
+
+    /// Runs the first half of a plan, which ends with the loss.
+    pub fn forward(
+        &self,
+        plan: &Plan,
+        manager: &Manager,
+        mut after: impl FnMut(usize, &str, &Module),
+    ) -> Result<Forward, Failure> {
+        let mut cx = PassContext { aliases: self.imported.aliases.clone(), ..PassContext::default() };
+        let mut module = self.imported.module.clone();
+        let pipeline = plan.forward();
+        let timings =
+            run(manager, &pipeline, &mut module, &mut cx, |i, name, module| after(i + 1, name, module))?;
+        Ok(Forward { module, cx, timings, pipeline })
+    }
+
+    /// Runs a pipeline from the import on, and gives the program it leaves.
+    pub fn run(&self, pipeline: &Pipeline) -> Result<Module, Failure> {
+        let mut cx = PassContext { aliases: self.imported.aliases.clone(), ..PassContext::default() };
+        let mut module = self.imported.module.clone();
+        run(&Manager::default(), pipeline, &mut module, &mut cx, |_, _, _| {})?;
+        Ok(module)
+    }
+}
+
+impl Forward {
+    /// Runs the second half of a plan, which makes the whole step.
+    pub fn training(
+        self,
+        plan: &Plan,
+        manager: &Manager,
+        mut after: impl FnMut(usize, &str, &Module),
+    ) -> Result<Compilation, Failure> {
+        let Self { mut module, mut cx, mut timings, pipeline } = self;
+        let mut evaluation = module.clone();
+        evaluation.outputs.retain(|output| output.name.starts_with("loss."));
+        run(
+            &Manager::default(),
+            &Plan::evaluation(),
+            &mut evaluation,
+            &mut PassContext::default(),
+            |_, _, _| {},
+        )?;
+        let done = pipeline.passes.len();
+        let rest = plan.training();
+        timings.extend(run(manager, &rest, &mut module, &mut cx, |i, name, module| {
+            after(done + i + 1, name, module);
+        })?);
+        Ok(Compilation {
+            training: module,
+            evaluation,
+            parameters: cx.parameters,
+            warnings: cx.warnings,
+            timings,
+            pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
+        })
+    }
+}
+
+impl Compilation {
+    /// The file's tensors that are trained, whole, given the value of each state by its name: where several states
+    /// are parts of a tensor they are put together, and what the program never reads stays as it is in the file.
+    pub fn file_tensors<'a>(
+        &self,
+        value: impl Fn(&str) -> Option<&'a ir::Tensor>,
+    ) -> Result<BTreeMap<String, ir::Tensor>, Diagnostic> {
+        let mut tensors = BTreeMap::new();
+        for report in self.parameters.iter().filter(|report| report.role != RowRole::Constant) {
+            let row = self.training.data.values().find(|data| data.name == report.data);
+            let in_file = row.and_then(ir::interp::file_tensor);
+            let sizes = || report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
+            let mut tensor = in_file.unwrap_or_else(|| ir::Tensor::splat(report.ty.dtype, sizes(), 0.0));
+            for part in &report.states {
+                let missing =
+                    || Diagnostic::new(format!("state `{}` does not fit `{}`", part.state, report.data));
+                let value = value(&part.state).ok_or_else(missing)?;
+                ir::view::write_back(&part.view, value, &mut tensor).ok_or_else(missing)?;
+            }
+            tensors.insert(report.data.clone(), tensor);
+        }
+        Ok(tensors)
+    }
+}
+
+/// Loads a model file. Errors: everything that is wrong with it.
+pub fn open(path: &Path) -> Result<Model, Failure> {
+    Model::load(path).map_err(|error| Failure::User(in_file(path, error.problems)))
+}
+
+/// Runs a pipeline; a user's mistake stays one, a program that the verifier refuses is a fault.
+pub fn run(
+    manager: &Manager,
+    pipeline: &Pipeline,
+    module: &mut Module,
+    cx: &mut PassContext,
+    mut after: impl FnMut(usize, &str, &Module),
+) -> Result<Vec<Timing>, Failure> {
+    manager.run(pipeline, module, cx, |i, pass, module| after(i, pass.name(), module)).map_err(|failure| {
+        if failure.fault { Failure::Fault(anyhow!(failure)) } else { Failure::User(failure.diagnostics) }
+    })
+}
+
+/// Diagnostics with the file they are about before their origin.
+fn in_file(path: &Path, diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
+    let file = path.display();
+    let with_file = |mut diagnostic: Diagnostic| {
+        diagnostic.origin = Some(match diagnostic.origin {
+            Some(origin) => format!("{file}, {origin}"),
+            None => file.to_string(),
+        });
+        diagnostic
+    };
+    diagnostics.into_iter().map(with_file).collect()
+}

@@ -1,0 +1,89 @@
+//! The flags, defined once: each group below is a set of command-line flags and, under the same names, of keys in
+//! `trainyard.toml`. A subcommand flattens the groups it takes; [`Settings`] is all of them.
+//!
+//! A config file is turned into arguments and parsed like a command line ([`mod@file`]), so a key has the same
+//! values, the same limits and the same errors as its flag.
+
+pub mod check;
+pub mod data;
+pub mod device;
+pub mod file;
+pub mod initial;
+pub mod look;
+pub mod loss;
+pub mod nearest;
+pub mod optimizer;
+pub mod out;
+pub mod run;
+pub mod shapes;
+pub mod value;
+
+pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
+pub use device::{Device, DeviceChoice};
+pub use initial::{InitRule, Initial, Seed};
+pub use look::Look;
+pub use loss::Loss;
+pub use optimizer::Optimizer;
+pub use out::Out;
+pub use run::{Length, Resume, Run};
+pub use shapes::{Bindings, Shapes};
+pub use value::ValueError;
+
+use clap::Args;
+use serde::Serialize;
+
+/// Every shared flag, and so every key of `trainyard.toml`.
+#[derive(Args, Clone, Debug, PartialEq, Serialize)]
+pub struct Settings {
+    /// Batch and other dims.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub shapes: Shapes,
+    /// What to train and evaluate on.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub data: Data,
+    /// How long to run, when to save, where to go on.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub run: Run,
+    /// The seed of everything random.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub seed: Seed,
+    /// Where the weights of step 0 come from.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub initial: Initial,
+    /// The update rule.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub optimizer: Optimizer,
+    /// What is minimised.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub loss: Loss,
+    /// What it runs on.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub device: Device,
+    /// What to print of the compilation; of one call, so not written to a `config.toml`.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub look: Look,
+    /// Where the results go; of one call, so not written to a `config.toml`.
+    #[command(flatten)]
+    #[serde(skip)]
+    pub out: Out,
+}
+
+impl Settings {
+    /// The settings as a `config.toml` that `--config` reads back to the same settings, all but those of one
+    /// call: `--resume`, and the groups [`Look`] and [`Out`].
+    ///
+    /// # Errors
+    /// When a path is not valid UTF-8, which TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+}

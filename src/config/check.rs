@@ -1,0 +1,75 @@
+//! What no single flag can see: flags that need each other, or contradict each other.
+
+use ir::Diagnostic;
+use passes::schedule::Curve;
+
+use super::Settings;
+
+impl Settings {
+    /// Every rule between flags that the settings break; empty when they can be used.
+    pub fn check(&self) -> Vec<Diagnostic> {
+        [self.flags_without_training(), self.batches(), self.schedule()].into_iter().flatten().collect()
+    }
+
+    /// Flags that only training uses are refused without it rather than ignored.
+    fn flags_without_training(&self) -> Option<Diagnostic> {
+        let (data, run) = (&self.data, &self.run);
+        let given: Vec<&str> = [
+            ("--eval", data.eval.is_some()),
+            ("--eval-every", data.eval_every.is_some()),
+            ("--tokenizer", data.tokenizer.is_some()),
+            ("--seq", data.seq.is_some()),
+            ("--input", !data.input.is_empty()),
+            ("--steps", run.steps.is_some()),
+            ("--epochs", run.epochs.is_some()),
+            ("--save-every", run.save_every.is_some()),
+            ("--resume", run.resume.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, is_given)| is_given.then_some(flag))
+        .collect();
+        if data.train.is_some() || given.is_empty() {
+            return None;
+        }
+        let verb = if given.len() == 1 { "does" } else { "do" };
+        Some(
+            Diagnostic::new(format!("{} {verb} nothing without --train", given.join(", ")))
+                .note("say what to train on: --train corpus.txt, or --train synthetic to try the model"),
+        )
+    }
+
+    /// The global batch is a whole number of microbatches.
+    fn batches(&self) -> Option<Diagnostic> {
+        let (global, microbatch) = (self.shapes.global_batch?, self.shapes.microbatch?);
+        if global % microbatch == 0 {
+            return None;
+        }
+        let below = global - global % microbatch;
+        let near =
+            if below == 0 { microbatch.to_string() } else { format!("{below} or {}", below + microbatch) };
+        Some(
+            Diagnostic::new(format!(
+                "a global batch of {global} is no whole number of microbatches of {microbatch}"
+            ))
+            .note(format!("the nearest that is: --global-batch {near}")),
+        )
+    }
+
+    /// The lowest learning rate is not above the highest, and the warm-up leaves steps for the fall.
+    fn schedule(&self) -> Option<Diagnostic> {
+        let (schedule, lr) = (&self.optimizer.lr_schedule, self.optimizer.lr);
+        if schedule.curve == Curve::Constant {
+            return None;
+        }
+        if schedule.min > lr {
+            let message = format!("the schedule ends at {:?}, above the learning rate {lr:?}", schedule.min);
+            return Some(Diagnostic::new(message).note("min is an absolute rate, not a share of --lr"));
+        }
+        let steps = self.run.steps.filter(|&steps| schedule.steps == 0 && steps > 0)?;
+        (schedule.warmup >= steps).then(|| {
+            let message =
+                format!("the warm-up of {} steps leaves none of the run's {steps}", schedule.warmup);
+            Diagnostic::new(message).note("shorten the warm-up, or give the schedule a length: steps=N")
+        })
+    }
+}

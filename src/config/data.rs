@@ -1,0 +1,153 @@
+//! Data: what is trained on, what is evaluated on, and how a file becomes the model's inputs.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::shapes::positive_count;
+use super::value::{ValueError, serialize_as_text};
+
+/// Flags that say what the data are.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Data")]
+#[serde(rename_all = "kebab-case")]
+pub struct Data {
+    /// Train on DATA: text, .bin tokens, .npz, .safetensors, or the word `synthetic`
+    #[arg(long, value_name = "DATA")]
+    pub train: Option<DataSource>,
+    /// Evaluate on DATA [default: the last 5 % of a text held out]
+    #[arg(long, value_name = "DATA")]
+    pub eval: Option<DataSource>,
+    /// Evaluate every N steps; it is always done at the end
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub eval_every: Option<u64>,
+    /// How text becomes tokens [default: bytes, when the vocabulary is at most 512]
+    #[arg(long, value_enum)]
+    pub tokenizer: Option<Tokenizer>,
+    /// Tokens in a sample cut from a stream [default: the model's sequence length]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub seq: Option<u64>,
+    /// Labels are the tokens shifted by one, or given with the data [default: as the data have it]
+    #[arg(long, value_enum)]
+    pub labels_from: Option<LabelsFrom>,
+    /// Fill the model's input NAME from SOURCE: a key of the data, a file, `positions`, `ones` or `zeros`;
+    /// may be repeated
+    #[arg(long, value_name = "NAME=SOURCE")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub input: Vec<InputBinding>,
+}
+
+/// Where samples come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataSource {
+    /// Made up from the seed, for trying a model without data.
+    Synthetic,
+    /// A file; its format is told by its name and first bytes.
+    File(PathBuf),
+}
+
+impl FromStr for DataSource {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "" => Err(ValueError::new("the name of the data is empty; give a file or `synthetic`")),
+            "synthetic" => Ok(Self::Synthetic),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+impl fmt::Display for DataSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Synthetic => f.write_str("synthetic"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How text becomes tokens.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tokenizer {
+    /// Each byte is a token
+    Bytes,
+}
+
+/// Where labels come from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LabelsFrom {
+    /// The next token of the stream; the loader shifts
+    Shift,
+    /// Stored with the data; nothing is shifted
+    Given,
+}
+
+/// `NAME=SOURCE`: what fills one input of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputBinding {
+    /// The input, by its name in the model.
+    pub name: String,
+    /// What fills it.
+    pub source: InputSource,
+}
+
+/// What fills an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InputSource {
+    /// 0, 1, 2, … along the sequence.
+    Positions,
+    /// Ones.
+    Ones,
+    /// Zeros.
+    Zeros,
+    /// The tensor of this name in the data.
+    Key(String),
+    /// A file of its own: whatever has a folder or one of [`FILE_SUFFIXES`] in its name.
+    File(PathBuf),
+}
+
+/// A source that ends so is a file and not a key.
+pub const FILE_SUFFIXES: [&str; 4] = [".npz", ".safetensors", ".bin", ".txt"];
+
+impl FromStr for InputBinding {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let Some((name, source)) = text.split_once('=').filter(|(n, s)| !n.is_empty() && !s.is_empty())
+        else {
+            return Err(ValueError::new(format!(
+                "`{text}` is not of the form NAME=SOURCE, such as position_ids=positions"
+            )));
+        };
+        let is_file = source.contains('/') || FILE_SUFFIXES.iter().any(|suffix| source.ends_with(suffix));
+        let source = match source {
+            "positions" => InputSource::Positions,
+            "ones" => InputSource::Ones,
+            "zeros" => InputSource::Zeros,
+            path if is_file => InputSource::File(path.into()),
+            key => InputSource::Key(key.to_owned()),
+        };
+        Ok(Self { name: name.to_owned(), source })
+    }
+}
+
+impl fmt::Display for InputBinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=", self.name)?;
+        match &self.source {
+            InputSource::Positions => f.write_str("positions"),
+            InputSource::Ones => f.write_str("ones"),
+            InputSource::Zeros => f.write_str("zeros"),
+            InputSource::Key(key) => f.write_str(key),
+            InputSource::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+serialize_as_text!(DataSource, InputBinding);

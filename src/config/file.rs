@@ -1,0 +1,244 @@
+//! `trainyard.toml`: flat keys, named as the flags, turned into command-line arguments.
+//!
+//! Unknown keys and values of the wrong type are collected, each with its line, before anything else is done.
+
+use std::any::TypeId;
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
+use ir::Diagnostic;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::Settings;
+use super::nearest::nearest;
+
+/// The keys of a config file, each as the arguments it stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigFile {
+    entries: Vec<Entry>,
+}
+
+/// One key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    key: String,
+    /// `--key=value`, or `--key` for a switch; several for a list; none for a switch that is off.
+    arguments: Vec<String>,
+}
+
+impl ConfigFile {
+    /// Reads a config file.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not TOML; else every unknown key, wrong type, refused value and pair of
+    /// keys that exclude each other, with their lines.
+    pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            vec![
+                Diagnostic::new(format!("cannot read the config file: {error}"))
+                    .at(path.display().to_string()),
+            ]
+        })?;
+        Self::parse(&path.display().to_string(), &text)
+    }
+
+    /// Reads the text of a config file; `name` stands in the errors.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn parse(name: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
+        let newlines_before = |at: usize| text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+        let line = |at: usize| format!("{name}:{}", newlines_before(at) + 1);
+        let table = DeTable::parse(text).map_err(|error| {
+            let origin = error.span().map_or(name.to_owned(), |span| line(span.start));
+            vec![Diagnostic::new(format!("not TOML: {}", error.message())).at(origin)]
+        })?;
+        let flags = flags();
+        let mut items: Vec<(&Spanned<_>, &Spanned<DeValue<'_>>)> = table.get_ref().iter().collect();
+        items.sort_by_key(|(key, _)| key.span().start);
+
+        let mut entries = Vec::new();
+        let mut errors = Vec::new();
+        for (key, value) in items {
+            match read_entry(&flags, key.get_ref(), value.get_ref()) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => errors.push(error.at(line(key.span().start))),
+            }
+        }
+        let file = Self { entries };
+        if errors.is_empty() {
+            let arguments = file.entries.iter().flat_map(|entry| entry.arguments.iter().cloned());
+            if let Err(error) = parse_arguments(&flags, arguments) {
+                errors.push(Diagnostic::new(explain(&error)).at(name));
+            }
+        }
+        if errors.is_empty() { Ok(file) } else { Err(errors) }
+    }
+
+    /// The arguments for a subcommand that was called with `given`: the keys it takes, less those that the
+    /// command line gives or excludes. Other keys belong to other subcommands.
+    pub fn arguments_for(&self, command: &Command, given: &ArgMatches) -> Vec<String> {
+        let on_command_line: Vec<&Arg> = command
+            .get_arguments()
+            .filter(|arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
+            .collect();
+        let excludes = |a: &Arg, b: &Arg| {
+            a.get_id() == b.get_id()
+                || command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id())
+        };
+        let applies = |entry: &&Entry| {
+            find(command, &entry.key).is_some_and(|arg| {
+                !on_command_line.iter().any(|other| excludes(arg, other) || excludes(other, arg))
+            })
+        };
+        self.entries.iter().filter(applies).flat_map(|entry| entry.arguments.iter().cloned()).collect()
+    }
+}
+
+/// A command whose flags are the known keys.
+fn flags() -> Command {
+    Settings::augment_args(
+        Command::new("trainyard.toml")
+            .disable_help_flag(true)
+            .no_binary_name(true)
+            .allow_negative_numbers(true),
+    )
+}
+
+/// The flag of a key.
+fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|arg| arg.get_long() == Some(key))
+}
+
+/// Parses arguments as the flags of a config file.
+fn parse_arguments(flags: &Command, arguments: impl IntoIterator<Item = String>) -> Result<(), clap::Error> {
+    flags.clone().try_get_matches_from(arguments).map(|_| ())
+}
+
+/// One key and its value as arguments that were tried alone.
+fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, Diagnostic> {
+    if let DeValue::Table(_) = value {
+        return Err(Diagnostic::new(format!("`{key}` is a section; a config file has none"))
+            .note("write each key at the top of the file, named as its flag: lr = 0.001"));
+    }
+    let Some(arg) = find(flags, key) else {
+        let near = nearest(key, known_keys(flags)).unwrap_or_default();
+        return Err(Diagnostic::new(format!("unknown key `{key}`"))
+            .note(format!("the nearest known key is `{near}`")));
+    };
+    let entry = Entry { key: key.to_owned(), arguments: to_arguments(arg, key, value)? };
+    parse_arguments(flags, entry.arguments.clone())
+        .map_err(|error| Diagnostic::new(format!("`{key}`: {}", explain(&error))))?;
+    Ok(entry)
+}
+
+/// The names that keys may have.
+fn known_keys(flags: &Command) -> impl Iterator<Item = &str> {
+    flags.get_arguments().filter_map(Arg::get_long)
+}
+
+/// What a key takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Switch,
+    Number,
+    Text,
+    TextOrSwitch,
+    List,
+}
+
+impl Kind {
+    fn of(arg: &Arg) -> Self {
+        let parsed = arg.get_value_parser().type_id();
+        let is_number =
+            [TypeId::of::<u64>(), TypeId::of::<i64>(), TypeId::of::<f64>()].iter().any(|id| parsed == *id);
+        match arg.get_action() {
+            ArgAction::SetTrue => Self::Switch,
+            ArgAction::Append => Self::List,
+            _ if is_number => Self::Number,
+            _ if arg.get_num_args().is_some_and(|number| number.min_values() == 0) => Self::TextOrSwitch,
+            _ => Self::Text,
+        }
+    }
+
+    fn wanted(self) -> &'static str {
+        match self {
+            Self::Switch => "true or false",
+            Self::Number => "a number",
+            Self::Text => "a string",
+            Self::TextOrSwitch => "a string, true or false",
+            Self::List => "a list of strings, or one string",
+        }
+    }
+}
+
+/// The arguments that a key's value stands for.
+fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
+    let kind = Kind::of(arg);
+    let argument = |text: &str| format!("--{key}={text}");
+    let wrong = |value: &DeValue<'_>| {
+        Diagnostic::new(format!("`{key}` wants {}, not {}", kind.wanted(), describe(value)))
+    };
+    Ok(match (kind, value) {
+        (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(true)) => vec![format!("--{key}")],
+        (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(false)) => vec![],
+        (Kind::Number, DeValue::Integer(number)) => {
+            // What does not even fit in 128 bits is left to the flag to refuse.
+            let decimal =
+                i128::from_str_radix(number.as_str(), number.radix()).map(|number| number.to_string());
+            vec![argument(&decimal.unwrap_or_else(|_| number.as_str().to_owned()))]
+        }
+        (Kind::Number, DeValue::Float(number)) => vec![argument(number.as_str())],
+        (Kind::Text | Kind::TextOrSwitch | Kind::List, DeValue::String(text)) => vec![argument(text)],
+        (Kind::List, DeValue::Array(items)) => items
+            .iter()
+            .map(|item| match item.get_ref() {
+                DeValue::String(text) => Ok(argument(text)),
+                other => Err(wrong(other)),
+            })
+            .collect::<Result<_, _>>()?,
+        _ => return Err(wrong(value)),
+    })
+}
+
+/// A value for an error message.
+fn describe(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("the string {text:?}"),
+        DeValue::Integer(number) => format!("the number {}", number.as_str()),
+        DeValue::Float(number) => format!("the number {}", number.as_str()),
+        DeValue::Boolean(value) => value.to_string(),
+        DeValue::Datetime(date) => format!("the date {date}"),
+        DeValue::Array(_) => "a list".to_owned(),
+        DeValue::Table(_) => "a table".to_owned(),
+    }
+}
+
+/// What clap found, in one line and without its advice on command lines.
+fn explain(error: &clap::Error) -> String {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::InvalidValue => {
+            let value = text(ContextKind::InvalidValue);
+            format!("`{value}` is none of {}", text(ContextKind::ValidValue))
+        }
+        ErrorKind::ValueValidation => {
+            std::error::Error::source(error).map_or_else(String::new, ToString::to_string)
+        }
+        ErrorKind::ArgumentConflict => {
+            let flag = |text: String| {
+                text.split([' ', '=']).next().unwrap_or_default().trim_start_matches('-').to_owned()
+            };
+            let (first, second) = (text(ContextKind::InvalidArg), text(ContextKind::PriorArg));
+            format!("`{}` and `{}` exclude each other", flag(first), flag(second))
+        }
+        _ => error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned(),
+    }
+}

@@ -1,0 +1,78 @@
+//! Where everything starts: the seed, and the weights of step 0.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::value::{Spec, ValueError, positive, seed, serialize_as_text, unknown_name};
+
+/// The flag that all random numbers hang on.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Run")]
+#[serde(rename_all = "kebab-case")]
+pub struct Seed {
+    /// Decides the order of the data, new weights and every other random number
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
+    pub seed: u64,
+}
+
+/// Flags about the weights of step 0; without them they are those in the file.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Run")]
+#[serde(rename_all = "kebab-case")]
+pub struct Initial {
+    /// New weights instead of the file's: gpt2, kaiming, or normal:std=X
+    #[arg(long, value_name = "RULE")]
+    pub init: Option<InitRule>,
+    /// Load weights by name from a .safetensors file; what does not match is listed
+    #[arg(long, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+}
+
+/// How new weights are drawn; norm scales get ones and biases zeros under every rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum InitRule {
+    /// Normal with deviation 0.02, residual projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
+    Gpt2,
+    /// Normal with deviation √(2 / fan in) (He et al. 2015, equation 10).
+    Kaiming,
+    /// Normal with this deviation.
+    Normal {
+        /// The deviation, above 0.
+        std: f64,
+    },
+}
+
+impl FromStr for InitRule {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let spec = Spec::parse(text)?;
+        match spec.name {
+            "gpt2" => spec.allow(&[]).map(|_| Self::Gpt2),
+            "kaiming" => spec.allow(&[]).map(|_| Self::Kaiming),
+            "normal" => {
+                let std = spec.allow(&["std"])?.take("std", None, |text| positive(text).map(Some))?;
+                let std =
+                    std.ok_or_else(|| ValueError::new("`normal` needs its deviation: normal:std=0.02"))?;
+                Ok(Self::Normal { std })
+            }
+            name => Err(unknown_name("rule for new weights", name, &["gpt2", "kaiming", "normal:std=X"])),
+        }
+    }
+}
+
+impl fmt::Display for InitRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpt2 => f.write_str("gpt2"),
+            Self::Kaiming => f.write_str("kaiming"),
+            Self::Normal { std } => write!(f, "normal:std={std:?}"),
+        }
+    }
+}
+
+serialize_as_text!(InitRule);

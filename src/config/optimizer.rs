@@ -1,0 +1,85 @@
+//! The optimizer: its rule, its learning rate over the steps, and what it applies to.
+
+mod algorithm;
+mod schedule;
+
+use clap::Args;
+use passes::optimizer::{Algorithm, Decay};
+use passes::schedule::Schedule;
+use serde::Serialize;
+
+use super::value::{not_negative, one_of, positive, serialize_name};
+
+/// Flags of the update rule.
+#[derive(Args, Clone, Debug, PartialEq, Serialize)]
+#[command(next_help_heading = "Optimizer")]
+#[serde(rename_all = "kebab-case")]
+pub struct Optimizer {
+    /// sgd, momentum or nesterov, each with [:momentum=X]; adam or adamw, each with [:beta1=X,beta2=X,eps=X]
+    #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "adamw", value_parser = algorithm::parse)]
+    #[serde(serialize_with = "algorithm::serialize")]
+    pub optimizer: Algorithm,
+    /// The learning rate, at its highest
+    #[arg(long, value_name = "X", default_value_t = DEFAULT_LEARNING_RATE, value_parser = not_negative)]
+    pub lr: f64,
+    /// constant[:warmup=STEPS], linear or cosine, each with [:warmup=STEPS,min=RATE,steps=N], N being the run's by
+    /// default
+    #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "constant", value_parser = schedule::parse)]
+    #[serde(serialize_with = "schedule::serialize")]
+    pub lr_schedule: Schedule,
+    /// Weight decay [default: 0.01 for adamw, else 0]
+    #[arg(long, value_name = "X", value_parser = not_negative)]
+    pub weight_decay: Option<f64>,
+    /// Which parameters decay: all, or those of two dims or more, so neither biases nor norms
+    #[arg(long, value_name = "WHICH", default_value = "matrices", value_parser = one_of(&DECAYS))]
+    #[serde(serialize_with = "serialize_decay")]
+    pub decay: Decay,
+    /// Scale the gradient down to this global norm when it is larger
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub clip: Option<f64>,
+    /// Do not train parameters whose name matches the glob; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<String>,
+    /// Train only parameters whose name matches the glob; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub train_only: Vec<String>,
+    /// Keep equal matrices apart instead of training them as one parameter
+    #[arg(long)]
+    pub untied: bool,
+}
+
+/// The learning rate without `--lr`.
+pub const DEFAULT_LEARNING_RATE: f64 = 1e-3;
+
+const DECAYS: [(Decay, &str); 2] = [(Decay::All, "all"), (Decay::Matrices, "matrices")];
+
+impl Optimizer {
+    /// The weight decay, by default that of PyTorch's optimizer of the same name.
+    pub fn weight_decay(&self) -> f64 {
+        let decoupled = matches!(self.optimizer, Algorithm::Adam { decoupled: true, .. });
+        self.weight_decay.unwrap_or(if decoupled { 0.01 } else { 0.0 })
+    }
+
+    /// The pass that these flags ask for; a schedule without a length of its own ends with the run's `steps`.
+    pub fn pass(&self, steps: u64) -> passes::optimizer::Optimizer {
+        let mut schedule = self.lr_schedule.clone();
+        if schedule.steps == 0 {
+            schedule.steps = steps;
+        }
+        passes::optimizer::Optimizer {
+            algorithm: self.optimizer,
+            lr: self.lr,
+            schedule,
+            weight_decay: self.weight_decay(),
+            decay: self.decay,
+            clip: self.clip,
+            keep_gradients: false,
+        }
+    }
+}
+
+fn serialize_decay<S: serde::Serializer>(decay: &Decay, serializer: S) -> Result<S::Ok, S::Error> {
+    serialize_name(&DECAYS, decay, serializer)
+}

@@ -1,0 +1,27 @@
+//! Where the results go.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+/// Flags of the output folder.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "Out")]
+pub struct Out {
+    /// Write the compiled program and the run to DIR [default: NAME.trainyard]
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Replace another run in the output folder
+    #[arg(long)]
+    pub force: bool,
+}
+
+impl Out {
+    /// The output folder for a model: `--output`, else the model's file name with `.trainyard` for its ending, in
+    /// the current folder.
+    pub fn folder(&self, model: &Path) -> PathBuf {
+        let mut name = model.file_stem().unwrap_or("model".as_ref()).to_owned();
+        name.push(".trainyard");
+        self.output.clone().unwrap_or_else(|| name.into())
+    }
+}

@@ -1,0 +1,72 @@
+//! The run: its length, its checkpoints, and where it goes on.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::shapes::positive_count;
+use super::value::{ValueError, count_from};
+
+/// Flags about the length of a run and its checkpoints.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Run")]
+#[serde(rename_all = "kebab-case")]
+pub struct Run {
+    /// Train until step N, counted from step 0, resumed or not
+    #[arg(long, value_name = "N", value_parser = any_count, conflicts_with = "epochs")]
+    pub steps: Option<u64>,
+    /// Train until the data were seen N times [default: 1, without --steps]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub epochs: Option<u64>,
+    /// Save a checkpoint every N steps; one is always saved at the end and on Ctrl-C
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub save_every: Option<u64>,
+    /// Go on from the last checkpoint in DIR [default for DIR: that of --output]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[serde(skip)]
+    pub resume: Option<Resume>,
+}
+
+impl Run {
+    /// How long to train: one epoch when neither flag is given.
+    pub fn length(&self) -> Length {
+        match (self.steps, self.epochs) {
+            (Some(steps), _) => Length::Steps(steps),
+            (None, epochs) => Length::Epochs(epochs.unwrap_or(1)),
+        }
+    }
+}
+
+/// The length of a run, counted from step 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Steps in total.
+    Steps(u64),
+    /// Times that the data are seen.
+    Epochs(u64),
+}
+
+/// Which run to go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// The one in the output folder.
+    Output,
+    /// The one in this folder.
+    Folder(PathBuf),
+}
+
+impl FromStr for Resume {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(if text.is_empty() { Self::Output } else { Self::Folder(text.into()) })
+    }
+}
+
+/// A count that may be 0: `--steps 0` evaluates and stops.
+fn any_count(text: &str) -> Result<u64, ValueError> {
+    count_from(0, text)
+}

@@ -1,0 +1,202 @@
+//! Export: trained values back into the model's file, and into a file of weights alone.
+//!
+//! `model.onnx` is the graph that was read, names and all, with new bytes in the tensors that became states; a tensor
+//! that is read transposed, in slices or in another shape is put together as it lay. `model.safetensors` has the same
+//! tensors under the same names. Tied tensors all get the value they share. Each file is complete or not there.
+
+mod put_back;
+
+use crate::compilation::Compilation;
+use bytes::Bytes;
+use ir::{DType, Diagnostic};
+use onnx::{Model, Tensor, TensorSource, WriteError};
+use passes::parameters::{ParameterReport, RowRole};
+use runtime::checkpoint::StateSource;
+use safetensors::tensor::TensorView;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Whole tensors of the file by their names: little endian, row-major, in the file's element type.
+pub type FileTensors = BTreeMap<String, Bytes>;
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// The model with its new weights.
+    pub model: PathBuf,
+    /// The weights alone.
+    pub weights: PathBuf,
+    /// How many tensors have new bytes.
+    pub tensors: usize,
+}
+
+/// Writes `model.onnx` and `model.safetensors` into a folder that is there, with the values that `states` has.
+///
+/// # Errors
+/// As [`tensors`]; files that cannot be written.
+pub fn export(
+    model: &Model,
+    compilation: &Compilation,
+    states: &dyn StateSource,
+    folder: &Path,
+) -> Result<Exported, Vec<Diagnostic>> {
+    let tensors = tensors(model, compilation, states)?;
+    let (onnx, weights) = (folder.join("model.onnx"), folder.join("model.safetensors"));
+    let in_file = by_name(model);
+    let is_as_it_was = |name: &str, bytes: &Bytes| {
+        let tensor = in_file.get(name).filter(|tensor| tensor.source == TensorSource::Inner);
+        tensor.and_then(|tensor| tensor.present()) == Some(bytes)
+    };
+    // A frozen tensor inside a function cannot be written, and need not be.
+    let replaced = tensors.iter().filter(|(name, bytes)| !is_as_it_was(name, bytes));
+    let replaced = replaced.map(|(name, bytes)| (name.clone(), bytes.clone())).collect();
+    model.write(&onnx, &replaced).map_err(told)?;
+    write_weights(&weights, compilation, &tensors)?;
+    Ok(Exported { model: onnx, weights, tensors: tensors.len() })
+}
+
+/// Says before a run what would keep [`export`] from writing its result: a trained tensor that stands inside a function
+/// or a subgraph of the file.
+pub fn check(model: &Model, compilation: &Compilation) -> Result<(), Vec<Diagnostic>> {
+    let in_file = by_name(model);
+    let inner = |report: &&ParameterReport| {
+        let tensor = in_file.get(report.data.as_str());
+        !report.frozen && tensor.is_none_or(|tensor| tensor.source == TensorSource::Inner)
+    };
+    let problems: Vec<Diagnostic> = exported(compilation)
+        .filter(inner)
+        .map(|report| {
+            Diagnostic::new(format!("`{}` {} is trained, and cannot be written back", report.data, report.ty))
+                .note("it stands inside a function or a subgraph of the file, not in its main graph")
+                .note(format!(
+                    "leave it as it is: --freeze '{}'; or export the model without functions",
+                    report.data
+                ))
+        })
+        .collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// The tensors of the file that became states, whole, with the values that `states` has. Where the program reads a part
+/// of a tensor alone, the rest stays as it is in the file.
+///
+/// # Errors
+/// A state without a value, or with one of another size.
+pub fn tensors(
+    model: &Model,
+    compilation: &Compilation,
+    states: &dyn StateSource,
+) -> Result<FileTensors, Vec<Diagnostic>> {
+    let in_file = by_name(model);
+    let mut tensors = FileTensors::new();
+    let mut problems = Vec::new();
+    for report in exported(compilation) {
+        let original = in_file.get(report.data.as_str()).and_then(|tensor| tensor.present());
+        match whole(report, original, states) {
+            Ok(bytes) => drop(tensors.insert(report.data.clone(), bytes)),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() { Ok(tensors) } else { Err(problems) }
+}
+
+/// The tensors that have states. Frozen ones are among them: `--init` and `--weights` change them too.
+fn exported(compilation: &Compilation) -> impl Iterator<Item = &ParameterReport> {
+    compilation
+        .parameters
+        .iter()
+        .filter(|report| report.role != RowRole::Constant && !report.states.is_empty())
+}
+
+fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
+    model.graph.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
+}
+
+/// A tensor put together from its states.
+fn whole(
+    report: &ParameterReport,
+    original: Option<&Bytes>,
+    states: &dyn StateSource,
+) -> Result<Bytes, Diagnostic> {
+    let tensor = &report.data;
+    let sizes = report.ty.sizes().ok_or_else(|| Diagnostic::new(format!("`{tensor}` has unbound dims")))?;
+    let mut bytes = original.cloned();
+    for part in &report.states {
+        let state = &part.state;
+        let value = states.state(state).ok_or_else(|| {
+            Diagnostic::new(format!("state `{state}` of the tensor `{tensor}` has no value"))
+        })?;
+        let length = value.len();
+        let value = Bytes::from(value.into_owned());
+        let put = put_back::put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
+        bytes = Some(put.ok_or_else(|| {
+            let view = ir::text::view_text(&part.view);
+            let message =
+                format!("the {length} bytes of state `{state}` do not go back into `{tensor}` {}", report.ty);
+            Diagnostic::new(message).note(format!("the state is the tensor's {view}"))
+        })?);
+    }
+    bytes.ok_or_else(|| Diagnostic::new(format!("the tensor `{tensor}` has no state")))
+}
+
+/// Writes the tensors under a temporary name and renames the file.
+fn write_weights(
+    path: &Path,
+    compilation: &Compilation,
+    tensors: &FileTensors,
+) -> Result<(), Vec<Diagnostic>> {
+    let failed = |why: String| vec![Diagnostic::new(format!("cannot write {}: {why}", path.display()))];
+    let mut views = Vec::new();
+    for report in exported(compilation) {
+        let Some(bytes) = tensors.get(&report.data) else { continue };
+        let sizes = report.ty.sizes().unwrap_or_default().into_iter().map(|size| size as usize).collect();
+        let view = TensorView::new(stored(report.ty.dtype), sizes, bytes)
+            .map_err(|error| failed(error.to_string()))?;
+        views.push((report.data.as_str(), view));
+    }
+    let partial = path.with_extension(format!("safetensors.partial-{}", std::process::id()));
+    let written = safetensors::serialize_to_file(views, None, &partial).map_err(|error| error.to_string());
+    let renamed = written.and_then(|()| {
+        let sync = || fs::File::open(&partial)?.sync_all().and_then(|()| fs::rename(&partial, path));
+        sync().map_err(|error: std::io::Error| error.to_string())
+    });
+    renamed.map_err(|why| {
+        // Half a file is of no use; if it cannot be removed either, the first error says more.
+        let _ = fs::remove_file(&partial);
+        failed(why)
+    })
+}
+
+fn stored(dtype: DType) -> safetensors::Dtype {
+    use safetensors::Dtype;
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::I16 => Dtype::I16,
+        DType::I8 => Dtype::I8,
+        DType::U64 => Dtype::U64,
+        DType::U32 => Dtype::U32,
+        DType::U16 => Dtype::U16,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
+    }
+}
+
+fn told(error: WriteError) -> Vec<Diagnostic> {
+    match error {
+        WriteError::Tensors(problems) => problems
+            .into_iter()
+            .map(|problem| Diagnostic {
+                message: problem.message,
+                origin: problem.origin,
+                notes: problem.notes,
+            })
+            .collect(),
+        other => vec![Diagnostic::new(other.to_string())],
+    }
+}

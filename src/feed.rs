@@ -1,0 +1,83 @@
+//! What the loader must know of a program: its inputs, its labels, and the tables that token ids index.
+
+use ir::{Definition, Diagnostic, Module, Op, ValueId};
+use runtime::data::{InputSpec, LabelSpec, ModelSpec};
+
+/// The inputs and labels of a program that has its loss. Errors: dims that are not bound.
+pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
+    let label = label(module)?;
+    let mut inputs = Vec::new();
+    for input in &module.inputs {
+        if label.as_ref().is_some_and(|label| label.name == input.name) {
+            continue;
+        }
+        inputs.push(InputSpec {
+            name: input.name.clone(),
+            dtype: module.ty(input.value).dtype,
+            dims: sizes(module, input.value, &input.name)?,
+            batched: input.batched,
+            vocabulary: vocabulary(module, input.value),
+        });
+    }
+    Ok(ModelSpec { inputs, label })
+}
+
+/// The labels: the input that the cross-entropy reads.
+fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
+    for (_, node) in module.nodes() {
+        let Op::CrossEntropy(loss) = &node.op else { continue };
+        let Some(input) = source_input(module, node.operands[1]) else { continue };
+        let name = module.inputs[input].name.clone();
+        let value = module.inputs[input].value;
+        return Ok(Some(LabelSpec {
+            dtype: module.ty(value).dtype,
+            dims: sizes(module, value, &name)?,
+            classes: module.ty(node.operands[0]).dims.last().and_then(ir::Dim::size),
+            ignore_index: Some(loss.ignore_index),
+            name,
+        }));
+    }
+    Ok(None)
+}
+
+fn sizes(module: &Module, value: ValueId, name: &str) -> Result<Vec<u64>, Diagnostic> {
+    let ty = module.ty(value);
+    ty.sizes().ok_or_else(|| {
+        let open: Vec<_> =
+            ty.dims.iter().filter(|dim| dim.size().is_none()).map(|dim| format!("{dim}=SIZE")).collect();
+        Diagnostic::new(format!("input `{name}` is {ty}: its sizes are not bound"))
+            .note(format!("bind them: --bind {}", open.join(",")))
+    })
+}
+
+/// The input that a value is, seen through views and casts.
+fn source_input(module: &Module, mut value: ValueId) -> Option<usize> {
+    loop {
+        match module.value(value).definition {
+            Definition::Input(input) => return Some(input as usize),
+            Definition::State(_) => return None,
+            Definition::Node(node, _) => match module.node(node).op {
+                Op::Reshape(_) | Op::Transpose(_) | Op::Cast(_) | Op::Broadcast(_) | Op::Slice(_) => {
+                    value = module.node(node).operands[0];
+                }
+                _ => return None,
+            },
+        }
+    }
+}
+
+/// The length of the shortest table that an input of integers indexes.
+fn vocabulary(module: &Module, input: ValueId) -> Option<u64> {
+    if !module.ty(input).dtype.is_integer() {
+        return None;
+    }
+    let reads = module.nodes().filter_map(|(_, node)| match &node.op {
+        Op::Gather(gather) => {
+            let Definition::Input(read) = module.value(input).definition else { return None };
+            let from_input = source_input(module, node.operands[1]) == Some(read as usize);
+            from_input.then(|| module.ty(node.operands[0]).dims[gather.dim as usize].size())?
+        }
+        _ => None,
+    });
+    reads.min()
+}

@@ -1,0 +1,257 @@
+//! `--init`: new weights in place of the file's.
+//!
+//! What a parameter is for is read off the graph and never off its name: a norm's scale starts at one, a bias at zero,
+//! and a matrix is drawn by the rule. Invariant: only initializers of states that stand for tensors of the file change,
+//! and they still name those tensors, so that an export can write them back.
+
+use crate::compilation::Compilation;
+use crate::config::InitRule;
+use ir::ops::elementwise::Binary;
+use ir::{Definition, Initializer, Module, Node, NodeId, Op, Phase, State, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// The deviation of GPT-2's weights (Radford et al. 2019, and its published code), and of tables under every rule.
+const DEVIATION: f64 = 0.02;
+
+/// What a parameter is for. Of several uses the first in this order counts: a tied head starts as the table it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Use {
+    /// Multiplied in, element by element, as a norm's scale.
+    Scale,
+    /// Rows that are looked up, or a tensor that is added or joined to activations, as position embeddings.
+    Table,
+    /// The weight of a contraction.
+    Weight {
+        /// Products that make up one element of the result.
+        fan_in: u64,
+        /// Whether the result is added to what it was computed from.
+        residual: bool,
+    },
+    /// Added along all but one dim.
+    Bias,
+}
+
+/// The value of a parameter before step 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    /// All elements this number.
+    Fill(f64),
+    /// Normal with this deviation, drawn by seed, state and element.
+    Normal(f64),
+}
+
+/// How every parameter starts, by the name of its state.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// For each state what it is for, and its start.
+    pub starts: BTreeMap<String, (Use, Start)>,
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let as_text = |start: &Start| match start {
+            Start::Fill(value) => format!("{value}"),
+            Start::Normal(deviation) => format!("normal {deviation:.5}"),
+        };
+        for (state, (found, start)) in &self.starts {
+            writeln!(f, "{state}: {found:?} -> {}", as_text(start))?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives the training and the evaluation program new weights by a rule.
+pub fn initialize(compilation: &mut Compilation, rule: InitRule) {
+    let decision = decide(&compilation.training, rule);
+    apply(&mut compilation.training, &decision);
+    apply(&mut compilation.evaluation, &decision);
+}
+
+/// Decides how the states that stand for tensors of the file start, frozen ones too.
+pub fn decide(module: &Module, rule: InitRule) -> Decision {
+    let graph = Graph::new(module);
+    let uses: Vec<(&State, Use)> = parameters(module).map(|state| (state, graph.found_use(state))).collect();
+    let residuals =
+        uses.iter().filter(|(_, found)| matches!(found, Use::Weight { residual: true, .. })).count();
+    let attentions = graph.forward().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count();
+    // A layer of a transformer adds to the residual stream twice: after its attention and after its MLP.
+    let additions = if attentions > 0 { 2 * attentions } else { residuals };
+    let start = |found: Use| start(rule, found, additions.max(1));
+    Decision {
+        starts: uses.into_iter().map(|(state, found)| (state.name.clone(), (found, start(found)))).collect(),
+    }
+}
+
+/// Sets the initializers.
+pub fn apply(module: &mut Module, decision: &Decision) {
+    for state in module.states.values_mut() {
+        let (Some((_, start)), Some(data)) = (decision.starts.get(&state.name), state.initializer.data())
+        else {
+            continue;
+        };
+        state.initializer = match start {
+            Start::Fill(value) => Initializer::Fill { value: value.to_bits(), data },
+            Start::Normal(deviation) => Initializer::Normal { std: deviation.to_bits(), data: Some(data) },
+        };
+    }
+}
+
+/// - GPT-2: 0.02, and 0.02/√(additions to the residual stream) for what is added to it (Radford et al. 2019, section
+///   2.3: "a factor of 1/√N where N is the number of residual layers").
+/// - Kaiming: √(2 / fan in) (He et al. 2015, equation 10). A table has a fan in of one, which would drown all else; it
+///   starts as GPT-2's.
+fn start(rule: InitRule, found: Use, additions: usize) -> Start {
+    match (found, rule) {
+        (Use::Scale, _) => Start::Fill(1.0),
+        (Use::Bias, _) => Start::Fill(0.0),
+        (_, InitRule::Normal { std }) => Start::Normal(std),
+        (Use::Weight { residual: true, .. }, InitRule::Gpt2) => {
+            Start::Normal(DEVIATION / (additions as f64).sqrt())
+        }
+        (Use::Weight { fan_in, .. }, InitRule::Kaiming) => Start::Normal((2.0 / fan_in.max(1) as f64).sqrt()),
+        (Use::Table | Use::Weight { .. }, _) => Start::Normal(DEVIATION),
+    }
+}
+
+fn parameters(module: &Module) -> impl Iterator<Item = &State> {
+    module.states.values().filter(|state| state.initializer.data().is_some() && state.ty.dtype.is_float())
+}
+
+/// What is asked about the forward program.
+struct Graph<'m> {
+    module: &'m Module,
+    /// The nodes that read each value, by its number.
+    readers: Vec<Vec<NodeId>>,
+    /// Whether each value depends on an input.
+    varies: Vec<bool>,
+}
+
+impl<'m> Graph<'m> {
+    fn new(module: &'m Module) -> Self {
+        let mut varies = vec![false; module.value_count()];
+        let mut readers = vec![vec![]; module.value_count()];
+        module.inputs.iter().for_each(|input| varies[number(input.value)] = true);
+        for (id, node) in module.nodes() {
+            let any = node.operands.iter().any(|&operand| varies[number(operand)]);
+            node.results.iter().for_each(|&result| varies[number(result)] = any);
+            let operands: BTreeSet<ValueId> = node.operands.iter().copied().collect();
+            operands.into_iter().for_each(|operand| readers[number(operand)].push(id));
+        }
+        Self { module, readers, varies }
+    }
+
+    fn forward(&self) -> impl Iterator<Item = (NodeId, &'m Node)> {
+        self.module.nodes().filter(|(_, node)| node.phase <= Phase::Forward)
+    }
+
+    /// The use of a state that counts; what nothing reads is told by its dims.
+    fn found_use(&self, state: &State) -> Use {
+        let mut found = Vec::new();
+        let mut stack = vec![state.input];
+        while let Some(value) = stack.pop() {
+            for &id in &self.readers[number(value)] {
+                let node = self.module.node(id);
+                match &node.op {
+                    _ if node.phase > Phase::Forward => {}
+                    op if is_view(op) => stack.push(node.results[0]),
+                    _ => found.extend(self.uses_in(state, node, value)),
+                }
+            }
+        }
+        let unread = if self.is_vector(state) { Use::Bias } else { Use::Table };
+        found.into_iter().min().unwrap_or(unread)
+    }
+
+    fn uses_in(&self, state: &State, node: &Node, value: ValueId) -> Vec<Use> {
+        let operands = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
+        operands.map(|(index, _)| self.use_as(state, node, index)).collect()
+    }
+
+    /// What a state is for that is this operand of a node, perhaps seen through views.
+    fn use_as(&self, state: &State, node: &Node, index: usize) -> Use {
+        let by_dims = |vector: Use| if self.is_vector(state) { vector } else { Use::Table };
+        match &node.op {
+            Op::LayerNorm(_) | Op::RmsNorm(_) => {
+                if index == 1 {
+                    Use::Scale
+                } else {
+                    Use::Bias
+                }
+            }
+            Op::Binary(Binary::Add | Binary::Sub) => by_dims(Use::Bias),
+            Op::Binary(_) => by_dims(Use::Scale),
+            Op::Contract(contract) => {
+                let labels = if index == 0 { &contract.lhs } else { &contract.rhs };
+                let dims = &self.module.ty(node.operands[index]).dims;
+                let summed = labels.0.iter().zip(dims).filter(|(label, _)| !contract.out.0.contains(label));
+                let sizes = summed.map(|(_, dim)| dim.size().unwrap_or(1));
+                Use::Weight { fan_in: sizes.fold(1, u64::saturating_mul), residual: self.is_residual(node) }
+            }
+            _ => Use::Table,
+        }
+    }
+
+    /// Whether a tensor of the file has at most one dim of more than one element.
+    fn is_vector(&self, state: &State) -> bool {
+        let ty = state.initializer.data().map_or(&state.ty, |row| &self.module.data[row].ty);
+        ty.dims.iter().filter(|dim| !dim.is_one()).count() <= 1
+    }
+
+    /// Whether what a contraction makes, once views, biases and constant factors are passed, is added to something
+    /// that it was itself computed from.
+    fn is_residual(&self, contraction: &Node) -> bool {
+        let (mut stack, mut seen) = (vec![contraction.results[0]], BTreeSet::new());
+        while let Some(value) = stack.pop() {
+            for &id in &self.readers[number(value)] {
+                let node = self.module.node(id);
+                let other = node
+                    .operands
+                    .iter()
+                    .copied()
+                    .find(|&operand| operand != value && self.varies[number(operand)]);
+                let follows = match (&node.op, other) {
+                    _ if node.phase > Phase::Forward => false,
+                    (Op::Binary(Binary::Add), Some(other)) if self.depends(contraction, other) => {
+                        return true;
+                    }
+                    (Op::Binary(Binary::Add | Binary::Mul | Binary::Div), None) => true,
+                    (op, None) => is_view(op),
+                    _ => false,
+                };
+                if follows && seen.insert(node.results[0]) {
+                    stack.push(node.results[0]);
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether a node reads a value, directly or through others.
+    fn depends(&self, node: &Node, on: ValueId) -> bool {
+        let (mut stack, mut seen) = (node.operands.to_vec(), BTreeSet::new());
+        while let Some(value) = stack.pop() {
+            if value == on {
+                return true;
+            }
+            if seen.insert(value)
+                && let Definition::Node(id, _) = self.module.value(value).definition
+            {
+                stack.extend(&self.module.node(id).operands);
+            }
+        }
+        false
+    }
+}
+
+fn number(value: ValueId) -> usize {
+    value.as_u32() as usize
+}
+
+/// Whether an operator only moves elements of its operand, or converts them.
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
+}
+
+#[cfg(test)]
+mod tests;

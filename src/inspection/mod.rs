@@ -1,0 +1,268 @@
+//! What is inside a model: the facts of its file, what can be done with it, its parameters with the reason for each,
+//! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON.
+
+mod facts;
+pub mod folder;
+mod parameters;
+mod step;
+mod text;
+mod units;
+mod why;
+
+pub use facts::{FileFacts, PassTime, Port, ProgramFacts, Told};
+pub use folder::FolderFacts;
+pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub use step::{MemoryFacts, PhaseCost, StepFacts};
+
+use crate::cli::report::Failure;
+use crate::compilation::{self, Compilation, Source};
+use crate::pipeline::Plan;
+use ir::{Diagnostic, Module};
+use onnx::Model;
+use passes::{Manager, Pass, PassContext, Pipeline};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// A model that was looked at. What is not known is left out: a model that cannot be imported has its file's facts
+/// alone, and one whose dims are not all bound has no costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// The file.
+    pub file: FileFacts,
+    /// What can be done with it.
+    pub support: Support,
+    /// Named dims that have no size yet.
+    pub unbound: Vec<String>,
+    /// Why it cannot be imported or trained, all of it.
+    pub reasons: Vec<Told>,
+    /// What may not be what the user means.
+    pub warnings: Vec<Told>,
+    /// What its tensors are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<ParameterFacts>,
+    /// Its forward program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramFacts>,
+    /// What a step of training takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<StepFacts>,
+    /// How long each pass took.
+    pub passes: Vec<PassTime>,
+    /// The program as far as the passes got.
+    #[serde(skip)]
+    module: Option<Module>,
+}
+
+/// How far a model gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Support {
+    /// All passes run: it can be trained as it is.
+    Trainable,
+    /// Its dims are to be bound before it can be trained.
+    Unbound,
+    /// It can be imported, and not be trained as asked.
+    Importable,
+    /// It cannot be imported.
+    Unsupported,
+}
+
+/// A size that exports take for any dim: their examples have at least as much.
+const MADE_UP_SIZE: u64 = 2;
+
+/// What a model is looked at with.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// The model's file, for messages.
+    pub path: &'a Path,
+    /// Sizes of dims.
+    pub bindings: BTreeMap<String, u64>,
+    /// The passes.
+    pub plan: Plan,
+    /// Samples in a step.
+    pub global_batch: Option<u64>,
+    /// What shows the program between passes.
+    pub manager: Manager,
+}
+
+impl Inspection {
+    /// Looks at a model. What keeps it from being imported or trained stands in [`Inspection::reasons`].
+    ///
+    /// # Errors
+    /// A program that the verifier refuses: a fault of the compiler.
+    pub fn of(model: Model, question: &Question) -> Result<Self, Failure> {
+        let mut found = Self {
+            file: FileFacts::of(&model, question.path),
+            support: Support::Unsupported,
+            unbound: unbound(&model, &question.bindings),
+            reasons: vec![],
+            warnings: model.warnings.iter().map(Told::problem).collect(),
+            parameters: None,
+            program: None,
+            step: None,
+            passes: vec![],
+            module: None,
+        };
+        match Source::import(question.path, model.clone(), &question.bindings) {
+            Ok(source) => found.compile(&source, question)?,
+            Err(failure) => found.refused(model, question, failure)?,
+        }
+        Ok(found)
+    }
+
+    /// Says why a model cannot be imported. Where dims have no size, sizes made up for the occasion tell whether that is
+    /// all that is in the way.
+    fn refused(&mut self, model: Model, question: &Question, failure: Failure) -> Result<(), Failure> {
+        self.reasons = told(failure)?;
+        if self.unbound.is_empty() {
+            return Ok(());
+        }
+        let made_up = self.unbound.iter().map(|name| (name.clone(), MADE_UP_SIZE));
+        let bindings = question.bindings.clone().into_iter().chain(made_up).collect();
+        match Source::import(question.path, model, &bindings) {
+            Ok(_) => self.support = Support::Unbound,
+            Err(failure) => self.reasons = told(failure)?,
+        }
+        Ok(())
+    }
+
+    /// Runs the passes as far as they go.
+    fn compile(&mut self, source: &Source, question: &Question) -> Result<(), Failure> {
+        self.support = Support::Importable;
+        if !self.unbound.is_empty() {
+            match self.decide_parameters(source, question, &question.manager) {
+                Ok(()) => self.support = Support::Unbound,
+                Err(failure) => self.reasons = told(failure)?,
+            }
+            return Ok(());
+        }
+        let program = &mut self.program;
+        let with_loss = |_: usize, pass: &str, module: &Module| {
+            if pass == "loss" {
+                *program = Some(ProgramFacts::of(module));
+            }
+        };
+        match source.compile(&question.plan, &question.manager, with_loss) {
+            Ok(compilation) => self.trainable(compilation, question),
+            Err(failure) => {
+                self.reasons = told(failure)?;
+                // What it could be trained with is known all the same, unless an earlier pass is at fault.
+                if let Err(failure) = self.decide_parameters(source, question, &Manager::default()) {
+                    told(failure)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Everything about a program that all passes have run on.
+    fn trainable(&mut self, compilation: Compilation, question: &Question) -> Result<(), Failure> {
+        self.passes = compilation.timings.iter().map(PassTime::of).collect();
+        self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
+        self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
+        match StepFacts::of(&compilation, question.global_batch) {
+            Ok(step) => {
+                self.step = Some(step);
+                self.support = Support::Trainable;
+            }
+            Err(diagnostic) => self.reasons.push(Told::diagnostic(&diagnostic)),
+        }
+        self.module = Some(compilation.training);
+        Ok(())
+    }
+
+    /// Runs the passes up to the one that decides what is a parameter.
+    fn decide_parameters(
+        &mut self,
+        source: &Source,
+        question: &Question,
+        manager: &Manager,
+    ) -> Result<(), Failure> {
+        let mut module = source.imported.module.clone();
+        let mut cx = PassContext { aliases: source.imported.aliases.clone(), ..PassContext::default() };
+        let (pipeline, _) = pipelines(&question.plan, !self.unbound.is_empty());
+        let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
+        self.passes = timings.iter().map(PassTime::of).collect();
+        self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
+        self.parameters = Some(ParameterFacts::of(&cx.parameters, &module));
+        self.program.get_or_insert_with(|| ProgramFacts::of(&module));
+        self.module = Some(module);
+        Ok(())
+    }
+
+    /// The diagnostics that [`Inspection::reasons`] has.
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
+        self.reasons.iter().map(Told::as_diagnostic).collect()
+    }
+}
+
+/// The program of a model after the first pass of that name; `import` is before all passes.
+///
+/// # Errors
+/// A pass that does not exist or does not run here; what keeps the model from getting there.
+pub fn program_after(source: &Source, question: &Question, after: &str) -> Result<String, Failure> {
+    if after == "import" {
+        return Ok(ir::text::print(&source.imported.module));
+    }
+    crate::config::look::known_pass("--after", after)?;
+    let unbound = unbound(&source.model, &question.bindings);
+    let (known, rest) = pipelines(&question.plan, !unbound.is_empty());
+    let mut passes: Vec<Pass> =
+        known.passes.into_iter().chain(rest.into_iter().flat_map(|rest| rest.passes)).collect();
+    let Some(last) = passes.iter().position(|pass| pass.name() == after) else {
+        let error = Diagnostic::new(format!("--after {after}: the pass runs once all dims are bound"));
+        return Err(error.note(bind_hint(&unbound)).into());
+    };
+    passes.truncate(last + 1);
+    let mut module = source.imported.module.clone();
+    let mut cx = PassContext { aliases: source.imported.aliases.clone(), ..PassContext::default() };
+    compilation::run(&question.manager, &Pipeline { passes }, &mut module, &mut cx, |_, _, _| {})?;
+    Ok(ir::text::print(&module))
+}
+
+/// The passes that decide what is a parameter, and those after them; with dims that are not bound only what does without
+/// sizes.
+fn pipelines(plan: &Plan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
+    let mut passes: Vec<Pass> = plan.forward().passes;
+    let decided = passes.iter().position(|pass| matches!(pass, Pass::Parameters(_)));
+    let rest = passes.split_off(decided.map_or(passes.len(), |at| at + 1));
+    if unbound {
+        passes.retain(|pass| !matches!(pass, Pass::Bind(_)));
+        return (Pipeline { passes }, None);
+    }
+    let rest = rest.into_iter().chain(plan.training().passes).collect();
+    (Pipeline { passes }, Some(Pipeline { passes: rest }))
+}
+
+/// The named dims of a model's inputs that have no size, as the import names them.
+fn unbound(model: &Model, bindings: &BTreeMap<String, u64>) -> Vec<String> {
+    let mut names = BTreeSet::new();
+    for (input, dims) in
+        facts::inputs(model).filter_map(|input| Some((input, input.ty.tensor()?.dims.as_ref()?)))
+    {
+        for (i, dim) in dims.iter().enumerate() {
+            match dim {
+                onnx::Dim::Known(_) => {}
+                onnx::Dim::Named(name) => drop(names.insert(name.clone())),
+                onnx::Dim::Unknown if i == 0 => drop(names.insert("batch".to_string())),
+                onnx::Dim::Unknown => drop(names.insert(format!("{}_dim_{i}", input.name))),
+            }
+        }
+    }
+    names.into_iter().filter(|name| !bindings.contains_key(name)).collect()
+}
+
+/// How to bind dims.
+fn bind_hint(unbound: &[String]) -> String {
+    let sizes: Vec<String> = unbound.iter().map(|name| format!("{name}=SIZE")).collect();
+    format!("bind them: --bind {}", sizes.join(","))
+}
+
+/// The reasons of a user's mistake; a fault stays a fault.
+fn told(failure: Failure) -> Result<Vec<Told>, Failure> {
+    match failure {
+        Failure::User(diagnostics) => Ok(diagnostics.iter().map(Told::diagnostic).collect()),
+        fault => Err(fault),
+    }
+}

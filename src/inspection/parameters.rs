@@ -1,0 +1,126 @@
+//! What each float tensor of the file is, and why.
+
+use ir::{Module, Role};
+use passes::parameters::{ParameterReport, RowRole};
+use serde::Serialize;
+
+/// The float tensors that the program reads.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ParameterFacts {
+    /// How many tensors of the file are parameters; ties count once.
+    pub count: usize,
+    /// Elements that are trained.
+    pub trained: u64,
+    /// Elements of parameters that are frozen.
+    pub frozen: u64,
+    /// Every tensor, in the order of the file.
+    pub tensors: Vec<TensorRow>,
+}
+
+/// A float tensor of the file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TensorRow {
+    /// Its name in the file.
+    pub name: String,
+    /// Its type in the file.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// `parameter`, `buffer` or `constant`.
+    pub role: &'static str,
+    /// Whether it is a parameter that is not trained because the user said so.
+    pub frozen: bool,
+    /// Why it is what it is.
+    pub reason: String,
+    /// Other names that patterns and weights files may use.
+    pub aliases: Vec<String>,
+    /// The states that hold it.
+    pub states: Vec<PartFacts>,
+    /// The tensor it is one with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tied: Option<TieFacts>,
+}
+
+/// A state that holds a tensor or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PartFacts {
+    /// Its name.
+    pub state: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// From the tensor to the state, as in the text of a program; empty if it is the tensor.
+    pub view: String,
+}
+
+/// A tensor that has the elements of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TieFacts {
+    /// The other tensor.
+    pub to: String,
+    /// Dim `i` of this one is dim `permutation[i]` of the other.
+    pub permutation: Vec<u32>,
+}
+
+impl ParameterFacts {
+    pub(super) fn of(reports: &[ParameterReport], module: &Module) -> Self {
+        let parameters = reports.iter().filter(|report| report.role == RowRole::Parameter);
+        let elements = |role: Role| {
+            let states = module
+                .states
+                .values()
+                .filter(|state| state.role == role && state.initializer.data().is_some());
+            states.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add)
+        };
+        Self {
+            count: parameters.filter(|report| report.tied.is_none()).count(),
+            trained: elements(Role::Parameter),
+            frozen: elements(Role::Buffer),
+            tensors: reports.iter().map(|report| TensorRow::of(report, module)).collect(),
+        }
+    }
+
+    /// The tensors of a role, ties left out.
+    pub(super) fn of_role<'a>(&'a self, role: &'a str) -> impl Iterator<Item = &'a TensorRow> {
+        self.tensors.iter().filter(move |row| row.role == role && row.tied.is_none())
+    }
+}
+
+impl TensorRow {
+    fn of(report: &ParameterReport, module: &Module) -> Self {
+        let part = |part: &passes::parameters::StateView| PartFacts {
+            state: part.state.clone(),
+            ty: module.state(&part.state).map(|id| module.states[id].ty.to_string()).unwrap_or_default(),
+            view: ir::text::view_text(&part.view),
+        };
+        let tie = |tie: &passes::parameters::Tie| TieFacts {
+            to: tie.data.clone(),
+            permutation: tie.permutation.clone(),
+        };
+        Self {
+            name: report.data.clone(),
+            ty: report.ty.to_string(),
+            role: match report.role {
+                RowRole::Parameter => "parameter",
+                RowRole::Buffer => "buffer",
+                RowRole::Constant => "constant",
+            },
+            frozen: report.frozen,
+            reason: report.reason.clone(),
+            aliases: report.aliases.clone(),
+            states: report.states.iter().map(part).collect(),
+            tied: report.tied.as_ref().map(tie),
+        }
+    }
+
+    /// All its names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let others = self.aliases.iter().chain(self.states.iter().map(|part| &part.state));
+        std::iter::once(&self.name).chain(others).map(String::as_str)
+    }
+
+    /// Whether its one state is the tensor, under one of the tensor's names.
+    pub(super) fn is_plain(&self) -> bool {
+        let own = |state: &String| *state == self.name || self.aliases.contains(state);
+        matches!(&self.states[..], [part] if part.view.is_empty() && own(&part.state))
+    }
+}

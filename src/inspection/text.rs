@@ -1,0 +1,174 @@
+//! An inspection as text.
+
+use super::parameters::{ParameterFacts, TensorRow};
+use super::units::{bytes, count, flops, grouped, visible};
+use super::{FileFacts, Inspection, Port, ProgramFacts, StepFacts, Support, bind_hint};
+use crate::cli::report::{Severity, render};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Names longer than this do not move the columns behind them.
+const NAME_WIDTH: usize = 44;
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", visible(&self.file.path), self.verdict())?;
+        file(f, &self.file)?;
+        if let Some(parameters) = &self.parameters {
+            write_parameters(f, parameters)?;
+        }
+        if let Some(program) = &self.program {
+            write_program(f, program)?;
+        }
+        if let Some(step) = &self.step {
+            write_step(f, step)?;
+        }
+        if !self.passes.is_empty() {
+            let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, time.ms));
+            writeln!(f, "\npasses: {}", times.collect::<Vec<_>>().join(", "))?;
+        }
+        if self.support != Support::Trainable && !self.unbound.is_empty() {
+            let names: Vec<String> = self.unbound.iter().map(|name| format!("`{}`", visible(name))).collect();
+            let (names, hint) = (names.join(", "), visible(&bind_hint(&self.unbound)));
+            writeln!(f, "\ndims without a size: {names}; to see more, {hint}")?;
+        }
+        if !self.warnings.is_empty() {
+            let warnings: Vec<_> = self.warnings.iter().map(super::Told::as_diagnostic).collect();
+            write!(f, "\n{}", render(Severity::Warning, &warnings, false))?;
+        }
+        Ok(())
+    }
+}
+
+impl Inspection {
+    fn verdict(&self) -> String {
+        let reasons = || count(self.reasons.len(), "reason");
+        match self.support {
+            Support::Trainable if self.file.absent > 0 => {
+                "can be trained, once it has weights: --weights FILE, or --init RULE".into()
+            }
+            Support::Trainable => "can be trained".into(),
+            Support::Unbound => "can be trained once its dims are bound".into(),
+            Support::Importable => format!("can be imported, and cannot be trained so, for {}", reasons()),
+            Support::Unsupported => format!("cannot be imported yet, for {}", reasons()),
+        }
+    }
+}
+
+fn file(f: &mut fmt::Formatter<'_>, file: &FileFacts) -> fmt::Result {
+    let sets: Vec<String> =
+        file.opsets.iter().map(|(name, version)| format!("{} {version}", visible(name))).collect();
+    let producer = if file.producer.is_empty() { "unnamed".into() } else { visible(&file.producer) };
+    writeln!(f, "  made by  {producer}; IR version {}; operator sets {}", file.ir_version, sets.join(", "))?;
+    ports(f, "takes", &file.inputs)?;
+    ports(f, "gives", &file.outputs)?;
+    let absent = if file.absent > 0 { format!(", {} of them not here", file.absent) } else { String::new() };
+    let tensors = format!("{} ({}{absent})", count(file.tensors, "tensor"), bytes(file.bytes));
+    writeln!(f, "  holds    {tensors}, {}: {}", count(file.nodes, "node"), histogram(&file.operators))
+}
+
+fn ports(f: &mut fmt::Formatter<'_>, what: &str, ports: &[Port]) -> fmt::Result {
+    let ports: Vec<String> =
+        ports.iter().map(|port| format!("{} {}", visible(&port.name), port.ty)).collect();
+    writeln!(f, "  {what:8} {}", if ports.is_empty() { "nothing".into() } else { ports.join(", ") })
+}
+
+/// The most frequent first.
+fn histogram(counts: &BTreeMap<String, usize>) -> String {
+    let mut counts: Vec<(&String, usize)> = counts.iter().map(|(name, count)| (name, *count)).collect();
+    counts.sort_by_key(|(name, count)| (std::cmp::Reverse(*count), *name));
+    counts.iter().map(|(name, count)| format!("{count} {}", visible(name))).collect::<Vec<_>>().join(", ")
+}
+
+fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts) -> fmt::Result {
+    let frozen = match parameters.frozen {
+        0 => String::new(),
+        elements => format!(", {} frozen", grouped(elements)),
+    };
+    let trained = grouped(parameters.trained);
+    writeln!(f, "\n{}, {trained} elements trained{frozen}", count(parameters.count, "parameter"))?;
+    rows(f, parameters, "parameter")?;
+    for role in ["buffer", "constant"] {
+        let number = parameters.of_role(role).count();
+        if number > 0 {
+            writeln!(f, "\n{}, not trained", count(number, role))?;
+            rows(f, parameters, role)?;
+        }
+    }
+    Ok(())
+}
+
+fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: &str) -> fmt::Result {
+    let rows: Vec<&TensorRow> = parameters.of_role(role).collect();
+    let width = |text: fn(&TensorRow) -> &str| {
+        let widths = rows.iter().map(|row| text(row).chars().count()).filter(|&width| width <= NAME_WIDTH);
+        widths.max().unwrap_or(0)
+    };
+    let (names, types) = (width(|row| &row.name), width(|row| &row.ty));
+    for row in &rows {
+        let frozen = if row.frozen { "frozen; " } else { "" };
+        let (name, ty, reason) = (visible(&row.name), &row.ty, visible(&row.reason));
+        writeln!(f, "  {name:names$}  {ty:types$}  {frozen}{reason}")?;
+        details(f, row)?;
+        let tied = parameters
+            .tensors
+            .iter()
+            .filter(|other| other.tied.as_ref().is_some_and(|tie| tie.to == row.name));
+        for other in tied {
+            let transposed = other.tied.as_ref().is_some_and(|tie| tie.permutation == [1, 0]);
+            let how = if transposed { ", transposed" } else { "" };
+            writeln!(f, "    tied: {} {}{how}", visible(&other.name), other.ty)?;
+        }
+    }
+    Ok(())
+}
+
+/// Other names, and how the tensor becomes states.
+pub(super) fn details(f: &mut impl fmt::Write, row: &TensorRow) -> fmt::Result {
+    if !row.aliases.is_empty() {
+        writeln!(f, "    also called {}", visible(&row.aliases.join(", ")))?;
+    }
+    if !row.is_plain() {
+        for part in &row.states {
+            let view = if part.view.is_empty() { String::new() } else { format!(" = {}", part.view) };
+            writeln!(f, "    state {} {}{view}", visible(&part.state), part.ty)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts) -> fmt::Result {
+    let patterns = match program.patterns.is_empty() {
+        true => "none".into(),
+        false => histogram(&program.patterns),
+    };
+    let nodes = count(program.operators.values().sum(), "node");
+    writeln!(f, "\npatterns found: {patterns}\nforward program: {nodes}: {}", histogram(&program.operators))
+}
+
+fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
+    let samples =
+        step.batch.map(|batch| format!(" of {}", count(batch as usize, "sample"))).unwrap_or_default();
+    let microbatches = count(step.microbatches as usize, "microbatch").replace("hs", "hes");
+    writeln!(f, "\na step of {microbatches}{samples}: {}", flops(step.flops))?;
+    for phase in &step.phases {
+        let (nodes, operations) = (count(phase.nodes, "node"), flops(phase.flops));
+        let (read, written) = (bytes(phase.read), bytes(phase.written));
+        writeln!(
+            f,
+            "  {:8}  {nodes:>12}  {operations:>10}  reads {read:>10}  writes {written:>10}",
+            phase.phase
+        )?;
+    }
+    let memory = &step.memory;
+    let kinds = [
+        ("parameters", memory.parameters),
+        ("buffers", memory.buffers),
+        ("optimizer", memory.optimizer),
+        ("gradients", memory.gradients),
+    ];
+    let kinds =
+        kinds.iter().filter(|(_, size)| *size > 0).map(|(what, size)| format!("{what} {}", bytes(*size)));
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned))
+}

@@ -1,0 +1,76 @@
+//! Numbers for people.
+
+/// `1,234,567`
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1.86 MiB`
+pub(super) fn bytes(number: u64) -> String {
+    scaled(number as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
+}
+
+/// `31.4 GFLOP`
+pub(super) fn flops(number: u64) -> String {
+    scaled(number as f64, 1000.0, &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
+}
+
+/// Three digits and a unit.
+fn scaled(mut number: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while number >= step && unit + 1 < units.len() {
+        number /= step;
+        unit += 1;
+    }
+    match number {
+        _ if unit == 0 => format!("{number} {}", units[0]),
+        n if n < 10.0 => format!("{n:.2} {}", units[unit]),
+        n if n < 100.0 => format!("{n:.1} {}", units[unit]),
+        n => format!("{n:.0} {}", units[unit]),
+    }
+}
+
+/// `1 tensor`, `2 tensors`
+pub(super) fn count(number: usize, what: &str) -> String {
+    format!("{} {what}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
+}
+
+/// Text of a file, its control characters written as escapes, so that a hostile name cannot steer the terminal.
+pub(super) fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            visible.extend(character.escape_default());
+        } else {
+            visible.push(character);
+        }
+    }
+    visible
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_and_scaled() {
+        assert_eq!(["0", "999", "1,000", "12,345,678"], [0, 999, 1000, 12_345_678].map(grouped));
+        assert_eq!(["0 B", "1023 B", "1.00 KiB", "97.7 MiB"], [0, 1023, 1024, 102_400_000].map(bytes));
+        assert_eq!(["999 FLOP", "1.50 kFLOP", "315 GFLOP"], [999, 1500, 315_000_000_000].map(flops));
+        assert_eq!(bytes(u64::MAX), "16.0 EiB");
+        assert_eq!((count(1, "node"), count(1200, "node")), ("1 node".into(), "1,200 nodes".into()));
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(visible("a\x1b[2J\nb"), "a\\u{1b}[2J\\nb");
+    }
+}

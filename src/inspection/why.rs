@@ -1,0 +1,120 @@
+//! `--why NAME`: what a tensor is, and why.
+
+use super::Inspection;
+use super::parameters::TensorRow;
+use super::text::details;
+use super::units::{grouped, visible};
+use crate::config::nearest::edit_distance;
+use ir::{Diagnostic, Role};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// How many near names an error lists.
+const NEAR: usize = 5;
+
+/// The answer for one name.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// The name asked for.
+    pub name: String,
+    /// In words.
+    pub text: String,
+    /// The tensor of the file, if it is a float tensor that the program reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorRow>,
+}
+
+impl Inspection {
+    /// What the tensor, state, input or output of that name is, and why. Module paths are names too.
+    ///
+    /// # Errors
+    /// No such name, with the nearest that there are; a model that could not be imported.
+    pub fn why(&self, name: &str) -> Result<Answer, Diagnostic> {
+        let answer = |text: String, tensor| Answer { name: name.to_string(), text, tensor };
+        let rows = self.parameters.iter().flat_map(|parameters| &parameters.tensors);
+        // A tied tensor has the states of another: its own names come first.
+        let by_name =
+            rows.clone().find(|row| row.name == name || row.aliases.iter().any(|alias| alias == name));
+        if let Some(row) = by_name.or_else(|| rows.clone().find(|row| row.names().any(|other| other == name)))
+        {
+            return Ok(answer(self.tensor(row), Some(row.clone())));
+        }
+        let text = self.state(name).or_else(|| self.port(name)).or_else(|| self.stored(name));
+        text.map(|text| answer(text, None)).ok_or_else(|| self.unknown(name))
+    }
+
+    /// A tensor that was looked at by the pass `parameters`.
+    fn tensor(&self, row: &TensorRow) -> String {
+        let frozen = if row.frozen { ", frozen: it is not trained" } else { "" };
+        let (name, reason) = (visible(&row.name), visible(&row.reason));
+        let mut text = format!("`{name}` {} is a {}{frozen}\n  because: {reason}\n", row.ty, row.role);
+        if let Some(tie) = &row.tied {
+            let transposed = if tie.permutation == [1, 0] { ", transposed" } else { "" };
+            text += &format!("    tied to {}{transposed}\n", visible(&tie.to));
+        }
+        // Writing into a string does not fail.
+        let _ = details(&mut text, row);
+        let quoted = format!("`{}`", row.name);
+        for warning in self.warnings.iter().filter(|warning| warning.message.contains(&quoted)) {
+            text += &format!("  warning: {}\n", visible(&warning.message));
+            warning.notes.iter().for_each(|note| text += &format!("    {}\n", visible(note)));
+        }
+        text
+    }
+
+    /// A state that no tensor of the file is behind.
+    fn state(&self, name: &str) -> Option<String> {
+        let module = self.module.as_ref()?;
+        let state = &module.states[module.state(name)?];
+        let role = Role::ALL.iter().find(|(role, _)| *role == state.role).map_or("", |(_, name)| name);
+        let why = match state.role {
+            Role::Optimizer => "the optimizer keeps it from step to step",
+            Role::Counter => "it counts steps",
+            _ => "a pass added it",
+        };
+        Some(format!("`{}` {} is a state ({role})\n  because: {why}\n", visible(name), state.ty))
+    }
+
+    fn port(&self, name: &str) -> Option<String> {
+        let ports = [("takes", &self.file.inputs), ("gives", &self.file.outputs)];
+        ports.into_iter().find_map(|(what, ports)| {
+            let port = ports.iter().find(|port| port.name == name)?;
+            let name = visible(name);
+            Some(format!(
+                "`{name}` {} is neither a parameter nor a constant\n  because: the model {what} it\n",
+                port.ty
+            ))
+        })
+    }
+
+    /// A tensor of the file that the pass `parameters` did not see.
+    fn stored(&self, name: &str) -> Option<String> {
+        let stored = self.file.stored.get(name)?;
+        let why = match (stored.is_float, stored.elements) {
+            _ if self.parameters.is_none() => {
+                "the model could not be imported, so nothing is known of its use"
+            }
+            (false, _) => "only floats are trained; integers are shapes, indices and masks",
+            (true, 0 | 1) => "a single number is a constant of the program",
+            (true, _) => "no output depends on it",
+        };
+        let (name, elements) = (visible(name), grouped(stored.elements));
+        Some(format!("`{name}` {}, {elements} elements, is not a parameter\n  because: {why}\n", stored.ty))
+    }
+
+    fn unknown(&self, name: &str) -> Diagnostic {
+        let mut known: BTreeSet<&str> = self.file.stored.keys().map(String::as_str).collect();
+        known.extend(self.file.inputs.iter().chain(&self.file.outputs).map(|port| port.name.as_str()));
+        known.extend(self.parameters.iter().flat_map(|all| &all.tensors).flat_map(TensorRow::names));
+        known.extend(
+            self.module.iter().flat_map(|module| module.states.values()).map(|state| state.name.as_str()),
+        );
+        let contains = |other: &str| !other.contains(name) && !name.contains(other);
+        let mut near: Vec<&str> = known.into_iter().collect();
+        near.sort_by_key(|other| (contains(other), edit_distance(name, other)));
+        near.truncate(NEAR);
+        let names: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
+        let error = Diagnostic::new(format!("--why {name}: the model has no tensor of that name"));
+        if names.is_empty() { error } else { error.note(format!("the nearest are {}", names.join(", "))) }
+    }
+}

@@ -1,0 +1,11 @@
+//! What can be known of a program without running it: lifetimes, memory, cost. Pure data and algorithms, shared by
+//! passes and by the runtime's lowering.
+
+pub mod cost;
+pub mod in_place;
+pub mod liveness;
+pub mod memory_plan;
+
+pub use cost::StepCost;
+pub use liveness::{Lifetime, Lifetimes};
+pub use memory_plan::{Buffer, MemoryPlan, Overlap, Placement};

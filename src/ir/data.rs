@@ -1,0 +1,50 @@
+//! The data table: bytes of constants and of initial states, by reference.
+
+use crate::Type;
+use bytes::Bytes;
+
+/// A row of the data table.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// Name, unique in the module; for data of a file the file's name of the tensor.
+    pub name: String,
+    /// Element type and dims, all bound; never sharded.
+    pub ty: Type,
+    /// The bytes.
+    pub blob: Blob,
+}
+
+/// Where the bytes of a tensor are. Little endian, row-major, as in ONNX's `raw_data` and in safetensors.
+#[derive(Clone, Debug)]
+pub enum Blob {
+    /// Small, made by the compiler, and written out in text.
+    Inline(Bytes),
+    /// In the model's file: a slice of the mapped file, or nothing when the file came without its weights. Text has
+    /// the name alone, and equality of modules ignores the bytes.
+    File(Option<Bytes>),
+}
+
+impl Data {
+    /// Bytes up to which data made by the compiler is written out in text.
+    pub const INLINE_BYTES: usize = 1 << 20;
+
+    /// The bytes, if they are here.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.blob {
+            Blob::Inline(bytes) => Some(bytes),
+            Blob::File(bytes) => bytes.as_ref(),
+        }
+    }
+}
+
+impl PartialEq for Data {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.ty == other.ty
+            && match (&self.blob, &other.blob) {
+                (Blob::Inline(a), Blob::Inline(b)) => a == b,
+                (Blob::File(_), Blob::File(_)) => true,
+                _ => false,
+            }
+    }
+}

@@ -1,0 +1,271 @@
+//! Changing a program: the one way nodes are added, replaced and removed.
+//!
+//! A [`Builder`] collects the edits of one pass and applies them at once in [`Builder::finish`]; until then the
+//! order of the module stands as it was, so a pass can walk it while it builds.
+
+use crate::module::{Definition, Module, Node, Phase, Value};
+use crate::ops::{Inference, Op, Operator};
+use crate::{NodeId, Type, TypeError, ValueId};
+use cranelift_entity::{EntitySet, SecondaryMap};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Where new nodes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// Just before this node, after what was put there earlier.
+    Before(NodeId),
+    /// Just after this node, after what was put there earlier.
+    After(NodeId),
+    /// Before the first node of this phase.
+    Start(Phase),
+    /// After the last node of this phase.
+    End(Phase),
+}
+
+/// Whether a pass changed the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It did.
+    Yes,
+    /// It did not.
+    No,
+}
+
+impl Changed {
+    /// `Yes` if `self` or `other` is.
+    pub fn or(self, other: Self) -> Self {
+        if self == Self::Yes { self } else { other }
+    }
+}
+
+/// The edits of one pass. New nodes take phase, stage, copy and origin from the context the caller set.
+pub struct Builder<'m> {
+    module: &'m mut Module,
+    by: Arc<str>,
+    at: At,
+    phase: Phase,
+    stage: u32,
+    copy: u32,
+    origin: Arc<str>,
+    before: SecondaryMap<NodeId, Vec<NodeId>>,
+    after: SecondaryMap<NodeId, Vec<NodeId>>,
+    start: [Vec<NodeId>; 4],
+    end: [Vec<NodeId>; 4],
+    replaced: SecondaryMap<ValueId, Option<ValueId>>,
+    removed: EntitySet<NodeId>,
+    changed: Changed,
+}
+
+impl<'m> Builder<'m> {
+    /// A builder for the pass `by` that appends to the forward phase.
+    pub fn new(module: &'m mut Module, by: &str) -> Self {
+        Self {
+            module,
+            by: Arc::from(by),
+            at: At::End(Phase::Forward),
+            phase: Phase::Forward,
+            stage: 0,
+            copy: 0,
+            origin: Arc::from(""),
+            before: SecondaryMap::new(),
+            after: SecondaryMap::new(),
+            start: Default::default(),
+            end: Default::default(),
+            replaced: SecondaryMap::new(),
+            removed: EntitySet::new(),
+            changed: Changed::No,
+        }
+    }
+
+    /// The module as it is; nodes added so far have ids and values but no place in the order yet.
+    pub fn module(&self) -> &Module {
+        self.module
+    }
+
+    /// The module's tables of states, data, inputs and outputs, to add to.
+    pub fn tables(&mut self) -> &mut Module {
+        self.changed = Changed::Yes;
+        self.module
+    }
+
+    /// Puts new nodes there. `Before` and `After` also take over that node's phase, stage, copy and origin.
+    pub fn at(&mut self, at: At) -> &mut Self {
+        self.at = at;
+        match at {
+            At::Before(id) | At::After(id) => {
+                let node = &self.module.nodes[id];
+                (self.phase, self.stage, self.copy) = (node.phase, node.stage, node.copy);
+                self.origin = node.origin.clone();
+            }
+            At::Start(phase) | At::End(phase) => self.phase = phase,
+        }
+        self
+    }
+
+    /// Says where the next nodes come from.
+    pub fn origin(&mut self, origin: impl Into<Arc<str>>) -> &mut Self {
+        self.origin = origin.into();
+        self
+    }
+
+    /// Who makes the next nodes: the pass, or the pass and its rule.
+    pub fn by(&mut self, by: &str) -> &mut Self {
+        self.by = Arc::from(by);
+        self
+    }
+
+    /// The stage of the next nodes.
+    pub fn stage(&mut self, stage: u32) -> &mut Self {
+        self.stage = stage;
+        self
+    }
+
+    /// The copy number of the next nodes.
+    pub fn copy(&mut self, copy: u32) -> &mut Self {
+        self.copy = copy;
+        self
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: ValueId) -> &Type {
+        self.module.ty(value)
+    }
+
+    /// Adds a node whose result types follow from its operands.
+    pub fn push(
+        &mut self,
+        op: impl Into<Op>,
+        operands: &[ValueId],
+    ) -> Result<SmallVec<[ValueId; 2]>, TypeError> {
+        self.push_typed(op, operands, &[])
+    }
+
+    /// Adds a node whose operator reads its result types (reshape, broadcast, slice, iota…).
+    pub fn push_typed(
+        &mut self,
+        op: impl Into<Op>,
+        operands: &[ValueId],
+        declared: &[Type],
+    ) -> Result<SmallVec<[ValueId; 2]>, TypeError> {
+        let op = op.into();
+        let types: Vec<Type> = operands.iter().map(|&id| self.ty(id).clone()).collect();
+        let inferred = op.infer(&Inference { operands: &types, declared })?;
+        let id = self.module.nodes.next_key();
+        let results: SmallVec<[ValueId; 2]> = inferred
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| {
+                let definition = Definition::Node(id, i as u32);
+                self.module.values.push(Value { ty, definition })
+            })
+            .collect();
+        self.module.nodes.push(Node {
+            op,
+            operands: SmallVec::from_slice(operands),
+            results: results.clone(),
+            phase: self.phase,
+            stage: self.stage,
+            copy: self.copy,
+            origin: self.origin.clone(),
+            by: self.by.clone(),
+        });
+        let list = match self.at {
+            At::Before(anchor) => &mut self.before[anchor],
+            At::After(anchor) => &mut self.after[anchor],
+            At::Start(phase) => &mut self.start[phase as usize],
+            At::End(phase) => &mut self.end[phase as usize],
+        };
+        list.push(id);
+        self.changed = Changed::Yes;
+        Ok(results)
+    }
+
+    /// Adds a node of one result.
+    pub fn one(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Result<ValueId, TypeError> {
+        Ok(self.push(op, operands)?[0])
+    }
+
+    /// Adds a node of one result whose operator reads its type.
+    pub fn one_typed(
+        &mut self,
+        op: impl Into<Op>,
+        operands: &[ValueId],
+        ty: Type,
+    ) -> Result<ValueId, TypeError> {
+        Ok(self.push_typed(op, operands, &[ty])?[0])
+    }
+
+    /// Makes every reader of `old` (nodes, outputs, states' new values) read `new` once the edits are applied.
+    pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        if old != new {
+            self.replaced[old] = Some(new);
+            self.changed = Changed::Yes;
+        }
+    }
+
+    /// Removes a node once the edits are applied. Its results must have no reader left by then.
+    pub fn remove(&mut self, node: NodeId) {
+        self.removed.insert(node);
+        self.changed = Changed::Yes;
+    }
+
+    /// What readers of `value` will read.
+    pub fn resolve(&self, mut value: ValueId) -> ValueId {
+        while let Some(new) = self.replaced[value] {
+            value = new;
+        }
+        value
+    }
+
+    /// Applies the edits: the new order, the replacements, the removals.
+    pub fn finish(self) -> Changed {
+        if self.changed == Changed::No {
+            return Changed::No;
+        }
+        let old = std::mem::take(&mut self.module.order);
+        let mut order = Vec::with_capacity(self.module.nodes.len());
+        let mut old = old.into_iter().peekable();
+        for (phase, _) in Phase::ALL {
+            self.start[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
+            while let Some(id) = old.next_if(|&id| self.module.nodes[id].phase <= phase) {
+                self.place(id, &mut order);
+            }
+            self.end[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
+        }
+        for &id in &order {
+            let mut operands = std::mem::take(&mut self.module.nodes[id].operands);
+            for operand in &mut operands {
+                let resolved = self.resolve(*operand);
+                if resolved != *operand {
+                    *operand = resolved;
+                    self.module.nodes[id].by = self.by.clone();
+                }
+            }
+            self.module.nodes[id].operands = operands;
+        }
+        let outputs: Vec<_> = self.module.outputs.iter().map(|output| self.resolve(output.value)).collect();
+        for (output, value) in self.module.outputs.iter_mut().zip(outputs) {
+            output.value = value;
+        }
+        for id in self.module.states.keys() {
+            let output = self.module.states[id].output.map(|value| self.resolve(value));
+            self.module.states[id].output = output;
+        }
+        self.module.order = order;
+        self.changed
+    }
+
+    /// Emits a node with what stands before and after it.
+    fn place(&self, id: NodeId, order: &mut Vec<NodeId>) {
+        for &inner in &self.before[id] {
+            self.place(inner, order);
+        }
+        if !self.removed.contains(id) {
+            order.push(id);
+        }
+        for &inner in &self.after[id] {
+            self.place(inner, order);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Sharding rules as factors: which dims of operands and results move together.
+//!
+//! A rule is one line, such as `"* m k+, * k n -> * m n"`: operands, then results, a word a dim.
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | `m` | a factor; the same word is the same factor |
+//! | `k+`, `k max`, `k min` | a reduced factor: sharding it leaves a partial value of that kind |
+//! | `(h k)` | a dim that merges factors, major first; sizes come from where they stand alone |
+//! | `k^` | a factor that cannot be split |
+//! | `k~` | a factor that the operator's own partition rule splits |
+//! | `*`, `*+` | all remaining dims, aligned at the last one over operands and results; `*+`: each reduced by sum |
+//! | `1` | a dim of size one that belongs to no factor |
+//! | `.` | a scalar |
+//!
+//! Results that have a reduced factor are split along it; those that lack it become partial.
+//!
+//! The idea is Shardy's (OpShardingRule); the names of factors mean nothing outside the line.
+
+use crate::{Dim, PartialKind, Signature, Type};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// Index of a factor in [`Factors::factors`].
+pub type FactorId = u32;
+
+/// The factors of one dim, major first; none for a dim of size one that only stretches.
+pub type DimFactors = SmallVec<[FactorId; 1]>;
+
+/// The sharding rule of one operation on given types.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factors {
+    /// The factors.
+    pub factors: Vec<Factor>,
+    /// For each operand, for each dim, its factors.
+    pub operands: Vec<Vec<DimFactors>>,
+    /// For each result, for each dim, its factors.
+    pub results: Vec<Vec<DimFactors>>,
+    /// Sets of operands in which the operation is linear (jointly), so that a partial sum passes through.
+    pub linear: Vec<SmallVec<[u32; 2]>>,
+}
+
+/// A factor: an iteration dimension of the operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factor {
+    /// How many steps it has.
+    pub size: Dim,
+    /// What splitting it does.
+    pub kind: FactorKind,
+}
+
+/// What splitting a factor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FactorKind {
+    /// Splits operands and results alike.
+    Free,
+    /// Leaves a partial value of this kind.
+    Reduced(PartialKind),
+    /// Not possible.
+    Whole,
+    /// Needs the operator's own partition rule.
+    Custom,
+}
+
+impl Factors {
+    /// The rule of that line for these types. Panics when line and types disagree: `infer` has accepted the types,
+    /// so that would be a bug in the operator's file, which the conformance test runs.
+    pub fn rule(line: &str, signature: &Signature) -> Self {
+        let (operands, results) = line.split_once("->").expect("a rule has an arrow");
+        let mut parser = RuleParser::default();
+        let operands = parser.side(operands, &signature.operands);
+        let results = parser.side(results, &signature.results);
+        parser.finish(operands, results, signature)
+    }
+
+    /// The rule of an elementwise operation with broadcasting.
+    pub fn elementwise(signature: &Signature) -> Self {
+        let side = |count: usize| vec!["*"; count].join(", ");
+        let line = format!("{} -> {}", side(signature.operands.len()), side(signature.results.len()));
+        Self::rule(&line, signature)
+    }
+
+    /// The rule of an operation without operands whose result may be split anywhere.
+    pub fn source(signature: &Signature) -> Self {
+        Self::rule(" -> *", signature)
+    }
+
+    /// Says that the operation is linear in these operands together.
+    pub fn linear_in(mut self, operands: &[u32]) -> Self {
+        self.linear.push(SmallVec::from_slice(operands));
+        self
+    }
+
+    /// Marks every factor as one that cannot be split.
+    pub fn whole(mut self) -> Self {
+        self.factors.iter_mut().for_each(|factor| factor.kind = FactorKind::Whole);
+        self
+    }
+}
+
+/// A word of a rule: the factor names of one dim with their kinds.
+type Word = SmallVec<[(String, FactorKind); 1]>;
+
+#[derive(Default)]
+struct RuleParser {
+    names: BTreeMap<String, FactorId>,
+    kinds: Vec<FactorKind>,
+}
+
+impl RuleParser {
+    /// Words of every tensor on one side, `*` expanded.
+    fn side(&mut self, text: &str, types: &[Type]) -> Vec<Vec<DimFactors>> {
+        let texts: Vec<&str> = if types.is_empty() { vec![] } else { text.split(',').collect() };
+        assert_eq!(texts.len(), types.len(), "rule side `{text}` has the wrong number of tensors");
+        texts.into_iter().zip(types).map(|(text, ty)| self.tensor(text, ty)).collect()
+    }
+
+    fn tensor(&mut self, text: &str, ty: &Type) -> Vec<DimFactors> {
+        let words = split_words(text);
+        let star = |word: &str| match word {
+            "*" => Some(FactorKind::Free),
+            "*+" => Some(FactorKind::Reduced(PartialKind::Sum)),
+            _ => None,
+        };
+        let fixed = words.iter().filter(|word| star(word).is_none()).count();
+        let stars = ty.ndim().checked_sub(fixed).expect("the rule has more words than the tensor dims");
+        let mut dims = Vec::new();
+        for word in &words {
+            if let Some(kind) = star(word) {
+                // Aligned at the last dim: the i-th from the right is the same factor everywhere.
+                (0..stars).rev().for_each(|i| dims.push(self.word(&[(format!("*{i}"), kind)])));
+            } else {
+                dims.push(self.word(&parse_word(word)));
+            }
+        }
+        assert_eq!(dims.len(), ty.ndim(), "rule `{text}` does not have a word for every dim of {ty}");
+        dims
+    }
+
+    fn word(&mut self, word: &[(String, FactorKind)]) -> DimFactors {
+        word.iter()
+            .map(|(name, kind)| {
+                let next = self.kinds.len() as FactorId;
+                let id = *self.names.entry(name.clone()).or_insert(next);
+                if id == next {
+                    self.kinds.push(*kind);
+                } else if *kind != FactorKind::Free {
+                    self.kinds[id as usize] = *kind;
+                }
+                id
+            })
+            .collect()
+    }
+
+    fn finish(
+        self,
+        mut operands: Vec<Vec<DimFactors>>,
+        mut results: Vec<Vec<DimFactors>>,
+        signature: &Signature,
+    ) -> Factors {
+        let mut sizes: Vec<Option<Dim>> = vec![None; self.kinds.len()];
+        let tensors = || {
+            let operands = operands.iter().zip(&signature.operands);
+            operands.chain(results.iter().zip(&signature.results))
+        };
+        let dims = || tensors().flat_map(|(dims, ty)| dims.iter().zip(&ty.dims));
+        for (factors, size) in dims() {
+            if let [factor] = factors[..] {
+                let known = &mut sizes[factor as usize];
+                if known.is_none() || known.as_ref().is_some_and(Dim::is_one) {
+                    *known = Some(size.clone());
+                }
+            }
+        }
+        // A merged dim may hold one factor that stands alone nowhere: it has what the others leave.
+        for (factors, size) in dims() {
+            let unknown: Vec<_> = factors.iter().filter(|&&f| sizes[f as usize].is_none()).copied().collect();
+            if let [factor] = unknown[..] {
+                let mut others = factors.iter().filter(|&&f| f != factor);
+                let rest =
+                    others.try_fold(size.clone(), |rest, &f| rest.quotient(sizes[f as usize].as_ref()?));
+                sizes[factor as usize] = rest;
+            }
+        }
+        let sizes: Vec<Dim> = sizes.into_iter().map(|size| size.unwrap_or_else(|| Dim::known(1))).collect();
+        let factors: Vec<Factor> =
+            sizes.into_iter().zip(&self.kinds).map(|(size, &kind)| Factor { size, kind }).collect();
+        let stretch = |dims: &mut Vec<DimFactors>, ty: &Type| {
+            for (dim, size) in dims.iter_mut().zip(&ty.dims) {
+                if size.is_one() && dim.iter().any(|&f| !factors[f as usize].size.is_one()) {
+                    dim.clear();
+                }
+            }
+        };
+        operands.iter_mut().zip(&signature.operands).for_each(|(dims, ty)| stretch(dims, ty));
+        results.iter_mut().zip(&signature.results).for_each(|(dims, ty)| stretch(dims, ty));
+        Factors { factors, operands, results, linear: Vec::new() }
+    }
+}
+
+/// Splits `"b (h k) m max"` into `["b", "(h k)", "m max"]`.
+fn split_words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut open = false;
+    for piece in text.split_whitespace().filter(|piece| *piece != ".") {
+        match words.last_mut() {
+            Some(last) if open || piece == "max" || piece == "min" => {
+                last.push(' ');
+                last.push_str(piece);
+            }
+            _ => words.push(piece.to_string()),
+        }
+        open = (open || piece.starts_with('(')) && !piece.ends_with(')');
+    }
+    words
+}
+
+fn parse_word(word: &str) -> Word {
+    if word == "1" {
+        return Word::new();
+    }
+    if let Some(inner) = word.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
+        return inner.split_whitespace().flat_map(parse_word).collect();
+    }
+    let suffixes = [
+        ("+", FactorKind::Reduced(PartialKind::Sum)),
+        (" max", FactorKind::Reduced(PartialKind::Max)),
+        (" min", FactorKind::Reduced(PartialKind::Min)),
+        ("^", FactorKind::Whole),
+        ("~", FactorKind::Custom),
+    ];
+    let found = suffixes.into_iter().find_map(|(suffix, kind)| Some((word.strip_suffix(suffix)?, kind)));
+    let (name, kind) = found.unwrap_or((word, FactorKind::Free));
+    Word::from_iter([(name.to_string(), kind)])
+}

@@ -1,0 +1,43 @@
+//! Trainyard's intermediate representation.
+//!
+//! One IR carries a program from the ONNX import to the last pass; a pass makes it more concrete and never
+//! translates it into another representation. The pieces, in the order a newcomer should read them:
+//! [`types`] and [`module`] (what a program is), [`ops`] (what a node computes), [`edit`] (how a pass changes a
+//! program), [`verify`] (what every program must satisfy), [`text`] (how it is written), [`interp`] (what it means).
+
+pub mod analysis;
+pub mod data;
+pub mod diagnostic;
+pub mod dim;
+pub mod dtype;
+pub mod edit;
+pub mod entity;
+pub mod factors;
+pub mod interp;
+pub mod mesh;
+pub mod module;
+pub mod ops;
+pub mod random;
+pub mod state;
+mod sugar;
+pub mod tensor;
+#[doc(hidden)]
+pub mod testing;
+pub mod text;
+pub mod types;
+pub mod verify;
+pub mod view;
+
+pub use data::{Blob, Data};
+pub use diagnostic::Diagnostic;
+pub use dim::{Dim, Dims};
+pub use dtype::DType;
+pub use edit::{At, Builder, Changed};
+pub use entity::{DataId, NodeId, StateId, ValueId};
+pub use factors::Factors;
+pub use mesh::{Axis, AxisId, AxisRole, Mesh};
+pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
+pub use ops::{Cost, GradientError, Inference, NodeRef, Op, Operator, Signature};
+pub use state::{Initializer, Role, State, Tier, View, ViewStep};
+pub use tensor::Tensor;
+pub use types::{PartialKind, Sharding, Type, TypeError};

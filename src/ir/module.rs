@@ -1,0 +1,297 @@
+//! A program: the tables of a module and the order of its nodes.
+//!
+//! Reading is free; changing a module's nodes goes through [`crate::edit::Builder`] alone, so that no derived
+//! table can go stale: use lists and the like are computed from the module when they are needed ([`Module::uses`]).
+
+use crate::state::State;
+use crate::{Data, DataId, Mesh, NodeId, Op, StateId, Type, ValueId};
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// A program with everything it refers to.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// Name, usually the file's stem.
+    pub name: String,
+    /// How much of the program is made explicit, and so what the verifier demands.
+    pub level: Level,
+    /// The devices.
+    pub mesh: Mesh,
+    /// Bytes of constants and initial states.
+    pub data: PrimaryMap<DataId, Data>,
+    /// What outlives a step.
+    pub states: PrimaryMap<StateId, State>,
+    /// What a step is fed.
+    pub inputs: Vec<Input>,
+    /// What a step reports.
+    pub outputs: Vec<Output>,
+    pub(crate) values: PrimaryMap<ValueId, Value>,
+    pub(crate) nodes: PrimaryMap<NodeId, Node>,
+    /// Program order: definitions before uses, phases in order.
+    pub(crate) order: Vec<NodeId>,
+}
+
+/// The three levels of a program; each demands what the one before does, and more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// The forward graph.
+    Imported,
+    /// Forward, backward and update in one graph.
+    Training,
+    /// Every value sharded, every node on a stage, all communication explicit.
+    Placed,
+}
+
+impl Level {
+    /// Every level with its name in text.
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Imported, "imported"), (Self::Training, "training"), (Self::Placed, "placed")];
+}
+
+/// When in a step a node runs. Shapes in `Forward` and `Backward` are those of one microbatch over all data ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Once a step, before the first microbatch.
+    Prepare,
+    /// Once per microbatch.
+    #[default]
+    Forward,
+    /// Once per microbatch, after its forward.
+    Backward,
+    /// Once a step, after the last microbatch.
+    Update,
+}
+
+impl Phase {
+    /// Every phase, in order, with its name in text.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Prepare, "prepare"),
+        (Self::Forward, "fwd"),
+        (Self::Backward, "bwd"),
+        (Self::Update, "update"),
+    ];
+
+    /// Whether nodes of this phase run once per microbatch.
+    pub fn is_microbatch(self) -> bool {
+        matches!(self, Self::Forward | Self::Backward)
+    }
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// What it is.
+    pub ty: Type,
+    /// Who defines it.
+    pub definition: Definition,
+}
+
+/// Who defines a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Definition {
+    /// The program's input with this index.
+    Input(u32),
+    /// A state: its value when the step begins.
+    State(StateId),
+    /// The result of a node with this index.
+    Node(NodeId, u32),
+}
+
+/// One operation of the program. Attributes are in `op`, operands here.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// What it reads.
+    pub operands: SmallVec<[ValueId; 4]>,
+    /// What it defines.
+    pub results: SmallVec<[ValueId; 2]>,
+    /// When in the step it runs.
+    pub phase: Phase,
+    /// The pipeline stage.
+    pub stage: u32,
+    /// 0: original; recomputed nodes count up. Nodes of different copies are never merged.
+    pub copy: u32,
+    /// The ONNX node (or `loss`, `optimizer`…) it came from; empty if nothing.
+    pub origin: Arc<str>,
+    /// The last pass that touched it.
+    pub by: Arc<str>,
+}
+
+/// Something a step is fed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Input {
+    /// Name, as in the file.
+    pub name: String,
+    /// Its value.
+    pub value: ValueId,
+    /// Whether dim 0 counts the samples of a microbatch; else every microbatch gets the same.
+    pub batched: bool,
+}
+
+/// Something a step reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Name, as in the file, or `loss`, `loss_weight`, `grad_norm`, `lr`, `grad.NAME`.
+    pub name: String,
+    /// Its value. Of a microbatch phase: reported once per microbatch; else once a step.
+    pub value: ValueId,
+}
+
+impl Module {
+    /// An empty program at level [`Level::Imported`] on one device.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            level: Level::Imported,
+            mesh: Mesh::default(),
+            data: PrimaryMap::new(),
+            states: PrimaryMap::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            values: PrimaryMap::new(),
+            nodes: PrimaryMap::new(),
+            order: Vec::new(),
+        }
+    }
+
+    /// Adds an input.
+    pub fn add_input(&mut self, name: impl Into<String>, ty: Type, batched: bool) -> ValueId {
+        let definition = Definition::Input(self.inputs.len() as u32);
+        let value = self.values.push(Value { ty, definition });
+        self.inputs.push(Input { name: name.into(), value, batched });
+        value
+    }
+
+    /// Adds an output.
+    pub fn add_output(&mut self, name: impl Into<String>, value: ValueId) {
+        self.outputs.push(Output { name: name.into(), value });
+    }
+
+    /// Adds a state on the device tier, without a view, that no node writes yet. Its value is `states[id].input`.
+    pub fn add_state(
+        &mut self,
+        name: impl Into<String>,
+        ty: Type,
+        role: crate::Role,
+        initializer: crate::Initializer,
+    ) -> StateId {
+        let id = self.states.next_key();
+        let input = self.values.push(Value { ty: ty.clone(), definition: Definition::State(id) });
+        self.states.push(State {
+            name: name.into(),
+            ty,
+            role,
+            initializer,
+            tier: crate::Tier::Device,
+            view: crate::View::new(),
+            input,
+            output: None,
+        })
+    }
+
+    /// Adds a row to the data table.
+    pub fn add_data(&mut self, data: Data) -> DataId {
+        self.data.push(data)
+    }
+
+    /// The nodes in program order.
+    pub fn order(&self) -> &[NodeId] {
+        &self.order
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id]
+    }
+
+    /// The nodes in program order, with their ids.
+    pub fn nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &Node)> {
+        self.order.iter().map(|&id| (id, &self.nodes[id]))
+    }
+
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id]
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, id: ValueId) -> &Type {
+        &self.values[id].ty
+    }
+
+    /// The node that defines a value, if one does.
+    pub fn producer(&self, id: ValueId) -> Option<&Node> {
+        match self.values[id].definition {
+            Definition::Node(node, _) => Some(&self.nodes[node]),
+            _ => None,
+        }
+    }
+
+    /// The phase in which a value becomes known: inputs come with the microbatch, states with the step.
+    pub fn phase_of(&self, id: ValueId) -> Phase {
+        match self.values[id].definition {
+            Definition::Input(_) => Phase::Forward,
+            Definition::State(_) => Phase::Prepare,
+            Definition::Node(node, _) => self.nodes[node].phase,
+        }
+    }
+
+    /// The number of ids ever given to values: the length of a table indexed by [`ValueId`].
+    pub fn value_count(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The number of ids ever given to nodes: the length of a table indexed by [`NodeId`].
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The nodes that read each value, in program order, computed now.
+    pub fn uses(&self) -> SecondaryMap<ValueId, SmallVec<[NodeId; 2]>> {
+        let mut uses: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>> = SecondaryMap::new();
+        for (id, node) in self.nodes() {
+            for &operand in &node.operands {
+                if uses[operand].last() != Some(&id) {
+                    uses[operand].push(id);
+                }
+            }
+        }
+        uses
+    }
+
+    /// Types of a node's operands and results.
+    pub fn signature(&self, node: &Node) -> crate::Signature {
+        let types = |ids: &[ValueId]| ids.iter().map(|&id| self.ty(id).clone()).collect();
+        crate::Signature { operands: types(&node.operands), results: types(&node.results) }
+    }
+
+    /// The input of that name.
+    pub fn input(&self, name: &str) -> Option<&Input> {
+        self.inputs.iter().find(|input| input.name == name)
+    }
+
+    /// The output of that name.
+    pub fn output(&self, name: &str) -> Option<&Output> {
+        self.outputs.iter().find(|output| output.name == name)
+    }
+
+    /// The state of that name.
+    pub fn state(&self, name: &str) -> Option<StateId> {
+        self.states.iter().find(|(_, state)| state.name == name).map(|(id, _)| id)
+    }
+
+    /// Every value that something outside the nodes holds on to: outputs and the new values of states.
+    pub fn roots(&self) -> impl Iterator<Item = ValueId> {
+        let outputs = self.outputs.iter().map(|output| output.value);
+        outputs.chain(self.states.values().filter_map(|state| state.output))
+    }
+}
+
+/// Structural equality: ids may differ, order and everything that is printed may not.
+impl PartialEq for Module {
+    fn eq(&self, other: &Self) -> bool {
+        crate::text::print(self) == crate::text::print(other)
+    }
+}

@@ -1,0 +1,325 @@
+//! Scaled dot-product attention and its gradient, as one kernel each.
+
+use super::elementwise::Binary;
+use super::loss::sum_dtype;
+use super::*;
+use crate::tensor::{Elements, broadcast_strides};
+use crate::{DType, Dim};
+
+/// `out = softmax(scale · q·kᵀ + mask) · v` (Vaswani et al., arXiv 1706.03762), with grouped key-value heads.
+///
+/// Operands: `q[b, h, s, d]`, `k[b, g, t, d]`, `v[b, g, t, e]` with `g` dividing `h` (query head `i` reads key-value
+/// head `i / (h/g)`), and optionally `mask[b|1, h|1, s|1, t]`: a float is added, a bool keeps where true. A row that
+/// nothing is kept of gives zeros, as the exporters' `IsNaN`/`Where` does. With `causal` query `i` sees keys `j ≤ i`
+/// (and `s = t`). Results: `out[b, h, s, e]` of q's type, and `logsumexp[b, h, s]` of the masked scores (−∞ for empty
+/// rows), f32 where q is narrower. A float mask may hold −∞, or a huge negative number: a row of nothing else is then
+/// uniform. The mask is not trained (its gradient is none), and neither is anything through `logsumexp`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attention {
+    /// Factor on the scores.
+    pub scale: Float,
+    /// Whether later keys are hidden.
+    pub causal: bool,
+}
+
+/// The gradient of [`Attention`], recomputing the probabilities from `logsumexp` (Dao et al., arXiv 2205.14135).
+/// Operands: `q, k, v, [mask,] out, logsumexp, d out`. Results: `d q, d k, d v`; zeros from empty rows.
+///
+/// The probabilities `exp(score - logsumexp)` of a row are divided by their sum again: where all scores are around
+/// −3.4e38 rounding has swallowed the logarithm of the sum.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AttentionGrad {
+    /// As in [`Attention`].
+    pub scale: Float,
+    /// As in [`Attention`].
+    pub causal: bool,
+}
+
+/// The words of operands and results, by `causal`: positions of a causal attention cannot be split, since a query's
+/// place among the keys counts.
+struct Words {
+    q: &'static str,
+    k: &'static str,
+    v: &'static str,
+    mask: &'static str,
+    out: &'static str,
+    logsumexp: &'static str,
+}
+
+fn words(causal: bool) -> Words {
+    let pick = |free, whole| if causal { whole } else { free };
+    Words {
+        q: pick("b (g r) s d^", "b (g r) s^ d^"),
+        k: "b g t^ d^",
+        v: "b g t^ e^",
+        mask: "b (g r) s t^",
+        out: "b (g r) s e^",
+        logsumexp: "b (g r) s",
+    }
+}
+
+/// The types of `q, k, v, [mask]`, checked, with those of `out` and `logsumexp`.
+fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
+    let error = |message: String| Err(TypeError::new(message));
+    let (q, k, v, mask) = match operands {
+        [q, k, v] => (q, k, v, None),
+        [q, k, v, mask] => (q, k, v, Some(mask)),
+        _ => return error(format!("takes q, k, v and perhaps a mask, not {} operands", operands.len())),
+    };
+    if let Some(ty) =
+        [q, k, v].into_iter().find(|ty| ty.ndim() != 4 || ty.dtype != q.dtype || !q.dtype.is_float())
+    {
+        return error(format!("q, k and v have four dims and one float type; one is {ty}"));
+    }
+    let [batch, heads, queries, width] = [0, 1, 2, 3].map(|i| &q.dims[i]);
+    let [groups, keys] = [&k.dims[1], &k.dims[2]];
+    if k.dims[0] != *batch || v.dims[0] != *batch || k.dims[3] != *width || v.dims[1..3] != k.dims[1..3] {
+        return error(format!("q {q}, k {k} and v {v} do not belong together"));
+    }
+    if heads.quotient(groups).is_none() {
+        return error(format!(
+            "{heads} query heads are not a multiple of {groups} key-value heads: q {q}, k {k}"
+        ));
+    }
+    if causal && queries != keys {
+        return error(format!("causal attention has as many queries as keys: q {q}, k {k}"));
+    }
+    if let Some(mask) = mask {
+        let full = [batch, heads, queries, keys];
+        let fits =
+            mask.ndim() == 4 && (0..4).all(|i| mask.dims[i] == *full[i] || (i < 3 && mask.dims[i].is_one()));
+        if !fits || !(mask.dtype.is_float() || mask.dtype == DType::Bool) {
+            return error(format!(
+                "the mask is {mask}; floats or bools of {full:?}, or of size one before the last, fit"
+            ));
+        }
+    }
+    let leading = || [batch, heads, queries].into_iter().cloned();
+    let out = Type::new(q.dtype, leading().chain([v.dims[3].clone()]));
+    Ok([out, Type::new(sum_dtype(q.dtype), leading())])
+}
+
+/// The scores of every query against every key.
+struct Scores<'a> {
+    q: &'a [f64],
+    k: &'a [f64],
+    mask: Option<(&'a Elements, Vec<usize>)>,
+    scale: f64,
+    causal: bool,
+    batch: usize,
+    heads: usize,
+    groups: usize,
+    queries: usize,
+    keys: usize,
+    width: usize,
+}
+
+impl<'a> Scores<'a> {
+    fn new(scale: Float, causal: bool, operands: &[&'a Tensor]) -> Self {
+        let (q, k) = (operands[0], operands[1]);
+        let [batch, heads, queries, width] = [0, 1, 2, 3].map(|i| q.sizes[i]);
+        let (groups, keys) = (k.sizes[1], k.sizes[2]);
+        let full = [batch, heads, queries, keys];
+        let mask = operands.get(3).map(|mask| (&mask.elements, broadcast_strides(&mask.sizes, &full)));
+        let (q, k, scale) = (q.floats(), k.floats(), scale.get());
+        Self { q, k, mask, scale, causal, batch, heads, groups, queries, keys, width }
+    }
+
+    /// Batch element, head and query of every row of the result, in order.
+    fn rows(&self) -> impl Iterator<Item = [usize; 3]> + use<'_> {
+        let heads = (0..self.batch).flat_map(|b| (0..self.heads).map(move |h| [b, h]));
+        heads.flat_map(|[b, h]| (0..self.queries).map(move |s| [b, h, s]))
+    }
+
+    /// The row of a query in `q`, `out` and `logsumexp`.
+    fn query(&self, [b, h, s]: [usize; 3]) -> usize {
+        (b * self.heads + h) * self.queries + s
+    }
+
+    /// The row of a key in `k` and `v`, as seen from a query.
+    fn key(&self, [b, h, _]: [usize; 3], t: usize) -> usize {
+        (b * self.groups + h / (self.heads / self.groups)) * self.keys + t
+    }
+
+    /// The masked scores of one query; −∞ where the key is hidden.
+    fn of(&self, query: [usize; 3]) -> Vec<f64> {
+        let row = self.query(query) * self.width;
+        let score = |t: usize| {
+            let key = self.key(query, t) * self.width;
+            let product: f64 = (0..self.width).map(|i| self.q[row + i] * self.k[key + i]).sum();
+            let score = self.scale * product;
+            if self.causal && t > query[2] {
+                return f64::NEG_INFINITY;
+            }
+            let Some((mask, strides)) = &self.mask else { return score };
+            let at = (0..3).map(|i| query[i] * strides[i]).sum::<usize>() + t * strides[3];
+            match mask {
+                Elements::Bool(keep) => {
+                    if keep[at] {
+                        score
+                    } else {
+                        f64::NEG_INFINITY
+                    }
+                }
+                Elements::Float(bias) => score + bias[at],
+                Elements::Int(_) => unreachable!("infer has checked the types"),
+            }
+        };
+        (0..self.keys).map(score).collect()
+    }
+}
+
+impl Operator for Attention {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        Ok(check(self.causal, types.operands)?.into())
+    }
+
+    /// `"b (g r) s d^, b g t^ d^, b g t^ e^, b (g r) s t^ -> b (g r) s e^, b (g r) s"`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = words(self.causal);
+        let operands = [words.q, words.k, words.v, words.mask][..signature.operands.len()].join(", ");
+        Factors::rule(&format!("{operands} -> {}, {}", words.out, words.logsumexp), signature)
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        if d[1].is_some() {
+            return Err(GradientError::Undefined("the logsumexp of attention is not trained through"));
+        }
+        let mut gradients = vec![None; node.operands.len()];
+        let Some(dout) = d[0] else { return Ok(gradients) };
+        let operands: Vec<ValueId> =
+            node.operands.iter().chain(node.results).copied().chain([dout]).collect();
+        let op = AttentionGrad { scale: self.scale, causal: self.causal };
+        for (gradient, value) in gradients.iter_mut().zip(b.push(op, &operands)?) {
+            *gradient = Some(value);
+        }
+        Ok(gradients)
+    }
+
+    /// Two contractions; half of each if causal.
+    fn cost(&self, signature: &Signature) -> Cost {
+        flops(self.causal, signature, 1, 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let scores = Scores::new(self.scale, self.causal, cx.operands);
+        let v = cx.operands[2].floats();
+        let width = cx.operands[2].sizes[3];
+        let (mut out, mut logsumexps) = (Vec::new(), Vec::new());
+        for query in scores.rows() {
+            let scored = scores.of(query);
+            let largest = scored.iter().copied().fold(f64::NEG_INFINITY, |a, b| Binary::Max.scalar(a, b));
+            if largest == f64::NEG_INFINITY {
+                out.extend((0..width).map(|_| 0.0));
+                logsumexps.push(largest);
+                continue;
+            }
+            let exp: Vec<f64> = scored.iter().map(|score| (score - largest).exp()).collect();
+            let sum: f64 = exp.iter().sum();
+            let value = |t: usize, i: usize| v[scores.key(query, t) * width + i];
+            out.extend((0..width).map(|i| (0..exp.len()).map(|t| exp[t] / sum * value(t, i)).sum::<f64>()));
+            logsumexps.push(largest + sum.ln());
+        }
+        let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
+        vec![tensor(0, out), tensor(1, logsumexps)]
+    }
+}
+
+/// The cost with so many contractions over the width of q and over that of v.
+fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost {
+    let [q, k, v] = [0, 1, 2].map(|i| &signature.operands[i]);
+    let size = |dim: &Dim| dim.size().unwrap_or(0);
+    let pairs = q.dims[..3].iter().chain([&k.dims[2]]).map(size).fold(1, u64::saturating_mul);
+    let widths =
+        over_q.saturating_mul(size(&q.dims[3])).saturating_add(over_v.saturating_mul(size(&v.dims[3])));
+    let flops = pairs.saturating_mul(widths.saturating_mul(2));
+    Cost::streaming(signature, if causal { flops / 2 } else { flops })
+}
+
+impl Operator for AttentionGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let Some((forward, [out, logsumexp, dout])) = types.operands.split_last_chunk::<3>() else {
+            let count = types.operands.len();
+            return Err(TypeError::new(format!(
+                "takes q, k, v, perhaps a mask, and three more, not {count} operands"
+            )));
+        };
+        let [expected_out, expected_logsumexp] = check(self.causal, forward)?;
+        for (what, ty, expected) in [
+            ("out", out, &expected_out),
+            ("logsumexp", logsumexp, &expected_logsumexp),
+            ("d out", dout, &expected_out),
+        ] {
+            if !ty.same_shape(expected) {
+                return Err(TypeError::new(format!("`{what}` is {ty}, not {expected}")));
+            }
+        }
+        Ok(forward[..3].iter().map(|ty| Type::new(ty.dtype, ty.dims.clone())).collect())
+    }
+
+    /// As forward; the gradients of k and v are sums over the queries and over the heads that share them.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = words(self.causal);
+        let q = if self.causal { "b (g r+) s^ d^" } else { "b (g r+) s+ d^" };
+        let (count, out) = (signature.operands.len(), words.out);
+        let operands = [q, words.k, words.v, words.mask][..count - 3].join(", ");
+        let line =
+            format!("{operands}, {out}, {}, {out} -> {}, {}, {}", words.logsumexp, words.q, words.k, words.v);
+        Factors::rule(&line, signature).linear_in(&[count as u32 - 1])
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("second derivatives are not built"))
+    }
+
+    /// Five contractions; half of each if causal.
+    fn cost(&self, signature: &Signature) -> Cost {
+        flops(self.causal, signature, 3, 2)
+    }
+
+    /// With the probabilities p and `d p = d out · v`: d score = p·(d p - Σ d out·out), and from it d q and d k;
+    /// d v = Σ p · d out.
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (forward, [out, logsumexp, dout]) =
+            cx.operands.split_last_chunk::<3>().expect("infer has counted");
+        let scores = Scores::new(self.scale, self.causal, forward);
+        let [q, k, v] = [0, 1, 2].map(|i| forward[i].floats());
+        let (width, value_width) = (forward[0].sizes[3], forward[2].sizes[3]);
+        let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
+        for query in scores.rows() {
+            let row = scores.query(query);
+            let total = logsumexp.floats()[row];
+            if total == f64::NEG_INFINITY {
+                continue;
+            }
+            let exp: Vec<f64> = scores.of(query).into_iter().map(|score| (score - total).exp()).collect();
+            let sum: f64 = exp.iter().sum();
+            let slice =
+                |tensor: &Tensor| tensor.floats()[row * value_width..(row + 1) * value_width].to_vec();
+            let (out, dout) = (slice(out), slice(dout));
+            let dot: f64 = out.iter().zip(&dout).map(|(out, dout)| out * dout).sum();
+            for (t, exp) in exp.into_iter().enumerate() {
+                let (probability, key) = (exp / sum, scores.key(query, t));
+                let dprobability: f64 = (0..value_width).map(|i| dout[i] * v[key * value_width + i]).sum();
+                let dscore = self.scale.get() * probability * (dprobability - dot);
+                for i in 0..width {
+                    dq[row * width + i] += dscore * k[key * width + i];
+                    dk[key * width + i] += dscore * q[row * width + i];
+                }
+                (0..value_width).for_each(|i| dv[key * value_width + i] += probability * dout[i]);
+            }
+        }
+        let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
+        vec![tensor(0, dq), tensor(1, dk), tensor(2, dv)]
+    }
+}

@@ -1,0 +1,107 @@
+//! Values that come from nowhere: constants, equal elements, indices.
+
+use super::*;
+use crate::DType;
+
+/// The tensor of a row of the data table; its type is the result type. Never trained: what is trained is a state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Constant {
+    /// The row.
+    pub data: DataId,
+}
+
+/// All elements equal to a number, in the result type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Splat {
+    /// The number; converted to the element type.
+    pub value: Float,
+}
+
+/// The index along a dim: `out[.., i, ..] = i`, in the result type.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Iota {
+    /// The dim counted along.
+    pub dim: u32,
+}
+
+/// The declared type of an operator without operands.
+fn declared(types: &Inference) -> Result<Vec<Type>, TypeError> {
+    types.operands::<0>()?;
+    let ty = types.declared()?;
+    Ok(vec![Type::new(ty.dtype, ty.dims.clone())])
+}
+
+macro_rules! source {
+    ($name:ident, $rule:expr, |$op:ident, $types:ident| $check:expr, |$self:ident, $cx:ident| $interp:expr) => {
+        impl Operator for $name {
+            fn infer(&self, $types: &Inference) -> Result<Vec<Type>, TypeError> {
+                let $op = self;
+                $check?;
+                declared($types)
+            }
+
+            fn factors(&self, signature: &Signature) -> Factors {
+                let rule: fn(&Self, &Signature) -> Factors = $rule;
+                rule(self, signature)
+            }
+
+            /// None: there is no operand.
+            fn gradient(
+                &self,
+                _: &mut Builder,
+                _: NodeRef,
+                _: &[Option<ValueId>],
+            ) -> Result<Vec<Option<ValueId>>, GradientError> {
+                Ok(vec![])
+            }
+
+            fn cost(&self, signature: &Signature) -> Cost {
+                Cost::streaming(signature, 0)
+            }
+
+            fn interp(&$self, $cx: &Interp) -> Vec<Tensor> {
+                vec![$interp]
+            }
+        }
+    };
+}
+
+source!(Constant, |_, s| Factors::source(s).whole(), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
+    let data = &cx.data[self.data];
+    let bytes = data.bytes().expect("interp runs on data that is here");
+    let stored = Tensor::from_bytes(&data.ty, bytes).expect("the data table has whole tensors");
+    stored.reshaped(cx.sizes(0))
+});
+
+source!(Splat, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
+    Tensor::splat(cx.results[0].dtype, cx.sizes(0), self.value.get())
+});
+
+source!(
+    Iota,
+    |op, signature| {
+        let mut factors = Factors::source(signature);
+        let counted = factors.results[0][op.dim as usize].first().copied();
+        if let Some(factor) = counted {
+            factors.factors[factor as usize].kind = crate::factors::FactorKind::Whole;
+        }
+        factors
+    },
+    |op, types| match types.declared()? {
+        ty if ty.ndim() <= op.dim as usize || ty.dtype == DType::Bool => {
+            Err(TypeError::new(format!("{ty} cannot be counted along dim {}", op.dim)))
+        }
+        _ => Ok(()),
+    },
+    |self, cx| {
+        let sizes = cx.sizes(0);
+        let inner: usize = sizes[self.dim as usize + 1..].iter().product();
+        let size = sizes[self.dim as usize];
+        let indices = (0..sizes.iter().product()).map(|i: usize| (i / inner.max(1) % size.max(1)) as i64);
+        if cx.results[0].dtype.is_float() {
+            Tensor::float(cx.results[0].dtype, sizes, indices.map(|i| i as f64).collect())
+        } else {
+            Tensor::int(cx.results[0].dtype, sizes, indices.collect())
+        }
+    }
+);

@@ -1,0 +1,188 @@
+//! Functions of two numbers.
+
+use super::super::*;
+use super::cast::wrap;
+use super::conditions::{Compare, Select};
+use super::unary::{
+    FRAC_2_SQRT_PI, GELU_TANH_CUBE, GELU_TANH_SCALE, SQRT_2, Unary, gelu_tanh_inner, normal_cdf, sigmoid,
+};
+use super::{gathered, kinds, same_dtype};
+use crate::DType;
+use crate::ops::list::Kinds;
+use crate::tensor::Elements;
+use crate::types::broadcast;
+
+kinds! {
+    /// A function of two numbers of the same type.
+    Binary {
+        /// `x + y`
+        Add "add",
+        /// `x - y`
+        Sub "sub",
+        /// `x · y`
+        Mul "mul",
+        /// `x / y`; integers truncate towards zero.
+        Div "div",
+        /// `xʸ`
+        Pow "pow",
+        /// The larger.
+        Max "max",
+        /// The smaller.
+        Min "min",
+        /// `x - y·⌊x/y⌋`, with the sign of `y`.
+        Mod "mod",
+        /// Gradient of `gelu` at x, times y.
+        GeluGrad "gelu_grad",
+        /// Gradient of `gelu_tanh` at x, times y.
+        GeluTanhGrad "gelu_tanh_grad",
+        /// Gradient of `silu` at x, times y.
+        SiluGrad "silu_grad",
+        /// y where x > 0, else 0.
+        ReluGrad "relu_grad",
+    }
+}
+
+impl Binary {
+    /// The function on two numbers.
+    pub fn scalar(self, x: f64, y: f64) -> f64 {
+        match self {
+            Self::Add => x + y,
+            Self::Sub => x - y,
+            Self::Mul => x * y,
+            Self::Div => x / y,
+            Self::Pow => x.powf(y),
+            // Unlike f64::max, a NaN stays.
+            Self::Max if x.is_nan() || y.is_nan() => f64::NAN,
+            Self::Min if x.is_nan() || y.is_nan() => f64::NAN,
+            Self::Max => x.max(y),
+            Self::Min => x.min(y),
+            Self::Mod => x - y * (x / y).floor(),
+            Self::GeluGrad => {
+                y * (normal_cdf(x) + x * (-0.5 * x * x).exp() * FRAC_2_SQRT_PI / (2.0 * SQRT_2))
+            }
+            Self::GeluTanhGrad => {
+                let tanh = gelu_tanh_inner(x).tanh();
+                let slope = GELU_TANH_SCALE * (1.0 + 3.0 * GELU_TANH_CUBE * x * x);
+                y * (0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope)
+            }
+            Self::SiluGrad => {
+                let s = sigmoid(x);
+                y * s * (1.0 + x * (1.0 - s))
+            }
+            Self::ReluGrad => {
+                if x > 0.0 {
+                    y
+                } else {
+                    0.0
+                }
+            }
+        }
+    }
+
+    /// The function on two integers, wrapping. Division by zero gives 0.
+    pub fn integer(self, x: i64, y: i64) -> i64 {
+        match self {
+            Self::Add => x.wrapping_add(y),
+            Self::Sub => x.wrapping_sub(y),
+            Self::Mul => x.wrapping_mul(y),
+            Self::Div => x.checked_div(y).unwrap_or(0),
+            Self::Mod => x.checked_rem_euclid(y).map_or(0, |r| if y < 0 && r != 0 { r + y } else { r }),
+            Self::Max => x.max(y),
+            Self::Min => x.min(y),
+            Self::Pow => u32::try_from(y).map_or(0, |y| x.wrapping_pow(y)),
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => 0,
+        }
+    }
+
+    fn float_only(self) -> bool {
+        matches!(self, Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad)
+    }
+}
+
+impl Operator for Binary {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x, y] = same_dtype(types)?;
+        if x.dtype == DType::Bool || (self.float_only() && !x.dtype.is_float()) {
+            return Err(TypeError::new(format!("does not take {x} and {y}")));
+        }
+        Ok(vec![Type::new(x.dtype, broadcast(&x.dims, &y.dims)?)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let factors = Factors::elementwise(signature);
+        match self {
+            Self::Add | Self::Sub => factors.linear_in(&[0, 1]),
+            Self::Mul => factors.linear_in(&[0]).linear_in(&[1]),
+            // Integers truncate, which is not linear.
+            Self::Div if signature.operands[0].dtype.is_float() => factors.linear_in(&[0]),
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => factors.linear_in(&[1]),
+            Self::Div | Self::Pow | Self::Max | Self::Min | Self::Mod => factors,
+        }
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (x, y, out) = (node.operands[0], node.operands[1], node.results[0]);
+        let Some(dout) = d[0] else { return Ok(vec![None, None]) };
+        if !b.ty(out).dtype.is_float() {
+            return Ok(vec![None, None]);
+        }
+        let (dx, dy) = match self {
+            Self::Add => (dout, dout),
+            Self::Sub => (dout, b.one(Unary::Neg, &[dout])?),
+            Self::Mul => (b.mul(dout, y)?, b.mul(dout, x)?),
+            // d(x/y) = dx/y - (x/y)/y dy
+            Self::Div => {
+                let dx = b.one(Self::Div, &[dout, y])?;
+                let scaled = b.mul(dx, out)?;
+                (dx, b.one(Unary::Neg, &[scaled])?)
+            }
+            // d x^y = y x^(y-1) dx + x^y ln x dy
+            Self::Pow => {
+                let one = b.splat_like(y, 1.0)?;
+                let less = b.one(Self::Sub, &[y, one])?;
+                let power = b.one(Self::Pow, &[x, less])?;
+                let slope = b.mul(y, power)?;
+                let log = b.one(Unary::Log, &[x])?;
+                let rate = b.mul(out, log)?;
+                (b.mul(slope, dout)?, b.mul(rate, dout)?)
+            }
+            Self::Max | Self::Min => {
+                let compare = if *self == Self::Max { Compare::GreaterEqual } else { Compare::LessEqual };
+                let first = b.one(compare, &[x, y])?;
+                let zero = b.splat_like(dout, 0.0)?;
+                (b.one(Select, &[first, dout, zero])?, b.one(Select, &[first, zero, dout])?)
+            }
+            Self::Mod => return Err(GradientError::Undefined("`mod` is trained through nowhere")),
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => {
+                return Err(GradientError::Undefined("second derivatives are not built"));
+            }
+        };
+        Ok(vec![Some(b.sum_to_like(dx, x)?), Some(b.sum_to_like(dy, y)?)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        let flops = if self.float_only() || *self == Self::Pow { 20 } else { 1 };
+        Cost::per_element(signature, &signature.results[0], flops)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let sizes = cx.sizes(0);
+        let [x, y] = [0, 1].map(|i| gathered(cx.operands[i], &sizes));
+        let elements = match (x, y) {
+            (Elements::Float(x), Elements::Float(y)) => {
+                Elements::Float(x.into_iter().zip(y).map(|(x, y)| self.scalar(x, y)).collect())
+            }
+            (Elements::Int(x), Elements::Int(y)) => {
+                let dtype = cx.results[0].dtype;
+                Elements::Int(x.into_iter().zip(y).map(|(x, y)| wrap(dtype, self.integer(x, y))).collect())
+            }
+            _ => unreachable!("infer has checked the types"),
+        };
+        vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
+    }
+}

@@ -1,0 +1,80 @@
+//! Conversion of elements to another type.
+
+use super::super::*;
+use crate::DType;
+use crate::tensor::Elements;
+
+/// Elements converted to another type: floats round to nearest even, float to integer truncates, to bool is `≠ 0`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cast {
+    /// The type of the result.
+    pub to: DType,
+}
+
+impl Operator for Cast {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        Ok(vec![Type::new(self.to, x.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let factors = Factors::elementwise(signature);
+        let floats = signature.operands[0].dtype.is_float() && self.to.is_float();
+        if floats { factors.linear_in(&[0]) } else { factors }
+    }
+
+    /// The gradient, cast back; none through integers.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let from = b.ty(node.operands[0]).dtype;
+        match d[0] {
+            Some(dout) if from.is_float() && self.to.is_float() => {
+                Ok(vec![Some(b.one(Self { to: from }, &[dout])?)])
+            }
+            _ => Ok(vec![None]),
+        }
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::streaming(signature, 0)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let x = cx.operands[0];
+        let sizes = x.sizes.clone();
+        // Between integer types no detour through f64, which holds 53 bits.
+        vec![match &x.elements {
+            Elements::Int(ints) if self.to.is_integer() => {
+                Tensor::int(self.to, sizes, ints.iter().map(|&x| wrap(self.to, x)).collect())
+            }
+            _ => from_numbers(self.to, sizes, x.numbers()),
+        }]
+    }
+}
+
+/// Numbers as elements of a type: to integers truncating, to bool `≠ 0`.
+pub(super) fn from_numbers(dtype: DType, sizes: Vec<usize>, numbers: Vec<f64>) -> Tensor {
+    let elements = match dtype {
+        DType::Bool => Elements::Bool(numbers.into_iter().map(|x| x != 0.0).collect()),
+        _ if dtype.is_float() => Elements::Float(numbers),
+        _ => Elements::Int(numbers.into_iter().map(|x| wrap(dtype, x as i64)).collect()),
+    };
+    Tensor { dtype, sizes, elements }
+}
+
+/// An integer as the type would hold it.
+pub(in crate::ops) fn wrap(dtype: DType, x: i64) -> i64 {
+    match dtype {
+        DType::I32 => i64::from(x as i32),
+        DType::I16 => i64::from(x as i16),
+        DType::I8 => i64::from(x as i8),
+        DType::U32 => i64::from(x as u32),
+        DType::U16 => i64::from(x as u16),
+        DType::U8 => i64::from(x as u8),
+        _ => x,
+    }
+}

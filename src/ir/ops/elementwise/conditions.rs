@@ -1,0 +1,197 @@
+//! Comparisons, logic, and choosing by a condition.
+
+use super::super::*;
+use super::{gathered, kinds, same_dtype};
+use crate::ops::list::Kinds;
+use crate::tensor::Elements;
+use crate::types::broadcast;
+use crate::{DType, Dims};
+
+kinds! {
+    /// A comparison of two values of the same type.
+    Compare {
+        /// `x = y`
+        Equal "equal",
+        /// `x < y`
+        Less "less",
+        /// `x ≤ y`
+        LessEqual "less_equal",
+        /// `x > y`
+        Greater "greater",
+        /// `x ≥ y`
+        GreaterEqual "greater_equal",
+    }
+}
+
+kinds! {
+    /// A function of two bools.
+    Logical {
+        /// Both.
+        And "and",
+        /// At least one.
+        Or "or",
+        /// Exactly one.
+        Xor "xor",
+    }
+}
+
+/// `condition ? x : y`, element by element.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Select;
+
+impl Compare {
+    /// The comparison on two numbers.
+    pub fn scalar<T: PartialOrd>(self, x: T, y: T) -> bool {
+        match self {
+            Self::Equal => x == y,
+            Self::Less => x < y,
+            Self::LessEqual => x <= y,
+            Self::Greater => x > y,
+            Self::GreaterEqual => x >= y,
+        }
+    }
+}
+
+impl Operator for Compare {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x, y] = same_dtype(types)?;
+        Ok(vec![Type::new(DType::Bool, broadcast(&x.dims, &y.dims)?)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::elementwise(signature)
+    }
+
+    /// None: the result is a bool.
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Ok(vec![None, None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let sizes = cx.sizes(0);
+        let [x, y] = [0, 1].map(|i| gathered(cx.operands[i], &sizes));
+        let elements = match (x, y) {
+            (Elements::Float(x), Elements::Float(y)) => {
+                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
+            }
+            (Elements::Int(x), Elements::Int(y)) => {
+                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
+            }
+            (Elements::Bool(x), Elements::Bool(y)) => {
+                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
+            }
+            _ => unreachable!("infer has checked the types"),
+        };
+        vec![Tensor::bool(sizes, elements)]
+    }
+}
+
+impl Logical {
+    /// The function on two bools.
+    pub fn scalar(self, x: bool, y: bool) -> bool {
+        match self {
+            Self::And => x && y,
+            Self::Or => x || y,
+            Self::Xor => x != y,
+        }
+    }
+}
+
+impl Operator for Logical {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x, y] = same_dtype(types)?;
+        if x.dtype != DType::Bool {
+            return Err(TypeError::new(format!("takes bools, not {x} and {y}")));
+        }
+        Ok(vec![Type::new(DType::Bool, broadcast(&x.dims, &y.dims)?)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::elementwise(signature)
+    }
+
+    /// None: bools.
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Ok(vec![None, None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::streaming(signature, 0)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let sizes = cx.sizes(0);
+        let [x, y] = [0, 1].map(|i| match gathered(cx.operands[i], &sizes) {
+            Elements::Bool(elements) => elements,
+            _ => unreachable!("infer has checked the types"),
+        });
+        vec![Tensor::bool(sizes, x.into_iter().zip(y).map(|(x, y)| self.scalar(x, y)).collect())]
+    }
+}
+
+impl Operator for Select {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [condition, x, y] = types.operands()?;
+        if condition.dtype != DType::Bool || x.dtype != y.dtype {
+            return Err(TypeError::new(format!(
+                "takes a bool and two of one type, not {condition}, {x}, {y}"
+            )));
+        }
+        let dims: Dims = broadcast(&broadcast(&condition.dims, &x.dims)?, &y.dims)?;
+        Ok(vec![Type::new(x.dtype, dims)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::elementwise(signature).linear_in(&[1, 2])
+    }
+
+    /// The gradient goes to the operand that was selected.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let [condition, x, y] = [0, 1, 2].map(|i| node.operands[i]);
+        let Some(dout) = d[0].filter(|_| b.ty(x).dtype.is_float()) else { return Ok(vec![None; 3]) };
+        let zero = b.splat_like(dout, 0.0)?;
+        let dx = b.one(Self, &[condition, dout, zero])?;
+        let dy = b.one(Self, &[condition, zero, dout])?;
+        Ok(vec![None, Some(b.sum_to_like(dx, x)?), Some(b.sum_to_like(dy, y)?)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::streaming(signature, 0)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let sizes = cx.sizes(0);
+        let [condition, x, y] = [0, 1, 2].map(|i| gathered(cx.operands[i], &sizes));
+        let Elements::Bool(condition) = condition else { unreachable!("infer has checked the types") };
+        fn pick<T>(condition: Vec<bool>, x: Vec<T>, y: Vec<T>) -> Vec<T> {
+            let pairs = x.into_iter().zip(y);
+            condition.into_iter().zip(pairs).map(|(first, (x, y))| if first { x } else { y }).collect()
+        }
+        let elements = match (x, y) {
+            (Elements::Float(x), Elements::Float(y)) => Elements::Float(pick(condition, x, y)),
+            (Elements::Int(x), Elements::Int(y)) => Elements::Int(pick(condition, x, y)),
+            (Elements::Bool(x), Elements::Bool(y)) => Elements::Bool(pick(condition, x, y)),
+            _ => unreachable!("infer has checked the types"),
+        };
+        vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
+    }
+}

@@ -1,0 +1,220 @@
+//! Functions of one number.
+
+use super::super::*;
+use super::binary::Binary;
+use super::cast::from_numbers;
+use super::kinds;
+use crate::DType;
+use crate::ops::list::Kinds;
+
+kinds! {
+    /// A function of one float (or, for `Not`, one bool).
+    Unary {
+        /// `-x`
+        Neg "neg",
+        /// `|x|`
+        Abs "abs",
+        /// -1, 0 or 1
+        Sign "sign",
+        /// `eˣ`
+        Exp "exp",
+        /// Natural logarithm.
+        Log "log",
+        /// `√x`
+        Sqrt "sqrt",
+        /// `1/√x`
+        Rsqrt "rsqrt",
+        /// `1/x`
+        Reciprocal "reciprocal",
+        /// `sin x`
+        Sin "sin",
+        /// `cos x`
+        Cos "cos",
+        /// `tanh x`
+        Tanh "tanh",
+        /// The error function.
+        Erf "erf",
+        /// `1/(1 + e⁻ˣ)`
+        Sigmoid "sigmoid",
+        /// `max(x, 0)`
+        Relu "relu",
+        /// `x·Φ(x)`, exact (Hendrycks and Gimpel, arXiv 1606.08415).
+        Gelu "gelu",
+        /// GELU by `½x(1 + tanh(√(2/π)(x + 0.044715x³)))` (same paper, section 2).
+        GeluTanh "gelu_tanh",
+        /// `x·sigmoid(x)`
+        Silu "silu",
+        /// Largest integer not above.
+        Floor "floor",
+        /// Smallest integer not below.
+        Ceil "ceil",
+        /// Nearest integer, halves to even.
+        Round "round",
+        /// Whether the number is NaN.
+        IsNan "is_nan",
+        /// Logical negation.
+        Not "not",
+    }
+}
+
+pub(super) const FRAC_2_SQRT_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI;
+pub(super) const SQRT_2: f64 = std::f64::consts::SQRT_2;
+/// √(2/π)
+pub(super) const GELU_TANH_SCALE: f64 = 0.797_884_560_802_865_4;
+pub(super) const GELU_TANH_CUBE: f64 = 0.044715;
+
+impl Unary {
+    /// The function on a number. Bools are 0 and 1.
+    pub fn scalar(self, x: f64) -> f64 {
+        match self {
+            Self::Neg => -x,
+            Self::Abs => x.abs(),
+            Self::Sign => f64::from(u8::from(x > 0.0)) - f64::from(u8::from(x < 0.0)),
+            Self::Exp => x.exp(),
+            Self::Log => x.ln(),
+            Self::Sqrt => x.sqrt(),
+            Self::Rsqrt => 1.0 / x.sqrt(),
+            Self::Reciprocal => 1.0 / x,
+            Self::Sin => x.sin(),
+            Self::Cos => x.cos(),
+            Self::Tanh => x.tanh(),
+            Self::Erf => libm::erf(x),
+            Self::Sigmoid => sigmoid(x),
+            Self::Relu => x.max(0.0),
+            Self::Gelu => x * normal_cdf(x),
+            Self::GeluTanh => 0.5 * x * (1.0 + gelu_tanh_inner(x).tanh()),
+            Self::Silu => x * sigmoid(x),
+            Self::Floor => x.floor(),
+            Self::Ceil => x.ceil(),
+            Self::Round => x.round_ties_even(),
+            Self::IsNan => f64::from(u8::from(x.is_nan())),
+            Self::Not => f64::from(u8::from(x == 0.0)),
+        }
+    }
+
+    /// FLOPs an element, counting a transcendental function as 10.
+    fn flops(self) -> u64 {
+        match self {
+            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => 1,
+            Self::Floor | Self::Ceil | Self::Round | Self::Reciprocal | Self::Sqrt => 1,
+            Self::Gelu | Self::GeluTanh | Self::Silu => 15,
+            _ => 10,
+        }
+    }
+}
+
+pub(super) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Φ, the distribution function of the standard normal.
+pub(super) fn normal_cdf(x: f64) -> f64 {
+    0.5 * (1.0 + libm::erf(x / SQRT_2))
+}
+
+pub(super) fn gelu_tanh_inner(x: f64) -> f64 {
+    GELU_TANH_SCALE * (x + GELU_TANH_CUBE * x * x * x)
+}
+
+impl Operator for Unary {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        let fits = match self {
+            Self::Not => x.dtype == DType::Bool,
+            Self::Neg | Self::Abs | Self::Sign => x.dtype != DType::Bool,
+            _ => x.dtype.is_float(),
+        };
+        if !fits {
+            return Err(TypeError::new(format!("does not take {x}")));
+        }
+        let dtype = if *self == Self::IsNan { DType::Bool } else { x.dtype };
+        Ok(vec![Type::new(dtype, x.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let factors = Factors::elementwise(signature);
+        if *self == Self::Neg { factors.linear_in(&[0]) } else { factors }
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (x, y) = (node.operands[0], node.results[0]);
+        let Some(dy) = d[0] else { return Ok(vec![None]) };
+        let dx = match self {
+            Self::Neg => b.one(Self::Neg, &[dy])?,
+            Self::Abs => {
+                let sign = b.one(Self::Sign, &[x])?;
+                b.mul(sign, dy)?
+            }
+            Self::Exp => b.mul(y, dy)?,
+            Self::Log => b.one(Binary::Div, &[dy, x])?,
+            Self::Sqrt => {
+                let half = b.scale(dy, 0.5)?;
+                b.one(Binary::Div, &[half, y])?
+            }
+            // d x^-½ = -½ x^-3/2
+            Self::Rsqrt => {
+                let square = b.mul(y, y)?;
+                let cube = b.mul(square, y)?;
+                let scaled = b.scale(dy, -0.5)?;
+                b.mul(cube, scaled)?
+            }
+            Self::Reciprocal => {
+                let square = b.mul(y, y)?;
+                let negative = b.one(Self::Neg, &[dy])?;
+                b.mul(square, negative)?
+            }
+            Self::Sin => {
+                let cos = b.one(Self::Cos, &[x])?;
+                b.mul(cos, dy)?
+            }
+            Self::Cos => {
+                let sin = b.one(Self::Sin, &[x])?;
+                let negative = b.one(Self::Neg, &[dy])?;
+                b.mul(sin, negative)?
+            }
+            // 1 - y²
+            Self::Tanh => {
+                let square = b.mul(y, y)?;
+                let scaled = b.mul(square, dy)?;
+                b.one(Binary::Sub, &[dy, scaled])?
+            }
+            // 2/√π e^-x²
+            Self::Erf => {
+                let square = b.mul(x, x)?;
+                let negative = b.one(Self::Neg, &[square])?;
+                let exp = b.one(Self::Exp, &[negative])?;
+                let scaled = b.scale(dy, FRAC_2_SQRT_PI)?;
+                b.mul(exp, scaled)?
+            }
+            // y (1 - y)
+            Self::Sigmoid => {
+                let square = b.mul(y, y)?;
+                let slope = b.one(Binary::Sub, &[y, square])?;
+                b.mul(slope, dy)?
+            }
+            Self::Relu => b.one(Binary::ReluGrad, &[x, dy])?,
+            Self::Gelu => b.one(Binary::GeluGrad, &[x, dy])?,
+            Self::GeluTanh => b.one(Binary::GeluTanhGrad, &[x, dy])?,
+            Self::Silu => b.one(Binary::SiluGrad, &[x, dy])?,
+            Self::Sign | Self::Floor | Self::Ceil | Self::Round | Self::IsNan | Self::Not => {
+                return Ok(vec![None]);
+            }
+        };
+        Ok(vec![Some(dx)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], self.flops())
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let x = cx.operands[0];
+        let numbers = x.numbers().into_iter().map(|x| self.scalar(x)).collect();
+        vec![from_numbers(cx.results[0].dtype, x.sizes.clone(), numbers)]
+    }
+}

@@ -1,0 +1,383 @@
+//! Reading by index, and the gradient of it.
+//!
+//! In all of them a negative index counts from the end, and an index outside is the loader's to refuse: it reads zeros
+//! here, and its gradient goes nowhere.
+
+use super::constant::Iota;
+use super::elementwise::{Compare, Logical, Select};
+use super::*;
+use crate::tensor::{Elements, offsets, strides};
+use crate::{DType, Dim, Dims};
+
+/// `out = data` with dim `dim` replaced by the dims of `indices`: `out[a.., i.., b..] = data[a.., indices[i..], b..]`
+/// (ONNX Gather). Operands: `data`, integer `indices`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gather {
+    /// The dim indexed.
+    pub dim: u32,
+}
+
+/// The gradient of [`Gather`] in its data: zeros of the result type, with `updates` added at `indices` in row-major
+/// order. Operands: `indices`, `updates`. The result type is declared (the dims of the data).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatherGrad {
+    /// The dim indexed.
+    pub dim: u32,
+}
+
+/// `out[i, j, k] = data[i, indices[i, j, k], k]` for `dim = 1` (ONNX GatherElements). Operands: `data`, integer
+/// `indices`, equal in all dims but `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatherElements {
+    /// The dim indexed.
+    pub dim: u32,
+}
+
+/// `out[b.., i.., r..] = data[b.., indices[b.., i.., :], r..]` (ONNX GatherND). Operands: `data`, integer `indices`,
+/// whose last dim is bound: it says how many dims of the data are indexed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatherNd {
+    /// Leading dims that `data` and `indices` share.
+    pub batch_dims: u32,
+}
+
+/// The element that an index reads, in a dim of that size.
+fn element(index: i64, size: usize) -> Option<usize> {
+    let index = if index < 0 { index.checked_add(size as i64)? } else { index };
+    usize::try_from(index).ok().filter(|&index| index < size)
+}
+
+/// The elements at these offsets; zeros where there is none.
+fn read(data: &Tensor, offsets: &[Option<usize>], sizes: Vec<usize>) -> Tensor {
+    fn pick<T: Copy>(elements: &[T], offsets: &[Option<usize>], zero: T) -> Vec<T> {
+        offsets.iter().map(|offset| offset.map_or(zero, |i| elements[i])).collect()
+    }
+    let elements = match &data.elements {
+        Elements::Float(x) => Elements::Float(pick(x, offsets, 0.0)),
+        Elements::Int(x) => Elements::Int(pick(x, offsets, 0)),
+        Elements::Bool(x) => Elements::Bool(pick(x, offsets, false)),
+    };
+    Tensor { dtype: data.dtype, sizes, elements }
+}
+
+fn check_indices(indices: &Type) -> Result<(), TypeError> {
+    if indices.dtype.is_integer() {
+        Ok(())
+    } else {
+        Err(TypeError::new(format!("the indices are {indices}, not integers")))
+    }
+}
+
+/// The dims of a gather's result.
+fn gathered_dims(data: &Type, indices: &Type, dim: u32) -> Result<Dims, TypeError> {
+    check_indices(indices)?;
+    let dim = dim as usize;
+    if dim >= data.ndim() {
+        return Err(TypeError::new(format!("{data} has no dim {dim} to index")));
+    }
+    Ok(data.dims[..dim].iter().chain(&indices.dims).chain(&data.dims[dim + 1..]).cloned().collect())
+}
+
+/// The words of a gather: of the data (its indexed dim as `v`), of the indices, and of the result.
+fn gather_words(dim: u32, data: usize, indices: usize, indexed: &str, suffix: &str) -> [String; 3] {
+    let words = |name: &str, range: std::ops::Range<usize>, suffix: &str| {
+        range.map(|i| format!("{name}{i}{suffix}")).collect::<Vec<_>>().join(" ")
+    };
+    let dim = dim as usize;
+    let (before, after) = (words("d", 0..dim, ""), words("d", dim + 1..data, ""));
+    let inner = words("i", 0..indices, suffix);
+    [format!("{before} {indexed} {after}"), inner.clone(), format!("{before} {inner} {after}")]
+}
+
+/// For each element of a gather's result, in order: where in the data it is read.
+fn gather_offsets(data: &[usize], indices: &[i64], dim: u32) -> Vec<Option<usize>> {
+    let dim = dim as usize;
+    let (size, inner) = (data[dim], data[dim + 1..].iter().product::<usize>());
+    let mut out = Vec::new();
+    for outer in 0..data[..dim].iter().product() {
+        for &index in indices {
+            let start = element(index, size).map(|index| (outer * size + index) * inner);
+            out.extend((0..inner).map(|i| start.map(|start| start + i)));
+        }
+    }
+    out
+}
+
+impl Operator for Gather {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [data, indices] = types.operands()?;
+        Ok(vec![Type::new(data.dtype, gathered_dims(data, indices, self.dim)?)])
+    }
+
+    /// `"d.. v^ d.., i.. -> d.. i.. d.."`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let [data, indices] = [0, 1].map(|i| signature.operands[i].ndim());
+        let [data, indices, out] = gather_words(self.dim, data, indices, "v^", "");
+        Factors::rule(&format!("{data}, {indices} -> {out}"), signature).linear_in(&[0])
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (data, indices) = (node.operands[0], node.operands[1]);
+        let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
+        let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());
+        Ok(vec![Some(b.one_typed(GatherGrad { dim: self.dim }, &[indices, dout], ty)?), None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        reading(signature)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (data, indices) = (cx.operands[0], cx.operands[1].ints());
+        vec![read(data, &gather_offsets(&data.sizes, indices, self.dim), cx.sizes(0))]
+    }
+}
+
+/// The cost of reading by index: of the data only what is read.
+fn reading(signature: &Signature) -> Cost {
+    let bytes = signature.results[0].bytes().unwrap_or(0);
+    let indices = signature.operands[1].bytes().unwrap_or(0);
+    Cost { flops: 0, read: bytes.saturating_add(indices), written: bytes }
+}
+
+impl Operator for GatherGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let ([indices, updates], data) = (types.operands()?, types.declared()?);
+        let dims = gathered_dims(data, indices, self.dim)?;
+        if updates.dtype != data.dtype || updates.dims != dims || !data.dtype.is_float() {
+            return Err(TypeError::new(format!("the updates {updates} at {indices} are none of {data}")));
+        }
+        Ok(vec![Type::new(data.dtype, data.dims.clone())])
+    }
+
+    /// `"i+.., d.. i+.. d.. -> d.. v^ d.."`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let (indices, data) = (signature.operands[0].ndim(), signature.results[0].ndim());
+        let [data, indices, out] = gather_words(self.dim, data, indices, "v^", "+");
+        Factors::rule(&format!("{indices}, {out} -> {data}"), signature).linear_in(&[1])
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("second derivatives are not built"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[1], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (indices, updates, sizes) = (cx.operands[0].ints(), cx.operands[1].floats(), cx.sizes(0));
+        let mut out = vec![0.0; sizes.iter().product()];
+        for (offset, update) in gather_offsets(&sizes, indices, self.dim).into_iter().zip(updates) {
+            if let Some(i) = offset {
+                out[i] += update;
+            }
+        }
+        vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+    }
+}
+
+impl Operator for GatherElements {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [data, indices] = types.operands()?;
+        check_indices(indices)?;
+        let dim = self.dim as usize;
+        let others = |ty: &Type| {
+            ty.dims.iter().enumerate().filter(|(i, _)| *i != dim).map(|(_, d)| d.clone()).collect()
+        };
+        let (left, right): (Dims, Dims) = (others(data), others(indices));
+        if dim >= data.ndim() || data.ndim() != indices.ndim() || left != right {
+            return Err(TypeError::new(format!("the indices {indices} and {data} differ outside dim {dim}")));
+        }
+        Ok(vec![Type::new(data.dtype, indices.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = |indexed: &str| {
+            let word = |i| if i == self.dim as usize { indexed.to_string() } else { format!("f{i}") };
+            (0..signature.operands[0].ndim()).map(word).collect::<Vec<_>>().join(" ")
+        };
+        let line = format!("{}, {} -> {}", words("v^"), words("i"), words("i"));
+        Factors::rule(&line, signature).linear_in(&[0])
+    }
+
+    /// By comparing each index with every element it could read: for `dim = 1`
+    /// `d data[i, v, k] = Σ_j (indices[i, j, k] = v ? d out[i, j, k] : 0)`.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (data, indices, dim) = (node.operands[0], node.operands[1], self.dim as usize);
+        let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
+        let size = b.ty(data).dims[dim].clone();
+        let size_number =
+            size.size().ok_or(GradientError::Undefined("a dim that is indexed must be bound"))?;
+        let (index, _) = resolved(b, indices, size_number)?;
+        let mut apart: Dims = b.ty(indices).dims.clone();
+        apart.insert(dim, Dim::known(1));
+        let (index, dout) = (b.reshape(index, apart.clone())?, b.reshape(dout, apart.clone())?);
+        let mut counted: Dims = apart.iter().map(|_| Dim::known(1)).collect();
+        counted[dim] = size;
+        let position = b.one_typed(Iota { dim: self.dim }, &[], Type::new(DType::I64, counted))?;
+        let hit = b.one(Compare::Equal, &[index, position])?;
+        let zero = b.splat_like(dout, 0.0)?;
+        let placed = b.one(Select, &[hit, dout, zero])?;
+        Ok(vec![Some(b.sum(placed, &[self.dim + 1])?), None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        reading(signature)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (data, indices, dim) = (cx.operands[0], cx.operands[1], self.dim as usize);
+        let own = strides(&data.sizes);
+        let mut others = own.clone();
+        others[dim] = 0;
+        let starts = offsets(&indices.sizes, &others);
+        let at = |(&index, start): (&i64, usize)| Some(start + element(index, data.sizes[dim])? * own[dim]);
+        let offsets: Vec<Option<usize>> = indices.ints().iter().zip(starts).map(at).collect();
+        vec![read(data, &offsets, cx.sizes(0))]
+    }
+}
+
+/// Indices as i64 with negative ones counted from the start, and whether each is inside a dim of that size.
+fn resolved(b: &mut Builder, indices: ValueId, size: u64) -> Result<(ValueId, ValueId), TypeError> {
+    let indices = b.cast(indices, DType::I64)?;
+    let (zero, size) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, size as f64)?);
+    let negative = b.one(Compare::Less, &[indices, zero])?;
+    let from_end = b.add(indices, size)?;
+    let index = b.one(Select, &[negative, from_end, indices])?;
+    let (above, below) =
+        (b.one(Compare::GreaterEqual, &[index, zero])?, b.one(Compare::Less, &[index, size])?);
+    Ok((index, b.one(Logical::And, &[above, below])?))
+}
+
+impl GatherNd {
+    /// How many dims of the data are indexed, checked.
+    fn indexed(&self, data: &Type, indices: &Type) -> Result<usize, TypeError> {
+        check_indices(indices)?;
+        let batch = self.batch_dims as usize;
+        let indexed = indices.dims.last().and_then(Dim::size).and_then(|size| usize::try_from(size).ok());
+        let Some(indexed) = indexed.filter(|_| batch < indices.ndim()) else {
+            return Err(TypeError::new(format!(
+                "the indices {indices} need a bound last dim after {batch} others"
+            )));
+        };
+        if indexed.checked_add(batch).is_none_or(|used| used > data.ndim()) {
+            return Err(TypeError::new(format!("{data} has fewer than {batch} + {indexed} dims")));
+        }
+        if data.dims[..batch] != indices.dims[..batch] {
+            return Err(TypeError::new(format!("{data} and {indices} differ in their first {batch} dims")));
+        }
+        Ok(indexed)
+    }
+
+    /// The index into the data's first dims flattened, batch dims and all, of every position: `[b.., i..]`. One past
+    /// the end where a coordinate is outside.
+    fn flat_index(&self, b: &mut Builder, indices: ValueId, used: &[u64]) -> Result<ValueId, TypeError> {
+        let batch = self.batch_dims as usize;
+        let dims = b.ty(indices).dims.clone();
+        let (last, positions) = (dims.len() - 1, &dims[..dims.len() - 1]);
+        let mut flat = b.scalar(DType::I64, 0.0)?;
+        let mut inside = b.splat(Type::scalar(DType::Bool), 1.0)?;
+        for (i, &size) in used.iter().enumerate() {
+            let coordinate = if i < batch {
+                b.one_typed(Iota { dim: i as u32 }, &[], Type::new(DType::I64, positions.iter().cloned()))?
+            } else {
+                let column = b.slice(indices, last as u32, (i - batch) as u64, Dim::known(1))?;
+                let column = b.reshape(column, positions.iter().cloned())?;
+                let (index, within) = resolved(b, column, size)?;
+                inside = b.one(Logical::And, &[inside, within])?;
+                index
+            };
+            let size = b.scalar(DType::I64, size as f64)?;
+            let scaled = b.mul(flat, size)?;
+            flat = b.add(scaled, coordinate)?;
+        }
+        let flat = b.broadcast(flat, positions.iter().cloned())?;
+        let outside = b.scalar(DType::I64, used.iter().product::<u64>() as f64)?;
+        b.one(Select, &[inside, flat, outside])
+    }
+}
+
+impl Operator for GatherNd {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [data, indices] = types.operands()?;
+        let indexed = self.indexed(data, indices)?;
+        let positions = &indices.dims[..indices.ndim() - 1];
+        let rest = &data.dims[self.batch_dims as usize + indexed..];
+        Ok(vec![Type::new(data.dtype, positions.iter().chain(rest).cloned())])
+    }
+
+    /// `"b.. v^.. r.., b.. i.. q^ -> b.. i.. r.."`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let batch = self.batch_dims as usize;
+        let (data, indices) = (&signature.operands[0], &signature.operands[1]);
+        let indexed = self.indexed(data, indices).expect("infer has accepted the types");
+        let words = |name: &str, count: usize, suffix: &str| {
+            (0..count).map(|i| format!("{name}{i}{suffix}")).collect::<Vec<_>>().join(" ")
+        };
+        let (shared, positions) = (words("b", batch, ""), words("i", indices.ndim() - 1 - batch, ""));
+        let rest = words("r", data.ndim() - batch - indexed, "");
+        let whole = words("v", indexed, "^");
+        let line = format!("{shared} {whole} {rest}, {shared} {positions} q^ -> {shared} {positions} {rest}");
+        Factors::rule(&line, signature).linear_in(&[0])
+    }
+
+    /// The gradient of a gather from the data with its batch and indexed dims flattened.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (data, indices) = (node.operands[0], node.operands[1]);
+        let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
+        let (data, index_type) = (b.ty(data).clone(), b.ty(indices).clone());
+        let (used, rest) = data.dims.split_at(self.batch_dims as usize + self.indexed(&data, &index_type)?);
+        let unbound = GradientError::Undefined("dims that are indexed must be bound");
+        let used: Vec<u64> = used.iter().map(Dim::size).collect::<Option<_>>().ok_or(unbound.clone())?;
+        let count = used.iter().try_fold(1u64, |count, &size| count.checked_mul(size)).ok_or(unbound)?;
+        let flat = self.flat_index(b, indices, &used)?;
+        let ty = Type::new(data.dtype, [Dim::known(count)].into_iter().chain(rest.iter().cloned()));
+        let gradient = b.one_typed(GatherGrad { dim: 0 }, &[flat, dout], ty)?;
+        Ok(vec![Some(b.reshape(gradient, data.dims.iter().cloned())?), None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        reading(signature)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (data, indices, batch) = (cx.operands[0], cx.operands[1], self.batch_dims as usize);
+        let indexed = indices.sizes[indices.sizes.len() - 1];
+        let own = strides(&data.sizes);
+        let inner: usize = data.sizes[batch + indexed..].iter().product();
+        let positions: usize = indices.sizes[..indices.sizes.len() - 1].iter().product();
+        let batches: usize = data.sizes[..batch].iter().product();
+        let mut out = Vec::new();
+        for position in 0..positions {
+            // Positions of one batch element follow each other.
+            let first = position / (positions / batches) * data.sizes[batch..].iter().product::<usize>();
+            let coordinates = &indices.ints()[position * indexed..(position + 1) * indexed];
+            let start = coordinates.iter().enumerate().try_fold(first, |start, (i, &index)| {
+                Some(start + element(index, data.sizes[batch + i])? * own[batch + i])
+            });
+            out.extend((0..inner).map(|i| start.map(|start| start + i)));
+        }
+        vec![read(data, &out, cx.sizes(0))]
+    }
+}

@@ -1,0 +1,180 @@
+//! The list of operators: for each its variant, its name in text, and its attributes.
+
+use super::*;
+
+/// Operators that differ in one word alone and share everything else are one `enum`: its variants are their names.
+pub(crate) trait Kinds: Sized + Copy + 'static {
+    /// Every variant with its name in text.
+    const NAMES: &'static [(Self, &'static str)];
+}
+
+macro_rules! operators {
+    (
+        structs { $( $variant:ident($ty:path) $name:literal { $($field:ident),* } )* }
+        kinds { $( $kinds:ident($kinds_ty:path) )* }
+    ) => {
+        /// What a node computes: the attributes of one operator. Operands stand on the node.
+        #[allow(missing_docs)] // each variant is documented at its struct
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Op {
+            $( $variant($ty), )*
+            $( $kinds($kinds_ty), )*
+        }
+
+        $( impl From<$ty> for Op {
+            fn from(op: $ty) -> Self {
+                Self::$variant(op)
+            }
+        } )*
+        $( impl From<$kinds_ty> for Op {
+            fn from(op: $kinds_ty) -> Self {
+                Self::$kinds(op)
+            }
+        } )*
+
+        impl Op {
+            /// The name in text.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$variant(_) => $name, )*
+                    $( Self::$kinds(kind) => {
+                        let mut names = <$kinds_ty>::NAMES.iter();
+                        names.find(|(k, _)| k == kind).expect("every kind has a name").1
+                    } )*
+                }
+            }
+
+            /// The names of all operators, in the order of the list.
+            pub fn names() -> Vec<&'static str> {
+                let mut names = vec![$($name),*];
+                $( names.extend(<$kinds_ty>::NAMES.iter().map(|(_, name)| *name)); )*
+                names
+            }
+
+            /// The attributes with their text, in declaration order.
+            pub fn attributes(&self) -> Vec<(&'static str, String)> {
+                match self {
+                    $( #[allow(unused_variables)]
+                    Self::$variant(op) => vec![$( (stringify!($field), Attribute::print(&op.$field)) ),*], )*
+                    $( Self::$kinds(_) => vec![], )*
+                }
+            }
+
+            /// The operator of that name with these attributes, which must be exactly its own.
+            pub fn parse(name: &str, attributes: &[(String, String)]) -> Result<Self, String> {
+                let find = |field: &str| {
+                    let found = attributes.iter().find(|(key, _)| key == field);
+                    found.map(|(_, text)| text.as_str()).ok_or_else(|| format!("`{name}` needs the attribute `{field}`"))
+                };
+                let only = |fields: &[&str]| match attributes.iter().find(|(key, _)| !fields.contains(&key.as_str())) {
+                    Some((key, _)) => Err(format!("`{name}` has no attribute `{key}`")),
+                    None => Ok(()),
+                };
+                match name {
+                    $( $name => {
+                        only(&[$(stringify!($field)),*])?;
+                        type This = $ty;
+                        return Ok(Self::$variant(This { $( $field: {
+                            let text = find(stringify!($field))?;
+                            Attribute::parse(text)
+                                .ok_or_else(|| format!("`{text}` is not a value of `{name}`'s `{}`", stringify!($field)))?
+                        } ),* }));
+                    } )*
+                    _ => {}
+                }
+                only(&[])?;
+                $( if let Some((kind, _)) = <$kinds_ty>::NAMES.iter().find(|(_, n)| *n == name) {
+                    return Ok(Self::$kinds(*kind));
+                } )*
+                Err(format!("there is no operator `{name}`"))
+            }
+        }
+
+        impl Operator for Op {
+            fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+                let inferred = match self {
+                    $( Self::$variant(op) => op.infer(types), )*
+                    $( Self::$kinds(op) => op.infer(types), )*
+                };
+                inferred.map_err(|error| TypeError::new(format!("{}: {error}", self.name())))
+            }
+
+            fn factors(&self, signature: &Signature) -> Factors {
+                match self {
+                    $( Self::$variant(op) => op.factors(signature), )*
+                    $( Self::$kinds(op) => op.factors(signature), )*
+                }
+            }
+
+            fn gradient(
+                &self,
+                b: &mut Builder,
+                node: NodeRef,
+                d: &[Option<ValueId>],
+            ) -> Result<Vec<Option<ValueId>>, GradientError> {
+                match self {
+                    $( Self::$variant(op) => op.gradient(b, node, d), )*
+                    $( Self::$kinds(op) => op.gradient(b, node, d), )*
+                }
+            }
+
+            fn cost(&self, signature: &Signature) -> Cost {
+                match self {
+                    $( Self::$variant(op) => op.cost(signature), )*
+                    $( Self::$kinds(op) => op.cost(signature), )*
+                }
+            }
+
+            fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+                match self {
+                    $( Self::$variant(op) => op.interp(cx), )*
+                    $( Self::$kinds(op) => op.interp(cx), )*
+                }
+            }
+        }
+    };
+}
+
+operators! {
+    structs {
+        Accumulate(step::Accumulate) "accumulate" {}
+        Adam(optimizer::Adam) "adam" { beta1, beta2, eps, decoupled }
+        Attention(attention::Attention) "attention" { scale, causal }
+        AttentionGrad(attention::AttentionGrad) "attention_grad" { scale, causal }
+        Broadcast(shape::Broadcast) "broadcast" {}
+        Cast(elementwise::Cast) "cast" { to }
+        Concat(shape::Concat) "concat" { dim }
+        Constant(constant::Constant) "constant" { data }
+        Contract(contract::Contract) "contract" { lhs, rhs, out }
+        CrossEntropy(loss::CrossEntropy) "cross_entropy" { ignore_index, label_smoothing }
+        CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
+        CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
+        Gather(indexing::Gather) "gather" { dim }
+        GatherElements(indexing::GatherElements) "gather_elements" { dim }
+        GatherGrad(indexing::GatherGrad) "gather_grad" { dim }
+        GatherNd(indexing::GatherNd) "gather_nd" { batch_dims }
+        Iota(constant::Iota) "iota" { dim }
+        LayerNorm(norm::LayerNorm) "layer_norm" { eps }
+        LayerNormGrad(norm::LayerNormGrad) "layer_norm_grad" {}
+        LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
+        Pad(shape::Pad) "pad" { dim, before, value }
+        Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
+        Reshape(shape::Reshape) "reshape" {}
+        RmsNorm(norm::RmsNorm) "rms_norm" { eps }
+        RmsNormGrad(norm::RmsNormGrad) "rms_norm_grad" {}
+        Rotary(rotary::Rotary) "rotary" { interleaved }
+        Select(elementwise::Select) "select" {}
+        Sgd(optimizer::Sgd) "sgd" { momentum, nesterov }
+        Slice(shape::Slice) "slice" { dim, start, step }
+        Softmax(softmax::Softmax) "softmax" { dim }
+        SoftmaxGrad(softmax::SoftmaxGrad) "softmax_grad" { dim }
+        Splat(constant::Splat) "splat" { value }
+        Transpose(shape::Transpose) "transpose" { permutation }
+    }
+    kinds {
+        Unary(elementwise::Unary)
+        Binary(elementwise::Binary)
+        Compare(elementwise::Compare)
+        Logical(elementwise::Logical)
+    }
+}

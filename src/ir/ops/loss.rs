@@ -1,0 +1,163 @@
+//! Losses as (sum, weight): the mean over the global batch is taken in `update`.
+
+use super::softmax::logsumexp;
+use super::*;
+use crate::{DType, Dim};
+
+/// Softmax cross-entropy of `logits[.., v]` with integer `labels[..]`, summed over all positions whose label is not
+/// `ignore_index`.
+///
+/// Results: the scalar `sum = Σ (logsumexp(logits) - (1-ε)·logits[label] - ε·mean(logits))` with ε the label
+/// smoothing (Szegedy et al., arXiv 1512.00567, section 7, as PyTorch defines it), the scalar `weight` (the number
+/// of positions that count), and `logsumexp[..]` of every position, kept for the gradient. All three have the type of
+/// the logits, or f32 where that is narrower. A label outside `0..v` is the loader's to refuse; here it does not count.
+/// Only `sum` is trained through: `weight` does not depend on the logits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CrossEntropy {
+    /// Label of positions that do not count.
+    pub ignore_index: i64,
+    /// ε, 0 for none.
+    pub label_smoothing: Float,
+}
+
+/// The gradient of [`CrossEntropy`] in its logits. Operands: `logits, labels, logsumexp, d sum`. Result: `d logits`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CrossEntropyGrad {
+    /// As in [`CrossEntropy`].
+    pub ignore_index: i64,
+    /// As in [`CrossEntropy`].
+    pub label_smoothing: Float,
+}
+
+/// The element type of sums of this type.
+pub(super) fn sum_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// The dims of the labels that fit these logits, whose last dim is the vocabulary.
+fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError> {
+    let Some((vocabulary, positions)) = logits.dims.split_last() else {
+        return Err(TypeError::new(format!("the logits {logits} have no dim of classes")));
+    };
+    if !logits.dtype.is_float() || vocabulary.size() == Some(0) {
+        return Err(TypeError::new(format!("the logits are {logits}; they must be floats of some classes")));
+    }
+    if !labels.dtype.is_integer() || labels.dims[..] != *positions {
+        return Err(TypeError::new(format!(
+            "the labels are {labels}; the logits {logits} need an integer a position"
+        )));
+    }
+    Ok(positions)
+}
+
+/// The class of a position, if the position counts.
+fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
+    usize::try_from(label).ok().filter(|&class| label != ignore_index && class < classes)
+}
+
+impl Operator for CrossEntropy {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [logits, labels] = types.operands()?;
+        let positions = positions(logits, labels)?;
+        let dtype = sum_dtype(logits.dtype);
+        Ok(vec![Type::scalar(dtype), Type::scalar(dtype), Type::new(dtype, positions.iter().cloned())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("*+ v^, * -> ., ., *", signature)
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        if d[2].is_some() {
+            return Err(GradientError::Undefined("the logsumexp of a loss is not trained through"));
+        }
+        let Some(dsum) = d[0] else { return Ok(vec![None; 2]) };
+        let (logits, labels, logsumexp) = (node.operands[0], node.operands[1], node.results[2]);
+        let op = CrossEntropyGrad { ignore_index: self.ignore_index, label_smoothing: self.label_smoothing };
+        Ok(vec![Some(b.one(op, &[logits, labels, logsumexp, dsum])?), None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[0], 13)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (logits, labels) = (cx.operands[0], cx.operands[1].ints());
+        let classes = logits.sizes[logits.sizes.len() - 1];
+        let smoothing = self.label_smoothing.get();
+        let (mut sum, mut weight, mut logsumexps) = (0.0, 0.0, vec![]);
+        for (row, &label) in logits.floats().chunks_exact(classes).zip(labels) {
+            let total = logsumexp(row.iter().copied());
+            logsumexps.push(total);
+            if let Some(class) = class(label, self.ignore_index, classes) {
+                sum += total - (1.0 - smoothing) * row[class];
+                // Apart, so that a logit of −∞ without smoothing does not give 0·∞.
+                if smoothing != 0.0 {
+                    sum -= smoothing * row.iter().sum::<f64>() / classes as f64;
+                }
+                weight += 1.0;
+            }
+        }
+        let dtype = cx.results[0].dtype;
+        let scalar = |x: f64| Tensor::float(dtype, vec![], vec![x]);
+        vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
+    }
+}
+
+impl Operator for CrossEntropyGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [logits, labels, logsumexp, dsum] = types.operands()?;
+        let positions = positions(logits, labels)?;
+        let dtype = sum_dtype(logits.dtype);
+        if logsumexp.dtype != dtype || logsumexp.dims[..] != *positions {
+            return Err(TypeError::new(format!(
+                "the logsumexp is {logsumexp}; {logits} need {dtype} a position"
+            )));
+        }
+        if dsum.dtype != dtype || dsum.ndim() != 0 {
+            return Err(TypeError::new(format!("the gradient of the sum is {dsum}, not a scalar {dtype}")));
+        }
+        Ok(vec![Type::new(logits.dtype, logits.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("* v^, *, *, . -> * v^", signature).linear_in(&[3])
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("second derivatives are not built"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[0], 12)
+    }
+
+    /// d logits = d sum · (softmax(logits) - (1-ε)·[class = label] - ε/v), zero where a position does not count.
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (logits, labels) = (cx.operands[0], cx.operands[1].ints());
+        let (logsumexps, dsum) = (cx.operands[2].floats(), cx.operands[3].item());
+        let classes = logits.sizes[logits.sizes.len() - 1];
+        let smoothing = self.label_smoothing.get();
+        let mut out = Vec::with_capacity(logits.len());
+        for ((row, &label), total) in logits.floats().chunks_exact(classes).zip(labels).zip(logsumexps) {
+            match class(label, self.ignore_index, classes) {
+                None => out.extend(row.iter().map(|_| 0.0)),
+                Some(class) => out.extend(row.iter().enumerate().map(|(i, x)| {
+                    let target = if i == class { 1.0 - smoothing } else { 0.0 } + smoothing / classes as f64;
+                    dsum * ((x - total).exp() - target)
+                })),
+            }
+        }
+        vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
+    }
+}

@@ -1,0 +1,154 @@
+//! The operators: an enum of small attribute structs, one file a family.
+//!
+//! A family's file says everything the compiler needs to know of an operator, in five functions ([`Operator`]),
+//! none of which has a default. The list at the end of this file gives each its variant, its name in text, and
+//! the attributes that text prints and parses.
+
+mod attribute;
+mod list;
+
+pub mod attention;
+pub mod constant;
+pub mod contract;
+pub mod elementwise;
+pub mod indexing;
+pub mod loss;
+pub mod norm;
+pub mod optimizer;
+pub mod reduce;
+pub mod rotary;
+#[doc(hidden)]
+pub mod samples;
+pub mod shape;
+pub mod softmax;
+pub mod step;
+
+pub use attribute::{Attribute, Float, Labels};
+pub use list::Op;
+
+use crate::edit::Builder;
+use crate::{Data, DataId, Factors, Tensor, Type, TypeError, ValueId};
+use cranelift_entity::PrimaryMap;
+
+/// What the compiler knows of an operator: five things, in this order, and nothing elsewhere in `ir`.
+pub trait Operator {
+    /// The types of the results. An operator whose result type does not follow from its operands (reshape,
+    /// broadcast, slice, pad, iota, constant) reads `declared` and checks it. Shardings are not looked at.
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError>;
+
+    /// The sharding rule: which factor each dim of each operand and result belongs to.
+    fn factors(&self, signature: &Signature) -> Factors;
+
+    /// Adds nodes for the gradients of the operands, given those of the results (`None`: zero). `Ok(None)` for an
+    /// operand that has no gradient by nature (integers, conditions); `Err` with the reason when one is not defined.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError>;
+
+    /// FLOPs and bytes of the whole (unsharded) operation.
+    fn cost(&self, signature: &Signature) -> Cost;
+
+    /// The reference semantics in plain loops; floats are computed in f64. Operands fit `infer`.
+    fn interp(&self, cx: &Interp) -> Vec<Tensor>;
+}
+
+/// What [`Operator::infer`] looks at.
+pub struct Inference<'a> {
+    /// Types of the operands.
+    pub operands: &'a [Type],
+    /// Types the node says its results have; empty when they are to be inferred.
+    pub declared: &'a [Type],
+}
+
+impl<'a> Inference<'a> {
+    /// The operands, if there are exactly `N`.
+    pub fn operands<const N: usize>(&self) -> Result<[&'a Type; N], TypeError> {
+        let count = self.operands.len();
+        let error = || TypeError::new(format!("takes {N} operands, not {count}"));
+        let types: Vec<&'a Type> = self.operands.iter().collect();
+        types.try_into().map_err(|_| error())
+    }
+
+    /// The one declared result type.
+    pub fn declared(&self) -> Result<&'a Type, TypeError> {
+        match self.declared {
+            [ty] => Ok(ty),
+            _ => Err(TypeError::new("needs its result type to be given")),
+        }
+    }
+}
+
+/// Types of a node's operands and results.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signature {
+    /// Types of the operands.
+    pub operands: Vec<Type>,
+    /// Types of the results.
+    pub results: Vec<Type>,
+}
+
+/// The operands and results of the node whose gradient is being built.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeRef<'a> {
+    /// Its operands.
+    pub operands: &'a [ValueId],
+    /// Its results.
+    pub results: &'a [ValueId],
+}
+
+/// What [`Operator::interp`] looks at.
+pub struct Interp<'a> {
+    /// Values of the operands.
+    pub operands: &'a [&'a Tensor],
+    /// Types of the results, all dims bound.
+    pub results: &'a [Type],
+    /// The module's data table.
+    pub data: &'a PrimaryMap<DataId, Data>,
+}
+
+impl Interp<'_> {
+    /// Sizes of a result.
+    pub fn sizes(&self, result: usize) -> Vec<usize> {
+        let sizes = self.results[result].sizes().expect("interp runs on bound dims");
+        sizes.into_iter().map(|size| size as usize).collect()
+    }
+}
+
+/// Why a gradient could not be built.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GradientError {
+    /// The operator has none here, for this reason.
+    #[error("{0}")]
+    Undefined(&'static str),
+    /// A gradient rule built an ill-typed node: a bug.
+    #[error("the gradient rule is wrong: {0}")]
+    Type(#[from] TypeError),
+}
+
+/// What an operation takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: u64,
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+}
+
+impl Cost {
+    /// Every operand read once, every result written once, and these FLOPs.
+    pub fn streaming(signature: &Signature, flops: u64) -> Self {
+        let sum =
+            |types: &[Type]| types.iter().map(|ty| ty.bytes().unwrap_or(0)).fold(0, u64::saturating_add);
+        Self { flops, read: sum(&signature.operands), written: sum(&signature.results) }
+    }
+
+    /// As [`Cost::streaming`], with so many FLOPs for each element of a type (its dims are untrusted: saturating).
+    pub fn per_element(signature: &Signature, ty: &Type, flops: u64) -> Self {
+        Self::streaming(signature, ty.numel().unwrap_or(0).saturating_mul(flops))
+    }
+}

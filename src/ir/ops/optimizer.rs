@@ -1,0 +1,136 @@
+//! The update of a parameter by its gradient, with the optimizer's states.
+
+use super::*;
+use crate::DType;
+
+/// One step of Adam (Kingma and Ba, arXiv 1412.6980) or, `decoupled`, AdamW (Loshchilov and Hutter, arXiv 1711.05101).
+///
+/// Operands, all of the parameter's type but the last three, which are f64 scalars: `parameter, gradient, m, v, lr,
+/// weight_decay, step` with `step` counting from 1. Results: the new `parameter, m, v`. Decoupled decay multiplies
+/// the parameter by `1 - lr·weight_decay` first; else `weight_decay·parameter` is added to the gradient. Then
+/// `m ← β₁m + (1-β₁)g`, `v ← β₂v + (1-β₂)g²`, `p ← p - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Adam {
+    /// Decay of the first moment.
+    pub beta1: Float,
+    /// Decay of the second moment.
+    pub beta2: Float,
+    /// Added to the root of the second moment.
+    pub eps: Float,
+    /// Whether the weight decay bypasses the moments (AdamW).
+    pub decoupled: bool,
+}
+
+/// One step of gradient descent with momentum, as PyTorch defines it (dampening 0).
+///
+/// Operands: `parameter, gradient, velocity` of one type, `lr, weight_decay` f64 scalars. Results: the new `parameter,
+/// velocity`: `g ← g + weight_decay·p`, `u ← momentum·u + g`, `p ← p - lr·u` (`nesterov`: `p ← p - lr·(g + momentum·u)`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sgd {
+    /// Decay of the velocity; 0 for plain gradient descent.
+    pub momentum: Float,
+    /// Whether the step looks ahead (Nesterov).
+    pub nesterov: bool,
+}
+
+/// The first `same` operands are floats of one type, the rest f64 scalars: the type of the parameter.
+fn parameter<const N: usize>(types: &Inference, same: usize) -> Result<Type, TypeError> {
+    let operands = types.operands::<N>()?;
+    let parameter = operands[0];
+    if !parameter.dtype.is_float() {
+        return Err(TypeError::new(format!("the parameter is {parameter}, not floats")));
+    }
+    for (i, ty) in operands.iter().enumerate() {
+        if i < same && !ty.same_shape(parameter) {
+            return Err(TypeError::new(format!("operand {i} is {ty}, the parameter {parameter}")));
+        }
+        if i >= same && (ty.dtype != DType::F64 || ty.ndim() != 0) {
+            return Err(TypeError::new(format!("operand {i} is {ty}, not a scalar f64")));
+        }
+    }
+    Ok(Type::new(parameter.dtype, parameter.dims.clone()))
+}
+
+impl Operator for Adam {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        Ok(vec![parameter::<7>(types, 4)?; 3])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("*, *, *, *, ., ., . -> *, *, *", signature)
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("an update is not trained through"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 15)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let [lr, weight_decay, step] = [4, 5, 6].map(|i| cx.operands[i].item());
+        let [beta1, beta2] = [self.beta1.get(), self.beta2.get()];
+        let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
+        let (mut parameters, mut first, mut second) = (vec![], vec![], vec![]);
+        for i in 0..cx.operands[0].len() {
+            let [mut p, mut g, mut m, mut v] = [0, 1, 2, 3].map(|operand| cx.operands[operand].floats()[i]);
+            if self.decoupled {
+                p *= 1.0 - lr * weight_decay;
+            } else {
+                g += weight_decay * p;
+            }
+            m = beta1 * m + (1.0 - beta1) * g;
+            v = beta2 * v + (1.0 - beta2) * g * g;
+            p -= lr * (m / correction1) / ((v / correction2).sqrt() + self.eps.get());
+            parameters.push(p);
+            first.push(m);
+            second.push(v);
+        }
+        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
+        vec![out(parameters), out(first), out(second)]
+    }
+}
+
+impl Operator for Sgd {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        Ok(vec![parameter::<5>(types, 3)?; 2])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("*, *, *, ., . -> *, *", signature)
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("an update is not trained through"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 6)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
+        let momentum = self.momentum.get();
+        let (mut parameters, mut velocities) = (vec![], vec![]);
+        for i in 0..cx.operands[0].len() {
+            let [p, g, u] = [0, 1, 2].map(|operand| cx.operands[operand].floats()[i]);
+            let g = g + weight_decay * p;
+            let u = momentum * u + g;
+            parameters.push(p - lr * if self.nesterov { g + momentum * u } else { u });
+            velocities.push(u);
+        }
+        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
+        vec![out(parameters), out(velocities)]
+    }
+}

@@ -1,0 +1,272 @@
+//! Reductions over dims, and the running sum.
+
+use super::elementwise::{Binary, Compare, Select, wrap};
+use super::*;
+use crate::tensor::{Elements, offsets, strides};
+use crate::{DType, Dim, Dims};
+use smallvec::SmallVec;
+
+/// A reduction over some dims, which go, or stay with size one if `keep`. Sum, largest and smallest of floats and
+/// integers; mean of floats. The gradient of a largest or smallest element is shared equally among equals.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reduce {
+    /// What is computed.
+    pub kind: ReduceKind,
+    /// The dims reduced, ascending.
+    pub dims: SmallVec<[u32; 4]>,
+    /// Whether reduced dims stay with size one.
+    pub keep: bool,
+}
+
+/// What a reduction computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReduceKind {
+    /// Sum.
+    Sum,
+    /// Mean.
+    Mean,
+    /// Largest.
+    Max,
+    /// Smallest.
+    Min,
+}
+
+impl Attribute for ReduceKind {
+    fn print(&self) -> String {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+            Self::Max => "max",
+            Self::Min => "min",
+        }
+        .into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Sum, Self::Mean, Self::Max, Self::Min].into_iter().find(|kind| kind.print() == text)
+    }
+}
+
+/// The running sum along a dim (ONNX CumSum), from the first element (or, `reverse`, from the last), with or
+/// (`exclusive`) without the element itself. Floats and integers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CumulativeSum {
+    /// The dim run along.
+    pub dim: u32,
+    /// Whether an element leaves itself out.
+    pub exclusive: bool,
+    /// Whether to run from the end.
+    pub reverse: bool,
+}
+
+impl Reduce {
+    /// The dims of the result for these of the operand: with `keep` reduced ones are one.
+    fn result_dims(&self, dims: &[Dim], keep: bool) -> Dims {
+        let reduced = |i: usize| self.dims.contains(&(i as u32));
+        let all = dims.iter().enumerate();
+        all.filter(|(i, _)| keep || !reduced(*i))
+            .map(|(i, dim)| if reduced(i) { Dim::known(1) } else { dim.clone() })
+            .collect()
+    }
+
+    /// How many elements make one of the result; `None` while a dim is unbound.
+    fn count(&self, dims: &[Dim]) -> Option<u64> {
+        self.dims.iter().try_fold(1u64, |count, &i| count.checked_mul(dims[i as usize].size()?))
+    }
+}
+
+impl Operator for Reduce {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        let kind = self.kind.print();
+        if x.dtype == DType::Bool || (self.kind == ReduceKind::Mean && !x.dtype.is_float()) {
+            return Err(TypeError::new(format!("has no {kind} of {x}")));
+        }
+        let ascending = self.dims.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || self.dims.last().is_some_and(|&last| last as usize >= x.ndim()) {
+            return Err(TypeError::new(format!("{:?} are not dims of {x}, ascending", self.dims)));
+        }
+        let extreme = matches!(self.kind, ReduceKind::Max | ReduceKind::Min);
+        if extreme && self.dims.iter().any(|&i| x.dims[i as usize].size() == Some(0)) {
+            return Err(TypeError::new(format!("has no {kind} of no elements: dims {:?} of {x}", self.dims)));
+        }
+        Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
+    }
+
+    /// A mean cannot be split: parts of it do not add up without their number.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let suffix = match self.kind {
+            ReduceKind::Sum => "+",
+            ReduceKind::Mean => "^",
+            ReduceKind::Max => " max",
+            ReduceKind::Min => " min",
+        };
+        let (mut operand, mut result) = (Vec::new(), Vec::new());
+        for i in 0..signature.operands[0].ndim() as u32 {
+            let reduced = self.dims.contains(&i);
+            operand.push(if reduced { format!("f{i}{suffix}") } else { format!("f{i}") });
+            match reduced {
+                true if self.keep => result.push("1".into()),
+                true => {}
+                false => result.push(format!("f{i}")),
+            }
+        }
+        let factors = Factors::rule(&format!("{} -> {}", operand.join(" "), result.join(" ")), signature);
+        match self.kind {
+            ReduceKind::Sum | ReduceKind::Mean => factors.linear_in(&[0]),
+            ReduceKind::Max | ReduceKind::Min => factors,
+        }
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (x, y) = (node.operands[0], node.results[0]);
+        let Some(dy) = d[0].filter(|_| b.ty(x).dtype.is_float()) else { return Ok(vec![None]) };
+        let dims = b.ty(x).dims.clone();
+        let kept = self.result_dims(&dims, true);
+        let dy = b.reshape(dy, kept.clone())?;
+        let dx = match self.kind {
+            ReduceKind::Sum => b.broadcast(dy, dims)?,
+            ReduceKind::Mean => {
+                let count = self
+                    .count(&dims)
+                    .ok_or(GradientError::Undefined("a dim that is averaged must be bound"))?;
+                let share = b.scale(dy, 1.0 / count as f64)?;
+                b.broadcast(share, dims)?
+            }
+            ReduceKind::Max | ReduceKind::Min => {
+                let y = b.reshape(y, kept)?;
+                let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
+                let equal = b.one(Compare::Equal, &[x, y])?;
+                let hit = b.one(Select, &[equal, one, zero])?;
+                let hits =
+                    b.one(Self { kind: ReduceKind::Sum, dims: self.dims.clone(), keep: true }, &[hit])?;
+                let share = b.one(Binary::Div, &[dy, hits])?;
+                b.mul(hit, share)?
+            }
+        };
+        Ok(vec![Some(dx)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[0], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (x, sizes, dtype) = (cx.operands[0], cx.sizes(0), cx.results[0].dtype);
+        let reduced = |i: usize| self.dims.contains(&(i as u32));
+        let kept: Vec<usize> =
+            x.sizes.iter().enumerate().map(|(i, &n)| if reduced(i) { 1 } else { n }).collect();
+        let mut steps = strides(&kept);
+        steps.iter_mut().enumerate().filter(|(i, _)| reduced(*i)).for_each(|(_, step)| *step = 0);
+        // Where each element of the operand goes.
+        let targets = offsets(&x.sizes, &steps);
+        let len = sizes.iter().product();
+        let count: usize = self.dims.iter().map(|&i| x.sizes[i as usize]).product();
+        vec![match &x.elements {
+            Elements::Float(elements) => {
+                let (start, combine): (f64, fn(f64, f64) -> f64) = match self.kind {
+                    ReduceKind::Sum | ReduceKind::Mean => (0.0, |a, b| a + b),
+                    ReduceKind::Max => (f64::NEG_INFINITY, |a, b| Binary::Max.scalar(a, b)),
+                    ReduceKind::Min => (f64::INFINITY, |a, b| Binary::Min.scalar(a, b)),
+                };
+                let mut out = vec![start; len];
+                elements.iter().zip(&targets).for_each(|(&x, &i)| out[i] = combine(out[i], x));
+                if self.kind == ReduceKind::Mean {
+                    out.iter_mut().for_each(|x| *x /= count as f64);
+                }
+                Tensor::float(dtype, sizes, out)
+            }
+            Elements::Int(elements) => {
+                let (start, combine): (i64, fn(i64, i64) -> i64) = match self.kind {
+                    ReduceKind::Sum | ReduceKind::Mean => (0, i64::wrapping_add),
+                    ReduceKind::Max => (i64::MIN, i64::max),
+                    ReduceKind::Min => (i64::MAX, i64::min),
+                };
+                let mut out = vec![start; len];
+                elements.iter().zip(&targets).for_each(|(&x, &i)| out[i] = combine(out[i], x));
+                Tensor::int(dtype, sizes, out.into_iter().map(|x| wrap(dtype, x)).collect())
+            }
+            Elements::Bool(_) => unreachable!("infer has checked the types"),
+        }]
+    }
+}
+
+impl Operator for CumulativeSum {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        if x.dtype == DType::Bool || self.dim as usize >= x.ndim() {
+            return Err(TypeError::new(format!("cannot run along dim {} of {x}", self.dim)));
+        }
+        Ok(vec![Type::new(x.dtype, x.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = along(self.dim, signature.operands[0].ndim());
+        Factors::rule(&format!("{words} -> {words}"), signature).linear_in(&[0])
+    }
+
+    /// The running sum of the gradient from the other end.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let Some(dy) = d[0].filter(|_| b.ty(node.operands[0]).dtype.is_float()) else {
+            return Ok(vec![None]);
+        };
+        Ok(vec![Some(b.one(Self { reverse: !self.reverse, ..self.clone() }, &[dy])?)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[0], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (x, dtype) = (cx.operands[0], cx.results[0].dtype);
+        let mut out = x.clone();
+        for mut row in rows(&x.sizes, self.dim) {
+            if self.reverse {
+                row.reverse();
+            }
+            match &mut out.elements {
+                Elements::Float(elements) => run(elements, &row, self.exclusive, 0.0, |sum, x| sum + x),
+                Elements::Int(elements) => {
+                    run(elements, &row, self.exclusive, 0, |sum, x| wrap(dtype, sum.wrapping_add(x)))
+                }
+                Elements::Bool(_) => unreachable!("infer has checked the types"),
+            }
+        }
+        vec![out]
+    }
+}
+
+/// Replaces the elements at these offsets by their running sum.
+fn run<T: Copy>(elements: &mut [T], row: &[usize], exclusive: bool, zero: T, add: impl Fn(T, T) -> T) {
+    let mut sum = zero;
+    for &i in row {
+        let with = add(sum, elements[i]);
+        elements[i] = if exclusive { sum } else { with };
+        sum = with;
+    }
+}
+
+/// A word for each dim: `dim` cannot be split, the others can.
+pub(super) fn along(dim: u32, ndim: usize) -> String {
+    let word = |i| if i == dim as usize { format!("f{i}^") } else { format!("f{i}") };
+    (0..ndim).map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// The offsets of each row along a dim.
+pub(super) fn rows(sizes: &[usize], dim: u32) -> Vec<Vec<usize>> {
+    let (dim, own) = (dim as usize, strides(sizes));
+    let mut starts = sizes.to_vec();
+    starts[dim] = 1;
+    let along = |start: usize| (0..sizes[dim]).map(|k| start + k * own[dim]).collect();
+    offsets(&starts, &own).into_iter().map(along).collect()
+}

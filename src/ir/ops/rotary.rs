@@ -1,0 +1,87 @@
+//! Rotary position embedding.
+
+use super::elementwise::Unary;
+use super::*;
+use crate::tensor::{broadcast_strides, offsets};
+use crate::types::broadcast;
+use crate::{Dim, Dims};
+
+/// Rotary position embedding (Su et al., arXiv 2104.09864). Operands: `x[.., d]` with d even, and `cos`, `sin` of
+/// half the width, which broadcast to `[.., d/2]`. The pair (a, b) becomes `(a·cos - b·sin, b·cos + a·sin)`; it is
+/// `(x[i], x[i + d/2])`, or, `interleaved`, `(x[2i], x[2i + 1])`. All are floats, and `cos` and `sin` of one type; the
+/// result has the type of `x`. A rotation: its
+/// gradient is the rotation by `-sin`; `cos` and `sin` are constants and have none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rotary {
+    /// Whether neighbours are paired, and not halves.
+    pub interleaved: bool,
+}
+
+impl Rotary {
+    /// Where the two elements of pair `i` of a row stand, in a row of `2·half`.
+    fn pair(&self, i: usize, half: usize) -> (usize, usize) {
+        if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) }
+    }
+}
+
+impl Operator for Rotary {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x, cos, sin] = types.operands()?;
+        if !x.dtype.is_float() || !cos.dtype.is_float() || cos.dtype != sin.dtype {
+            return Err(TypeError::new(format!("takes floats, not {x} with {cos} and {sin}")));
+        }
+        let Some(half) = x.dims.last().and_then(|width| width.quotient(&Dim::known(2))) else {
+            return Err(TypeError::new(format!("{x} does not have a last dim of pairs")));
+        };
+        let mut pairs: Dims = x.dims.clone();
+        pairs[x.ndim() - 1] = half;
+        for table in [cos, sin] {
+            if table.ndim() == 0 || broadcast(&table.dims, &pairs)? != pairs {
+                return Err(TypeError::new(format!("the table {table} does not stretch to {pairs:?}")));
+            }
+        }
+        Ok(vec![Type::new(x.dtype, x.dims.clone())])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("* d^, * c^, * c^ -> * d^", signature).linear_in(&[0]).linear_in(&[1, 2])
+    }
+
+    /// The rotation back.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (cos, sin) = (node.operands[1], node.operands[2]);
+        let Some(dy) = d[0] else { return Ok(vec![None; 3]) };
+        let back = b.one(Unary::Neg, &[sin])?;
+        Ok(vec![Some(b.one(self.clone(), &[dy, cos, back])?), None, None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 3)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (x, sizes) = (cx.operands[0].floats(), cx.sizes(0));
+        let half = sizes[sizes.len() - 1] / 2;
+        let mut pairs = sizes.clone();
+        pairs[sizes.len() - 1] = half;
+        let [cos, sin] = [1, 2].map(|i| {
+            let table = cx.operands[i];
+            let at = offsets(&pairs, &broadcast_strides(&table.sizes, &pairs));
+            at.into_iter().map(|i| table.floats()[i]).collect::<Vec<f64>>()
+        });
+        let mut out = vec![0.0; x.len()];
+        for (i, (cos, sin)) in cos.into_iter().zip(sin).enumerate() {
+            let row = i / half * 2 * half;
+            let (first, second) = self.pair(i % half, half);
+            let (a, b) = (x[row + first], x[row + second]);
+            out[row + first] = a * cos - b * sin;
+            out[row + second] = b * cos + a * sin;
+        }
+        vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+    }
+}

@@ -1,0 +1,380 @@
+//! The table of samples: at least one for every operator. Dims that an operator can split are even.
+
+use super::super::attention::{Attention, AttentionGrad};
+use super::super::constant::{Constant, Iota, Splat};
+use super::super::contract::Contract;
+use super::super::elementwise::{Binary, Cast, Compare, Logical, Select, Unary};
+use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
+use super::super::list::Kinds;
+use super::super::loss::{CrossEntropy, CrossEntropyGrad};
+use super::super::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
+use super::super::optimizer::{Adam, Sgd};
+use super::super::reduce::{CumulativeSum, Reduce, ReduceKind};
+use super::super::rotary::Rotary;
+use super::super::shape::{Broadcast, Concat, Pad, Reshape, Slice, Transpose};
+use super::super::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
+use super::super::step::Accumulate;
+use super::*;
+use smallvec::SmallVec;
+
+/// The samples of every operator.
+pub fn samples() -> Vec<Sample> {
+    let families = [
+        elementwise(),
+        sources(),
+        shapes(),
+        contractions(),
+        reductions(),
+        softmaxes(),
+        norms(),
+        indexing(),
+        losses(),
+        optimizers(),
+        attention(),
+        rotary(),
+    ];
+    families.into_iter().flatten().collect()
+}
+
+fn of(dtype: DType, dims: &[u64], fill: Fill) -> Operand {
+    Operand { ty: Type::of(dtype, dims), fill }
+}
+
+/// A normal f32 operand.
+fn float(dims: &[u64]) -> Operand {
+    of(DType::F32, dims, Fill::Normal)
+}
+
+fn f32_type(dims: &[u64]) -> Type {
+    Type::of(DType::F32, dims)
+}
+
+impl Sample {
+    fn new(op: impl Into<Op>, operands: impl Into<Vec<Operand>>) -> Self {
+        let (op, operands) = (op.into(), operands.into());
+        let (constant, statistics) = (vec![], vec![]);
+        let data = PrimaryMap::new();
+        Self {
+            op,
+            operands,
+            declared: vec![],
+            data,
+            differentiable: true,
+            constant,
+            statistics,
+            smooth: true,
+        }
+    }
+
+    fn declared(mut self, ty: Type) -> Self {
+        self.declared.push(ty);
+        self
+    }
+
+    /// Without a gradient.
+    fn undifferentiable(mut self) -> Self {
+        self.differentiable = false;
+        self
+    }
+
+    fn statistics(mut self, results: &[usize]) -> Self {
+        self.statistics = results.to_vec();
+        self
+    }
+
+    fn constant_in(mut self, operands: &[usize]) -> Self {
+        self.constant = operands.to_vec();
+        self
+    }
+}
+
+fn elementwise() -> Vec<Sample> {
+    let mut samples: Vec<Sample> = Unary::NAMES.iter().map(|&(op, _)| unary(op)).collect();
+    samples.extend(Binary::NAMES.iter().flat_map(|&(op, _)| binary(op)));
+    for &(op, _) in Compare::NAMES {
+        samples.push(Sample::new(op, [float(&[2, 4]), float(&[4])]));
+        let integers = |dims: &[u64]| of(DType::I64, dims, Fill::Integers(-2, 3));
+        samples.push(Sample::new(op, [integers(&[4, 2]), integers(&[4, 1])]));
+    }
+    for &(op, _) in Logical::NAMES {
+        let bools = |dims: &[u64]| of(DType::Bool, dims, Fill::Normal);
+        samples.push(Sample::new(op, [bools(&[2, 4]), bools(&[4])]));
+    }
+    let condition = |dims: &[u64]| of(DType::Bool, dims, Fill::Normal);
+    samples.push(Sample::new(Select, [condition(&[2, 4]), float(&[2, 4]), float(&[2, 4])]));
+    samples.push(Sample::new(Select, [condition(&[4, 1]), float(&[]), float(&[2, 1, 6])]));
+    let numbers = of(DType::I64, &[4], Fill::Normal);
+    samples.push(Sample::new(Select, [condition(&[4]), numbers.clone(), numbers]));
+    for (from, to) in [
+        (DType::F32, DType::F64),
+        (DType::F64, DType::F32),
+        (DType::F32, DType::BF16),
+        (DType::F32, DType::F16),
+        (DType::I64, DType::F32),
+        (DType::F32, DType::I64),
+        (DType::I64, DType::I32),
+        (DType::I64, DType::Bool),
+        (DType::Bool, DType::F32),
+    ] {
+        samples.push(Sample::new(Cast { to }, [of(from, &[2, 4], Fill::Normal)]));
+    }
+    samples.push(Sample::new(Accumulate, [float(&[2, 4])]).undifferentiable());
+    samples
+}
+
+fn unary(op: Unary) -> Sample {
+    Sample::new(
+        op,
+        [match op {
+            Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal => {
+                of(DType::F32, &[2, 4], Fill::Positive)
+            }
+            Unary::IsNan => of(DType::F32, &[2, 4], Fill::WithNan),
+            Unary::Not => of(DType::Bool, &[2, 4], Fill::Normal),
+            _ => float(&[2, 4]),
+        }],
+    )
+}
+
+fn binary(op: Binary) -> Vec<Sample> {
+    let positive = |dims: &[u64]| of(DType::F32, dims, Fill::Positive);
+    let mut samples = match op {
+        Binary::Div => vec![
+            Sample::new(op, [float(&[2, 4]), positive(&[2, 4])]),
+            Sample::new(op, [float(&[]), positive(&[4, 2])]),
+        ],
+        Binary::Pow => vec![Sample::new(op, [positive(&[2, 4]), float(&[4])])],
+        Binary::Mod => vec![Sample::new(op, [float(&[2, 4]), positive(&[4])])],
+        _ => vec![
+            Sample::new(op, [float(&[2, 4]), float(&[2, 4])]),
+            Sample::new(op, [float(&[2, 1, 4]), float(&[6, 1])]),
+        ],
+    };
+    if matches!(
+        op,
+        Binary::GeluGrad | Binary::GeluTanhGrad | Binary::SiluGrad | Binary::ReluGrad | Binary::Mod
+    ) {
+        samples = samples.into_iter().map(Sample::undifferentiable).collect();
+    }
+    if !matches!(op, Binary::GeluGrad | Binary::GeluTanhGrad | Binary::SiluGrad | Binary::ReluGrad) {
+        let [x, y] = [Fill::Normal, Fill::Positive].map(|fill| of(DType::I64, &[4], fill));
+        samples.push(Sample::new(op, [x, y]));
+    }
+    samples
+}
+
+fn sources() -> Vec<Sample> {
+    let ty = f32_type(&[2, 4]);
+    let mut constant = Sample::new(Constant { data: DataId::from_u32(0) }, []).declared(ty.clone());
+    constant.data.push(row(&ty, 1));
+    vec![
+        constant,
+        Sample::new(Splat { value: Float::new(1.5) }, []).declared(ty),
+        Sample::new(Splat { value: Float::new(-3.0) }, []).declared(Type::scalar(DType::I64)),
+        Sample::new(Iota { dim: 1 }, []).declared(Type::of(DType::I64, &[2, 4])),
+        Sample::new(Iota { dim: 0 }, []).declared(f32_type(&[6])),
+    ]
+}
+
+fn shapes() -> Vec<Sample> {
+    let slice = |dim, start, step| Slice { dim, start, step };
+    let mut samples = vec![
+        Sample::new(Broadcast, [float(&[4, 1])]).declared(f32_type(&[2, 4, 6])),
+        Sample::new(Broadcast, [float(&[])]).declared(f32_type(&[2, 4])),
+        Sample::new(Concat { dim: 1 }, [float(&[2, 3]), float(&[2, 1]), float(&[2, 4])]),
+        Sample::new(Pad { dim: 1, before: 2, value: Float::new(0.0) }, [float(&[2, 3])])
+            .declared(f32_type(&[2, 6])),
+        Sample::new(Pad { dim: 0, before: 0, value: Float::new(-1.0) }, [float(&[2, 4])])
+            .declared(f32_type(&[5, 4])),
+        Sample::new(slice(1, 1, 1), [float(&[2, 5])]).declared(f32_type(&[2, 3])),
+        Sample::new(slice(0, 5, -2), [float(&[6, 2])]).declared(f32_type(&[3, 2])).undifferentiable(),
+        Sample::new(slice(0, 0, 2), [of(DType::I64, &[4, 2], Fill::Normal)])
+            .declared(Type::of(DType::I64, &[2, 2])),
+        Sample::new(Transpose { permutation: SmallVec::from_slice(&[2, 0, 1]) }, [float(&[2, 4, 6])]),
+    ];
+    for (from, to) in [
+        (&[2, 4, 6][..], &[8, 6][..]),
+        (&[8, 6], &[2, 4, 6]),
+        (&[2, 12], &[2, 2, 6]),
+        (&[4, 1, 6], &[4, 6]),
+        (&[4, 6], &[6, 4]),
+        (&[2, 2, 2, 4], &[2, 4, 2, 2]),
+    ] {
+        samples.push(Sample::new(Reshape, [float(from)]).declared(f32_type(to)));
+    }
+    samples
+}
+
+fn contractions() -> Vec<Sample> {
+    let contract =
+        |text: &str, lhs: &[u64], rhs: &[u64]| Sample::new(Contract::new(text), [float(lhs), float(rhs)]);
+    vec![
+        contract("mk,kn->mn", &[2, 4], &[4, 6]),
+        contract("bsh,oh->bso", &[2, 4, 6], &[2, 6]),
+        contract("bhsd,bhtd->bhst", &[2, 4, 6, 2], &[2, 4, 2, 2]),
+        contract("bshd,hdo->bso", &[2, 4, 2, 6], &[2, 6, 4]),
+        contract("ij,ij->", &[4, 6], &[4, 6]),
+        contract("ij,ij->ji", &[4, 6], &[4, 6]),
+        // Large enough for the gemm crate.
+        contract("bmk,kn->bmn", &[2, 34, 36], &[36, 40]),
+    ]
+}
+
+fn reductions() -> Vec<Sample> {
+    let mut samples = vec![];
+    for kind in [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min] {
+        for (dims, keep) in [(&[1u32][..], false), (&[0, 2], true), (&[0, 1, 2], false)] {
+            samples.push(Sample::new(
+                Reduce { kind, dims: SmallVec::from_slice(dims), keep },
+                [float(&[2, 4, 6])],
+            ));
+        }
+        if kind != ReduceKind::Mean {
+            let op = Reduce { kind, dims: SmallVec::from_slice(&[0]), keep: false };
+            samples.push(Sample::new(op, [of(DType::I64, &[4, 2], Fill::Normal)]));
+        }
+    }
+    for (exclusive, reverse) in [(false, false), (true, false), (false, true), (true, true)] {
+        let op = CumulativeSum { dim: 1, exclusive, reverse };
+        samples.push(Sample::new(op.clone(), [float(&[2, 3, 4])]));
+        samples.push(Sample::new(op, [of(DType::I64, &[2, 4], Fill::Normal)]));
+    }
+    samples
+}
+
+fn softmaxes() -> Vec<Sample> {
+    let mut samples = vec![];
+    for (dim, dims) in [(2, &[2u64, 4, 5][..]), (0, &[3, 4])] {
+        samples.push(Sample::new(Softmax { dim }, [float(dims)]));
+        let probabilities = of(DType::F32, dims, Fill::Probability);
+        samples.push(Sample::new(SoftmaxGrad { dim }, [probabilities, float(dims)]).undifferentiable());
+        samples.push(Sample::new(LogSoftmax { dim }, [float(dims)]));
+    }
+    samples
+}
+
+fn norms() -> Vec<Sample> {
+    let mut samples = vec![];
+    for (x, n) in [(&[2u64, 4, 6][..], 6), (&[4, 5], 5)] {
+        let (layer, rms) = (LayerNorm { eps: Float::new(1e-5) }, RmsNorm { eps: Float::new(1e-6) });
+        let statistic = |op: Op, operands: &[usize], result| Operand {
+            ty: f32_type(&x[..x.len() - 1]),
+            fill: Fill::Result(op, operands.to_vec(), result),
+        };
+        let (mean, rstd) =
+            (statistic(layer.clone().into(), &[0, 1, 1], 1), statistic(layer.clone().into(), &[0, 1, 1], 2));
+        let root = statistic(rms.clone().into(), &[0, 1], 1);
+        samples.push(Sample::new(layer, [float(x), float(&[n]), float(&[n])]).statistics(&[1, 2]));
+        samples.push(
+            Sample::new(LayerNormGrad, [float(x), float(&[n]), mean, rstd, float(x)]).undifferentiable(),
+        );
+        samples.push(Sample::new(rms, [float(x), float(&[n])]).statistics(&[1]));
+        samples.push(Sample::new(RmsNormGrad, [float(x), float(&[n]), root, float(x)]).undifferentiable());
+    }
+    samples
+}
+
+fn indexing() -> Vec<Sample> {
+    let indices = |dims: &[u64], size: i64| of(DType::I64, dims, Fill::Integers(-size, size));
+    // Some of them outside, which read zeros.
+    let wild = |dims: &[u64], size: i64| of(DType::I32, dims, Fill::Integers(-size - 2, size + 2));
+    vec![
+        Sample::new(Gather { dim: 0 }, [float(&[5, 6]), indices(&[2, 4], 5)]),
+        Sample::new(Gather { dim: 1 }, [float(&[2, 3, 4]), wild(&[6], 3)]),
+        Sample::new(Gather { dim: 0 }, [float(&[3, 2]), indices(&[], 3)]),
+        Sample::new(Gather { dim: 0 }, [indices(&[5], 9), indices(&[4], 5)]),
+        Sample::new(GatherGrad { dim: 0 }, [indices(&[2, 4], 5), float(&[2, 4, 6])])
+            .declared(f32_type(&[5, 6]))
+            .undifferentiable(),
+        Sample::new(GatherGrad { dim: 1 }, [wild(&[6], 3), float(&[2, 6, 4])])
+            .declared(f32_type(&[2, 3, 4]))
+            .undifferentiable(),
+        Sample::new(GatherElements { dim: 1 }, [float(&[2, 5, 4]), indices(&[2, 6, 4], 5)]),
+        Sample::new(GatherElements { dim: 0 }, [float(&[3, 4]), wild(&[2, 4], 3)]),
+        Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5, 4]), indices(&[6, 2], 3)]),
+        Sample::new(GatherNd { batch_dims: 1 }, [float(&[2, 3, 4]), wild(&[2, 6, 1], 3)]),
+        Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5]), wild(&[4, 2], 3)]),
+    ]
+}
+
+fn losses() -> Vec<Sample> {
+    let mut samples = vec![];
+    for (positions, classes, smoothing) in [(&[2u64, 4][..], 5, 0.0), (&[6], 4, 0.1)] {
+        let (ignore_index, label_smoothing) = (-100, Float::new(smoothing));
+        let loss = CrossEntropy { ignore_index, label_smoothing };
+        let logits = float(&[positions, &[classes]].concat());
+        let labels = of(DType::I64, positions, Fill::Labels(classes as i64, ignore_index));
+        let logsumexp =
+            Operand { ty: f32_type(positions), fill: Fill::Result(loss.clone().into(), vec![0, 1], 2) };
+        samples.push(Sample::new(loss, [logits.clone(), labels.clone()]).statistics(&[2]));
+        let grad = CrossEntropyGrad { ignore_index, label_smoothing };
+        samples.push(Sample::new(grad, [logits, labels, logsumexp, float(&[])]).undifferentiable());
+    }
+    samples
+}
+
+fn optimizers() -> Vec<Sample> {
+    let scalar = |value| of(DType::F64, &[], Fill::Value(value));
+    let mut samples = vec![];
+    for decoupled in [false, true] {
+        let adam = Adam { beta1: Float::new(0.9), beta2: Float::new(0.99), eps: Float::new(1e-8), decoupled };
+        let tensors =
+            [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), of(DType::F32, &[2, 4], Fill::Positive)];
+        let scalars = [scalar(1e-2), scalar(0.1), scalar(3.0)];
+        samples.push(
+            Sample::new(adam, tensors.into_iter().chain(scalars).collect::<Vec<_>>()).undifferentiable(),
+        );
+    }
+    for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+        let sgd = Sgd { momentum: Float::new(momentum), nesterov };
+        let operands = [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), scalar(1e-2), scalar(0.1)];
+        samples.push(Sample::new(sgd, operands).undifferentiable());
+    }
+    samples
+}
+
+fn attention() -> Vec<Sample> {
+    let mut samples = vec![];
+    // Batch, query heads, key-value heads, queries, keys, widths of q and v.
+    let plain = [2, 4, 4, 6, 5, 2, 3];
+    let grouped = [2, 8, 2, 4, 4, 3, 2];
+    let masks = [
+        of(DType::Bool, &[2, 1, 6, 5], Fill::Mask),
+        of(DType::F32, &[1, 1, 6, 5], Fill::Mask),
+        of(DType::F32, &[2, 4, 6, 5], Fill::HugeMask),
+        of(DType::Bool, &[2, 1, 1, 5], Fill::Normal),
+    ];
+    samples.extend(attend(plain, false, None));
+    samples.extend(attend(grouped, false, None));
+    samples.extend(attend(grouped, true, None));
+    samples.extend(attend(grouped, true, Some(of(DType::F32, &[2, 8, 1, 4], Fill::Mask))));
+    samples.extend(masks.into_iter().flat_map(|mask| attend(plain, false, Some(mask))));
+    samples
+}
+
+/// Attention on these sizes, and its gradient.
+fn attend([b, h, g, s, t, d, e]: [u64; 7], causal: bool, mask: Option<Operand>) -> [Sample; 2] {
+    let scale = Float::new(0.7);
+    let op = Attention { scale, causal };
+    let constant: &[usize] = if mask.is_some() { &[3] } else { &[] };
+    let smooth = !mask.as_ref().is_some_and(|mask| matches!(mask.fill, Fill::HugeMask));
+    let operands: Vec<Operand> =
+        [float(&[b, h, s, d]), float(&[b, g, t, d]), float(&[b, g, t, e])].into_iter().chain(mask).collect();
+    let result = |dims: &[u64], result| Operand {
+        ty: f32_type(dims),
+        fill: Fill::Result(op.clone().into(), (0..operands.len()).collect(), result),
+    };
+    let more = [result(&[b, h, s, e], 0), result(&[b, h, s], 1), float(&[b, h, s, e])];
+    let backward = operands.iter().cloned().chain(more).collect::<Vec<_>>();
+    let forward = Sample::new(op.clone(), operands.clone()).constant_in(constant).statistics(&[1]);
+    [Sample { smooth, ..forward }, Sample::new(AttentionGrad { scale, causal }, backward).undifferentiable()]
+}
+
+fn rotary() -> Vec<Sample> {
+    let tables = [&[2u64, 1, 4, 3][..], &[4, 3]];
+    let sample = |interleaved, table: &[u64]| {
+        Sample::new(Rotary { interleaved }, [float(&[2, 2, 4, 6]), float(table), float(table)])
+            .constant_in(&[1, 2])
+    };
+    [false, true].into_iter().flat_map(|interleaved| tables.map(|table| sample(interleaved, table))).collect()
+}

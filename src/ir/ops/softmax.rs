@@ -1,0 +1,166 @@
+//! Softmax, its logarithm, and their gradients.
+
+use super::elementwise::{Binary, Unary};
+use super::reduce::{Reduce, ReduceKind, along, rows};
+use super::*;
+use smallvec::SmallVec;
+
+/// `y = eˣ / Σ eˣ` along a dim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Softmax {
+    /// The dim that is normalised.
+    pub dim: u32,
+}
+
+/// The gradient of [`Softmax`]: operands `y, d y`; `d x = y·(d y - Σ y·d y)`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SoftmaxGrad {
+    /// The dim that is normalised.
+    pub dim: u32,
+}
+
+/// `y = x - log Σ eˣ` along a dim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LogSoftmax {
+    /// The dim that is normalised.
+    pub dim: u32,
+}
+
+/// `log Σ eˣ`, shifted by the largest x. −∞ when every x is −∞, and for no x.
+pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
+    let largest = x.clone().fold(f64::NEG_INFINITY, |a, b| Binary::Max.scalar(a, b));
+    if largest == f64::NEG_INFINITY {
+        return largest;
+    }
+    largest + x.map(|x| (x - largest).exp()).sum::<f64>().ln()
+}
+
+/// The operands are floats of one type, with that dim: the type of the result.
+fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, TypeError> {
+    let operands = types.operands::<N>()?;
+    let first = operands[0];
+    if !first.dtype.is_float() || dim as usize >= first.ndim() {
+        return Err(TypeError::new(format!("cannot normalise dim {dim} of {first}")));
+    }
+    match operands.iter().find(|ty| !ty.same_shape(first)) {
+        Some(other) => Err(TypeError::new(format!("{first} and {other} are not of one type"))),
+        None => Ok(vec![Type::new(first.dtype, first.dims.clone())]),
+    }
+}
+
+/// Applies a function to each row along a dim: it reads the rows of the operands and writes the row of the result.
+fn by_rows(cx: &Interp, dim: u32, row: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Vec<Tensor> {
+    let sizes = cx.sizes(0);
+    let mut out = vec![0.0; sizes.iter().product()];
+    for offsets in rows(&sizes, dim) {
+        let pick = |tensor: &&Tensor| offsets.iter().map(|&i| tensor.floats()[i]).collect();
+        let operands: Vec<Vec<f64>> = cx.operands.iter().map(pick).collect();
+        offsets.iter().zip(row(&operands)).for_each(|(&i, y)| out[i] = y);
+    }
+    vec![Tensor::float(cx.results[0].dtype, sizes, out)]
+}
+
+impl Operator for Softmax {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        normalised::<1>(self.dim, types)
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = along(self.dim, signature.operands[0].ndim());
+        Factors::rule(&format!("{words} -> {words}"), signature)
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let y = node.results[0];
+        Ok(vec![d[0].map(|dy| b.one(SoftmaxGrad { dim: self.dim }, &[y, dy])).transpose()?])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 13)
+    }
+
+    /// A row of nothing but −∞ gives NaN, as it does in the exporters' frameworks.
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        by_rows(cx, self.dim, |operands| {
+            let x = &operands[0];
+            let largest = x.iter().copied().fold(f64::NEG_INFINITY, |a, b| Binary::Max.scalar(a, b));
+            let exp: Vec<f64> = x.iter().map(|x| (x - largest).exp()).collect();
+            let sum: f64 = exp.iter().sum();
+            exp.into_iter().map(|x| x / sum).collect()
+        })
+    }
+}
+
+impl Operator for SoftmaxGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        normalised::<2>(self.dim, types)
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = along(self.dim, signature.operands[0].ndim());
+        Factors::rule(&format!("{words}, {words} -> {words}"), signature).linear_in(&[1])
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("second derivatives are not built"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 4)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        by_rows(cx, self.dim, |operands| {
+            let pairs = || operands[0].iter().zip(&operands[1]);
+            let dot: f64 = pairs().map(|(y, dy)| y * dy).sum();
+            pairs().map(|(y, dy)| y * (dy - dot)).collect()
+        })
+    }
+}
+
+impl Operator for LogSoftmax {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        normalised::<1>(self.dim, types)
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = along(self.dim, signature.operands[0].ndim());
+        Factors::rule(&format!("{words} -> {words}"), signature)
+    }
+
+    /// d x = d y - eʸ·Σ d y
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let Some(dy) = d[0] else { return Ok(vec![None]) };
+        let dims = SmallVec::from_slice(&[self.dim]);
+        let sum = b.one(Reduce { kind: ReduceKind::Sum, dims, keep: true }, &[dy])?;
+        let probability = b.one(Unary::Exp, &[node.results[0]])?;
+        let scaled = b.mul(probability, sum)?;
+        Ok(vec![Some(b.one(Binary::Sub, &[dy, scaled])?)])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 13)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        by_rows(cx, self.dim, |operands| {
+            let sum = logsumexp(operands[0].iter().copied());
+            operands[0].iter().map(|x| x - sum).collect()
+        })
+    }
+}

@@ -1,0 +1,318 @@
+//! Fused operators against the small operators they stand for.
+
+use super::close;
+use ir::interp::{Mode, StateValues, step};
+use ir::ops::attention::Attention;
+use ir::ops::constant::Iota;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
+use ir::ops::indexing::Gather;
+use ir::ops::loss::CrossEntropy;
+use ir::ops::norm::{LayerNorm, RmsNorm};
+use ir::ops::optimizer::{Adam, Sgd};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::ops::rotary::Rotary;
+use ir::ops::samples::{Fill, Operand, Sample, samples};
+use ir::ops::shape::Concat;
+use ir::ops::softmax::{LogSoftmax, Softmax};
+use ir::ops::{Float, NodeRef};
+use ir::{Builder, DType, Dim, Module, Op, Operator, Tensor, Type, TypeError, ValueId};
+use std::collections::BTreeMap;
+
+type Built = Result<Vec<ValueId>, TypeError>;
+
+/// The tensors that the built values have, given those of the inputs.
+fn evaluate(inputs: &[Tensor], build: impl Fn(&mut Builder, &[ValueId]) -> Built) -> Vec<Tensor> {
+    let mut module = Module::new("composed");
+    let name = |i: usize| format!("input.{i}");
+    let values: Vec<ValueId> =
+        inputs.iter().enumerate().map(|(i, x)| module.add_input(name(i), x.ty(), false)).collect();
+    let mut b = Builder::new(&mut module, "test");
+    let results = build(&mut b, &values).expect("well-typed");
+    b.finish();
+    for (i, &result) in results.iter().enumerate() {
+        module.add_output(i.to_string(), result);
+    }
+    let feed: BTreeMap<String, Tensor> =
+        inputs.iter().enumerate().map(|(i, x)| (name(i), x.clone())).collect();
+    let outputs = step(&module, Mode::Exact, &mut StateValues::new(), &[feed]).expect("runs");
+    (0..results.len()).map(|i| outputs[&i.to_string()][0].clone()).collect()
+}
+
+/// Normal tensors of these sizes.
+fn normal(sizes: &[&[u64]]) -> Vec<Tensor> {
+    let operands =
+        sizes.iter().map(|sizes| Operand { ty: Type::of(DType::F64, sizes), fill: Fill::Normal }).collect();
+    let any = samples().swap_remove(0);
+    Sample { operands, ..any }.fill(5)
+}
+
+fn all_close(left: &[Tensor], right: &[Tensor]) {
+    assert_eq!(left.len(), right.len());
+    for (i, (left, right)) in left.iter().zip(right).enumerate() {
+        assert!(close(left, right), "result {i}: {left:?} and {right:?}");
+    }
+}
+
+fn reduce(b: &mut Builder, kind: ReduceKind, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
+    b.one(Reduce { kind, dims: [dim].into_iter().collect(), keep: true }, &[x])
+}
+
+/// `softmax(scale · q·kᵀ + bias) · v`, and zeros from rows of nothing but −∞, as exporters write it.
+fn composed_attention(b: &mut Builder, operands: &[ValueId], scale: f64) -> Result<ValueId, TypeError> {
+    let scores = b.one(Contract::new("bhsd,bhtd->bhst"), &operands[..2])?;
+    let mut scores = b.scale(scores, scale)?;
+    if let Some(&mask) = operands.get(3) {
+        let bias = if b.ty(mask).dtype == DType::Bool {
+            let (kept, hidden) = (b.splat_like(scores, 0.0)?, b.splat_like(scores, f64::NEG_INFINITY)?);
+            b.one(Select, &[mask, kept, hidden])?
+        } else {
+            b.cast(mask, b.ty(scores).dtype)?
+        };
+        scores = b.add(scores, bias)?;
+    }
+    let probabilities = b.one(Softmax { dim: 3 }, &[scores])?;
+    let undefined = b.one(Unary::IsNan, &[probabilities])?;
+    let zero = b.splat_like(probabilities, 0.0)?;
+    let probabilities = b.one(Select, &[undefined, zero, probabilities])?;
+    b.one(Contract::new("bhst,bhte->bhse"), &[probabilities, operands[2]])
+}
+
+/// The gradients of `Σ weight · out` in these values, through whatever has been built so far.
+fn gradients(
+    b: &mut Builder,
+    nodes: &[(Op, Vec<ValueId>, Vec<ValueId>)],
+    d: &mut BTreeMap<ValueId, ValueId>,
+) {
+    for (op, operands, results) in nodes.iter().rev() {
+        let dresults: Vec<Option<ValueId>> = results.iter().map(|result| d.get(result).copied()).collect();
+        let node = NodeRef { operands, results };
+        let built = op.gradient(b, node, &dresults).expect("has a gradient");
+        for (&operand, gradient) in operands.iter().zip(built) {
+            if let Some(gradient) = gradient {
+                let sum = d.get(&operand).copied().map_or(Ok(gradient), |sum| b.add(sum, gradient));
+                d.insert(operand, sum.expect("of one type"));
+            }
+        }
+    }
+}
+
+/// A forward's result and its gradients in the first three inputs; the last input weighs the result.
+fn with_gradients(
+    inputs: &[Tensor],
+    forward: impl Fn(&mut Builder, &[ValueId]) -> Result<ValueId, TypeError>,
+) -> Vec<Tensor> {
+    evaluate(inputs, |b, values| {
+        let (weight, operands) = values.split_last().expect("a weight");
+        // Nodes get their place in the module only when the builder is done; a copy of it shows them.
+        let mut copy = b.module().clone();
+        let mut scratch = Builder::new(&mut copy, "test");
+        forward(&mut scratch, operands)?;
+        scratch.finish();
+        let out = forward(b, operands)?;
+        let nodes: Vec<_> =
+            copy.nodes().map(|(_, n)| (n.op.clone(), n.operands.to_vec(), n.results.to_vec())).collect();
+        let mut d = BTreeMap::from([(out, *weight)]);
+        gradients(b, &nodes, &mut d);
+        Ok([out].into_iter().chain(operands[..3].iter().map(|operand| d[operand])).collect())
+    })
+}
+
+#[test]
+fn attention_is_its_composition_forward_and_backward_under_every_mask() {
+    let scale = 0.7;
+    let mut tried = 0;
+    for sample in samples() {
+        // The composition here has neither grouped heads nor a causal mask of its own.
+        let Op::Attention(Attention { causal: false, .. }) = sample.op else { continue };
+        if sample.operands[0].ty.dims[1] != sample.operands[1].ty.dims[1] {
+            continue;
+        }
+        let mut inputs = sample.fill(1);
+        let weight = sample.result_types().expect("well-typed").swap_remove(0);
+        inputs.extend(
+            Sample { operands: vec![Operand { ty: weight, fill: Fill::Normal }], ..sample.clone() }.fill(9),
+        );
+        let fused = with_gradients(&inputs, |b, operands| {
+            Ok(b.push(Attention { scale: Float::new(scale), causal: false }, operands)?[0])
+        });
+        let composed = with_gradients(&inputs, |b, operands| composed_attention(b, operands, scale));
+        // Where every score is NaN the composition's softmax gradient is too; the fused one has zeros there.
+        let defined = |x: &Tensor| !x.floats().iter().any(|x| x.is_nan());
+        assert!(fused.iter().all(defined));
+        all_close(&fused[..1], &composed[..1]);
+        if composed.iter().all(defined) {
+            all_close(&fused, &composed);
+            tried += 1;
+        }
+    }
+    assert!(tried >= 3, "gradients compared in {tried} samples only");
+}
+
+#[test]
+fn a_causal_and_grouped_attention_is_a_masked_one_with_repeated_heads() {
+    let op = |causal| Attention { scale: Float::new(0.5), causal };
+    let inputs = normal(&[&[2, 6, 4, 3], &[2, 2, 4, 3], &[2, 2, 4, 5]]);
+    let fused = evaluate(&inputs, |b, x| Ok(b.push(op(true), x)?.to_vec()));
+    let masked = evaluate(&inputs, |b, x| {
+        let heads = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[6]))?;
+        let three = b.scalar(DType::I64, 3.0)?;
+        let group = b.one(Binary::Div, &[heads, three])?;
+        let repeated = [1, 2].map(|i| b.one(Gather { dim: 1 }, &[x[i], group]).expect("well-typed"));
+        let position =
+            |b: &mut Builder, dim| b.one_typed(Iota { dim }, &[], Type::of(DType::I64, &[1, 1, 4, 4]));
+        let (query, key) = (position(b, 2)?, position(b, 3)?);
+        let visible = b.one(Compare::LessEqual, &[key, query])?;
+        Ok(b.push(op(false), &[x[0], repeated[0], repeated[1], visible])?.to_vec())
+    });
+    all_close(&fused, &masked);
+}
+
+#[test]
+fn norms_are_their_compositions() {
+    let inputs = normal(&[&[2, 3, 4], &[4], &[4]]);
+    let eps = 1e-3;
+    let rstd = |b: &mut Builder, square: ValueId| {
+        let mean = reduce(b, ReduceKind::Mean, square, 2)?;
+        let eps = b.splat_like(mean, eps)?;
+        let sum = b.add(mean, eps)?;
+        b.one(Unary::Rsqrt, &[sum])
+    };
+    let fused = evaluate(&inputs, |b, x| Ok(b.push(LayerNorm { eps: Float::new(eps) }, x)?.to_vec()));
+    let composed = evaluate(&inputs, |b, x| {
+        let mean = reduce(b, ReduceKind::Mean, x[0], 2)?;
+        let centred = b.one(Binary::Sub, &[x[0], mean])?;
+        let square = b.mul(centred, centred)?;
+        let rstd = rstd(b, square)?;
+        let unit = b.mul(centred, rstd)?;
+        let scaled = b.mul(unit, x[1])?;
+        let flat = |b: &mut Builder, x| b.reshape(x, [2, 3].map(Dim::known));
+        Ok(vec![b.add(scaled, x[2])?, flat(b, mean)?, flat(b, rstd)?])
+    });
+    all_close(&fused, &composed);
+    let fused = evaluate(&inputs, |b, x| Ok(vec![b.push(RmsNorm { eps: Float::new(eps) }, &x[..2])?[0]]));
+    let composed = evaluate(&inputs, |b, x| {
+        let square = b.mul(x[0], x[0])?;
+        let rstd = rstd(b, square)?;
+        let unit = b.mul(x[0], rstd)?;
+        Ok(vec![b.mul(unit, x[1])?])
+    });
+    all_close(&fused, &composed);
+}
+
+#[test]
+fn cross_entropy_is_the_negative_log_probability_of_smoothed_labels() {
+    let (ignored, smoothing, classes) = (-1, 0.2, 5);
+    let logits = normal(&[&[4, classes]]).swap_remove(0);
+    let inputs = [logits, Tensor::int(DType::I64, vec![4], vec![3, -1, 0, 4])];
+    let op = CrossEntropy { ignore_index: ignored, label_smoothing: Float::new(smoothing) };
+    let fused = evaluate(&inputs, |b, x| Ok(b.push(op.clone(), x)?[..2].to_vec()));
+    let composed = evaluate(&inputs, |b, x| {
+        let log = b.one(LogSoftmax { dim: 1 }, &[x[0]])?;
+        let label = b.reshape(x[1], [4, 1].map(Dim::known))?;
+        let class = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[classes]))?;
+        let hit = b.one(Compare::Equal, &[label, class])?;
+        let share = smoothing / classes as f64;
+        let (on, off) = (b.splat_like(log, smoothing - 1.0 - share)?, b.splat_like(log, -share)?);
+        let target = b.one(Select, &[hit, on, off])?;
+        let ignored = b.scalar(DType::I64, ignored as f64)?;
+        let skipped = b.one(Compare::Equal, &[label, ignored])?;
+        let (one, zero) = (b.splat_like(log, 1.0)?, b.splat_like(log, 0.0)?);
+        let counts = b.one(Select, &[skipped, zero, one])?;
+        let terms = b.mul(log, target)?;
+        let counted = b.mul(terms, counts)?;
+        Ok(vec![b.sum(counted, &[0, 1])?, b.sum(counts, &[0, 1])?])
+    });
+    all_close(&fused, &composed);
+    assert_eq!(fused[1].item(), 3.0);
+}
+
+#[test]
+fn rotary_turns_halves_or_neighbours() {
+    let inputs = normal(&[&[2, 3, 4], &[3, 2], &[3, 2]]);
+    let halves = evaluate(&inputs, |b, x| Ok(vec![b.one(Rotary { interleaved: false }, x)?]));
+    let composed = evaluate(&inputs, |b, x| {
+        let (first, second) = (b.slice(x[0], 2, 0, Dim::known(2))?, b.slice(x[0], 2, 2, Dim::known(2))?);
+        let turned = |b: &mut Builder, a, other, sign| {
+            let (kept, crossed) = (b.mul(a, x[1])?, b.mul(other, x[2])?);
+            b.one(sign, &[kept, crossed])
+        };
+        let (left, right) = (turned(b, first, second, Binary::Sub)?, turned(b, second, first, Binary::Add)?);
+        Ok(vec![b.one(Concat { dim: 2 }, &[left, right])?])
+    });
+    all_close(&halves, &composed);
+    // Neighbours are halves after a permutation of the last dim: 0 2 1 3, which is its own inverse.
+    let permuted = |b: &mut Builder, x: ValueId| {
+        let (outer, dims) = (b.reshape(x, [2, 3, 2, 2].map(Dim::known))?, b.ty(x).dims.clone());
+        let swapped = b.transpose(outer, &[0, 1, 3, 2])?;
+        b.reshape(swapped, dims)
+    };
+    let neighbours = evaluate(&inputs, |b, x| {
+        let before = permuted(b, x[0])?;
+        let turned = b.one(Rotary { interleaved: true }, &[before, x[1], x[2]])?;
+        Ok(vec![permuted(b, turned)?])
+    });
+    all_close(&halves, &neighbours);
+}
+
+#[test]
+fn equal_largest_elements_share_the_gradient() {
+    let x = Tensor::float(DType::F64, vec![1, 4], vec![3.0, 1.0, 3.0, 2.0]);
+    let dx = evaluate(&[x], |b, x| {
+        let op = Reduce { kind: ReduceKind::Max, dims: [1].into_iter().collect(), keep: false };
+        let y = b.one(op.clone(), x)?;
+        let dy = b.splat(b.ty(y).clone(), 1.0)?;
+        let built =
+            op.gradient(b, NodeRef { operands: x, results: &[y] }, &[Some(dy)]).expect("has a gradient");
+        Ok(vec![built[0].expect("of a float")])
+    });
+    assert_eq!(dx[0].floats(), [0.5, 0.0, 0.5, 0.0]);
+}
+
+/// A parameter, a gradient and zero states, then `lr`, `weight_decay` and more f64 scalars.
+fn update(op: impl Into<Op>, states: usize, scalars: &[f64]) -> Vec<Tensor> {
+    let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
+    let mut inputs = vec![vector([2.0, -1.0]), vector([0.5, -3.0])];
+    inputs.extend((0..states).map(|_| vector([0.0, 0.0])));
+    inputs.extend(scalars.iter().map(|&x| Tensor::float(DType::F64, vec![], vec![x])));
+    let op = op.into();
+    evaluate(&inputs, |b, x| Ok(b.push(op.clone(), x)?.to_vec()))
+}
+
+#[test]
+fn the_first_step_of_adam_has_the_length_of_the_learning_rate() {
+    let adam = |decoupled| Adam {
+        beta1: Float::new(0.9),
+        beta2: Float::new(0.999),
+        eps: Float::new(0.0),
+        decoupled,
+    };
+    let expect = |result: &Tensor, expected: [f64; 2]| {
+        assert!(
+            close(result, &Tensor::float(DType::F64, vec![2], expected.to_vec())),
+            "{result:?} {expected:?}"
+        );
+    };
+    let results = update(adam(true), 2, &[0.1, 0.0, 1.0]);
+    expect(&results[0], [1.9, -0.9]);
+    expect(&results[1], [0.05, -0.3]);
+    expect(&results[2], [0.00025, 0.009]);
+    // Decay of AdamW: 2·(1 - 0.1·0.5) and -1·(1 - 0.1·0.5), before the step.
+    expect(&update(adam(true), 2, &[0.1, 0.5, 1.0])[0], [1.8, -0.85]);
+    // Decay of Adam goes into the gradient, 0.5 + 0.5·2 and -3 - 0.5·1; the step keeps its length.
+    let results = update(adam(false), 2, &[0.1, 0.5, 1.0]);
+    expect(&results[0], [1.9, -0.9]);
+    expect(&results[1], [0.15, -0.35]);
+}
+
+#[test]
+fn gradient_descent_follows_its_velocity() {
+    let sgd = |nesterov| Sgd { momentum: Float::new(0.5), nesterov };
+    let results = update(sgd(false), 1, &[0.1, 1.0]);
+    // g = gradient + parameter = 2.5 and -4; the velocity starts as g.
+    assert!(close(&results[0], &Tensor::float(DType::F64, vec![2], vec![1.75, -0.6])));
+    assert!(close(&results[1], &Tensor::float(DType::F64, vec![2], vec![2.5, -4.0])));
+    // Nesterov looks half a velocity ahead: 1.5·g.
+    let ahead = update(sgd(true), 1, &[0.1, 1.0]);
+    assert!(close(&ahead[0], &Tensor::float(DType::F64, vec![2], vec![1.625, -0.4])));
+}

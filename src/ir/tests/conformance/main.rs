@@ -1,0 +1,257 @@
+//! Every operator against its own declarations: types, gradient, sharding rule, attributes.
+//!
+//! The checks are functions of what is declared, so that the tests below can hand them a wrong declaration and see
+//! that it is caught.
+
+mod composed;
+mod differences;
+mod hostile;
+mod splitting;
+
+use ir::factors::{FactorKind, Factors};
+use ir::ops::samples::{Sample, samples};
+use ir::ops::{GradientError, Interp};
+use ir::tensor::Elements;
+use ir::{Builder, Dim, Op, Operator, PartialKind, Signature, Tensor, Type, ValueId};
+use std::collections::BTreeSet;
+
+/// The result of a check: what is wrong, if something is.
+type Check = Result<(), String>;
+
+#[test]
+fn every_operator_does_what_it_declares() {
+    let samples = samples();
+    let sampled: BTreeSet<&str> = samples.iter().map(|sample| sample.op.name()).collect();
+    let missing: Vec<&str> = Op::names().into_iter().filter(|name| !sampled.contains(name)).collect();
+    assert!(missing.is_empty(), "operators without a sample in ops/samples/table.rs: {missing:?}");
+    let mut failures = Vec::new();
+    for sample in &samples {
+        let checks = [
+            ("types", types(sample, &sample.result_types().expect("samples are well-typed"))),
+            ("attributes", attributes(sample)),
+            ("gradient", differences::check(sample, &Operator::gradient)),
+            ("factors", splitting::check(sample, &sample.op.factors(&signature(sample)))),
+        ];
+        let failed = checks.into_iter().filter_map(|(name, result)| Some((name, result.err()?)));
+        failures.extend(failed.map(|(name, message)| format!("{name} of {}: {message}", describe(sample))));
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The operator with its attributes and types.
+fn describe(sample: &Sample) -> String {
+    let types: Vec<String> = sample.operand_types().iter().map(Type::to_string).collect();
+    format!("{:?} on {}", sample.op, types.join(", "))
+}
+
+fn signature(sample: &Sample) -> Signature {
+    let results = sample.result_types().expect("samples are well-typed");
+    Signature { operands: sample.operand_types(), results }
+}
+
+fn interp(sample: &Sample, operands: &[Tensor], results: &[Type]) -> Vec<Tensor> {
+    let operands: Vec<&Tensor> = operands.iter().collect();
+    sample.op.interp(&Interp { operands: &operands, results, data: &sample.data })
+}
+
+/// The results of `interp` are of the types that `infer` declares, and these have the sizes the operands' factors say.
+fn types(sample: &Sample, declared: &[Type]) -> Check {
+    let signature = Signature { operands: sample.operand_types(), results: declared.to_vec() };
+    splitting::covers(&sample.op.factors(&signature), &signature)?;
+    let results = interp(sample, &sample.fill(1), declared);
+    if results.len() != declared.len() {
+        return Err(format!("{} results, declared are {}", results.len(), declared.len()));
+    }
+    for (result, declared) in results.iter().zip(declared) {
+        let (kind, len) = match &result.elements {
+            Elements::Float(elements) => (declared.dtype.is_float(), elements.len()),
+            Elements::Int(elements) => (declared.dtype.is_integer(), elements.len()),
+            Elements::Bool(elements) => (declared.dtype == ir::DType::Bool, elements.len()),
+        };
+        if !kind || !result.ty().same_shape(declared) || declared.numel() != Some(len as u64) {
+            return Err(format!("interp gives {}, infer {declared}", result.ty()));
+        }
+    }
+    Ok(())
+}
+
+/// The attributes survive text.
+fn attributes(sample: &Sample) -> Check {
+    let text: Vec<(String, String)> =
+        sample.op.attributes().into_iter().map(|(name, text)| (name.to_string(), text)).collect();
+    match Op::parse(sample.op.name(), &text) {
+        Ok(parsed) if parsed == sample.op => Ok(()),
+        Ok(parsed) => Err(format!("{text:?} parses as {parsed:?}")),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether two tensors are equal but for rounding; NaN equals NaN.
+fn close(left: &Tensor, right: &Tensor) -> bool {
+    let (Elements::Float(a), Elements::Float(b)) = (&left.elements, &right.elements) else {
+        return left == right;
+    };
+    let largest = b.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
+    let equal =
+        |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= 1e-12 * largest;
+    left.sizes == right.sizes && a.iter().zip(b).all(equal)
+}
+
+/// The first sample of an operator.
+fn sample_of(name: &str) -> Sample {
+    samples().into_iter().find(|sample| sample.op.name() == name).expect("every operator has a sample")
+}
+
+#[test]
+fn every_result_type_with_a_wrong_dim_is_caught() {
+    check_all_caught("result dims doubled", &[], |sample| {
+        let inferred = sample.result_types().expect("samples are well-typed");
+        let dims = inferred.iter().enumerate().flat_map(|(i, ty)| (0..ty.ndim()).map(move |dim| (i, dim)));
+        let doubled = |(i, dim): (usize, usize)| {
+            let mut wrong = inferred.clone();
+            wrong[i].dims[dim] = wrong[i].dims[dim].product(&Dim::known(2)).expect("samples are small");
+            // Interp may also stop, where no factor says how large the dim is (concat).
+            std::panic::catch_unwind(|| types(sample, &wrong)).unwrap_or(Err("interp stopped".into()))
+        };
+        let results: Vec<Check> = dims.filter(|_| sample.declared.is_empty()).map(doubled).collect();
+        all(results)
+    });
+}
+
+#[test]
+fn every_gradient_that_is_wrong_by_a_factor_is_caught() {
+    let scaled = |op: &Op, b: &mut Builder, node: ir::NodeRef, d: &[Option<ValueId>]| {
+        let gradients = op.gradient(b, node, d)?;
+        let scale = |x: Option<ValueId>| x.map(|x| b.scale(x, 1.001)).transpose();
+        gradients.into_iter().map(scale).collect::<Result<Vec<_>, _>>().map_err(GradientError::from)
+    };
+    // Without a gradient, or with none but zeros, there is nothing to scale.
+    check_all_caught("gradients scaled by 1.001", &["constant", "splat", "iota"], |sample| {
+        let checked = sample.differentiable && sample.smooth && differences::has_gradient(sample);
+        checked.then(|| differences::check(sample, &scaled))
+    });
+}
+
+#[test]
+fn every_gradient_that_is_forgotten_is_caught() {
+    let forgotten = |_: &Op, _: &mut Builder, node: ir::NodeRef, _: &[Option<ValueId>]| {
+        Ok(vec![None; node.operands.len()])
+    };
+    check_all_caught("forgotten gradients", &[], |sample| {
+        let checked = sample.differentiable && sample.smooth && differences::has_gradient(sample);
+        checked.then(|| differences::check(sample, &forgotten))
+    });
+}
+
+#[test]
+fn a_gradient_that_must_not_be_built_is_caught_when_it_is() {
+    let zeros = |_: &Op, b: &mut Builder, node: ir::NodeRef, _: &[Option<ValueId>]| {
+        let zero = |&x: &ValueId| Ok(Some(b.splat(b.ty(x).clone(), 0.0)?));
+        node.operands.iter().map(zero).collect()
+    };
+    for name in ["softmax_grad", "adam", "mod", "layer_norm_grad"] {
+        assert!(differences::check(&sample_of(name), &zeros).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn every_factor_that_is_wrongly_split_is_caught() {
+    // The bytes of a constant do not split with its type: interp would stop, not differ.
+    check_all_caught("whole factors split", &["constant"], |sample| {
+        let declared = sample.op.factors(&signature(sample));
+        let whole = |i: &usize| declared.factors[*i].kind == FactorKind::Whole && even(&declared, *i);
+        let split = |i: usize| {
+            let mut wrong = declared.clone();
+            wrong.factors[i].kind = FactorKind::Free;
+            splitting::check(sample, &wrong)
+        };
+        let results: Vec<Check> = (0..declared.factors.len()).filter(whole).map(split).collect();
+        (!results.is_empty())
+            .then(|| results.into_iter().find(Result::is_ok).unwrap_or(Err("all caught".into())))
+    });
+}
+
+#[test]
+fn every_reduction_of_the_wrong_kind_is_caught() {
+    check_all_caught("reductions of the wrong kind", &[], |sample| {
+        let mut wrong = sample.op.factors(&signature(sample));
+        let mut changed = false;
+        for i in 0..wrong.factors.len() {
+            if let FactorKind::Reduced(kind) = wrong.factors[i].kind {
+                let other = if kind == PartialKind::Sum { PartialKind::Max } else { PartialKind::Sum };
+                wrong.factors[i].kind = FactorKind::Reduced(other);
+                changed |= even(&wrong, i);
+            }
+        }
+        changed.then(|| splitting::check(sample, &wrong))
+    });
+}
+
+#[test]
+fn merged_dims_in_the_wrong_order_are_caught() {
+    let mut planted = 0;
+    for sample in samples() {
+        let declared = sample.op.factors(&signature(&sample));
+        let size = |f: u32| declared.factors[f as usize].size.size().unwrap_or(1);
+        for operand in 0..declared.operands.len() {
+            for dim in 0..declared.operands[operand].len() {
+                let merged = &declared.operands[operand][dim];
+                // The gradient's probabilities are normalised again: its logsumexp says no more than which rows are empty.
+                let redundant = sample.op.name() == "attention_grad" && declared.operands[operand].len() == 3;
+                if redundant || merged.len() < 2 || merged.iter().any(|&f| size(f) < 2 || size(f) % 2 != 0) {
+                    continue;
+                }
+                let mut wrong = declared.clone();
+                wrong.operands[operand][dim].reverse();
+                planted += 1;
+                assert!(
+                    splitting::check(&sample, &wrong).is_err(),
+                    "{} of operand {operand}",
+                    describe(&sample)
+                );
+            }
+        }
+    }
+    assert!(planted >= 4, "only {planted} merged dims were swapped");
+}
+
+#[test]
+fn a_wrong_claim_of_linearity_is_caught() {
+    for (name, operands) in [
+        ("exp", &[0][..]),
+        ("relu", &[0]),
+        ("softmax", &[0]),
+        ("max", &[0, 1]),
+        ("mul", &[0, 1]),
+        ("div", &[1]),
+        ("layer_norm", &[1, 2]),
+        ("gelu_grad", &[0, 1]),
+        ("attention", &[2]),
+        ("attention_grad", &[0]),
+        ("contract", &[0, 1]),
+    ] {
+        let sample = sample_of(name);
+        let wrong = sample.op.factors(&signature(&sample)).linear_in(operands);
+        let message = splitting::check(&sample, &wrong).expect_err(name);
+        assert!(message.contains("not linear"), "{name}: {message}");
+    }
+}
+
+/// The outcome of several planted faults, if there are any: one that was not caught, if there is one.
+fn all(results: Vec<Check>) -> Option<Check> {
+    results.into_iter().reduce(|first, second| if first.is_ok() { first } else { second })
+}
+
+/// Runs a check with a planted fault on every sample it applies to; it must fail on each, and apply somewhere.
+fn check_all_caught(fault: &str, except: &[&str], check: impl Fn(&Sample) -> Option<Check>) {
+    let applied = samples().into_iter().filter(|sample| !except.contains(&sample.op.name()));
+    let results: Vec<(Sample, Check)> =
+        applied.filter_map(|sample| check(&sample).map(|result| (sample, result))).collect();
+    let missed: Vec<String> = results.iter().filter(|(_, r)| r.is_ok()).map(|(s, _)| describe(s)).collect();
+    assert!(missed.is_empty(), "{fault} were not caught in:\n{}", missed.join("\n"));
+    assert!(results.len() >= 5, "{fault}: planted in {} samples only", results.len());
+}
+
+fn even(factors: &Factors, factor: usize) -> bool {
+    factors.factors[factor].size.size().is_some_and(|size| size > 1 && size % 2 == 0)
+}

@@ -1,0 +1,132 @@
+//! The verifier: what every program satisfies, at each level all of the level before and more.
+//!
+//! **Imported**, the forward graph (`tables`, `program`, `partial`):
+//!
+//! 1. Every id is in range: nodes in the order (each once), values, data rows, states, axes.
+//! 2. Names are unique: data rows, states, inputs, outputs, axes. An axis has at least one device.
+//! 3. Data rows are whole: dims bound, not sharded, as many bytes as the type has.
+//! 4. A state's input value has the state's type; its new value has its shape. The data row behind it, through its
+//!    view, has its shape. A state copies one that stands before it, of its dims. A batched input has a dim 0.
+//! 5. Every value is defined once, by what it says defines it, and before its uses.
+//! 6. Phases stand in order; below level *training* nothing runs in `bwd` and `update`.
+//! 7. Every operator takes its operands and gives its results, by its own `infer`; a constant has its row's type.
+//! 8. A sharding has an entry for every dim; no axis stands twice in a value.
+//! 9. A partial value is read only where the operator is linear in it, and is neither an output nor a state.
+//!
+//! **Training**, the whole step (`training`):
+//!
+//! 10. All dims are bound, and the bytes of a value fit in 64 bits.
+//! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`; `update` reads a value of a microbatch
+//!     only through `accumulate`, which stands in `update` and reads nothing else.
+//! 12. A state's new value is defined in `update`; a buffer's may be in `fwd`.
+//! 13. There is an output `loss`, a float scalar.
+//!
+//! **Placed** (`placed`):
+//!
+//! 14. Every split dim divides by the devices that split it.
+//! 15. Operands and results of a node are split alike, by the operator's factors: whatever else changes a sharding is
+//!     a collective. No axis does two things in one node.
+//! 16. A result is partial over exactly the axes of the reduced factors and of the partial operands.
+//! 17. A state's new value is sharded as the state.
+//!
+//! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
+
+mod partial;
+mod placed;
+mod program;
+mod tables;
+mod training;
+
+use crate::module::Phase;
+use crate::text::{Numbering, type_text};
+use crate::{Diagnostic, Level, Module, Node, NodeId, Type, ValueId};
+
+/// Checks a module at its level. Errors: every violation found; those of a later group (in the order of the list
+/// above) are looked for only in a module that satisfies the earlier ones.
+pub fn verify(module: &Module) -> Result<(), Vec<Diagnostic>> {
+    let faults = tables::ids_out_of_range(module);
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let mut groups: Vec<fn(&mut Check)> = vec![tables::check, program::check, partial::check];
+    if module.level >= Level::Training {
+        groups.push(training::check);
+    }
+    if module.level >= Level::Placed {
+        groups.push(placed::check);
+    }
+    let mut check = Check { module, names: Numbering::of(module), faults: Vec::new() };
+    for group in groups {
+        group(&mut check);
+        if !check.faults.is_empty() {
+            return Err(check.faults);
+        }
+    }
+    Ok(())
+}
+
+/// A check in progress.
+struct Check<'m> {
+    module: &'m Module,
+    names: Numbering,
+    faults: Vec<Diagnostic>,
+}
+
+impl<'m> Check<'m> {
+    /// A violation that no node is to blame for.
+    fn fault(&mut self, message: impl Into<String>) {
+        self.faults.push(Diagnostic::new(message));
+    }
+
+    /// A violation of a node: the line, its origin, its types, its pass.
+    fn node_fault(&mut self, id: NodeId, message: impl AsRef<str>) {
+        let node = self.module.node(id);
+        let list = |ids: &[ValueId]| match ids {
+            [] => "nothing".to_string(),
+            ids => ids.iter().map(|&id| self.ty(self.module.ty(id))).collect::<Vec<_>>().join(", "),
+        };
+        let phase = Phase::ALL[node.phase as usize].1;
+        let mut fault = Diagnostic::new(format!("`{}`: {}", self.names.node(node), message.as_ref()))
+            .note(format!("from {} to {}", list(&node.operands), list(&node.results)));
+        if !node.origin.is_empty() {
+            fault = fault.at(node.origin.to_string());
+        }
+        let by =
+            if node.by.is_empty() { String::new() } else { format!(", last touched by pass `{}`", node.by) };
+        self.faults.push(fault.note(format!("a node of {phase}{by}")));
+    }
+
+    /// A type with its sharding.
+    fn ty(&self, ty: &Type) -> String {
+        type_text(&self.module.mesh, ty)
+    }
+
+    /// `%3: f32[2]`
+    fn value(&self, id: ValueId) -> String {
+        format!("{}: {}", self.names.value(id), self.ty(self.module.ty(id)))
+    }
+
+    /// The nodes in program order, with their ids, free of the borrow of `self`.
+    fn nodes(&self) -> impl Iterator<Item = (NodeId, &'m Node)> + use<'m> {
+        self.module.nodes()
+    }
+
+    /// Every value that something defines, with its type: inputs, states, results.
+    fn values(&self) -> impl Iterator<Item = (ValueId, &'m Type)> + use<'m> {
+        let module = self.module;
+        let inputs = module.inputs.iter().map(|input| input.value);
+        let states = module.states.values().map(|state| state.input);
+        let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+        inputs.chain(states).chain(results).map(move |id| (id, module.ty(id)))
+    }
+
+    /// What holds on to values outside the nodes, each in words: outputs and the new values of states.
+    fn roots(&self) -> Vec<(String, ValueId)> {
+        let outputs =
+            self.module.outputs.iter().map(|output| (format!("output `{}`", output.name), output.value));
+        let states = self.module.states.values().filter_map(|state| Some((state, state.output?)));
+        outputs
+            .chain(states.map(|(state, value)| (format!("the new value of state `{}`", state.name), value)))
+            .collect()
+    }
+}

@@ -1,0 +1,115 @@
+//! Partial values, at every level: read only where that is linear. Invariant 9.
+
+use super::Check;
+use crate::factors::Factors;
+use crate::ops::{Op, Operator};
+use crate::{AxisId, Mesh, Module, Node, NodeId, PartialKind, Type, ValueId};
+use std::collections::BTreeSet;
+
+/// Invariant 9.
+pub(super) fn check(c: &mut Check) {
+    if !c.values().any(|(_, ty)| over(&c.module.mesh, ty).is_some()) {
+        return;
+    }
+    for (id, node) in c.nodes() {
+        uses(c, id, node);
+    }
+    for (what, value) in c.roots() {
+        if let Some((kind, axes)) = over(&c.module.mesh, c.module.ty(value)) {
+            let (value, axes) = (c.value(value), names(&c.module.mesh, &axes));
+            c.fault(format!("{} used as a whole value: {what} is {value}, over {axes}", word(kind)));
+        }
+    }
+}
+
+fn uses(c: &mut Check, id: NodeId, node: &Node) {
+    let module = c.module;
+    let axes = passed(module, node);
+    if axes.is_empty() {
+        return;
+    }
+    let factors = node.op.factors(&module.signature(node));
+    for axis in axes {
+        if let Err(operand) = linear_over(module, node, &factors, axis) {
+            let value = node.operands[operand];
+            let kind = over(&module.mesh, module.ty(value)).map_or(PartialKind::Sum, |(kind, _)| kind);
+            let (kind, value, axis) = (word(kind), c.value(value), &module.mesh.axes[axis].name);
+            let linear = linearity(&node.op, &factors);
+            c.node_fault(
+                id,
+                format!("{kind} used as a whole value: operand {operand}, {value}, over `{axis}`; {linear}"),
+            );
+        }
+    }
+}
+
+/// Where the operator lets a partial sum through, in words.
+fn linearity(op: &Op, factors: &Factors) -> String {
+    let set = |operands: &[u32]| operands.iter().map(u32::to_string).collect::<Vec<_>>().join(" with ");
+    let sets: Vec<_> = factors.linear.iter().map(|operands| set(operands)).collect();
+    match &sets[..] {
+        [] => format!("`{}` is linear in no operand", op.name()),
+        sets => format!("`{}` is linear in operand {} alone", op.name(), sets.join(", or ")),
+    }
+}
+
+/// The axes of more than one device over which any operand of a node is partial.
+pub(super) fn passed(module: &Module, node: &Node) -> BTreeSet<AxisId> {
+    let partial = |&value: &ValueId| over(&module.mesh, module.ty(value));
+    node.operands.iter().filter_map(partial).flat_map(|(_, axes)| axes).collect()
+}
+
+/// Whether the operands that are partial over an axis are a set in which the operator is linear; else one that is to
+/// blame. The other operands of a set may be zeros, which are partial over any axis as they stand.
+fn linear_over(module: &Module, node: &Node, factors: &Factors, axis: AxisId) -> Result<(), usize> {
+    let partial = |operand: u32| {
+        let value = *node.operands.get(operand as usize)?;
+        over(&module.mesh, module.ty(value)).filter(|(_, axes)| axes.contains(&axis))
+    };
+    let operands: Vec<u32> = (0..node.operands.len() as u32).filter(|&i| partial(i).is_some()).collect();
+    if let Some(&operand) =
+        operands.iter().find(|&&i| partial(i).is_some_and(|(kind, _)| kind != PartialKind::Sum))
+    {
+        return Err(operand as usize);
+    }
+    let fits = |set: &[u32]| {
+        let whole = set.iter().filter(|&&i| partial(i).is_none());
+        let mut zeros =
+            whole.map(|&i| node.operands.get(i as usize).is_some_and(|&value| is_zero(module, value)));
+        operands.iter().all(|i| set.contains(i)) && zeros.all(|zero| zero)
+    };
+    if factors.linear.iter().any(|set| fits(set)) { Ok(()) } else { Err(operands[0] as usize) }
+}
+
+/// Whether a value is zeros by construction.
+pub(super) fn is_zero(module: &Module, mut value: ValueId) -> bool {
+    while let Some(node) = module.producer(value) {
+        match &node.op {
+            Op::Splat(splat) => return splat.value.get() == 0.0,
+            Op::Broadcast(_) | Op::Reshape(_) => value = node.operands[0],
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The axes of more than one device over which a value is partial, if there is one.
+pub(super) fn over(mesh: &Mesh, ty: &Type) -> Option<(PartialKind, BTreeSet<AxisId>)> {
+    let (kind, axes) = ty.sharding.partial.as_ref()?;
+    let axes: BTreeSet<AxisId> = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).collect();
+    (!axes.is_empty()).then_some((*kind, axes))
+}
+
+/// `partial sum`
+pub(super) fn word(kind: PartialKind) -> &'static str {
+    match kind {
+        PartialKind::Sum => "partial sum",
+        PartialKind::Max => "partial max",
+        PartialKind::Min => "partial min",
+    }
+}
+
+/// `` `dp`, `tp` ``
+pub(super) fn names<'a>(mesh: &Mesh, axes: impl IntoIterator<Item = &'a AxisId>) -> String {
+    axes.into_iter().map(|&axis| format!("`{}`", mesh.axes[axis].name)).collect::<Vec<_>>().join(", ")
+}

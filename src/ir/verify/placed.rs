@@ -1,0 +1,181 @@
+//! Level placed: shardings fit their dims, their nodes and each other. Invariants 14 to 17.
+
+use super::Check;
+use super::partial::{self, is_zero, names, over, word};
+use crate::factors::{Factor, FactorId, FactorKind, Factors};
+use crate::ops::{Op, Operator};
+use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Invariants 14 to 17.
+pub(super) fn check(c: &mut Check) {
+    let mesh = &c.module.mesh;
+    for (id, _) in c.values().filter(|(_, ty)| ty.local(mesh).is_none()) {
+        c.fault(format!("{} does not divide over the mesh {mesh}", c.value(id)));
+    }
+    for state in c.module.states.values() {
+        if let Some(output) =
+            state.output.filter(|&output| !same(&c.module.ty(output).sharding, &state.ty.sharding))
+        {
+            let (ty, output) = (c.ty(&state.ty), c.value(output));
+            c.fault(format!("state `{}` is {ty}, its new value is sharded otherwise: {output}", state.name));
+        }
+    }
+    if c.faults.is_empty() {
+        c.nodes().for_each(|(id, node)| agreement(c, id, node));
+    }
+}
+
+fn same(a: &Sharding, b: &Sharding) -> bool {
+    a == b || a.is_whole() && b.is_whole()
+}
+
+/// How the factors of a node are split: which axes, and where that was seen first.
+type Splits = BTreeMap<FactorId, (Vec<AxisId>, String)>;
+
+/// A node's operands and results are split alike, and its results partial as they must be.
+fn agreement(c: &mut Check, id: NodeId, node: &Node) {
+    let signature = c.module.signature(node);
+    let factors = node.op.factors(&signature);
+    let mut splits = Splits::new();
+    let operands = signature.operands.iter().zip(&factors.operands).enumerate();
+    let results = signature.results.iter().zip(&factors.results).enumerate();
+    let operands = operands.map(|(i, tensor)| (format!("operand {i}"), tensor));
+    for (what, (ty, dims)) in operands.chain(results.map(|(i, tensor)| (format!("result {i}"), tensor))) {
+        for (i, dim) in dims.iter().enumerate() {
+            // Without entries no dim is split.
+            let axes = ty.sharding.dims.get(i).map_or(&[][..], |axes| axes);
+            let place = format!("dim {i} of {what}");
+            if let Err(message) = split(&c.module.mesh, &factors.factors, dim, axes, &place, &mut splits) {
+                return c.node_fault(id, message);
+            }
+        }
+    }
+    if let Err(message) = roles(c, node, &factors, &splits) {
+        return c.node_fault(id, message);
+    }
+    for (i, ty) in signature.results.iter().enumerate() {
+        if let Err(message) = result(c, node, &factors, &splits, i, ty) {
+            c.node_fault(id, message);
+        }
+    }
+}
+
+/// Spreads the axes of a dim over its factors, major first, and compares with what other dims said of them.
+fn split(
+    mesh: &Mesh,
+    factors: &[Factor],
+    dim: &[FactorId],
+    axes: &[AxisId],
+    place: &str,
+    splits: &mut Splits,
+) -> Result<(), String> {
+    let mut rest = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).peekable();
+    let mut open = true;
+    for &factor in dim {
+        let mut left = factors[factor as usize].size.size().unwrap_or(1);
+        let mut own = Vec::new();
+        while let Some(axis) =
+            rest.next_if(|&axis| open && left > 1 && left.is_multiple_of(mesh.axes[axis].size))
+        {
+            left /= mesh.axes[axis].size;
+            own.push(axis);
+        }
+        // A factor that is not used up leaves nothing contiguous for the next.
+        open = open && left == 1;
+        let list = |axes: &[AxisId]| if axes.is_empty() { "nothing".into() } else { names(mesh, axes) };
+        match splits.get(&factor) {
+            Some((other, at)) if *other != own => {
+                let (own, other) = (list(&own), list(other));
+                return Err(format!(
+                    "{place} is split over {own}, {at} over {other}: a collective must stand between"
+                ));
+            }
+            Some(_) => {}
+            None => drop(splits.insert(factor, (own, place.to_string()))),
+        }
+    }
+    match rest.next() {
+        Some(axis) => Err(format!("{place} cannot be split over `{}`", mesh.axes[axis].name)),
+        None => Ok(()),
+    }
+}
+
+/// Only factors that can be are split, and no axis does two things.
+fn roles(c: &Check, node: &Node, factors: &Factors, splits: &Splits) -> Result<(), String> {
+    let mesh = &c.module.mesh;
+    let mut used: BTreeMap<AxisId, &str> = BTreeMap::new();
+    for (&factor, (axes, place)) in splits {
+        match factors.factors[factor as usize].kind {
+            FactorKind::Whole if !axes.is_empty() => {
+                return Err(format!(
+                    "{place} is split over {}, but `{}` needs it whole",
+                    names(mesh, axes),
+                    node.op.name()
+                ));
+            }
+            FactorKind::Custom if !axes.is_empty() => {
+                let (axes, name) = (names(mesh, axes), node.op.name());
+                return Err(format!(
+                    "{place} is split over {axes}, which `{name}` allows only to its partition rule"
+                ));
+            }
+            _ => {}
+        }
+        for &axis in axes {
+            if let Some(other) = used.insert(axis, place) {
+                let axis = &mesh.axes[axis].name;
+                return Err(format!("`{axis}` splits both {other} and {place}, which are different factors"));
+            }
+        }
+    }
+    match partial::passed(c.module, node).iter().find_map(|axis| Some((axis, used.get(axis)?))) {
+        Some((&axis, place)) => {
+            let axis = &mesh.axes[axis].name;
+            Err(format!(
+                "an operand is partial over `{axis}`, which splits {place}: each part would miss the others"
+            ))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A result is partial over the reduced factors it lacks and what its operands are partial over.
+fn result(
+    c: &Check,
+    node: &Node,
+    factors: &Factors,
+    splits: &Splits,
+    i: usize,
+    ty: &Type,
+) -> Result<(), String> {
+    let mesh = &c.module.mesh;
+    let mut kinds: BTreeMap<PartialKind, BTreeSet<AxisId>> = BTreeMap::new();
+    for (&factor, (axes, _)) in splits.iter().filter(|(_, (axes, _))| !axes.is_empty()) {
+        if let FactorKind::Reduced(kind) = factors.factors[factor as usize].kind
+            && !factors.results[i].iter().any(|dim| dim.contains(&factor))
+        {
+            kinds.entry(kind).or_default().extend(axes);
+        }
+    }
+    let passed = partial::passed(c.module, node);
+    if !passed.is_empty() {
+        kinds.entry(PartialKind::Sum).or_default().extend(passed);
+    }
+    let mut made = kinds.into_iter();
+    let (first, second) = (made.next(), made.next());
+    if let (Some((a, _)), Some((b, _))) = (&first, &second) {
+        return Err(format!("result {i} would be both a {} and a {}", word(*a), word(*b)));
+    }
+    let said = over(mesh, ty);
+    let zero = matches!(node.op, Op::Splat(_)) && is_zero(c.module, node.results[i]);
+    let zero = zero && said.as_ref().is_none_or(|(kind, _)| *kind == PartialKind::Sum);
+    if first == said || zero {
+        return Ok(());
+    }
+    let describe = |partial: &Option<(PartialKind, BTreeSet<AxisId>)>| match partial {
+        Some((kind, axes)) => format!("a {} over {}", word(*kind), names(mesh, axes)),
+        None => "whole".into(),
+    };
+    Err(format!("result {i} says it is {}, the operands make it {}", describe(&said), describe(&first)))
+}

@@ -1,0 +1,85 @@
+//! Level training: what a whole step demands. Invariants 10 to 13.
+
+use super::Check;
+use crate::module::{Node, Phase};
+use crate::ops::Op;
+use crate::{NodeId, Role, ValueId};
+
+/// Invariants 10 to 13.
+pub(super) fn check(c: &mut Check) {
+    for (id, ty) in c.values().filter(|(_, ty)| ty.bytes().is_none()) {
+        let unbound = ty.dims.iter().any(|dim| dim.size().is_none());
+        let why = if unbound { "its dims must be bound" } else { "its size does not fit in 64 bits" };
+        c.fault(format!("{}: {why}", c.value(id)));
+    }
+    c.nodes().for_each(|(id, node)| reads(c, id, node));
+    state_outputs(c);
+    loss(c);
+}
+
+/// What a phase may read.
+fn reads(c: &mut Check, id: NodeId, node: &Node) {
+    let accumulates = matches!(node.op, Op::Accumulate(_));
+    if accumulates && node.phase != Phase::Update {
+        return c.node_fault(id, "`accumulate` stands in update");
+    }
+    for &operand in &node.operands {
+        let from = c.module.phase_of(operand);
+        let wrong = match node.phase {
+            Phase::Prepare if from.is_microbatch() => "prepare reads nothing of a microbatch",
+            Phase::Forward if from == Phase::Backward => "fwd reads nothing of bwd",
+            Phase::Update if accumulates && !from.is_microbatch() => {
+                "`accumulate` reads a value of a microbatch"
+            }
+            Phase::Update if !accumulates && from.is_microbatch() => {
+                "a value of a microbatch enters update only through `accumulate`"
+            }
+            _ => continue,
+        };
+        let operand = describe(c, operand);
+        c.node_fault(id, format!("{wrong}, and {operand}"));
+    }
+}
+
+/// `%3: f32[2] is of bwd`
+fn describe(c: &Check, value: ValueId) -> String {
+    let phase = Phase::ALL[c.module.phase_of(value) as usize].1;
+    let input = c.module.inputs.iter().find(|input| input.value == value);
+    let what = match input {
+        Some(input) => format!("input `{}`", input.name),
+        None => format!("of {phase}"),
+    };
+    format!("{} is {what}", c.value(value))
+}
+
+/// New values of states are made in `update`.
+fn state_outputs(c: &mut Check) {
+    for state in c.module.states.values() {
+        let Some(output) = state.output else { continue };
+        let phase = c.module.producer(output).map(|node| node.phase);
+        let forward = phase == Some(Phase::Forward) && state.role == Role::Buffer;
+        if phase != Some(Phase::Update) && !forward {
+            let from = match phase {
+                Some(phase) => format!("a node of {}", Phase::ALL[phase as usize].1),
+                None => "no node".into(),
+            };
+            let value = c.value(output);
+            c.fault(format!(
+                "the new value of state `{}`, {value}, comes of {from}, not of update",
+                state.name
+            ));
+        }
+    }
+}
+
+fn loss(c: &mut Check) {
+    match c.module.output("loss") {
+        None => c.fault("a training program has an output `loss`"),
+        Some(loss) => {
+            let ty = c.module.ty(loss.value);
+            if ty.ndim() != 0 || !ty.dtype.is_float() {
+                c.fault(format!("the output `loss` is a float scalar, not {}", c.value(loss.value)));
+            }
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The driver of Trainyard: the command line, its settings, and what ties import, passes and runtime together.
+
+pub mod cli;
+pub mod compilation;
+pub mod config;
+pub mod export;
+pub mod feed;
+pub mod initialization;
+pub mod inspection;
+pub mod output;
+pub mod pipeline;
+pub mod plan;
+pub mod sizes;
+pub mod training;
+pub mod verification;

@@ -1,0 +1,12 @@
+//! The `trainyard` command.
+
+use std::process::ExitCode;
+
+use trainyard::cli::{Cli, report};
+
+fn main() -> ExitCode {
+    match Cli::parse_with_config(std::env::args_os()) {
+        Ok(cli) => report::finish(cli.command.run()),
+        Err(error) => report::finish_parse_error(error),
+    }
+}

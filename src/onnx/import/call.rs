@@ -1,0 +1,138 @@
+//! One node of the graph, as the functions that import it ask about it.
+
+use super::context::Problem;
+use crate::{ElementType, Node, Tensor};
+use ir::{DType, Diagnostic};
+use std::cell::Cell;
+
+/// A node with typed access to its attributes.
+pub(super) struct Call<'a> {
+    node: &'a Node,
+    /// The first attribute that was asked for and is of another type.
+    mistyped: Cell<Option<Diagnostic>>,
+}
+
+impl<'a> Call<'a> {
+    /// The call of a node.
+    pub(super) fn new(node: &'a Node) -> Self {
+        Self { node, mistyped: Cell::new(None) }
+    }
+
+    /// The operator's name.
+    pub(super) fn op(&self) -> &'a str {
+        &self.node.op_type
+    }
+
+    /// Whether the operator is of the standard set.
+    pub(super) fn is_standard(&self) -> bool {
+        matches!(self.node.domain.as_str(), "" | "ai.onnx")
+    }
+
+    /// The version of the operator's set.
+    pub(super) fn opset(&self) -> i64 {
+        self.node.opset
+    }
+
+    /// Where the node stands, for messages: `node "NAME" (OP, opset N)`.
+    pub(super) fn origin(&self) -> String {
+        self.node.label()
+    }
+
+    /// The name of an input, unless it is left out.
+    pub(super) fn input(&self, i: usize) -> Option<&'a str> {
+        self.node.inputs.get(i).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// The number of inputs, those left out in between included.
+    pub(super) fn input_count(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// The name of an output, unless it is left out.
+    pub(super) fn output(&self, i: usize) -> Option<&'a str> {
+        self.node.outputs.get(i).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// The number of outputs.
+    pub(super) fn output_count(&self) -> usize {
+        self.node.outputs.len()
+    }
+
+    /// What is wrong with the attributes that were asked for: one of another type is not one left out.
+    pub(super) fn mistyped(&self) -> Option<Diagnostic> {
+        self.mistyped.take()
+    }
+
+    fn typed<T>(&self, attribute: Result<Option<T>, Diagnostic>) -> Option<T> {
+        attribute.unwrap_or_else(|problem| {
+            self.mistyped.set(self.mistyped.take().or(Some(problem)));
+            None
+        })
+    }
+
+    /// An integer attribute.
+    pub(super) fn int(&self, name: &str) -> Option<i64> {
+        self.typed(self.node.int(name))
+    }
+
+    /// A float attribute: the shortest decimal that the file's f32 stands for, so that an epsilon of 1e-5 is 1e-5.
+    pub(super) fn float(&self, name: &str) -> Option<f64> {
+        self.typed(self.node.float(name))?.to_string().parse().ok()
+    }
+
+    /// A list of integers.
+    pub(super) fn ints(&self, name: &str) -> Option<Vec<i64>> {
+        self.typed(self.node.ints(name)).map(<[i64]>::to_vec)
+    }
+
+    /// A text.
+    pub(super) fn string(&self, name: &str) -> Option<&'a str> {
+        self.typed(self.node.string(name))
+    }
+
+    /// An attribute that is the number of an element type.
+    pub(super) fn dtype(&self, name: &str) -> Result<DType, Problem> {
+        let code = self.int(name).and_then(|code| i32::try_from(code).ok());
+        let element = code.and_then(ElementType::from_code);
+        element.and_then(dtype).ok_or_else(|| {
+            let what =
+                element.map_or_else(|| "an unknown type".to_string(), |element| element.name().to_string());
+            Problem::new(format!("converts to {what}, which is not built"))
+        })
+    }
+
+    /// The type and the one element of a tensor attribute.
+    pub(super) fn tensor_number(&self, name: &str) -> Result<Option<(DType, f64)>, Problem> {
+        let Some(tensor) = self.typed(self.node.tensor(name)) else { return Ok(None) };
+        let wrong = || Problem::new(format!("has a `{name}` that is not one number"));
+        let dtype = dtype(tensor.dtype).ok_or_else(wrong)?;
+        Ok(Some((dtype, number(tensor, dtype).ok_or_else(wrong)?)))
+    }
+}
+
+fn number(tensor: &Tensor, dtype: DType) -> Option<f64> {
+    let bytes = tensor.present()?;
+    (tensor.element_count() == 1)
+        .then(|| ir::Tensor::from_bytes(&ir::Type::of(dtype, &[1]), bytes))?
+        .map(|t| t.item())
+}
+
+/// The core's element type for ONNX's, where there is one.
+pub(super) fn dtype(element: ElementType) -> Option<DType> {
+    Some(match element {
+        ElementType::F64 => DType::F64,
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+        ElementType::I64 => DType::I64,
+        ElementType::I32 => DType::I32,
+        ElementType::I16 => DType::I16,
+        ElementType::I8 => DType::I8,
+        ElementType::U64 => DType::U64,
+        ElementType::U32 => DType::U32,
+        ElementType::U16 => DType::U16,
+        ElementType::U8 => DType::U8,
+        ElementType::Bool => DType::Bool,
+        _ => return None,
+    })
+}

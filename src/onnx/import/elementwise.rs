@@ -1,0 +1,243 @@
+//! Elementwise operators: most have one of the core's by another name.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, one};
+use super::integers::Ints;
+use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
+use ir::ops::softmax::{LogSoftmax, Softmax};
+use ir::{DType, ValueId};
+
+/// Operators of one operand.
+pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
+    let op = match call.op() {
+        "Abs" => Unary::Abs,
+        "Ceil" => Unary::Ceil,
+        "Cos" => Unary::Cos,
+        "Erf" => Unary::Erf,
+        "Exp" => Unary::Exp,
+        "Floor" => Unary::Floor,
+        "IsNaN" => Unary::IsNan,
+        "Log" => Unary::Log,
+        "Neg" => Unary::Neg,
+        "Not" => Unary::Not,
+        "Reciprocal" => Unary::Reciprocal,
+        "Relu" => Unary::Relu,
+        "Round" => Unary::Round,
+        "Sigmoid" => Unary::Sigmoid,
+        "Sign" => Unary::Sign,
+        "Sin" => Unary::Sin,
+        "Sqrt" => Unary::Sqrt,
+        "Tanh" => Unary::Tanh,
+        other => return Err(Problem::new(format!("`{other}` is not a function of one operand"))),
+    };
+    if let (Some(ints), Unary::Not | Unary::Neg) = (cx.ints(call, 0), op)
+        && let Some(numbers) = ints.numbers()
+    {
+        let f = |n: &i64| if op == Unary::Not { i64::from(*n == 0) } else { n.wrapping_neg() };
+        let elements = numbers.iter().map(f).map(super::integers::Int::Known).collect();
+        let dtype = known_dtype(cx, call, 0);
+        return Ok(vec![Entry::Ints(Ints { elements, ..ints }, dtype)]);
+    }
+    let x = cx.value(call, 0)?;
+    one(cx.b.one(op, &[x])?)
+}
+
+/// Element type of an input that is known integers.
+fn known_dtype(cx: &Context, call: &Call, i: usize) -> DType {
+    match call.input(i).and_then(|name| cx.entries.get(name)) {
+        Some(Entry::Ints(_, dtype)) => *dtype,
+        _ => DType::I64,
+    }
+}
+
+/// GELU, exact or by tanh (opset 20).
+pub(super) fn gelu(cx: &mut Context, call: &Call) -> Outputs {
+    let op = match call.string("approximate").unwrap_or("none") {
+        "none" => Unary::Gelu,
+        "tanh" => Unary::GeluTanh,
+        other => return Err(Problem::new(format!("approximates GELU by `{other}`, which is unknown"))),
+    };
+    let x = cx.value(call, 0)?;
+    one(cx.b.one(op, &[x])?)
+}
+
+/// Arithmetic, comparisons and logic of two operands; of more for Max, Min and Sum.
+pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
+    if let (2, Some(x), Some(y)) = (call.input_count(), cx.ints(call, 0), cx.ints(call, 1))
+        && let Some(ints) = Ints::arithmetic(call.op(), &x, &y)
+    {
+        let truth = matches!(
+            call.op(),
+            "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or"
+        );
+        let dtype = if truth { DType::Bool } else { known_dtype(cx, call, 0) };
+        return Ok(vec![Entry::Ints(ints, dtype)]);
+    }
+    let mut result = cx.value(call, 0)?;
+    for i in 1..call.input_count() {
+        let y = cx.value(call, i)?;
+        result = apply(cx, call.op(), result, y)?;
+    }
+    one(result)
+}
+
+fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
+    let mut arithmetic = |op: Binary| Ok(cx.b.one(op, &[x, y])?);
+    match op {
+        "Add" | "Sum" => arithmetic(Binary::Add),
+        "Sub" => arithmetic(Binary::Sub),
+        "Mul" => arithmetic(Binary::Mul),
+        "Div" => arithmetic(Binary::Div),
+        "Max" => arithmetic(Binary::Max),
+        "Min" => arithmetic(Binary::Min),
+        "Mod" => arithmetic(Binary::Mod),
+        "Equal" => Ok(cx.b.one(Compare::Equal, &[x, y])?),
+        "Less" => Ok(cx.b.one(Compare::Less, &[x, y])?),
+        "LessOrEqual" => Ok(cx.b.one(Compare::LessEqual, &[x, y])?),
+        "Greater" => Ok(cx.b.one(Compare::Greater, &[x, y])?),
+        "GreaterOrEqual" => Ok(cx.b.one(Compare::GreaterEqual, &[x, y])?),
+        "And" => Ok(cx.b.one(Logical::And, &[x, y])?),
+        "Or" => Ok(cx.b.one(Logical::Or, &[x, y])?),
+        "Xor" => Ok(cx.b.one(Logical::Xor, &[x, y])?),
+        other => Err(Problem::new(format!("`{other}` is not a function of two operands"))),
+    }
+}
+
+/// Pow: the exponent may have another type than the base.
+pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let dtype = cx.ty(x).dtype;
+    let y = cx.b.cast(y, dtype)?;
+    one(cx.b.one(Binary::Pow, &[x, y])?)
+}
+
+/// Where.
+pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
+    if let [Some(condition), Some(x), Some(y)] = [0, 1, 2].map(|i| cx.ints(call, i))
+        && let Some(ints) = select_ints(&condition, &x, &y)
+    {
+        return Ok(vec![Entry::Ints(ints, known_dtype(cx, call, 1))]);
+    }
+    let operands = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
+    one(cx.b.one(Select, &operands)?)
+}
+
+fn select_ints(condition: &Ints, x: &Ints, y: &Ints) -> Option<Ints> {
+    // Keep x where the condition holds; a second pass fills in y.
+    use super::integers::Int;
+    let kept =
+        condition.zip(x, |c, x| Some(if c.known()? != 0 { x.clone() } else { Int::Known(i64::MIN) }))?;
+    let wide = condition.zip(y, |c, _| Some(c.clone()))?.zip(x, |c, _| Some(c.clone()))?;
+    let filled = kept.zip(y, |x, y| Some(if *x == Int::Known(i64::MIN) { y.clone() } else { x.clone() }))?;
+    (filled.sizes == wide.sizes).then_some(filled)
+}
+
+/// Cast and CastLike.
+pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
+    let to = match call.op() {
+        "CastLike" => {
+            let like = cx.value(call, 1)?;
+            cx.ty(like).dtype
+        }
+        _ => call.dtype("to")?,
+    };
+    // A float that becomes an integer may be a bound or an axis further on.
+    if let Some(number) = stored_number(cx, call).filter(|_| to.is_integer()) {
+        let ints = Ints::scalar(super::integers::Int::Known(number as i64));
+        return Ok(vec![Entry::Ints(ints, to)]);
+    }
+    if let Some(ints) = cx.ints(call, 0)
+        && (to.is_integer() || (to == DType::Bool && ints.numbers().is_some()))
+    {
+        let truth = |int: super::integers::Int| match (to, int.known()) {
+            (DType::Bool, Some(n)) => super::integers::Int::Known(i64::from(n != 0)),
+            _ => int,
+        };
+        let elements = ints.elements.into_iter().map(truth).collect();
+        return Ok(vec![Entry::Ints(Ints { sizes: ints.sizes, elements }, to)]);
+    }
+    let x = cx.value(call, 0)?;
+    one(cx.b.cast(x, to)?)
+}
+
+/// The number that input 0 is, if it is a scalar of the file.
+fn stored_number(cx: &Context, call: &Call) -> Option<f64> {
+    match cx.entries.get(call.input(0)?)? {
+        Entry::Stored(data) => {
+            let row = &cx.b.module().data[*data];
+            (row.ty.ndim() == 0).then(|| ir::interp::file_tensor(row))?.map(|tensor| tensor.item())
+        }
+        _ => None,
+    }
+}
+
+/// Clip: bounds are attributes before opset 11, inputs from then on.
+pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
+    let mut x = cx.value(call, 0)?;
+    for (i, name, op) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
+        let bound = match call.float(name) {
+            Some(bound) => Some(cx.b.splat_like(x, bound)?),
+            None => cx.optional(call, i)?,
+        };
+        if let Some(bound) = bound {
+            x = cx.b.one(op, &[x, bound])?;
+        }
+    }
+    one(x)
+}
+
+/// Softmax and LogSoftmax. Before opset 13 they flatten to a matrix at `axis`.
+pub(super) fn softmax(cx: &mut Context, call: &Call) -> Outputs {
+    let mut x = cx.value(call, 0)?;
+    let flat = call.opset() < 13;
+    let axis = call.int("axis").unwrap_or(if flat { 1 } else { -1 });
+    let mut dim = cx.axis(x, axis)?;
+    let ty = cx.ty(x).clone();
+    let last = ty.ndim() as u32 - 1;
+    if flat && dim != last {
+        let rows = ty.dims[..dim as usize].iter().cloned();
+        let product = ty.dims[dim as usize..].iter().try_fold(ir::Dim::known(1), |n, d| n.product(d));
+        let row = product.ok_or_else(|| Problem::new(format!("{ty} is too large")))?;
+        x = cx.b.reshape(x, rows.chain([row]).collect::<Vec<_>>())?;
+    }
+    dim = if flat { cx.ty(x).ndim() as u32 - 1 } else { dim };
+    let y = match call.op() {
+        "LogSoftmax" => cx.b.one(LogSoftmax { dim }, &[x])?,
+        _ => cx.b.one(Softmax { dim }, &[x])?,
+    };
+    one(cx.b.reshape(y, ty.dims)?)
+}
+
+/// Identity, and Dropout outside of training: the input itself. Dropout's mask keeps everything.
+pub(super) fn identity(cx: &mut Context, call: &Call) -> Outputs {
+    let entry = cx.entry(call, 0)?.clone();
+    Ok(vec![entry])
+}
+
+/// Dropout: nothing where it is off (inference form, or ratio 0).
+pub(super) fn dropout(cx: &mut Context, call: &Call) -> Outputs {
+    let training = match call.opset() {
+        ..=6 => call.int("is_test") == Some(0),
+        7..=11 => false,
+        _ => {
+            let flag = cx.numbers(call, 2, "training_mode")?;
+            flag.is_some_and(|flag| flag.first() == Some(&1))
+        }
+    };
+    let ratio = match cx.optional(call, 1)? {
+        Some(ratio) => super::constant_number(cx, ratio),
+        None => call.float("ratio").or(Some(0.5)),
+    };
+    if training && ratio != Some(0.0) {
+        return Err(Problem::new("drops values at random, which is not built yet")
+            .note("export in eval mode, or with a dropout of 0"));
+    }
+    let x = cx.entry(call, 0)?.clone();
+    if call.output(1).is_none() {
+        return Ok(vec![x]);
+    }
+    let value = cx.value(call, 0)?;
+    let ty = cx.ty(value).with_dtype(DType::Bool);
+    let mask = cx.b.splat(ty, 1.0)?;
+    Ok(vec![x, Entry::Value(mask)])
+}

@@ -1,0 +1,162 @@
+//! Shape arithmetic: small integer tensors whose elements are known while the import runs.
+//!
+//! Exporters compute shapes with the same operators as values. Those computations never reach the IR: each element is
+//! a number, or a product of symbols as long as a dim is not bound.
+
+use ir::Dim;
+
+/// An element: a number, or a size that is not bound yet.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Int {
+    /// A number.
+    Known(i64),
+    /// A product with symbols.
+    Size(Dim),
+}
+
+impl Int {
+    /// The size of a dim.
+    pub(super) fn of(dim: &Dim) -> Self {
+        match dim.size().and_then(|size| i64::try_from(size).ok()) {
+            Some(size) => Self::Known(size),
+            None => Self::Size(dim.clone()),
+        }
+    }
+
+    /// The number, if it is one.
+    pub(super) fn known(&self) -> Option<i64> {
+        if let Self::Known(number) = self { Some(*number) } else { None }
+    }
+
+    /// As the size of a dim: not negative.
+    pub(super) fn dim(&self) -> Option<Dim> {
+        match self {
+            Self::Known(number) => u64::try_from(*number).ok().map(Dim::known),
+            Self::Size(dim) => Some(dim.clone()),
+        }
+    }
+
+    fn product(&self, other: &Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Known(a), Self::Known(b)) => a.checked_mul(*b).map(Self::Known),
+            _ => Some(Self::of(&self.dim()?.product(&other.dim()?)?)),
+        }
+    }
+
+    fn quotient(&self, other: &Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Known(a), Self::Known(b)) => a.checked_div(*b).map(Self::Known),
+            _ => Some(Self::of(&self.dim()?.quotient(&other.dim()?)?)),
+        }
+    }
+}
+
+/// An integer or bool tensor (bools as 0 and 1) whose elements are known, row-major.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ints {
+    /// Sizes.
+    pub(super) sizes: Vec<usize>,
+    /// Elements, row-major.
+    pub(super) elements: Vec<Int>,
+}
+
+impl Ints {
+    /// Tensors with more elements are values of the program, not shapes.
+    pub(super) const LIMIT: usize = 64;
+
+    /// A vector.
+    pub(super) fn vector(elements: Vec<Int>) -> Self {
+        Self { sizes: vec![elements.len()], elements }
+    }
+
+    /// A scalar.
+    pub(super) fn scalar(element: Int) -> Self {
+        Self { sizes: vec![], elements: vec![element] }
+    }
+
+    /// All elements as numbers.
+    pub(super) fn numbers(&self) -> Option<Vec<i64>> {
+        self.elements.iter().map(Int::known).collect()
+    }
+
+    /// Element by element with broadcasting; `None` when some element has no result.
+    pub(super) fn zip(&self, other: &Self, f: impl Fn(&Int, &Int) -> Option<Int>) -> Option<Self> {
+        let ndim = self.sizes.len().max(other.sizes.len());
+        let size = |sizes: &[usize], i: usize| (i + sizes.len()).checked_sub(ndim).map_or(1, |i| sizes[i]);
+        let mut sizes = Vec::new();
+        for i in 0..ndim {
+            let (a, b) = (size(&self.sizes, i), size(&other.sizes, i));
+            sizes.push(if a == 1 { b } else { a });
+            if a != b && a != 1 && b != 1 {
+                return None;
+            }
+        }
+        let at = |tensor: &Self| {
+            ir::tensor::offsets(&sizes, &ir::tensor::broadcast_strides(&tensor.sizes, &sizes))
+        };
+        let pairs = at(self).into_iter().zip(at(other));
+        let elements = pairs.map(|(i, j)| f(&self.elements[i], &other.elements[j])).collect::<Option<_>>()?;
+        Some(Self { sizes, elements })
+    }
+
+    /// The result of an arithmetic, comparing or logical operator of ONNX, if it is one on integers.
+    pub(super) fn arithmetic(op: &str, x: &Self, y: &Self) -> Option<Self> {
+        let both = |x: &Int, y: &Int| Some((x.known()?, y.known()?));
+        let truth = |value: bool| Some(Int::Known(i64::from(value)));
+        x.zip(y, |x, y| match op {
+            "Mul" => x.product(y),
+            "Div" => x.quotient(y),
+            "Add" if x.known() == Some(0) => Some(y.clone()),
+            "Add" | "Sub" if y.known() == Some(0) => Some(x.clone()),
+            "Sub" if x == y => Some(Int::Known(0)),
+            "Add" => both(x, y).and_then(|(x, y)| x.checked_add(y)).map(Int::Known),
+            "Sub" => both(x, y).and_then(|(x, y)| x.checked_sub(y)).map(Int::Known),
+            "Max" => both(x, y).map(|(x, y)| Int::Known(x.max(y))),
+            "Min" => both(x, y).map(|(x, y)| Int::Known(x.min(y))),
+            "Mod" => both(x, y).and_then(|(x, y)| x.checked_rem_euclid(y)).map(Int::Known),
+            // A size that is not bound is positive, so it differs from -1 and from 0.
+            "Equal" => match (x, y) {
+                (Int::Known(x), Int::Known(y)) => truth(x == y),
+                (Int::Size(a), Int::Size(b)) if a == b => truth(true),
+                (Int::Known(n), Int::Size(_)) | (Int::Size(_), Int::Known(n)) if *n <= 0 => truth(false),
+                _ => None,
+            },
+            "Less" => both(x, y).and_then(|(x, y)| truth(x < y)),
+            "LessOrEqual" => both(x, y).and_then(|(x, y)| truth(x <= y)),
+            "Greater" => both(x, y).and_then(|(x, y)| truth(x > y)),
+            "GreaterOrEqual" => both(x, y).and_then(|(x, y)| truth(x >= y)),
+            "And" => both(x, y).and_then(|(x, y)| truth(x != 0 && y != 0)),
+            "Or" => both(x, y).and_then(|(x, y)| truth(x != 0 || y != 0)),
+            _ => None,
+        })
+    }
+
+    /// The elements at these places of a vector, or of the rows of a matrix.
+    pub(super) fn rows(&self, rows: &[usize]) -> Option<Vec<Int>> {
+        let width: usize = self.sizes.get(1..)?.iter().product();
+        let row = |&i: &usize| self.elements.get(i * width..(i + 1) * width);
+        Some(rows.iter().map(row).collect::<Option<Vec<_>>>()?.concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_multiply_and_divide_without_being_bound() {
+        let batch = Ints::vector(vec![Int::of(&Dim::symbol("batch")), Int::Known(3)]);
+        let product = Ints::arithmetic("Mul", &batch, &Ints::scalar(Int::Known(2))).unwrap();
+        assert_eq!(product.elements[0].dim().unwrap().to_string(), "2*batch");
+        assert_eq!(product.elements[1], Int::Known(6));
+        assert_eq!(Ints::arithmetic("Div", &product, &Ints::scalar(Int::Known(2))), Some(batch.clone()));
+        assert_eq!(Ints::arithmetic("Add", &batch, &Ints::scalar(Int::Known(1))), None);
+    }
+
+    #[test]
+    fn an_unbound_size_is_not_minus_one() {
+        let seq = Ints::scalar(Int::of(&Dim::symbol("seq")));
+        let minus_one = Ints::scalar(Int::Known(-1));
+        assert_eq!(Ints::arithmetic("Equal", &seq, &minus_one), Some(Ints::scalar(Int::Known(0))));
+    }
+}

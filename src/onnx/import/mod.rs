@@ -1,0 +1,250 @@
+//! The import: from a model to a program of the core's operators, at level `imported`.
+//!
+//! Shapes are computed here and never reach the IR (`integers`); every other operator becomes one or a few of the
+//! core's, by a function found in `registry`. What cannot be imported is reported all at once, each with its node,
+//! operator and opset. Whether a tensor of the file is trained is not decided here.
+
+mod attention;
+mod call;
+mod context;
+mod contraction;
+mod elementwise;
+mod indexing;
+mod integers;
+mod loss;
+mod names;
+mod norm;
+mod reduction;
+mod registry;
+mod shape;
+
+use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
+use call::Call;
+use context::{Context, Entry, Problem};
+use integers::{Int, Ints};
+use ir::{At, Blob, Builder, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the import is told.
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// Sizes of named dims.
+    pub bindings: BTreeMap<String, u64>,
+}
+
+/// An imported model.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The program, at level `imported`.
+    pub module: Module,
+    /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
+    pub aliases: BTreeMap<String, Vec<String>>,
+}
+
+/// Imports a model. Errors: every node that cannot be imported and why; inputs without a shape.
+pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Diagnostic>> {
+    let graph = &model.graph;
+    let mut module = Module::new(if graph.name.is_empty() { "model" } else { &graph.name });
+    let mut problems = Vec::new();
+    let mut entries = BTreeMap::new();
+    add_inputs(&mut module, graph, options, &mut entries, &mut problems);
+    add_tensors(&mut module, graph, &mut entries);
+    let mut b = Builder::new(&mut module, "import");
+    b.at(At::End(Phase::Forward));
+    let mut context = Context { b, entries };
+    for node in &graph.nodes {
+        import_node(&mut context, Call::new(node), &mut problems);
+    }
+    let outputs = graph_outputs(&mut context, graph, &mut problems);
+    context.b.finish();
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    for (name, value) in outputs {
+        module.add_output(name, value);
+    }
+    Ok(Imported { module, aliases: names::aliases(graph) })
+}
+
+/// Imports one node; what it defines stands in the entries afterwards, if only as failed.
+fn import_node(cx: &mut Context, call: Call, problems: &mut Vec<Diagnostic>) {
+    let origin = call.origin();
+    cx.b.origin(origin.as_str());
+    let result = match registry::find(&call) {
+        Some(import) => import(cx, &call),
+        None => Err(Problem::new(format!("operator {} is not supported", call.op()))),
+    };
+    let result = match call.mistyped() {
+        Some(problem) => Err(Problem::new(problem.message)),
+        None => result,
+    };
+    let results = match result {
+        Ok(results) => results,
+        Err(Problem::Reported) => vec![],
+        Err(Problem::Wrong { message, note }) => {
+            let diagnostic = Diagnostic::new(message).at(origin);
+            problems.push(note.into_iter().fold(diagnostic, Diagnostic::note));
+            vec![]
+        }
+    };
+    let mut results = results.into_iter();
+    for i in 0..call.output_count() {
+        let entry = results.next().unwrap_or(Entry::Failed);
+        if let Some(name) = call.output(i) {
+            cx.entries.insert(name.to_string(), entry);
+        }
+    }
+}
+
+fn graph_outputs(cx: &mut Context, graph: &Graph, problems: &mut Vec<Diagnostic>) -> Vec<(String, ValueId)> {
+    let mut outputs = Vec::new();
+    for output in &graph.outputs {
+        match cx.entries.get(&output.name).cloned() {
+            None => problems.push(Diagnostic::new(format!("output `{}` is defined by nothing", output.name))),
+            // A sequence, or what has been reported: nothing to train on.
+            Some(Entry::Failed | Entry::Sequence(_)) => {}
+            Some(entry) => match cx.materialize(&entry) {
+                Ok(value) => outputs.push((output.name.clone(), value)),
+                Err(Problem::Wrong { message, .. }) => {
+                    problems.push(Diagnostic::new(format!("output `{}` {message}", output.name)));
+                }
+                Err(Problem::Reported) => {}
+            },
+        }
+    }
+    outputs
+}
+
+/// Adds the graph's inputs; a tensor of the file that is also listed as an input (IR 3) is a tensor.
+fn add_inputs(
+    module: &mut Module,
+    graph: &Graph,
+    options: &ImportOptions,
+    entries: &mut BTreeMap<String, Entry>,
+    problems: &mut Vec<Diagnostic>,
+) {
+    let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let mut seen = BTreeSet::new();
+    let mut types = Vec::new();
+    for input in graph.inputs.iter().filter(|input| !stored.contains(input.name.as_str())) {
+        match input_type(input, options, &mut seen) {
+            Ok(ty) => types.push((input.name.clone(), ty)),
+            Err(problem) => {
+                entries.insert(input.name.clone(), Entry::Failed);
+                problems.push(problem.at(format!("input {:?}", input.name)));
+            }
+        }
+    }
+    let batch = types.iter().find_map(|(_, ty)| ty.dims.first().cloned());
+    for (name, ty) in types {
+        let batched = ty.dims.first().is_some_and(|dim| Some(dim) == batch.as_ref());
+        let value = module.add_input(name.clone(), ty, batched);
+        entries.insert(name, Entry::Value(value));
+    }
+    for name in options.bindings.keys().filter(|name| !seen.contains(*name)) {
+        // A static export has no names for its dims; the bind pass re-binds the batch under this one.
+        if name != "batch" && problems.is_empty() {
+            let known: Vec<_> = seen.iter().map(|name| format!("`{name}`")).collect();
+            let what =
+                if known.is_empty() { "no named dims".into() } else { format!("only {}", known.join(", ")) };
+            let note = "a static batch is re-bound as --bind batch=SIZE";
+            problems.push(Diagnostic::new(format!("--bind {name}: the model has {what}")).note(note));
+        }
+    }
+}
+
+fn input_type(
+    input: &Value,
+    options: &ImportOptions,
+    seen: &mut BTreeSet<String>,
+) -> Result<Type, Diagnostic> {
+    let wrong = |message: String| {
+        Diagnostic::new(message).note("export the model with tensors of known shapes as inputs")
+    };
+    let tensor = input.ty.tensor().ok_or_else(|| wrong(format!("is {}, not a tensor", input.ty)))?;
+    let dtype =
+        call::dtype(tensor.dtype).ok_or_else(|| wrong(format!("has elements of type {}", tensor.dtype)))?;
+    let dims = tensor.dims.as_ref().ok_or_else(|| wrong("has no shape, not even a number of dims".into()))?;
+    let mut sizes = Dims::new();
+    for (i, dim) in dims.iter().enumerate() {
+        // Some files leave the batch open as -1 or without a name.
+        let name = match dim {
+            FileDim::Known(size) => {
+                sizes.push(Dim::known(*size as u64));
+                continue;
+            }
+            FileDim::Named(name) => name.clone(),
+            FileDim::Unknown if i == 0 => "batch".into(),
+            FileDim::Unknown => format!("{}_dim_{i}", input.name),
+        };
+        // An exporter may write an expression, such as `batch*seq`; each is one name here.
+        sizes.push(options.bindings.get(&name).map_or_else(|| Dim::symbol(&name), |&size| Dim::known(size)));
+        seen.insert(name);
+    }
+    Ok(Type::new(dtype, sizes))
+}
+
+/// Enters the file's tensors: small integers as known, the rest into the data table.
+fn add_tensors(module: &mut Module, graph: &Graph, entries: &mut BTreeMap<String, Entry>) {
+    for tensor in &graph.tensors {
+        let entry = match call::dtype(tensor.dtype) {
+            Some(dtype) => tensor_entry(module, tensor, dtype),
+            None => Entry::Failed,
+        };
+        entries.insert(tensor.name.clone(), entry);
+    }
+}
+
+fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType) -> Entry {
+    let ty = Type::new(dtype, tensor.dims.iter().map(|&size| Dim::known(size as u64)));
+    let bytes = match &tensor.bytes {
+        TensorBytes::Present(bytes) => Some(bytes.clone()),
+        _ => None,
+    };
+    if !dtype.is_float()
+        && tensor.element_count() <= Ints::LIMIT
+        && let Some(values) = bytes.as_ref().and_then(|bytes| ir::Tensor::from_bytes(&ty, bytes))
+    {
+        let elements = match &values.elements {
+            ir::tensor::Elements::Bool(bools) => bools.iter().map(|&b| Int::Known(i64::from(b))).collect(),
+            _ => values.ints().iter().map(|&n| Int::Known(n)).collect(),
+        };
+        return Entry::Ints(Ints { sizes: values.sizes, elements }, dtype);
+    }
+    Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes) }))
+}
+
+/// The number that all elements of a value are, if it is made as such.
+fn constant_number(cx: &Context, value: ValueId) -> Option<f64> {
+    match &cx.b.module().producer(value)?.op {
+        ir::Op::Splat(splat) => Some(splat.value.get()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attribute, Node};
+
+    #[test]
+    fn an_attribute_of_the_wrong_type_is_not_taken_for_one_left_out() {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
+        let entries = BTreeMap::from([("x".to_string(), Entry::Value(x))]);
+        let mut context = Context { b: Builder::new(&mut module, "import"), entries };
+        let node = Node {
+            op_type: "Softmax".into(),
+            opset: 20,
+            inputs: vec!["x".into()],
+            outputs: vec!["y".into()],
+            attributes: BTreeMap::from([("axis".to_string(), Attribute::Float(0.0))]),
+            ..Node::default()
+        };
+        let mut problems = Vec::new();
+        import_node(&mut context, Call::new(&node), &mut problems);
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].message.contains("\"axis\" is FLOAT, where INT is needed"), "{}", problems[0]);
+        assert!(matches!(context.entries["y"], Entry::Failed));
+    }
+}

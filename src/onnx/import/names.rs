@@ -1,0 +1,80 @@
+//! Module paths of tensors that the exporter renamed.
+//!
+//! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it
+//! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
+
+use crate::{Graph, Node};
+use std::collections::BTreeMap;
+
+/// Other names for tensors of the file, best first.
+pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
+    let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let renamed = |name: &str| graph.tensors.iter().any(|tensor| tensor.name == name) && is_generated(name);
+    for node in &graph.nodes {
+        for input in node.inputs.iter().filter(|name| renamed(name)) {
+            if let Some(path) = module_path(node).map(|path| format!("{path}.weight")) {
+                let names = aliases.entry(input.clone()).or_default();
+                if !names.contains(&path) {
+                    names.push(path);
+                }
+            }
+        }
+    }
+    aliases
+}
+
+/// Whether a name was made by an exporter.
+fn is_generated(name: &str) -> bool {
+    let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
+    name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
+}
+
+/// The path of the module whose forward function made a node.
+fn module_path(node: &Node) -> Option<String> {
+    if let Some(scopes) = node.metadata.get("pkg.torch.onnx.name_scopes") {
+        return scope_path(scopes);
+    }
+    // `/transformer/h.0/mlp/c_fc/MatMul`: the last part is the operator.
+    let path = node.name.strip_prefix('/')?.rsplit_once('/')?.0;
+    (!path.is_empty()).then(|| legacy_path(path))
+}
+
+/// The innermost module of a list such as `['', 'm', 'm.model.layers.0', 'linear']`, whose last entry is the call.
+fn scope_path(scopes: &str) -> Option<String> {
+    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let names: Vec<&str> = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).collect();
+    names[..names.len().checked_sub(1)?]
+        .iter()
+        .rev()
+        .find(|name| !name.is_empty())
+        .map(|name| name.to_string())
+}
+
+/// The legacy exporter repeats the path in each part of a list of modules: `/net/net.0` is `net.0`.
+fn legacy_path(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        let repeats = parts
+            .last()
+            .is_some_and(|last| part.strip_prefix(last).is_some_and(|rest| rest.starts_with('.')));
+        if repeats {
+            parts.pop();
+        }
+        parts.push(part);
+    }
+    parts.join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_and_legacy_names_give_the_module() {
+        let scopes = "['', 'm', 'm.model.layers.0.self_attn.q_proj', 'linear']";
+        assert_eq!(scope_path(scopes).as_deref(), Some("m.model.layers.0.self_attn.q_proj"));
+        assert_eq!(legacy_path("m/net/net.0"), "m.net.0");
+        assert_eq!(legacy_path("transformer/h.0/mlp/c_fc"), "transformer.h.0.mlp.c_fc");
+        assert!(is_generated("onnx::MatMul_596") && is_generated("val_110") && !is_generated("value"));
+    }
+}

@@ -1,0 +1,71 @@
+//! Normalisations that are operators of ONNX.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use ir::ops::Float;
+use ir::ops::norm::{LayerNorm, RmsNorm};
+use ir::{Dim, Dims, Type, ValueId};
+
+/// The operand with all dims from `axis` on flattened into one, for kernels over the last dim.
+fn flattened(cx: &mut Context, x: ValueId, axis: u32) -> Result<ValueId, Problem> {
+    let ty = cx.ty(x).clone();
+    let axis = axis as usize;
+    if axis + 1 == ty.ndim() {
+        return Ok(x);
+    }
+    let product = ty.dims[axis..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+    let product = product.ok_or_else(|| Problem::new(format!("{ty} is too large")))?;
+    let dims: Dims = ty.dims[..axis].iter().cloned().chain([product]).collect();
+    Ok(cx.b.reshape(x, dims)?)
+}
+
+/// A scale or bias as the vector that the normalised dims are.
+fn vector(cx: &mut Context, scale: ValueId, axis_ty: &Type, axis: u32) -> Result<ValueId, Problem> {
+    let dims: Dims = axis_ty.dims[axis as usize..].iter().cloned().collect();
+    let wide = cx.b.broadcast(scale, dims)?;
+    flattened(cx, wide, 0)
+}
+
+/// Statistics as ONNX shapes them: the normalised dims stay with size one.
+fn statistic(cx: &mut Context, value: ValueId, ndim: usize) -> Result<Entry, Problem> {
+    let mut dims = cx.ty(value).dims.clone();
+    dims.resize(ndim, Dim::known(1));
+    Ok(Entry::Value(cx.b.reshape(value, dims)?))
+}
+
+/// LayerNormalization; a missing bias is zeros.
+pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x).clone();
+    let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
+    let scale = cx.value(call, 1)?;
+    let scale = vector(cx, scale, &ty, axis)?;
+    let bias = match cx.optional(call, 2)? {
+        Some(bias) => vector(cx, bias, &ty, axis)?,
+        None => {
+            let like = cx.ty(scale).clone();
+            cx.b.splat(like, 0.0)?
+        }
+    };
+    let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
+    let flat = flattened(cx, x, axis)?;
+    let results = cx.b.push(LayerNorm { eps }, &[flat, scale, bias])?;
+    let y = cx.b.reshape(results[0], ty.dims.clone())?;
+    let mean = statistic(cx, results[1], ty.ndim())?;
+    let rstd = statistic(cx, results[2], ty.ndim())?;
+    Ok(vec![Entry::Value(y), mean, rstd])
+}
+
+/// RMSNormalization (opset 23).
+pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x).clone();
+    let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
+    let scale = cx.value(call, 1)?;
+    let scale = vector(cx, scale, &ty, axis)?;
+    let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
+    let flat = flattened(cx, x, axis)?;
+    let results = cx.b.push(RmsNorm { eps }, &[flat, scale])?;
+    let y = cx.b.reshape(results[0], ty.dims.clone())?;
+    Ok(vec![Entry::Value(y)])
+}

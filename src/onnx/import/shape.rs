@@ -1,0 +1,478 @@
+//! Operators that move elements: reshape and its kin, transpose, slices, concatenation, padding; and those that make
+//! tensors out of shapes.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, dim, one};
+use super::integers::{Int, Ints};
+use ir::ops::Float;
+use ir::ops::constant::Iota;
+use ir::ops::shape::{Concat, Pad, Slice};
+use ir::{DType, Dim, Dims, Type, ValueId};
+
+/// Shape, with its range of dims (opset 15).
+pub(super) fn shape(cx: &mut Context, call: &Call) -> Outputs {
+    let dims: Vec<Int> = match cx.entry(call, 0)? {
+        Entry::Ints(ints, _) => ints.sizes.iter().map(|&size| Int::Known(size as i64)).collect(),
+        _ => {
+            let x = cx.value(call, 0)?;
+            cx.ty(x).dims.iter().map(Int::of).collect()
+        }
+    };
+    let bound = |name: &str, default: i64| {
+        let at = call.int(name).unwrap_or(default);
+        (if at < 0 { at + dims.len() as i64 } else { at }).clamp(0, dims.len() as i64) as usize
+    };
+    let (start, end) = (bound("start", 0), bound("end", dims.len() as i64));
+    Ok(vec![Entry::Ints(Ints::vector(dims[start..end.max(start)].to_vec()), DType::I64)])
+}
+
+/// Size: the number of elements.
+pub(super) fn size(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x);
+    let size = ty.dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+    let size = size.ok_or_else(|| Problem::new(format!("{ty} has too many elements to count")))?;
+    Ok(vec![Entry::Ints(Ints::scalar(Int::of(&size)), DType::I64)])
+}
+
+/// Reshape: 0 keeps a dim (unless `allowzero`), one -1 takes what is left.
+pub(super) fn reshape(cx: &mut Context, call: &Call) -> Outputs {
+    let target = match call.ints("shape") {
+        Some(shape) => shape.iter().map(|&n| Int::Known(n)).collect(), // opset < 5
+        None => cx.shape(call, 1)?,
+    };
+    if let (Some(ints), Some(sizes)) = (cx.ints(call, 0), known_sizes(&target)) {
+        let count = ints.elements.len();
+        let open: usize = sizes.iter().filter(|&&n| n >= 0).map(|&n| n as usize).product();
+        let sizes: Vec<usize> =
+            sizes.iter().map(|&n| if n < 0 { count / open.max(1) } else { n as usize }).collect();
+        if sizes.iter().product::<usize>() == count {
+            let entry = cx.entry(call, 0)?.clone();
+            let Entry::Ints(_, dtype) = entry else { return Err(Problem::new("reads a sequence")) };
+            return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+        }
+    }
+    let x = cx.value(call, 0)?;
+    let dims = target_dims(cx.ty(x), &target, call.int("allowzero") == Some(1))?;
+    one(cx.b.reshape(x, dims)?)
+}
+
+fn known_sizes(target: &[Int]) -> Option<Vec<i64>> {
+    target.iter().map(Int::known).collect()
+}
+
+fn target_dims(from: &Type, target: &[Int], allow_zero: bool) -> Result<Dims, Problem> {
+    let text = || target.iter().map(|int| format!("{int:?}")).collect::<Vec<_>>().join(", ");
+    let wrong = || Problem::new(format!("cannot reshape {from} to [{}]", text()));
+    let mut dims: Vec<Option<Dim>> = Vec::new();
+    for (i, int) in target.iter().enumerate() {
+        dims.push(match int {
+            Int::Known(-1) => None,
+            Int::Known(0) if !allow_zero => Some(from.dims.get(i).ok_or_else(wrong)?.clone()),
+            int => Some(int.dim().ok_or_else(wrong)?),
+        });
+    }
+    let total = from.dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong)?;
+    let given = dims.iter().flatten().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong)?;
+    if dims.iter().filter(|dim| dim.is_none()).count() > 1 {
+        return Err(wrong());
+    }
+    let rest = total.quotient(&given);
+    dims.into_iter().map(|dim| dim.or_else(|| rest.clone()).ok_or_else(wrong)).collect()
+}
+
+/// Flatten to a matrix at `axis`.
+pub(super) fn flatten(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x).clone();
+    let axis = call.int("axis").unwrap_or(1);
+    let at = if axis < 0 { axis + ty.ndim() as i64 } else { axis };
+    let wrong = || Problem::new(format!("cannot flatten {ty} at axis {axis}"));
+    let at = usize::try_from(at).ok().filter(|&at| at <= ty.ndim()).ok_or_else(wrong)?;
+    let product =
+        |dims: &[Dim]| dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong);
+    one(cx.b.reshape(x, [product(&ty.dims[..at])?, product(&ty.dims[at..])?])?)
+}
+
+/// Axes given as an attribute (before opset 13) or as an input.
+fn axes(cx: &Context, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
+    match call.ints("axes") {
+        Some(axes) => Ok(Some(axes)),
+        None => cx.numbers(call, 1, "axes"),
+    }
+}
+
+/// Unsqueeze: dims of size one at these places of the result.
+pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
+    let axes = axes(cx, call)?.ok_or_else(|| Problem::new("needs `axes`"))?;
+    let known = cx.ints(call, 0);
+    let ndim = match &known {
+        Some(ints) => ints.sizes.len(),
+        None => {
+            let x = cx.value(call, 0)?;
+            cx.ty(x).ndim()
+        }
+    };
+    let total = ndim + axes.len();
+    let places: Option<Vec<u32>> = axes.iter().map(|&axis| dim(axis, total)).collect();
+    let places = places.ok_or_else(|| Problem::new(format!("axes {axes:?} are not dims of the result")))?;
+    let is_new = |i: usize| places.contains(&(i as u32));
+    if let Some(ints) = known {
+        let mut old = ints.sizes.iter().copied();
+        let sizes = (0..total).map(|i| if is_new(i) { 1 } else { old.next().unwrap_or(1) }).collect();
+        let dtype = dtype_of(cx, call);
+        return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+    }
+    let x = cx.value(call, 0)?;
+    let mut old = cx.ty(x).dims.clone().into_iter();
+    let dims: Dims = (0..total)
+        .map(|i| if is_new(i) { Dim::known(1) } else { old.next().unwrap_or(Dim::known(1)) })
+        .collect();
+    one(cx.b.reshape(x, dims)?)
+}
+
+fn dtype_of(cx: &Context, call: &Call) -> DType {
+    match call.input(0).and_then(|name| cx.entries.get(name)) {
+        Some(Entry::Ints(_, dtype)) => *dtype,
+        _ => DType::I64,
+    }
+}
+
+/// Squeeze: takes dims of size one away, these or all.
+pub(super) fn squeeze(cx: &mut Context, call: &Call) -> Outputs {
+    let axes = axes(cx, call)?;
+    let picked = |i: usize, ndim: usize, one: bool| match &axes {
+        Some(axes) => axes.iter().any(|&axis| dim(axis, ndim) == Some(i as u32)),
+        None => one,
+    };
+    if let Some(ints) = cx.ints(call, 0) {
+        let ndim = ints.sizes.len();
+        let kept = (0..ndim).filter(|&i| !picked(i, ndim, ints.sizes[i] == 1));
+        let sizes: Vec<usize> = kept.map(|i| ints.sizes[i]).collect();
+        let dtype = dtype_of(cx, call);
+        return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+    }
+    let x = cx.value(call, 0)?;
+    let dims = cx.ty(x).dims.clone();
+    let kept: Dims = (0..dims.len())
+        .filter(|&i| !picked(i, dims.len(), dims[i].is_one()))
+        .map(|i| dims[i].clone())
+        .collect();
+    one(cx.b.reshape(x, kept)?)
+}
+
+/// Transpose: reversed without `perm`.
+pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ndim = cx.ty(x).ndim();
+    let permutation: Vec<u32> = match call.ints("perm") {
+        Some(perm) => {
+            let dims = perm.iter().map(|&axis| dim(axis, ndim)).collect::<Option<_>>();
+            dims.ok_or_else(|| Problem::new(format!("perm {perm:?} does not fit {}", cx.ty(x))))?
+        }
+        None => (0..ndim as u32).rev().collect(),
+    };
+    one(cx.b.transpose(x, &permutation)?)
+}
+
+/// Expand: broadcasting in both directions.
+pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
+    let target = cx.shape(call, 1)?;
+    let wrong = || Problem::new("its shape has negative sizes");
+    let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
+    let small = |dims: &Dims| {
+        dims.iter()
+            .try_fold(1u64, |n, dim| n.checked_mul(dim.size()?))
+            .is_some_and(|n| n <= Ints::LIMIT as u64)
+    };
+    if let Some(ints) = cx.ints(call, 0).filter(|_| small(&dims)) {
+        let sizes = dims.iter().filter_map(Dim::size).map(|size| size as usize).collect::<Vec<_>>();
+        let ones = Ints { elements: vec![Int::Known(1); sizes.iter().product()], sizes };
+        if let Some(wide) = ints.zip(&ones, |x, _| Some(x.clone())) {
+            return Ok(vec![Entry::Ints(wide, dtype_of(cx, call))]);
+        }
+    }
+    let x = cx.value(call, 0)?;
+    let dims = ir::types::broadcast(&cx.ty(x).dims, &dims)?;
+    one(cx.b.broadcast(x, dims)?)
+}
+
+/// Concat.
+pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
+    let axis = call.int("axis").unwrap_or(0);
+    let known: Option<Vec<Ints>> = (0..call.input_count()).map(|i| cx.ints(call, i)).collect();
+    if let Some(parts) = known.filter(|parts| parts.iter().all(|part| part.sizes.len() == 1)) {
+        let elements: Vec<Int> = parts.into_iter().flat_map(|part| part.elements).collect();
+        return Ok(vec![Entry::Ints(Ints::vector(elements), dtype_of(cx, call))]);
+    }
+    let values = (0..call.input_count()).map(|i| cx.value(call, i)).collect::<Result<Vec<_>, _>>()?;
+    let first = *values.first().ok_or_else(|| Problem::new("needs at least one input"))?;
+    let dim = cx.axis(first, axis)?;
+    one(if values.len() == 1 { first } else { cx.b.one(Concat { dim }, &values)? })
+}
+
+/// Split into parts of given sizes, or of equal ones, as slices.
+pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
+    let size = bound_size(cx, x, dim)?;
+    let sizes = match call.ints("split") {
+        Some(sizes) => Some(sizes),
+        None => cx.numbers(call, 1, "split")?,
+    };
+    let count = call.output_count().max(1) as u64;
+    let sizes: Vec<u64> = match sizes {
+        Some(sizes) => sizes.iter().map(|&size| u64::try_from(size).unwrap_or(u64::MAX)).collect(),
+        None => {
+            let part = size.div_ceil(count);
+            (0..count).map(|i| part.min(size.saturating_sub(i * part))).collect()
+        }
+    };
+    if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
+        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
+    }
+    slices(cx, x, dim, &sizes)
+}
+
+fn slices(cx: &mut Context, x: ValueId, dim: u32, sizes: &[u64]) -> Outputs {
+    let mut start = 0;
+    let mut parts = Vec::new();
+    for &size in sizes {
+        parts.push(Entry::Value(cx.b.slice(x, dim, start, Dim::known(size))?));
+        start += size;
+    }
+    Ok(parts)
+}
+
+/// SplitToSequence: parts of one size, or of given sizes.
+pub(super) fn split_to_sequence(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
+    let size = bound_size(cx, x, dim)?;
+    let split = cx.numbers(call, 1, "split")?.unwrap_or_else(|| vec![1]);
+    let scalar = cx.ints(call, 1).is_none_or(|ints| ints.sizes.is_empty());
+    let part = split.first().copied().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+    let part = part.ok_or_else(|| Problem::new(format!("cannot split into parts of {split:?}")))?;
+    let sizes: Vec<u64> = if scalar {
+        (0..size.div_ceil(part)).map(|i| part.min(size - i * part)).collect()
+    } else {
+        split.iter().map(|&n| n.max(0) as u64).collect()
+    };
+    if sizes.iter().sum::<u64>() != size {
+        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
+    }
+    Ok(vec![Entry::Sequence(slices(cx, x, dim, &sizes)?)])
+}
+
+/// SequenceAt.
+pub(super) fn sequence_at(cx: &mut Context, call: &Call) -> Outputs {
+    let Entry::Sequence(parts) = cx.entry(call, 0)?.clone() else {
+        return Err(Problem::new("reads a tensor as if it were a sequence"));
+    };
+    let at = cx.numbers(call, 1, "position")?.and_then(|at| at.first().copied());
+    let at = at.and_then(|at| dim(at, parts.len()));
+    let part = at.and_then(|at| parts.get(at as usize).cloned());
+    part.map(|part| vec![part])
+        .ok_or_else(|| Problem::new(format!("is outside the sequence of {}", parts.len())))
+}
+
+fn bound_size(cx: &Context, x: ValueId, dim: u32) -> Result<u64, Problem> {
+    let ty = cx.ty(x);
+    ty.dims[dim as usize].size().ok_or_else(|| {
+        Problem::new(format!("cuts dim {dim} of {ty}, which is not bound"))
+            .note("bind it with --bind NAME=SIZE")
+    })
+}
+
+/// Slice: starts, ends, axes and steps as attributes (before opset 10) or inputs, ends clamped.
+pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
+    let part = |cx: &Context, name: &str, i: usize| match call.ints(name) {
+        Some(numbers) => Ok(Some(numbers)),
+        None => cx.numbers(call, i, name),
+    };
+    let missing = || Problem::new("needs `starts` and `ends`");
+    let starts = part(cx, "starts", 1)?.ok_or_else(missing)?;
+    let known = cx.ints(call, 0).filter(|ints| ints.sizes.len() == 1);
+    // The end may be a size that is not bound, when it is the whole dim.
+    let ends = match call.ints("ends") {
+        Some(ends) => ends.into_iter().map(Int::Known).collect(),
+        None => cx.shape(call, 2)?,
+    };
+    let axes = part(cx, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = part(cx, "steps", 4)?.unwrap_or_else(|| vec![1; starts.len()]);
+    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+        return Err(Problem::new("has starts, ends, axes and steps of different lengths"));
+    }
+    if let (Some(ints), [start], [Int::Known(end)], [step]) = (known, &starts[..], &ends[..], &steps[..]) {
+        let (first, step, count) = span(*start, *end, *step, ints.elements.len() as u64)?;
+        let picked = (0..count).map(|i| ints.elements[(first + step * i as i64) as usize].clone()).collect();
+        return Ok(vec![Entry::Ints(Ints::vector(picked), dtype_of(cx, call))]);
+    }
+    let mut x = cx.value(call, 0)?;
+    for (((&start, end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
+        let dim = cx.axis(x, axis)?;
+        x = slice_dim(cx, x, dim, start, end, step)?;
+    }
+    one(x)
+}
+
+fn slice_dim(
+    cx: &mut Context,
+    x: ValueId,
+    dim: u32,
+    start: i64,
+    end: &Int,
+    step: i64,
+) -> Result<ValueId, Problem> {
+    let size = cx.ty(x).dims[dim as usize].clone();
+    let whole = match end {
+        Int::Known(end) => *end >= i64::from(i32::MAX),
+        Int::Size(end) => *end == size,
+    };
+    if start == 0 && step == 1 && whole {
+        return Ok(x);
+    }
+    let size = bound_size(cx, x, dim)?;
+    let end = end.known().ok_or_else(|| {
+        Problem::new("ends at a size that is not bound").note("bind it with --bind NAME=SIZE")
+    })?;
+    let (start, step, count) = span(start, end, step, size)?;
+    let mut ty = cx.ty(x).clone();
+    if step == 1 {
+        return Ok(cx.b.slice(x, dim, start as u64, Dim::known(count))?);
+    }
+    ty.dims[dim as usize] = Dim::known(count);
+    Ok(cx.b.one_typed(Slice { dim, start, step }, &[x], ty)?)
+}
+
+/// First element, step and number of elements of a slice of a dim, clamped as ONNX says.
+fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), Problem> {
+    let size = i64::try_from(size).map_err(|_| Problem::new("cuts a dim that is too large"))?;
+    if step == 0 {
+        return Err(Problem::new("has a step of 0"));
+    }
+    let from_end = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
+    let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
+    let start = from_end(start).clamp(low.max(0), high.max(0));
+    let end = if step < 0 && end < -size { -1 } else { from_end(end).clamp(low, high) };
+    let distance = if step > 0 { end - start } else { start - end };
+    let count = if distance <= 0 { 0 } else { (distance as u64).div_ceil(step.unsigned_abs()) };
+    Ok((start.min(size), step, count))
+}
+
+/// Pad with a constant.
+pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
+    let mut x = cx.value(call, 0)?;
+    let mode = call.string("mode").unwrap_or("constant");
+    if mode != "constant" {
+        return Err(Problem::new(format!("pads by `{mode}`; only `constant` is built")));
+    }
+    let pads = match call.ints("pads") {
+        Some(pads) => Some(pads),
+        None => cx.numbers(call, 1, "pads")?,
+    };
+    let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
+    let value = match cx.optional(call, 2)? {
+        Some(value) => {
+            super::constant_number(cx, value).ok_or_else(|| Problem::new("pads with a computed value"))?
+        }
+        None => call.float("value").unwrap_or(0.0),
+    };
+    let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
+    if pads.len() != 2 * axes.len() {
+        return Err(Problem::new(format!("has {} pads for {} dims", pads.len(), axes.len())));
+    }
+    for (i, &axis) in axes.iter().enumerate() {
+        let dim = cx.axis(x, axis)?;
+        let (before, after) = (pads[i], pads[i + axes.len()]);
+        if (before, after) == (0, 0) {
+            continue;
+        }
+        let size = bound_size(cx, x, dim)?;
+        // Negative pads cut.
+        let cut = |n: i64| (-n).max(0) as u64;
+        let Some(length) = size.checked_sub(cut(before) + cut(after)) else {
+            return Err(Problem::new(format!("cuts more than dim {dim} of {} has", cx.ty(x))));
+        };
+        x = cx.b.slice(x, dim, cut(before), Dim::known(length))?;
+        let (before, after) = (before.max(0) as u64, after.max(0) as u64);
+        let mut ty = cx.ty(x).clone();
+        ty.dims[dim as usize] = Dim::known(length + before + after);
+        if before + after > 0 {
+            x = cx.b.one_typed(Pad { dim, before, value: Float::new(value) }, &[x], ty)?;
+        }
+    }
+    one(x)
+}
+
+/// Range: an iota, scaled and shifted; short ones stay known.
+pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
+    let parts: Option<Vec<Ints>> = (0..3).map(|i| cx.ints(call, i)).collect();
+    let Some([start, limit, delta]) = parts.map(|parts| [0, 1, 2].map(|i| parts[i].elements[0].clone()))
+    else {
+        return Err(Problem::new("has bounds that are computed from data, or are not integers")
+            .note("export with static shapes"));
+    };
+    let dtype = dtype_of(cx, call);
+    if let [Some(start), Some(limit), Some(delta)] = [&start, &limit, &delta].map(Int::known) {
+        let (_, _, count) = match delta {
+            0 => return Err(Problem::new("has a step of 0")),
+            delta if delta > 0 => (0, 0, (limit.saturating_sub(start).max(0) as u64).div_ceil(delta as u64)),
+            delta => (0, 0, (start.saturating_sub(limit).max(0) as u64).div_ceil(delta.unsigned_abs())),
+        };
+        if count <= Ints::LIMIT as u64 {
+            let elements = (0..count as i64).map(|i| Int::Known(start + i * delta)).collect();
+            return Ok(vec![Entry::Ints(Ints::vector(elements), dtype)]);
+        }
+        let mut value = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count]))?;
+        if delta != 1 {
+            value = cx.b.scale(value, delta as f64)?;
+        }
+        if start != 0 {
+            let start = cx.b.splat_like(value, start as f64)?;
+            value = cx.b.add(value, start)?;
+        }
+        return one(value);
+    }
+    match (start, limit, delta) {
+        (Int::Known(0), Int::Size(size), Int::Known(1)) => {
+            one(cx.b.one_typed(Iota { dim: 0 }, &[], Type::new(dtype, [size]))?)
+        }
+        _ => Err(Problem::new("has bounds that are not bound").note("bind them with --bind NAME=SIZE")),
+    }
+}
+
+/// ConstantOfShape.
+pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
+    let target = cx.shape(call, 0)?;
+    let (dtype, value) = call.tensor_number("value")?.unwrap_or((DType::F32, 0.0));
+    let wrong = || Problem::new("its shape has negative sizes");
+    let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
+    let ty = Type::new(dtype, dims);
+    match (ty.sizes(), ty.numel()) {
+        (Some(sizes), Some(count)) if !dtype.is_float() && count <= Ints::LIMIT as u64 => {
+            let sizes = sizes.into_iter().map(|size| size as usize).collect();
+            let ints = Ints { sizes, elements: vec![Int::Known(value as i64); count as usize] };
+            Ok(vec![Entry::Ints(ints, dtype)])
+        }
+        _ => one(cx.b.splat(ty, value)?),
+    }
+}
+
+/// Tile: a broadcast of dims put in between.
+pub(super) fn tile(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let repeats = cx.numbers(call, 1, "repeats")?.ok_or_else(|| Problem::new("needs `repeats`"))?;
+    let ty = cx.ty(x).clone();
+    if repeats.len() != ty.ndim() || repeats.iter().any(|&n| n < 0) {
+        return Err(Problem::new(format!("repeats {repeats:?} do not fit {ty}")));
+    }
+    let repeat = |i: usize| Dim::known(repeats[i] as u64);
+    let apart: Dims = ty.dims.iter().flat_map(|dim| [Dim::known(1), dim.clone()]).collect();
+    let wide: Dims = ty.dims.iter().enumerate().flat_map(|(i, dim)| [repeat(i), dim.clone()]).collect();
+    let merged: Option<Dims> = ty.dims.iter().enumerate().map(|(i, dim)| repeat(i).product(dim)).collect();
+    let merged = merged.ok_or_else(|| Problem::new(format!("{ty} repeated is too large")))?;
+    let x = cx.b.reshape(x, apart)?;
+    let x = cx.b.broadcast(x, wide)?;
+    one(cx.b.reshape(x, merged)?)
+}

@@ -1,0 +1,23 @@
+//! The ONNX format: reading a model file, and writing it back with new weights. Nothing else knows ONNX.
+//!
+//! - [`proto`]: the messages, as they are on the wire.
+//! - [`model`]: a checked model: functions inlined, constants gathered, nodes sorted, types decoded.
+//! - [`mod@import`]: a checked model as a program.
+//! - [`tensor`]: tensors with their bytes, mapped and not copied.
+//! - [`mod@write`]: a model back into a file, with new bytes for some tensors.
+//!
+//! A file is untrusted: loading never panics, external data stays in the model's folder, and sizes are checked
+//! before anything is allocated. [`LoadError`] lists every problem of a file.
+
+pub mod error;
+pub mod import;
+pub mod model;
+pub mod proto;
+pub mod tensor;
+pub mod write;
+
+pub use error::{LoadError, Problem};
+pub use import::{ImportOptions, Imported, import};
+pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType};
+pub use tensor::{ElementType, Tensor, TensorBytes, TensorSource};
+pub use write::WriteError;

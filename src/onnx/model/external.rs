@@ -1,0 +1,118 @@
+//! Files: the model itself, and the external data beside it, mapped into memory and never copied.
+//! Invariant: a location inside a model cannot name a file outside the model's folder.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+
+use super::tensor_data::tensor;
+use crate::error::{Problem, quoted};
+use crate::proto::TensorProto;
+use crate::tensor::{TensorBytes, TensorSource};
+
+/// Maps a whole regular file.
+pub(super) fn map_file(path: &Path) -> io::Result<Bytes> {
+    // Asked before opening: opening a pipe would wait for a writer.
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    if metadata.len() == 0 {
+        return Ok(Bytes::new());
+    }
+    let file = File::open(path)?;
+    // SAFETY: the map is private to this process and read-only. As with every mapped file, another process that
+    // truncates it meanwhile ends this one; we ourselves replace files by renaming, never in place.
+    #[allow(unsafe_code)]
+    let map = unsafe { memmap2::Mmap::map(&file) }?;
+    Ok(Bytes::from_owner(map))
+}
+
+/// The external data files of one model, each mapped once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExternalFiles {
+    folder: Option<PathBuf>,
+    mapped: BTreeMap<String, Result<Option<Bytes>, String>>,
+}
+
+impl ExternalFiles {
+    /// `folder` is the model's; without one every file is absent.
+    pub(super) fn new(folder: Option<PathBuf>) -> Self {
+        Self { folder, mapped: BTreeMap::new() }
+    }
+
+    /// The bytes of a tensor; a problem when its file is not there.
+    pub(crate) fn load(&mut self, proto: &TensorProto) -> Result<Bytes, Problem> {
+        let name = proto.name.as_deref().unwrap_or_default();
+        let tensor = tensor(proto, name, TensorSource::Inner, self)?;
+        match &tensor.bytes {
+            TensorBytes::Present(bytes) => Ok(bytes.clone()),
+            TensorBytes::Strings(_) => {
+                Err(Problem::new("strings cannot be external data").at(tensor.label()))
+            }
+            TensorBytes::Absent { location, .. } => {
+                let message = format!("its data file {} is not there", quoted(location));
+                Err(Problem::new(message).at(tensor.label()))
+            }
+        }
+    }
+
+    /// The bytes of the file at `location`; `None`: there is no such file.
+    pub(super) fn get(&mut self, location: &str) -> Result<Option<Bytes>, String> {
+        if let Some(known) = self.mapped.get(location) {
+            return known.clone();
+        }
+        let found = check(location).and_then(|()| match &self.folder {
+            Some(folder) => open_inside(folder, location),
+            None => Ok(None),
+        });
+        self.mapped.insert(location.to_owned(), found.clone());
+        found
+    }
+}
+
+/// Refuses locations that are not plain relative paths.
+fn check(location: &str) -> Result<(), String> {
+    let shown = quoted(location);
+    if location.is_empty() || location.contains('\0') {
+        return Err(format!("external data location {shown} is not a path"));
+    }
+    let path = Path::new(location);
+    // Windows paths are refused everywhere, so that a model means the same on every machine.
+    let windows =
+        location.starts_with('\\') || location.get(1..3).is_some_and(|text| text == ":\\" || text == ":/");
+    if path.is_absolute() || windows {
+        return Err(format!(
+            "external data location {shown} is absolute; it must be relative to the model's folder"
+        ));
+    }
+    let up = location.split(['/', '\\']).any(|part| part == "..");
+    if up || path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return Err(format!("external data location {shown} leaves the model's folder by `..`"));
+    }
+    Ok(())
+}
+
+/// Maps `folder/location`, unless a symbolic link leads out of the folder.
+fn open_inside(folder: &Path, location: &str) -> Result<Option<Bytes>, String> {
+    let failed =
+        |path: &Path, error: io::Error| format!("cannot read external data {}: {error}", path.display());
+    let folder = folder.canonicalize().map_err(|error| failed(folder, error))?;
+    let path = folder.join(location);
+    let target = match path.canonicalize() {
+        Ok(target) => target,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(&path, error)),
+    };
+    if !target.starts_with(&folder) {
+        return Err(format!(
+            "external data location {} leads to {}, outside the model's folder; copy the file there",
+            quoted(location),
+            target.display()
+        ));
+    }
+    map_file(&target).map(Some).map_err(|error| failed(&path, error))
+}

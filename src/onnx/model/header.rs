@@ -1,0 +1,79 @@
+//! The checks of a model's header: format version, operator sets, and what the reader leaves aside.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Problem, Problems, quoted};
+use crate::proto::{ModelProto, OperatorSetIdProto};
+
+/// The oldest and newest format that is read.
+pub(super) const IR_VERSIONS: (i64, i64) = (3, 14);
+/// The oldest and newest operator set of `ai.onnx` that is read.
+pub(super) const OPSETS: (i64, i64) = (7, 28);
+
+/// Operator sets by domain; `ai.onnx` is the empty domain.
+pub(super) type Imports = BTreeMap<String, i64>;
+
+/// The one spelling of a domain.
+pub(super) fn canonical_domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// Checks the format version.
+pub(super) fn check_ir_version(model: &ModelProto, problems: &mut Problems) -> i64 {
+    let (oldest, newest) = IR_VERSIONS;
+    match model.ir_version {
+        Some(version) if (oldest..=newest).contains(&version) => version,
+        Some(version) => {
+            let side = if version < oldest { "older" } else { "newer" };
+            let message = format!(
+                "the file has ONNX IR version {version}, {side} than the {oldest} to {newest} read here"
+            );
+            problems.push(Problem::new(message).note("export it again with another version of its exporter"));
+            version
+        }
+        None => {
+            problems.push(Problem::new("the file has no ONNX IR version, so it is no ONNX model"));
+            0
+        }
+    }
+}
+
+/// The operator sets that a model or a function imports; `place` names it.
+pub(super) fn imports(entries: &[OperatorSetIdProto], place: &str, problems: &mut Problems) -> Imports {
+    let mut imports = Imports::new();
+    for entry in entries {
+        let domain = canonical_domain(entry.domain.as_deref().unwrap_or_default());
+        let version = entry.version.unwrap_or(0);
+        let shown = if domain.is_empty() { "ai.onnx".to_owned() } else { quoted(domain) };
+        let (oldest, newest) = OPSETS;
+        if domain.is_empty() && !(oldest..=newest).contains(&version) {
+            let message =
+                format!("opset {version} of ai.onnx is outside {oldest} to {newest}, the ones read here");
+            let note = "onnx.version_converter.convert_version, or another export, gives one of them";
+            problems.push(Problem::new(message).at(place).note(note));
+        }
+        if imports.insert(domain.to_owned(), version).is_some_and(|other| other != version) {
+            problems.push(
+                Problem::new(format!("opset {shown} is imported twice, in different versions")).at(place),
+            );
+        }
+    }
+    imports
+}
+
+/// What the reader leaves aside.
+pub(super) fn warnings(model: &ModelProto) -> Vec<Problem> {
+    let mut warnings = Vec::new();
+    if !model.training_info.is_empty() {
+        let message = "the file's own training steps (training_info) are left aside";
+        warnings.push(Problem::new(message).note("the loss and the optimizer come from the command line"));
+    }
+    if !model.configuration.is_empty() {
+        let message = "the file's device configurations are left aside";
+        warnings.push(Problem::new(message).note("how to shard comes from --mesh and --shard"));
+    }
+    if model.graph.as_ref().is_some_and(|graph| !graph.quantization_annotation.is_empty()) {
+        warnings.push(Problem::new("the file's quantization annotations are left aside"));
+    }
+    warnings
+}

@@ -1,0 +1,97 @@
+//! Loading: map, decode, check, build.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::build::Builder;
+use super::external::{ExternalFiles, map_file};
+use super::{Graph, Model, header, order, tensor_data};
+use crate::error::{LoadError, Problem, Problems};
+use crate::proto::{ModelProto, expansion};
+
+/// Structs may take this many times the file's size (small nodes take 15 times theirs) …
+const STRUCTS_PER_BYTE: usize = 32;
+/// … and this much more, so that small files need no thought.
+const STRUCTS_FREE: usize = 16 << 20;
+
+impl Model {
+    /// Loads the model at `path`. The file is mapped, and its tensors stay in the map: it must not be changed in
+    /// place while the model lives. The error has every problem that was found.
+    pub fn load(path: &Path) -> Result<Model, LoadError> {
+        let fail = |problems| LoadError { path: Some(path.to_owned()), problems };
+        let file = map_file(path)
+            .map_err(|error| fail(vec![Problem::new(format!("cannot read the file: {error}"))]))?;
+        let folder = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let mut model = read(file, Some(folder)).map_err(fail)?;
+        model.path = Some(path.to_owned());
+        Ok(model)
+    }
+
+    /// Loads a model from memory. External data is looked for in `folder`; without one all of it is absent.
+    pub fn from_bytes(file: Bytes, folder: Option<&Path>) -> Result<Model, LoadError> {
+        read(file, folder.map(Path::to_owned)).map_err(|problems| LoadError { path: None, problems })
+    }
+
+    /// The original messages of the file.
+    pub fn proto(&self) -> &ModelProto {
+        &self.proto
+    }
+}
+
+fn read(file: Bytes, folder: Option<PathBuf>) -> Result<Model, Vec<Problem>> {
+    let proto = decode(file).map_err(|problem| vec![problem])?;
+    let mut problems = Problems::default();
+    let ir_version = header::check_ir_version(&proto, &mut problems);
+    let opsets = header::imports(&proto.opset_import, "the model's header", &mut problems);
+    let mut files = ExternalFiles::new(folder);
+    let graph = match &proto.graph {
+        Some(graph) => {
+            let mut builder = Builder::new(&proto.functions, &opsets, &mut files, &mut problems);
+            let graph = builder.model_graph(graph, &opsets);
+            let (broken, complete) = (std::mem::take(&mut builder.broken), !builder.exhausted());
+            if complete { order::check_and_sort(graph, &broken, &mut problems) } else { graph }
+        }
+        None => {
+            problems.push(Problem::new("the file has no graph"));
+            Graph::default()
+        }
+    };
+    if !problems.is_empty() {
+        return Err(problems.into_list());
+    }
+    let producer =
+        [&proto.producer_name, &proto.producer_version].map(|text| text.as_deref().unwrap_or_default());
+    Ok(Model {
+        path: None,
+        ir_version,
+        producer: producer.join(" ").trim().to_owned(),
+        opsets,
+        metadata: tensor_data::metadata(&proto.metadata_props),
+        graph,
+        warnings: header::warnings(&proto),
+        proto,
+        files,
+    })
+}
+
+/// Decodes the messages, after a look at how much memory they will take.
+fn decode(file: Bytes) -> Result<ModelProto, Problem> {
+    let not_onnx = |why: String| {
+        let note = "an ONNX model is a protobuf file; was it cut off, or is it a Git LFS pointer?";
+        Problem::new(format!("the file is not an ONNX model: {why}")).note(note)
+    };
+    if file.is_empty() {
+        return Err(not_onnx("it is empty".to_owned()));
+    }
+    let structs = expansion(&file).map_err(not_onnx)?.struct_bytes;
+    if structs > file.len().saturating_mul(STRUCTS_PER_BYTE).saturating_add(STRUCTS_FREE) {
+        let message = format!("its {} bytes would take {structs} bytes of memory", file.len());
+        return Err(not_onnx(message));
+    }
+    ModelProto::decode(file).map_err(|error| not_onnx(error.to_string()))
+}

@@ -1,0 +1,129 @@
+//! Writing a model back into a file: the same graph, names and metadata, with new bytes for some tensors.
+//! Invariant: the target is either complete or untouched; files are written beside it and renamed.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::error::Problem;
+use crate::model::Model;
+
+mod encode;
+mod place;
+
+#[cfg(test)]
+mod tests;
+
+/// Files above this size keep their tensors in a file beside them: protobuf ends at 2 GiB.
+const EXTERNAL_ABOVE: usize = 1536 << 20;
+/// No protobuf reader takes more.
+const PROTOBUF_LIMIT: usize = i32::MAX as usize;
+
+/// Why a model was not written. The file that stood there before still does.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Tensors that cannot be replaced, or whose data is not there.
+    #[error("cannot write the model{}", .0.iter().map(|problem| format!("\n{problem}")).collect::<String>())]
+    Tensors(Vec<Problem>),
+    /// The name of the file cannot be written into the model, which must name its data file.
+    #[error("cannot write {}: its name is not UTF-8", .0.display())]
+    Name(PathBuf),
+    /// More than protobuf holds, even without the large tensors.
+    #[error("cannot write {}: it would have {bytes} bytes without its tensors, and protobuf ends at {PROTOBUF_LIMIT}", path.display())]
+    TooLarge {
+        /// The target.
+        path: PathBuf,
+        /// Its size.
+        bytes: usize,
+    },
+    /// The file system.
+    #[error("cannot write {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl Model {
+    /// Writes the model to `path`, with the bytes in `replaced` (by the tensor's name) for some initializers and
+    /// `Constant` nodes of the main graph: little-endian and row-major, of the tensor's own type and dims.
+    ///
+    /// A model above 1.5 GiB gets its tensors in `NAME.data` beside it. External data of the original is copied.
+    /// The file is written under another name and renamed, so that a failure leaves what was there before.
+    pub fn write(&self, path: &Path, replaced: &BTreeMap<String, Bytes>) -> Result<(), WriteError> {
+        self.write_with(path, replaced, EXTERNAL_ABOVE)
+    }
+
+    fn write_with(
+        &self,
+        path: &Path,
+        replaced: &BTreeMap<String, Bytes>,
+        external_above: usize,
+    ) -> Result<(), WriteError> {
+        let mut proto = place::replaced(self, replaced).map_err(WriteError::Tensors)?;
+        let mut data = place::DataFile::default();
+        if encode::encoded_len(&proto) > external_above {
+            data = place::move_out(&mut proto, &data_name(path)?);
+        }
+        let bytes = encode::encoded_len(&proto);
+        if bytes > PROTOBUF_LIMIT {
+            return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
+        }
+        if data.tensors.is_empty() {
+            return replace_file(path, |out| encode::model(proto, out)).and_then(Partial::finish);
+        }
+        // Both files are complete before either takes its name.
+        let data = replace_file(&path.with_file_name(data_name(path)?), |out| data.write(out))?;
+        let model = replace_file(path, |out| encode::model(proto, out))?;
+        data.finish()?;
+        model.finish()
+    }
+}
+
+/// The name of the data file beside `path`.
+fn data_name(path: &Path) -> Result<String, WriteError> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.map(|name| format!("{name}.data")).ok_or_else(|| WriteError::Name(path.to_owned()))
+}
+
+/// A complete file that has not its name yet; dropped, it is gone.
+struct Partial {
+    written: PathBuf,
+    target: PathBuf,
+}
+
+impl Partial {
+    fn finish(self) -> Result<(), WriteError> {
+        fs::rename(&self.written, &self.target)
+            .map_err(|source| WriteError::Io { path: self.target.clone(), source })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After finish there is nothing left to remove, and what cannot be removed cannot be helped.
+        let _ = fs::remove_file(&self.written);
+    }
+}
+
+/// Writes a file under a name beside `target`.
+fn replace_file(
+    target: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<Partial, WriteError> {
+    let failed = |source| WriteError::Io { path: target.to_owned(), source };
+    let mut name =
+        target.file_name().ok_or_else(|| failed(io::Error::other("it is no file name")))?.to_owned();
+    name.push(format!(".partial-{}", std::process::id()));
+    let written = target.with_file_name(name);
+    let file = File::create(&written).map_err(failed)?;
+    let partial = Partial { written, target: target.to_owned() };
+    let mut out = BufWriter::new(file);
+    let complete = write(&mut out).and_then(|()| out.flush()).and_then(|()| out.get_ref().sync_all());
+    complete.map_err(failed).map(|()| partial)
+}

@@ -1,0 +1,181 @@
+//! Where the bytes of each tensor go: replaced in the messages, and moved to a data file in large models.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use bytes::Bytes;
+
+use crate::error::{Problem, quoted};
+use crate::model::Model;
+use crate::proto::{
+    AttributeProto, AttributeType, DataLocation, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
+    TensorProto,
+};
+use crate::tensor::{Tensor, TensorBytes, TensorSource};
+
+/// Tensors below this many bytes stay in the model's file.
+const SMALL: usize = 1024;
+/// Tensors begin at multiples of a page, as ONNX recommends for mapping.
+const ALIGNMENT: u64 = 4096;
+
+/// The model's messages, with the new bytes, and with the external data of the original in them.
+pub(super) fn replaced(
+    model: &Model,
+    replaced: &BTreeMap<String, Bytes>,
+) -> Result<ModelProto, Vec<Problem>> {
+    let tensors: BTreeMap<&str, &Tensor> =
+        model.graph.tensors.iter().map(|tensor| (&tensor.name[..], tensor)).collect();
+    let mut problems: Vec<Problem> = replaced
+        .iter()
+        .filter_map(|(name, bytes)| check(name, bytes, tensors.get(&name[..]).copied()).err())
+        .collect();
+    let mut proto = model.proto.clone();
+    if let Some(graph) = &mut proto.graph {
+        for initializer in &mut graph.initializer {
+            if let Some(bytes) = replaced.get(initializer.name.as_deref().unwrap_or_default()) {
+                put(initializer, bytes.clone());
+            }
+        }
+        let constants = graph.node.iter_mut().filter(|node| is_constant(node));
+        for node in constants {
+            let name = node.output.first().cloned().unwrap_or_default();
+            if let (Some(bytes), Some(tensor)) = (replaced.get(&name), tensors.get(&name[..])) {
+                put_constant(node, tensor, bytes.clone());
+            }
+        }
+    }
+    let mut files = model.files.clone();
+    each_tensor(&mut proto, &mut |tensor| {
+        if tensor.data_location == Some(DataLocation::External as i32) {
+            match files.load(tensor) {
+                Ok(bytes) => put(tensor, bytes),
+                Err(problem) => problems.push(problem),
+            }
+        }
+    });
+    if problems.is_empty() { Ok(proto) } else { Err(problems) }
+}
+
+/// Whether these bytes can be written for this tensor.
+fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Problem> {
+    let Some(tensor) = tensor else {
+        return Err(Problem::new(format!("the model has no tensor {} to replace", quoted(name))));
+    };
+    let refuse = |why: String| Err(Problem::new(why).at(tensor.label()));
+    if tensor.source == TensorSource::Inner {
+        return refuse("a tensor inside a function or a subgraph cannot be replaced".to_owned());
+    }
+    if matches!(tensor.bytes, TensorBytes::Strings(_)) {
+        return refuse("a tensor of strings cannot be replaced".to_owned());
+    }
+    match tensor.dtype.bytes_of(tensor.element_count()) {
+        Some(needed) if needed == bytes.len() => Ok(()),
+        needed => refuse(format!("{} bytes are given, where it needs {}", bytes.len(), needed.unwrap_or(0))),
+    }
+}
+
+fn is_constant(node: &NodeProto) -> bool {
+    node.op_type.as_deref() == Some("Constant")
+        && matches!(node.domain.as_deref(), None | Some("" | "ai.onnx"))
+}
+
+/// Makes `bytes` the tensor's data, and removes whatever it had.
+fn put(tensor: &mut TensorProto, bytes: Bytes) {
+    let old = std::mem::take(tensor);
+    *tensor = TensorProto {
+        dims: old.dims,
+        data_type: old.data_type,
+        name: old.name,
+        doc_string: old.doc_string,
+        metadata_props: old.metadata_props,
+        raw_data: Some(bytes),
+        ..TensorProto::default()
+    };
+}
+
+/// Makes `bytes` the value of a `Constant` node, whichever attribute had it.
+fn put_constant(node: &mut NodeProto, tensor: &Tensor, bytes: Bytes) {
+    let old = node.attribute.iter_mut().find_map(|attribute| attribute.t.take());
+    let mut value = old.map_or_else(TensorProto::default, |old| *old);
+    value.dims = tensor.dims.iter().map(|&size| size as i64).collect();
+    value.data_type = Some(tensor.dtype.code());
+    put(&mut value, bytes);
+    node.attribute = vec![AttributeProto {
+        name: Some("value".to_owned()),
+        r#type: Some(AttributeType::Tensor as i32),
+        t: Some(Box::new(value)),
+        ..AttributeProto::default()
+    }];
+}
+
+/// The file that holds a large model's tensors, and what stands where in it.
+#[derive(Default)]
+pub(super) struct DataFile {
+    /// Offset and bytes, in order.
+    pub(super) tensors: Vec<(u64, Bytes)>,
+}
+
+impl DataFile {
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut at = 0;
+        for (offset, bytes) in &self.tensors {
+            out.write_all(&vec![0; (offset - at) as usize])?;
+            out.write_all(bytes)?;
+            at = offset + bytes.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Moves the large tensors out of the messages, into the data file `location`.
+pub(super) fn move_out(proto: &mut ModelProto, location: &str) -> DataFile {
+    let mut file = DataFile::default();
+    let mut end = 0u64;
+    each_tensor(proto, &mut |tensor| {
+        let Some(bytes) = tensor.raw_data.take_if(|bytes| bytes.len() >= SMALL) else { return };
+        let (offset, length) = (end.next_multiple_of(ALIGNMENT), bytes.len() as u64);
+        end = offset + length;
+        let entries = [
+            ("location", location.to_owned()),
+            ("offset", offset.to_string()),
+            ("length", length.to_string()),
+        ];
+        let entry = |(key, value): (&str, String)| StringStringEntryProto {
+            key: Some(key.to_owned()),
+            value: Some(value),
+        };
+        tensor.external_data = entries.map(entry).to_vec();
+        tensor.data_location = Some(DataLocation::External as i32);
+        file.tensors.push((offset, bytes));
+    });
+    file
+}
+
+/// Every dense tensor of the model, wherever it stands.
+fn each_tensor(model: &mut ModelProto, visit: &mut dyn FnMut(&mut TensorProto)) {
+    if let Some(graph) = &mut model.graph {
+        each_in_graph(graph, visit);
+    }
+    for training in &mut model.training_info {
+        let graphs = [&mut training.initialization, &mut training.algorithm];
+        graphs.into_iter().flatten().for_each(|graph| each_in_graph(graph, visit));
+    }
+    for function in &mut model.functions {
+        function.attribute_proto.iter_mut().for_each(|attribute| each_in_attribute(attribute, visit));
+        let attributes = function.node.iter_mut().flat_map(|node| &mut node.attribute);
+        attributes.for_each(|attribute| each_in_attribute(attribute, visit));
+    }
+}
+
+fn each_in_graph(graph: &mut GraphProto, visit: &mut dyn FnMut(&mut TensorProto)) {
+    graph.initializer.iter_mut().for_each(&mut *visit);
+    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+    attributes.for_each(|attribute| each_in_attribute(attribute, visit));
+}
+
+fn each_in_attribute(attribute: &mut AttributeProto, visit: &mut dyn FnMut(&mut TensorProto)) {
+    attribute.t.iter_mut().for_each(|tensor| visit(tensor));
+    attribute.tensors.iter_mut().for_each(&mut *visit);
+    attribute.g.iter_mut().for_each(|graph| each_in_graph(graph, visit));
+    attribute.graphs.iter_mut().for_each(|graph| each_in_graph(graph, visit));
+}

@@ -1,0 +1,80 @@
+//! `plan.json`: what a compilation came to, for other programs to read.
+
+use crate::compilation::Compilation;
+use crate::training::Programs;
+use passes::parameters::RowRole;
+use serde::Serialize;
+
+/// The plan of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Version of this format.
+    pub format: u32,
+    /// The model's name.
+    pub model: String,
+    /// The passes that ran, with their options.
+    pub pipeline: String,
+    /// Samples of a microbatch.
+    pub microbatch: u64,
+    /// Microbatches of a step.
+    pub microbatches: u64,
+    /// Trained tensors of the file.
+    pub parameters: usize,
+    /// Elements of all trained states.
+    pub parameter_elements: u64,
+    /// The hash of the training program.
+    pub program_hash: String,
+    /// Memory of the device.
+    pub memory: Memory,
+}
+
+/// Bytes that the device allocates.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// All of it.
+    pub peak: u64,
+    /// States, in the arena.
+    pub states: u64,
+    /// The arena of the training program.
+    pub training_arena: u64,
+    /// The arena of the evaluation program, which takes the same place.
+    pub evaluation_arena: u64,
+    /// Constants of both.
+    pub constants: u64,
+    /// The most that is alive at a time in the training program: no plan is smaller.
+    pub lower_bound: u64,
+}
+
+impl Plan {
+    /// The plan of compiled and lowered programs.
+    pub fn new(compilation: &Compilation, programs: &Programs, microbatches: u64) -> Self {
+        let module = &compilation.training;
+        let batched = module.inputs.iter().find(|input| input.batched);
+        let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
+        let trained = module.states.values().filter(|state| state.role == ir::Role::Parameter);
+        let is_parameter = |role: RowRole| role == RowRole::Parameter;
+        let (training, evaluation) = (programs.training.memory, programs.evaluation.memory);
+        Self {
+            format: 1,
+            model: module.name.clone(),
+            pipeline: compilation.pipeline.to_string(),
+            microbatch: batch.unwrap_or(1),
+            microbatches,
+            parameters: compilation
+                .parameters
+                .iter()
+                .filter(|r| is_parameter(r.role) && r.tied.is_none())
+                .count(),
+            parameter_elements: trained.filter_map(|state| state.ty.numel()).sum(),
+            program_hash: format!("{:016x}", programs.training.hash),
+            memory: Memory {
+                peak: programs.peak(),
+                states: training.states,
+                training_arena: training.arena,
+                evaluation_arena: evaluation.arena,
+                constants: training.constants + evaluation.constants,
+                lower_bound: training.lower_bound,
+            },
+        }
+    }
+}

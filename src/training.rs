@@ -1,0 +1,231 @@
+//! A run: the compiled programs on a device, fed with the user's data.
+
+use crate::cli::report::Failure;
+use crate::compilation::Compilation;
+use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::output::Folder;
+use anyhow::Context;
+use ir::interp::Missing;
+use ir::{Diagnostic, Module};
+use runtime::checkpoint::{
+    Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
+};
+use runtime::cpu::Cpu;
+use runtime::data::{self, Loader, LoaderOptions, Source};
+use runtime::device::{DeviceError, ProgramId};
+use runtime::lower::{LowerOptions, lower};
+use runtime::metrics::MetricsWriter;
+use runtime::program::{Microbatches, Program};
+use runtime::progress::Progress;
+use runtime::train::{Outcome, Run, Schedule, Session, TrainError, resume};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The outputs that the loop reads.
+const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
+const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
+
+/// The two programs of a run. They share their states.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The step.
+    pub training: Arc<Program>,
+    /// The evaluation.
+    pub evaluation: Arc<Program>,
+}
+
+impl Programs {
+    /// Lowers a compilation for steps of so many microbatches.
+    pub fn lower(compilation: &Compilation, microbatches: u64) -> Result<Self, Diagnostic> {
+        let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
+        let outputs = Some(&TRAINING_OUTPUTS[..]);
+        let training =
+            lower(&compilation.training, &LowerOptions { microbatches, outputs, ..LowerOptions::default() })?;
+        let outputs = Some(&EVALUATION_OUTPUTS[..]);
+        let shared = LowerOptions { outputs, states_of: Some(&training), ..LowerOptions::default() };
+        let evaluation = lower(&compilation.evaluation, &shared)?;
+        Ok(Self { training: Arc::new(training), evaluation: Arc::new(evaluation) })
+    }
+
+    /// Bytes that a device allocates for both: one arena, and the constants of each.
+    pub fn peak(&self) -> u64 {
+        let (training, evaluation) = (self.training.memory, self.evaluation.memory);
+        training.arena.max(evaluation.arena) + training.constants + evaluation.constants
+    }
+}
+
+/// Opens the data of a run. Errors: everything about it that would make a step fail.
+pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Result<Loader, Failure> {
+    let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
+    let options = LoaderOptions {
+        seed: settings.seed.seed,
+        microbatches,
+        eval: settings.data.eval.as_ref().map(source),
+        force_bytes: settings.data.tokenizer == Some(Tokenizer::Bytes),
+        labels_from: settings.data.labels_from.map(|from| match from {
+            LabelsFrom::Shift => data::LabelsFrom::Shift,
+            LabelsFrom::Given => data::LabelsFrom::Given,
+        }),
+        inputs: inputs(settings),
+        ..LoaderOptions::default()
+    };
+    let spec = crate::feed::model_spec(module)?;
+    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(error.to_string()).into())
+}
+
+fn source(source: &DataSource) -> data::DataSource {
+    match source {
+        DataSource::Synthetic => data::DataSource::Synthetic,
+        DataSource::File(path) => data::DataSource::Path(path.clone()),
+    }
+}
+
+fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
+    let source = |source: &InputSource| match source {
+        InputSource::Positions => Source::Positions,
+        InputSource::Ones => Source::Ones,
+        InputSource::Zeros => Source::Zeros,
+        InputSource::Key(key) => Source::Key(key.clone()),
+        InputSource::File(path) => Source::File(path.clone()),
+    };
+    settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
+}
+
+/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused.
+pub fn device(programs: &Programs) -> Result<Cpu, Failure> {
+    let programs = vec![programs.training.clone(), programs.evaluation.clone()];
+    Cpu::new(programs, None).map_err(|error| failure(error.into()))
+}
+
+/// Where a run begins.
+pub struct Start {
+    /// Steps done before.
+    pub step: u64,
+    /// The value of every state after them.
+    pub states: StateBytes,
+    /// What the data is.
+    data: DataFingerprint,
+}
+
+/// The weights of `--weights`. `report` is told what of them did not match. Errors: weights that are neither there nor in
+/// the model's file.
+pub fn weights(
+    compilation: &Compilation,
+    aliases: &BTreeMap<String, Vec<String>>,
+    settings: &Settings,
+    report: impl FnOnce(String),
+) -> Result<StateBytes, Diagnostic> {
+    let mut given = StateBytes::new();
+    if let Some(path) = &settings.initial.weights {
+        let weights = load_weights(path, &compilation.training, aliases)?;
+        report(weights.report.to_string());
+        given = weights.values;
+    }
+    check_weights(&compilation.training, Missing::Refuse, &given)?;
+    Ok(given)
+}
+
+/// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data
+/// that cannot be read.
+pub fn start(compilation: &Compilation, settings: &Settings, weights: StateBytes) -> Result<Start, Failure> {
+    let states = initial_states(&compilation.training, settings.seed.seed, Missing::Refuse, weights)?;
+    Ok(Start { step: 0, states, data: fingerprint(settings)? })
+}
+
+/// The place where the run in `from` stopped. Of the metrics in `folder`, what comes after it is cut off. `report` is told
+/// of newer checkpoints that are damaged. Errors: no checkpoint; one of another model or of other data. Nothing is
+/// changed then.
+pub fn go_on(
+    compilation: &Compilation,
+    settings: &Settings,
+    loader: &Loader,
+    from: &Path,
+    folder: &Folder,
+    report: impl FnMut(String),
+) -> Result<Start, Failure> {
+    let data = fingerprint(settings)?;
+    let checkpoints = Checkpoints::new(&from.join(CHECKPOINTS));
+    let resumed = resume(&checkpoints, &folder.join(METRICS), &compilation.training, loader, &data);
+    let resumed = resumed.map_err(failure)?;
+    resumed.damaged.iter().map(|error| format!("note: passed over: {error}")).for_each(report);
+    Ok(Start { step: resumed.step, states: resumed.values, data })
+}
+
+const CHECKPOINTS: &str = "checkpoints";
+const METRICS: &str = "metrics.jsonl";
+
+/// What a run needs beside its programs.
+pub struct Setup<'a> {
+    /// The compiled model.
+    pub compilation: &'a Compilation,
+    /// The data.
+    pub loader: &'a Loader,
+    /// The flags.
+    pub settings: &'a Settings,
+    /// Where results go.
+    pub folder: &'a Folder,
+    /// Steps in total.
+    pub steps: u64,
+}
+
+/// Trains until the last step, or until `stop` is set. The device is given back before this returns: what comes after
+/// takes its states from the checkpoint, and no more memory than the run did.
+pub fn train(setup: &Setup, mut device: Cpu, start: Start, stop: &AtomicBool) -> Result<Outcome, Failure> {
+    let Setup { compilation, loader, settings, folder, steps } = *setup;
+    let evaluates = loader.eval_samples() > 0;
+    let mut session =
+        Session::new(&mut device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
+    session.write_states(start.states).map_err(failure)?;
+    let mut run = Run {
+        module: &compilation.training,
+        session,
+        loader,
+        data: start.data,
+        checkpoints: Checkpoints::new(&folder.join(CHECKPOINTS)),
+        metrics: MetricsWriter::append(&folder.join(METRICS)).map_err(|error| failure(error.into()))?,
+        progress: Progress::new(start.step, steps),
+    };
+    let (eval_every, save_every) = (settings.data.eval_every, settings.run.save_every);
+    let schedule = Schedule { start: start.step, steps, eval_every, save_every };
+    let outcome = runtime::train::train(&mut run, &schedule, stop).map_err(failure)?;
+    run.progress.finish();
+    Ok(outcome)
+}
+
+/// The values of all states at the end of a run.
+pub fn states_after(compilation: &Compilation, outcome: &Outcome) -> Result<StateBytes, Failure> {
+    let path = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
+    let states = Checkpoint::open(path).and_then(|checkpoint| checkpoint.load(&compilation.training));
+    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", path.display()))?)
+}
+
+fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {
+    match &settings.data.train {
+        Some(DataSource::File(path)) => {
+            let error = |error| Diagnostic::new(format!("cannot read {}: {error}", path.display()));
+            Ok(DataFingerprint::of(path).map_err(error)?)
+        }
+        _ => Ok(DataFingerprint::synthetic()),
+    }
+}
+
+/// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.
+fn failure(error: TrainError) -> Failure {
+    match error {
+        TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
+        TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
+            let note = "a smaller --microbatch takes less; --global-batch keeps the step the same";
+            Failure::User(vec![Diagnostic::new(error.to_string()).note(note)])
+        }
+        TrainError::Device(_) => Failure::Fault(error.into()),
+        error => {
+            // The first line is the message; what follows after `  = ` are notes.
+            let text = error.to_string();
+            let mut parts = text.split("\n  = ").map(str::to_string);
+            let diagnostic = Diagnostic::new(parts.next().unwrap_or_default());
+            Failure::User(vec![parts.fold(diagnostic, Diagnostic::note)])
+        }
+    }
+}

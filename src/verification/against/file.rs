@@ -1,0 +1,89 @@
+//! The file of `--against`: numbers that another program computed, sorted by what their keys say they are.
+
+use crate::verification::execute::Tensors;
+use ir::{Diagnostic, Module, Tensor, Type};
+use runtime::data::Table;
+use std::path::Path;
+
+/// Numbers from elsewhere.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Numbers {
+    /// `input.NAME`, and `labels` under the name of the program's labels.
+    pub inputs: Tensors,
+    /// Whether labels are among them.
+    pub labels: bool,
+    /// `output.NAME`, or the bare name of an output; `loss`.
+    pub outputs: Tensors,
+    /// `param.NAME`: before the step.
+    pub parameters: Tensors,
+    /// `grad.NAME`.
+    pub gradients: Tensors,
+    /// Keys of no meaning.
+    pub unknown: Vec<String>,
+}
+
+impl Numbers {
+    /// Reads an `.npz` or `.safetensors` file. `label` is the program's input of labels, if it has one. Errors: a file
+    /// that cannot be read.
+    pub fn read(path: &Path, module: &Module, label: Option<&str>) -> Result<Self, Diagnostic> {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        if !matches!(extension.as_deref(), Some("npz" | "safetensors")) {
+            return Err(Diagnostic::new(format!("--against {}: not an .npz file", path.display()))
+                .note("keys are input.NAME, labels, output.NAME, param.NAME, grad.NAME"));
+        }
+        let table = Table::open(path).map_err(|error| Diagnostic::new(format!("--against: {error}")))?;
+        let mut numbers = Self::default();
+        for key in table.keys() {
+            let tensor = table
+                .array(key)
+                .and_then(|array| Tensor::from_bytes(&Type::of(array.dtype, &array.dims), &array.bytes));
+            let unreadable =
+                || Diagnostic::new(format!("--against {}: `{key}` cannot be read", path.display()));
+            numbers.sort(key, tensor.ok_or_else(unreadable)?, module, label);
+        }
+        Ok(numbers)
+    }
+
+    fn sort(&mut self, key: &str, tensor: Tensor, module: &Module, label: Option<&str>) {
+        let is_output = |name: &str| module.output(name).is_some();
+        if let Some(name) = key.strip_prefix("input.") {
+            self.labels |= label == Some(name);
+            self.inputs.insert(name.to_owned(), tensor);
+        } else if key == "labels" || label == Some(key) {
+            self.labels = true;
+            self.inputs.insert(label.unwrap_or(key).to_owned(), tensor);
+        } else if let Some(name) = key.strip_prefix("output.") {
+            self.outputs.insert(name.to_owned(), tensor);
+        } else if let Some(name) = key.strip_prefix("param.") {
+            self.parameters.insert(name.to_owned(), tensor);
+        } else if let Some(name) = key.strip_prefix("grad.") {
+            self.gradients.insert(name.to_owned(), tensor);
+        } else if is_output(key) || key == "loss" {
+            self.outputs.insert(key.to_owned(), tensor);
+        } else {
+            self.unknown.push(key.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::DType;
+
+    #[test]
+    fn keys_say_what_numbers_are() {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[2]), true);
+        module.add_output("logits", x);
+        let mut numbers = Numbers::default();
+        for key in ["input.x", "labels", "logits", "output.cache", "param.w", "grad.w", "loss", "hidden"] {
+            numbers.sort(key, Tensor::splat(DType::F32, vec![2], 1.0), &module, Some("targets"));
+        }
+        assert_eq!(numbers.inputs.keys().collect::<Vec<_>>(), ["targets", "x"]);
+        assert_eq!(numbers.outputs.keys().collect::<Vec<_>>(), ["cache", "logits", "loss"]);
+        assert_eq!(numbers.parameters.len() + numbers.gradients.len(), 2);
+        assert!(numbers.labels);
+        assert_eq!(numbers.unknown, ["hidden"]);
+    }
+}

@@ -1,0 +1,243 @@
+//! `--against FILE.npz`: the compiled program against numbers that another program computed.
+
+pub mod file;
+pub mod matching;
+
+use super::compare::{self, Difference, FLOOR, Kind};
+use super::execute::{Execution, Tensors};
+use super::inputs;
+use super::report::Match;
+use super::{Subject, Tested};
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use crate::feed;
+use file::Numbers;
+use ir::tensor::Elements;
+use ir::{DType, Diagnostic, Module, Tensor};
+use matching::{By, Found, Ours, Theirs};
+use passes::parameters::ParameterReport;
+use std::collections::BTreeMap;
+
+/// What the comparison found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Largest error first.
+    pub differences: Vec<Difference>,
+    /// Tensors found on both sides.
+    pub matched: Vec<Match>,
+    /// Keys that belong to nothing.
+    pub unmatched_there: Vec<String>,
+    /// Parameters and outputs that no key belongs to.
+    pub unmatched_here: Vec<String>,
+    /// Microbatches in the step.
+    pub microbatches: usize,
+    /// What the program did.
+    pub execution: Execution,
+}
+
+/// The name of the program's labels.
+pub fn label_name(module: &Module) -> Result<Option<String>, Diagnostic> {
+    Ok(feed::model_spec(module)?.label.map(|label| label.name))
+}
+
+/// Runs a step of the compiled program on the file's inputs and compares. Errors: inputs that are missing or do not fit; gradients without labels; nothing to compare.
+pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, Failure> {
+    let module = &subject.compilation.training;
+    let label = label_name(module)?;
+    if !numbers.labels && !numbers.gradients.is_empty() && label.is_some() {
+        let error = Diagnostic::new("--against: gradients need the labels they were computed with");
+        return Err(error.note("add them under the key `labels`").into());
+    }
+    let microbatches = microbatches(module, numbers, label.as_deref())?;
+    let execution = subject.run(Tested { module, cut: true }, mode, &microbatches)?;
+    let mut outcome = Outcome {
+        differences: Vec::new(),
+        matched: Vec::new(),
+        unmatched_there: numbers.unknown.clone(),
+        unmatched_here: Vec::new(),
+        microbatches: microbatches.len(),
+        execution,
+    };
+    compare_outputs(&mut outcome, module, numbers);
+    compare_parameters(&mut outcome, subject, numbers)?;
+    if outcome.differences.is_empty() {
+        let known = "keys are input.NAME, labels, output.NAME or the bare name, param.NAME, grad.NAME, loss";
+        return Err(Diagnostic::new("--against: the file has nothing to compare with").note(known).into());
+    }
+    compare::sort(&mut outcome.differences);
+    Ok(outcome)
+}
+
+/// The file's inputs, cut into microbatches of the program's size; without labels none counts.
+pub fn microbatches(
+    module: &Module,
+    numbers: &Numbers,
+    label: Option<&str>,
+) -> Result<Vec<Tensors>, Diagnostic> {
+    let mut whole = Tensors::new();
+    let mut count: Option<(usize, &str)> = None;
+    for input in module.inputs.iter().filter(|input| numbers.labels || label != Some(&input.name)) {
+        let ty = module.ty(input.value);
+        let given = numbers.inputs.get(&input.name).ok_or_else(|| {
+            let there: Vec<String> = numbers.inputs.keys().map(|name| format!("`{name}`")).collect();
+            Diagnostic::new(format!("--against: the file has no `input.{}`, which is {ty}", input.name)).note(
+                format!("its inputs are {}", if there.is_empty() { "none".into() } else { there.join(", ") }),
+            )
+        })?;
+        let wrong = || {
+            Diagnostic::new(format!(
+                "--against: input `{}` is {}, the program takes {ty}",
+                input.name,
+                given.ty()
+            ))
+            .note("another batch can be bound: --microbatch N; symbolic dims too: --bind NAME=SIZE")
+        };
+        let tensor = converted(given, ty.dtype).ok_or_else(wrong)?;
+        let times = times(&tensor, &ty.sizes().unwrap_or_default(), input.batched).ok_or_else(wrong)?;
+        if input.batched && count.replace((times, &input.name)).is_some_and(|(other, _)| other != times) {
+            return Err(wrong());
+        }
+        whole.insert(input.name.clone(), tensor);
+    }
+    let count = count.map_or(1, |(count, _)| count);
+    if let Some(input) = label.filter(|_| !numbers.labels).and_then(|label| module.input(label)) {
+        let mut sizes: Vec<usize> =
+            module.ty(input.value).sizes().into_iter().flatten().map(|size| size as usize).collect();
+        if let (true, Some(rows)) = (input.batched, sizes.first_mut()) {
+            *rows *= count;
+        }
+        let ignored = feed::model_spec(module)?.label.and_then(|label| label.ignore_index).unwrap_or(0);
+        let labels = Tensor::splat(module.ty(input.value).dtype, sizes, ignored as f64);
+        whole.insert(input.name.clone(), labels);
+    }
+    inputs::regroup(module, &[whole], count)
+}
+
+/// The same numbers as elements of another type; `None` between floats and integers.
+fn converted(tensor: &Tensor, dtype: DType) -> Option<Tensor> {
+    let same = match &tensor.elements {
+        Elements::Float(_) => dtype.is_float(),
+        Elements::Int(_) => dtype.is_integer(),
+        Elements::Bool(_) => dtype == DType::Bool,
+    };
+    if same {
+        return Some(Tensor { dtype, ..tensor.clone() });
+    }
+    // Masks are written as any of them.
+    let binary = tensor.numbers().iter().all(|&number| number == 0.0 || number == 1.0);
+    let mut converted = Tensor::splat(dtype, tensor.sizes.clone(), 0.0);
+    match &mut converted.elements {
+        _ if !binary => return None,
+        Elements::Float(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from),
+        Elements::Int(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from as i64),
+        Elements::Bool(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from != 0.0),
+    }
+    Some(converted)
+}
+
+/// How many microbatches a tensor has.
+fn times(tensor: &Tensor, sizes: &[u64], batched: bool) -> Option<usize> {
+    let wide: Vec<u64> = tensor.sizes.iter().map(|&size| size as u64).collect();
+    if wide == sizes {
+        return Some(1);
+    }
+    let ((&rows, inner), (&batch, inner_sizes)) = (wide.split_first()?, sizes.split_first()?);
+    let divides = batched && inner == inner_sizes && batch > 0 && rows > 0 && rows.is_multiple_of(batch);
+    divides.then(|| (rows / batch) as usize)
+}
+
+fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
+    for (name, expected) in &numbers.outputs {
+        let (Some(given), Some(_)) = (outcome.execution.outputs.get(name), module.output(name)) else {
+            outcome.unmatched_there.push(name.clone());
+            continue;
+        };
+        let is_loss = name == "loss";
+        if is_loss && !numbers.labels && module.input("labels").is_some() {
+            outcome.unmatched_there.push(name.clone());
+            continue;
+        }
+        let given = inputs::concatenate(&given.iter().collect::<Vec<_>>());
+        let given = if is_loss { given.reshaped(expected.sizes.clone()) } else { given };
+        let error = compare::error(&given, expected, FLOOR);
+        let kind = if is_loss { Kind::Loss } else { Kind::Output };
+        outcome.differences.push(Difference { kind, name: name.clone(), error });
+    }
+    let internal = |name: &str| {
+        name == "lr" || name == "grad_norm" || name.starts_with("loss") || name.starts_with("grad.")
+    };
+    let missing = module.outputs.iter().map(|output| &output.name);
+    let missing = missing.filter(|name| !internal(name) && !numbers.outputs.contains_key(*name));
+    outcome.unmatched_here.extend(missing.map(|name| format!("output {name}")));
+}
+
+fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Numbers) -> Result<(), Diagnostic> {
+    let reported = outcome.execution.last_outputs(|name| name.starts_with("grad."));
+    let (ours, gradients) = ours(subject, &reported)?;
+    let theirs = theirs(numbers);
+    let found = matching::find(&ours, &theirs);
+    let largest = compare::largest(numbers.gradients.values());
+    for Found { ours: i, theirs: j, by, lies } in &found {
+        let (ours, theirs) = (&ours[*i], &theirs[*j]);
+        let mut compare = |kind: Kind, mine: &Tensor, expected: &Tensor, floor: f64| {
+            let cuts = lies.cut(mine, expected);
+            let error =
+                cuts.map_or(f64::INFINITY, |(mine, expected)| compare::error(&mine, &expected, floor));
+            outcome.differences.push(Difference { kind, name: theirs.name.to_owned(), error });
+        };
+        if let Some(value) = theirs.value {
+            compare(Kind::Parameter, &ours.value, value, FLOOR);
+        }
+        if let Some(expected) = numbers.gradients.get(theirs.name) {
+            let zero = || Tensor::splat(ours.value.dtype, ours.value.sizes.clone(), 0.0);
+            let gradient = gradients[*i].clone().unwrap_or_else(zero);
+            compare(Kind::Gradient, &gradient, expected, FLOOR * largest);
+        }
+        let by = if *by == By::Value { "by its value" } else { "" };
+        let how = [by.to_owned(), lies.words()].into_iter().filter(|words| !words.is_empty());
+        let how = how.collect::<Vec<_>>().join(", ");
+        outcome.matched.push(Match { there: theirs.name.to_owned(), here: ours.names[0].clone(), how });
+    }
+    let missing = theirs.iter().enumerate().filter(|(j, _)| found.iter().all(|found| found.theirs != *j));
+    outcome.unmatched_there.extend(missing.map(|(_, theirs)| format!("parameter {}", theirs.name)));
+    let not_found = |i: usize| !theirs.is_empty() && found.iter().all(|found| found.ours != i);
+    let missing = ours.iter().enumerate().filter(|(i, _)| not_found(*i));
+    outcome.unmatched_here.extend(missing.map(|(_, ours)| format!("parameter {}", ours.names[0])));
+    Ok(())
+}
+
+/// The parameters of the file that have a value, a gradient, or both, in the order of their names.
+fn theirs(numbers: &Numbers) -> Vec<Theirs<'_>> {
+    let mut theirs: BTreeMap<&str, Theirs> = BTreeMap::new();
+    for (name, gradient) in &numbers.gradients {
+        theirs.insert(name, Theirs { name, sizes: &gradient.sizes, value: None });
+    }
+    for (name, value) in &numbers.parameters {
+        theirs.insert(name, Theirs { name, sizes: &value.sizes, value: Some(value) });
+    }
+    theirs.into_values().collect()
+}
+
+/// The trained tensors of the model with all their names, and the gradient of each. One that the file repeats for every
+/// sample is taken once.
+fn ours(subject: &Subject, reported: &Tensors) -> Result<(Vec<Ours>, Vec<Option<Tensor>>), Diagnostic> {
+    let (mut ours, mut gradients) = (Vec::new(), Vec::new());
+    for tensor in &subject.layout.tensors {
+        let named = |report: &&ParameterReport| report.data == tensor.name;
+        let aliases = subject.compilation.parameters.iter().find(named).map(|report| &report.aliases);
+        let mut names = vec![tensor.name.clone()];
+        names.extend(aliases.into_iter().flatten().cloned());
+        names.extend(tensor.parts.iter().map(|part| part.state.clone()));
+        let (value, gradient) = match tensor.parts.as_slice() {
+            [part] if part.views.len() > 1 => (
+                subject.start.get(&part.state).cloned(),
+                reported.get(&format!("grad.{}", part.state)).cloned(),
+            ),
+            _ => (subject.tensors.get(&tensor.name).cloned(), tensor.assemble("grad.", reported)?),
+        };
+        let missing = || Diagnostic::new(format!("`{}` has no value", tensor.name));
+        ours.push(Ours { names, value: value.ok_or_else(missing)? });
+        gradients.push(gradient);
+    }
+    Ok((ours, gradients))
+}

@@ -1,0 +1,81 @@
+//! Which pass broke it: the program after each pass, finished with as few passes as will do, against the reference.
+
+use super::compare::Difference;
+use super::execute::{Execution, Tensors};
+use super::{Subject, Tested};
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use crate::compilation;
+use ir::Module;
+use passes::parameters::Parameters;
+use passes::{Manager, PassContext, Transform};
+use serde::Serialize;
+
+/// The program after a pass of the compiled pipeline.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The pass.
+    pub pass: String,
+    /// What it left.
+    pub module: Module,
+}
+
+/// The first pass after which a program's step differs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Culprit {
+    /// Its name; `None` when the untransformed program differs already, so that the mode of running it is to blame.
+    pub pass: Option<String>,
+    /// Its number in the pipeline, from 1; 0 for the untransformed program.
+    pub number: usize,
+    /// The largest difference.
+    pub largest: Difference,
+}
+
+/// The step that all stages are compared with.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected<'a> {
+    /// The untransformed program.
+    pub reference: &'a Module,
+    /// What it did.
+    pub execution: &'a Execution,
+    /// The inputs it was given.
+    pub microbatches: &'a [Tensors],
+}
+
+/// The first stage with an error above the tolerance. Errors: a stage that cannot be finished or run.
+pub fn bisect(
+    subject: &Subject,
+    stages: &[Stage],
+    mode: Mode,
+    tolerance: f64,
+    expected: Expected,
+) -> Result<Option<Culprit>, Failure> {
+    let largest = |tested: Tested| -> Result<Option<Difference>, Failure> {
+        let execution = subject.run(tested, mode, expected.microbatches)?;
+        let against = (expected.reference, expected.execution);
+        let differences = subject.compare(&execution, tested.cut, mode, against)?;
+        Ok(differences.into_iter().next().filter(|difference| difference.error > tolerance))
+    };
+    if mode != Mode::Exact
+        && let Some(largest) = largest(Tested { module: expected.reference, cut: false })?
+    {
+        return Ok(Some(Culprit { pass: None, number: 0, largest }));
+    }
+    let mut cut = false;
+    for (index, stage) in stages.iter().enumerate() {
+        cut |= stage.pass == Parameters::NAME;
+        let module = finish(subject, &stage.module, index + 1)?;
+        if let Some(largest) = largest(Tested { module: &module, cut })? {
+            return Ok(Some(Culprit { pass: Some(stage.pass.clone()), number: index + 1, largest }));
+        }
+    }
+    Ok(None)
+}
+
+/// The program that `done` passes left, as a whole step.
+fn finish(subject: &Subject, module: &Module, done: usize) -> Result<Module, Failure> {
+    let mut module = module.clone();
+    let rest = subject.plan.rest(done, subject.specs());
+    compilation::run(&Manager::default(), &rest, &mut module, &mut PassContext::default(), |_, _, _| {})?;
+    Ok(module)
+}

@@ -1,0 +1,216 @@
+//! Two executions of a step, number by number.
+//!
+//! The error of a tensor is `max|a - b| / max(max|b|, floor)`. The floor keeps tensors that are zero but for rounding
+//! from being compared with themselves: of a gradient it is 1e-4 of the largest gradient of all parameters, and so it
+//! is, each among its own kind, for new parameters and for the optimizer's states; of outputs and scalars it is 1e-4.
+
+use super::execute::{Execution, Tensors};
+use super::layout::{FileTensor, Layout, Part};
+use ir::Tensor;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// An output of the model.
+    Output,
+    /// The loss, of a microbatch or of the step.
+    Loss,
+    /// The gradient of a tensor.
+    Gradient,
+    /// The global norm of the gradients, the learning rate.
+    Scalar,
+    /// A tensor's value, after the step if there was one.
+    Parameter,
+    /// What the optimizer keeps.
+    Optimizer,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Output => "output",
+            Self::Loss => "loss",
+            Self::Gradient => "gradient",
+            Self::Scalar => "scalar",
+            Self::Parameter => "parameter",
+            Self::Optimizer => "optimizer",
+        })
+    }
+}
+
+/// How far one thing is off.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name; of tensors the file's.
+    pub name: String,
+    /// Its error; infinite when shapes differ, when one side lacks it, or when a number is not finite on one side only.
+    /// JSON has `null` for infinite.
+    #[serde(serialize_with = "finite")]
+    pub error: f64,
+}
+
+fn finite<S: Serializer>(error: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    error.is_finite().then_some(error).serialize(serializer)
+}
+
+/// The share of the largest of a kind below which a tensor counts as zero.
+pub const FLOOR: f64 = 1e-4;
+
+/// `max|a - b| / max(max|b|, floor)`.
+pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
+    if a.sizes != b.sizes {
+        return f64::INFINITY;
+    }
+    let (mut largest, mut apart) = (floor, 0.0f64);
+    for (a, b) in a.numbers().into_iter().zip(b.numbers()) {
+        if b.is_finite() {
+            largest = largest.max(b.abs());
+        }
+        // Equal infinities are equal, and so is NaN to NaN.
+        let off = if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() };
+        apart = apart.max(if off.is_nan() { f64::INFINITY } else { off });
+    }
+    if apart == 0.0 { 0.0 } else { apart / largest }
+}
+
+/// The largest finite number of some tensors, without its sign.
+pub fn largest<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> f64 {
+    let numbers = tensors.flat_map(|tensor| tensor.numbers());
+    numbers.filter(|number| number.is_finite()).fold(0.0, |largest, number| largest.max(number.abs()))
+}
+
+/// Everything that a step reports and leaves, the largest error first. `layout` says where the states of `tested` lie
+/// in the tensors of the file; those of `reference` are these tensors.
+pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Vec<Difference> {
+    let mut differences = outputs(tested, reference);
+    let gradients = |name: &str| name.starts_with(GRADIENT);
+    let (ours, theirs) = (tested.last_outputs(gradients), reference.last_outputs(gradients));
+    parts(&mut differences, Kind::Gradient, layout, (GRADIENT, ""), (&ours, &theirs));
+    let (ours, theirs) = (&tested.states, &reference.states);
+    parts(&mut differences, Kind::Parameter, layout, ("", ""), (ours, theirs));
+    for (prefix, suffix) in slots(theirs) {
+        parts(&mut differences, Kind::Optimizer, layout, (&prefix, suffix), (ours, theirs));
+    }
+    let is_tensor =
+        |name: &str| name.ends_with(')') || layout.tensors.iter().any(|tensor| tensor.name == name);
+    for (name, value) in theirs.iter().filter(|(name, _)| !is_tensor(name)) {
+        let error = ours.get(name).map_or(f64::INFINITY, |ours| error(ours, value, FLOOR));
+        differences.push(Difference { kind: Kind::Optimizer, name: name.clone(), error });
+    }
+    sort(&mut differences);
+    differences
+}
+
+const GRADIENT: &str = "grad.";
+
+/// Largest error first.
+pub fn sort(differences: &mut [Difference]) {
+    differences
+        .sort_by(|a, b| b.error.total_cmp(&a.error).then_with(|| (a.kind, &a.name).cmp(&(b.kind, &b.name))));
+}
+
+/// All outputs but the gradients, whose coordinates differ.
+fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    for (name, expected) in reference.outputs.iter().filter(|(name, _)| !name.starts_with(GRADIENT)) {
+        let kind = match name.as_str() {
+            "loss" | "loss.sum" | "loss.weight" => Kind::Loss,
+            "lr" | "grad_norm" => Kind::Scalar,
+            _ => Kind::Output,
+        };
+        let given = tested.outputs.get(name).filter(|given| given.len() == expected.len());
+        let error = given.map_or(f64::INFINITY, |given| {
+            let errors = given.iter().zip(expected).map(|(given, expected)| error(given, expected, FLOOR));
+            errors.fold(0.0, f64::max)
+        });
+        differences.push(Difference { kind, name: name.clone(), error });
+    }
+    differences
+}
+
+/// The names that an optimizer's states have around a parameter's: `adam.m(` and `)`.
+fn slots(states: &Tensors) -> BTreeSet<(String, &'static str)> {
+    let slot = |name: &String| Some((format!("{}(", name.strip_suffix(')')?.split_once('(')?.0), ")"));
+    states.keys().filter_map(slot).collect()
+}
+
+/// Compares a value of each trained tensor, its parts in the coordinates of the tested program's states.
+fn parts(
+    differences: &mut Vec<Difference>,
+    kind: Kind,
+    layout: &Layout,
+    (prefix, suffix): (&str, &str),
+    (ours, theirs): (&Tensors, &Tensors),
+) {
+    let key = |name: &str| format!("{prefix}{name}{suffix}");
+    let expected = |name: &str| theirs.get(&key(name));
+    let floor = FLOOR * largest(layout.tensors.iter().filter_map(|tensor| expected(&tensor.name)));
+    for tensor in &layout.tensors {
+        let given: Vec<Option<&Tensor>> =
+            tensor.parts.iter().map(|part| ours.get(&key(&part.state))).collect();
+        let name = if kind == Kind::Gradient { tensor.name.clone() } else { key(&tensor.name) };
+        let error = match expected(&tensor.name) {
+            Some(whole) => tensor_error(kind, tensor, &given, whole, floor),
+            None if given.iter().all(Option::is_none) => continue,
+            None => f64::INFINITY,
+        };
+        differences.push(Difference { kind, name, error });
+    }
+}
+
+/// The error of a tensor of which the parts are given.
+fn tensor_error(
+    kind: Kind,
+    tensor: &FileTensor,
+    given: &[Option<&Tensor>],
+    whole: &Tensor,
+    floor: f64,
+) -> f64 {
+    let cut = |part: &Part| if kind == Kind::Gradient { part.gradient(whole) } else { part.cut(whole) };
+    let Some(cuts) = tensor.parts.iter().map(cut).collect::<Option<Vec<Tensor>>>() else {
+        return f64::INFINITY;
+    };
+    let floor = floor.max(largest(cuts.iter()));
+    let errors = given.iter().zip(&cuts).map(|(given, expected)| match given {
+        Some(given) => error(given, expected, floor),
+        // A part that the loss was found not to depend on has no gradient.
+        None if kind == Kind::Gradient => {
+            error(&Tensor::splat(expected.dtype, expected.sizes.clone(), 0.0), expected, floor)
+        }
+        None => f64::INFINITY,
+    });
+    errors.fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::DType;
+
+    fn tensor(elements: &[f64]) -> Tensor {
+        Tensor::float(DType::F64, vec![elements.len()], elements.to_vec())
+    }
+
+    #[test]
+    fn an_error_is_relative_to_the_largest_number_or_to_the_floor() {
+        assert_eq!(error(&tensor(&[1.0, 8.5]), &tensor(&[1.0, 8.0]), 0.0), 0.5 / 8.0);
+        assert_eq!(error(&tensor(&[1e-9, 0.0]), &tensor(&[0.0, 0.0]), 1e-3), 1e-9 / 1e-3);
+        assert_eq!(error(&tensor(&[0.0]), &tensor(&[0.0]), 0.0), 0.0);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_must_be_the_same() {
+        let odd = [f64::NAN, f64::NEG_INFINITY, 2.0];
+        assert_eq!(error(&tensor(&odd), &tensor(&odd), 0.0), 0.0);
+        assert_eq!(error(&tensor(&[f64::NAN]), &tensor(&[1.0]), 0.0), f64::INFINITY);
+        assert_eq!(error(&tensor(&[1.0]), &tensor(&[f64::NAN]), 0.0), f64::INFINITY);
+        assert_eq!(error(&tensor(&[f64::INFINITY]), &tensor(&[f64::NEG_INFINITY]), 0.0), f64::INFINITY);
+        assert_eq!(error(&tensor(&[1.0, 1.0]), &tensor(&[1.0]), 0.0), f64::INFINITY);
+    }
+}

@@ -1,0 +1,141 @@
+//! Running a program step by step: in the interpreter, or on the CPU backend.
+
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use ir::interp::{self, StateValues};
+use ir::{Blob, Diagnostic, Module, StateId, Tensor, Type};
+use runtime::cpu::Cpu;
+use runtime::device::{self, Device, DeviceError, ProgramId};
+use runtime::lower::{LowerOptions, lower};
+use runtime::program::Microbatches;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+
+/// What a step reported, and the states it left.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Execution {
+    /// Each output: one tensor a microbatch, or one if it is of the step.
+    pub outputs: interp::StepOutputs,
+    /// The states after the step.
+    pub states: Tensors,
+}
+
+impl Execution {
+    /// The outputs of the step whose names pass.
+    pub fn last_outputs(&self, wanted: impl Fn(&str) -> bool) -> Tensors {
+        let wanted = self.outputs.iter().filter(|(name, _)| wanted(name));
+        wanted.filter_map(|(name, values)| Some((name.clone(), values.last()?.clone()))).collect()
+    }
+
+    /// The mean loss of the step.
+    pub fn loss(&self) -> Option<f64> {
+        self.outputs.get("loss")?.last().filter(|loss| loss.len() == 1).map(Tensor::item)
+    }
+}
+
+/// A program with the states it has reached.
+pub struct Machine<'m> {
+    module: &'m Module,
+    runs_on: RunsOn,
+}
+
+enum RunsOn {
+    Interpreter(interp::Mode, StateValues),
+    Cpu(Cpu),
+}
+
+impl<'m> Machine<'m> {
+    /// A program before step 0, for steps of so many microbatches: its states as in the model's file, but those in
+    /// `start`. Errors: states whose weights are not here; what the backend cannot run.
+    pub fn new(
+        module: &'m Module,
+        mode: Mode,
+        microbatches: usize,
+        start: &Tensors,
+    ) -> Result<Self, Failure> {
+        let mut states = interp::initial_states(module, 0, interp::Missing::Refuse)?;
+        for (&id, value) in &mut states {
+            let given = start.get(&module.states[id].name);
+            given.into_iter().for_each(|given| *value = given.clone());
+        }
+        let runs_on = match mode {
+            Mode::Exact => RunsOn::Interpreter(interp::Mode::Exact, states),
+            Mode::Typed => RunsOn::Interpreter(interp::Mode::Typed, states),
+            Mode::Cpu => RunsOn::Cpu(on_cpu(module, microbatches, &states)?),
+        };
+        Ok(Self { module, runs_on })
+    }
+
+    /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
+    pub fn step(&mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+        let module = self.module;
+        match &mut self.runs_on {
+            RunsOn::Interpreter(mode, states) => {
+                let outputs = interp::step(module, *mode, states, microbatches)?;
+                let named =
+                    |(&id, value): (&StateId, &Tensor)| (module.states[id].name.clone(), value.clone());
+                Ok(Execution { outputs, states: states.iter().map(named).collect() })
+            }
+            RunsOn::Cpu(device) => step_on_cpu(device, microbatches),
+        }
+    }
+}
+
+/// The program on the CPU backend, lowered as a run of so many microbatches lowers it.
+fn on_cpu(module: &Module, microbatches: usize, states: &StateValues) -> Result<Cpu, Failure> {
+    let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
+    let program = lower(module, &LowerOptions { microbatches, ..LowerOptions::default() })?;
+    let mut device = Cpu::new(vec![Arc::new(program)], None).map_err(refused)?;
+    for (index, value) in states.values().enumerate() {
+        device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
+    }
+    Ok(device)
+}
+
+const PROGRAM: ProgramId = ProgramId(0);
+
+fn step_on_cpu(device: &mut Cpu, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+    let program = device.program(PROGRAM).clone();
+    let mut fed = Vec::new();
+    for microbatch in microbatches {
+        let bytes = program.inputs.iter().map(|slot| {
+            let missing = || Diagnostic::new(format!("input `{}` is missing", slot.name));
+            microbatch.get(&slot.name).map(Tensor::to_bytes).ok_or_else(missing)
+        });
+        fed.push(bytes.collect::<Result<Vec<_>, _>>()?);
+    }
+    let mut execution = Execution::default();
+    let tensor = |ty: &Type, bytes: &[u8]| {
+        let error = || anyhow::anyhow!("the device gives {} bytes for {ty}", bytes.len());
+        Tensor::from_bytes(ty, bytes).ok_or_else(error)
+    };
+    let mut outputs = device::step(device, PROGRAM, &fed).map_err(refused)?;
+    for slot in &program.outputs {
+        let values = outputs.remove(&slot.name).unwrap_or_default();
+        let values = values.iter().map(|bytes| tensor(&slot.ty, bytes)).collect::<Result<Vec<_>, _>>()?;
+        execution.outputs.insert(slot.name.clone(), values);
+    }
+    for (index, slot) in program.states.iter().enumerate() {
+        let bytes = device.read_state(PROGRAM, index).map_err(refused)?;
+        execution.states.insert(slot.name.clone(), tensor(&slot.ty, &bytes)?);
+    }
+    Ok(execution)
+}
+
+/// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
+fn refused(error: DeviceError) -> Failure {
+    Diagnostic::new(error.to_string()).into()
+}
+
+/// The program with other values for the tensors of its file that are given.
+pub fn with_tensors(mut module: Module, tensors: &Tensors) -> Module {
+    for data in module.data.values_mut() {
+        if let Some(tensor) = tensors.get(&data.name) {
+            data.blob = Blob::File(Some(tensor.to_bytes().into()));
+        }
+    }
+    module
+}

@@ -1,0 +1,155 @@
+//! Inputs drawn from a seed that a model can take: tokens below its vocabulary, masks that leave a token of every
+//! sample, labels of which some do not count, and not equally many in every sample.
+//!
+//! A number depends on the seed, the input's name, the sample and its place in it, so that a global batch is the same
+//! however it is cut into microbatches.
+
+use super::execute::Tensors;
+use crate::feed;
+use ir::tensor::Elements;
+use ir::{Diagnostic, Module, Tensor, Type, random};
+use runtime::data::{InputSpec, LabelSpec};
+
+/// The inputs of a step, one map for each microbatch. Errors: dims that are not bound.
+pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors>, Diagnostic> {
+    let spec = feed::model_spec(module)?;
+    let microbatch = |index: u64| {
+        let mut tensors: Tensors =
+            spec.inputs.iter().map(|input| (input.name.clone(), draw_input(input, seed, index))).collect();
+        tensors.extend(
+            spec.label.iter().map(|label| (label.name.clone(), draw_labels(module, label, seed, index))),
+        );
+        tensors
+    };
+    Ok((0..microbatches).map(microbatch).collect())
+}
+
+/// The same inputs in other microbatches: batched ones are put together and cut again. Errors: sizes that do not
+/// divide.
+pub fn regroup(module: &Module, given: &[Tensors], microbatches: usize) -> Result<Vec<Tensors>, Diagnostic> {
+    let mut regrouped = vec![Tensors::new(); microbatches];
+    for input in &module.inputs {
+        let missing = || Diagnostic::new(format!("input `{}` is missing", input.name));
+        let all = given.iter().map(|tensors| tensors.get(&input.name)).collect::<Option<Vec<_>>>();
+        let all = all.filter(|all| !all.is_empty()).ok_or_else(missing)?;
+        if !input.batched {
+            regrouped.iter_mut().for_each(|tensors| drop(tensors.insert(input.name.clone(), all[0].clone())));
+            continue;
+        }
+        let cut = split(&concatenate(&all), microbatches).ok_or_else(|| {
+            let message = format!("input `{}` cannot be cut into {microbatches} microbatches", input.name);
+            Diagnostic::new(message)
+        })?;
+        regrouped
+            .iter_mut()
+            .zip(cut)
+            .for_each(|(tensors, part)| drop(tensors.insert(input.name.clone(), part)));
+    }
+    Ok(regrouped)
+}
+
+/// Tensors of equal inner dims, one after the other along dim 0.
+pub fn concatenate(parts: &[&Tensor]) -> Tensor {
+    let mut whole = parts[0].clone();
+    for part in &parts[1..] {
+        match (&mut whole.elements, &part.elements) {
+            (Elements::Float(whole), Elements::Float(part)) => whole.extend(part),
+            (Elements::Int(whole), Elements::Int(part)) => whole.extend(part),
+            (Elements::Bool(whole), Elements::Bool(part)) => whole.extend(part),
+            _ => {}
+        }
+        if let (Some(size), Some(more)) = (whole.sizes.first_mut(), part.sizes.first()) {
+            *size += more;
+        }
+    }
+    whole
+}
+
+/// Equal parts along dim 0; `None` when its size does not divide.
+pub fn split(whole: &Tensor, parts: usize) -> Option<Vec<Tensor>> {
+    let rows = *whole.sizes.first()?;
+    if parts == 0 || !rows.is_multiple_of(parts) {
+        return None;
+    }
+    let (mut sizes, length) = (whole.sizes.clone(), whole.len() / parts);
+    sizes[0] = rows / parts;
+    let part = |index: usize| {
+        let range = index * length..(index + 1) * length;
+        let elements = match &whole.elements {
+            Elements::Float(all) => Elements::Float(all[range].to_vec()),
+            Elements::Int(all) => Elements::Int(all[range].to_vec()),
+            Elements::Bool(all) => Elements::Bool(all[range].to_vec()),
+        };
+        Tensor { dtype: whole.dtype, sizes: sizes.clone(), elements }
+    };
+    Some((0..parts).map(part).collect())
+}
+
+/// Draws one number for each element: of the sample, the element within it, and its place in the last dim.
+fn fill(ty: &Type, first_sample: u64, number: impl Fn(u64, u64, u64) -> f64) -> Tensor {
+    let sizes: Vec<usize> = ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
+    let width = sizes.last().map_or(1, |&size| size as u64).max(1);
+    let per_sample = sizes.iter().skip(1).product::<usize>().max(1) as u64;
+    let mut tensor = Tensor::splat(ty.dtype, sizes, 0.0);
+    let draw = |index: usize| {
+        let (sample, element) = (index as u64 / per_sample, index as u64 % per_sample);
+        number(first_sample + sample, element, element % width)
+    };
+    match &mut tensor.elements {
+        Elements::Float(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index)),
+        Elements::Int(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index) as i64),
+        Elements::Bool(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index) != 0.0),
+    }
+    tensor.rounded()
+}
+
+fn draw_input(input: &InputSpec, seed: u64, microbatch: u64) -> Tensor {
+    let ty = Type::of(input.dtype, &input.dims);
+    let batch = input.dims.first().copied().unwrap_or(1);
+    let first_sample = if input.batched { microbatch * batch } else { 0 };
+    let stream = random::stream(&input.name);
+    let is_mask = input.name.to_lowercase().contains("mask");
+    if is_mask && (input.dims.len() <= 2 || input.dtype == ir::DType::Bool) {
+        // The end of some samples is padding; the first token never is.
+        let width = input.dims.last().copied().unwrap_or(1);
+        return fill(&ty, first_sample, |sample, _, at| {
+            let kept = at == 0 || at < width - width * (sample % 4) / 8;
+            f64::from(u8::from(kept))
+        });
+    }
+    if input.dtype.is_float() {
+        return fill(&ty, first_sample, |sample, element, _| {
+            random::normal(seed ^ (sample << 32), stream, element)
+        });
+    }
+    let limit = input.vocabulary.unwrap_or(2).max(1);
+    fill(&ty, first_sample, |sample, element, _| (bits(seed, stream, sample, element) % limit) as f64)
+}
+
+/// Of sample `s`, a share of `(s mod 7) / 7` of the labels does not count: never all, but of a sample with one label.
+fn draw_labels(module: &Module, label: &LabelSpec, seed: u64, microbatch: u64) -> Tensor {
+    let ty = Type::of(label.dtype, &label.dims);
+    let batched = module.input(&label.name).is_none_or(|input| input.batched);
+    let batch = label.dims.first().copied().unwrap_or(1);
+    let first_sample = if batched { microbatch * batch } else { 0 };
+    let per_sample = label.dims.iter().skip(1).product::<u64>().max(1);
+    let (values, order) = (random::stream(&label.name), random::stream("labels that do not count"));
+    let key = |sample, element| (bits(seed, order, sample, element), element);
+    let classes = label.classes.unwrap_or(2).max(1);
+    fill(&ty, first_sample, |sample, element, _| {
+        let earlier =
+            (0..per_sample).filter(|&other| key(sample, other) < key(sample, element)).count() as u64;
+        match label.ignore_index {
+            Some(ignored) if earlier < (per_sample * (sample % 7) + 3) / 7 => ignored as f64,
+            _ => (bits(seed, values, sample, element) % classes) as f64,
+        }
+    })
+}
+
+/// 64 random bits.
+fn bits(seed: u64, stream: u64, sample: u64, element: u64) -> u64 {
+    let stream = stream ^ sample.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let counter = [element as u32, (element >> 32) as u32, stream as u32, (stream >> 32) as u32];
+    let words = random::philox(seed, counter);
+    u64::from(words[0]) << 32 | u64::from(words[1])
+}

@@ -1,0 +1,144 @@
+//! Where the states of a program lie in the tensors of the model's file: how programs that cut the same tensors
+//! differently are compared.
+
+use super::execute::Tensors;
+use ir::tensor::Elements;
+use ir::{Diagnostic, Tensor, View};
+use passes::parameters::{ParameterReport, RowRole};
+
+/// The trained tensors of a file, and the states that hold them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    /// In the order of the file.
+    pub tensors: Vec<FileTensor>,
+}
+
+/// A trained tensor of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// Its sizes there.
+    pub sizes: Vec<usize>,
+    /// The states it is made of.
+    pub parts: Vec<Part>,
+}
+
+/// A state that is a part of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// The state's name.
+    pub state: String,
+    /// From the tensor to the state: more than one where the file repeats what the state holds once (a batch that an
+    /// exporter wrote in); the first is the one that the program reads.
+    pub views: Vec<View>,
+}
+
+impl Layout {
+    /// Where the states of a compiled program lie.
+    pub fn of(reports: &[ParameterReport]) -> Self {
+        let trained = reports
+            .iter()
+            .filter(|report| report.role == RowRole::Parameter && !report.frozen && report.tied.is_none());
+        let tensor = |report: &ParameterReport| {
+            let mut parts: Vec<Part> = Vec::new();
+            for held in &report.states {
+                match parts.iter_mut().find(|part| part.state == held.state) {
+                    Some(part) => part.views.push(held.view.clone()),
+                    None => parts.push(Part { state: held.state.clone(), views: vec![held.view.clone()] }),
+                }
+            }
+            let sizes = report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
+            FileTensor { name: report.data.clone(), sizes, parts }
+        };
+        Self { tensors: trained.map(tensor).collect() }
+    }
+
+    /// The same tensors, each whole in one state of its name: where the states of a reference lie.
+    pub fn whole(&self) -> Self {
+        let whole = |tensor: &FileTensor| {
+            let parts = vec![Part { state: tensor.name.clone(), views: vec![View::new()] }];
+            FileTensor { parts, ..tensor.clone() }
+        };
+        Self { tensors: self.tensors.iter().map(whole).collect() }
+    }
+}
+
+impl FileTensor {
+    /// The tensor that the states' values make, zero where no state lies. Errors: a value that is missing or does not
+    /// fit.
+    pub fn assemble(&self, prefix: &str, values: &Tensors) -> Result<Option<Tensor>, Diagnostic> {
+        let mut whole: Option<Tensor> = None;
+        for part in &self.parts {
+            let name = format!("{prefix}{}", part.state);
+            let Some(value) = values.get(&name) else { continue };
+            let whole = whole.get_or_insert_with(|| Tensor::splat(value.dtype, self.sizes.clone(), 0.0));
+            ir::view::write_back(&part.views[0], value, whole).ok_or_else(|| {
+                Diagnostic::new(format!(
+                    "`{name}` {} does not fit `{}` {:?}",
+                    value.ty(),
+                    self.name,
+                    self.sizes
+                ))
+            })?;
+        }
+        Ok(whole)
+    }
+}
+
+impl Part {
+    /// The part of a tensor's value that the state holds. `None` when it does not fit.
+    pub fn cut(&self, whole: &Tensor) -> Option<Tensor> {
+        ir::view::apply(&self.views[0], whole)
+    }
+
+    /// The gradient in the state, given that in the tensor: one element of the state may be several of the tensor,
+    /// whose gradients then add up. `None` when it does not fit.
+    pub fn gradient(&self, whole: &Tensor) -> Option<Tensor> {
+        let mut sum = self.cut(whole)?;
+        for view in &self.views[1..] {
+            let addend = ir::view::apply(view, whole)?;
+            if let (Elements::Float(sum), Elements::Float(addend)) = (&mut sum.elements, &addend.elements) {
+                sum.iter_mut().zip(addend).for_each(|(sum, addend)| *sum += addend);
+            }
+        }
+        Some(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::{DType, ViewStep};
+    use smallvec::smallvec;
+
+    fn rows(start: u64) -> View {
+        smallvec![ViewStep::Slice { dim: 0, start, length: 1 }]
+    }
+
+    fn tensor(elements: &[f64]) -> Tensor {
+        Tensor::float(DType::F32, vec![2, 2], elements.to_vec())
+    }
+
+    #[test]
+    fn parts_are_put_together_where_they_lie() {
+        let part = |state: &str, start| Part { state: state.into(), views: vec![rows(start)] };
+        let parts = vec![part("upper", 0), part("lower", 1)];
+        let file = FileTensor { name: "w".into(), sizes: vec![2, 2], parts };
+        let row = |x| Tensor::float(DType::F32, vec![1, 2], vec![x, x]);
+        let values = [("grad.upper".to_owned(), row(1.0)), ("grad.lower".to_owned(), row(2.0))].into();
+        assert_eq!(file.assemble("grad.", &values).unwrap(), Some(tensor(&[1.0, 1.0, 2.0, 2.0])));
+        assert_eq!(file.assemble("adam.", &values).unwrap(), None);
+        let wrong = [("upper".to_owned(), tensor(&[0.0; 4]))].into();
+        let error = file.assemble("", &wrong).unwrap_err();
+        assert!(error.message.contains("`upper` f32[2, 2] does not fit `w` [2, 2]"), "{error}");
+    }
+
+    #[test]
+    fn gradients_of_what_the_file_repeats_add_up() {
+        let part = Part { state: "w".into(), views: vec![rows(0), rows(1)] };
+        let whole = tensor(&[1.0, 2.0, 10.0, 20.0]);
+        assert_eq!(part.cut(&whole).unwrap().floats(), [1.0, 2.0]);
+        assert_eq!(part.gradient(&whole).unwrap().floats(), [11.0, 22.0]);
+    }
+}

@@ -1,0 +1,154 @@
+//! Verification: the compiled program's step against the untransformed program's.
+//!
+//! The reference is the model through as few passes as will do ([`crate::pipeline::Plan::reference`]), in f64; it is
+//! given the set of parameters that the compiled program was found to have. Both start from the same weights, run one
+//! step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]), number by number
+//! ([`compare`]). [`bisect`] finds the pass that broke something; [`against`] takes the numbers from elsewhere.
+
+pub mod against;
+pub mod bisect;
+pub mod compare;
+pub mod execute;
+pub mod inputs;
+pub mod layout;
+pub mod report;
+mod update;
+
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use crate::compilation::{Compilation, Source};
+use crate::pipeline::Plan;
+use compare::Difference;
+use execute::{Execution, Machine, Tensors, with_tensors};
+use ir::interp::Missing;
+use ir::{Diagnostic, Module, Tensor};
+use layout::Layout;
+use passes::Manager;
+use passes::parameters::{ParameterSpec, specs};
+use runtime::checkpoint::{StateBytes, check_weights, initial_states};
+
+/// A model compiled to be verified.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// How it was compiled; gradients are kept.
+    pub plan: Plan,
+    /// The compiled programs.
+    pub compilation: Compilation,
+    /// Where the states of the compiled program lie.
+    pub layout: Layout,
+    /// The states before step 0, by name.
+    pub start: Tensors,
+    /// The same weights as tensors of the file, by name.
+    pub tensors: Tensors,
+}
+
+/// A program to be compared with the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Tested<'a> {
+    /// The program: a whole step.
+    pub module: &'a Module,
+    /// Whether its states lie as the compiled program's do, or are whole tensors of the file.
+    pub cut: bool,
+}
+
+impl Subject {
+    /// Compiles a model, and keeps its gradients. `after` sees the program after each pass.
+    pub fn compile(
+        source: &Source,
+        mut plan: Plan,
+        manager: &Manager,
+        after: impl FnMut(usize, &str, &Module),
+    ) -> Result<Compilation, Failure> {
+        plan.optimizer.keep_gradients = true;
+        source.compile(&plan, manager, after)
+    }
+
+    /// A compiled program with its states before step 0: those `given`, else those of the file or of its initializers.
+    /// Errors: weights that are not here; a model too large to be run in f64.
+    pub fn new(
+        mut plan: Plan,
+        compilation: Compilation,
+        seed: u64,
+        given: StateBytes,
+    ) -> Result<Self, Failure> {
+        plan.optimizer.keep_gradients = true;
+        let module = &compilation.training;
+        check_weights(module, Missing::Refuse, &given)?;
+        check_memory(module)?;
+        let bytes = initial_states(module, seed, Missing::Refuse, given)?;
+        let mut start = Tensors::new();
+        for state in module.states.values() {
+            let tensor = bytes.get(&state.name).and_then(|bytes| Tensor::from_bytes(&state.ty, bytes));
+            let missing = || Diagnostic::new(format!("state `{}` has no value of {}", state.name, state.ty));
+            start.insert(state.name.clone(), tensor.ok_or_else(missing)?);
+        }
+        let tensors = compilation.file_tensors(|name| start.get(name))?;
+        let layout = Layout::of(&compilation.parameters);
+        Ok(Self { plan, compilation, layout, start, tensors })
+    }
+
+    /// The tensors that are trained, as the reference takes them.
+    pub fn specs(&self) -> Vec<ParameterSpec> {
+        specs(&self.compilation.parameters)
+    }
+
+    /// The untransformed program, with the same weights.
+    pub fn reference(&self, source: &Source) -> Result<Module, Failure> {
+        let module = source.run(&self.plan.reference(self.specs()))?;
+        Ok(with_tensors(module, &self.tensors))
+    }
+
+    /// Runs one exact step of the reference.
+    pub fn run_reference(&self, reference: &Module, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+        Machine::new(reference, Mode::Exact, microbatches.len(), &Tensors::new())?.step(microbatches)
+    }
+
+    /// Runs one step of a program from the subject's weights.
+    pub fn run(&self, tested: Tested, mode: Mode, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+        let module = with_tensors(tested.module.clone(), &self.tensors);
+        let start = if tested.cut { &self.start } else { &self.tensors };
+        Machine::new(&module, mode, microbatches.len(), start)?.step(microbatches)
+    }
+
+    /// Compares what a program did with what the reference did. Where `mode` rounds, the new states are compared with
+    /// the exact update by the program's own gradients (see `update.rs`).
+    pub fn compare(
+        &self,
+        tested: &Execution,
+        cut: bool,
+        mode: Mode,
+        (reference, expected): (&Module, &Execution),
+    ) -> Result<Vec<Difference>, Failure> {
+        let layout = if cut { self.layout.clone() } else { self.layout.whole() };
+        if mode == Mode::Exact {
+            return Ok(compare::compare(tested, &layout, expected));
+        }
+        let states = update::expected(reference, &self.plan.optimizer, &layout, tested)?;
+        Ok(compare::compare(tested, &layout, &Execution { states, outputs: expected.outputs.clone() }))
+    }
+}
+
+/// Refuses a model whose states do not fit this machine's memory in f64, twice over.
+fn check_memory(module: &Module) -> Result<(), Diagnostic> {
+    let elements: u128 =
+        module.states.values().map(|state| u128::from(state.ty.numel().unwrap_or(u64::MAX))).sum();
+    let needed = elements * 8 * 2;
+    match available_memory().filter(|&available| needed > u128::from(available)) {
+        None => Ok(()),
+        Some(available) => {
+            let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
+            let (needed, available) = (gib(needed), gib(available.into()));
+            let message = format!(
+                "the states of two programs in f64 take {needed:.1} GiB; this machine has {available:.1} GiB free"
+            );
+            Err(Diagnostic::new(message).note("verify a smaller model of the same layers"))
+        }
+    }
+}
+
+/// Bytes of memory that can be had, where the system says so (Linux).
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}

@@ -1,0 +1,60 @@
+//! The update of a step alone: given gradients, new parameters.
+//!
+//! In modes that round, states after the step are compared with this and not with the reference's own step: where a
+//! gradient is zero but for rounding, Adam's first step goes by the sign of the rounding, and two correct programs
+//! differ by the whole learning rate. The gradients themselves are compared with the reference's.
+
+use super::execute::{Execution, Machine, Tensors};
+use super::layout::Layout;
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use crate::compilation;
+use ir::ops::step::Accumulate;
+use ir::{At, Builder, DType, Diagnostic, Level, Module, Phase, Role};
+use passes::optimizer::Optimizer;
+use passes::{Manager, PassContext, Pipeline};
+
+/// The exact update of the reference's parameters by the gradients that the tested program reported.
+pub(super) fn expected(
+    reference: &Module,
+    optimizer: &Optimizer,
+    layout: &Layout,
+    tested: &Execution,
+) -> Result<Tensors, Failure> {
+    let reported = tested.last_outputs(|name| name.starts_with("grad."));
+    let mut gradients = Tensors::new();
+    for tensor in &layout.tensors {
+        if let Some(gradient) = tensor.assemble("grad.", &reported)? {
+            gradients.insert(format!("grad.{}", tensor.name), gradient);
+        }
+    }
+    let module = program(reference, optimizer, &gradients)?;
+    Ok(Machine::new(&module, Mode::Exact, 1, &Tensors::new())?.step(&[gradients])?.states)
+}
+
+/// A program that only updates; its inputs are the gradients.
+fn program(reference: &Module, optimizer: &Optimizer, gradients: &Tensors) -> Result<Module, Failure> {
+    let mut module = Module::new("update");
+    module.data = reference.data.clone();
+    for state in reference.states.values().filter(|state| state.role == Role::Parameter) {
+        module.add_state(&state.name, state.ty.clone(), Role::Parameter, state.initializer.clone());
+    }
+    let inputs: Vec<_> = gradients
+        .iter()
+        .map(|(name, gradient)| (name.clone(), module.add_input(name, gradient.ty(), false)))
+        .collect();
+    let mut b = Builder::new(&mut module, "verify");
+    b.at(At::End(Phase::Update));
+    for (name, input) in inputs {
+        let sum = b.one(Accumulate, &[input]).map_err(Diagnostic::from)?;
+        b.tables().add_output(name, sum);
+    }
+    // A training program reports its loss; this one has none to tell.
+    let loss = b.scalar(DType::F64, 0.0).map_err(Diagnostic::from)?;
+    b.tables().add_output("loss", loss);
+    b.tables().level = Level::Training;
+    b.finish();
+    let pipeline = Pipeline { passes: vec![optimizer.clone().into()] };
+    compilation::run(&Manager::default(), &pipeline, &mut module, &mut PassContext::default(), |_, _, _| {})?;
+    Ok(module)
+}

@@ -1,0 +1,137 @@
+//! The shape of the code, checked: which package depends on which, and that files stay small and say what they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The only arrows between packages of this workspace, dev- and build-dependencies included.
+const ARROWS: [(&str, &[&str]); 5] = [
+    ("ir", &[]),
+    ("onnx", &["ir"]),
+    ("passes", &["ir"]),
+    ("runtime", &["ir"]),
+    ("trainyard", &["ir", "onnx", "passes", "runtime"]),
+];
+
+/// No file is longer.
+const LONGEST_FILE: usize = 800;
+
+/// Names that say nothing of what is inside.
+const EMPTY_NAMES: [&str; 6] = ["utils", "util", "common", "helpers", "helper", "misc"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The dependencies of each package, as `cargo metadata` lists them.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let name = |value: &Value| value["name"].as_str().expect("everything has a name").to_owned();
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    list(&metadata["packages"])
+        .iter()
+        .map(|package| (name(package), list(&package["dependencies"]).iter().map(name).collect()))
+        .collect()
+}
+
+/// The arrows between packages of the workspace that [`ARROWS`] does not have.
+fn forbidden_arrows(packages: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+    let mut forbidden = Vec::new();
+    for (package, dependencies) in packages {
+        let allowed = allowed.get(package.as_str()).copied().unwrap_or_default();
+        for dependency in dependencies {
+            if packages.contains_key(dependency) && !allowed.contains(&dependency.as_str()) {
+                forbidden.push(format!("{package} -> {dependency}"));
+            }
+        }
+    }
+    forbidden
+}
+
+#[test]
+fn packages_depend_on_each_other_only_along_the_arrows() {
+    let packages = dependencies();
+    let known: Vec<&str> = ARROWS.iter().map(|(package, _)| *package).collect();
+    assert_eq!(packages.keys().collect::<Vec<_>>(), known, "a package was added: give it a row in ARROWS");
+    assert_eq!(forbidden_arrows(&packages), Vec::<String>::new());
+}
+
+#[test]
+fn a_forbidden_arrow_would_be_seen() {
+    let packages = [("ir", vec!["half"]), ("onnx", vec!["ir", "passes"]), ("passes", vec!["ir"])];
+    let packages = packages
+        .into_iter()
+        .map(|(name, dependencies)| (name.to_owned(), dependencies.into_iter().map(str::to_owned).collect()))
+        .collect();
+    assert_eq!(forbidden_arrows(&packages), ["onnx -> passes"]);
+}
+
+/// Every `.rs` file of the packages, sorted.
+fn sources() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        ["src", "passes", "runtime", "tests"].map(|name| root().join(name)).into();
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a source folder can be read") {
+            let path = entry.expect("an entry can be read").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    assert!(files.len() > 20, "only {} source files were found", files.len());
+    files
+}
+
+/// What is wrong with a source file, if anything.
+fn faults(path: &Path, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let lines = text.lines().count();
+    if lines > LONGEST_FILE {
+        faults.push(format!("{}: {lines} lines, more than {LONGEST_FILE}: split it", path.display()));
+    }
+    if !text.starts_with("//!") {
+        faults.push(format!("{}: does not open with //! and what it is for", path.display()));
+    }
+    let names = path.components().filter_map(|part| Path::new(part.as_os_str()).file_stem()?.to_str());
+    for name in names.filter(|name| EMPTY_NAMES.contains(name)) {
+        faults.push(format!("{}: `{name}` does not say what is inside", path.display()));
+    }
+    faults
+}
+
+#[test]
+fn source_files_are_short_and_open_with_what_they_are_for() {
+    let mut all = Vec::new();
+    for path in sources() {
+        let text = std::fs::read_to_string(&path).expect("a source file is text");
+        all.extend(faults(path.strip_prefix(root()).expect("it is below the root"), &text));
+    }
+    assert_eq!(all, Vec::<String>::new());
+}
+
+#[test]
+fn a_long_file_a_silent_file_and_an_empty_name_would_be_seen() {
+    let long = "//! Long.\n".repeat(LONGEST_FILE + 1);
+    assert_eq!(faults(Path::new("src/a.rs"), &long), ["src/a.rs: 801 lines, more than 800: split it"]);
+    assert_eq!(
+        faults(Path::new("passes/utils/mod.rs"), "fn f() {}\n"),
+        [
+            "passes/utils/mod.rs: does not open with //! and what it is for",
+            "passes/utils/mod.rs: `utils` does not say what is inside"
+        ]
+    );
+    assert_eq!(faults(Path::new("runtime/common.rs"), "//! C.\n").len(), 1);
+}

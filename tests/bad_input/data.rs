@@ -1,0 +1,164 @@
+//! Data that does not fit the model.
+
+use expect_test::{Expect, expect};
+
+use crate::workplace::Workplace;
+use crate::{npz, place, refused};
+
+#[test]
+fn labels_out_of_range_are_refused_with_their_place() {
+    let place = Workplace::new();
+    let x = npz::array("<f4", &[8, 64], &vec![0u8; 8 * 64 * 4]);
+    let labels = |labels: [i64; 8]| {
+        let bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
+        npz::file(&[("x", x.clone()), ("labels", npz::array("<i8", &[8], &bytes))])
+    };
+    let flags = "compile testdata/models/mlp.dynamo.onnx --train data.npz --steps 1 -o run";
+    place.write("data.npz", &labels([0, 1, 2, 3, 4, 10, 6, 7]));
+    refused(
+        &place,
+        flags,
+        expect![[r#"
+        error: label 10 in sample 5 of `data.npz:labels` is outside the 10 classes (0 to 9) and is not the ignored value -100
+    "#]],
+    );
+    place.write("data.npz", &labels([0, 1, -1, 3, 4, 5, 6, 7]));
+    refused(
+        &place,
+        flags,
+        expect![[r#"
+        error: label -1 in sample 2 of `data.npz:labels` is outside the 10 classes (0 to 9) and is not the ignored value -100
+    "#]],
+    );
+    place.succeed(&format!("{flags} --ignore-index -1"));
+}
+
+#[test]
+fn arrays_that_do_not_fit_the_model_are_refused() {
+    let place = Workplace::new();
+    let labels = npz::array("<i8", &[8], &[0; 64]);
+    let flags = "compile testdata/models/mlp.dynamo.onnx --train data.npz --steps 1 -o run";
+    let check = |x: Vec<u8>, labels: Vec<u8>, expected: Expect| {
+        place.write("data.npz", &npz::file(&[("x", x), ("labels", labels)]));
+        refused(&place, flags, expected);
+    };
+    let x = |rows: usize, columns: usize| npz::array("<f4", &[rows, columns], &vec![0; rows * columns * 4]);
+    check(
+        x(8, 63),
+        labels.clone(),
+        expect![[r#"
+        error: `data.npz:x` has dims [8, 63], but `x` takes [samples, 64]
+    "#]],
+    );
+    check(
+        x(9, 64),
+        labels.clone(),
+        expect![[r#"
+        error: the inputs have different numbers of samples: `x` 9, `labels` 8
+    "#]],
+    );
+    check(
+        npz::array("<i4", &[8, 64], &[0; 2048]),
+        labels.clone(),
+        expect![[r#"
+        error: `data.npz:x` holds i32, but `x` takes f32: convert it before (integers feed integers, floats feed floats)
+    "#]],
+    );
+    check(
+        npz::array("<f4", &[8, 64], &[0; 2047]),
+        labels.clone(),
+        expect![[r#"
+        error: `data.npz` is damaged or not supported: `x` is f32[8, 64], which does not take the 2047 bytes that are there
+    "#]],
+    );
+    place.write("data.npz", &npz::file(&[("pixels", x(8, 64)), ("labels", labels)]));
+    refused(
+        &place,
+        flags,
+        expect![[r#"
+        error: nothing feeds input `x` (f32[8, 64]): the keys of `data.npz` are `labels`, `pixels`; give it with --input x=KEY, FILE, positions, ones or zeros (the model's inputs are `x`)
+    "#]],
+    );
+    refused(
+        &place,
+        &format!("{flags} --input x=pixel"),
+        expect![[r#"
+        error: `data.npz` has no `pixel`; its keys are `labels`, `pixels`
+    "#]],
+    );
+    place.succeed(&format!("{flags} --input x=pixels"));
+}
+
+#[test]
+fn data_that_cannot_be_trained_on_is_refused() {
+    let place = place();
+    let flags = "compile testdata/gpt2-fresh.onnx --steps 1 -o run --train";
+    place.write("short.txt", b"In the beginning");
+    refused(
+        &place,
+        &format!("{flags} short.txt"),
+        expect![[r#"
+        error: `short.txt` has 16 tokens, but one sample of sequence length 16 needs at least 17 (the last token's label included)
+    "#]],
+    );
+    place.write("accents.txt", "Au commencement Dieu créa les cieux et la terre.".as_bytes());
+    refused(
+        &place,
+        &format!("{flags} accents.txt"),
+        expect![[r#"
+        error: token 195 at position 23 of `accents.txt` is outside the vocabulary of 128 (0 to 127)
+    "#]],
+    );
+    refused(
+        &place,
+        &format!("{flags} nothing.txt"),
+        expect![[r#"
+        error: cannot read `nothing.txt`: No such file or directory (os error 2)
+    "#]],
+    );
+    place.write("odd.bin", b"abc");
+    refused(
+        &place,
+        &format!("{flags} odd.bin"),
+        expect![[r#"
+        error: `odd.bin` has 3 bytes, which is no multiple of 2: a vocabulary of 128 is read as u16 tokens, little endian
+    "#]],
+    );
+    place.write("words.docx", b"PK\x03\x04\xff\xfe");
+    refused(
+        &place,
+        &format!("{flags} words.docx"),
+        expect![[r#"
+            error: `words.docx` has 6 tokens, but one sample of sequence length 16 needs at least 17 (the last token's label included)
+        "#]],
+    );
+    place.write("cut.npz", b"PK\x03\x04 and no more");
+    refused(
+        &place,
+        &format!("{flags} cut.npz"),
+        expect![[r#"
+        error: `cut.npz` is damaged or not supported: invalid Zip archive: Could not find EOCD
+    "#]],
+    );
+    refused(
+        &place,
+        &format!("{flags} text.txt --eval short.txt"),
+        expect![[r#"
+        error: `short.txt` has 16 tokens, but one sample of sequence length 16 needs at least 17 (the last token's label included)
+    "#]],
+    );
+    refused(
+        &place,
+        "compile testdata/models/gpt3-175b-noweights.onnx --train text.txt --steps 1 -o run",
+        expect![[r#"
+            error: `text.txt` is text, which is read as bytes, but the model has a vocabulary of 51200: give it token ids (.bin), or `--tokenizer bytes` if its tokens are bytes
+        "#]],
+    );
+    refused(
+        &place,
+        "compile testdata/models/mlp.dynamo.onnx --train text.txt --steps 1 -o run",
+        expect![[r#"
+            error: `text.txt` is a stream of tokens, but no input is integers of [batch, sequence]; the model's inputs are `x`
+        "#]],
+    );
+}

@@ -1,0 +1,256 @@
+//! Trained values go back into the file: each to the tensor it came from, as it lay there.
+
+use bytes::Bytes;
+use ir::interp::{self, Missing, Mode};
+use ir::{DType, Module, Op, Role, Tensor, Type};
+use onnx::Model;
+use passes::Manager;
+use passes::parameters::{ParameterReport, RowRole};
+use runtime::checkpoint::{StateBytes, TensorFile};
+use std::collections::BTreeMap;
+use std::path::Path;
+use trainyard::compilation::{self, Compilation, Source};
+use trainyard::export;
+use trainyard::pipeline::Plan;
+
+/// A compiled model, values of its states that are not the file's, and the model that was exported with them.
+struct Exported {
+    source: Source,
+    compilation: Compilation,
+    states: StateBytes,
+    model: Model,
+    weights: TensorFile,
+    _folder: tempfile::TempDir,
+}
+
+fn load(path: &Path) -> (Source, Compilation) {
+    let model = compilation::open(path).expect("the model can be read");
+    let mut sizes = BTreeMap::new();
+    for dim in model.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref()).flatten() {
+        if let onnx::Dim::Named(name) = dim {
+            sizes.insert(name.clone(), 4);
+        }
+    }
+    let source = Source::import(path, model, &sizes).expect("the model is imported");
+    let plan = Plan {
+        bind: Default::default(),
+        parameters: Default::default(),
+        loss: Default::default(),
+        optimizer: Default::default(),
+    };
+    let compilation = source.compile(&plan, &Manager::default(), |_, _, _| {}).expect("the model compiles");
+    (source, compilation)
+}
+
+/// Numbers that no other element has: state by state, element by element.
+fn doctored(module: &Module) -> StateBytes {
+    let states = module.states.values().filter(|state| state.initializer.data().is_some()).enumerate();
+    let value = |index: usize, ty: &Type| {
+        let sizes: Vec<usize> =
+            ty.sizes().expect("dims are bound").iter().map(|&size| size as usize).collect();
+        let number = |i: usize| (index * 1_000 + i % 997) as f64 * 1e-5 - 0.1;
+        Tensor::float(ty.dtype, sizes.clone(), (0..sizes.iter().product()).map(number).collect())
+    };
+    states.map(|(index, state)| (state.name.clone(), value(index, &state.ty).to_bytes().into())).collect()
+}
+
+fn export(model: &str) -> Exported {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
+    let (source, compilation) = load(&path);
+    export::check(&source.model, &compilation).expect("everything can be written back");
+    let states = doctored(&compilation.training);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let written = export::export(&source.model, &compilation, &states, folder.path()).expect("it is written");
+    let trained = compilation.parameters.iter().filter(|report| report.role != RowRole::Constant);
+    assert_eq!(written.tensors, trained.count());
+    let names: Vec<_> = std::fs::read_dir(folder.path()).expect("it is there").collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    let model = Model::load(&written.model).expect("what was written can be read");
+    let weights = TensorFile::open(&written.weights).expect("what was written can be read");
+    Exported { source, compilation, states, model, weights, _folder: folder }
+}
+
+impl Exported {
+    fn report(&self, name: &str) -> &ParameterReport {
+        let found = self.compilation.parameters.iter().find(|report| report.data == name);
+        found.unwrap_or_else(|| panic!("no tensor `{name}`"))
+    }
+
+    fn bytes(&self, name: &str) -> Bytes {
+        let tensor = self.model.graph.tensors.iter().find(|tensor| tensor.name == name);
+        tensor.and_then(|tensor| tensor.present()).expect("the tensor is there").clone()
+    }
+
+    /// A tensor of the exported model.
+    fn tensor(&self, name: &str) -> Tensor {
+        Tensor::from_bytes(&self.report(name).ty, &self.bytes(name)).expect("it has the bytes of its type")
+    }
+
+    fn state(&self, name: &str) -> Tensor {
+        let module = &self.compilation.training;
+        let ty = &module.states[module.state(name).expect("the state is there")].ty;
+        Tensor::from_bytes(ty, &self.states[name]).expect("it has the bytes of its type")
+    }
+}
+
+const MODELS: [&str; 11] = [
+    "models/mlp.dynamo.onnx",
+    "models/mlp.legacy.onnx",
+    "models/mlp-loss.dynamo.onnx",
+    "models/gpt2.dynamo.onnx",
+    "models/gpt2.legacy-mask.onnx",
+    "models/llama.dynamo.onnx",
+    "models/bert.dynamo.onnx",
+    "gpt2-fresh.onnx",
+    "odd/tied-legacy.onnx",
+    "odd/constants-only.onnx",
+    "odd/external-ok.onnx",
+];
+
+#[test]
+fn every_state_is_found_again_in_the_tensor_it_came_from() {
+    for name in MODELS {
+        let exported = export(name);
+        let mut states = 0;
+        for report in exported.compilation.parameters.iter().filter(|report| report.role != RowRole::Constant)
+        {
+            let tensor = exported.tensor(&report.data);
+            for part in &report.states {
+                let found = ir::view::apply(&part.view, &tensor).expect("the view fits");
+                assert_eq!(found, exported.state(&part.state), "{name}: {}", part.state);
+                states += 1;
+            }
+            let alone = exported.weights.read(&report.data).expect("it can be read");
+            assert_eq!(alone.as_deref(), Some(&exported.bytes(&report.data)[..]), "{name}: {}", report.data);
+            assert_eq!(exported.weights.ty(&report.data), Some(report.ty.clone()));
+        }
+        assert!(states >= exported.states.len(), "{name}");
+    }
+}
+
+#[test]
+fn the_graph_and_all_that_is_not_trained_stay_as_they_were() {
+    for name in MODELS {
+        let exported = export(name);
+        let (old, new) = (&exported.source.model, &exported.model);
+        assert_eq!((&old.graph.nodes, &old.graph.inputs), (&new.graph.nodes, &new.graph.inputs), "{name}");
+        assert_eq!((&old.graph.outputs, &old.opsets), (&new.graph.outputs, &new.opsets), "{name}");
+        let trained = |name: &str| exported.weights.names().any(|other| other == name);
+        for (before, after) in old.graph.tensors.iter().zip(&new.graph.tensors) {
+            assert_eq!((&before.name, &before.dims, before.dtype), (&after.name, &after.dims, after.dtype));
+            let equal = before.present() == after.present();
+            assert_eq!(equal, !trained(&before.name), "{name}: {}", before.name);
+        }
+    }
+}
+
+#[test]
+fn slices_are_put_side_by_side() {
+    let exported = export("models/gpt2.dynamo.onnx");
+    let name = "m.transformer.h.0.attn.c_attn.weight";
+    let whole = exported.tensor(name);
+    assert_eq!((whole.sizes.as_slice(), exported.report(name).states.len()), (&[128, 384][..], 3));
+    for (part, start) in exported.report(name).states.iter().zip([0, 128, 256]) {
+        let state = exported.state(&part.state);
+        for (row, column) in [(0, 0), (0, 127), (5, 17), (127, 127)] {
+            let (here, there) = (row * 384 + start + column, row * 128 + column);
+            assert_eq!(whole.floats()[here], state.floats()[there], "{} {row} {column}", part.state);
+        }
+    }
+}
+
+#[test]
+fn a_tied_head_gets_the_embedding_transposed() {
+    let exported = export("odd/tied-legacy.onnx");
+    let head =
+        exported.compilation.parameters.iter().find(|report| report.tied.is_some()).expect("a tied head");
+    let embedding = &head.tied.as_ref().expect("it is tied").data;
+    let (head, embedding) = (exported.tensor(&head.data), exported.tensor(embedding));
+    let [rows, columns] = embedding.sizes[..] else { panic!("{:?}", embedding.sizes) };
+    assert_eq!(head.sizes, [columns, rows]);
+    for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+        assert_eq!(head.floats()[column * rows + row], embedding.floats()[row * columns + column]);
+    }
+}
+
+/// The mean loss of the evaluation program on made-up tokens.
+fn loss(compilation: &Compilation, states: Option<&StateBytes>) -> f64 {
+    let module = &compilation.evaluation;
+    let mut values = interp::initial_states(module, 0, Missing::Refuse).expect("the weights are there");
+    for (id, state) in module.states.iter() {
+        if let Some(bytes) = states.and_then(|states| states.get(&state.name)) {
+            values.insert(id, Tensor::from_bytes(&state.ty, bytes).expect("it has the bytes of its type"));
+        }
+    }
+    let inputs = module.inputs.iter().map(|input| {
+        let ty = module.ty(input.value);
+        let sizes: Vec<usize> =
+            ty.sizes().expect("dims are bound").iter().map(|&size| size as usize).collect();
+        let count: usize = sizes.iter().product();
+        let tensor = match ty.dtype {
+            DType::F32 => Tensor::float(DType::F32, sizes, (0..count).map(|i| (i as f64).sin()).collect()),
+            dtype => Tensor::int(dtype, sizes, (0..count as i64).map(|i| i * i % 7).collect()),
+        };
+        (input.name.clone(), tensor)
+    });
+    let outputs =
+        interp::step(module, Mode::Exact, &mut values, &[inputs.collect()]).expect("the program runs");
+    outputs["loss.sum"][0].item() / outputs["loss.weight"][0].item()
+}
+
+#[test]
+fn a_second_compilation_computes_what_the_first_one_ended_with() {
+    for name in [
+        "models/mlp.legacy.onnx",
+        "models/gpt2.dynamo.onnx",
+        "models/llama.dynamo.onnx",
+        "odd/tied-legacy.onnx",
+    ] {
+        let exported = export(name);
+        let (_, second) = load(exported.model.path.as_deref().expect("it was loaded from a file"));
+        let (ended, starts) = (loss(&exported.compilation, Some(&exported.states)), loss(&second, None));
+        assert!(ended.is_finite() && (ended - starts).abs() < 1e-12, "{name}: {ended} {starts}");
+        assert!(
+            (loss(&exported.compilation, None) - ended).abs() > 1e-4,
+            "{name}: the values change nothing"
+        );
+    }
+}
+
+#[test]
+fn values_that_are_missing_or_do_not_fit_are_told_and_nothing_is_written() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/mlp.dynamo.onnx");
+    let (source, compilation) = load(&path);
+    let mut states = doctored(&compilation.training);
+    let mut names = compilation.training.states.values().filter(|state| state.role == Role::Parameter);
+    let (first, second) = (names.next().expect("a parameter"), names.next().expect("another"));
+    states.remove(&first.name);
+    states.insert(second.name.clone(), Bytes::from(vec![0; 4]));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let errors = export::export(&source.model, &compilation, &states, folder.path())
+        .expect_err("two values are wrong");
+    let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
+    expect_test::expect![[r#"
+        state `m.net.0.weight` of the tensor `m.net.0.weight` has no value
+        the 4 bytes of state `m.net.0.bias` do not go back into `m.net.0.bias` f32[128]"#]]
+    .assert_eq(&messages.join("\n"));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0);
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_told() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/mlp.dynamo.onnx");
+    let (source, compilation) = load(&path);
+    let states = doctored(&compilation.training);
+    let errors = export::export(&source.model, &compilation, &states, Path::new("/nowhere/at/all"))
+        .expect_err("no folder");
+    assert!(errors[0].message.starts_with("cannot write /nowhere/at/all/model.onnx: "), "{errors:?}");
+}
+
+#[test]
+fn the_reference_has_no_loss_of_ours_in_the_export() {
+    let exported = export("models/mlp.dynamo.onnx");
+    assert!(exported.compilation.evaluation.nodes().any(|(_, node)| matches!(node.op, Op::CrossEntropy(_))));
+    assert!(exported.model.graph.nodes.iter().all(|node| !node.op_type.contains("Loss")));
+    assert!(exported.model.graph.inputs.iter().all(|input| input.name != "labels"));
+}

@@ -1,0 +1,478 @@
+//! `trainyard inspect`: every model of `testdata` is described, or every reason why it cannot be is told.
+
+mod folder;
+mod why;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use expect_test::{Expect, expect};
+use serde_json::Value;
+use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::cli::{Cli, Command, Inspect};
+
+fn testdata() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata")
+}
+
+/// `trainyard inspect ARGUMENTS`, the model's path being relative to `testdata`.
+fn inspect(arguments: &[&str]) -> Inspect {
+    let subject = testdata().join(arguments[0]).display().to_string();
+    let words = ["trainyard", "inspect", &subject].into_iter().chain(arguments[1..].iter().copied());
+    match Cli::parse_with_config(words) {
+        Ok(Cli { command: Command::Inspect(inspect) }) => *inspect,
+        other => panic!("not an inspect: {other:?}"),
+    }
+}
+
+/// What the user reads: standard output, then standard error. Times are left out, and where the repository is.
+fn read(arguments: &[&str]) -> String {
+    let text = match inspect(arguments).output() {
+        Ok(output) => output.text + &render(Severity::Error, &output.reasons, false),
+        Err(failure) => render(Severity::Error, &failure.diagnostics(), false),
+    };
+    let timeless = text.lines().filter(|line| !line.starts_with("passes: "));
+    let text = timeless.flat_map(|line| [line, "\n"]).collect::<String>();
+    text.replace(&format!("{}/", testdata().display()), "")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = inspect(&[arguments, &["--format", "json"]].concat()).output().expect("there is JSON");
+    serde_json::from_str(&output.text).expect("it is JSON")
+}
+
+fn check(arguments: &[&str], expected: Expect) {
+    expected.assert_eq(&read(arguments));
+}
+
+/// The files of a folder of `testdata` that end in `.onnx`.
+fn models(folder: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(testdata().join(folder)).expect("the folder is there");
+    let names =
+        entries.map(|entry| entry.expect("it can be read").file_name().into_string().expect("it is UTF-8"));
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".onnx")).collect();
+    names.sort();
+    names.into_iter().map(|name| format!("{folder}/{name}")).collect()
+}
+
+#[test]
+fn every_model_is_described_or_all_reasons_are_told() {
+    let mut table = String::new();
+    for model in models("models").iter().chain(&["gpt2-bytes.onnx".into(), "gpt2-fresh.onnx".into()]) {
+        let found = json(&[model]);
+        let parameters = &found["parameters"];
+        let (count, elements) = (&parameters["count"], &parameters["trained"]);
+        let support = found["support"].as_str().expect("it has a support");
+        let _ = writeln!(table, "{model}: {support}, {count} parameters, {elements} elements");
+        let _ = writeln!(table, "    {}", found["program"]["patterns"]);
+        for reason in found["reasons"].as_array().expect("they are a list") {
+            assert!(
+                reason["origin"].as_str().is_some_and(|origin| origin.contains(".onnx, node")),
+                "{reason}"
+            );
+            let _ = writeln!(table, "    {}", reason["message"].as_str().expect("it is text"));
+        }
+    }
+    expect![[r#"
+        models/bert.dynamo.onnx: trainable, 42 parameters, 352384 elements
+            {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
+        models/gpt2-loss.dynamo.onnx: trainable, 28 parameters, 466432 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt2.dynamo-dyn.onnx: unbound, null parameters, null elements
+            null
+            cuts dim 1 of i64[batch, seq], which is not bound
+            reads sizes that are not bound as values
+        models/gpt2.dynamo-op23.onnx: trainable, 28 parameters, 466432 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt2.dynamo.onnx: trainable, 28 parameters, 466432 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt2.legacy-mask.onnx: trainable, 28 parameters, 470528 elements
+            {"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt3-175b-noweights.onnx: trainable, 1156 parameters, 174615846912 elements
+            {"attention":96,"cross_entropy":1,"gelu_tanh":96,"layer_norm":193}
+        models/llama.dynamo-op23.onnx: trainable, 21 parameters, 426624 elements
+            {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
+        models/llama.dynamo.onnx: trainable, 21 parameters, 426624 elements
+            {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
+        models/llama.legacy-mask.onnx: trainable, 21 parameters, 426624 elements
+            {"cross_entropy":1,"rms_norm":5,"silu":2}
+        models/mlp-loss.dynamo.onnx: trainable, 6 parameters, 17226 elements
+            {"cross_entropy":1}
+        models/mlp.dynamo-dyn.onnx: unbound, 6 parameters, 17226 elements
+            {}
+        models/mlp.dynamo.onnx: trainable, 6 parameters, 17226 elements
+            {"cross_entropy":1}
+        models/mlp.legacy.onnx: trainable, 6 parameters, 17226 elements
+            {"cross_entropy":1}
+        gpt2-bytes.onnx: trainable, 52 parameters, 834304 elements
+            {"attention":4,"cross_entropy":1,"gelu_tanh":4,"layer_norm":9}
+        gpt2-fresh.onnx: trainable, 12 parameters, 107648 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+    "#]]
+    .assert_eq(&table);
+}
+
+#[test]
+fn a_small_model_as_text() {
+    check(
+        &["models/mlp.dynamo.onnx"],
+        expect![[r#"
+        models/mlp.dynamo.onnx: can be trained
+          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+          takes    x f32[8, 64]
+          gives    logits f32[8, 10]
+          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+
+        6 parameters, 17,226 elements trained
+          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
+          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
+          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
+          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+
+        patterns found: 1 cross_entropy
+        forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
+
+        a step of 1 microbatch of 8 samples: 1.05 MFLOP
+          forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
+          backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
+          update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
+        memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
+
+    "#]],
+    );
+}
+
+#[test]
+fn a_small_model_as_json() {
+    let mut found = json(&["models/mlp.dynamo.onnx", "--global-batch", "24"]);
+    found["file"]["path"] = Value::Null;
+    found["passes"] = Value::Null;
+    found["parameters"]["tensors"].as_array_mut().expect("they are a list").truncate(1);
+    let text = serde_json::to_string_pretty(&found).expect("JSON prints") + "\n";
+    expect![[r#"
+        {
+          "file": {
+            "absent": 0,
+            "bytes": 68904,
+            "inputs": [
+              {
+                "name": "x",
+                "type": "f32[8, 64]"
+              }
+            ],
+            "ir_version": 10,
+            "nodes": 5,
+            "operators": {
+              "Gemm": 3,
+              "Relu": 2
+            },
+            "opsets": {
+              "ai.onnx": 20
+            },
+            "outputs": [
+              {
+                "name": "logits",
+                "type": "f32[8, 10]"
+              }
+            ],
+            "path": null,
+            "producer": "pytorch 2.15.0+cu132",
+            "tensors": 6
+          },
+          "parameters": {
+            "count": 6,
+            "frozen": 0,
+            "tensors": [
+              {
+                "aliases": [],
+                "frozen": false,
+                "name": "m.net.0.weight",
+                "reason": "weight of a contraction, node \"node_linear\" (Gemm, opset 20)",
+                "role": "parameter",
+                "states": [
+                  {
+                    "state": "m.net.0.weight",
+                    "type": "f32[128, 64]",
+                    "view": ""
+                  }
+                ],
+                "type": "f32[128, 64]"
+              }
+            ],
+            "trained": 17226
+          },
+          "passes": null,
+          "program": {
+            "operators": {
+              "add": 3,
+              "contract": 3,
+              "cross_entropy": 1,
+              "relu": 2
+            },
+            "patterns": {
+              "cross_entropy": 1
+            }
+          },
+          "reasons": [],
+          "step": {
+            "batch": 8,
+            "flops": 2498010,
+            "memory": {
+              "buffers": 0,
+              "gradients": 68904,
+              "optimizer": 137816,
+              "parameters": 68904,
+              "planned": 293120
+            },
+            "microbatches": 3,
+            "phases": [
+              {
+                "flops": 276576,
+                "nodes": 11,
+                "phase": "forward",
+                "read": 90096,
+                "written": 19128
+              },
+              {
+                "flops": 446992,
+                "nodes": 12,
+                "phase": "backward",
+                "read": 71524,
+                "written": 81516
+              },
+              {
+                "flops": 327306,
+                "nodes": 52,
+                "phase": "update",
+                "read": 551642,
+                "written": 344757
+              }
+            ]
+          },
+          "support": "trainable",
+          "unbound": [],
+          "warnings": []
+        }
+    "#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn a_position_embedding_that_the_exporter_folded_is_trained_with_a_warning() {
+    let found = json(&["models/gpt2.dynamo.onnx"]);
+    let warnings = found["warnings"].as_array().expect("they are a list");
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    expect![[r#"
+        {
+          "message": "`embedding_1` f32[1, 32, 128] is trained, though it may be a constant: added to activations, as position embeddings are that the exporter folded, node \"node_add_1\" (Add, opset 20)",
+          "notes": [
+            "--freeze 'embedding_1' leaves it as it is"
+          ]
+        }
+    "#]].assert_eq(&format!("{warning:#}\n"));
+}
+
+#[test]
+fn parameters_that_the_exporter_merged_are_told() {
+    let text = read(&["gpt2-fresh.onnx"]);
+    let warnings: Vec<&str> = text.lines().filter(|line| line.contains("share one initializer")).collect();
+    assert!(!warnings.is_empty(), "{text}");
+    assert!(text.contains("export with optimize=False to keep them apart"), "{text}");
+}
+
+#[test]
+fn the_head_of_a_legacy_export_is_tied_again() {
+    for model in ["models/gpt2.legacy-mask.onnx", "odd/tied-legacy.onnx"] {
+        let found = json(&[model]);
+        let tensors = found["parameters"]["tensors"].as_array().expect("they are a list");
+        let tied: Vec<&Value> = tensors.iter().filter(|tensor| tensor["tied"].is_object()).collect();
+        let [head] = tied[..] else { panic!("{model}: {tied:?}") };
+        assert_eq!(head["tied"]["permutation"], serde_json::json!([1, 0]), "{model}");
+        let count = tensors.iter().filter(|tensor| tensor["role"] == "parameter").count();
+        assert_eq!(found["parameters"]["count"], count - 1, "{model}");
+        let untied = json(&[model, "--untied"]);
+        assert_eq!(untied["parameters"]["count"], count, "{model}");
+    }
+}
+
+#[test]
+fn all_operators_that_are_missing_are_told_at_once() {
+    check(
+        &["odd/unknown-op.onnx"],
+        expect![[r#"
+        odd/unknown-op.onnx: cannot be imported yet, for 2 reasons
+          made by  make_odd_models; IR version 10; operator sets ai.onnx 20, com.example 1
+          takes    x f32[2, 4]
+          gives    indices i64[2, ?]
+          holds    0 tensors (0 B), 2 nodes: 1 NonZero, 1 com.example.Frobnicate
+        error: operator Frobnicate is not supported
+          --> odd/unknown-op.onnx, node "/custom/Frobnicate" (com.example.Frobnicate, opset 1)
+
+        error: operator NonZero is not supported
+          --> odd/unknown-op.onnx, node "/NonZero" (NonZero, opset 20)
+    "#]],
+    );
+}
+
+#[test]
+fn dims_that_have_no_size_are_named_and_the_rest_is_shown() {
+    check(
+        &["models/mlp.dynamo-dyn.onnx"],
+        expect![[r#"
+        models/mlp.dynamo-dyn.onnx: can be trained once its dims are bound
+          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+          takes    x f32[batch, 64]
+          gives    logits f32[batch, 10]
+          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+
+        6 parameters, 17,226 elements trained
+          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
+          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
+          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
+          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+
+        patterns found: none
+        forward program: 8 nodes: 3 add, 3 contract, 2 relu
+
+
+        dims without a size: `batch`; to see more, bind them: --bind batch=SIZE
+    "#]],
+    );
+    let bound = json(&["models/mlp.dynamo-dyn.onnx", "--bind", "batch=4"]);
+    assert_eq!((&bound["support"], &bound["step"]["batch"]), (&"trainable".into(), &4.into()));
+}
+
+#[test]
+fn where_sizes_are_needed_to_import_they_are_asked_for() {
+    check(
+        &["models/gpt2.dynamo-dyn.onnx"],
+        expect![[r#"
+        models/gpt2.dynamo-dyn.onnx: can be trained once its dims are bound
+          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+          takes    input_ids i64[batch, seq]
+          gives    logits f32[batch, seq, 512]
+          holds    56 tensors (1.80 MiB), 161 nodes: 29 Reshape, 14 Concat, 12 Add, 12 Mul, 11 Transpose, 10 Unsqueeze, 9 Slice, 8 Gemm, 6 Shape, 5 Expand, 5 LayerNormalization, 5 MatMul, 4 GatherND, 3 Where, 2 And, 2 Equal, 2 Gather, 2 IsNaN, 2 Max, 2 Pow, 2 Range, 2 Softmax, 2 Split, 2 Squeeze, 2 Sub, 2 Tanh, 1 Cast, 1 CumSum, 1 LessOrEqual, 1 Not
+
+        dims without a size: `batch`, `seq`; to see more, bind them: --bind batch=SIZE,seq=SIZE
+        error: cuts dim 1 of i64[batch, seq], which is not bound
+          --> models/gpt2.dynamo-dyn.onnx, node "node_slice_1" (Slice, opset 20)
+          = bind it with --bind NAME=SIZE
+
+        error: reads sizes that are not bound as values
+          --> models/gpt2.dynamo-dyn.onnx, node "node_add_14" (Add, opset 20)
+          = bind them with --bind NAME=SIZE
+    "#]],
+    );
+    let bound = json(&["models/gpt2.dynamo-dyn.onnx", "--bind", "batch=2,seq=16"]);
+    assert_eq!((&bound["support"], &bound["parameters"]["count"]), (&"trainable".into(), &28.into()));
+}
+
+#[test]
+fn a_model_that_came_without_its_weights_says_so() {
+    let text = read(&["models/gpt3-175b-noweights.onnx", "--microbatch", "16"]);
+    for part in [
+        "can be trained, once it has weights: --weights FILE, or --init RULE",
+        "1,156 parameters, 174,615,846,912 elements trained",
+        "a step of 1 microbatch of 16 samples: 34.9 PFLOP",
+    ] {
+        assert!(text.contains(part), "no `{part}` in\n{text:.2000}");
+    }
+}
+
+#[test]
+fn costs_grow_with_the_batch_and_the_optimizer() {
+    let step = |arguments: &[&str]| json(&[&["models/mlp.dynamo.onnx"], arguments].concat())["step"].clone();
+    let (small, large) = (step(&["--microbatch", "4"]), step(&["--microbatch", "16"]));
+    let forward = |step: &Value| step["phases"][0]["flops"].as_u64().expect("it is a number");
+    assert_eq!(forward(&small) * 4, forward(&large));
+    let several = step(&["--microbatch", "4", "--global-batch", "16"]);
+    assert_eq!((&several["microbatches"], forward(&several)), (&4.into(), forward(&small)));
+    let optimizer =
+        |name: &str| step(&["--optimizer", name])["memory"]["optimizer"].as_u64().expect("it is a number");
+    let (adam, momentum) = (optimizer("adamw"), optimizer("momentum"));
+    let parameters = small["memory"]["parameters"].as_u64().expect("it is a number");
+    assert!(adam >= 2 * parameters && momentum >= parameters && momentum < adam, "{adam} {momentum}");
+}
+
+#[test]
+fn the_program_after_a_pass_is_text_that_parses() {
+    for pass in ["import", "bind", "canonicalize", "parameters", "autodiff", "simplify"] {
+        let output =
+            inspect(&["models/mlp.dynamo.onnx", "--after", pass]).output().expect("the pass is there");
+        let module = ir::text::parse(&output.text).expect("the text parses");
+        let has_states = ["parameters", "autodiff", "simplify"].contains(&pass);
+        assert_eq!(!module.states.is_empty(), has_states, "{pass}");
+    }
+    check(
+        &["models/mlp.dynamo.onnx", "--after", "canonicalise"],
+        expect![[r#"
+        error: --after canonicalise: there is no such pass
+          = there are bind, fold, canonicalize, parameters, loss, autodiff, optimizer, simplify; the nearest is `canonicalize`
+    "#]],
+    );
+    check(
+        &["models/mlp.dynamo-dyn.onnx", "--after", "autodiff"],
+        expect![[r#"
+        error: --after autodiff: the pass runs once all dims are bound
+          = bind them: --bind batch=SIZE
+    "#]],
+    );
+}
+
+#[test]
+fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
+    check(
+        &["models/mlp.dynamo.onnx", "--loss", "model"],
+        expect![[r#"
+        models/mlp.dynamo.onnx: can be imported, and cannot be trained so, for 1 reason
+          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+          takes    x f32[8, 64]
+          gives    logits f32[8, 10]
+          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+
+        6 parameters, 17,226 elements trained
+          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
+          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
+          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
+          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+
+        patterns found: none
+        forward program: 8 nodes: 3 add, 3 contract, 2 relu
+
+        error: the model has no loss: no output is a float scalar
+          = its outputs are `logits` f32[8, 10]
+          = use --loss cross-entropy
+    "#]],
+    );
+}
+
+#[test]
+fn broken_and_hostile_files_are_refused_with_their_reasons() {
+    for model in models("odd") {
+        match inspect(&[&model]).output() {
+            Ok(output) => assert!(!output.text.is_empty()),
+            Err(Failure::User(reasons)) => assert!(!reasons.is_empty(), "{model}"),
+            Err(Failure::Fault(fault)) => panic!("{model}: {fault:?}"),
+        }
+    }
+    check(
+        &["odd/cyclic.onnx"],
+        expect![[r#"
+        error: 2 nodes form a cycle: node "/loop/Mul" (Mul, opset 20) -> node "/loop/Add" (Add, opset 20) -> back to the first
+          --> odd/cyclic.onnx
+    "#]],
+    );
+    check(
+        &["nowhere.onnx"],
+        expect![[r#"
+        error: cannot read the file: No such file or directory (os error 2)
+          --> nowhere.onnx
+    "#]],
+    );
+}

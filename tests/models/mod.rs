@@ -1,0 +1,109 @@
+//! The models of `testdata/models`, how each is bound, and how a test compiles one.
+
+use passes::Manager;
+use passes::bind::{BATCH, Bind};
+use passes::loss::Loss;
+use passes::optimizer::{Algorithm, Decay, Optimizer};
+use passes::parameters::Parameters;
+use runtime::checkpoint::StateBytes;
+use std::path::PathBuf;
+use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::compilation::Source;
+use trainyard::pipeline::Plan;
+use trainyard::verification::Subject;
+
+/// An export with the numbers that PyTorch computed for its model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fixture {
+    /// The file, without `.onnx`.
+    pub(crate) file: &'static str,
+    /// The model, as its `.npz` and `.json` files call it.
+    pub(crate) model: &'static str,
+    /// Samples in PyTorch's batch.
+    pub(crate) batch: u64,
+    /// Sizes of symbolic dims other than the batch.
+    pub(crate) bindings: &'static [(&'static str, u64)],
+    /// Parameters of PyTorch's module.
+    pub(crate) parameters: usize,
+    /// How near the exact losses are to PyTorch's in f64.
+    pub(crate) tolerance: f64,
+}
+
+const MLP: Fixture =
+    Fixture { file: "mlp.dynamo", model: "mlp", batch: 8, bindings: &[], parameters: 6, tolerance: 1e-9 };
+const GPT2: Fixture =
+    Fixture { file: "gpt2.dynamo", model: "gpt2", batch: 2, bindings: &[], parameters: 28, tolerance: 1e-7 };
+const LLAMA: Fixture =
+    // PyTorch computed its norms in f32.
+    Fixture {
+        file: "llama.dynamo",
+        model: "llama",
+        batch: 2,
+        bindings: &[],
+        parameters: 21,
+        tolerance: 5e-6,
+    };
+
+pub(crate) const MLP_DYNAMO: Fixture = MLP;
+pub(crate) const MLP_DYNAMIC: Fixture = Fixture { file: "mlp.dynamo-dyn", ..MLP };
+pub(crate) const MLP_LEGACY: Fixture = Fixture { file: "mlp.legacy", ..MLP };
+pub(crate) const MLP_LOSS: Fixture = Fixture { file: "mlp-loss.dynamo", ..MLP };
+pub(crate) const GPT2_DYNAMO: Fixture = GPT2;
+pub(crate) const GPT2_DYNAMIC: Fixture =
+    Fixture { file: "gpt2.dynamo-dyn", bindings: &[("seq", 32)], ..GPT2 };
+pub(crate) const GPT2_OPSET23: Fixture = Fixture { file: "gpt2.dynamo-op23", ..GPT2 };
+pub(crate) const GPT2_LOSS: Fixture = Fixture { file: "gpt2-loss.dynamo", ..GPT2 };
+pub(crate) const LLAMA_DYNAMO: Fixture = LLAMA;
+pub(crate) const LLAMA_OPSET23: Fixture = Fixture { file: "llama.dynamo-op23", ..LLAMA };
+pub(crate) const BERT_DYNAMO: Fixture =
+    Fixture { file: "bert.dynamo", model: "bert", batch: 2, bindings: &[], parameters: 42, tolerance: 1e-9 };
+
+/// AdamW as PyTorch ran it for the fixtures: decay on all parameters.
+pub(crate) fn adamw() -> Optimizer {
+    Optimizer { weight_decay: 0.01, decay: Decay::All, ..Optimizer::default() }
+}
+
+/// SGD with momentum as PyTorch ran it for the fixtures.
+pub(crate) fn momentum() -> Optimizer {
+    Optimizer {
+        algorithm: Algorithm::Sgd { momentum: 0.9, nesterov: false },
+        lr: 0.05,
+        ..Optimizer::default()
+    }
+}
+
+/// A file of `testdata/models`.
+pub(crate) fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/models").join(name)
+}
+
+/// The result, or a panic with what the user would read.
+pub(crate) fn done<T>(result: Result<T, impl Into<Failure>>) -> T {
+    result.unwrap_or_else(|failure| {
+        let failure: Failure = failure.into();
+        panic!("{}", render(Severity::Error, &failure.diagnostics(), false))
+    })
+}
+
+impl Fixture {
+    /// The model's file, imported with a batch of so many samples, and how it is compiled.
+    pub(crate) fn source(&self, batch: u64, optimizer: Optimizer) -> (Source, Plan) {
+        let sizes = self.bindings.iter().copied().chain([(BATCH, batch)]);
+        let sizes = sizes.map(|(name, size)| (name.to_owned(), size)).collect();
+        let source = done(Source::load(&path(&format!("{}.onnx", self.file)), &sizes));
+        let plan = Plan {
+            bind: Bind { sizes },
+            parameters: Parameters::default(),
+            loss: Loss::default(),
+            optimizer,
+        };
+        (source, plan)
+    }
+
+    /// The model compiled for a batch of so many samples.
+    pub(crate) fn subject(&self, batch: u64, optimizer: Optimizer) -> Subject {
+        let (source, plan) = self.source(batch, optimizer);
+        let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
+        done(Subject::new(plan, compilation, 0, StateBytes::new()))
+    }
+}

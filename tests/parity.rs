@@ -1,0 +1,155 @@
+//! Compiled models against PyTorch: the same set of parameters, outputs, gradients, and 20 losses of two optimizers, in
+//! f64 and on the CPU backend.
+
+#[allow(dead_code)] // each test file uses a part of it
+mod models;
+
+use models::{Fixture, adamw, done, momentum, path};
+use std::collections::BTreeSet;
+use trainyard::cli::verify::Mode;
+use trainyard::verification::against::{self, file::Numbers};
+use trainyard::verification::execute::Machine;
+use trainyard::verification::{Subject, compare::Kind};
+
+#[test]
+fn mlp_of_the_dynamo_exporter_trains_as_in_pytorch() {
+    check(&models::MLP_DYNAMO);
+}
+
+#[test]
+fn mlp_with_dynamic_dims_trains_as_in_pytorch() {
+    check(&models::MLP_DYNAMIC);
+}
+
+#[test]
+fn mlp_of_the_legacy_exporter_trains_as_in_pytorch() {
+    check(&models::MLP_LEGACY);
+}
+
+#[test]
+fn mlp_that_brings_its_loss_trains_as_in_pytorch() {
+    check(&models::MLP_LOSS);
+}
+
+#[test]
+fn gpt2_of_the_dynamo_exporter_trains_as_in_pytorch() {
+    check(&models::GPT2_DYNAMO);
+}
+
+#[test]
+fn gpt2_with_dynamic_dims_trains_as_in_pytorch() {
+    check(&models::GPT2_DYNAMIC);
+}
+
+#[test]
+fn gpt2_of_opset_23_trains_as_in_pytorch() {
+    check(&models::GPT2_OPSET23);
+}
+
+#[test]
+fn gpt2_that_brings_its_loss_trains_as_in_pytorch() {
+    check(&models::GPT2_LOSS);
+}
+
+#[test]
+fn llama_of_the_dynamo_exporter_trains_as_in_pytorch() {
+    check(&models::LLAMA_DYNAMO);
+}
+
+#[test]
+fn llama_of_opset_23_trains_as_in_pytorch() {
+    check(&models::LLAMA_OPSET23);
+}
+
+#[test]
+fn bert_of_the_dynamo_exporter_trains_as_in_pytorch() {
+    check(&models::BERT_DYNAMO);
+}
+
+fn check(fixture: &Fixture) {
+    let subject = fixture.subject(fixture.batch, adamw());
+    check_parameters_and_gradients(fixture, &subject);
+    check_outputs(fixture, &subject);
+    for (name, optimizer, cpu_tolerance) in [("adamw", adamw(), 2e-5), ("sgd_momentum", momentum(), 1e-4)] {
+        let subject = fixture.subject(fixture.batch, optimizer.clone());
+        check_losses(fixture, &subject, Mode::Exact, &format!("losses_{name}_f64"), fixture.tolerance);
+        check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), cpu_tolerance);
+    }
+}
+
+/// The numbers of one of the model's files.
+fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
+    let module = &subject.compilation.training;
+    let label = done(against::label_name(module));
+    done(Numbers::read(&path(&format!("{}.{kind}.npz", fixture.model)), module, label.as_deref()))
+}
+
+/// Every trained tensor is one of PyTorch's parameters, and every parameter of PyTorch's is a trained tensor; values
+/// before the step are the same, gradients within 1e-5.
+fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
+    let numbers = numbers(fixture, subject, "train");
+    assert_eq!(numbers.parameters.len(), fixture.parameters, "parameters of PyTorch's");
+    let outcome = done(against::run(subject, &numbers, Mode::Exact));
+    let unmatched: Vec<_> =
+        outcome.unmatched_here.iter().filter(|name| name.starts_with("parameter")).collect();
+    assert!(
+        outcome.unmatched_there.is_empty() && unmatched.is_empty(),
+        "{:?} {unmatched:?}",
+        outcome.unmatched_there
+    );
+    let here: BTreeSet<&str> = outcome.matched.iter().map(|found| found.here.as_str()).collect();
+    assert_eq!((here.len(), outcome.matched.len()), (fixture.parameters, fixture.parameters));
+    for difference in &outcome.differences {
+        let allowed = if difference.kind == Kind::Parameter { 0.0 } else { 1e-5 };
+        assert!(difference.error <= allowed, "{}: {difference:?}", fixture.file);
+    }
+    let gradients = outcome.differences.iter().filter(|difference| difference.kind == Kind::Gradient).count();
+    assert_eq!(gradients, fixture.parameters, "every parameter has a gradient");
+    println!("{}: largest error of a gradient {:.1e}", fixture.file, outcome.differences[0].error);
+}
+
+/// The model's outputs are within 1e-5; a model that ends in its loss has no other.
+fn check_outputs(fixture: &Fixture, subject: &Subject) {
+    let numbers = numbers(fixture, subject, "io");
+    if subject.compilation.training.output("logits").is_none() {
+        assert!(fixture.file.contains("-loss"), "{} lost its logits", fixture.file);
+        return;
+    }
+    for mode in [Mode::Exact, Mode::Cpu] {
+        let outcome = done(against::run(subject, &numbers, mode));
+        let [logits] = outcome.differences.as_slice() else { panic!("{:?}", outcome.differences) };
+        assert!(logits.kind == Kind::Output && logits.error <= 1e-5, "{}: {logits:?}", fixture.file);
+        println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
+    }
+}
+
+/// Each of 20 losses, before each step, is within `tolerance` of PyTorch's.
+fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, tolerance: f64) {
+    let expected = losses(fixture, key);
+    let numbers = numbers(fixture, subject, "train");
+    let module = &subject.compilation.training;
+    let label = done(against::label_name(module));
+    let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
+    let mut machine = done(Machine::new(module, mode, 1, &subject.start));
+    let mut worst = 0.0f64;
+    for (step, expected) in expected.iter().enumerate() {
+        let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");
+        let apart = (loss - expected).abs();
+        assert!(
+            apart <= tolerance,
+            "{}: {key}[{step}] is {expected}, ours {loss}, {apart:.1e} apart",
+            fixture.file
+        );
+        worst = worst.max(apart);
+    }
+    println!("{}: {key} within {worst:.1e} in mode {}", fixture.file, mode.name());
+}
+
+fn losses(fixture: &Fixture, key: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(path(&format!("{}.train.json", fixture.model)))
+        .expect("the fixture is there");
+    let json: serde_json::Value = serde_json::from_str(&text).expect("the fixture is JSON");
+    let list = json[key].as_array().unwrap_or_else(|| panic!("no {key}"));
+    assert_eq!(list.len(), 20);
+    list.iter().map(|loss| loss.as_f64().expect("a loss is a number")).collect()
+}

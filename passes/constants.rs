@@ -102,7 +102,12 @@ impl<'m> Constants<'m> {
         let operands: Vec<&Tensor> =
             node.operands.iter().map(|value| self.values.get(value)).collect::<Option<_>>()?;
         let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
-        Some(node.op.interp(&Interp { operands: &operands, results: &results, data: &self.module.data }))
+        Some(node.op.interp(&Interp {
+            operands: &operands,
+            results: &results,
+            data: &self.module.data,
+            parts: None,
+        }))
     }
 }
 

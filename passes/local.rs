@@ -191,7 +191,8 @@ fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
     let operands: Vec<Tensor> = node.operands.iter().map(known).collect::<Option<_>>()?;
     let operands: Vec<&Tensor> = operands.iter().collect();
     let results = [ty.clone()];
-    let tensor = node.op.interp(&Interp { operands: &operands, results: &results, data: &module.data });
+    let tensor =
+        node.op.interp(&Interp { operands: &operands, results: &results, data: &module.data, parts: None });
     let value = tensor.first()?.numbers()[0];
     // A splat of integers must hold the number exactly.
     (ty.dtype.is_float() || value.abs() < 2f64.powi(53)).then_some(value)

@@ -80,7 +80,8 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
         return Ok(None);
     }
     let exits = exits.into_iter().map(|(value, class)| (value, graph.find(class))).collect();
-    let problem = Problem::new(&graph, root, |node| price(&graph, node));
+    let tables = stored(&graph);
+    let problem = Problem::new(&graph, root, |node| price(&graph, &tables, node));
     let stood = stood(module, &graph, &region, &classes);
     let stands = |node: &ENode| stood.contains_key(node);
     let choice = problem
@@ -165,12 +166,12 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
 
 /// Picoseconds on a device of 10 TFLOP/s and 1 TB/s, plus a little for being there at all. Views of what is stored
 /// are free: they become views of a state. What is not a kernel costs the least.
-fn price(graph: &Graph, node: &ENode) -> u64 {
+fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;
     let Head::Op(op, _) = &node.head else { return 1 };
     let free = match op {
         Op::Reshape(_) | Op::Constant(_) | Op::Splat(_) => true,
-        Op::Slice(_) | Op::Transpose(_) => is_stored(graph, node.args[0], 8),
+        Op::Slice(_) | Op::Transpose(_) => stored.contains(&graph.find(node.args[0])),
         _ => false,
     };
     if free {
@@ -185,15 +186,29 @@ fn price(graph: &Graph, node: &ENode) -> u64 {
     PRESENCE + (flops / 10).max(read.saturating_add(written))
 }
 
-/// Whether a class is a constant seen through views.
-fn is_stored(graph: &Graph, class: Id, depth: usize) -> bool {
-    graph[class].nodes.iter().any(|node| match node.op() {
-        Some(Op::Constant(_)) => true,
-        Some(Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_)) => {
-            depth > 0 && is_stored(graph, node.args[0], depth - 1)
+/// The classes that are a constant seen through views. Walked from the constants up: classes have many nodes, and the
+/// paths between them are too many to be tried.
+fn stored(graph: &Graph) -> BTreeSet<Id> {
+    let mut views: BTreeMap<Id, Vec<Id>> = BTreeMap::new();
+    let mut pending = Vec::new();
+    for class in graph.classes() {
+        for node in &class.nodes {
+            match node.op() {
+                Some(Op::Constant(_)) => pending.push(class.id),
+                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_)) => {
+                    views.entry(graph.find(node.args[0])).or_default().push(class.id);
+                }
+                _ => {}
+            }
         }
-        _ => false,
-    })
+    }
+    let mut stored = BTreeSet::new();
+    while let Some(class) = pending.pop() {
+        if stored.insert(class) {
+            pending.extend(views.get(&class).into_iter().flatten());
+        }
+    }
+    stored
 }
 
 /// Where each class of the original program came from: the first node that made it.

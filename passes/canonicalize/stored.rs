@@ -5,7 +5,7 @@ use egg::Id;
 use ir::ops::Interp;
 use ir::tensor::Elements;
 use ir::{Op, Operator, Tensor, Type};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Tables larger than this are not read: no rule needs it, and a model's weights are larger.
 const LIMIT_BYTES: u64 = 1 << 26;
@@ -41,7 +41,7 @@ pub(super) fn mask(g: &Graph, class: Id) -> Option<Mask> {
     if let Some(known) = g.analysis.tables.borrow().masks.get(&class) {
         return *known;
     }
-    let found = seen_through(g, class, 8).and_then(|table| read_mask(&table));
+    let found = seen_through(g, class, &mut BTreeSet::new()).and_then(|table| read_mask(&table));
     g.analysis.tables.borrow_mut().masks.insert(class, found);
     found
 }
@@ -52,7 +52,7 @@ pub(super) fn repeats_its_half(g: &Graph, class: Id) -> Option<bool> {
     if let Some(known) = g.analysis.tables.borrow().halves.get(&class) {
         return *known;
     }
-    let found = seen_through(g, class, 8).map(|table| {
+    let found = seen_through(g, class, &mut BTreeSet::new()).map(|table| {
         let width = table.sizes.last().copied().unwrap_or(1).max(1);
         let Elements::Float(elements) = &table.elements else { return false };
         elements.chunks(width).all(|row| row[..row.len() / 2] == row[row.len() / 2..])
@@ -91,8 +91,10 @@ fn read_mask(table: &Tensor) -> Option<Mask> {
     Some(Mask { pattern, hides_a_row })
 }
 
-fn seen_through(g: &Graph, class: Id, depth: usize) -> Option<Tensor> {
-    if g.ty(class).bytes()? > LIMIT_BYTES {
+/// The bytes of a class, if it is stored. `tried` has the classes that were looked at: one that was found not to be
+/// stored, or that is being looked at, is not tried again on another path.
+fn seen_through(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> Option<Tensor> {
+    if !tried.insert(g.find(class)) || g.ty(class).bytes()? > LIMIT_BYTES {
         return None;
     }
     g[class].nodes.iter().find_map(|node| {
@@ -104,15 +106,20 @@ fn seen_through(g: &Graph, class: Id, depth: usize) -> Option<Tensor> {
             }
             Op::Splat(_) | Op::Iota(_) => vec![],
             Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
-                vec![seen_through(g, node.args[0], depth.checked_sub(1)?)?]
+                vec![seen_through(g, node.args[0], tried)?]
             }
             _ => return None,
         };
         let operands: Vec<&Tensor> = operands.iter().collect();
         let results: Vec<Type> = g[class].data.types.clone();
         Some(
-            op.interp(&Interp { operands: &operands, results: &results, data: &g.analysis.module.data })
-                .swap_remove(0),
+            op.interp(&Interp {
+                operands: &operands,
+                results: &results,
+                data: &g.analysis.module.data,
+                parts: None,
+            })
+            .swap_remove(0),
         )
     })
 }

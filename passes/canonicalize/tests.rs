@@ -16,7 +16,8 @@ fn cost(module: &Module, with_rules: bool) -> u64 {
     let root = graph.add(ENode { head: Head::Root, args });
     let applied = if with_rules { rules::all() } else { vec![] };
     assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }).complete);
-    let problem = Problem::new(&graph, root, |node| price(&graph, node));
+    let tables = stored(&graph);
+    let problem = Problem::new(&graph, root, |node| price(&graph, &tables, node));
     let stood = stood(module, &graph, &region, &classes);
     let choice = problem.solve(|node| stood.contains_key(node)).expect("the program itself can be chosen");
     problem.total(&choice)

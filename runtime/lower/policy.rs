@@ -52,6 +52,7 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         // Gradients may lie as the contraction left them.
         Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
         Op::Adam(_)
+        | Op::Collective(_)
         | Op::Constant(_)
         | Op::CrossEntropy(_)
         | Op::CrossEntropyGrad(_)

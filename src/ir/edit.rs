@@ -5,7 +5,7 @@
 
 use crate::module::{Definition, Module, Node, Phase, Value};
 use crate::ops::{Inference, Op, Operator};
-use crate::{NodeId, Type, TypeError, ValueId};
+use crate::{NodeId, Sharding, Type, TypeError, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -194,6 +194,20 @@ impl<'m> Builder<'m> {
         ty: Type,
     ) -> Result<ValueId, TypeError> {
         Ok(self.push_typed(op, operands, &[ty])?[0])
+    }
+
+    /// Lays a value over the mesh. Whether its node can make it so is the verifier's to say.
+    pub fn shard(&mut self, value: ValueId, sharding: Sharding) {
+        if self.module.values[value].ty.sharding != sharding {
+            self.module.values[value].ty.sharding = sharding;
+            self.changed = Changed::Yes;
+        }
+    }
+
+    /// Makes a node read another value instead of its operand, from now on.
+    pub fn set_operand(&mut self, node: NodeId, operand: usize, value: ValueId) {
+        self.module.nodes[node].operands[operand] = value;
+        self.changed = Changed::Yes;
     }
 
     /// Makes every reader of `old` (nodes, outputs, states' new values) read `new` once the edits are applied.

@@ -172,7 +172,12 @@ impl Run<'_> {
             return Ok(vec![Tensor { dtype: cast.to, ..operands[0].clone() }]);
         }
         let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
-        Ok(node.op.interp(&Interp { operands: &operands, results: &results, data: &self.module.data }))
+        Ok(node.op.interp(&Interp {
+            operands: &operands,
+            results: &results,
+            data: &self.module.data,
+            parts: None,
+        }))
     }
 
     /// Adds the operands of all accumulations of this microbatch to the sums.

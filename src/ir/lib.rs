@@ -40,4 +40,4 @@ pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
 pub use ops::{Cost, GradientError, Inference, NodeRef, Op, Operator, Signature};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use tensor::Tensor;
-pub use types::{PartialKind, Sharding, Type, TypeError};
+pub use types::{PartialKind, Sharding, Span, Type, TypeError};

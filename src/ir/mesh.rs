@@ -1,6 +1,6 @@
 //! The mesh of devices: named axes.
 
-use cranelift_entity::{PrimaryMap, entity_impl};
+use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 use std::fmt;
 
 /// An axis of the mesh.
@@ -47,6 +47,42 @@ impl Mesh {
         self.axes.values().map(|axis| axis.size).product()
     }
 
+    /// Where a rank stands along each axis. Ranks count row-major, the last axis fastest.
+    pub fn coordinates(&self, rank: u64) -> SecondaryMap<AxisId, u64> {
+        let mut coordinates = SecondaryMap::with_capacity(self.axes.len());
+        let mut rest = rank;
+        for (id, axis) in self.axes.iter().rev() {
+            coordinates[id] = rest % axis.size;
+            rest /= axis.size;
+        }
+        coordinates
+    }
+
+    /// The ranks that differ from this one along these axes alone, itself among them: those with which it shares a
+    /// collective. In order of their place along the axes, the first of which is major.
+    pub fn group(&self, rank: u64, axes: &[AxisId]) -> Vec<u64> {
+        let stride = |axis: AxisId| -> u64 {
+            self.axes.iter().filter(|(other, _)| *other > axis).map(|(_, axis)| axis.size).product()
+        };
+        let own = self.coordinates(rank);
+        let base = axes.iter().fold(rank, |base, &axis| base - own[axis] * stride(axis));
+        axes.iter().fold(vec![base], |ranks, &axis| {
+            let step = |rank: u64| (0..self.axes[axis].size).map(move |i| rank + i * stride(axis));
+            ranks.into_iter().flat_map(step).collect()
+        })
+    }
+
+    /// The place of a rank in its [`Mesh::group`] along these axes.
+    pub fn place(&self, rank: u64, axes: &[AxisId]) -> u64 {
+        let own = self.coordinates(rank);
+        axes.iter().fold(0, |place, &axis| place * self.axes[axis].size + own[axis])
+    }
+
+    /// How many devices there are along these axes together.
+    pub fn size(&self, axes: &[AxisId]) -> u64 {
+        axes.iter().map(|&axis| self.axes[axis].size).product()
+    }
+
     /// The axis of that name.
     pub fn find(&self, name: &str) -> Option<AxisId> {
         self.axes.iter().find(|(_, axis)| axis.name == name).map(|(id, _)| id)
@@ -69,5 +105,27 @@ impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes: Vec<_> = self.axes.values().map(|a| format!("{}={}", a.name, a.size)).collect();
         write!(f, "[{}]", axes.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_counted_by_its_axes_first_one_major() {
+        let mut mesh = Mesh::default();
+        let [dp, tp] = [("dp", 2), ("tp", 3)].map(|(name, size)| {
+            let role = Mesh::role(name).expect("a known axis");
+            mesh.axes.push(Axis { name: name.into(), role, size })
+        });
+        assert_eq!(mesh.group(4, &[tp]), [3, 4, 5]);
+        assert_eq!(mesh.group(4, &[dp]), [1, 4]);
+        assert_eq!(mesh.group(4, &[tp, dp]), [0, 3, 1, 4, 2, 5]);
+        for rank in 0..6 {
+            for axes in [&[dp, tp][..], &[tp, dp], &[dp], &[]] {
+                assert_eq!(mesh.group(rank, axes)[mesh.place(rank, axes) as usize], rank);
+            }
+        }
     }
 }

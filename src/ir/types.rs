@@ -76,6 +76,24 @@ impl Type {
         }
         Some(sizes)
     }
+
+    /// Where the part of a rank lies in the global tensor: for each dim its first index and the global size. As
+    /// [`Type::local`] otherwise.
+    pub fn spans(&self, mesh: &Mesh, rank: u64) -> Option<SmallVec<[Span; 4]>> {
+        let (local, sizes) = (self.local(mesh)?, self.sizes()?);
+        let place = |dim: usize| self.sharding.dims.get(dim).map_or(0, |axes| mesh.place(rank, axes));
+        let span = |dim: usize| Span { start: place(dim) * local[dim], size: sizes[dim] };
+        Some((0..sizes.len()).map(span).collect())
+    }
+}
+
+/// Where a device's part of a tensor lies along a dim of the global one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Its first index there.
+    pub start: u64,
+    /// The size of the global dim.
+    pub size: u64,
 }
 
 /// `f32[8, 128]`, without the sharding (whose axis names stand in the module's mesh).
@@ -96,6 +114,16 @@ pub struct Sharding {
 }
 
 impl Sharding {
+    /// The axes that split a dim, major first.
+    pub fn axes(&self, dim: usize) -> &[AxisId] {
+        self.dims.get(dim).map_or(&[], |axes| axes)
+    }
+
+    /// The axes over which the value is partial.
+    pub fn partial_axes(&self) -> &[AxisId] {
+        self.partial.as_ref().map_or(&[], |(_, axes)| axes)
+    }
+
     /// Whether every device holds the whole, final value.
     pub fn is_whole(&self) -> bool {
         self.partial.is_none() && self.dims.iter().all(|axes| axes.is_empty())

@@ -17,6 +17,7 @@ use ir::ops::elementwise::Binary::{Add, Mul};
 use ir::ops::elementwise::Unary::IsNan;
 use ir::ops::shape::{Reshape, Transpose};
 use ir::{Dim, Op, Type};
+use std::collections::BTreeSet;
 
 pub(super) const RULES: &[Row] = &[
     ("attention", &["contract"], attention),
@@ -93,11 +94,13 @@ fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
 
 /// Whether a class is read out of a table of floats or multiplied by a matrix: a bias that may be trained, as T5's is.
 /// The fused operator has no gradient for its mask.
-fn may_be_trained(g: &Graph, class: Id, depth: usize) -> bool {
-    g[class].nodes.iter().any(|node| match node.op() {
+/// `tried` has the classes that were looked at.
+fn may_be_trained(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
+    let new = tried.insert(g.find(class));
+    new && g[class].nodes.iter().any(|node| match node.op() {
         Some(Op::Gather(_)) => g.ty(node.args[0]).dtype.is_float(),
         Some(Op::Contract(_)) => true,
-        Some(_) => depth > 0 && node.args.iter().any(|&arg| may_be_trained(g, arg, depth - 1)),
+        Some(_) => node.args.iter().any(|&arg| may_be_trained(g, arg, tried)),
         None => false,
     })
 }
@@ -109,7 +112,7 @@ fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     let missing = scores.len().saturating_sub(dims.len());
     let whole_rows = dims.len() <= scores.len() && !dims.is_empty() && dims.last() == scores.last();
     let fits = whole_rows && dims.iter().zip(&scores[missing..]).all(stretches);
-    fits && !may_be_trained(g, mask, 12)
+    fits && !may_be_trained(g, mask, &mut BTreeSet::new())
 }
 
 fn scaled_products(g: &Graph, class: Id, mask: Option<Id>, found: &mut Vec<Scores>) {

@@ -10,6 +10,7 @@ use ir::ops::elementwise::Unary::Neg;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Slice;
 use ir::{Dim, Op};
+use std::collections::BTreeSet;
 
 pub(super) const RULES: &[Row] = &[("rotary embedding", &["add"], rotary)];
 
@@ -50,25 +51,28 @@ fn repeats_its_half(g: &Graph, table: Id, width: u64) -> bool {
     if !width.is_multiple_of(2) || g.ty(table).dims.last().and_then(Dim::size) != Some(width) {
         return false;
     }
-    stored::repeats_its_half(g, table).unwrap_or_else(|| repeats_by_construction(g, table, 8))
+    stored::repeats_its_half(g, table)
+        .unwrap_or_else(|| repeats_by_construction(g, table, &mut BTreeSet::new()))
 }
 
-/// Whether a table is made by functions of `concat(f, f)`.
-fn repeats_by_construction(g: &Graph, table: Id, depth: usize) -> bool {
-    let Some(deeper) = depth.checked_sub(1) else { return false };
+/// Whether a table is made by functions of `concat(f, f)`. `tried` has the classes that were looked at.
+fn repeats_by_construction(g: &Graph, table: Id, tried: &mut BTreeSet<Id>) -> bool {
+    if !tried.insert(g.find(table)) {
+        return false;
+    }
     let last = g.ty(table).ndim() as u32 - 1;
     g[table].nodes.iter().any(|node| match node.op() {
         Some(Op::Concat(concat)) => {
             concat.dim == last && node.args.len() == 2 && g.same(node.args[0], node.args[1])
         }
-        Some(Op::Unary(_)) => repeats_by_construction(g, node.args[0], deeper),
+        Some(Op::Unary(_)) => repeats_by_construction(g, node.args[0], tried),
         Some(Op::Reshape(_)) => {
             g.ty(node.args[0]).dims.last() == g.ty(table).dims.last()
-                && repeats_by_construction(g, node.args[0], deeper)
+                && repeats_by_construction(g, node.args[0], tried)
         }
         Some(Op::Binary(Mul)) => match (g.number(node.args[0]), g.number(node.args[1])) {
-            (Some(_), _) => repeats_by_construction(g, node.args[1], deeper),
-            (_, Some(_)) => repeats_by_construction(g, node.args[0], deeper),
+            (Some(_), _) => repeats_by_construction(g, node.args[1], tried),
+            (_, Some(_)) => repeats_by_construction(g, node.args[0], tried),
             _ => false,
         },
         _ => false,

@@ -66,7 +66,9 @@ fn run_operator(op: &Op, call: Call) {
             elementwise::run(&single(op, &call), call);
         }
         // Lowering makes views of these; what it copies it copies as `Kernel::Copy`.
-        Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => copy::run(call),
+        Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
+            copy::run(call)
+        }
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }

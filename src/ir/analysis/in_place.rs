@@ -16,6 +16,8 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         Op::Sgd(_) => &[(0, 0), (2, 1)],
         // Same elements in the same order: not computed at all.
         Op::Reshape(_) => &[(0, 0)],
+        // Other devices read the operand while the result is written.
+        Op::Collective(_) => &[],
         Op::Accumulate(_)
         | Op::Attention(_)
         | Op::AttentionGrad(_)

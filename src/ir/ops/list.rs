@@ -131,6 +131,13 @@ macro_rules! operators {
                     $( Self::$kinds(op) => op.interp(cx), )*
                 }
             }
+
+            fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+                match self {
+                    $( Self::$variant(op) => op.partition(b, node), )*
+                    $( Self::$kinds(op) => op.partition(b, node), )*
+                }
+            }
         }
     };
 }
@@ -176,5 +183,6 @@ operators! {
         Binary(elementwise::Binary)
         Compare(elementwise::Compare)
         Logical(elementwise::Logical)
+        Collective(collective::Collective)
     }
 }

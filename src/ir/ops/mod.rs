@@ -8,6 +8,7 @@ mod attribute;
 mod list;
 
 pub mod attention;
+pub mod collective;
 pub mod constant;
 pub mod contract;
 pub mod elementwise;
@@ -27,8 +28,9 @@ pub use attribute::{Attribute, Float, Labels};
 pub use list::Op;
 
 use crate::edit::Builder;
-use crate::{Data, DataId, Factors, Tensor, Type, TypeError, ValueId};
+use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId};
 use cranelift_entity::PrimaryMap;
+use smallvec::SmallVec;
 
 /// What the compiler knows of an operator: five things, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
@@ -53,6 +55,13 @@ pub trait Operator {
 
     /// The reference semantics in plain loops; floats are computed in f64. Operands fit `infer`.
     fn interp(&self, cx: &Interp) -> Vec<Tensor>;
+
+    /// For an operator with factors that only a rule of its own can split (`k~`): adds nodes that compute the same
+    /// results and whose factors can be. The one function with a default, for the many without such a factor; the
+    /// conformance test asks it of every operator that declares one.
+    fn partition(&self, _b: &mut Builder, _node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        Err(TypeError::new("has no factor that needs a partition rule"))
+    }
 }
 
 /// What [`Operator::infer`] looks at.
@@ -107,6 +116,28 @@ pub struct Interp<'a> {
     pub results: &'a [Type],
     /// The module's data table.
     pub data: &'a PrimaryMap<DataId, Data>,
+    /// Where the tensors lie in the global ones, when a rank computes its part; `None`: they are whole.
+    pub parts: Option<&'a Parts>,
+}
+
+/// Where the operands and results of a call lie in the global tensors: for each tensor, for each dim.
+///
+/// Most operators compute a part as they compute the whole. Those whose numbers depend on where an element stands
+/// (indices into a dim that is split, positions) ask here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Of the operands.
+    pub operands: Vec<SmallVec<[Span; 4]>>,
+    /// Of the results.
+    pub results: Vec<SmallVec<[Span; 4]>>,
+}
+
+impl Parts {
+    /// The parts that a rank holds. `None` when a dim is unbound or does not divide.
+    pub fn new(mesh: &Mesh, rank: u64, signature: &Signature) -> Option<Self> {
+        let spans = |types: &[Type]| types.iter().map(|ty| ty.spans(mesh, rank)).collect::<Option<_>>();
+        Some(Self { operands: spans(&signature.operands)?, results: spans(&signature.results)? })
+    }
 }
 
 impl Interp<'_> {
@@ -114,6 +145,18 @@ impl Interp<'_> {
     pub fn sizes(&self, result: usize) -> Vec<usize> {
         let sizes = self.results[result].sizes().expect("interp runs on bound dims");
         sizes.into_iter().map(|size| size as usize).collect()
+    }
+
+    /// Where a dim of an operand lies in the global tensor.
+    pub fn operand_span(&self, operand: usize, dim: usize) -> Span {
+        let whole = || Span { start: 0, size: self.operands[operand].sizes[dim] as u64 };
+        self.parts.map_or_else(whole, |parts| parts.operands[operand][dim])
+    }
+
+    /// Where a dim of a result lies in the global tensor.
+    pub fn result_span(&self, result: usize, dim: usize) -> Span {
+        let whole = || Span { start: 0, size: self.sizes(result)[dim] as u64 };
+        self.parts.map_or_else(whole, |parts| parts.results[result][dim])
     }
 }
 

@@ -3,6 +3,7 @@
 use super::Check;
 use super::partial::{self, is_zero, names, over, word};
 use crate::factors::{Factor, FactorId, FactorKind, Factors};
+use crate::ops::collective::{Change, Collective};
 use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,12 @@ type Splits = BTreeMap<FactorId, (Vec<AxisId>, String)>;
 
 /// A node's operands and results are split alike, and its results partial as they must be.
 fn agreement(c: &mut Check, id: NodeId, node: &Node) {
+    if let Op::Collective(collective) = node.op {
+        if let Err(message) = collective_changes(c, collective, node) {
+            c.node_fault(id, message);
+        }
+        return;
+    }
     let signature = c.module.signature(node);
     let factors = node.op.factors(&signature);
     let mut splits = Splits::new();
@@ -59,6 +66,32 @@ fn agreement(c: &mut Check, id: NodeId, node: &Node) {
             c.node_fault(id, message);
         }
     }
+}
+
+/// A collective makes the change that its name says, the same one on all its operands.
+fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<(), String> {
+    let mut first: Option<Change> = None;
+    for (i, (&operand, &result)) in node.operands.iter().zip(&node.results).enumerate() {
+        let (from, to) = (c.module.ty(operand), c.module.ty(result));
+        let change = Change::between(&from.sharding, &to.sharding, from.ndim());
+        let change = change.map_err(|message| format!("operand {i}: {message}"))?;
+        match Collective::of(&change) {
+            Some(made) if made == collective => {}
+            Some(made) => {
+                let (made, name) = (Op::from(made), Op::from(collective));
+                return Err(format!("operand {i} changes as by `{}`, not `{}`", made.name(), name.name()));
+            }
+            None => return Err(format!("operand {i} is sharded as its result is: nothing to do")),
+        }
+        let first = first.get_or_insert_with(|| change.clone());
+        if first.axes != change.axes || first.reduced != change.reduced {
+            let (axes, other) = (names(&c.module.mesh, &change.axes), names(&c.module.mesh, &first.axes));
+            return Err(format!(
+                "operand {i} goes over {axes}, operand 0 over {other}: they cannot travel together"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Spreads the axes of a dim over its factors, major first, and compares with what other dims said of them.

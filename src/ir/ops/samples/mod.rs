@@ -99,7 +99,7 @@ fn forward(op: &Op, tensors: &[Tensor], operands: &[usize], result: usize) -> Te
     let results =
         op.infer(&Inference { operands: &types, declared: &[] }).expect("a sample's forward is well-typed");
     let operands: Vec<&Tensor> = operands.iter().map(|&i| &tensors[i]).collect();
-    op.interp(&Interp { operands: &operands, results: &results, data: &PrimaryMap::new() })
+    op.interp(&Interp { operands: &operands, results: &results, data: &PrimaryMap::new(), parts: None })
         .swap_remove(result)
 }
 

@@ -51,7 +51,7 @@ fn signature(sample: &Sample) -> Signature {
 
 fn interp(sample: &Sample, operands: &[Tensor], results: &[Type]) -> Vec<Tensor> {
     let operands: Vec<&Tensor> = operands.iter().collect();
-    sample.op.interp(&Interp { operands: &operands, results, data: &sample.data })
+    sample.op.interp(&Interp { operands: &operands, results, data: &sample.data, parts: None })
 }
 
 /// The results of `interp` are of the types that `infer` declares, and these have the sizes the operands' factors say.

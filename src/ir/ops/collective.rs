@@ -1,0 +1,174 @@
+//! Collectives: what changes the sharding of a value and nothing else. All communication of a program.
+//!
+//! They have no attributes: what one does stands in the shardings of its operand and its result ([`Change`]). The
+//! names are MPI's and NCCL's; `all_slice` (Shardy's word) is what undoes a gather, and needs no communication.
+
+use super::list::Kinds;
+use super::*;
+use crate::{AxisId, PartialKind, Sharding};
+
+/// A change of sharding. A collective of several operands treats each alike and apart; they travel together (a
+/// bucket), over one group of axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Collective {
+    /// A partial value becomes whole over some of its axes, on every device of the group.
+    AllReduce,
+    /// A dim is split over fewer axes: the last ones of its list go.
+    AllGather,
+    /// A partial value becomes whole over some of its axes and is split over them: each device gets its part.
+    ReduceScatter,
+    /// The last axes of one dim's list become the last of another's.
+    AllToAll,
+    /// A dim is split over more axes, added to the end of its list: each device keeps its part of what it has.
+    AllSlice,
+}
+
+impl Kinds for Collective {
+    const NAMES: &'static [(Self, &'static str)] = &[
+        (Self::AllReduce, "all_reduce"),
+        (Self::AllGather, "all_gather"),
+        (Self::ReduceScatter, "reduce_scatter"),
+        (Self::AllToAll, "all_to_all"),
+        (Self::AllSlice, "all_slice"),
+    ];
+}
+
+/// What a collective does to one value, read off its shardings before and after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The axes it goes over, first one major: a device's group is [`Mesh::group`] of these.
+    pub axes: SmallVec<[AxisId; 2]>,
+    /// How the devices' parts combine, if the value was partial over these axes.
+    pub reduced: Option<PartialKind>,
+    /// The dim that was split over these axes and no longer is.
+    pub gathered: Option<usize>,
+    /// The dim that is now split over these axes and was not.
+    pub split: Option<usize>,
+}
+
+impl Change {
+    /// The change between two shardings of a value of `ndim` dims, if one collective can make it.
+    pub fn between(from: &Sharding, to: &Sharding, ndim: usize) -> Result<Self, &'static str> {
+        let mut change = Self { axes: SmallVec::new(), reduced: None, gathered: None, split: None };
+        let mut over: Vec<SmallVec<[AxisId; 2]>> = Vec::new();
+        for dim in 0..ndim {
+            let (old, new) = (from.axes(dim), to.axes(dim));
+            let (place, longer) = if let Some(more) = new.strip_prefix(old) {
+                (&mut change.split, more)
+            } else if let Some(more) = old.strip_prefix(new) {
+                (&mut change.gathered, more)
+            } else {
+                return Err("a dim changes its axes otherwise than at the end of their list");
+            };
+            if !longer.is_empty() {
+                if place.replace(dim).is_some() {
+                    return Err("two dims change at once");
+                }
+                over.push(longer.into());
+            }
+        }
+        let gone: SmallVec<[AxisId; 2]> =
+            from.partial_axes().iter().filter(|axis| !to.partial_axes().contains(axis)).copied().collect();
+        if to.partial_axes().iter().any(|axis| !from.partial_axes().contains(axis)) {
+            return Err("a value does not become partial");
+        }
+        if let (Some((old, _)), Some((new, _))) = (&from.partial, &to.partial)
+            && old != new
+        {
+            return Err("a value stays partial in the way it was");
+        }
+        if !gone.is_empty() {
+            change.reduced = from.partial.as_ref().map(|(kind, _)| *kind);
+        }
+        let sorted = |axes: &[AxisId]| {
+            let mut axes = axes.to_vec();
+            axes.sort_unstable();
+            axes
+        };
+        // A reduction alone has no order; what is split or gathered says it.
+        change.axes = over.first().cloned().unwrap_or_else(|| SmallVec::from_vec(sorted(&gone)));
+        let same = |axes: &SmallVec<[AxisId; 2]>| *axes == change.axes;
+        if !over.iter().all(same) || !gone.is_empty() && sorted(&gone) != sorted(&change.axes) {
+            return Err("several axes change, each in its own way");
+        }
+        Ok(change)
+    }
+}
+
+impl Collective {
+    /// The collective that makes a change, if one does.
+    pub fn of(change: &Change) -> Option<Self> {
+        Some(match (change.reduced.is_some(), change.gathered.is_some(), change.split.is_some()) {
+            (true, false, false) => Self::AllReduce,
+            (true, false, true) => Self::ReduceScatter,
+            (false, true, false) => Self::AllGather,
+            (false, true, true) => Self::AllToAll,
+            (false, false, true) => Self::AllSlice,
+            _ => return None,
+        })
+    }
+
+    /// Whether devices send each other anything.
+    pub fn communicates(self) -> bool {
+        self != Self::AllSlice
+    }
+
+    /// Bytes one device sends, for a whole value of so many bytes (of the devices' part of it, along the other axes)
+    /// in a group of `n`: a ring's (Patarasuk and Yuan 2009), which no algorithm undercuts.
+    pub fn bytes_sent(self, bytes: u64, n: u64) -> u64 {
+        let share =
+            |bytes: u64| (u128::from(bytes) * u128::from(n.saturating_sub(1)) / u128::from(n.max(1))) as u64;
+        match self {
+            Self::AllReduce => share(bytes).saturating_mul(2),
+            Self::AllGather | Self::ReduceScatter => share(bytes),
+            Self::AllToAll => share(bytes) / n.max(1),
+            Self::AllSlice => 0,
+        }
+    }
+}
+
+impl Operator for Collective {
+    /// The operands' types in the shardings that are declared, which the verifier's level `placed` checks.
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        if types.operands.is_empty() || types.operands.len() != types.declared.len() {
+            let (operands, results) = (types.operands.len(), types.declared.len());
+            return Err(TypeError::new(format!(
+                "has {operands} operands and {results} results: needs a result each"
+            )));
+        }
+        let pairs = types.operands.iter().zip(types.declared);
+        match pairs.clone().enumerate().find(|(_, (operand, result))| !operand.same_shape(result)) {
+            Some((i, (operand, result))) => Err(TypeError::new(format!(
+                "operand {i} is {operand}, its result {result}: only shardings change"
+            ))),
+            None => Ok(types.declared.to_vec()),
+        }
+    }
+
+    /// Every dim of an operand is that of its result; how they are split is what the collective changes.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let words = |ty: (usize, &Type)| {
+            (0..ty.1.ndim()).map(|dim| format!("x{}_{dim}", ty.0)).collect::<Vec<_>>().join(" ")
+        };
+        let side = |types: &[Type]| types.iter().enumerate().map(words).collect::<Vec<_>>().join(", ");
+        Factors::rule(&format!("{} -> {}", side(&signature.operands), side(&signature.results)), signature)
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("collectives are inserted after the gradient is built"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::streaming(signature, 0)
+    }
+
+    /// On one device: nothing. Between ranks, [`crate::interp::ranks`] does what it says.
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        cx.operands.iter().map(|&operand| operand.clone()).collect()
+    }
+}

@@ -3,7 +3,7 @@
 use super::extract::Problem;
 use super::graph::{ENode, Graph, Head, Typing};
 use super::saturate::{Limits, saturate};
-use super::{exits, insert, price, rules, stood};
+use super::{stored, exits, insert, price, rules, stood};
 use ir::{DType, Module, NodeId, Phase, testing};
 
 /// The cost of the program that comes out, after the rules were applied or without any.

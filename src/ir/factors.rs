@@ -17,7 +17,7 @@
 //!
 //! The idea is Shardy's (OpShardingRule); the names of factors mean nothing outside the line.
 
-use crate::{Dim, PartialKind, Signature, Type};
+use crate::{AxisId, Dim, Mesh, PartialKind, Signature, Type};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -26,6 +26,12 @@ pub type FactorId = u32;
 
 /// The factors of one dim, major first; none for a dim of size one that only stretches.
 pub type DimFactors = SmallVec<[FactorId; 1]>;
+
+/// The axes that split a factor, major first.
+pub type FactorAxes = SmallVec<[AxisId; 1]>;
+
+/// The factors of a dim with the axes that split each.
+pub type Splits = SmallVec<[(FactorId, FactorAxes); 2]>;
 
 /// The sharding rule of one operation on given types.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +95,47 @@ impl Factors {
     pub fn linear_in(mut self, operands: &[u32]) -> Self {
         self.linear.push(SmallVec::from_slice(operands));
         self
+    }
+
+    /// Spreads the axes that split a dim over the dim's factors, major first. `Err` has the first axis that finds no
+    /// place: the parts would not be contiguous, or a factor does not divide.
+    pub fn spread(&self, mesh: &Mesh, dim: &[FactorId], axes: &[AxisId]) -> Result<Splits, AxisId> {
+        let mut rest = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).peekable();
+        let mut splits = Splits::new();
+        let mut open = true;
+        for &factor in dim {
+            let mut left = self.factors[factor as usize].size.size().unwrap_or(1);
+            let mut own = FactorAxes::new();
+            while let Some(axis) =
+                rest.next_if(|&axis| open && left > 1 && left.is_multiple_of(mesh.axes[axis].size))
+            {
+                left /= mesh.axes[axis].size;
+                own.push(axis);
+            }
+            // A factor that is not used up leaves nothing contiguous for the next.
+            open = open && left == 1;
+            splits.push((factor, own));
+        }
+        rest.next().map_or(Ok(splits), Err)
+    }
+
+    /// The axes of a dim whose factors are split so, as far as [`Factors::spread`] would give them back.
+    pub fn merge(
+        &self,
+        mesh: &Mesh,
+        dim: &[FactorId],
+        splits: impl Fn(FactorId) -> FactorAxes,
+    ) -> FactorAxes {
+        let mut axes = FactorAxes::new();
+        for &factor in dim {
+            let own = splits(factor);
+            let size = self.factors[factor as usize].size.size().unwrap_or(1);
+            axes.extend_from_slice(&own);
+            if mesh.size(&own) != size {
+                break;
+            }
+        }
+        axes
     }
 
     /// Marks every factor as one that cannot be split.

@@ -2,7 +2,7 @@
 
 use super::Check;
 use super::partial::{self, is_zero, names, over, word};
-use crate::factors::{Factor, FactorId, FactorKind, Factors};
+use crate::factors::{FactorId, FactorKind, Factors};
 use crate::ops::collective::{Change, Collective};
 use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
@@ -53,7 +53,7 @@ fn agreement(c: &mut Check, id: NodeId, node: &Node) {
             // Without entries no dim is split.
             let axes = ty.sharding.dims.get(i).map_or(&[][..], |axes| axes);
             let place = format!("dim {i} of {what}");
-            if let Err(message) = split(&c.module.mesh, &factors.factors, dim, axes, &place, &mut splits) {
+            if let Err(message) = split(&c.module.mesh, &factors, dim, axes, &place, &mut splits) {
                 return c.node_fault(id, message);
             }
         }
@@ -94,44 +94,31 @@ fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<
     Ok(())
 }
 
-/// Spreads the axes of a dim over its factors, major first, and compares with what other dims said of them.
+/// Spreads the axes of a dim over its factors, and compares with what other dims said of them.
 fn split(
     mesh: &Mesh,
-    factors: &[Factor],
+    factors: &Factors,
     dim: &[FactorId],
     axes: &[AxisId],
     place: &str,
     splits: &mut Splits,
 ) -> Result<(), String> {
-    let mut rest = axes.iter().copied().filter(|&axis| mesh.axes[axis].size > 1).peekable();
-    let mut open = true;
-    for &factor in dim {
-        let mut left = factors[factor as usize].size.size().unwrap_or(1);
-        let mut own = Vec::new();
-        while let Some(axis) =
-            rest.next_if(|&axis| open && left > 1 && left.is_multiple_of(mesh.axes[axis].size))
-        {
-            left /= mesh.axes[axis].size;
-            own.push(axis);
-        }
-        // A factor that is not used up leaves nothing contiguous for the next.
-        open = open && left == 1;
-        let list = |axes: &[AxisId]| if axes.is_empty() { "nothing".into() } else { names(mesh, axes) };
+    let list = |axes: &[AxisId]| if axes.is_empty() { "nothing".into() } else { names(mesh, axes) };
+    let spread = factors.spread(mesh, dim, axes);
+    let spread = spread.map_err(|axis| format!("{place} cannot be split over `{}`", mesh.axes[axis].name))?;
+    for (factor, own) in spread {
         match splits.get(&factor) {
-            Some((other, at)) if *other != own => {
+            Some((other, at)) if other[..] != own[..] => {
                 let (own, other) = (list(&own), list(other));
                 return Err(format!(
                     "{place} is split over {own}, {at} over {other}: a collective must stand between"
                 ));
             }
             Some(_) => {}
-            None => drop(splits.insert(factor, (own, place.to_string()))),
+            None => drop(splits.insert(factor, (own.to_vec(), place.to_string()))),
         }
     }
-    match rest.next() {
-        Some(axis) => Err(format!("{place} cannot be split over `{}`", mesh.axes[axis].name)),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Only factors that can be are split, and no axis does two things.

@@ -2,6 +2,7 @@
 
 use crate::parameters::ParameterReport;
 use crate::pipeline::Arguments;
+use crate::spmd::ShardingReport;
 use ir::{Changed, Diagnostic, Module};
 use std::collections::BTreeMap;
 
@@ -29,6 +30,8 @@ pub struct PassContext {
     pub warnings: Vec<Diagnostic>,
     /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
     pub parameters: Vec<ParameterReport>,
+    /// How each input and state lies over the mesh; filled by [`crate::spmd`].
+    pub shardings: Vec<ShardingReport>,
 }
 
 impl PassContext {

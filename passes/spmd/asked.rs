@@ -1,0 +1,144 @@
+//! Shardings that the user fixed: `--shard 'PATTERN=DIMS'`.
+
+use super::propagation::{Cause, Layouts, Rules};
+use crate::pattern;
+use ir::{AxisId, Diagnostic, Mesh, State, ValueId, ViewStep};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// The states whose names fit a pattern, and the axes that split each dim of their tensors in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// A pattern over names of states.
+    pub pattern: String,
+    /// For each dim, as in the file, the names of its axes, major first.
+    pub dims: Vec<Vec<String>>,
+}
+
+/// `h.*.c_fc.weight=-,tp`: `-` for no axis, `dp*tp` for several.
+impl FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error =
+            || format!("`{text}` is no sharding: it should be PATTERN=DIMS, such as `h.*.weight=-,tp`");
+        let (pattern, dims) = text.rsplit_once('=').ok_or_else(error)?;
+        let dim = |text: &str| match text.trim() {
+            "" => Err(error()),
+            "-" => Ok(vec![]),
+            axes => Ok(axes.split('*').map(|axis| axis.trim().to_string()).collect()),
+        };
+        if pattern.is_empty() {
+            return Err(error());
+        }
+        Ok(Self { pattern: pattern.into(), dims: dims.split(',').map(dim).collect::<Result<_, _>>()? })
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dim = |axes: &Vec<String>| if axes.is_empty() { "-".into() } else { axes.join("*") };
+        write!(f, "{}={}", self.pattern, self.dims.iter().map(dim).collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Seeds the states that were asked for and closes them; the values seeded.
+pub(super) fn seed(
+    rules: &Rules,
+    layouts: &mut Layouts,
+    shards: &[Shard],
+) -> Result<Vec<ValueId>, Diagnostic> {
+    let mut by: BTreeMap<&str, &Shard> = BTreeMap::new();
+    let mut seeded = Vec::new();
+    for shard in shards {
+        let fits = |state: &&State| pattern::matches(&shard.pattern, &state.name);
+        let states: Vec<&State> = rules.module.states.values().filter(fits).collect();
+        if states.is_empty() {
+            let names: Vec<&str> =
+                rules.module.states.values().map(|state| state.name.as_str()).take(8).collect();
+            return Err(Diagnostic::new(format!("--shard {shard}: no state has such a name"))
+                .note(format!("names are like {}", names.join(", "))));
+        }
+        for state in states {
+            if let Some(other) = by.insert(&state.name, shard).filter(|other| other.dims != shard.dims) {
+                let message = format!("--shard {other} and --shard {shard} both fit `{}`", state.name);
+                return Err(Diagnostic::new(message).note("leave one out, or narrow its pattern"));
+            }
+            for (dim, axis) in axes(rules.mesh, shard, state)? {
+                let cause = Cause::Seed(format!("asked for by --shard {shard}"));
+                layouts.split(state.input, state.ty.ndim(), dim, axis, cause);
+            }
+            layouts.close(state.input);
+            seeded.push(state.input);
+        }
+    }
+    Ok(seeded)
+}
+
+/// The dims of the state to split, in order, with their axes; checked against its sizes.
+fn axes(mesh: &Mesh, shard: &Shard, state: &State) -> Result<Vec<(usize, AxisId)>, Diagnostic> {
+    let fault = |message: String| Diagnostic::new(format!("--shard {shard}: {message}"));
+    let mut dims: Vec<Vec<AxisId>> = Vec::new();
+    let mut used: Vec<AxisId> = Vec::new();
+    for names in &shard.dims {
+        let mut axes = Vec::new();
+        for name in names {
+            let named = |axis: &AxisId| {
+                let own = &mesh.axes[*axis].name;
+                own == name || own.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'))
+            };
+            let found: Vec<AxisId> = mesh.axes.keys().filter(named).collect();
+            if found.is_empty() {
+                return Err(fault(format!("the mesh {mesh} has no axis `{name}` of two devices or more")));
+            }
+            if found.iter().any(|axis| used.contains(axis)) {
+                return Err(fault(format!("axis `{name}` stands twice")));
+            }
+            used.extend(&found);
+            axes.extend(found);
+        }
+        dims.push(axes);
+    }
+    let dims = through_view(dims, state).ok_or_else(|| {
+        let file = shard.dims.len();
+        fault(format!(
+            "`{}` is {}, whose dims are not the {file} given, as in the file",
+            state.name, state.ty
+        ))
+    })?;
+    for (axes, size) in dims.iter().zip(&state.ty.dims) {
+        let (size, parts) = (size.size().unwrap_or(0), mesh.size(axes));
+        if !size.is_multiple_of(parts) {
+            let legal: Vec<String> =
+                (1..=size.min(64)).filter(|n| size % n == 0).map(|n| n.to_string()).collect();
+            return Err(fault(format!(
+                "a dim of size {size} of `{}` does not divide by {parts}",
+                state.name
+            ))
+            .note(format!("it divides by {}", legal.join(", "))));
+        }
+    }
+    Ok(dims
+        .into_iter()
+        .enumerate()
+        .flat_map(|(dim, axes)| axes.into_iter().map(move |axis| (dim, axis)))
+        .collect())
+}
+
+/// The lists of the file's dims in the order of the state's dims. `None` when they cannot be told apart.
+fn through_view(mut dims: Vec<Vec<AxisId>>, state: &State) -> Option<Vec<Vec<AxisId>>> {
+    for step in &state.view {
+        match step {
+            ViewStep::Transpose(permutation) => {
+                dims = permutation
+                    .iter()
+                    .map(|&from| dims.get(from as usize).cloned())
+                    .collect::<Option<_>>()?;
+            }
+            ViewStep::Slice { .. } | ViewStep::Pad { .. } | ViewStep::Cast(_) => {}
+            ViewStep::Reshape(_) => return None,
+        }
+    }
+    (dims.len() == state.ty.ndim()).then_some(dims)
+}

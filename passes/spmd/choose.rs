@@ -1,0 +1,111 @@
+//! Over which axes the factors of one node are split.
+
+use super::propagation::{Layouts, bytes};
+use super::reshard::Resharder;
+use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
+use ir::{AxisId, Factors, Node, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A tensor of a node as the choice sees it: what it weighs, and how each factor is split in it now.
+struct Tensor {
+    bytes: u64,
+    is_operand: bool,
+    splits: BTreeMap<FactorId, FactorAxes>,
+}
+
+/// The axes of each factor of a node. Where all operands that have a factor agree, that is how it is split; else the
+/// way that moves the fewest bytes, the finer one of equals. `taken` has the axes over which operands stay partial.
+pub(super) fn choose(
+    r: &Resharder,
+    layouts: &Layouts,
+    node: &Node,
+    operands: &[ValueId],
+    factors: &Factors,
+    taken: &BTreeSet<AxisId>,
+) -> BTreeMap<FactorId, FactorAxes> {
+    let now = operands.iter().zip(&factors.operands).map(|(&value, dims)| {
+        tensor(r, factors, value, dims, |dim| r.ty(value).sharding.axes(dim).into(), true)
+    });
+    let planned =
+        node.results.iter().zip(&factors.results).map(|(&value, dims)| {
+            tensor(r, factors, value, dims, |dim| layouts.axes(value, dim).into(), false)
+        });
+    let tensors: Vec<Tensor> = now.chain(planned).collect();
+    let mut used: BTreeSet<AxisId> = taken.clone();
+    let mut splits = BTreeMap::new();
+    let mut order: Vec<(bool, u64, FactorId)> = Vec::new();
+    for factor in 0..factors.factors.len() as FactorId {
+        if matches!(factors.factors[factor as usize].kind, FactorKind::Free | FactorKind::Reduced(_)) {
+            let weight =
+                tensors.iter().filter(|t| t.splits.get(&factor).is_some_and(|axes| !axes.is_empty()));
+            order.push((
+                agreed(&tensors, factor).is_none(),
+                u64::MAX - weight.map(|t| t.bytes).sum::<u64>(),
+                factor,
+            ));
+        }
+    }
+    order.sort_unstable();
+    for (_, _, factor) in order {
+        let free = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis));
+        let chosen = match agreed(&tensors, factor).filter(&free) {
+            Some(axes) => axes,
+            None => cheapest(&tensors, factor, free),
+        };
+        if !chosen.is_empty() {
+            used.extend(chosen.iter().copied());
+            splits.insert(factor, chosen);
+        }
+    }
+    splits
+}
+
+fn tensor(
+    r: &Resharder,
+    factors: &Factors,
+    value: ValueId,
+    dims: &[DimFactors],
+    axes: impl Fn(usize) -> FactorAxes,
+    is_operand: bool,
+) -> Tensor {
+    let mut splits: BTreeMap<FactorId, FactorAxes> = BTreeMap::new();
+    for (i, dim) in dims.iter().enumerate() {
+        // Axes that the dim's factors cannot express go when the operand is changed; those before them stay.
+        let axes = axes(i);
+        let fitting =
+            (0..=axes.len()).rev().find_map(|count| factors.spread(&r.mesh, dim, &axes[..count]).ok());
+        for (factor, axes) in fitting.unwrap_or_default() {
+            splits.insert(factor, axes);
+        }
+    }
+    Tensor { bytes: bytes(r.ty(value)), is_operand, splits }
+}
+
+/// How a factor is split, if every operand that has it says the same.
+fn agreed(tensors: &[Tensor], factor: FactorId) -> Option<FactorAxes> {
+    let mut said =
+        tensors.iter().filter(|tensor| tensor.is_operand).filter_map(|tensor| tensor.splits.get(&factor));
+    let first = said.next()?;
+    (!first.is_empty() && said.all(|axes| axes == first)).then(|| first.clone())
+}
+
+/// The way to split a factor that moves the fewest bytes, of those that its tensors have, and of not at all.
+fn cheapest(tensors: &[Tensor], factor: FactorId, free: impl Fn(&FactorAxes) -> bool) -> FactorAxes {
+    let mut ways: Vec<FactorAxes> =
+        tensors.iter().filter_map(|tensor| tensor.splits.get(&factor).cloned()).collect();
+    ways.push(FactorAxes::new());
+    ways.sort_by_key(|axes| (std::cmp::Reverse(axes.len()), axes.clone()));
+    ways.dedup();
+    let cost = |way: &FactorAxes| {
+        let moved = |tensor: &Tensor| match tensor.splits.get(&factor) {
+            None => 0,
+            Some(axes) if axes == way => 0,
+            // An operand is sliced, a result is sliced later: nothing moves.
+            Some(axes) if tensor.is_operand && way.starts_with(axes) => 0,
+            Some(axes) if !tensor.is_operand && axes.starts_with(way) => 0,
+            Some(_) => tensor.bytes,
+        };
+        tensors.iter().map(moved).sum::<u64>()
+    };
+    ways.into_iter().filter(free).min_by_key(cost).unwrap_or_default()
+}

@@ -1,0 +1,77 @@
+//! From `dp=2,tp=4` to the mesh of a module, and the axes by what they split.
+
+use ir::{Axis, AxisId, AxisRole, Diagnostic, Mesh, Module, Op};
+
+/// An axis as it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AxisSize {
+    /// Name: `dp`, `tp`, or one with a suffix.
+    pub name: String,
+    /// Number of devices along it.
+    pub size: u64,
+}
+
+/// The mesh of these axes, for this module. Axes of one device are left out.
+///
+/// A tensor axis that is larger than an attention's number of key and value heads becomes two: over the first the
+/// heads are split, over the second they are repeated (`tp=4` with two of them: `tp.0=2,tp.1=2`), so that gradients
+/// are summed over the second like over any axis.
+pub(super) fn build(axes: &[AxisSize], module: &Module) -> Result<Mesh, Diagnostic> {
+    let mut mesh = Mesh::default();
+    for AxisSize { name, size } in axes.iter().filter(|axis| axis.size != 1) {
+        let role = Mesh::role(name).ok_or_else(|| {
+            Diagnostic::new(format!("the mesh has an axis `{name}`; axes are dp, tp, pp, ep and cp"))
+        })?;
+        if *size == 0 || mesh.find(name).is_some() {
+            return Err(Diagnostic::new(format!("axis `{name}` of the mesh stands twice or has no device")));
+        }
+        if !matches!(role, AxisRole::Data | AxisRole::Tensor) {
+            return Err(Diagnostic::new(format!("axis `{name}` cannot be laid over devices yet"))
+                .note("use dp and tp"));
+        }
+        let axis = |name: String, size| Axis { name, role, size };
+        match if role == AxisRole::Tensor { shared_heads(module, name, *size)? } else { *size } {
+            split if split == *size || split == 1 => drop(mesh.axes.push(axis(name.clone(), *size))),
+            split => {
+                mesh.axes.push(axis(format!("{name}.0"), split));
+                mesh.axes.push(axis(format!("{name}.1"), *size / split));
+            }
+        }
+    }
+    Ok(mesh)
+}
+
+/// Over how many of `size` devices the key and value heads of every attention can be split; the others repeat them.
+fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnostic> {
+    let mut split = size;
+    for (_, node) in module.nodes() {
+        let Op::Attention(_) = node.op else { continue };
+        let heads = |operand: usize| module.ty(node.operands[operand]).dims[1].size().unwrap_or(1);
+        let (queries, keys) = (heads(0), heads(1));
+        let fits = |size: u64| queries % size == 0 && (keys % size == 0 || size % keys == 0);
+        if !fits(size) {
+            let legal: Vec<String> =
+                (1..=queries).filter(|&size| fits(size)).map(|n| n.to_string()).collect();
+            let message = format!("{name}={size} does not divide the {queries} heads of an attention");
+            let grouped =
+                if keys == queries { String::new() } else { format!(" ({keys} for keys and values)") };
+            return Err(Diagnostic::new(format!("{message}{grouped}"))
+                .at(node.origin.to_string())
+                .note(format!("{name} can be {}", legal.join(", "))));
+        }
+        split = split.min(if keys % size == 0 { size } else { keys });
+    }
+    Ok(split)
+}
+
+/// The axes of a role, outermost first.
+pub(super) fn of_role(mesh: &Mesh, role: AxisRole) -> Vec<AxisId> {
+    mesh.axes.iter().filter(|(_, axis)| axis.role == role).map(|(id, _)| id).collect()
+}
+
+/// The data axes over which ZeRO shards: `dp.inner` if there is one, else all.
+pub(super) fn zero_axes(mesh: &Mesh) -> Vec<AxisId> {
+    let data = of_role(mesh, AxisRole::Data);
+    let inner = data.iter().copied().find(|&axis| mesh.axes[axis].name.ends_with(".inner"));
+    inner.map_or(data, |axis| vec![axis])
+}

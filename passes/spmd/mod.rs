@@ -1,0 +1,125 @@
+//! Spmd: one program for all devices. Shardings of all values from a few seeds, and collectives where they meet.
+//!
+//! In this order: the mesh; seeds from what the user asked for, from the batch, from the graph ([`strategy`]), each
+//! passed on by factors ([`propagation`]); operators that only a rule of their own can split are taken apart; ZeRO
+//! ([`zero`]); then nodes are made to agree ([`partition`]). Afterwards level placed holds.
+//!
+//! Invariants: a collective changes how a value lies and nothing else; no node is computed over other elements than
+//! before; without an axis of two devices or more the program stays as it is.
+
+mod asked;
+mod choose;
+mod mesh;
+mod options;
+mod partition;
+mod propagation;
+mod report;
+mod reshard;
+mod strategy;
+mod sums;
+mod zero;
+
+pub use asked::Shard;
+pub use mesh::AxisSize;
+pub use report::ShardingReport;
+
+use crate::dead::remove_dead;
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::factors::FactorKind;
+use ir::{At, AxisRole, Builder, Changed, Diagnostic, Level, Mesh, Module, NodeId, NodeRef, Operator};
+use propagation::{Layouts, Rules};
+
+/// The pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spmd {
+    /// The axes of the mesh, outermost first.
+    pub mesh: Vec<AxisSize>,
+    /// ZeRO's stage, 0 to 3.
+    pub zero: u8,
+    /// Whether activations between tensor-parallel regions are split over the sequence.
+    pub sequence_parallel: bool,
+    /// Shardings of states that the user fixed.
+    pub shard: Vec<Shard>,
+}
+
+impl Transform for Spmd {
+    const NAME: &'static str = "spmd";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        options::parse(arguments)
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        options::print(self, arguments);
+    }
+
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let mesh = mesh::build(&self.mesh, module)?;
+        if mesh.axes.is_empty() {
+            return Ok(Changed::No);
+        }
+        if module.level != Level::Training {
+            return Err(Diagnostic::new("spmd needs a whole step, and not one that is placed already")
+                .note("run `autodiff` and `optimizer` before it, once"));
+        }
+        module.mesh = mesh.clone();
+        let mut layouts = self.seed(module, &mesh)?;
+        if take_apart(module, &mesh, &layouts)? == Changed::Yes {
+            layouts = self.seed(module, &mesh)?;
+        }
+        let rules = Rules::new(module, &mesh);
+        let demands = zero::plan(&rules, &mut layouts, self.zero);
+        cx.shardings = report::shardings(module, &mesh, &layouts, &demands);
+        module.level = Level::Placed;
+        partition::apply(module, &layouts, &demands, Self::NAME)?;
+        remove_dead(module, Self::NAME);
+        Ok(Changed::Yes)
+    }
+}
+
+impl Spmd {
+    /// Layouts before ZeRO.
+    fn seed(&self, module: &Module, mesh: &Mesh) -> Result<Layouts, Diagnostic> {
+        let rules = Rules::new(module, mesh);
+        let mut layouts = Layouts::default();
+        let fixed = asked::seed(&rules, &mut layouts, &self.shard)?;
+        strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
+        strategy::asked(&rules, &mut layouts, &fixed);
+        strategy::tensor(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Tensor));
+        Ok(layouts)
+    }
+}
+
+/// Replaces operators of which a factor is split that only their own rule can split, where none of their results has
+/// that factor: there the alternative would be to gather what may be a model's largest activation.
+fn take_apart(module: &mut Module, mesh: &Mesh, layouts: &Layouts) -> Result<Changed, Diagnostic> {
+    let rules = Rules::new(module, mesh);
+    let split: Vec<NodeId> =
+        module.order().iter().copied().filter(|&id| splits_custom(&rules, layouts, id)).collect();
+    drop(rules);
+    let mut b = Builder::new(module, Spmd::NAME);
+    for id in split {
+        let node = b.module().node(id).clone();
+        b.at(At::Before(id));
+        let made = node.op.partition(&mut b, NodeRef { operands: &node.operands, results: &node.results })?;
+        for (&old, new) in node.results.iter().zip(made) {
+            b.replace(old, new);
+        }
+        b.remove(id);
+    }
+    Ok(b.finish())
+}
+
+fn splits_custom(rules: &Rules, layouts: &Layouts, id: NodeId) -> bool {
+    let factors = rules.of(id);
+    let custom = |factor: &u32| factors.factors[*factor as usize].kind == FactorKind::Custom;
+    let kept = |factor: &u32| factors.results.iter().flatten().any(|dim| dim.contains(factor));
+    let node = rules.module.node(id);
+    node.operands.iter().zip(&factors.operands).any(|(&operand, dims)| {
+        let split = |(i, dim): (usize, &ir::factors::DimFactors)| {
+            !layouts.axes(operand, i).is_empty() && dim.iter().any(|factor| custom(factor) && !kept(factor))
+        };
+        dims.iter().enumerate().any(split)
+    })
+}

@@ -1,0 +1,250 @@
+//! Partitioning: makes every node's operands and results agree, by collectives where they do not.
+//!
+//! Nodes are visited in program order. Each chooses over which axes its factors are split ([`choose`]), given how its
+//! operands lie by then; operands that lie otherwise are changed by collectives ([`reshard`]); what the node makes is
+//! split and partial as its rule says. A partial sum is reduced as soon as it is made, unless everything that reads
+//! it is linear in it and makes nothing larger of it.
+
+use super::choose::choose;
+use super::propagation::Layouts;
+use super::reshard::Resharder;
+use super::sums::{self, Sums};
+use super::zero::Demands;
+use ir::factors::{FactorAxes, FactorId, FactorKind};
+use ir::ops::elementwise::Binary;
+use ir::{
+    AxisId, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase,
+    Sharding, ValueId,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Inserts the collectives. The module has its mesh; level placed holds afterwards.
+pub(super) fn apply(
+    module: &mut Module,
+    layouts: &Layouts,
+    demands: &Demands,
+    by: &str,
+) -> Result<(), Diagnostic> {
+    let sums = sums::find(module);
+    let pass_on = pass_on(module);
+    let order = module.order().to_vec();
+    let mesh = module.mesh.clone();
+    let mut b = Builder::new(module, by);
+    sources(&mut b, layouts, demands);
+    let mut partition = Partition { r: Resharder::new(&mut b, mesh), layouts, demands, sums, pass_on };
+    for id in order {
+        partition.visit(id)?;
+    }
+    partition.roots()?;
+    b.finish();
+    Ok(())
+}
+
+/// Lays inputs and states over the mesh.
+fn sources(b: &mut Builder, layouts: &Layouts, demands: &Demands) {
+    let inputs: Vec<ValueId> = b.module().inputs.iter().map(|input| input.value).collect();
+    for value in inputs {
+        b.shard(value, layouts.sharding(value));
+    }
+    for (&id, dims) in &demands.states {
+        let sharding = Sharding { dims: dims.clone(), partial: None };
+        let input = b.module().states[id].input;
+        b.shard(input, sharding.clone());
+        b.tables().states[id].ty.sharding = sharding;
+    }
+}
+
+/// Values of which every reader takes a partial sum as it is.
+fn pass_on(module: &Module) -> BTreeSet<ValueId> {
+    let roots: BTreeSet<ValueId> = module.roots().collect();
+    let uses = module.uses();
+    let passes = |id: &NodeId| passes_partial(module, module.node(*id));
+    let read = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+    read.filter(|&value| !roots.contains(&value) && !uses[value].is_empty() && uses[value].iter().all(passes))
+        .collect()
+}
+
+/// Whether a node may hand a partial sum on: it is cheap, and what it makes is no larger.
+fn passes_partial(module: &Module, node: &Node) -> bool {
+    let linear = match node.op {
+        Op::Accumulate(_) => return true,
+        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
+        Op::Unary(_) | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
+        Op::Reduce(_) | Op::Select(_) => true,
+        _ => false,
+    };
+    let bytes =
+        |values: &[ValueId]| values.iter().map(|&value| module.ty(value).bytes().unwrap_or(0)).sum::<u64>();
+    let larger = bytes(&node.results) > node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
+    linear && !larger && node.phase != Phase::Update
+}
+
+struct Partition<'r, 'b, 'm> {
+    r: Resharder<'b, 'm>,
+    layouts: &'r Layouts,
+    demands: &'r Demands,
+    sums: Sums,
+    pass_on: BTreeSet<ValueId>,
+}
+
+impl Partition<'_, '_, '_> {
+    fn visit(&mut self, id: NodeId) -> Result<(), Diagnostic> {
+        if self.sums.is_inner(id) {
+            return Ok(()); // visited with the last addition of its sum
+        }
+        let Some(sum) = self.sums.take(id) else { return self.node(id) };
+        let leaves: Vec<ValueId> = sum.leaves.iter().map(|&leaf| self.r.current(leaf)).collect();
+        if !self.r.is_mixed(&leaves) {
+            return sum.nodes.iter().try_for_each(|&node| self.node(node));
+        }
+        self.regroup(id, &sum.nodes, &leaves)
+    }
+
+    /// Adds up what is partial over the same axes before anything else, so that it is reduced once.
+    fn regroup(&mut self, root: NodeId, nodes: &[NodeId], leaves: &[ValueId]) -> Result<(), Diagnostic> {
+        let mut groups: BTreeMap<Vec<AxisId>, Vec<ValueId>> = BTreeMap::new();
+        for &leaf in leaves {
+            let mut axes = self.r.ty(leaf).sharding.partial_axes().to_vec();
+            axes.sort_unstable();
+            groups.entry(axes).or_default().push(leaf);
+        }
+        let old = self.r.b.module().node(root).results[0];
+        let wanted = self.layouts.sharding(old);
+        let mut total: Option<ValueId> = None;
+        for (_, group) in groups {
+            let mut sum = group[0];
+            for &leaf in &group[1..] {
+                sum = self.addition(root, sum, leaf)?;
+            }
+            let sum = self.r.reshard(sum, &wanted, root)?;
+            total = Some(match total {
+                Some(total) => self.addition(root, total, sum)?,
+                None => sum,
+            });
+        }
+        self.r.replace(old, total.expect("a sum has addends"));
+        nodes.iter().for_each(|&node| self.r.b.remove(node));
+        Ok(())
+    }
+
+    fn addition(&mut self, root: NodeId, x: ValueId, y: ValueId) -> Result<ValueId, Diagnostic> {
+        let sharding = self.r.ty(x).sharding.clone();
+        let y = self.r.reshard(y, &sharding, root)?;
+        self.r.b.at(ir::At::Before(root));
+        let sum = self.r.b.add(x, y)?;
+        self.r.b.shard(sum, sharding);
+        Ok(sum)
+    }
+
+    /// Makes the operands and results of one node agree.
+    fn node(&mut self, id: NodeId) -> Result<(), Diagnostic> {
+        let node = self.r.b.module().node(id).clone();
+        let operands: Vec<ValueId> = node.operands.iter().map(|&operand| self.r.current(operand)).collect();
+        let factors = node.op.factors(&self.r.b.module().signature(&node));
+        let kept = self.kept(&node, &operands, &factors);
+        let splits = choose(&self.r, self.layouts, &node, &operands, &factors, &kept);
+        let split = |factor: FactorId| splits.get(&factor).cloned().unwrap_or_default();
+        for (i, &operand) in operands.iter().enumerate() {
+            let dims =
+                factors.operands[i].iter().map(|dim| factors.merge(&self.r.mesh, dim, split)).collect();
+            let partial = self.r.ty(operand).sharding.partial_axes().iter().copied();
+            let partial: FactorAxes = partial.filter(|axis| kept.contains(axis)).collect();
+            let partial = (!partial.is_empty()).then(|| (PartialKind::Sum, partial.into_iter().collect()));
+            let value = self.r.reshard(operand, &Sharding { dims, partial }, id)?;
+            if value != node.operands[i] {
+                self.r.b.set_operand(id, i, value);
+            }
+        }
+        for (i, &result) in node.results.iter().enumerate() {
+            let dims = factors.results[i].iter().map(|dim| factors.merge(&self.r.mesh, dim, split)).collect();
+            let partial = made_partial(&factors, &splits, i, &kept);
+            self.r.b.shard(result, Sharding { dims, partial });
+            self.settle(&node, result)?;
+        }
+        Ok(())
+    }
+
+    /// The axes over which the node takes its operands as the partial sums that they are.
+    fn kept(&self, node: &Node, operands: &[ValueId], factors: &Factors) -> BTreeSet<AxisId> {
+        let partial = |i: u32| self.r.ty(operands[i as usize]).sharding.partial.as_ref();
+        let over = |i: u32, axis: AxisId| partial(i).is_some_and(|(_, axes)| axes.contains(&axis));
+        let all = 0..operands.len() as u32;
+        let axes: BTreeSet<AxisId> =
+            all.clone().filter_map(partial).flat_map(|(_, axes)| axes.iter().copied()).collect();
+        if !passes_partial(self.r.b.module(), node) {
+            return BTreeSet::new();
+        }
+        let keeps = |&axis: &AxisId| {
+            let of: Vec<u32> = all.clone().filter(|&i| over(i, axis)).collect();
+            let sums = of.iter().all(|&i| partial(i).is_some_and(|(kind, _)| *kind == PartialKind::Sum));
+            let linear =
+                factors.linear.iter().any(|set| set.len() == of.len() && of.iter().all(|i| set.contains(i)));
+            let elsewhere = of.iter().all(|&i| self.pass_on.contains(&node.operands[i as usize]));
+            // An axis that splits another operand is taken by a factor.
+            let free = operands.iter().all(|&operand| !self.r.splits(operand, axis));
+            sums && linear && elsewhere && free
+        };
+        axes.into_iter().filter(keeps).collect()
+    }
+
+    /// Changes a result at once where that is demanded, and where it is partial and something needs it whole.
+    fn settle(&mut self, node: &Node, result: ValueId) -> Result<(), Diagnostic> {
+        let actual = self.r.ty(result).sharding.clone();
+        let demanded = self.demands.values.get(&result);
+        let wanted = match demanded {
+            Some(dims) => Sharding { dims: dims.clone(), partial: None },
+            None if node.phase == Phase::Prepare && !self.demands.gathers_at_use => {
+                self.layouts.sharding(result)
+            }
+            None if actual.partial.is_some() && !self.pass_on.contains(&result) => {
+                // Split over the reduced axes as well, where that is planned.
+                let planned = self.layouts.sharding(result);
+                if self.r.extends(&actual, &planned) { planned } else { Sharding { partial: None, ..actual } }
+            }
+            None => return Ok(()),
+        };
+        let settled = self.r.reshard_after(result, &wanted)?;
+        self.r.replace(result, settled);
+        Ok(())
+    }
+
+    /// Outputs are whole; states end as they began.
+    fn roots(&mut self) -> Result<(), Diagnostic> {
+        let outputs: Vec<ValueId> = self.r.b.module().outputs.iter().map(|output| output.value).collect();
+        for (i, value) in outputs.into_iter().enumerate() {
+            let current = self.r.current(value);
+            let whole = self.r.reshard_after(current, &Sharding::default())?;
+            self.r.b.tables().outputs[i].value = whole;
+        }
+        let states: Vec<_> = self.r.b.module().states.keys().collect();
+        for id in states {
+            let state = &self.r.b.module().states[id];
+            let (sharding, Some(output)) = (state.ty.sharding.clone(), state.output) else { continue };
+            let current = self.r.current(output);
+            let stored = self.r.reshard_after(current, &sharding)?;
+            self.r.b.tables().states[id].output = Some(stored);
+        }
+        Ok(())
+    }
+}
+
+/// What a result is partial over: the split factors that it lacks and that are reduced, and what was kept.
+fn made_partial(
+    factors: &Factors,
+    splits: &BTreeMap<FactorId, FactorAxes>,
+    result: usize,
+    kept: &BTreeSet<AxisId>,
+) -> Option<(PartialKind, smallvec::SmallVec<[AxisId; 2]>)> {
+    let mut axes: BTreeSet<AxisId> = kept.clone();
+    let mut made = PartialKind::Sum;
+    for (&factor, split) in splits {
+        if let FactorKind::Reduced(kind) = factors.factors[factor as usize].kind
+            && !factors.results[result].iter().any(|dim| dim.contains(&factor))
+            && !split.is_empty()
+        {
+            made = kind;
+            axes.extend(split);
+        }
+    }
+    (!axes.is_empty()).then(|| (made, axes.into_iter().collect()))
+}

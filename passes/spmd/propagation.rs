@@ -1,0 +1,230 @@
+//! Propagation: from the shardings of a few values to those of all that their factors tie to them.
+//!
+//! As in Shardy: a node's rule says which dims are the same factor; where one tensor of a node has the factor split and
+//! another does not, the other takes the axes over, unless they already split something else there. Nothing here knows
+//! an operator. What two tensors disagree on stays as it is: partitioning then decides at the node, by cost.
+
+use cranelift_entity::SecondaryMap;
+use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
+use ir::{AxisId, Factors, Mesh, Module, NodeId, Operator, Phase, Sharding, Type, ValueId};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, VecDeque};
+
+/// For each dim of a value the axes that split it, major first; empty when no dim is split.
+pub(super) type Layout = SmallVec<[FactorAxes; 4]>;
+
+/// Why a value has the layout it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// It was asked for, with these words.
+    Seed(String),
+    /// A node that also has this other value ties them.
+    Node(NodeId, ValueId),
+}
+
+/// Layouts of all values of a module, as far as they are decided.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layouts {
+    dims: SecondaryMap<ValueId, Layout>,
+    /// Values whose layout is not to be extended.
+    closed: SecondaryMap<ValueId, bool>,
+    causes: BTreeMap<(ValueId, AxisId), Cause>,
+}
+
+impl Layouts {
+    /// The axes of each dim of a value: as many lists as it has dims, or none.
+    pub(super) fn of(&self, value: ValueId) -> &Layout {
+        &self.dims[value]
+    }
+
+    /// The axes of one dim.
+    pub(super) fn axes(&self, value: ValueId, dim: usize) -> &[AxisId] {
+        self.dims[value].get(dim).map_or(&[], |axes| axes)
+    }
+
+    /// The value's sharding, not partial.
+    pub(super) fn sharding(&self, value: ValueId) -> Sharding {
+        Sharding { dims: self.dims[value].clone(), partial: None }
+    }
+
+    /// Whether any dim is split over the axis.
+    pub(super) fn uses(&self, value: ValueId, axis: AxisId) -> bool {
+        self.dims[value].iter().any(|axes| axes.contains(&axis))
+    }
+
+    /// Splits a dim over one more axis. Does nothing where the axis is used.
+    pub(super) fn split(&mut self, value: ValueId, ndim: usize, dim: usize, axis: AxisId, cause: Cause) {
+        if !self.uses(value, axis) {
+            self.dims[value].resize(ndim, FactorAxes::new());
+            self.dims[value][dim].push(axis);
+            self.causes.insert((value, axis), cause);
+        }
+    }
+
+    /// Keeps propagation from adding to a value.
+    pub(super) fn close(&mut self, value: ValueId) {
+        self.closed[value] = true;
+    }
+
+    /// Whether propagation adds nothing to a value.
+    pub(super) fn is_closed(&self, value: ValueId) -> bool {
+        self.closed[value]
+    }
+
+    /// Why a value is split over an axis: the first cause, and the nodes on the way from it, nearest first.
+    pub(super) fn cause(&self, mut value: ValueId, axis: AxisId) -> Option<(&str, Vec<NodeId>)> {
+        let mut path = Vec::new();
+        loop {
+            match self.causes.get(&(value, axis))? {
+                Cause::Seed(words) => return Some((words, path)),
+                Cause::Node(node, from) => {
+                    path.push(*node);
+                    value = *from;
+                }
+            }
+        }
+    }
+}
+
+/// A module with the rules of its nodes, which cost something to make.
+pub(super) struct Rules<'m> {
+    pub(super) module: &'m Module,
+    pub(super) mesh: &'m Mesh,
+    factors: SecondaryMap<NodeId, Option<Factors>>,
+    uses: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
+}
+
+impl<'m> Rules<'m> {
+    pub(super) fn new(module: &'m Module, mesh: &'m Mesh) -> Self {
+        let mut factors = SecondaryMap::with_capacity(module.node_count());
+        for (id, node) in module.nodes() {
+            factors[id] = Some(node.op.factors(&module.signature(node)));
+        }
+        Self { module, mesh, factors, uses: module.uses() }
+    }
+
+    /// The rule of a node in the order.
+    pub(super) fn of(&self, node: NodeId) -> &Factors {
+        self.factors[node].as_ref().expect("every node in the order has a rule")
+    }
+
+    /// The nodes that read a value.
+    pub(super) fn readers(&self, value: ValueId) -> &[NodeId] {
+        &self.uses[value]
+    }
+
+    /// The nodes that read or make a value.
+    fn around(&self, value: ValueId) -> impl Iterator<Item = NodeId> + '_ {
+        let maker = match self.module.value(value).definition {
+            ir::Definition::Node(node, _) => Some(node),
+            _ => None,
+        };
+        maker.into_iter().chain(self.uses[value].iter().copied())
+    }
+
+    /// Every operand and result of a node with the factors of its dims.
+    pub(super) fn tensors(&self, id: NodeId) -> impl Iterator<Item = (ValueId, &[DimFactors])> {
+        let (node, factors) = (self.module.node(id), self.of(id));
+        let operands = node.operands.iter().zip(&factors.operands);
+        operands.chain(node.results.iter().zip(&factors.results)).map(|(&value, dims)| (value, &dims[..]))
+    }
+}
+
+/// Where a propagation may go.
+pub(super) struct Scope<'a> {
+    /// The axes that move.
+    pub(super) axes: &'a [AxisId],
+    /// The phases whose nodes pass them on.
+    pub(super) phases: &'a [Phase],
+}
+
+/// Passes axes on until nothing changes. `from`: the values that were seeded, or all if `None`.
+pub(super) fn propagate(rules: &Rules, layouts: &mut Layouts, scope: &Scope, from: Option<&[ValueId]>) {
+    let within = |node: &NodeId| scope.phases.contains(&rules.module.node(*node).phase);
+    let mut queue: VecDeque<NodeId> = match from {
+        None => rules.module.order().iter().copied().filter(within).collect(),
+        Some(values) => values.iter().flat_map(|&value| rules.around(value)).filter(within).collect(),
+    };
+    let mut queued: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+    queue.iter().for_each(|&node| queued[node] = true);
+    while let Some(node) = queue.pop_front() {
+        queued[node] = false;
+        for value in visit(rules, layouts, scope, node) {
+            for next in rules.around(value).filter(|next| *next != node && within(next)) {
+                if !std::mem::replace(&mut queued[next], true) {
+                    queue.push_back(next);
+                }
+            }
+        }
+    }
+}
+
+/// What is known of a factor in one node: its axes, and a value that has them.
+type Known = BTreeMap<FactorId, (FactorAxes, ValueId)>;
+
+/// Passes axes on between the tensors of one node; the values that changed.
+fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec<ValueId> {
+    let factors = rules.of(id);
+    let Some(known) = agreed(rules, layouts, id) else { return Vec::new() };
+    let mut changed = Vec::new();
+    for (value, dims) in rules.tensors(id) {
+        for (i, dim) in dims.iter().enumerate() {
+            let split = |factor| known.get(&factor).map(|(axes, _)| axes.clone()).unwrap_or_default();
+            let wanted = factors.merge(rules.mesh, dim, split);
+            let has = layouts.axes(value, i).len();
+            if layouts.closed[value] || !wanted.starts_with(layouts.axes(value, i)) || wanted.len() == has {
+                continue;
+            }
+            for &axis in &wanted[has..] {
+                if !scope.axes.contains(&axis) || layouts.uses(value, axis) {
+                    break; // what would come after it stands behind it
+                }
+                let source = dim.iter().filter_map(|factor| known.get(factor));
+                let from = source.into_iter().find(|(axes, _)| axes.contains(&axis)).map(|(_, from)| *from);
+                let cause = Cause::Node(id, from.unwrap_or(value));
+                layouts.split(value, dims.len(), i, axis, cause);
+                changed.push(value);
+            }
+        }
+    }
+    changed
+}
+
+/// The axes of every factor that the node's tensors agree on; `None` if there are none.
+fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<Known> {
+    let factors = rules.of(id);
+    let mut known = Known::new();
+    let mut disputed: Vec<FactorId> = Vec::new();
+    for (value, dims) in rules.tensors(id) {
+        if layouts.of(value).is_empty() {
+            continue;
+        }
+        for (i, dim) in dims.iter().enumerate() {
+            // What a dim's factors cannot express ties nothing here.
+            let Ok(spread) = factors.spread(rules.mesh, dim, layouts.axes(value, i)) else { continue };
+            for (factor, axes) in spread.into_iter().filter(|(_, axes)| !axes.is_empty()) {
+                match known.get_mut(&factor) {
+                    None => drop(known.insert(factor, (axes, value))),
+                    Some((longest, _)) if longest.starts_with(&axes) => {}
+                    Some(entry) if axes.starts_with(&entry.0) => *entry = (axes, value),
+                    Some(_) => disputed.push(factor),
+                }
+            }
+        }
+    }
+    known.retain(|factor, _| {
+        let kind = factors.factors[*factor as usize].kind;
+        !disputed.contains(factor) && matches!(kind, FactorKind::Free | FactorKind::Reduced(_))
+    });
+    // An axis that would split two factors of the node splits neither.
+    let all: Vec<AxisId> = known.values().flat_map(|(axes, _)| axes.iter().copied()).collect();
+    known.retain(|_, (axes, _)| {
+        axes.iter().all(|axis| all.iter().filter(|other| *other == axis).count() == 1)
+    });
+    (!known.is_empty()).then_some(known)
+}
+
+/// Bytes of a whole tensor, 0 where its dims are not bound.
+pub(super) fn bytes(ty: &Type) -> u64 {
+    ty.bytes().unwrap_or(0)
+}

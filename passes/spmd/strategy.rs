@@ -1,0 +1,232 @@
+//! Where the seeds come from: the batch over the data axes, weights over the tensor axes.
+//!
+//! Tensor parallelism is read off the graph, as Megatron-LM (arXiv 1909.08053) cuts it by hand. In program order, each
+//! contraction with a weight is split along the weight's own dim ("column") if what it makes keeps the split up to
+//! contractions that take it up again ("row"), through activations, heads and views. What is already split on the
+//! way in is a row and needs no seed. Tables of rows that are looked up (vocabularies) are split over their rows.
+
+use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
+use ir::factors::{FactorAxes, FactorId, FactorKind};
+use ir::{AxisId, Definition, Module, NodeId, Op, Phase, ValueId};
+use std::collections::BTreeSet;
+
+const EVERYWHERE: [Phase; 4] = [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Update];
+
+/// Seeds the batch over the data axes and passes it on.
+pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
+    let module = rules.module;
+    let batched: Vec<_> = module.inputs.iter().filter(|input| input.batched).collect();
+    for input in &batched {
+        for &axis in axes {
+            let cause = Cause::Seed(format!("the samples of `{}` are split over the data axes", input.name));
+            layouts.split(input.value, module.ty(input.value).ndim(), 0, axis, cause);
+        }
+    }
+    let seeds: Vec<ValueId> = batched.iter().map(|input| input.value).collect();
+    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE }, Some(&seeds));
+}
+
+/// Passes on what the user asked for.
+pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
+    let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();
+    propagate(rules, layouts, &Scope { axes: &axes, phases: &EVERYWHERE }, Some(values));
+}
+
+/// Seeds weights over the tensor axes, one after the other, and passes each on before the next is looked at.
+pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
+    let scope = Scope { axes, phases: &EVERYWHERE };
+    for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
+        let seed = match node.op {
+            Op::Contract(_) => column(rules, layouts, axes, id),
+            Op::Gather(_) => vocabulary(rules, layouts, axes, id),
+            _ => None,
+        };
+        let Some(Seed { weight, dim, axes, reason }) = seed else { continue };
+        for axis in axes {
+            let ndim = rules.module.ty(weight).ndim();
+            layouts.split(weight, ndim, dim, axis, Cause::Seed(reason.clone()));
+        }
+        propagate(rules, layouts, &scope, Some(&[weight]));
+    }
+}
+
+/// A weight to split: the operand that holds it, the dim, over what, and why.
+struct Seed {
+    weight: ValueId,
+    dim: usize,
+    axes: FactorAxes,
+    reason: String,
+}
+
+/// The state behind a value that is one but for its layout and element type.
+fn stored(module: &Module, mut value: ValueId) -> Option<ir::StateId> {
+    loop {
+        match module.value(value).definition {
+            Definition::State(state) => return Some(state),
+            Definition::Node(node, _) => match (&module.node(node).op, &module.node(node).operands[..]) {
+                (Op::Cast(_) | Op::Transpose(_) | Op::Reshape(_) | Op::Slice(_), [operand]) => {
+                    value = *operand
+                }
+                _ => return None,
+            },
+            Definition::Input(_) => return None,
+        }
+    }
+}
+
+/// A contraction of something computed with a weight, neither of them split: the weight's own dim, if the split lasts.
+fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
+    let (module, factors) = (rules.module, rules.of(id));
+    let node = module.node(id);
+    let is_weight = |operand: usize| stored(module, node.operands[operand]).is_some();
+    let weight = match (is_weight(0), is_weight(1)) {
+        (false, true) => 1,
+        (true, false) => 0,
+        _ => return None,
+    };
+    let split = |value: ValueId| axes.iter().any(|&axis| layouts.uses(value, axis));
+    if node.operands.iter().any(|&operand| split(operand)) {
+        return None;
+    }
+    let other = &factors.operands[1 - weight];
+    let own = |factor: FactorId| !other.iter().any(|dim| dim.contains(&factor));
+    let dims = factors.operands[weight].iter().enumerate();
+    let dims = dims.filter_map(|(dim, factor)| match factor[..] {
+        [factor] if own(factor) => Some((dim, factor)),
+        _ => None,
+    });
+    let mut dims: Vec<(usize, FactorId)> = dims.collect();
+    dims.sort_by_key(|&(dim, factor)| {
+        (std::cmp::Reverse(factors.factors[factor as usize].size.size().unwrap_or(0)), dim)
+    });
+    for (dim, factor) in dims {
+        // All tensor axes, or, where heads are shared, the first.
+        for count in (1..=axes.len()).rev() {
+            let axes = &axes[..count];
+            let result = factors.results[0].iter().position(|dim| dim[..] == [factor]);
+            let Some(result) =
+                result.filter(|_| divides(rules, factors.factors[factor as usize].size.size(), axes))
+            else {
+                continue;
+            };
+            if lasts(rules, layouts, node.results[0], result, axes) {
+                let reason =
+                    "column: what it makes stays split up to the next contraction or the loss".into();
+                return Some(Seed { weight: node.operands[weight], dim, axes: axes.into(), reason });
+            }
+        }
+    }
+    None
+}
+
+/// A table of weights whose rows are looked up and that has many more rows than columns.
+fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
+    let (module, node) = (rules.module, rules.module.node(id));
+    let table = node.operands[0];
+    stored(module, table)?;
+    let Op::Gather(gather) = &node.op else { return None };
+    let (dim, ty) = (gather.dim as usize, module.ty(table));
+    let (rows, all) = (ty.dims[dim].size()?, ty.numel()?);
+    let split = axes.iter().any(|&axis| layouts.uses(table, axis));
+    if split || rows < 2 * (all / rows.max(1)) || !divides(rules, Some(rows), axes) {
+        return None;
+    }
+    let factor = *rules.of(id).operands[0][dim].first()?;
+    if !matches!(rules.of(id).factors[factor as usize].kind, FactorKind::Reduced(_)) {
+        return None;
+    }
+    let reason = "vocabulary: each device looks up the rows it has".into();
+    Some(Seed { weight: table, dim, axes: axes.into(), reason })
+}
+
+fn divides(rules: &Rules, size: Option<u64>, axes: &[AxisId]) -> bool {
+    size.is_some_and(|size| size.is_multiple_of(rules.mesh.size(axes)))
+}
+
+/// Whether a dim can stay split from where it is made through everything in the forward phase that depends on it, up
+/// to where it is summed over: by a contraction, or by a loss that needs only its sum.
+fn lasts(rules: &Rules, layouts: &Layouts, value: ValueId, dim: usize, axes: &[AxisId]) -> bool {
+    let mut pending = vec![(value, dim)];
+    let mut seen: BTreeSet<(ValueId, usize)> = BTreeSet::new();
+    let mut taken_up = false;
+    while let Some((value, dim)) = pending.pop() {
+        if !seen.insert((value, dim)) {
+            continue;
+        }
+        if rules.module.outputs.iter().any(|output| output.value == value) {
+            return false;
+        }
+        for &reader in
+            rules.readers(value).iter().filter(|&&node| rules.module.node(node).phase == Phase::Forward)
+        {
+            match follow(rules, layouts, reader, (value, dim), axes) {
+                Next::Stops => return false,
+                Next::Summed => taken_up = true,
+                Next::Goes(on) => pending.extend(on),
+            }
+        }
+    }
+    taken_up
+}
+
+/// What becomes of a split dim at a node.
+enum Next {
+    /// It must be whole there.
+    Stops,
+    /// It is summed over.
+    Summed,
+    /// These dims of the results are split likewise.
+    Goes(Vec<(ValueId, usize)>),
+}
+
+fn follow(
+    rules: &Rules,
+    layouts: &Layouts,
+    id: NodeId,
+    (value, dim): (ValueId, usize),
+    axes: &[AxisId],
+) -> Next {
+    let (node, factors) = (rules.module.node(id), rules.of(id));
+    let mut found: Option<FactorId> = None;
+    for (operand, dims) in
+        node.operands.iter().zip(&factors.operands).filter(|(operand, _)| **operand == value)
+    {
+        let Ok(spread) = factors.spread(rules.mesh, &dims[dim], axes) else { return Next::Stops };
+        // Several factors at once (heads and groups of heads) go on together: the first says where.
+        let Some((factor, _)) = spread.into_iter().find(|(_, axes)| !axes.is_empty()) else {
+            return Next::Stops;
+        };
+        let other_use = layouts.of(*operand).iter().any(|own| own.iter().any(|axis| axes.contains(axis)));
+        if other_use || found.replace(factor).is_some_and(|other| other != factor) {
+            return Next::Stops;
+        }
+    }
+    let Some(factor) = found else { return Next::Stops };
+    let in_result =
+        |dims: &[ir::factors::DimFactors]| dims.iter().position(|dim| dim.first() == Some(&factor));
+    let inside = |dims: &[ir::factors::DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
+    let on: Vec<(ValueId, usize)> = node
+        .results
+        .iter()
+        .zip(&factors.results)
+        .filter_map(|(&result, dims)| Some((result, in_result(dims)?)))
+        .collect();
+    let lost =
+        node.results.iter().zip(&factors.results).any(|(_, dims)| inside(dims) && in_result(dims).is_none());
+    match factors.factors[factor as usize].kind {
+        _ if lost => Next::Stops,
+        FactorKind::Whole => Next::Stops,
+        FactorKind::Custom if on.is_empty() => Next::Summed,
+        FactorKind::Custom => Next::Stops,
+        FactorKind::Reduced(_) if on.is_empty() => Next::Summed,
+        FactorKind::Free | FactorKind::Reduced(_) => {
+            // The results must be able to say it: a merged dim starts with the factor, and its size divides.
+            let says = |&(result, dim): &(ValueId, usize)| {
+                let index =
+                    node.results.iter().position(|&other| other == result).expect("a result of the node");
+                factors.spread(rules.mesh, &factors.results[index][dim], axes).is_ok()
+            };
+            if on.iter().all(says) { Next::Goes(on) } else { Next::Stops }
+        }
+    }
+}

@@ -6,6 +6,7 @@
 //! program), [`verify`] (what every program must satisfy), [`text`] (how it is written), [`interp`] (what it means).
 
 pub mod analysis;
+pub mod block;
 pub mod data;
 pub mod diagnostic;
 pub mod dim;

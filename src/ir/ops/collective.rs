@@ -167,7 +167,7 @@ impl Operator for Collective {
         Cost::streaming(signature, 0)
     }
 
-    /// On one device: nothing. Between ranks, [`crate::interp::ranks`] does what it says.
+    /// On one device: nothing. Between ranks, [`crate::interp`] does what it says.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         cx.operands.iter().map(|&operand| operand.clone()).collect()
     }

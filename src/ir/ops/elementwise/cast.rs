@@ -67,7 +67,7 @@ pub(super) fn from_numbers(dtype: DType, sizes: Vec<usize>, numbers: Vec<f64>) -
 }
 
 /// An integer as the type would hold it.
-pub(in crate::ops) fn wrap(dtype: DType, x: i64) -> i64 {
+pub(crate) fn wrap(dtype: DType, x: i64) -> i64 {
     match dtype {
         DType::I32 => i64::from(x as i32),
         DType::I16 => i64::from(x as i16),

@@ -7,7 +7,7 @@ mod unary;
 
 pub use binary::Binary;
 pub use cast::Cast;
-pub(super) use cast::wrap;
+pub(crate) use cast::wrap;
 pub use conditions::{Compare, Logical, Select};
 pub use unary::Unary;
 

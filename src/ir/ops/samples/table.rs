@@ -1,6 +1,7 @@
 //! The table of samples: at least one for every operator. Dims that an operator can split are even.
 
 use super::super::attention::{Attention, AttentionGrad};
+use super::super::collective::Collective;
 use super::super::constant::{Constant, Iota, Splat};
 use super::super::contract::Contract;
 use super::super::elementwise::{Binary, Cast, Compare, Logical, Select, Unary};
@@ -32,6 +33,7 @@ pub fn samples() -> Vec<Sample> {
         optimizers(),
         attention(),
         rotary(),
+        collectives(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -377,4 +379,12 @@ fn rotary() -> Vec<Sample> {
             .constant_in(&[1, 2])
     };
     [false, true].into_iter().flat_map(|interleaved| tables.map(|table| sample(interleaved, table))).collect()
+}
+
+/// On one device: nothing changes.
+fn collectives() -> Vec<Sample> {
+    let sample = |&(op, _): &(Collective, &str)| {
+        Sample::new(op, [float(&[2, 4])]).declared(f32_type(&[2, 4])).undifferentiable()
+    };
+    Collective::NAMES.iter().map(sample).collect()
 }

@@ -3,14 +3,18 @@
 //! One call runs one step: `prepare`, then `forward` and `backward` for each microbatch, then `update`. States are
 //! read as they were when the step began and written when it ends, but buffers that a microbatch phase writes, which
 //! are carried from microbatch to microbatch.
+//!
+//! A program for several devices runs on as many simulated ranks, all of which take each node before any takes the
+//! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.
+
+mod collective;
+mod ranks;
+mod run;
 
 use crate::data::Data;
-use crate::ops::Interp;
 use crate::random;
-use crate::{
-    DType, Diagnostic, Initializer, Module, Node, Op, Operator, Phase, StateId, Tensor, Type, ValueId,
-};
-use cranelift_entity::SecondaryMap;
+use crate::{DType, Diagnostic, Initializer, Module, Op, StateId, Tensor};
+use run::Run;
 use std::collections::BTreeMap;
 
 /// How numbers are kept between nodes.
@@ -93,10 +97,15 @@ pub fn file_tensor(data: &Data) -> Option<Tensor> {
     Tensor::from_bytes(&data.ty, data.bytes()?)
 }
 
-/// Runs one step: reads and writes `states`, reports the outputs.
+/// More simulated ranks are refused.
+const MOST_RANKS: u64 = 1024;
+
+/// Runs one step: reads and writes `states`, reports the outputs. The module is one that the verifier accepts.
 ///
-/// `microbatches` has, for each microbatch, a tensor for every input. Errors: an input that is missing or of another
-/// type, unbound dims, constants whose bytes are not here.
+/// `microbatches` has, for each microbatch, a tensor for every input; these, states and outputs are global, whatever
+/// the mesh. Errors: an input that is missing or of another type, unbound dims, constants whose bytes are not here; a
+/// value on which ranks disagree that should all hold the same, which is a fault of the program. After an error the
+/// states are as they were.
 pub fn step(
     module: &Module,
     mode: Mode,
@@ -104,122 +113,7 @@ pub fn step(
     microbatches: &[BTreeMap<String, Tensor>],
 ) -> Result<StepOutputs, Diagnostic> {
     check(module, states, microbatches)?;
-    let mut run = Run { module, mode, values: SecondaryMap::new(), outputs: StepOutputs::new() };
-    for (id, state) in module.states.iter() {
-        run.set(state.input, states[&id].clone());
-    }
-    run.phase(Phase::Prepare)?;
-    run.report(|phase| phase == Phase::Prepare);
-    let mut sums: BTreeMap<ValueId, Tensor> = BTreeMap::new();
-    for microbatch in microbatches {
-        for input in &module.inputs {
-            run.set(input.value, microbatch[&input.name].clone());
-        }
-        run.phase(Phase::Forward)?;
-        run.phase(Phase::Backward)?;
-        run.report(Phase::is_microbatch);
-        run.carry_buffers(states);
-        run.accumulate(&mut sums);
-    }
-    sums.into_iter().for_each(|(value, sum)| run.set(value, sum));
-    run.phase(Phase::Update)?;
-    run.report(|phase| phase == Phase::Update);
-    for (id, state) in module.states.iter() {
-        if let Some(output) = state.output.filter(|&output| !run.is_microbatch(output)) {
-            states.insert(id, run.get(output)?.clone());
-        }
-    }
-    Ok(run.outputs)
-}
-
-/// One step in progress.
-struct Run<'m> {
-    module: &'m Module,
-    mode: Mode,
-    values: SecondaryMap<ValueId, Option<Tensor>>,
-    outputs: StepOutputs,
-}
-
-impl Run<'_> {
-    fn set(&mut self, value: ValueId, tensor: Tensor) {
-        self.values[value] = Some(if self.mode == Mode::Typed { tensor.rounded() } else { tensor });
-    }
-
-    fn get(&self, value: ValueId) -> Result<&Tensor, Diagnostic> {
-        let error = || Diagnostic::new(format!("{value} is read before it is defined"));
-        self.values[value].as_ref().ok_or_else(error)
-    }
-
-    fn phase(&mut self, phase: Phase) -> Result<(), Diagnostic> {
-        let module = self.module;
-        for (_, node) in module.nodes().filter(|(_, node)| node.phase == phase) {
-            if matches!(node.op, Op::Accumulate(_)) {
-                continue; // its sum was made microbatch by microbatch
-            }
-            let results = self.node(node)?;
-            node.results.iter().zip(results).for_each(|(&result, tensor)| self.set(result, tensor));
-        }
-        Ok(())
-    }
-
-    fn node(&self, node: &Node) -> Result<Vec<Tensor>, Diagnostic> {
-        let operands = node.operands.iter().map(|&value| self.get(value)).collect::<Result<Vec<_>, _>>()?;
-        if let Op::Cast(cast) = &node.op
-            && self.mode == Mode::Exact
-            && cast.to.is_float()
-            && operands[0].dtype.is_float()
-        {
-            return Ok(vec![Tensor { dtype: cast.to, ..operands[0].clone() }]);
-        }
-        let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
-        Ok(node.op.interp(&Interp {
-            operands: &operands,
-            results: &results,
-            data: &self.module.data,
-            parts: None,
-        }))
-    }
-
-    /// Adds the operands of all accumulations of this microbatch to the sums.
-    fn accumulate(&self, sums: &mut BTreeMap<ValueId, Tensor>) {
-        for (_, node) in self.module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_))) {
-            let addend = self.values[node.operands[0]].as_ref().expect("accumulate reads a microbatch phase");
-            match sums.get_mut(&node.results[0]) {
-                None => drop(sums.insert(node.results[0], addend.clone())),
-                Some(sum) => {
-                    let total = sum.floats().iter().zip(addend.floats()).map(|(a, b)| a + b).collect();
-                    let total = Tensor::float(sum.dtype, sum.sizes.clone(), total);
-                    *sum = if self.mode == Mode::Typed { total.rounded() } else { total };
-                }
-            }
-        }
-    }
-
-    /// Buffers that a microbatch phase writes go into the next microbatch.
-    fn carry_buffers(&mut self, states: &mut StateValues) {
-        for (id, state) in self.module.states.iter() {
-            if let Some(output) = state.output.filter(|&output| self.is_microbatch(output)) {
-                let value = self.values[output].clone().expect("the phase has run");
-                self.values[state.input] = Some(value.clone());
-                states.insert(id, value);
-            }
-        }
-    }
-
-    fn is_microbatch(&self, value: ValueId) -> bool {
-        self.module.phase_of(value).is_microbatch()
-    }
-
-    fn report(&mut self, of: impl Fn(Phase) -> bool) {
-        let module = self.module;
-        for output in &module.outputs {
-            if !of(self.module.phase_of(output.value)) {
-                continue;
-            }
-            let tensor = self.values[output.value].clone().expect("the phase has run");
-            self.outputs.entry(output.name.clone()).or_default().push(tensor);
-        }
-    }
+    Run::new(module, mode, microbatches.len()).step(states, microbatches)
 }
 
 /// Everything that could make a step fail, before it starts.
@@ -250,6 +144,7 @@ fn check(
             }
         }
     }
+    check_mesh(module)?;
     for (_, node) in module.nodes() {
         if let Some(ty) = node.results.iter().map(|&value| module.ty(value)).find(|ty| ty.numel().is_none()) {
             let message = format!("a result of `{}` has unbound dims: {ty}", node.op.name());
@@ -265,4 +160,34 @@ fn check(
         }
     }
     Ok(())
+}
+
+/// The mesh can be simulated, and everything divides over it.
+fn check_mesh(module: &Module) -> Result<(), Diagnostic> {
+    let (mesh, sizes) = (&module.mesh, module.mesh.axes.values().map(|axis| axis.size));
+    let count = sizes.fold(1, u64::saturating_mul);
+    if count > MOST_RANKS {
+        return Err(Diagnostic::new(format!(
+            "the mesh {mesh} has {count} devices; up to {MOST_RANKS} ranks are simulated"
+        )));
+    }
+    let states = module.states.values().map(|state| state.input);
+    let inputs = module.inputs.iter().map(|input| input.value);
+    for value in states.chain(inputs) {
+        if !mesh.size(module.ty(value).sharding.partial_axes()).eq(&1) {
+            let ty = module.ty(value);
+            return Err(Diagnostic::new(format!(
+                "an input or state of type {ty} is partial: it has no addends"
+            )));
+        }
+    }
+    let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+    let values = module.inputs.iter().map(|input| input.value).chain(results);
+    let types = values.map(|value| module.ty(value)).chain(module.states.values().map(|state| &state.ty));
+    match types.filter(|ty| ty.sizes().is_some()).find(|ty| ty.local(mesh).is_none()) {
+        Some(ty) => {
+            Err(Diagnostic::new(format!("a value of type {ty} does not divide over the mesh {mesh}")))
+        }
+        None => Ok(()),
+    }
 }

@@ -33,20 +33,18 @@ pub(super) fn choose(
     let tensors: Vec<Tensor> = now.chain(planned).collect();
     let mut used: BTreeSet<AxisId> = taken.clone();
     let mut splits = BTreeMap::new();
-    let mut order: Vec<(bool, u64, FactorId)> = Vec::new();
+    // What a result is meant to be comes first: that is how the batch keeps its axis when a weight is sharded over it.
+    let mut order: Vec<(bool, bool, u64, FactorId)> = Vec::new();
     for factor in 0..factors.factors.len() as FactorId {
         if matches!(factors.factors[factor as usize].kind, FactorKind::Free | FactorKind::Reduced(_)) {
-            let weight =
-                tensors.iter().filter(|t| t.splits.get(&factor).is_some_and(|axes| !axes.is_empty()));
-            order.push((
-                agreed(&tensors, factor).is_none(),
-                u64::MAX - weight.map(|t| t.bytes).sum::<u64>(),
-                factor,
-            ));
+            let split = |t: &&Tensor| t.splits.get(&factor).is_some_and(|axes| !axes.is_empty());
+            let planned = tensors.iter().filter(split).any(|tensor| !tensor.is_operand);
+            let weight: u64 = tensors.iter().filter(split).map(|t| t.bytes).sum();
+            order.push((!planned, agreed(&tensors, factor).is_none(), u64::MAX - weight, factor));
         }
     }
     order.sort_unstable();
-    for (_, _, factor) in order {
+    for (_, _, _, factor) in order {
         let free = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis));
         let chosen = match agreed(&tensors, factor).filter(&free) {
             Some(axes) => axes,

@@ -1,0 +1,368 @@
+//! Choosing the cheapest program out of an e-graph, where what is used twice is paid once (DAG cost).
+//!
+//! Greedy over sets of classes, as in egg's extraction gym (`faster-greedy-dag`), then descent by single exchanges; the
+//! same descent from the program that went in, so that what comes out never costs more. What every program needs is
+//! left out of the sets: its cost decides nothing, and sets are as wide as there are decisions.
+//! Costs are integers and ties go to the first node, so the choice is a function of the graph.
+
+use egg::{Analysis, EGraph, Id, Language};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// A candidate: its cost, the classes it needs, and the e-node.
+pub(crate) struct Candidate<L> {
+    pub(crate) cost: u64,
+    pub(crate) needs: Vec<usize>,
+    pub(crate) node: L,
+}
+
+/// What can be reached from a root: the candidates of each class, and the index of the root's class.
+pub(crate) struct Problem<L> {
+    pub(crate) ids: Vec<Id>,
+    pub(crate) classes: Vec<Vec<Candidate<L>>>,
+    pub(crate) root: usize,
+}
+
+impl<L: Language> Problem<L> {
+    /// The problem below a root, with a cost for every e-node of a class; without one it may not be chosen.
+    pub(crate) fn new<N: Analysis<L>>(
+        graph: &EGraph<L, N>,
+        root: Id,
+        cost: impl Fn(Id, &L) -> Option<u64>,
+    ) -> Self {
+        let mut index: BTreeMap<Id, usize> = BTreeMap::new();
+        let mut pending = vec![graph.find(root)];
+        while let Some(id) = pending.pop() {
+            if index.insert(id, 0).is_none() {
+                let children = graph[id].nodes.iter().flat_map(|node| node.children());
+                pending.extend(
+                    children.map(|&child| graph.find(child)).filter(|child| !index.contains_key(child)),
+                );
+            }
+        }
+        index.values_mut().enumerate().for_each(|(i, slot)| *slot = i);
+        let candidate = |class: Id, node: &L| {
+            let mut needs: Vec<usize> =
+                node.children().iter().map(|&child| index[&graph.find(child)]).collect();
+            needs.sort_unstable();
+            needs.dedup();
+            Some(Candidate { cost: cost(class, node)?.max(1), needs, node: node.clone() })
+        };
+        let candidates = |&id: &Id| graph[id].nodes.iter().filter_map(|node| candidate(id, node)).collect();
+        let classes = index.keys().map(candidates).collect();
+        Self { root: index[&graph.find(root)], ids: index.into_keys().collect(), classes }
+    }
+
+    /// The chosen candidate of every class that the root can reach (others have none). `stood` tells the nodes of the
+    /// program that went in.
+    pub(crate) fn solve(&self, stood: impl Fn(&L) -> bool) -> Option<Vec<Option<usize>>> {
+        let greedy = self.greedy();
+        let original = self.classes.iter().zip(&greedy).map(|(candidates, &greedy)| {
+            candidates.iter().position(|candidate| stood(&candidate.node)).or(greedy)
+        });
+        let starts = [greedy.clone(), original.collect()];
+        let ends = starts.into_iter().filter(|start| self.order(start).is_some()).map(|mut choice| {
+            self.descend(&mut choice);
+            choice
+        });
+        ends.min_by_key(|choice| self.total(choice))
+    }
+
+    /// What a choice costs; the most there is when it goes in circles or has gaps.
+    pub(crate) fn total(&self, choice: &[Option<usize>]) -> u64 {
+        let cost = |class: usize| Some(self.classes[class][choice[class]?].cost);
+        let order = self.order(choice);
+        order.and_then(|order| order.into_iter().map(cost).sum()).unwrap_or(u64::MAX)
+    }
+
+    /// The chosen classes, arguments before their readers; `None` when the choice goes in circles or has gaps.
+    pub(crate) fn order(&self, choice: &[Option<usize>]) -> Option<Vec<usize>> {
+        let mut state = vec![0u8; self.classes.len()];
+        let mut order = Vec::new();
+        let mut stack = vec![(self.root, 0)];
+        state[self.root] = 1;
+        while let Some((class, i)) = stack.pop() {
+            let needs = &self.classes[class][choice[class]?].needs;
+            match needs.get(i) {
+                None => {
+                    state[class] = 2;
+                    order.push(class);
+                }
+                Some(&need) => {
+                    stack.push((class, i + 1));
+                    match state[need] {
+                        0 => {
+                            state[need] = 1;
+                            stack.push((need, 0));
+                        }
+                        1 => return None,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Some(order)
+    }
+
+    /// Postorder numbers: children before parents, as far as circles allow.
+    fn ranks(&self) -> Vec<usize> {
+        let needs: Vec<Vec<usize>> = self.classes.iter().map(|candidates| all_needs(candidates)).collect();
+        let (mut ranks, mut next) = (vec![0; self.classes.len()], 0);
+        let mut seen = vec![false; self.classes.len()];
+        let mut stack = vec![(self.root, 0)];
+        seen[self.root] = true;
+        while let Some((class, i)) = stack.pop() {
+            let Some(&need) = needs[class].get(i) else {
+                ranks[class] = next;
+                next += 1;
+                continue;
+            };
+            stack.push((class, i + 1));
+            if !std::mem::replace(&mut seen[need], true) {
+                stack.push((need, 0));
+            }
+        }
+        ranks
+    }
+
+    /// The classes that some program does without, each with its place in a set.
+    fn decisions(&self) -> Decisions {
+        let mut needed = vec![false; self.classes.len()];
+        let mut pending = vec![self.root];
+        while let Some(class) = pending.pop() {
+            if !std::mem::replace(&mut needed[class], true)
+                && let [only] = &self.classes[class][..]
+            {
+                pending.extend(&only.needs);
+            }
+        }
+        let classes: Vec<usize> = (0..needed.len()).filter(|&class| !needed[class]).collect();
+        let mut place = vec![None; needed.len()];
+        classes.iter().enumerate().for_each(|(i, &class)| place[class] = Some(i));
+        Decisions { classes, place }
+    }
+
+    fn greedy(&self) -> Vec<Option<usize>> {
+        let count = self.classes.len();
+        let parents = self.readers();
+        let ranks = self.ranks();
+        let mut class_at = vec![0; count];
+        ranks.iter().enumerate().for_each(|(class, &rank)| class_at[rank] = class);
+        let ready = |class: &usize| self.classes[*class].iter().any(|candidate| candidate.needs.is_empty());
+        let mut heap: BinaryHeap<Reverse<usize>> =
+            (0..count).filter(ready).map(|c| Reverse(ranks[c])).collect();
+        let mut queued: Vec<bool> = (0..count).map(|class| ready(&class)).collect();
+        let mut best: Vec<Option<Best>> = (0..count).map(|_| None).collect();
+        let decisions = self.decisions();
+        while let Some(Reverse(rank)) = heap.pop() {
+            let class = class_at[rank];
+            queued[class] = false;
+            let mut improved = false;
+            for (i, candidate) in self.classes[class].iter().enumerate() {
+                if let Some(better) = better(&best, &decisions, class, i, candidate) {
+                    best[class] = Some(better);
+                    improved = true;
+                }
+            }
+            for &parent in parents[class].iter().filter(|_| improved) {
+                if !std::mem::replace(&mut queued[parent], true) {
+                    heap.push(Reverse(ranks[parent]));
+                }
+            }
+        }
+        best.into_iter().map(|best| best.map(|best| best.choice)).collect()
+    }
+
+    /// Exchanges single choices while that makes the whole cheaper. Reference counts make the price of an exchange
+    /// what it changes.
+    fn descend(&self, choice: &mut [Option<usize>]) {
+        /// Far more rounds than any descent was seen to take.
+        const ROUNDS: usize = 100;
+        let mut count = vec![0u32; self.classes.len()];
+        self.take(choice, &mut count, self.root);
+        let readers = self.readers();
+        for _ in 0..ROUNDS {
+            let mut improved = false;
+            for class in 0..self.classes.len() {
+                for other in 0..self.classes[class].len() {
+                    improved |= count[class] > 0 && self.exchange(choice, &mut count, class, other);
+                }
+                improved |= count[class] > 0 && self.bypass(choice, &mut count, class, &readers[class]);
+            }
+            if !improved {
+                break;
+            }
+        }
+    }
+
+    /// For each class those of which some candidate needs it.
+    fn readers(&self) -> Vec<Vec<usize>> {
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); self.classes.len()];
+        for (class, candidates) in self.classes.iter().enumerate() {
+            all_needs(candidates).into_iter().for_each(|need| readers[need].push(class));
+        }
+        readers
+    }
+
+    /// Lets all readers of a class do without it at once, each in its cheapest other way, if that makes the whole
+    /// cheaper: what one reader would gain by that alone, the others would still pay for.
+    fn bypass(
+        &self,
+        choice: &mut [Option<usize>],
+        count: &mut [u32],
+        class: usize,
+        readers: &[usize],
+    ) -> bool {
+        let reads = |choice: &[Option<usize>], reader: usize| {
+            choice[reader].is_some_and(|chosen| self.classes[reader][chosen].needs.contains(&class))
+        };
+        let readers: Vec<usize> =
+            readers.iter().copied().filter(|&reader| count[reader] > 0 && reads(choice, reader)).collect();
+        if readers.len() < 2 {
+            return false;
+        }
+        let (mut change, mut done) = (0, Vec::new());
+        for &reader in &readers {
+            let Some(current) = choice[reader].filter(|_| count[reader] > 0) else { continue };
+            let other = |other: &usize| {
+                let needs = &self.classes[reader][*other].needs;
+                !needs.contains(&class) && needs.iter().all(|&need| choice[need].is_some())
+            };
+            let others: Vec<usize> = (0..self.classes[reader].len()).filter(other).collect();
+            let cheapest = others.into_iter().min_by_key(|&other| {
+                let change = self.replace(choice, count, reader, current, other);
+                self.replace(choice, count, reader, other, current);
+                change
+            });
+            let Some(other) = cheapest else { break };
+            change += self.replace(choice, count, reader, current, other);
+            choice[reader] = Some(other);
+            done.push((reader, current, other));
+        }
+        if done.len() == readers.len() && change < 0 && self.order(choice).is_some() {
+            return true;
+        }
+        for (reader, current, other) in done.into_iter().rev() {
+            choice[reader] = Some(current);
+            self.replace(choice, count, reader, other, current);
+        }
+        false
+    }
+
+    /// Counts the uses of what a class needs as if it were chosen otherwise: what that changes in cost.
+    fn replace(
+        &self,
+        choice: &[Option<usize>],
+        count: &mut [u32],
+        class: usize,
+        old: usize,
+        new: usize,
+    ) -> i64 {
+        let (old, new) = (&self.classes[class][old], &self.classes[class][new]);
+        let mut change = new.cost as i64 - old.cost as i64;
+        change += new.needs.iter().map(|&need| self.take(choice, count, need)).sum::<i64>();
+        change + old.needs.iter().map(|&need| self.drop(choice, count, need)).sum::<i64>()
+    }
+
+    fn exchange(&self, choice: &mut [Option<usize>], count: &mut [u32], class: usize, other: usize) -> bool {
+        let Some(current) = choice[class].filter(|&current| current != other) else { return false };
+        if self.classes[class][other].needs.iter().any(|&need| choice[need].is_none()) {
+            return false;
+        }
+        if self.replace(choice, count, class, current, other) < 0 {
+            choice[class] = Some(other);
+            // A class that was unused may lead back here; then the counts deceive.
+            if self.order(choice).is_some() {
+                return true;
+            }
+            choice[class] = Some(current);
+        }
+        self.replace(choice, count, class, other, current);
+        false
+    }
+
+    /// One more use of a class: what that adds to the cost.
+    fn take(&self, choice: &[Option<usize>], count: &mut [u32], class: usize) -> i64 {
+        let (mut change, mut stack) = (0, vec![class]);
+        while let Some(class) = stack.pop() {
+            count[class] += 1;
+            if let (1, Some(chosen)) = (count[class], choice[class]) {
+                let candidate = &self.classes[class][chosen];
+                change += candidate.cost as i64;
+                stack.extend(&candidate.needs);
+            }
+        }
+        change
+    }
+
+    /// One use of a class less: what that takes from the cost, negative.
+    fn drop(&self, choice: &[Option<usize>], count: &mut [u32], class: usize) -> i64 {
+        let (mut change, mut stack) = (0, vec![class]);
+        while let Some(class) = stack.pop() {
+            count[class] -= 1;
+            if let (0, Some(chosen)) = (count[class], choice[class]) {
+                let candidate = &self.classes[class][chosen];
+                change -= candidate.cost as i64;
+                stack.extend(&candidate.needs);
+            }
+        }
+        change
+    }
+}
+
+/// The classes that sets range over, and the place of each class in them.
+struct Decisions {
+    classes: Vec<usize>,
+    place: Vec<Option<usize>>,
+}
+
+/// The cheapest way found so far to make a class: the decisions it takes as a bitset, and what all cost together.
+struct Best {
+    total: u64,
+    own: u64,
+    set: Vec<u64>,
+    choice: usize,
+}
+
+/// The way to make `class` by `candidate`, if it is possible by now and cheaper than what is known.
+fn better<L>(
+    best: &[Option<Best>],
+    decisions: &Decisions,
+    class: usize,
+    choice: usize,
+    candidate: &Candidate<L>,
+) -> Option<Best> {
+    let mut set = vec![0u64; decisions.classes.len().div_ceil(64)];
+    for &need in &candidate.needs {
+        set.iter_mut().zip(&best[need].as_ref()?.set).for_each(|(word, other)| *word |= other);
+    }
+    let place = decisions.place[class];
+    if place.is_some_and(|place| set[place / 64] >> (place % 64) & 1 == 1) {
+        return None; // in a circle
+    }
+    let bound = best[class].as_ref().map_or(u64::MAX, |best| best.total);
+    let mut total = candidate.cost;
+    for (i, &word) in set.iter().enumerate() {
+        let mut bits = word;
+        while bits != 0 {
+            total += best[decisions.classes[i * 64 + bits.trailing_zeros() as usize]].as_ref()?.own;
+            bits &= bits - 1;
+        }
+        if total >= bound {
+            return None;
+        }
+    }
+    if let Some(place) = place {
+        set[place / 64] |= 1 << (place % 64);
+    }
+    (total < bound).then_some(Best { total, own: candidate.cost, set, choice })
+}
+
+/// Every class that some candidate needs, once.
+fn all_needs<L>(candidates: &[Candidate<L>]) -> Vec<usize> {
+    let mut needs: Vec<usize> =
+        candidates.iter().flat_map(|candidate| candidate.needs.iter().copied()).collect();
+    needs.sort_unstable();
+    needs.dedup();
+    needs
+}

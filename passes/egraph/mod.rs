@@ -1,0 +1,10 @@
+//! What every pass that searches an e-graph needs: applying rules to the end, and choosing the cheapest program.
+//!
+//! A pass brings its language, its terms and its rules. What comes out is a function of what goes in: limits are
+//! counts, ties go to the first, and nothing is iterated in the order of a hash map.
+
+mod extract;
+mod saturate;
+
+pub(crate) use extract::Problem;
+pub(crate) use saturate::{Equal, Limits, Rule, saturate};

@@ -96,6 +96,8 @@ pub struct Instruction {
     pub operands: Vec<View>,
     /// What it writes.
     pub results: Vec<View>,
+    /// Room that the kernel needs besides, of which nothing is left when it is done. Planned like every other buffer.
+    pub scratch: Option<View>,
     /// Pairs (operand, result) that are the same place.
     pub in_place: SmallVec<[(u32, u32); 2]>,
     /// Whether results are added to what is there, from the second microbatch on.
@@ -295,6 +297,9 @@ impl fmt::Display for Instruction {
         let views = |views: &[View]| views.iter().map(View::to_string).collect::<Vec<_>>().join(", ");
         let arrow = if self.accumulates { "=> +" } else { "=>" };
         write!(f, "({}) {arrow} {}", views(&self.operands), views(&self.results))?;
+        if let Some(scratch) = &self.scratch {
+            write!(f, " scratch {scratch}")?;
+        }
         if !self.in_place.is_empty() {
             write!(f, " in place {:?}", self.in_place.as_slice())?;
         }

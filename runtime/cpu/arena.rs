@@ -53,12 +53,12 @@ impl Arena {
         instruction: &'a Instruction,
         first: bool,
     ) -> Call<'a> {
+        let written = instruction.results.iter().chain(&instruction.scratch);
         let mut order: SmallVec<[(Range<usize>, usize); 4]> =
-            instruction.results.iter().map(range).enumerate().map(|(index, range)| (range, index)).collect();
+            written.map(range).enumerate().map(|(index, range)| (range, index)).collect();
         order.sort_by_key(|(range, index)| (range.start, range.end, *index));
-        let mut results: SmallVec<[Option<&mut [u8]>; 4]> =
-            instruction.results.iter().map(|_| None).collect();
-        // Cut the arena at the results; operands lie between.
+        let mut results: SmallVec<[Option<&mut [u8]>; 4]> = order.iter().map(|_| None).collect();
+        // Cut the arena at the results and the scratch; operands lie between.
         let mut between: SmallVec<[(usize, &[u8]); 5]> = SmallVec::new();
         let (mut rest, mut at): (&mut [u8], usize) = (&mut self.0, 0);
         for (range, index) in order {
@@ -83,9 +83,12 @@ impl Arena {
             };
             Some(between.iter().find_map(whole).expect("the memory plan keeps operands clear of results"))
         };
+        let operands = instruction.operands.iter().enumerate().map(operand).collect();
+        let scratch = instruction.scratch.as_ref().and_then(|_| results.pop().flatten());
         Call {
             instruction,
-            operands: instruction.operands.iter().enumerate().map(operand).collect(),
+            operands,
+            scratch: scratch.unwrap_or_default(),
             results: results.into_iter().flatten().collect(),
             add: instruction.accumulates && !first,
         }

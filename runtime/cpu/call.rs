@@ -13,6 +13,8 @@ pub(super) struct Call<'a> {
     pub(super) operands: SmallVec<[Option<&'a [u8]>; 8]>,
     /// For each result the bytes it spans.
     pub(super) results: SmallVec<[&'a mut [u8]; 4]>,
+    /// The instruction's scratch, whose bytes mean nothing; empty if it has none.
+    pub(super) scratch: &'a mut [u8],
     /// Whether to add to what the results hold.
     pub(super) add: bool,
 }
@@ -68,6 +70,11 @@ impl<'a> Call<'a> {
     pub(super) fn take_results<const N: usize>(&mut self) -> [&'a mut [u8]; N] {
         let results = std::mem::take(&mut self.results).into_vec();
         results.try_into().expect("the kernel knows how many results it has")
+    }
+
+    /// The instruction's scratch as elements of a type.
+    pub(super) fn take_scratch<T: Element>(&mut self) -> &'a mut [T] {
+        bytemuck::cast_slice_mut(std::mem::take(&mut self.scratch))
     }
 
     /// The elements of the only result, in their order in memory.

@@ -47,11 +47,46 @@ macro_rules! with_float {
                 type $t = f32;
                 $body
             }
-            other => unreachable!("lowering refuses {other} where a float kernel is needed"),
+            half => crate::cpu::element::with_half!(half, $t => $body),
         }
     };
 }
 pub(super) use with_float;
+
+/// Runs `$body` with `$t` the float type of two bytes that a dtype is.
+macro_rules! with_half {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            ir::DType::F16 => {
+                type $t = ::half::f16;
+                $body
+            }
+            ir::DType::BF16 => {
+                type $t = ::half::bf16;
+                $body
+            }
+            other => unreachable!("{other} is no float type"),
+        }
+    };
+}
+pub(super) use with_half;
+
+/// Runs `$body` with `$t` the type that floats of a dtype are computed in.
+macro_rules! with_real {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            ir::DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            _ => {
+                type $t = f32;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_real;
 
 /// Runs `$body` with `$t` the integer type that a dtype is.
 macro_rules! with_integer {

@@ -2,12 +2,12 @@
 //!
 //! The f32 functions are within a few units in the last place of the true values (tests hold them against f64).
 
-use super::element::Element;
+use super::storage::Float;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// A float type of the kernels.
+/// A float type that kernels compute in.
 pub(super) trait Real:
-    Element
+    Float<Real = Self>
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>

@@ -1,4 +1,5 @@
-//! The CPU backend: one arena, one pool of threads, one kernel an instruction.
+//! The CPU backend: one arena, one pool of threads, one kernel an instruction. f16 and bf16 are storage, computed in
+//! f32.
 //!
 //! Results do not depend on the number of threads: work is divided by sizes alone wherever the division shows.
 
@@ -10,6 +11,7 @@ mod kernels;
 mod math;
 mod non_finite;
 mod simd;
+mod storage;
 mod walk;
 
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};

@@ -2,11 +2,11 @@
 
 use super::arena::{Arena, Constants};
 use super::call::Call;
+use super::element::{Element, with_float};
 use super::kernels;
 use crate::device::NonFinite;
 use crate::layout::Layout;
 use crate::program::{Chain, Instruction, Kernel, Program, Section, View};
-use ir::DType;
 use smallvec::smallvec;
 use std::sync::Arc;
 
@@ -55,13 +55,13 @@ fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
         let kind = |x: f64| if x.is_nan() { Kind::NaN } else { Kind::Infinity };
         worst(numbers.filter(|x| !x.is_finite()).map(|x| Some((kind(x), x))))
     };
-    match view.dtype {
-        DType::F32 => {
-            worst_of(&mut bytes.chunks_exact(4).map(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))))
-        }
-        DType::F64 => worst_of(&mut bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned::<f64>)),
-        _ => None,
+    if !view.dtype.is_float() {
+        return None;
     }
+    with_float!(view.dtype, S => {
+        let numbers = bytes.chunks_exact(size_of::<S>()).map(bytemuck::pod_read_unaligned::<S>);
+        worst_of(&mut numbers.map(Element::to_f64))
+    })
 }
 
 /// An operator, its node, and the worst number it made.
@@ -78,6 +78,7 @@ fn steps_of(chain: &Chain, instruction: &Instruction, constants: &Constants, are
         let part = Instruction {
             kernel: Kernel::Elementwise(upto),
             results: vec![view.clone()],
+            scratch: None,
             in_place: smallvec![],
             ..instruction.clone()
         };
@@ -87,6 +88,7 @@ fn steps_of(chain: &Chain, instruction: &Instruction, constants: &Constants, are
             instruction: &part,
             operands: part.operands.iter().map(|view| Some(arena.span(constants, view))).collect(),
             results: smallvec![&mut bytemuck::cast_slice_mut(&mut memory)[..bytes]],
+            scratch: &mut [],
             add: false,
         });
         let kind = kind_of(&view, &bytemuck::cast_slice(&memory)[..bytes]);

@@ -10,11 +10,11 @@ macro_rules! vectorized {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
         $vis fn $name<$($life,)* $($t: $bound),*>($($arg: $ty),*) $(-> $ret)? {
-            struct Call<$($life,)* $($t),*> { $($arg: $ty),* }
+            struct Call<$($life,)* $($t: $bound),*> { $($arg: $ty),* }
             impl<$($life,)* $($t: $bound),*> pulp::WithSimd for Call<$($life,)* $($t),*> {
                 type Output = crate::cpu::simd::returned!($($ret)?);
                 #[inline(always)]
-                fn with_simd<S: pulp::Simd>(self, _: S) -> Self::Output {
+                fn with_simd<Instructions: pulp::Simd>(self, _: Instructions) -> Self::Output {
                     let Self { $($arg),* } = self;
                     $body
                 }

@@ -104,11 +104,6 @@ impl<'m> Drafts<'m> {
             let ty = module.ty(value);
             let unbound = || Diagnostic::new(format!("`{name}` has unbound dims: {ty}"));
             let bytes = ty.bytes().ok_or_else(unbound)?;
-            if matches!(ty.dtype, DType::F16 | DType::BF16) {
-                let message =
-                    format!("the CPU backend has no kernels for {}, the type of `{name}`", ty.dtype);
-                return Err(Diagnostic::new(message).note("use --precision fp32"));
-            }
             let layout = Layout::dense(&drafts.sizes(value));
             let buffer = drafts.buffer(kind, bytes);
             drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });

@@ -3,20 +3,23 @@
 use super::LowerOptions;
 use super::commit::{may_overwrite, section_of};
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
+use super::policy;
+use crate::layout::Layout;
 use crate::program::{
     ConstantSlot, InputSlot, Instruction, Memory, OutputSlot, Program, Region, Section, StateSlot, View,
 };
-use ir::Diagnostic;
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
+use ir::{DType, Diagnostic};
 use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Fixes the addresses of a drafted program.
 pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Program, Diagnostic> {
     drafts.instructions.sort_by_key(|draft| draft.section);
+    let scratch = scratch(&mut drafts);
     let positions = Positions::of(&drafts.instructions);
-    let mut lifetimes = lifetimes(&drafts, &positions);
+    let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
     let (addresses, memory) = addresses(&drafts, &lifetimes, options)?;
     let view = |located: &Located| {
@@ -26,11 +29,12 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
         View { region, base: addresses[buffer], dtype: located.dtype, layout: located.layout.clone() }
     };
     let mut sections = [vec![], vec![], vec![]];
-    for draft in &drafts.instructions {
+    for (draft, scratch) in drafts.instructions.iter().zip(&scratch) {
         sections[draft.section as usize].push(Instruction {
             kernel: draft.kernel.clone(),
             operands: draft.operands.iter().map(view).collect(),
             results: draft.results.iter().map(view).collect(),
+            scratch: scratch.as_ref().map(view),
             in_place: shared_places(&drafts.buffers, draft)?,
             accumulates: draft.accumulates,
             node: draft.node,
@@ -68,6 +72,13 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
     };
     program.hash = program.content_hash();
     Ok(program)
+}
+
+/// A buffer for the scratch of each instruction that needs some.
+fn scratch(drafts: &mut Drafts) -> Vec<Option<Located>> {
+    let wanted: Vec<usize> = drafts.instructions.iter().map(policy::scratch).collect();
+    let buffer = |numbers| (numbers > 0).then(|| drafts.allocate(DType::F32, Layout::dense(&[numbers])));
+    wanted.into_iter().map(buffer).collect()
 }
 
 /// The buffer whose place a buffer takes in the end.
@@ -110,7 +121,7 @@ impl Positions {
 }
 
 /// The lifetime of every buffer that does not take another's place.
-fn lifetimes(drafts: &Drafts, positions: &Positions) -> Vec<Option<Lifetime>> {
+fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions) -> Vec<Option<Lifetime>> {
     let mut lifetimes = Lifetimes::new(drafts.buffers.len(), positions.microbatch());
     let root = |buffer: BufferId| root(&drafts.buffers, buffer);
     for (buffer, Buffer { kind, carried, .. }) in drafts.buffers.iter().enumerate() {
@@ -123,8 +134,8 @@ fn lifetimes(drafts: &Drafts, positions: &Positions) -> Vec<Option<Lifetime>> {
         }
     }
     let mut used = vec![false; drafts.buffers.len()];
-    for (index, draft) in drafts.instructions.iter().enumerate() {
-        for located in draft.operands.iter().chain(&draft.results) {
+    for (index, (draft, scratch)) in drafts.instructions.iter().zip(scratch).enumerate() {
+        for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
             used[root(located.buffer)] = true;
             lifetimes.access(root(located.buffer), positions.of_instruction(index, draft.section));
         }

@@ -1,9 +1,11 @@
-//! Which kernel reads which layouts, and in which layout it writes.
+//! Which kernel reads which layouts, in which layout it writes, and how much scratch it needs.
 
+use super::draft::Draft;
 use crate::layout::{Layout, Sizes};
-use ir::Op;
+use crate::program::Kernel;
 use ir::ops::contract::Contract;
 use ir::ops::reduce::ReduceKind;
+use ir::{DType, Op};
 
 /// The layouts that a kernel reads of an operand; others are copied first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,4 +123,30 @@ pub(super) fn can_accumulate(op: &Op) -> bool {
         Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
         _ => false,
     }
+}
+
+/// The most f32 numbers of scratch an instruction gets: 4 MiB.
+const MOST_SCRATCH: usize = 1 << 20;
+/// Multiplications of one contraction that have scratch of their own, at most.
+const MOST_SHARES: usize = 16;
+
+/// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
+/// there, whole ones if they are small, else tile by tile.
+pub(super) fn scratch(draft: &Draft) -> usize {
+    let Kernel::Op(Op::Contract(contract)) = &draft.kernel else { return 0 };
+    if !matches!(draft.results[0].dtype, DType::F16 | DType::BF16) {
+        return 0;
+    }
+    let size = |label: &u8| {
+        let of =
+            |labels: &ir::ops::Labels, sizes: &Sizes| Some(sizes[labels.0.iter().position(|l| l == label)?]);
+        let [lhs, rhs] = [0, 1].map(|index| &draft.operands[index].layout.sizes);
+        of(&contract.lhs, lhs).or_else(|| of(&contract.rhs, rhs)).unwrap_or(1)
+    };
+    let product = |labels: &[u8]| labels.iter().map(size).fold(1, usize::saturating_mul);
+    let roles = contract.roles();
+    let [rows, columns, summed] = [&roles.rows, &roles.columns, &roles.summed].map(|labels| product(labels));
+    let pairs = [(rows, summed), (summed, columns), (rows, columns)];
+    let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
+    numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
 }

@@ -1,10 +1,12 @@
-//! Scaled dot-product attention, a head at a time, in blocks of queries whose scores stay in cache.
+//! Scaled dot-product attention, a head at a time, in blocks of queries whose scores stay in cache. What is stored as
+//! f16 or bf16 is widened a head (keys and values) or a block (queries) at a time.
 
 use crate::cpu::call::{Call, Source, rebased};
 use crate::cpu::element::{Element, with_float};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{max, sum, vectorized};
+use crate::cpu::storage::{Float, widen};
 use crate::layout::Layout;
 use ir::DType;
 use ir::ops::attention::Attention;
@@ -15,12 +17,12 @@ use std::ops::Range;
 pub(super) const QUERIES: usize = 64;
 
 /// What forward and gradient share: the scores of queries against keys.
-pub(super) struct Scores<'a, T> {
-    pub(super) q: Source<'a, T>,
-    pub(super) k: Source<'a, T>,
-    pub(super) v: Source<'a, T>,
+pub(super) struct Scores<'a, S: Float> {
+    pub(super) q: Source<'a, S>,
+    pub(super) k: Source<'a, S>,
+    pub(super) v: Source<'a, S>,
     mask: Option<Mask<'a>>,
-    pub(super) scale: T,
+    pub(super) scale: S::Real,
     causal: bool,
     pub(super) heads: usize,
     /// Query heads that share a key-value head.
@@ -40,10 +42,40 @@ struct Mask<'a> {
     layout: Layout,
 }
 
-impl<'a, T: Real> Scores<'a, T> {
+/// Rows of one head as they are multiplied.
+pub(super) type Panel<'p, T> = (&'p [T], Matrix);
+
+/// Rows of one head of a tensor of that width: where they lie, or widened into scratch.
+pub(super) fn panel<'p, S: Float>(
+    source: &Source<'p, S>,
+    [batch, head]: [usize; 2],
+    rows: Range<usize>,
+    width: usize,
+    scratch: &'p mut Vec<S::Real>,
+) -> Panel<'p, S::Real> {
+    let matrix = matrix(source, batch, head, rows.start);
+    if let Some(reals) = S::as_reals(source.elements) {
+        return (reals, matrix);
+    }
+    scratch.resize(rows.len() * width, <S::Real>::ZERO);
+    for (i, row) in scratch.chunks_exact_mut(width.max(1)).enumerate() {
+        let start = (matrix.offset + i as isize * matrix.rows) as usize;
+        widen(&source.elements[start..start + width], row);
+    }
+    (scratch, Matrix::with_rows(width))
+}
+
+/// The rows of one head of a tensor, from a row on.
+fn matrix<S>(source: &Source<S>, batch: usize, head: usize, row: usize) -> Matrix {
+    let Layout { strides, offset, .. } = &source.layout;
+    let at = [batch, head, row].into_iter().zip(strides).map(|(index, stride)| index as isize * stride);
+    Matrix { offset: offset + at.sum::<isize>(), rows: strides[2], columns: 1 }
+}
+
+impl<'a, S: Float> Scores<'a, S> {
     /// Of operands `q, k, v` and, if `masked`, a mask.
     pub(super) fn of(call: &Call<'a>, scale: f64, causal: bool, masked: bool) -> Self {
-        let [q, k, v] = [0, 1, 2].map(|index| call.source::<T>(index));
+        let [q, k, v] = [0, 1, 2].map(|index| call.source::<S>(index));
         let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
         let [groups, keys] = [1, 2].map(|dim| k.layout.sizes[dim]);
         let mask = masked.then(|| {
@@ -53,15 +85,8 @@ impl<'a, T: Real> Scores<'a, T> {
             Mask { bytes, dtype: view.dtype, layout }
         });
         let (group, value_width) = (heads / groups.max(1), v.layout.sizes[3]);
-        let scale = T::of(scale);
+        let scale = <S::Real>::of(scale);
         Self { q, k, v, mask, scale, causal, heads, group, queries, keys, width, value_width }
-    }
-
-    /// The rows of one head of a tensor, from a row on.
-    pub(super) fn matrix(source: &Source<T>, batch: usize, head: usize, row: usize) -> Matrix {
-        let Layout { strides, offset, .. } = &source.layout;
-        let at = [batch, head, row].into_iter().zip(strides).map(|(index, stride)| index as isize * stride);
-        Matrix { offset: offset + at.sum::<isize>(), rows: strides[2], columns: 1 }
     }
 
     /// How many keys a block of queries sees.
@@ -76,13 +101,20 @@ impl<'a, T: Real> Scores<'a, T> {
 
     /// The scaled and masked scores of a block of queries, row-major with a row of `keys_of(block)` each. Past what a
     /// query sees they mean nothing.
-    pub(super) fn block(&self, batch: usize, head: usize, block: Range<usize>, scores: &mut [T]) {
+    pub(super) fn block(
+        &self,
+        [batch, head]: [usize; 2],
+        block: Range<usize>,
+        q: Panel<S::Real>,
+        (k, k_matrix): Panel<S::Real>,
+        scores: &mut [S::Real],
+    ) {
         let keys = self.keys_of(&block);
         gemm(
             [block.len(), self.width, keys],
             (&mut *scores, Matrix::with_rows(keys)),
-            (self.q.elements, Self::matrix(&self.q, batch, head, block.start)),
-            (self.k.elements, Self::matrix(&self.k, batch, head / self.group, 0).transposed()),
+            q,
+            (k, k_matrix.transposed()),
             Multiply { factor: self.scale, add: false, parallel: false },
         );
         if let Some(mask) = &self.mask
@@ -132,53 +164,59 @@ pub(super) fn rows_by_head<T>(
 }
 
 pub(super) fn run(op: &Attention, mut call: Call) {
-    with_float!(call.instruction.operands[0].dtype, T => {
+    with_float!(call.operand_view(0).dtype, S => {
         let masked = call.operands.len() == 4;
-        let scores = Scores::<T>::of(&call, op.scale.get(), op.causal, masked);
-        let [out, logsumexp] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
-        let rows = rows_by_head(out, scores.value_width, scores.queries, scores.heads);
+        let scores = Scores::<S>::of(&call, op.scale.get(), op.causal, masked);
+        let [out, logsumexp] = call.take_results();
+        let logsumexp = bytemuck::cast_slice_mut::<u8, <S as Float>::Real>(logsumexp);
+        let rows = rows_by_head(bytemuck::cast_slice_mut::<u8, S>(out), scores.value_width, scores.queries, scores.heads);
         let heads = rows.into_par_iter().zip(logsumexp.par_chunks_exact_mut(scores.queries)).enumerate();
         heads.for_each(|(index, (out, logsumexp))| {
-            run_head(&scores, index / scores.heads, index % scores.heads, out, logsumexp);
+            run_head(&scores, [index / scores.heads, index % scores.heads], out, logsumexp);
         });
     });
 }
 
-fn run_head<T: Real>(
-    scores: &Scores<T>,
-    batch: usize,
-    head: usize,
-    mut out: Vec<&mut [T]>,
-    logsumexp: &mut [T],
+fn run_head<S: Float>(
+    scores: &Scores<S>,
+    [batch, head]: [usize; 2],
+    mut out: Vec<&mut [S]>,
+    logsumexp: &mut [S::Real],
 ) {
+    let zero = <S::Real>::ZERO;
     let width = scores.value_width;
-    let mut weights = vec![T::ZERO; QUERIES.min(scores.queries) * scores.keys];
-    let mut product = vec![T::ZERO; QUERIES.min(scores.queries) * width];
+    let mut weights = vec![zero; QUERIES.min(scores.queries) * scores.keys];
+    let mut product = vec![zero; QUERIES.min(scores.queries) * width];
+    let [mut wide_q, mut wide_k, mut wide_v] = [vec![], vec![], vec![]];
+    let shared = [batch, head / scores.group];
+    let k = panel(&scores.k, shared, 0..scores.keys, scores.width, &mut wide_k);
+    let v = panel(&scores.v, shared, 0..scores.keys, width, &mut wide_v);
     for start in (0..scores.queries).step_by(QUERIES) {
         let block = start..(start + QUERIES).min(scores.queries);
         let keys = scores.keys_of(&block);
-        scores.block(batch, head, block.clone(), &mut weights);
-        let mut factors = [T::ZERO; QUERIES];
+        let q = panel(&scores.q, [batch, head], block.clone(), scores.width, &mut wide_q);
+        scores.block([batch, head], block.clone(), q, k, &mut weights);
+        let mut factors = [zero; QUERIES];
         for (i, query) in block.clone().enumerate() {
             let row = &mut weights[i * keys..(i + 1) * keys];
             let seen = scores.keys_of_query(query, keys);
-            row[seen..].fill(T::ZERO);
+            row[seen..].fill(zero);
             let (largest, total) = exponentials(&mut row[..seen]);
             // A row that nothing is kept of gives zeros.
-            let empty = largest == T::NEG_INFINITY;
-            factors[i] = if empty { T::ZERO } else { T::ONE / total };
+            let empty = largest == <S::Real>::NEG_INFINITY;
+            factors[i] = if empty { zero } else { <S::Real>::ONE / total };
             logsumexp[query] = if empty { largest } else { largest + total.ln() };
         }
         gemm(
             [block.len(), keys, width],
             (&mut product, Matrix::with_rows(width)),
             (&weights, Matrix::with_rows(keys)),
-            (scores.v.elements, Scores::matrix(&scores.v, batch, head / scores.group, 0)),
-            Multiply { factor: T::ONE, add: false, parallel: false },
+            v,
+            Multiply { factor: <S::Real>::ONE, add: false, parallel: false },
         );
         for (i, query) in block.enumerate() {
             let product = &product[i * width..(i + 1) * width];
-            out[query].iter_mut().zip(product).for_each(|(out, &x)| *out = x * factors[i]);
+            out[query].iter_mut().zip(product).for_each(|(out, &x)| *out = S::narrow(x * factors[i]));
         }
     }
 }

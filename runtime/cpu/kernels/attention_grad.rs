@@ -1,38 +1,39 @@
 //! The gradient of attention, recomputing the probabilities from their logsumexp (Dao et al., arXiv 2205.14135).
 
-use super::attention::{QUERIES, Scores, rows_by_head};
+use super::attention::{Panel, QUERIES, Scores, panel, rows_by_head};
 use crate::cpu::call::{Call, Source};
 use crate::cpu::element::with_float;
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{sum, vectorized};
+use crate::cpu::storage::{Float, narrow};
 use ir::ops::attention::AttentionGrad;
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// What the gradient reads.
-struct Gradient<'a, T> {
-    scores: Scores<'a, T>,
-    out: Source<'a, T>,
-    logsumexp: &'a [T],
-    dout: Source<'a, T>,
+struct Gradient<'a, S: Float> {
+    scores: Scores<'a, S>,
+    out: Source<'a, S>,
+    logsumexp: &'a [S::Real],
+    dout: Source<'a, S>,
 }
 
 /// The gradients of one key-value head and of its query heads.
-struct Head<'a, T> {
+struct Head<'a, S> {
     /// For each query head its rows.
-    dq: Vec<Vec<&'a mut [T]>>,
-    dk: Vec<&'a mut [T]>,
-    dv: Vec<&'a mut [T]>,
+    dq: Vec<Vec<&'a mut [S]>>,
+    dk: Vec<&'a mut [S]>,
+    dv: Vec<&'a mut [S]>,
 }
 
 pub(super) fn run(op: &AttentionGrad, mut call: Call) {
-    with_float!(call.dtype(), T => {
+    with_float!(call.dtype(), S => {
         let count = call.operands.len();
-        let scores = Scores::<T>::of(&call, op.scale.get(), op.causal, count == 7);
-        let [out, dout] = [count - 3, count - 1].map(|index| call.source::<T>(index));
-        let logsumexp = call.dense::<T>(count - 2);
-        let [dq, dk, dv] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+        let scores = Scores::<S>::of(&call, op.scale.get(), op.causal, count == 7);
+        let [out, dout] = [count - 3, count - 1].map(|index| call.source::<S>(index));
+        let logsumexp = call.dense::<<S as Float>::Real>(count - 2);
+        let [dq, dk, dv] = call.take_results().map(bytemuck::cast_slice_mut::<u8, S>);
         let groups = scores.heads / scores.group.max(1);
         let mut dq = rows_by_head(dq, scores.width, scores.queries, scores.heads).into_iter();
         let dk = rows_by_head(dk, scores.width, scores.keys, groups);
@@ -40,7 +41,7 @@ pub(super) fn run(op: &AttentionGrad, mut call: Call) {
         let gradient = Gradient { scores, out, logsumexp, dout };
         let group = gradient.scores.group;
         let heads = dk.into_iter().zip(dv).map(|(dk, dv)| Head { dq: dq.by_ref().take(group).collect(), dk, dv });
-        let heads: Vec<Head<T>> = heads.collect();
+        let heads: Vec<Head<S>> = heads.collect();
         heads.into_par_iter().enumerate().for_each(|(index, head)| gradient.head(index / groups, index % groups, head));
     });
 }
@@ -52,84 +53,87 @@ struct Scratch<T> {
     dq: Vec<T>,
     dk: Vec<T>,
     dv: Vec<T>,
+    /// Rows of the block, widened: of q, out, d out.
+    wide: [Vec<T>; 3],
 }
 
-impl<T: Real> Gradient<'_, T> {
-    fn head(&self, batch: usize, group: usize, head: Head<T>) {
+impl<S: Float> Gradient<'_, S> {
+    fn head(&self, batch: usize, group: usize, head: Head<S>) {
         let scores = &self.scores;
         let queries = QUERIES.min(scores.queries);
-        let zeros = |len: usize| vec![T::ZERO; len];
+        let zeros = |len: usize| vec![<S::Real>::ZERO; len];
         let mut scratch = Scratch {
             probabilities: zeros(queries * scores.keys),
             dscores: zeros(queries * scores.keys),
             dq: zeros(queries * scores.width),
             dk: zeros(scores.keys * scores.width),
             dv: zeros(scores.keys * scores.value_width),
+            wide: [vec![], vec![], vec![]],
         };
+        let [mut wide_k, mut wide_v] = [vec![], vec![]];
+        let k = panel(&scores.k, [batch, group], 0..scores.keys, scores.width, &mut wide_k);
+        let v = panel(&scores.v, [batch, group], 0..scores.keys, scores.value_width, &mut wide_v);
         for (member, mut dq) in head.dq.into_iter().enumerate() {
             for start in (0..scores.queries).step_by(QUERIES) {
                 let block = start..(start + QUERIES).min(scores.queries);
-                self.block(batch, group * scores.group + member, block.clone(), &mut scratch);
+                let query_head = group * scores.group + member;
+                self.block([batch, query_head], block.clone(), [k, v], &mut scratch);
                 let rows = scratch.dq.chunks_exact(scores.width);
-                dq[block].iter_mut().zip(rows).for_each(|(to, from)| to.copy_from_slice(from));
+                dq[block].iter_mut().zip(rows).for_each(|(to, from)| narrow(from, to));
             }
         }
-        let copy = |rows: Vec<&mut [T]>, from: &[T], width: usize| {
-            rows.into_iter()
-                .zip(from.chunks_exact(width.max(1)))
-                .for_each(|(to, from)| to.copy_from_slice(from));
+        let copy = |rows: Vec<&mut [S]>, from: &[S::Real], width: usize| {
+            rows.into_iter().zip(from.chunks_exact(width.max(1))).for_each(|(to, from)| narrow(from, to));
         };
         copy(head.dk, &scratch.dk, scores.width);
         copy(head.dv, &scratch.dv, scores.value_width);
     }
 
     /// A block of queries: its `d q`, and its share of `d k` and `d v`.
-    fn block(&self, batch: usize, head: usize, block: Range<usize>, scratch: &mut Scratch<T>) {
+    fn block(
+        &self,
+        [batch, head]: [usize; 2],
+        block: Range<usize>,
+        [k, v]: [Panel<S::Real>; 2],
+        scratch: &mut Scratch<S::Real>,
+    ) {
         let scores = &self.scores;
-        let (keys, rows) = (scores.keys_of(&block), block.len());
-        let Scratch { probabilities, dscores, dq, dk, dv } = scratch;
-        let add = Multiply { factor: T::ONE, add: true, parallel: false };
+        let (keys, rows, width) = (scores.keys_of(&block), block.len(), scores.value_width);
+        let Scratch { probabilities, dscores, dq, dk, dv, wide: [wide_q, wide_out, wide_dout] } = scratch;
+        let add = Multiply { factor: <S::Real>::ONE, add: true, parallel: false };
         let set = Multiply { add: false, ..add };
         let square = Matrix::with_rows(keys);
-        let key_head = head / scores.group;
-        let dout = (self.dout.elements, Scores::matrix(&self.dout, batch, head, block.start));
-        scores.block(batch, head, block.clone(), probabilities);
-        for (i, query) in block.clone().enumerate() {
+        let q = panel(&scores.q, [batch, head], block.clone(), scores.width, wide_q);
+        let out = panel(&self.out, [batch, head], block.clone(), width, wide_out);
+        let dout = panel(&self.dout, [batch, head], block.clone(), width, wide_dout);
+        scores.block([batch, head], block.clone(), q, k, probabilities);
+        for (i, query) in block.enumerate() {
             let row = &mut probabilities[i * keys..(i + 1) * keys];
             let seen = scores.keys_of_query(query, keys);
-            row[seen..].fill(T::ZERO);
+            row[seen..].fill(<S::Real>::ZERO);
             probabilities_of(
                 &mut row[..seen],
                 self.logsumexp[(batch * scores.heads + head) * scores.queries + query],
             );
         }
-        let values = (scores.v.elements, Scores::matrix(&scores.v, batch, key_head, 0).transposed());
-        let width = scores.value_width;
-        gemm(
-            [keys, rows, width],
-            (dv, Matrix::with_rows(width)),
-            (probabilities, square.transposed()),
-            dout,
-            add,
-        );
-        gemm([rows, width, keys], (dscores, square), dout, values, set);
-        for (i, query) in block.clone().enumerate() {
+        let values = Matrix::with_rows(width);
+        gemm([keys, rows, width], (dv, values), (probabilities, square.transposed()), dout, add);
+        gemm([rows, width, keys], (dscores, square), dout, (v.0, v.1.transposed()), set);
+        for i in 0..rows {
             let here = i * keys..(i + 1) * keys;
-            let dot = dot(self.row(&self.out, batch, head, query), self.row(&self.dout, batch, head, query));
+            let dot = dot(row(out, i, width), row(dout, i, width));
             dscores_of(&probabilities[here.clone()], &mut dscores[here], dot, scores.scale);
         }
         let width = Matrix::with_rows(scores.width);
-        let k = (scores.k.elements, Scores::matrix(&scores.k, batch, key_head, 0));
-        let q = (scores.q.elements, Scores::matrix(&scores.q, batch, head, block.start));
         gemm([rows, keys, scores.width], (dq, width), (dscores, square), k, set);
         gemm([keys, rows, scores.width], (dk, width), (dscores, square.transposed()), q, add);
     }
+}
 
-    /// A row of a tensor of the values' width.
-    fn row<'s>(&self, source: &'s Source<T>, batch: usize, head: usize, query: usize) -> &'s [T] {
-        let start = Scores::matrix(source, batch, head, query).offset as usize;
-        &source.elements[start..start + self.scores.value_width]
-    }
+/// A row of that width.
+fn row<T>((elements, matrix): Panel<'_, T>, row: usize, width: usize) -> &[T] {
+    let start = (matrix.offset + row as isize * matrix.rows) as usize;
+    &elements[start..start + width]
 }
 
 vectorized! {

@@ -1,13 +1,16 @@
 //! Contractions, as multiplications of strided matrices.
 //!
 //! Labels of one role that one stride reaches through become one dim of the matrix; what is left over is looped
-//! over. So a transposed operand costs no copy.
+//! over. So a transposed operand costs no copy. f16 and bf16 are multiplied in tiles, widened to f32 (`tiles`).
+
+mod tiles;
 
 use crate::cpu::call::{Call, rebased};
-use crate::cpu::element::with_float;
+use crate::cpu::element::{Element, with_half, with_real};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{sum, vectorized};
+use crate::cpu::storage::{Float, is_half};
 use crate::layout::Layout;
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
@@ -40,9 +43,16 @@ struct Plan {
 pub(super) fn run(contract: &Contract, mut call: Call) {
     let layouts = [&call.operand_view(0).layout, &call.operand_view(1).layout, &call.result_view(0).layout];
     let plan = Plan::of(contract, layouts.map(rebased));
-    with_float!(call.dtype(), T => {
+    let (dtype, add) = (call.dtype(), call.add);
+    if is_half(dtype) {
+        return with_half!(dtype, S => {
+            let (lhs, rhs) = (call.source::<S>(0).elements, call.source::<S>(1).elements);
+            let scratch = call.take_scratch::<f32>();
+            tiles::multiply(&plan, [lhs, rhs], call.take_result::<S>(), scratch, add);
+        });
+    }
+    with_real!(dtype, T => {
         let (lhs, rhs) = (call.source::<T>(0).elements, call.source::<T>(1).elements);
-        let add = call.add;
         multiply(&plan, lhs, rhs, call.take_result::<T>(), add);
     });
 }
@@ -145,9 +155,7 @@ const SMALL: usize = 1 << 20;
 
 fn multiply<T: Real>(plan: &Plan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {
     if let Some([left, right]) = plan.stretches() {
-        let dot = dot(&lhs[left], &rhs[right]);
-        out[0] = if add { out[0] + dot } else { dot };
-        return;
+        return dot(&lhs[left], &rhs[right], &mut out[0], add);
     }
     let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let work = plan.rows.size * plan.columns.size * plan.summed.size;
@@ -169,17 +177,18 @@ fn multiply<T: Real>(plan: &Plan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool
 /// Terms of a dot product that one task adds up. Fixed, so that the sum does not depend on threads.
 const TERMS: usize = 1 << 14;
 
-/// `Σ x·y`, such as the square of a gradient's norm: blocks in `T`, their sums in f64.
-fn dot<T: Real>(x: &[T], y: &[T]) -> T {
+/// `out (+)= Σ x·y`, such as the square of a gradient's norm: blocks in the type that is computed in, their sums in f64.
+fn dot<S: Float>(x: &[S], y: &[S], out: &mut S, add: bool) {
     let blocks = x.par_chunks(TERMS).zip(y.par_chunks(TERMS)).map(|(x, y)| block_dot(x, y).to_f64());
     let sums: Vec<f64> = blocks.collect();
-    T::of(sums.into_iter().sum())
+    let dot = <S::Real>::of(sums.into_iter().sum());
+    *out = S::narrow(if add { out.widen() + dot } else { dot });
 }
 
 vectorized! {
-    fn block_dot<'a; T: Real>(x: &'a [T], y: &'a [T]) -> T {
+    fn block_dot<'a; S: Float>(x: &'a [S], y: &'a [S]) -> S::Real {
         let y = &y[..x.len()];
-        sum(x.len(), |i| x[i] * y[i])
+        sum(x.len(), |i| x[i].widen() * y[i].widen())
     }
 }
 

@@ -3,7 +3,7 @@
 use super::PARALLEL;
 use crate::cpu::call::{Call, Source, rebased};
 use crate::cpu::element::{with_float, with_width};
-use crate::cpu::math::Real;
+use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
 use crate::program::View;
@@ -35,10 +35,11 @@ pub(super) fn accumulate(mut call: Call) {
     });
 }
 
-fn add<T: Real>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
+fn add<T: Float>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
     walk.for_runs(start, out.len(), |at, position, stride, count| {
         for (i, out) in out[at..at + count].iter_mut().enumerate() {
-            *out = *out + elements[(position as isize + i as isize * stride) as usize];
+            let element = elements[(position as isize + i as isize * stride) as usize];
+            *out = T::narrow(out.widen() + element.widen());
         }
     });
 }

@@ -1,5 +1,8 @@
 //! Chains of elementwise operators, block by block: operands that do not lie as the results do are brought into
 //! registers (blocks that stay in the first-level cache), every step writes one, the last writes the result.
+//!
+//! f16 and bf16 are f32 in registers. What a step makes of such a type is rounded to it there, as if it had been
+//! stored: so fusing changes no number.
 
 mod steps;
 
@@ -7,6 +10,7 @@ use super::PARALLEL;
 use super::copy::memory_order;
 use crate::cpu::call::{Call, rebased};
 use crate::cpu::element::with_width;
+use crate::cpu::storage::{computed, is_half, narrow_half, widen_half};
 use crate::cpu::walk::{Shape, Walk};
 use crate::program::{Chain, ChainSource};
 use ir::DType;
@@ -28,6 +32,8 @@ enum Read {
     Direct,
     /// One element for all.
     One,
+    /// It lies as the results do, and is widened into a register.
+    Widened,
     /// It is brought into a register.
     Walk(Walk),
     /// A result with this index holds it until the result is written.
@@ -73,13 +79,14 @@ fn operand<'a>(call: &Call<'a>, index: usize, order: &[usize]) -> Operand<'a> {
     let walk = Walk::new(&rebased(&view.layout), order);
     let read = match walk.shape() {
         Shape::One => Read::One,
+        Shape::Contiguous if is_half(dtype) => Read::Widened,
         Shape::Contiguous => Read::Direct,
         Shape::Strided => Read::Walk(walk),
     };
     Operand { dtype, bytes, read }
 }
 
-/// Room for a block of any type, aligned for all.
+/// Room for a block of any type that is computed in, aligned for all.
 type Register = Vec<u64>;
 
 /// A task: the registers of one thread.
@@ -92,6 +99,8 @@ struct Task<'a> {
     loaded: Vec<Register>,
     /// For each step.
     made: Vec<Register>,
+    /// A block of a half type that does not lie in one piece.
+    packed: Vec<u16>,
 }
 
 /// Where a block is: its first element among all and in the task's part of the results, and how many it has.
@@ -114,21 +123,14 @@ fn run_part(chain: &Chain, operands: &[Operand], widths: &[usize], start: usize,
 
 impl<'a> Task<'a> {
     fn new(chain: &'a Chain, operands: &'a [Operand], widths: &'a [usize], block: usize) -> Self {
-        let register = |dtype: DType| vec![0u64; (block * dtype.bytes() as usize).div_ceil(8)];
+        let register = |dtype: DType| vec![0u64; (block * computed(dtype).bytes() as usize).div_ceil(8)];
         let loaded = operands.iter().map(|operand| match operand.read {
             Read::Direct => vec![],
-            Read::Walk(_) | Read::Held(_) => register(operand.dtype),
-            Read::One => {
-                let mut filled = register(operand.dtype);
-                with_width!(operand.dtype.bytes(), T => {
-                    let element = bytemuck::cast_slice::<u8, T>(operand.bytes)[0];
-                    bytemuck::cast_slice_mut::<u64, T>(&mut filled).fill(element);
-                });
-                filled
-            }
+            Read::Walk(_) | Read::Held(_) | Read::Widened => register(operand.dtype),
+            Read::One => filled(operand, register(operand.dtype)),
         });
         let made = chain.steps.iter().map(|step| register(step.dtype)).collect();
-        Self { chain, operands, widths, loaded: loaded.collect(), made }
+        Self { chain, operands, widths, loaded: loaded.collect(), made, packed: vec![0; block] }
     }
 
     /// Brings the operands of a block into their registers: all of them, before any result is written.
@@ -136,9 +138,18 @@ impl<'a> Task<'a> {
         for (operand, register) in self.operands.iter().zip(&mut self.loaded) {
             match &operand.read {
                 Read::Direct | Read::One => {}
+                Read::Widened => {
+                    let whole = Block { at: block.index, ..block };
+                    fill(operand.dtype, bytes_of(operand.bytes, whole, 2), register);
+                }
                 Read::Held(result) => {
                     let held = bytes_of(part[*result], block, self.widths[*result]);
-                    bytemuck::cast_slice_mut::<u64, u8>(register)[..held.len()].copy_from_slice(held);
+                    fill(operand.dtype, held, register);
+                }
+                Read::Walk(walk) if is_half(operand.dtype) => {
+                    let packed = &mut self.packed[..block.count];
+                    walk.load(bytemuck::cast_slice(operand.bytes), block.index, packed);
+                    fill(operand.dtype, bytemuck::cast_slice(packed), register);
                 }
                 Read::Walk(walk) => with_width!(operand.dtype.bytes(), T => {
                     let elements = bytemuck::cast_slice::<u8, T>(operand.bytes);
@@ -151,12 +162,12 @@ impl<'a> Task<'a> {
 
     /// Runs a step on a block, and writes the result it makes, if any.
     fn step(&mut self, index: usize, block: Block, part: &mut Part) {
-        let Self { chain, operands, widths, loaded, made } = self;
+        let Self { chain, operands, widths, loaded, made, packed } = self;
         let step = &chain.steps[index];
         let (earlier, rest) = made.split_at_mut(index);
         let source = |source: &ChainSource| match *source {
             ChainSource::Step(step) => {
-                let dtype = chain.steps[step as usize].dtype;
+                let dtype = computed(chain.steps[step as usize].dtype);
                 (dtype, first_bytes(&earlier[step as usize], block.count, dtype))
             }
             ChainSource::Operand(operand) => {
@@ -166,26 +177,67 @@ impl<'a> Task<'a> {
                         let whole = Block { at: block.index, ..block };
                         (*dtype, bytes_of(bytes, whole, dtype.bytes() as usize))
                     }
-                    _ => (*dtype, first_bytes(&loaded[operand as usize], block.count, *dtype)),
+                    _ => {
+                        let dtype = computed(*dtype);
+                        (dtype, first_bytes(&loaded[operand as usize], block.count, dtype))
+                    }
                 }
             }
         };
         let sources: SmallVec<[(DType, &[u8]); 3]> = step.sources.iter().map(source).collect();
         let store = chain.stores.iter().position(|&stored| stored == index as u32);
-        let mut stored = store.map(|store| {
+        let stored = store.map(|store| {
             let bytes = block.at * widths[store]..(block.at + block.count) * widths[store];
             &mut part[store][bytes]
         });
-        // Nobody reads the last step but the result.
-        if index + 1 == chain.steps.len()
-            && let Some(stored) = stored
-        {
-            return steps::apply(step, &sources, stored);
-        }
-        let width = step.dtype.bytes() as usize;
+        let (half, last) = (is_half(step.dtype), index + 1 == chain.steps.len());
+        let width = computed(step.dtype).bytes() as usize;
         let own = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut rest[0])[..block.count * width];
-        steps::apply(step, &sources, own);
-        stored.iter_mut().for_each(|stored| stored.copy_from_slice(own));
+        match stored {
+            // Nobody reads the last step but the result.
+            Some(stored) if last && !half => steps::apply(step, &sources, stored),
+            stored => {
+                steps::apply(step, &sources, own);
+                if half {
+                    let packed = bytemuck::cast_slice_mut(&mut packed[..block.count]);
+                    round(step.dtype, own, stored.unwrap_or(packed), last);
+                } else if let Some(stored) = stored {
+                    stored.copy_from_slice(own);
+                }
+            }
+        }
+    }
+}
+
+/// Rounds what a step made to its type: stores it, and, unless nobody reads it again, brings it back.
+fn round(dtype: DType, own: &mut [u8], stored: &mut [u8], last: bool) {
+    narrow_half(dtype, bytemuck::cast_slice(own), stored);
+    if !last {
+        widen_half(dtype, stored, bytemuck::cast_slice_mut(own));
+    }
+}
+
+/// A register filled with an operand's only element.
+fn filled(operand: &Operand, mut register: Register) -> Register {
+    with_width!(operand.dtype.bytes(), T => {
+        let element = bytemuck::cast_slice::<u8, T>(operand.bytes)[0];
+        match is_half(operand.dtype) {
+            true => {
+                let mut one = [0.0];
+                widen_half(operand.dtype, bytemuck::bytes_of(&element), &mut one);
+                bytemuck::cast_slice_mut::<u64, f32>(&mut register).fill(one[0]);
+            }
+            false => bytemuck::cast_slice_mut::<u64, T>(&mut register).fill(element),
+        }
+    });
+    register
+}
+
+/// Brings a block of an operand into its register.
+fn fill(dtype: DType, from: &[u8], register: &mut Register) {
+    match is_half(dtype) {
+        true => widen_half(dtype, from, bytemuck::cast_slice_mut(register)),
+        false => bytemuck::cast_slice_mut::<u64, u8>(register)[..from.len()].copy_from_slice(from),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::PARALLEL;
 use crate::cpu::call::Call;
 use crate::cpu::element::{with_float, with_width};
-use crate::cpu::math::Real;
+use crate::cpu::storage::{Float, Scratch};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use rayon::prelude::*;
 
@@ -44,21 +44,30 @@ pub(super) fn gather_grad(op: &GatherGrad, mut call: Call) {
 }
 
 /// Adds `updates[outer, position, ..width]` to `result[outer, indices[position], ..width]`. Each task has its own
-/// rows of the result and reads all indices in order.
-fn scatter<T: Real>(indices: &[i64], updates: &[T], result: &mut [T], size: usize, width: usize, add: bool) {
+/// rows of the result; what goes into one row is added in the order of the positions, and rounded once.
+fn scatter<T: Float>(indices: &[i64], updates: &[T], result: &mut [T], size: usize, width: usize, add: bool) {
     let rows = size.div_ceil(2 * rayon::current_num_threads());
+    let hits =
+        indices.iter().enumerate().filter_map(|(position, &index)| Some((element(index, size)?, position)));
+    let mut hits: Vec<(usize, usize)> = hits.collect();
+    hits.sort_unstable();
     for (outer, result) in result.chunks_exact_mut(size * width).enumerate() {
         let updates = &updates[outer * indices.len() * width..][..indices.len() * width];
         result.par_chunks_mut(rows * width).enumerate().for_each(|(task, result)| {
             if !add {
-                result.fill(T::ZERO);
+                result.fill(T::from_i64(0));
             }
             let first = task * rows;
-            let own = first..first + result.len() / width;
-            for (position, &index) in indices.iter().enumerate() {
-                let Some(row) = element(index, size).filter(|row| own.contains(row)) else { continue };
-                let out = &mut result[(row - first) * width..][..width];
-                out.iter_mut().zip(&updates[position * width..]).for_each(|(out, &x)| *out = *out + x);
+            let before = |end: usize| hits.partition_point(|&(row, _)| row < end);
+            let own = &hits[before(first)..before(first + result.len() / width)];
+            let mut wide = Scratch::new();
+            for of_row in own.chunk_by(|one, other| one.0 == other.0) {
+                wide.update(&mut result[(of_row[0].0 - first) * width..][..width], |out| {
+                    for &(_, position) in of_row {
+                        let update = &updates[position * width..];
+                        out.iter_mut().zip(update).for_each(|(out, x)| *out = *out + x.widen());
+                    }
+                });
             }
         });
     }

@@ -6,6 +6,7 @@ use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{sum, vectorized};
+use crate::cpu::storage::{Float, Scratch};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use rayon::prelude::*;
 
@@ -22,11 +23,14 @@ pub(super) fn cross_entropy(op: &CrossEntropy, mut call: Call) {
     let classes = classes(&call);
     let labels = call.integers(1);
     let smoothing = op.label_smoothing.get();
-    with_float!(call.dtype(), T => {
-        let logits = call.dense::<T>(0);
+    with_float!(call.operand_view(0).dtype, S => {
+        type T = <S as Float>::Real;
+        let logits = call.dense::<S>(0);
         let [total, weight, logsumexps] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
         let rows = logits.par_chunks_exact(classes).zip(&labels).zip(logsumexps);
-        let losses = rows.with_min_len((PARALLEL / 16 / classes).max(1)).map(|((row, &label), total)| {
+        let rows = rows.with_min_len((PARALLEL / 16 / classes).max(1));
+        let losses = rows.map_init(Scratch::new, |scratch, ((row, &label), total)| {
+            let row = scratch.read(row);
             *total = logsumexp(row);
             let class = class(label, op.ignore_index, classes)?;
             let target = (1.0 - smoothing) * row[class].to_f64();
@@ -50,18 +54,22 @@ pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
     let classes = classes(&call);
     let labels = call.integers(1);
     let smoothing = op.label_smoothing.get();
-    with_float!(call.dtype(), T => {
-        let (logits, logsumexps) = (call.dense_or_in_place::<T>(0), call.dense::<T>(2));
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
+        let (logits, logsumexps) = (call.dense_or_in_place::<S>(0), call.dense::<T>(2));
         let factor = call.scalar::<T>(3);
         let uniform = T::of(smoothing / classes as f64);
-        let rows = call.take_result::<T>().par_chunks_exact_mut(classes).zip(&labels).zip(logsumexps).enumerate();
-        rows.with_min_len((PARALLEL / 16 / classes).max(1)).for_each(|(i, ((row, &label), &total))| {
-            let Some(class) = class(label, op.ignore_index, classes) else { return row.fill(T::ZERO) };
+        let rows = call.take_result::<S>().par_chunks_exact_mut(classes).zip(&labels).zip(logsumexps).enumerate();
+        let rows = rows.with_min_len((PARALLEL / 16 / classes).max(1));
+        rows.for_each_init(Scratch::new, |scratch, (i, ((row, &label), &total))| {
+            let Some(class) = class(label, op.ignore_index, classes) else { return row.fill(S::narrow(0.0)) };
             if let Some(logits) = logits {
                 row.copy_from_slice(&logits[i * classes..(i + 1) * classes]);
             }
-            gradient_row(row, total, uniform, factor);
-            row[class] -= factor * T::of(1.0 - smoothing);
+            scratch.update(row, |row| {
+                gradient_row(row, total, uniform, factor);
+                row[class] -= factor * T::of(1.0 - smoothing);
+            });
         });
     });
 }

@@ -5,6 +5,8 @@ use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
 use crate::cpu::simd::{sum, vectorized};
+use crate::cpu::storage::{Float, Scratch, narrow, number, set_number};
+use ir::DType;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use rayon::prelude::*;
 
@@ -13,16 +15,29 @@ fn least_rows(width: usize) -> usize {
     (PARALLEL / 4 / width.max(1)).max(1)
 }
 
+/// A row's statistics, one a chunk, in a result of any float type.
+fn statistics<'a>(bytes: &'a mut [u8], dtype: DType) -> rayon::slice::ChunksExactMut<'a, u8> {
+    bytes.par_chunks_exact_mut(dtype.bytes() as usize)
+}
+
 pub(super) fn layer_norm(norm: &LayerNorm, mut call: Call) {
-    with_float!(call.instruction.operands[0].dtype, T => {
-        let [x, scale, bias] = [0, 1, 2].map(|i| call.dense::<T>(i));
-        let eps = T::of(norm.eps.get());
+    let [mean_dtype, rstd_dtype] = [1, 2].map(|i| call.result_view(i).dtype);
+    with_float!(call.operand_view(0).dtype, S => {
+        let [x, scale, bias] = [0, 1, 2].map(|i| call.dense::<S>(i));
+        let [mut wide_scale, mut wide_bias] = [Scratch::new(), Scratch::new()];
+        let (scale, bias) = (wide_scale.read(scale), wide_bias.read(bias));
+        let eps = <S as Float>::Real::of(norm.eps.get());
         let [y, mean, rstd] = call.take_results();
-        let (mean, rstd) = (bytemuck::cast_slice_mut::<u8, T>(mean), bytemuck::cast_slice_mut::<u8, T>(rstd));
         let width = scale.len();
-        let rows = x.par_chunks_exact(width).zip(bytemuck::cast_slice_mut::<u8, T>(y).par_chunks_exact_mut(width));
-        let rows = rows.zip(mean.par_iter_mut().zip(rstd)).with_min_len(least_rows(width));
-        rows.for_each(|((x, y), (mean, rstd))| (*mean, *rstd) = layer_norm_row(x, scale, bias, eps, y));
+        let rows = x.par_chunks_exact(width).zip(bytemuck::cast_slice_mut::<u8, S>(y).par_chunks_exact_mut(width));
+        let rows = rows.zip(statistics(mean, mean_dtype).zip(statistics(rstd, rstd_dtype)));
+        let scratch = || [Scratch::new(), Scratch::new()];
+        rows.with_min_len(least_rows(width)).for_each_init(scratch, |[wide_x, wide_y], ((x, y), (mean, rstd))| {
+            let x = wide_x.read(x);
+            let found = wide_y.write(y, |y| layer_norm_row(x, scale, bias, eps, y));
+            set_number(mean_dtype, mean, found.0);
+            set_number(rstd_dtype, rstd, found.1);
+        });
     });
 }
 
@@ -41,17 +56,20 @@ vectorized! {
 }
 
 pub(super) fn layer_norm_grad(mut call: Call) {
-    with_float!(call.instruction.operands[0].dtype, T => {
-        let [x, scale, mean, rstd, dy] = [0, 1, 2, 3, 4].map(|i| call.dense::<T>(i));
-        let [dx, dscale, dbias] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+    let (mean, rstd) = (Statistics::of(&call, 2), Statistics::of(&call, 3));
+    with_float!(call.operand_view(0).dtype, S => {
+        let [x, scale, dy] = [0, 1, 4].map(|i| call.dense::<S>(i));
+        let mut wide_scale = Scratch::new();
+        let scale = wide_scale.read(scale);
+        let [dx, dscale, dbias] = call.take_results().map(bytemuck::cast_slice_mut::<u8, S>);
         let width = scale.len();
         let rows = Rows { x, dy, dx, width };
         let sums = rows.for_each(2 * width, |row, x, dy, dx, sums| {
             let (dscale, dbias) = sums.split_at_mut(width);
-            layer_norm_grad_row(x, scale, mean[row], rstd[row], dy, dx, dscale, dbias);
+            layer_norm_grad_row(x, scale, mean.row(row), rstd.row(row), dy, dx, dscale, dbias);
         });
-        dscale.copy_from_slice(&sums[..width]);
-        dbias.copy_from_slice(&sums[width..]);
+        narrow(&sums[..width], dscale);
+        narrow(&sums[width..], dbias);
     });
 }
 
@@ -84,14 +102,20 @@ vectorized! {
 }
 
 pub(super) fn rms_norm(norm: &RmsNorm, mut call: Call) {
-    with_float!(call.instruction.operands[0].dtype, T => {
-        let [x, scale] = [0, 1].map(|i| call.dense::<T>(i));
-        let eps = T::of(norm.eps.get());
-        let [y, rstd] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+    let rstd_dtype = call.result_view(1).dtype;
+    with_float!(call.operand_view(0).dtype, S => {
+        let [x, scale] = [0, 1].map(|i| call.dense::<S>(i));
+        let mut wide_scale = Scratch::new();
+        let scale = wide_scale.read(scale);
+        let eps = <S as Float>::Real::of(norm.eps.get());
+        let [y, rstd] = call.take_results();
         let width = scale.len();
-        let rows = x.par_chunks_exact(width).zip(y.par_chunks_exact_mut(width)).zip(rstd);
-        let rows = rows.with_min_len(least_rows(width));
-        rows.for_each(|((x, y), rstd)| *rstd = rms_norm_row(x, scale, eps, y));
+        let rows = x.par_chunks_exact(width).zip(bytemuck::cast_slice_mut::<u8, S>(y).par_chunks_exact_mut(width));
+        let rows = rows.zip(statistics(rstd, rstd_dtype)).with_min_len(least_rows(width));
+        rows.for_each_init(|| [Scratch::new(), Scratch::new()], |[wide_x, wide_y], ((x, y), rstd)| {
+            let x = wide_x.read(x);
+            set_number(rstd_dtype, rstd, wide_y.write(y, |y| rms_norm_row(x, scale, eps, y)));
+        });
     });
 }
 
@@ -108,15 +132,18 @@ vectorized! {
 }
 
 pub(super) fn rms_norm_grad(mut call: Call) {
-    with_float!(call.instruction.operands[0].dtype, T => {
-        let [x, scale, rstd, dy] = [0, 1, 2, 3].map(|i| call.dense::<T>(i));
-        let [dx, dscale] = call.take_results().map(bytemuck::cast_slice_mut::<u8, T>);
+    let rstd = Statistics::of(&call, 2);
+    with_float!(call.operand_view(0).dtype, S => {
+        let [x, scale, dy] = [0, 1, 3].map(|i| call.dense::<S>(i));
+        let mut wide_scale = Scratch::new();
+        let scale = wide_scale.read(scale);
+        let [dx, dscale] = call.take_results().map(bytemuck::cast_slice_mut::<u8, S>);
         let width = scale.len();
         let rows = Rows { x, dy, dx, width };
         let sums = rows.for_each(width, |row, x, dy, dx, sums| {
-            rms_norm_grad_row(x, scale, rstd[row], dy, dx, sums);
+            rms_norm_grad_row(x, scale, rstd.row(row), dy, dx, sums);
         });
-        dscale.copy_from_slice(&sums);
+        narrow(&sums, dscale);
     });
 }
 
@@ -141,33 +168,56 @@ vectorized! {
     }
 }
 
+/// Statistics that a norm kept, of any float type.
+struct Statistics<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+impl<'a> Statistics<'a> {
+    fn of(call: &Call<'a>, operand: usize) -> Self {
+        Self { dtype: call.operand_view(operand).dtype, bytes: call.dense(operand) }
+    }
+
+    fn row<T: Real>(&self, row: usize) -> T {
+        number(self.dtype, self.bytes, row)
+    }
+}
+
 /// The rows of a gradient.
-struct Rows<'a, T> {
-    x: &'a [T],
-    dy: &'a [T],
-    dx: &'a mut [T],
+struct Rows<'a, S> {
+    x: &'a [S],
+    dy: &'a [S],
+    dx: &'a mut [S],
     width: usize,
 }
 
 /// Blocks of rows whose sums are kept apart. A fixed number, so that sums do not depend on threads.
 const BLOCKS: usize = 32;
 
-impl<T: Real> Rows<'_, T> {
+impl<S: Float> Rows<'_, S> {
     /// Calls for every row with its index, `x`, `d y`, `d x` and a row of `sums` sums; gives the sums of all rows.
-    fn for_each(self, sums: usize, row: impl Fn(usize, &[T], &[T], &mut [T], &mut [T]) + Sync) -> Vec<T> {
+    fn for_each(
+        self,
+        sums: usize,
+        row: impl Fn(usize, &[S::Real], &[S::Real], &mut [S::Real], &mut [S::Real]) + Sync,
+    ) -> Vec<S::Real> {
         let Self { x, dy, dx, width } = self;
         let count = dx.len() / width;
         let rows = count.div_ceil(BLOCKS).max(8);
-        let mut partial = vec![T::ZERO; count.div_ceil(rows) * sums];
+        let mut partial = vec![<S::Real>::ZERO; count.div_ceil(rows) * sums];
         let blocks = dx.par_chunks_mut(rows * width).zip(partial.par_chunks_mut(sums)).enumerate();
         blocks.with_min_len(least_rows(width).div_ceil(rows)).for_each(|(block, (dx, sums))| {
+            let mut wide = [Scratch::new(), Scratch::new(), Scratch::new()];
+            let [wide_x, wide_dy, wide_dx] = &mut wide;
             for (i, dx) in dx.chunks_exact_mut(width).enumerate() {
                 let index = block * rows + i;
                 let here = index * width..(index + 1) * width;
-                row(index, &x[here.clone()], &dy[here], dx, sums);
+                let (x, dy) = (wide_x.read(&x[here.clone()]), wide_dy.read(&dy[here]));
+                wide_dx.write(dx, |dx| row(index, x, dy, dx, sums));
             }
         });
-        let mut total = vec![T::ZERO; sums];
+        let mut total = vec![<S::Real>::ZERO; sums];
         for partial in partial.chunks_exact(sums) {
             total.iter_mut().zip(partial).for_each(|(total, &partial)| *total = *total + partial);
         }

@@ -6,6 +6,7 @@ use crate::cpu::call::{Call, Source};
 use crate::cpu::element::{Element, with_float};
 use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
+use crate::cpu::storage::{Float, Scratch};
 use crate::cpu::walk::Walk;
 use ir::ops::optimizer::{Adam, Sgd};
 use rayon::prelude::*;
@@ -16,7 +17,8 @@ const BLOCK: usize = 1 << 12;
 pub(super) fn adam(op: &Adam, mut call: Call) {
     let [rate, decay, step] = [4, 5, 6].map(|index| call.scalar::<f64>(index));
     let (beta1, beta2) = (op.beta1.get(), op.beta2.get());
-    with_float!(call.dtype(), T => {
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
         let rule = AdamRule {
             keep: T::of(if op.decoupled { 1.0 - rate * decay } else { 1.0 }),
             decay: T::of(if op.decoupled { 0.0 } else { decay }),
@@ -28,15 +30,23 @@ pub(super) fn adam(op: &Adam, mut call: Call) {
             root: T::of(1.0 / (1.0 - beta2.powf(step)).sqrt()),
             eps: T::of(op.eps.get()),
         };
-        let gradient = Gradient::<T>::of(&call);
-        let old = [0, 2, 3].map(|index| call.dense_or_in_place::<T>(index));
+        let gradient = Gradient::<S>::of(&call);
+        let old = [0, 2, 3].map(|index| call.dense_or_in_place::<S>(index));
         for_blocks(old, call.take_results(), |start, [parameter, first, second]| {
-            adam_block(rule, gradient.block(start, parameter.len()).as_ref(), parameter, first, second);
+            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+            let gradient = wide.read(&gradient);
+            let mut wide = [Scratch::new(), Scratch::new(), Scratch::new()];
+            let [wide_parameter, wide_first, wide_second] = &mut wide;
+            wide_parameter.update(parameter, |parameter| {
+                wide_first.update(first, |first| {
+                    wide_second.update(second, |second| adam_block(rule, gradient, parameter, first, second));
+                });
+            });
         });
     });
 }
 
-/// The numbers of Adam's rule, in the parameter's type.
+/// The numbers of Adam's rule, in the type that the parameter is computed in.
 #[derive(Clone, Copy)]
 struct AdamRule<T> {
     /// Factor on the parameter: decoupled decay.
@@ -73,13 +83,20 @@ vectorized! {
 
 pub(super) fn sgd(op: &Sgd, mut call: Call) {
     let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
-    with_float!(call.dtype(), T => {
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
         let [rate, decay, momentum] = [rate, decay, op.momentum.get()].map(T::of);
-        let gradient = Gradient::<T>::of(&call);
-        let old = [0, 2].map(|index| call.dense_or_in_place::<T>(index));
+        let gradient = Gradient::<S>::of(&call);
+        let old = [0, 2].map(|index| call.dense_or_in_place::<S>(index));
         for_blocks(old, call.take_results(), |start, [parameter, velocity]| {
-            let gradient = gradient.block(start, parameter.len());
-            sgd_block(rate, decay, momentum, op.nesterov, gradient.as_ref(), parameter, velocity);
+            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+            let gradient = wide.read(&gradient);
+            let [mut wide_parameter, mut wide_velocity] = [Scratch::new(), Scratch::new()];
+            wide_parameter.update(parameter, |parameter| {
+                wide_velocity.update(velocity, |velocity| {
+                    sgd_block(rate, decay, momentum, op.nesterov, gradient, parameter, velocity);
+                });
+            });
         });
     });
 }
@@ -125,7 +142,7 @@ impl<'a, T: Element> Gradient<'a, T> {
 }
 
 /// Calls for blocks of the results, which hold the old values: copied there, unless the results lie in their place.
-fn for_blocks<T: Real, const N: usize>(
+fn for_blocks<T: Element, const N: usize>(
     old: [Option<&[T]>; N],
     results: [&mut [u8]; N],
     block: impl Fn(usize, [&mut [T]; N]) + Sync,

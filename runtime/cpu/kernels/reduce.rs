@@ -2,18 +2,57 @@
 //!
 //! What is summed is divided into blocks of fixed size, each summed in order, and the blocks' sums are added in
 //! order: the result depends on nothing but the sizes, and errors grow with the size of a block, not of the sum.
+//! f16 and bf16 are summed in f32 and rounded once.
 
 use super::PARALLEL;
 use crate::cpu::call::{Call, Source};
 use crate::cpu::element::{Element, with_float, with_integer};
 use crate::cpu::math::Real;
+use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
+use half::{bf16, f16};
 use ir::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use rayon::prelude::*;
 
+/// A type of elements, and the type in which they combine.
+trait Reduced: Element {
+    type Sum: Combine;
+    fn wide(self) -> Self::Sum;
+    fn rounded(sum: Self::Sum) -> Self;
+}
+
+macro_rules! reduced {
+    ($($ty:ty: $sum:ty, $wide:expr, $rounded:expr;)*) => { $(
+        impl Reduced for $ty {
+            type Sum = $sum;
+
+            #[inline(always)]
+            fn wide(self) -> $sum {
+                $wide(self)
+            }
+            #[inline(always)]
+            fn rounded(sum: $sum) -> Self {
+                $rounded(sum)
+            }
+        }
+    )* };
+}
+reduced! {
+    f16: f32, Float::widen, Float::narrow;
+    bf16: f32, Float::widen, Float::narrow;
+}
+
+/// What combines in its own type.
+macro_rules! combined {
+    ($($ty:ty),*) => {
+        reduced! { $($ty: $ty, std::convert::identity, std::convert::identity;)* }
+    };
+}
+combined!(f32, f64, i64, i32, i16, i8, u64, u32, u16, u8);
+
 /// How numbers of a type combine.
-trait Combine: Element {
+trait Combine: Reduced<Sum = Self> {
     fn start(kind: ReduceKind) -> Self;
     fn combine(kind: ReduceKind, a: Self, b: Self) -> Self;
     fn over(self, count: usize) -> Self;
@@ -102,7 +141,7 @@ struct Reduction<'a, T> {
     count: usize,
 }
 
-fn reduce_tensor<T: Combine>(reduce: &Reduce, source: Source<T>, result: &mut [T], add: bool) {
+fn reduce_tensor<T: Reduced>(reduce: &Reduce, source: Source<T>, result: &mut [T], add: bool) {
     let Source { elements, layout } = source;
     let (gone, stays): (Sizes, Sizes) =
         (0..layout.sizes.len()).partition(|&dim| reduce.dims.contains(&(dim as u32)));
@@ -112,29 +151,30 @@ fn reduce_tensor<T: Combine>(reduce: &Reduce, source: Source<T>, result: &mut [T
     let reduced = Walk::row_major(&part(&gone, 0));
     let reduction = Reduction { kind: reduce.kind, elements, kept, reduced, count };
     let depths = count.div_ceil(DEPTH).max(1);
-    let finish = |out: &mut T, total: T| {
+    let (start, combine) = (T::Sum::start(reduce.kind), T::Sum::combine);
+    let finish = |out: &mut T, total: T::Sum| {
         let total = if reduce.kind == ReduceKind::Mean { total.over(count) } else { total };
-        *out = if add { T::combine(ReduceKind::Sum, *out, total) } else { total };
+        *out = T::rounded(if add { combine(ReduceKind::Sum, out.wide(), total) } else { total });
     };
     // Partial results of all blocks, for few elements from many; else block after block where they are needed.
     let width = result.len();
     if width < 4 * WIDTH && depths > 1 && width * count >= PARALLEL {
-        let mut partial = vec![T::start(reduce.kind); width * depths];
+        let mut partial = vec![start; width * depths];
         let blocks = partial.par_chunks_mut(width).enumerate();
         blocks.for_each(|(depth, partial)| reduction.block(0, depth, partial));
         for (i, out) in result.iter_mut().enumerate() {
             let column = partial.iter().skip(i).step_by(width);
-            finish(out, column.fold(T::start(reduce.kind), |a, &b| T::combine(reduce.kind, a, b)));
+            finish(out, column.fold(start, |a, &b| combine(reduce.kind, a, b)));
         }
         return;
     }
     let task = |index: usize, out: &mut [T]| {
-        let (mut total, mut partial) = ([T::start(reduce.kind); WIDTH], [T::start(reduce.kind); WIDTH]);
+        let (mut total, mut partial) = ([start; WIDTH], [start; WIDTH]);
         for depth in 0..depths {
-            partial.fill(T::start(reduce.kind));
+            partial.fill(start);
             reduction.block(index * WIDTH, depth, &mut partial[..out.len()]);
             let pairs = total.iter_mut().zip(&partial);
-            pairs.for_each(|(total, &partial)| *total = T::combine(reduce.kind, *total, partial));
+            pairs.for_each(|(total, &partial)| *total = combine(reduce.kind, *total, partial));
         }
         out.iter_mut().zip(total).for_each(|(out, total)| finish(out, total));
     };
@@ -145,9 +185,9 @@ fn reduce_tensor<T: Combine>(reduce: &Reduce, source: Source<T>, result: &mut [T
     }
 }
 
-impl<T: Combine> Reduction<'_, T> {
+impl<T: Reduced> Reduction<'_, T> {
     /// Combines a block of the elements that go into a stretch of those that stay.
-    fn block(&self, start: usize, depth: usize, out: &mut [T]) {
+    fn block(&self, start: usize, depth: usize, out: &mut [T::Sum]) {
         let first = depth * DEPTH;
         let length = DEPTH.min(self.count - first.min(self.count));
         let elements = self.elements;
@@ -158,7 +198,8 @@ impl<T: Combine> Reduction<'_, T> {
                 if step == 1 && (stride != 1 || count == 1) {
                     for (i, out) in out.iter_mut().enumerate() {
                         let from = (position as isize + i as isize * stride) as usize;
-                        *out = T::combine(self.kind, *out, along(self.kind, &elements[from..from + length]));
+                        let stretch = along(self.kind, &elements[from..from + length]);
+                        *out = T::Sum::combine(self.kind, *out, stretch);
                     }
                     return;
                 }
@@ -169,7 +210,7 @@ impl<T: Combine> Reduction<'_, T> {
                         _ => {
                             for (i, out) in out.iter_mut().enumerate() {
                                 let x = elements[(row + i as isize * stride) as usize];
-                                *out = T::combine(self.kind, *out, x);
+                                *out = T::Sum::combine(self.kind, *out, x.wide());
                             }
                         }
                     }
@@ -180,22 +221,24 @@ impl<T: Combine> Reduction<'_, T> {
 }
 
 /// A contiguous stretch combined into one, in 16 lanes.
-fn along<T: Combine>(kind: ReduceKind, x: &[T]) -> T {
-    let mut lanes = [T::start(kind); 16];
+fn along<T: Reduced>(kind: ReduceKind, x: &[T]) -> T::Sum {
+    let mut lanes = [T::Sum::start(kind); 16];
     let chunks = x.chunks_exact(16);
     let rest = chunks.remainder();
     for chunk in chunks {
         across(kind, &mut lanes, chunk);
     }
-    let start = lanes.into_iter().reduce(|a, b| T::combine(kind, a, b)).unwrap_or(T::start(kind));
-    rest.iter().fold(start, |a, &b| T::combine(kind, a, b))
+    let start = lanes.into_iter().reduce(|a, b| T::Sum::combine(kind, a, b)).unwrap_or(T::Sum::start(kind));
+    rest.iter().fold(start, |a, &b| T::Sum::combine(kind, a, b.wide()))
 }
 
 /// `out[i]` combined with `x[i]`.
-fn across<T: Combine>(kind: ReduceKind, out: &mut [T], x: &[T]) {
+fn across<T: Reduced>(kind: ReduceKind, out: &mut [T::Sum], x: &[T]) {
     macro_rules! each {
         ($kind:ident) => {
-            out.iter_mut().zip(x).for_each(|(out, &x)| *out = T::combine(ReduceKind::$kind, *out, x))
+            out.iter_mut()
+                .zip(x)
+                .for_each(|(out, &x)| *out = T::Sum::combine(ReduceKind::$kind, *out, x.wide()))
         };
     }
     match kind {
@@ -217,14 +260,14 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, mut call: Call) {
     }
 }
 
-fn run_sum<T: Combine>(op: &CumulativeSum, x: &[T], out: &mut [T], size: usize, inner: usize) {
+fn run_sum<T: Reduced>(op: &CumulativeSum, x: &[T], out: &mut [T], size: usize, inner: usize) {
     for (x, out) in x.chunks_exact(size * inner).zip(out.chunks_exact_mut(size * inner)) {
         for column in 0..inner {
-            let mut sum = T::start(ReduceKind::Sum);
+            let mut sum = T::Sum::start(ReduceKind::Sum);
             for step in 0..size {
                 let at = if op.reverse { size - 1 - step } else { step } * inner + column;
-                let after = T::combine(ReduceKind::Sum, sum, x[at]);
-                out[at] = if op.exclusive { sum } else { after };
+                let after = T::Sum::combine(ReduceKind::Sum, sum, x[at].wide());
+                out[at] = T::rounded(if op.exclusive { sum } else { after });
                 sum = after;
             }
         }

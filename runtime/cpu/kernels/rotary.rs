@@ -3,10 +3,10 @@
 use super::PARALLEL;
 use super::copy::memory_order;
 use crate::cpu::call::{Call, rebased};
-use crate::cpu::element::{Element, with_float};
+use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
+use crate::cpu::storage::{Float, Scratch};
 use crate::cpu::walk::Walk;
-use crate::layout::Layout;
 use ir::ops::rotary::Rotary;
 use rayon::prelude::*;
 
@@ -16,38 +16,66 @@ pub(super) fn run(rotary: &Rotary, mut call: Call) {
     let width = layout.sizes.last().copied().unwrap_or(0);
     let mut pairs = layout.sizes.clone();
     pairs.last_mut().into_iter().for_each(|width| *width /= 2);
-    let walk = |index: usize, layout: &Layout| {
+    let walk = |index: usize| {
         let sizes = if index == 0 { &call.result_view(0).layout.sizes } else { &pairs };
-        Walk::new(&layout.broadcast(sizes), &order)
+        Walk::new(&rebased(&call.operand_view(index).layout).broadcast(sizes), &order)
     };
-    let [x_walk, cos_walk, sin_walk] =
-        [0, 1, 2].map(|index| walk(index, &rebased(&call.operand_view(index).layout)));
-    with_float!(call.dtype(), T => {
-        let x = call.source::<T>(0).elements;
-        let [cos, sin] = [1, 2].map(|index| as_type::<T>(&call, index));
-        let rows = call.take_result::<T>().par_chunks_exact_mut(width).enumerate();
-        rows.with_min_len((PARALLEL / 8 / width).max(1)).for_each_init(
-            || vec![T::ZERO; 2 * width],
-            |scratch, (row, out)| {
-                let (row_x, tables) = scratch.split_at_mut(width);
-                let (row_cos, row_sin) = tables.split_at_mut(width / 2);
-                x_walk.load(x, row * width, row_x);
-                cos_walk.load(&cos, row * width / 2, row_cos);
-                sin_walk.load(&sin, row * width / 2, row_sin);
-                rotate(rotary.interleaved, row_x, row_cos, row_sin, out);
-            },
-        );
+    let [x_walk, cos_walk, sin_walk] = [0, 1, 2].map(walk);
+    with_float!(call.operand_view(1).dtype, U => {
+        let [cos, sin] = [1, 2].map(|index| call.source::<U>(index).elements);
+        let tables = Tables { cos, cos_walk, sin, sin_walk };
+        with_float!(call.dtype(), S => {
+            let x = call.source::<S>(0).elements;
+            let rows = call.take_result::<S>().par_chunks_exact_mut(width).enumerate();
+            rows.with_min_len((PARALLEL / 8 / width).max(1)).for_each_init(
+                || Row::<S, U>::new(width),
+                |scratch, (row, out)| {
+                    x_walk.load(x, row * width, &mut scratch.x);
+                    scratch.rotate(rotary.interleaved, &tables, row, out);
+                },
+            );
+        });
     });
 }
 
-/// A table in the type of `x`, which it may not have.
-fn as_type<'a, T: Real>(call: &Call<'a>, index: usize) -> std::borrow::Cow<'a, [T]> {
-    if call.operand_view(index).dtype == call.dtype() {
-        return call.source::<T>(index).elements.into();
+/// The tables, of any float type, read as often as there are rows.
+struct Tables<'a, U> {
+    cos: &'a [U],
+    cos_walk: Walk,
+    sin: &'a [U],
+    sin_walk: Walk,
+}
+
+/// Room for a row of each operand, as it lies in memory and as it is computed in.
+struct Row<S: Float, U: Float> {
+    x: Vec<S>,
+    table: Vec<U>,
+    wide_x: Scratch<S::Real>,
+    wide_out: Scratch<S::Real>,
+    cos: Vec<S::Real>,
+    sin: Vec<S::Real>,
+}
+
+impl<S: Float, U: Float> Row<S, U> {
+    fn new(width: usize) -> Self {
+        let table = || vec![<S::Real>::ZERO; width / 2];
+        let (x, own) = (vec![S::from_i64(0); width], vec![U::from_i64(0); width / 2]);
+        Self { x, table: own, wide_x: Scratch::new(), wide_out: Scratch::new(), cos: table(), sin: table() }
     }
-    with_float!(call.operand_view(index).dtype, U => {
-        call.source::<U>(index).elements.iter().map(|&x| T::of(x.to_f64())).collect()
-    })
+
+    /// Rotates the row that was brought into `x`.
+    fn rotate(&mut self, interleaved: bool, tables: &Tables<U>, row: usize, out: &mut [S]) {
+        let start = row * self.table.len();
+        let pairs =
+            [(tables.cos, &tables.cos_walk, &mut self.cos), (tables.sin, &tables.sin_walk, &mut self.sin)];
+        for (elements, walk, wide) in pairs {
+            walk.load(elements, start, &mut self.table);
+            let numbers = self.table.iter().map(|x| <S::Real>::of(x.to_f64()));
+            wide.iter_mut().zip(numbers).for_each(|(wide, x)| *wide = x);
+        }
+        let x = self.wide_x.read(&self.x);
+        self.wide_out.write(out, |out| rotate(interleaved, x, &self.cos, &self.sin, out));
+    }
 }
 
 /// `(a, b)` becomes `(a·cos - b·sin, b·cos + a·sin)`.

@@ -5,6 +5,7 @@ use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
 use crate::cpu::simd::{max, sum, vectorized};
+use crate::cpu::storage::{Float, Scratch};
 use crate::layout::Layout;
 use rayon::prelude::*;
 
@@ -33,8 +34,8 @@ pub(super) fn softmax_grad(dim: u32, mut call: Call) {
         let [y, dy] = [0, 1].map(|i| call.dense_or_in_place::<T>(i));
         let layout = &call.result_view(0).layout;
         match y {
-            Some(_) => for_rows(layout, dim, [dy, y], call.take_result(), softmax_grad_row),
-            None => for_rows(layout, dim, [y, dy], call.take_result(), |dy, row| softmax_grad_row_of_y(row, dy)),
+            Some(_) => for_rows(layout, dim, [dy, y], call.take_result::<T>(), softmax_grad_row),
+            None => for_rows(layout, dim, [y, dy], call.take_result::<T>(), |dy, row| softmax_grad_row_of_y(row, dy)),
         }
     });
 }
@@ -78,36 +79,39 @@ vectorized! {
 }
 
 /// Calls for every row along a dim, with the row of the second operand (empty if there is none) and that of the
-/// result, which holds the first operand's: copied there, unless the result lies in its place.
-fn for_rows<T: Real, const N: usize>(
+/// result, which holds the first operand's: copied there, unless the result lies in its place. Rows come in the type
+/// that is computed in.
+fn for_rows<S: Float, const N: usize>(
     layout: &Layout,
     dim: u32,
-    operands: [Option<&[T]>; N],
-    result: &mut [T],
-    row: impl Fn(&[T], &mut [T]) + Sync,
+    operands: [Option<&[S]>; N],
+    result: &mut [S],
+    row: impl Fn(&[S::Real], &mut [S::Real]) + Sync,
 ) {
     let size = layout.sizes[dim as usize];
     let inner: usize = layout.sizes[dim as usize + 1..].iter().product();
     let block = size * inner;
-    let task = |(index, out): (usize, &mut [T])| {
+    let task = |[own_scratch, other_scratch]: &mut [Scratch<S::Real>; 2], (index, out): (usize, &mut [S])| {
         let own = index * block..(index + 1) * block;
         if let Some(x) = operands.first().copied().flatten() {
             out.copy_from_slice(&x[own.clone()]);
         }
         let other = operands.get(1).copied().flatten().map_or(&[][..], |x| &x[own]);
         if inner == 1 {
-            return row(other, out);
+            let other = other_scratch.read(other);
+            return own_scratch.update(out, |out| row(other, out));
         }
         // A column at a time, through contiguous scratch.
-        let mut scratch = vec![T::ZERO; size];
-        let mut other_scratch = vec![T::ZERO; if other.is_empty() { 0 } else { size }];
-        for column in 0..inner {
-            (0..size).for_each(|i| scratch[i] = out[i * inner + column]);
-            other_scratch.iter_mut().enumerate().for_each(|(i, x)| *x = other[i * inner + column]);
-            row(&other_scratch, &mut scratch);
-            (0..size).for_each(|i| out[i * inner + column] = scratch[i]);
+        let mut column = vec![<S::Real>::ZERO; size];
+        let mut other_column = vec![<S::Real>::ZERO; if other.is_empty() { 0 } else { size }];
+        for start in 0..inner {
+            (0..size).for_each(|i| column[i] = out[i * inner + start].widen());
+            other_column.iter_mut().enumerate().for_each(|(i, x)| *x = other[i * inner + start].widen());
+            row(&other_column, &mut column);
+            (0..size).for_each(|i| out[i * inner + start] = S::narrow(column[i]));
         }
     };
     let min_len = (PARALLEL / 8 / block.max(1)).max(1);
-    result.par_chunks_exact_mut(block).enumerate().with_min_len(min_len).for_each(task);
+    let blocks = result.par_chunks_exact_mut(block).enumerate().with_min_len(min_len);
+    blocks.for_each_init(|| [Scratch::new(), Scratch::new()], task);
 }

@@ -2,7 +2,7 @@
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::tensor::Elements;
-use ir::{Module, StateId, Tensor};
+use ir::{DType, Module, StateId, Tensor};
 use runtime::cpu::Cpu;
 use runtime::device::{Device, ProgramId, step};
 use runtime::lower::{LowerOptions, lower};
@@ -61,24 +61,36 @@ pub(crate) fn assert_agrees(
     steps: &[Vec<Microbatch>],
     tolerance: f64,
 ) {
+    assert_agrees_in(Mode::Exact, module, options, steps, |_| tolerance);
+}
+
+/// As [`assert_agrees`], with the interpreter in this mode, and a tolerance for each element type.
+pub(crate) fn assert_agrees_in(
+    mode: Mode,
+    module: &Module,
+    options: &LowerOptions,
+    steps: &[Vec<Microbatch>],
+    tolerance: impl Fn(DType) -> f64,
+) {
     let program = lower(module, options).unwrap_or_else(|error| panic!("{error}"));
     let mut expected_states = interp::initial_states(module, 1, Missing::Draw).expect("states can be drawn");
     expected_states.values_mut().for_each(|tensor| *tensor = tensor.clone().rounded());
     let mut cpu = device(program, &expected_states, 2);
     for (index, microbatches) in steps.iter().enumerate() {
-        let expected = interp::step(module, Mode::Exact, &mut expected_states, microbatches);
+        let expected = interp::step(module, mode, &mut expected_states, microbatches);
         let expected = expected.unwrap_or_else(|error| panic!("{error}"));
         let given = step_on_cpu(&mut cpu, module, microbatches);
         for (name, tensors) in &expected {
             let pairs = tensors.iter().zip(&given[name]);
             pairs.for_each(|(expected, given)| {
+                let tolerance = tolerance(expected.dtype);
                 assert_close(&format!("step {index}, output {name}"), given, expected, tolerance)
             });
             assert_eq!(tensors.len(), given[name].len());
         }
         for (id, given) in states(&cpu, module) {
             let what = format!("step {index}, state {}", module.states[id].name);
-            assert_close(&what, &given, &expected_states[&id], tolerance);
+            assert_close(&what, &given, &expected_states[&id], tolerance(given.dtype));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod compare;
 mod device;
+mod half;
 mod large;
 mod memory;
 mod operators;

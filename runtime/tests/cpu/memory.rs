@@ -67,7 +67,13 @@ fn optimizers_write_their_states_in_place() {
 fn the_arena_is_as_large_as_the_plan_says() {
     let module = testing::program(3, DType::F32, 40);
     let program = lower(&module, &LowerOptions::default()).expect("it lowers");
-    let views = program.sections.iter().flatten().flat_map(|i| i.operands.iter().chain(&i.results));
+    assert_plan_is_exact(&program);
+}
+
+/// Asserts that what instructions touch ends where the plan says.
+pub(crate) fn assert_plan_is_exact(program: &Program) {
+    let instructions = program.sections.iter().flatten();
+    let views = instructions.flat_map(|i| i.operands.iter().chain(&i.results).chain(&i.scratch));
     let ends =
         views.filter(|view| view.region == runtime::program::Region::Arena).map(|view| view.bytes().end);
     let high_water = ends.max().unwrap_or(0);

@@ -1,11 +1,12 @@
 //! Every operator's kernel on the samples, laid out in several ways.
 
-use crate::compare::{Microbatch, assert_agrees};
+use crate::compare::{Microbatch, assert_agrees, assert_agrees_in};
+use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::ops::samples::{Sample, samples};
 use ir::ops::shape::Transpose;
-use ir::{At, Builder, DType, Dim, Module, Op, Phase, Tensor, Type, ValueId};
-use runtime::lower::{LowerOptions, lower};
+use ir::{At, Builder, DType, Dim, Inference, Module, Op, Operator, Phase, Tensor, Type, ValueId};
+use runtime::lower::LowerOptions;
 
 /// How the operands of a sample reach it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,29 +76,73 @@ fn mirrored(tensor: &Tensor) -> Tensor {
     outputs.remove("y").expect("the output").remove(0)
 }
 
-fn is_half(ty: &Type) -> bool {
-    matches!(ty.dtype, DType::F16 | DType::BF16)
+/// The sample with what is f32 in this type instead, its constants rounded to it: all operands, or all but the one
+/// that stays f32 (the gradient of a sum).
+fn retyped(sample: &Sample, dtype: DType) -> Sample {
+    let kept = std::iter::once(None).chain((0..sample.operands.len()).map(Some));
+    let mut retyped = kept.map(|kept| with_operands(sample.clone(), dtype, kept));
+    let fits = |sample: &Sample| {
+        let types: Vec<Type> = sample.fill(5).iter().map(Tensor::ty).collect();
+        sample.op.infer(&Inference { operands: &types, declared: &sample.declared }).is_ok()
+    };
+    retyped.find(fits).unwrap_or_else(|| panic!("`{}` takes no {dtype}", sample.op.name()))
+}
+
+fn with_operands(mut sample: Sample, dtype: DType, kept: Option<usize>) -> Sample {
+    let operands = sample.operands.iter_mut().enumerate().filter(|(index, _)| Some(*index) != kept);
+    let types = sample.declared.iter_mut().chain(operands.map(|(_, operand)| &mut operand.ty));
+    types.filter(|ty| is_single(ty)).for_each(|ty| ty.dtype = dtype);
+    for data in sample.data.values_mut().filter(|data| data.ty.dtype == DType::F32) {
+        let tensor = ir::interp::file_tensor(data).expect("samples have their bytes");
+        data.ty.dtype = dtype;
+        data.blob = ir::Blob::Inline(Tensor { dtype, ..tensor }.to_bytes().into());
+    }
+    sample
+}
+
+/// How far numbers of a type may be off, relative to the largest: what f32 arithmetic leaves, or one unit of a type
+/// that is storage alone.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 4e-6,
+    }
 }
 
 fn check(through: Through, options: &LowerOptions) {
     for sample in samples() {
-        let (module, inputs) = program(&sample, through);
-        let types = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
-        if types.map(|&value| module.ty(value)).any(is_half) {
-            let error = lower(&module, options).expect_err("there are no half-precision kernels");
-            assert!(error.message.contains("has no kernels for"), "{error}");
-            continue;
+        check_sample(&sample, through, options);
+        if sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single) {
+            for half in [DType::F16, DType::BF16] {
+                check_sample(&retyped(&sample, half), through, options);
+            }
         }
-        let single = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
-        let single = single.map(|&value| module.ty(value).dtype).any(|dtype| dtype == DType::F32);
-        let result = std::panic::catch_unwind(|| {
-            assert_agrees(&module, options, &[vec![inputs]], if single { 4e-6 } else { 1e-11 })
-        });
-        if let Err(panic) = result {
-            let types: Vec<String> = sample.operands.iter().map(|operand| operand.ty.to_string()).collect();
-            println!("`{}` {:?} on {types:?}, {through:?}", sample.op.name(), sample.op);
-            std::panic::resume_unwind(panic);
+    }
+}
+
+fn is_single(ty: &Type) -> bool {
+    ty.dtype == DType::F32
+}
+
+fn check_sample(sample: &Sample, through: Through, options: &LowerOptions) {
+    let (module, inputs) = program(sample, through);
+    let values = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
+    let types: Vec<DType> = values.map(|&value| module.ty(value).dtype).collect();
+    let half = types.iter().any(|dtype| matches!(dtype, DType::F16 | DType::BF16));
+    let single = types.contains(&DType::F32);
+    let result = std::panic::catch_unwind(|| {
+        let steps = [vec![inputs]];
+        match half {
+            true => assert_agrees_in(Mode::Typed, &module, options, &steps, tolerance),
+            false => assert_agrees(&module, options, &steps, if single { 4e-6 } else { 1e-11 }),
         }
+    });
+    if let Err(panic) = result {
+        let types: Vec<String> = sample.operands.iter().map(|operand| operand.ty.to_string()).collect();
+        println!("`{}` {:?} on {types:?}, {through:?}", sample.op.name(), sample.op);
+        std::panic::resume_unwind(panic);
     }
 }
 

@@ -1,22 +1,23 @@
-//! One elementwise operator on one block.
+//! One elementwise operator on one block, in the types that are computed in.
 
-use crate::cpu::element::{Element, with_float, with_integer, with_width};
+use crate::cpu::element::{Element, with_half, with_integer, with_real, with_width};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{Map1, Map2, map1, map2};
+use crate::cpu::storage::{Float, computed, is_half};
 use crate::program::ChainStep;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, Op};
 
-/// Applies a step to blocks of equal length.
+/// Applies a step to blocks of equal length. A step that makes f16 or bf16 writes f32 numbers, not yet rounded.
 pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]) {
     let (dtype, x) = sources[0];
     match &step.op {
         Op::Unary(Unary::Not) => map1(Not, x, out),
         Op::Unary(Unary::IsNan) => {
-            with_float!(dtype, T => map1(IsNan, bytemuck::cast_slice::<u8, T>(x), out));
+            with_real!(dtype, T => map1(IsNan, bytemuck::cast_slice::<u8, T>(x), out));
         }
         Op::Unary(op) if dtype.is_float() => {
-            with_float!(dtype, T => unary::<T>(*op, bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out)));
+            with_real!(dtype, T => unary::<T>(*op, bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out)));
         }
         Op::Unary(op) => {
             with_integer!(dtype, T => unary_integer::<T>(*op, bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out)));
@@ -24,7 +25,7 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
         Op::Binary(op) => {
             let y = sources[1].1;
             if dtype.is_float() {
-                with_float!(dtype, T => {
+                with_real!(dtype, T => {
                     binary::<T>(*op, bytemuck::cast_slice(x), bytemuck::cast_slice(y), bytemuck::cast_slice_mut(out));
                 });
             } else {
@@ -41,7 +42,7 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
             Logical::Or => map2(Or, x, sources[1].1, out),
             Logical::Xor => map2(Xor, x, sources[1].1, out),
         },
-        Op::Select(_) => with_width!(step.dtype.bytes(), T => {
+        Op::Select(_) => with_width!(computed(step.dtype).bytes(), T => {
             let (first, second) = (bytemuck::cast_slice::<u8, T>(sources[1].1), bytemuck::cast_slice::<u8, T>(sources[2].1));
             let picks = x.iter().zip(first.iter().zip(second));
             let out = bytemuck::cast_slice_mut::<u8, T>(out).iter_mut();
@@ -284,7 +285,7 @@ fn compare(op: Compare, dtype: DType, x: &[u8], y: &[u8], out: &mut [u8]) {
     match dtype {
         DType::Bool => compare_as::<u8>(op, x, y, out),
         dtype if dtype.is_float() => {
-            with_float!(dtype, T => compare_as::<T>(op, bytemuck::cast_slice(x), bytemuck::cast_slice(y), out));
+            with_real!(dtype, T => compare_as::<T>(op, bytemuck::cast_slice(x), bytemuck::cast_slice(y), out));
         }
         dtype => {
             with_integer!(dtype, T => compare_as::<T>(op, bytemuck::cast_slice(x), bytemuck::cast_slice(y), out))
@@ -295,27 +296,35 @@ fn compare(op: Compare, dtype: DType, x: &[u8], y: &[u8], out: &mut [u8]) {
 /// Elements converted to another type: integers wrap, floats truncate towards integers, to bool is `≠ 0`.
 fn cast(from: DType, to: DType, x: &[u8], out: &mut [u8]) {
     match (kind(from), kind(to)) {
-        _ if from == to => out.copy_from_slice(x),
+        // f32 is what f16 and bf16 are computed in; it is rounded where this step ends.
+        _ if from == computed(to) => out.copy_from_slice(x),
         (Kind::Bool, Kind::Bool) => out.copy_from_slice(x),
-        (Kind::Bool, Kind::Float) => with_float!(to, T => {
+        // f32 between would round twice.
+        (Kind::Float, Kind::Float) if is_half(to) => with_half!(to, S => with_real!(from, F => {
+            convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| S::from_f64(x.to_f64()).widen());
+        })),
+        (Kind::Integer, Kind::Float) if is_half(to) => with_half!(to, S => with_integer!(from, F => {
+            convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| S::from_i64(x.to_i64()).widen());
+        })),
+        (Kind::Bool, Kind::Float) => with_real!(to, T => {
             convert(x, bytemuck::cast_slice_mut(out), |x: u8| T::from_i64(i64::from(x != 0)));
         }),
         (Kind::Bool, Kind::Integer) => with_integer!(to, T => {
             convert(x, bytemuck::cast_slice_mut(out), |x: u8| T::from_i64(i64::from(x != 0)));
         }),
-        (Kind::Float, Kind::Bool) => with_float!(from, F => {
+        (Kind::Float, Kind::Bool) => with_real!(from, F => {
             convert(bytemuck::cast_slice(x), out, |x: F| u8::from(x != 0.0));
         }),
         (Kind::Integer, Kind::Bool) => with_integer!(from, F => {
             convert(bytemuck::cast_slice(x), out, |x: F| u8::from(x != 0));
         }),
-        (Kind::Float, Kind::Float) => with_float!(from, F => with_float!(to, T => {
+        (Kind::Float, Kind::Float) => with_real!(from, F => with_real!(to, T => {
             convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| T::from_f64(x.to_f64()));
         })),
-        (Kind::Float, Kind::Integer) => with_float!(from, F => with_integer!(to, T => {
+        (Kind::Float, Kind::Integer) => with_real!(from, F => with_integer!(to, T => {
             convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| T::from_i64(x.to_f64() as i64));
         })),
-        (Kind::Integer, Kind::Float) => with_integer!(from, F => with_float!(to, T => {
+        (Kind::Integer, Kind::Float) => with_integer!(from, F => with_real!(to, T => {
             convert(bytemuck::cast_slice(x), bytemuck::cast_slice_mut(out), |x: F| T::from_f64(x.to_i64() as f64));
         })),
         (Kind::Integer, Kind::Integer) => with_integer!(from, F => with_integer!(to, T => {

@@ -1,0 +1,241 @@
+//! Contractions of f16 and bf16: tiles of the operands are widened into scratch, multiplied and added up there in f32,
+//! and each sum is rounded once.
+//!
+//! The tiles follow from the sizes and the scratch alone, so the result does not depend on the number of threads.
+
+use super::{Plan, Run, SMALL, dot, shifted};
+use crate::cpu::gemm::{Matrix, Multiply, gemm};
+use crate::cpu::storage::{Float, narrow, narrow_add, widen};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// `out (+)= lhs × rhs`, in this scratch, which the plan of memory gave the instruction: any length from three on does.
+pub(super) fn multiply<S: Float<Real = f32>>(
+    plan: &Plan,
+    operands: [&[S]; 2],
+    out: &mut [S],
+    scratch: &mut [f32],
+    add: bool,
+) {
+    if let Some([left, right]) = plan.stretches() {
+        return dot(&operands[0][left], &operands[1][right], &mut out[0], add);
+    }
+    let steps: usize = plan.outer.iter().map(|run| run.size).product();
+    let whole = Tile::whole(plan);
+    let work = plan.rows.size * plan.columns.size * plan.summed.size;
+    // Small multiplications, each with scratch of its own, share the threads among them.
+    let shares = (scratch.len() / whole.len()).min(steps);
+    let block = plan.block().filter(|block| *block > 0 && shares > 1 && work < SMALL);
+    match block.filter(|_| steps * work > SMALL / 16) {
+        Some(block) => {
+            let each = steps.div_ceil(shares);
+            let parts = out.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(whole.len()));
+            parts.enumerate().for_each(|(share, (out, scratch))| {
+                for step in share * each..((share + 1) * each).min(steps) {
+                    let [left, right, _] = plan.outer_step(step);
+                    let at = ((step - share * each) * block) as isize;
+                    let tiles =
+                        Tiles { plan, operands, starts: [left, right, at], tile: whole, parallel: false };
+                    tiles.multiply(out, scratch, add);
+                }
+            });
+        }
+        None => {
+            let tile = whole.within(scratch.len());
+            for step in 0..steps {
+                let tiles = Tiles { plan, operands, starts: plan.outer_step(step), tile, parallel: true };
+                tiles.multiply(out, scratch, add);
+            }
+        }
+    }
+}
+
+/// Sizes of what is multiplied at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    rows: usize,
+    summed: usize,
+    columns: usize,
+}
+
+impl Tile {
+    fn whole(plan: &Plan) -> Self {
+        Self { rows: plan.rows.size, summed: plan.summed.size.max(1), columns: plan.columns.size }
+    }
+
+    /// Numbers that both operands and the result take.
+    fn len(&self) -> usize {
+        self.rows * self.summed + self.summed * self.columns + self.rows * self.columns
+    }
+
+    /// Its largest size halved, again and again, until it takes no more than so many numbers.
+    fn within(mut self, len: usize) -> Self {
+        while self.len() > len && self.len() > 3 {
+            let Self { rows, summed, columns } = &mut self;
+            let largest = [rows, columns, summed].into_iter().max_by_key(|size| **size).expect("three sizes");
+            *largest = largest.div_ceil(2);
+        }
+        self
+    }
+}
+
+/// One multiplication in tiles.
+struct Tiles<'a, S> {
+    plan: &'a Plan,
+    operands: [&'a [S]; 2],
+    /// Where both operands and the result start.
+    starts: [isize; 3],
+    tile: Tile,
+    parallel: bool,
+}
+
+impl<S: Float<Real = f32>> Tiles<'_, S> {
+    fn multiply(&self, out: &mut [S], scratch: &mut [f32], add: bool) {
+        let Tile { rows, summed, columns } = self.tile;
+        let (left, rest) = scratch.split_at_mut(rows * summed);
+        let (right, sums) = rest.split_at_mut(summed * columns);
+        let mut left = Widened { numbers: left, what: None, parallel: self.parallel };
+        let mut right = Widened { numbers: right, what: None, parallel: self.parallel };
+        let inner: usize = self.plan.inner.iter().map(|run| run.size).product();
+        for rows in ranges(self.plan.rows.size, rows) {
+            for columns in ranges(self.plan.columns.size, columns) {
+                let to = Lines::of(
+                    self.plan,
+                    2,
+                    (self.plan.rows, &rows),
+                    (self.plan.columns, &columns),
+                    self.starts[2],
+                );
+                let sums = &mut sums[..rows.len() * columns.len()];
+                let mut first = true;
+                for step in 0..inner {
+                    let starts = shifted(self.starts, &self.plan.inner, step);
+                    for summed in ranges(self.plan.summed.size, summed) {
+                        let lines = |tensor, rows, columns| {
+                            Lines::of(self.plan, tensor, rows, columns, starts[tensor])
+                        };
+                        let k = (self.plan.summed, &summed);
+                        let left = left.bring(self.operands[0], lines(0, (self.plan.rows, &rows), k));
+                        let right = right.bring(self.operands[1], lines(1, k, (self.plan.columns, &columns)));
+                        let sizes = [rows.len(), summed.len(), columns.len()];
+                        let how = Multiply { factor: 1.0, add: !first, parallel: self.parallel };
+                        gemm(sizes, (&mut *sums, to.packed()), left, right, how);
+                        first = false;
+                    }
+                }
+                if first {
+                    sums.fill(0.0);
+                }
+                to.store(sums, out, add, self.parallel);
+            }
+        }
+    }
+}
+
+/// Neighbouring ranges of that length, the last one perhaps shorter.
+fn ranges(size: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..size).step_by(length.max(1)).map(move |start| start..(start + length).min(size))
+}
+
+/// A part of a matrix as lines along the dim whose neighbours are neighbours in memory, if there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lines {
+    /// Where the first element stands.
+    start: isize,
+    count: usize,
+    /// From line to line.
+    stride: isize,
+    length: usize,
+    /// Along a line.
+    step: isize,
+    /// Whether lines are the matrix's rows, not its columns.
+    by_rows: bool,
+}
+
+impl Lines {
+    fn of(
+        plan: &Plan,
+        tensor: usize,
+        rows: (Run, &Range<usize>),
+        columns: (Run, &Range<usize>),
+        start: isize,
+    ) -> Self {
+        let Matrix { rows: down, columns: right, offset } = plan.matrix(tensor, rows.0, columns.0, start);
+        let start = offset + rows.1.start as isize * down + columns.1.start as isize * right;
+        let (down, right) = ((rows.1.len(), down), (columns.1.len(), right));
+        let by_rows = right.1 == 1 || down.1 != 1;
+        let ((count, stride), (length, step)) = if by_rows { (down, right) } else { (right, down) };
+        Self { start, count, stride, length, step, by_rows }
+    }
+
+    /// As a matrix of which the lines follow one another.
+    fn packed(&self) -> Matrix {
+        let matrix = Matrix::with_rows(self.length);
+        if self.by_rows { matrix } else { matrix.transposed() }
+    }
+
+    /// Where an element stands.
+    fn at(&self, line: usize, index: usize) -> usize {
+        (self.start + line as isize * self.stride + index as isize * self.step) as usize
+    }
+
+    /// Brings the lines into `to`, one after the other.
+    fn load<S: Float<Real = f32>>(&self, from: &[S], to: &mut [f32], parallel: bool) {
+        let line = |(line, to): (usize, &mut [f32])| match self.step {
+            1 => widen(&from[self.at(line, 0)..][..self.length], to),
+            _ => to.iter_mut().enumerate().for_each(|(i, to)| *to = from[self.at(line, i)].widen()),
+        };
+        let to = &mut to[..self.count * self.length];
+        match parallel {
+            true => {
+                let lines = to.par_chunks_exact_mut(self.length).enumerate();
+                lines.with_min_len((SHARE / self.length).max(1)).for_each(line);
+            }
+            false => to.chunks_exact_mut(self.length).enumerate().for_each(line),
+        }
+    }
+
+    /// Rounds the lines, which follow one another in `from`, to where they belong.
+    fn store<S: Float<Real = f32>>(&self, from: &[f32], out: &mut [S], add: bool, parallel: bool) {
+        let put = if add { narrow_add::<S> } else { narrow::<S> };
+        let lines = from.chunks_exact(self.length).enumerate();
+        if self.step != 1 {
+            return lines.for_each(|(line, from)| {
+                for (i, from) in from.iter().enumerate() {
+                    put(std::slice::from_ref(from), std::slice::from_mut(&mut out[self.at(line, i)]));
+                }
+            });
+        }
+        let apart = usize::try_from(self.stride).ok().filter(|&stride| stride >= self.length);
+        match apart.filter(|_| parallel && self.count > 1) {
+            Some(stride) => {
+                let out =
+                    out[self.start as usize..].par_chunks_mut(stride).zip(from.par_chunks_exact(self.length));
+                let lines = out.with_min_len((SHARE / self.length).max(1));
+                lines.for_each(|(out, from)| put(from, &mut out[..self.length]));
+            }
+            None => lines.for_each(|(line, from)| put(from, &mut out[self.at(line, 0)..][..self.length])),
+        }
+    }
+}
+
+/// Elements that a thread converts at least.
+const SHARE: usize = 1 << 14;
+
+/// A tile of an operand, widened.
+struct Widened<'a> {
+    numbers: &'a mut [f32],
+    what: Option<Lines>,
+    parallel: bool,
+}
+
+impl Widened<'_> {
+    /// Brings it there, unless it is there from before.
+    fn bring<S: Float<Real = f32>>(&mut self, operand: &[S], lines: Lines) -> (&[f32], Matrix) {
+        if self.what != Some(lines) {
+            lines.load(operand, self.numbers, self.parallel);
+            self.what = Some(lines);
+        }
+        (self.numbers, lines.packed())
+    }
+}

@@ -18,8 +18,8 @@ pub(crate) fn dead_nodes(module: &Module) -> Vec<NodeId> {
     dead
 }
 
-/// Removes them.
-pub(crate) fn remove_dead(module: &mut Module, by: &str) -> Changed {
+/// Removes the nodes that no output and no state depends on. `by` is the pass that does it.
+pub fn remove_dead(module: &mut Module, by: &str) -> Changed {
     let dead = dead_nodes(module);
     let mut b = Builder::new(module, by);
     dead.into_iter().for_each(|node| b.remove(node));

@@ -2,6 +2,7 @@
 
 use crate::cli::report::Failure;
 use crate::pipeline::Plan;
+use crate::training;
 use anyhow::anyhow;
 use ir::{Diagnostic, Module};
 use onnx::{ImportOptions, Imported, Model};
@@ -34,8 +35,10 @@ pub struct Forward {
 pub struct Compilation {
     /// The whole step.
     pub training: Module,
-    /// The forward program with its loss, for evaluation. Its states are the first of `training`'s.
+    /// What of the step the loss takes, for evaluation: the same states, split over the same devices.
     pub evaluation: Module,
+    /// The forward program with its loss, as it is before anything is split: what says how the model is fed.
+    pub forward: Module,
     /// What each float tensor of the file was found to be.
     pub parameters: Vec<ParameterReport>,
     /// What the user should know.
@@ -101,24 +104,18 @@ impl Forward {
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
-        let Self { mut module, mut cx, mut timings, pipeline } = self;
-        let mut evaluation = module.clone();
-        evaluation.outputs.retain(|output| output.name.starts_with("loss."));
-        run(
-            &Manager::default(),
-            &Plan::evaluation(),
-            &mut evaluation,
-            &mut PassContext::default(),
-            |_, _, _| {},
-        )?;
+        let Self { module: forward, mut cx, mut timings, pipeline } = self;
+        let mut module = forward.clone();
         let done = pipeline.passes.len();
         let rest = plan.training();
         timings.extend(run(manager, &rest, &mut module, &mut cx, |i, name, module| {
             after(done + i + 1, name, module);
         })?);
+        follow_padding(&mut cx.parameters, &forward, &module);
         Ok(Compilation {
+            evaluation: evaluation(&module),
             training: module,
-            evaluation,
+            forward,
             parameters: cx.parameters,
             warnings: cx.warnings,
             timings,
@@ -149,6 +146,29 @@ impl Compilation {
             tensors.insert(report.data.clone(), tensor);
         }
         Ok(tensors)
+    }
+}
+
+/// What of a step its loss takes: the outputs that an evaluation reads, and no state changes.
+fn evaluation(training: &Module) -> Module {
+    let mut module = training.clone();
+    module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
+    module.states.values_mut().for_each(|state| state.output = None);
+    passes::dead::remove_dead(&mut module, "evaluation");
+    module
+}
+
+/// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the
+/// end of their views.
+fn follow_padding(reports: &mut [ParameterReport], before: &Module, after: &Module) {
+    for part in reports.iter_mut().flat_map(|report| &mut report.states) {
+        let view = |module: &Module| module.state(&part.state).map(|id| module.states[id].view.clone());
+        if let (Some(before), Some(after)) = (view(before), view(after))
+            && let Some(added) = after.strip_prefix(&before[..])
+            && !part.view.ends_with(added)
+        {
+            part.view.extend(added.iter().cloned());
+        }
     }
 }
 

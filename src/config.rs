@@ -14,6 +14,8 @@ pub mod loss;
 pub mod nearest;
 pub mod optimizer;
 pub mod out;
+pub mod parallel;
+pub mod precision;
 pub mod run;
 pub mod shapes;
 pub mod value;
@@ -25,10 +27,13 @@ pub use look::Look;
 pub use loss::Loss;
 pub use optimizer::Optimizer;
 pub use out::Out;
+pub use parallel::{MeshAxes, Parallel, ShardRule};
+pub use precision::{Precision, PrecisionChoice};
 pub use run::{Length, Resume, Run};
 pub use shapes::{Bindings, Shapes};
 pub use value::ValueError;
 
+use crate::pipeline::Flags;
 use clap::Args;
 use serde::Serialize;
 
@@ -63,6 +68,14 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub loss: Loss,
+    /// The element types.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub precision: Precision,
+    /// What is split over which devices.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub parallel: Parallel,
     /// What it runs on.
     #[command(flatten)]
     #[serde(flatten)]
@@ -78,6 +91,16 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The groups that say how the program is compiled.
+    pub fn flags(&self) -> Flags<'_> {
+        Flags {
+            optimizer: &self.optimizer,
+            loss: &self.loss,
+            precision: &self.precision,
+            parallel: &self.parallel,
+        }
+    }
+
     /// The settings as a `config.toml` that `--config` reads back to the same settings, all but those of one
     /// call: `--resume`, and the groups [`Look`] and [`Out`].
     ///

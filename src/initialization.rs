@@ -61,9 +61,11 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Gives the training and the evaluation program new weights by a rule.
+/// Gives the training and the evaluation program new weights by a rule. What a parameter is for is told by the forward
+/// program, in which nothing is split yet.
 pub fn initialize(compilation: &mut Compilation, rule: InitRule) {
-    let decision = decide(&compilation.training, rule);
+    let decision = decide(&compilation.forward, rule);
+    apply(&mut compilation.forward, &decision);
     apply(&mut compilation.training, &decision);
     apply(&mut compilation.evaluation, &decision);
 }

@@ -1,9 +1,10 @@
 //! Which passes run, as data.
 //!
-//! A program is compiled in two halves: [`Plan::forward`] ends with the loss, and what it leaves is also the program
-//! that evaluates; [`Plan::training`] goes on to the whole step. [`Plan::reference`] is what both are verified against:
-//! the same model through as few passes as will do.
+//! A program is compiled in two halves: [`Plan::forward`] ends with the loss, and what it leaves says how the model is
+//! fed; [`Plan::training`] goes on to the whole step. [`Plan::reference`] is what that is verified against: the same
+//! model through as few passes as will do.
 
+use crate::config;
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
@@ -13,6 +14,7 @@ use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::registry::{Canonicalize, Pass};
 use passes::simplify::Simplify;
+use std::collections::BTreeMap;
 
 /// The options of all passes.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +29,36 @@ pub struct Plan {
     pub optimizer: Optimizer,
 }
 
+/// The groups of flags that say how a program is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Flags<'a> {
+    /// The update rule, and what it applies to.
+    pub optimizer: &'a config::Optimizer,
+    /// What is minimised.
+    pub loss: &'a config::Loss,
+    /// The element types.
+    pub precision: &'a config::Precision,
+    /// What is split over which devices.
+    pub parallel: &'a config::Parallel,
+}
+
 impl Plan {
+    /// The plan that flags ask for, with dims of these sizes; a schedule without a length of its own ends with the run's
+    /// `steps`.
+    pub fn new(sizes: BTreeMap<String, u64>, flags: Flags, steps: u64) -> Self {
+        Self {
+            bind: Bind { sizes },
+            parameters: Parameters {
+                set: Set::Find,
+                untied: flags.optimizer.untied,
+                freeze: flags.optimizer.freeze.clone(),
+                train_only: flags.optimizer.train_only.clone(),
+            },
+            loss: flags.loss.pass(),
+            optimizer: flags.optimizer.pass(steps),
+        }
+    }
+
     /// From the import to the loss.
     pub fn forward(&self) -> Pipeline {
         pipeline([
@@ -42,11 +73,6 @@ impl Plan {
     /// From the loss to the whole step.
     pub fn training(&self) -> Pipeline {
         pipeline([Autodiff.into(), self.optimizer.clone().into(), Simplify.into()])
-    }
-
-    /// From the loss to a program that only evaluates.
-    pub fn evaluation() -> Pipeline {
-        pipeline([Simplify.into()])
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.

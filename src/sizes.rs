@@ -1,4 +1,6 @@
 //! Sizes of a run: what the dims of a model are bound to, and how many microbatches make a step.
+//!
+//! The batch of the program is that of all data ranks: so many samples each (`--microbatch`), times the ranks.
 
 use crate::config::Shapes;
 use ir::{Diagnostic, Module};
@@ -7,23 +9,36 @@ use passes::bind::BATCH;
 use std::collections::BTreeMap;
 
 /// The sizes of all dims that the flags bind: `--bind`, `--microbatch` (the batch, under whatever name the file has for
-/// it) and `--seq`. Errors: flags that contradict each other or the file.
+/// it) and `--seq`. Without either, each of the data ranks takes the file's batch. Errors: flags that contradict each
+/// other or the file; a batch that the data ranks cannot share.
 pub fn bindings(
     model: &Model,
     shapes: &Shapes,
     seq: Option<u64>,
+    data_ranks: u64,
 ) -> Result<BTreeMap<String, u64>, Diagnostic> {
     let mut sizes = shapes.bindings();
-    if let Some(microbatch) = shapes.microbatch {
-        let name = match dim_of_tokens(model, 0) {
-            Some(Dim::Named(name)) => name.clone(),
-            _ => BATCH.to_string(),
-        };
-        bind(&mut sizes, name, microbatch, "--microbatch")?;
+    let in_file = dim_of_tokens(model, 0);
+    let batch = match in_file {
+        Some(Dim::Named(name)) => name.clone(),
+        _ => BATCH.to_string(),
+    };
+    match (shapes.microbatch, sizes.get(&batch), in_file) {
+        (Some(microbatch), ..) => {
+            let flag = format!("--microbatch {microbatch}{}", on_ranks(data_ranks));
+            bind(&mut sizes, batch, microbatch * data_ranks, &flag)?;
+        }
+        (None, Some(&size), _) if size % data_ranks != 0 => {
+            return Err(cannot_share(&batch, size, data_ranks));
+        }
+        (None, None, Some(Dim::Known(size))) if data_ranks > 1 => {
+            sizes.insert(batch, *size as u64 * data_ranks);
+        }
+        _ => {}
     }
     if let Some(seq) = seq {
         match dim_of_tokens(model, 1) {
-            Some(Dim::Named(name)) => bind(&mut sizes, name.clone(), seq, "--seq")?,
+            Some(Dim::Named(name)) => bind(&mut sizes, name.clone(), seq, &format!("--seq {seq}"))?,
             Some(Dim::Known(size)) if *size as u64 == seq => {}
             Some(Dim::Known(size)) => {
                 return Err(Diagnostic::new(format!(
@@ -37,6 +52,11 @@ pub fn bindings(
     Ok(sizes)
 }
 
+/// ` on 4 data ranks`, or nothing for one.
+fn on_ranks(data_ranks: u64) -> String {
+    if data_ranks == 1 { String::new() } else { format!(" on {data_ranks} data ranks") }
+}
+
 /// A dim of the first input that has it.
 fn dim_of_tokens(model: &Model, dim: usize) -> Option<&Dim> {
     let mut inputs = model.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref());
@@ -46,27 +66,56 @@ fn dim_of_tokens(model: &Model, dim: usize) -> Option<&Dim> {
 fn bind(sizes: &mut BTreeMap<String, u64>, name: String, size: u64, flag: &str) -> Result<(), Diagnostic> {
     match sizes.insert(name.clone(), size) {
         Some(other) if other != size => {
-            Err(Diagnostic::new(format!("{flag} {size} contradicts --bind {name}={other}"))
+            Err(Diagnostic::new(format!("{flag} contradicts --bind {name}={other}"))
                 .note("give one of the two"))
         }
         _ => Ok(()),
     }
 }
 
-/// The number of microbatches in a step: the global batch over the batch of the program. Errors: one that does not
-/// divide.
-pub fn microbatches(module: &Module, global_batch: Option<u64>) -> Result<u64, Diagnostic> {
+fn cannot_share(batch: &str, size: u64, data_ranks: u64) -> Diagnostic {
+    let near = multiples(size, data_ranks).into_iter().map(|size| format!("--bind {batch}={size}"));
+    let near = near.collect::<Vec<_>>();
+    Diagnostic::new(format!("{data_ranks} data ranks cannot share a batch of {size} (--bind {batch}={size})"))
+        .note(format!("the nearest that they can: {}", near.join(" or ")))
+}
+
+/// The multiples of `of` on both sides of a number that is none; never 0.
+fn multiples(number: u64, of: u64) -> Vec<u64> {
+    let below = number - number % of;
+    [below, below + of].into_iter().filter(|&multiple| multiple > 0).collect()
+}
+
+/// The divisors of a number on both sides of one that is none.
+fn divisors(of: u64, near: u64) -> Vec<u64> {
+    let below = (1..near.min(of + 1)).rev().find(|divisor| of % divisor == 0);
+    let above = (near..=of).find(|divisor| of % divisor == 0);
+    below.into_iter().chain(above).collect()
+}
+
+/// The number of microbatches in a step: the global batch over the batch of the program, which the data ranks share.
+/// Errors: one that does not divide.
+pub fn microbatches(module: &Module, global_batch: Option<u64>, data_ranks: u64) -> Result<u64, Diagnostic> {
     let batched = module.inputs.iter().find(|input| input.batched);
     let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
     match (global_batch, batch) {
         (Some(global), Some(batch)) if global % batch == 0 => Ok(global / batch),
-        (Some(global), Some(batch)) => {
-            let nearest = (global / batch).max(1) * batch;
-            Err(Diagnostic::new(format!(
-                "--global-batch {global} is not a multiple of the microbatch {batch}"
-            ))
-            .note(format!("--global-batch {nearest} is, or choose another --microbatch")))
-        }
+        (Some(global), Some(batch)) => Err(no_whole_number(global, batch / data_ranks, data_ranks)),
         _ => Ok(1),
+    }
+}
+
+/// The error for a global batch that is no whole number of microbatches of so many samples on each data rank.
+pub fn no_whole_number(global: u64, microbatch: u64, data_ranks: u64) -> Diagnostic {
+    let numbers = |numbers: Vec<u64>| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ");
+    let ranks = on_ranks(data_ranks);
+    let error = Diagnostic::new(format!(
+        "a global batch of {global} is no whole number of microbatches of {microbatch}{ranks}"
+    ));
+    let near = numbers(multiples(global, (microbatch * data_ranks).max(1)));
+    let error = error.note(format!("the nearest that is: --global-batch {near}"));
+    match global % data_ranks {
+        0 => error.note(format!("or --microbatch {}", numbers(divisors(global / data_ranks, microbatch)))),
+        _ => error,
     }
 }

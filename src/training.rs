@@ -25,7 +25,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The outputs that the loop reads.
 const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
-const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
+/// The outputs that an evaluation reads.
+pub(crate) const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
 
 /// The two programs of a run. They share their states.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use passes::optimizer::{Algorithm, Decay};
 use passes::schedule::{Curve, Schedule};
 use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
-use trainyard::config::{DataSource, InitRule, InputSource, Length, Resume, Settings};
+use trainyard::config::{DataSource, InitRule, InputSource, Length, PrecisionChoice, Resume, Settings};
 
 /// Parses `trainyard ARGUMENTS`, split at spaces outside single quotes.
 fn parse(arguments: &str) -> Result<Cli, ParseError> {
@@ -148,6 +148,25 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--label-smoothing 1.5",
             "--input mask",
             "--device cuda",
+            "--mesh dp",
+            "--mesh dp=0",
+            "--mesh dp=two",
+            "--mesh dp=2,,tp=2",
+            "--mesh dp=2,tp=4,dp=3",
+            "--mesh db=2",
+            "--mesh tensor=2",
+            "--mesh dp.=2",
+            "--mesh 'dp.a b=2'",
+            "--mesh dp=100000,tp=100000",
+            "--zero 4",
+            "--zero on",
+            "--shard w",
+            "--shard =tp",
+            "--shard w=tp,,-",
+            "--shard w=tp,dp*tp",
+            "--shard w=-,hidden",
+            "--precision fp8",
+            "--grad-dtype f64",
         ],
         expect![[r#"
             error: invalid value 'batch' for '--bind <DIM=SIZE,…>': `batch` is not of the form dim=size, such as batch=8
@@ -178,6 +197,25 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value '1.5' for '--label-smoothing <X>': `1.5` is not a number from 0 to below 1
             error: invalid value 'mask' for '--input <NAME=SOURCE>': `mask` is not of the form NAME=SOURCE, such as position_ids=positions
             error: invalid value 'cuda' for '--device <DEVICE>'
+            error: invalid value 'dp' for '--mesh <AXIS=SIZE,…>': `dp` is not of the form axis=size, such as dp=2
+            error: invalid value 'dp=0' for '--mesh <AXIS=SIZE,…>': axis `dp`: `0` is not a whole number from 1 to 4294967295
+            error: invalid value 'dp=two' for '--mesh <AXIS=SIZE,…>': axis `dp`: `two` is not a whole number from 1 to 4294967295
+            error: invalid value 'dp=2,,tp=2' for '--mesh <AXIS=SIZE,…>': `` is not of the form axis=size, such as dp=2
+            error: invalid value 'dp=2,tp=4,dp=3' for '--mesh <AXIS=SIZE,…>': axis `dp` stands twice: with 2 and with 3 devices; suffixes tell two apart: dp.outer, dp.inner
+            error: invalid value 'db=2' for '--mesh <AXIS=SIZE,…>': `db` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'tensor=2' for '--mesh <AXIS=SIZE,…>': `tensor` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `tp`
+            error: invalid value 'dp.=2' for '--mesh <AXIS=SIZE,…>': `dp.` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'dp.a b=2' for '--mesh <AXIS=SIZE,…>': `dp.a b` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'dp=100000,tp=100000' for '--mesh <AXIS=SIZE,…>': the mesh has more than 4294967295 devices
+            error: invalid value '4' for '--zero <0..3>': `4` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)
+            error: invalid value 'on' for '--zero <0..3>': `on` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)
+            error: invalid value 'w' for '--shard <PATTERN=DIMS>': `w` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
+            error: invalid value '=tp' for '--shard <PATTERN=DIMS>': `=tp` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
+            error: invalid value 'w=tp,,-' for '--shard <PATTERN=DIMS>': `tp,,-` has a dim without an axis; `-` stands for none, as in -,tp
+            error: invalid value 'w=tp,dp*tp' for '--shard <PATTERN=DIMS>': axis `tp` stands twice in `tp,dp*tp`
+            error: invalid value 'w=-,hidden' for '--shard <PATTERN=DIMS>': `hidden` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'fp8' for '--precision <PRECISION>'
+            error: invalid value 'f64' for '--grad-dtype <DTYPE>'
         "#]],
     );
 }
@@ -246,12 +284,13 @@ fn flags_that_contradict_each_other_are_all_listed() {
     check_error(
         arguments,
         expect![[r#"
-        error: a global batch of 48 is no whole number of microbatches of 20
-          = the nearest that is: --global-batch 40 or 60
+            error: a global batch of 48 is no whole number of microbatches of 20
+              = the nearest that is: --global-batch 40 or 60
+              = or --microbatch 16 or 24
 
-        error: the schedule ends at 0.01, above the learning rate 0.001
-          = min is an absolute rate, not a share of --lr
-    "#]],
+            error: the schedule ends at 0.01, above the learning rate 0.001
+              = min is an absolute rate, not a share of --lr
+        "#]],
     );
     check_error(
         "compile m.onnx --train t.txt --steps 10 --lr-schedule cosine:warmup=10",
@@ -259,6 +298,112 @@ fn flags_that_contradict_each_other_are_all_listed() {
         error: the warm-up of 10 steps leaves none of the run's 10
           = shorten the warm-up, or give the schedule a length: steps=N
     "#]],
+    );
+}
+
+#[test]
+fn precision_is_said_once() {
+    check_errors(
+        &["--bf16 --fp16", "--precision fp32 --bf16"],
+        expect![[r#"
+            error: the argument '--bf16' cannot be used with '--fp16'
+            error: the argument '--precision <PRECISION>' cannot be used with '--bf16'
+        "#]],
+    );
+    assert_eq!(compile("").settings.precision.choice(), PrecisionChoice::Fp32);
+    assert_eq!(compile("--fp16").settings.precision.choice(), PrecisionChoice::Fp16);
+    let from_file = with_config("precision = \"bf16\"", "--fp16");
+    assert_eq!(from_file.precision.choice(), PrecisionChoice::Fp16, "the command line wins");
+    check_config_error(
+        "bf16 = true\nfp16 = true",
+        expect![[r#"
+        error: `bf16` and `fp16` exclude each other
+          --> trainyard.toml
+    "#]],
+    );
+}
+
+#[test]
+fn axes_of_one_device_are_allowed_and_split_nothing() {
+    let parallel =
+        compile("--mesh dp.outer=2,tp=1,dp.inner=3,pp=1 --shard w=tp,dp.inner*dp.outer --sequence-parallel")
+            .settings
+            .parallel;
+    assert_eq!(parallel.axes(), [("dp.outer".to_owned(), 2), ("dp.inner".to_owned(), 3)]);
+    assert_eq!(parallel.data_ranks(), 6);
+    assert_eq!(parallel.rules()[0].dims, [vec![], vec!["dp.inner".to_owned(), "dp.outer".to_owned()]]);
+    assert_eq!(parallel.shard[0].to_string(), "w=tp,dp.inner*dp.outer");
+}
+
+#[test]
+fn parallel_flags_without_the_axes_they_need_are_refused() {
+    check_error(
+        "compile m.onnx --zero 1",
+        expect![[r#"
+        error: --zero 1 shares states over data ranks, and without --mesh there is no data axis
+          = add one: --mesh dp=2; or leave --zero away
+    "#]],
+    );
+    check_error(
+        "verify m.onnx --mesh tp=2 --zero 3",
+        expect![[r#"
+        error: --zero 3 shares states over data ranks, and the mesh tp=2 has no data axis
+          = add one: --mesh dp=2; or leave --zero away
+    "#]],
+    );
+    check_error(
+        "inspect m.onnx --mesh dp=2 --sequence-parallel",
+        expect![[r#"
+        error: --sequence-parallel splits over tp, and the mesh dp=2 has no tensor axis
+          = add one: --mesh tp=2; or leave --sequence-parallel away
+    "#]],
+    );
+    check_error(
+        "compile m.onnx --shard w=tp,-",
+        expect![[r#"
+        error: --shard 'w=tp,-': without --mesh there is no axis `tp`
+          = add it: --mesh tp=2
+    "#]],
+    );
+    check_error(
+        "compile m.onnx --mesh dp.outer=2,dp.inner=2 --shard w=dp.iner,-",
+        expect![[r#"
+        error: --shard 'w=dp.iner,-': the mesh dp.outer=2,dp.inner=2 has no axis `dp.iner`
+          = the nearest is `dp.inner`
+    "#]],
+    );
+    check_error(
+        "compile m.onnx --mesh dp=2,pp=2,cp=4,ep=1",
+        expect![[r#"
+        error: --mesh pp=2: pipeline parallelism is not there yet
+          = what can have more than one device is dp and tp; pp=1 may stand
+
+        error: --mesh cp=4: context parallelism is not there yet
+          = what can have more than one device is dp and tp; cp=1 may stand
+    "#]],
+    );
+}
+
+#[test]
+fn a_global_batch_that_the_data_ranks_cannot_share_names_the_nearest_that_they_can() {
+    check_error(
+        "compile m.onnx --train t.txt --mesh dp=4 --microbatch 5 --global-batch 48",
+        expect![[r#"
+        error: a global batch of 48 is no whole number of microbatches of 5 on 4 data ranks
+          = the nearest that is: --global-batch 40 or 60
+          = or --microbatch 4 or 6
+    "#]],
+    );
+    check_error(
+        "compile m.onnx --train t.txt --mesh dp=4 --microbatch 2 --global-batch 6",
+        expect![[r#"
+        error: a global batch of 6 is no whole number of microbatches of 2 on 4 data ranks
+          = the nearest that is: --global-batch 8
+    "#]],
+    );
+    assert_eq!(
+        compile("--mesh dp=4,tp=2 --microbatch 2 --global-batch 24").settings.parallel.data_ranks(),
+        4
     );
 }
 
@@ -435,6 +580,8 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
          --init normal:std=1e-30 --weights w.safetensors --optimizer adam:beta1=0.123456789012345,eps=1e-300 \
          --lr 0.1 --lr-schedule cosine:warmup=3,min=0.05,steps=17 --weight-decay 0 --decay all --clip 1 --freeze x* \
          --train-only y --train-only z --untied --loss next-token --label-smoothing 0.1",
+        "--mesh dp.outer=2,dp.inner=1,tp=4 --zero 3 --sequence-parallel --shard a*=-,dp.outer*tp --shard b==tp --bf16",
+        "--precision fp16 --grad-dtype bf16 --mesh tp=1",
         "--optimizer nesterov:momentum=0.8 --lr-schedule linear:warmup=2",
         "--optimizer momentum --init gpt2 --lr-schedule constant:warmup=5 --loss model",
     ] {
@@ -457,6 +604,8 @@ fn a_written_config_shows_the_defaults() {
         untied = false
         loss = "auto"
         label-smoothing = 0.0
+        zero = 0
+        sequence-parallel = false
         device = "auto"
     "#]]
     .assert_eq(&settings.to_toml().expect("all paths are UTF-8"));

@@ -7,8 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use clap::Args;
 use ir::Diagnostic;
-use passes::bind::Bind;
-use passes::parameters::Parameters;
 use runtime::data::Loader;
 
 use super::report::{self, Failure, Outcome, Severity};
@@ -104,24 +102,15 @@ impl Compile {
 
     fn compile(&self) -> Result<Ready, Failure> {
         let settings = &self.settings;
+        let data_ranks = settings.parallel.data_ranks();
         let model = compilation::open(&self.model)?;
-        let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq)?;
+        let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let mut passes = Plan {
-            bind: Bind { sizes: bindings },
-            parameters: Parameters {
-                untied: settings.optimizer.untied,
-                freeze: settings.optimizer.freeze.clone(),
-                train_only: settings.optimizer.train_only.clone(),
-                ..Parameters::default()
-            },
-            loss: settings.loss.pass(),
-            optimizer: settings.optimizer.pass(0),
-        };
+        let mut passes = Plan::new(bindings, settings.flags(), 0);
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
-        let microbatches = sizes::microbatches(&forward.module, settings.shapes.global_batch)?;
+        let microbatches = sizes::microbatches(&forward.module, settings.shapes.global_batch, data_ranks)?;
         let open = |_| training::open_data(&forward.module, settings, microbatches);
         let loader = settings.data.train.as_ref().map(open).transpose()?;
         let training = loader.map(|loader| {

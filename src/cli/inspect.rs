@@ -4,15 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
-use passes::bind::Bind;
-use passes::parameters::{Parameters, Set};
 use serde::Serialize;
 
 use super::report::{self, Failure, Outcome};
 use crate::compilation::{self, Source};
-use crate::config::{Look, Loss, Optimizer, Shapes};
+use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes};
 use crate::inspection::{FolderFacts, Inspection, Question, program_after};
-use crate::pipeline::Plan;
+use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 
 const EXAMPLES: &str = "\
@@ -57,6 +55,12 @@ pub struct Inspect {
     /// The loss.
     #[command(flatten)]
     pub loss: Loss,
+    /// The element types.
+    #[command(flatten)]
+    pub precision: Precision,
+    /// The mesh.
+    #[command(flatten)]
+    pub parallel: Parallel,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -128,22 +132,19 @@ impl Inspect {
     }
 
     fn question(&self, model: &onnx::Model) -> Result<Question<'_>, Failure> {
-        let bindings = sizes::bindings(model, &self.shapes, None)?;
+        let data_ranks = self.parallel.data_ranks();
+        let bindings = sizes::bindings(model, &self.shapes, None, data_ranks)?;
         let schedule = &self.optimizer.lr_schedule;
-        let plan = Plan {
-            bind: Bind { sizes: bindings.clone() },
-            parameters: Parameters {
-                set: Set::Find,
-                untied: self.optimizer.untied,
-                freeze: self.optimizer.freeze.clone(),
-                train_only: self.optimizer.train_only.clone(),
-            },
-            loss: self.loss.pass(),
-            optimizer: self.optimizer.pass(SHOWN_STEPS + schedule.warmup),
+        let flags = Flags {
+            optimizer: &self.optimizer,
+            loss: &self.loss,
+            precision: &self.precision,
+            parallel: &self.parallel,
         };
+        let plan = Plan::new(bindings.clone(), flags, SHOWN_STEPS + schedule.warmup);
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        Ok(Question { path: &self.subject, bindings, plan, global_batch, manager })
+        Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, manager })
     }
 
     fn folder(&self) -> Result<Output, Failure> {

@@ -100,7 +100,9 @@ impl Command {
     fn check(&self) -> Vec<ir::Diagnostic> {
         match self {
             Self::Compile(compile) => compile.settings.check(),
-            Self::Inspect(_) | Self::Opt(_) | Self::Verify(_) => vec![],
+            Self::Inspect(inspect) => inspect.parallel.check(),
+            Self::Verify(verify) => verify.parallel.check(),
+            Self::Opt(_) => vec![],
         }
     }
 }

@@ -4,17 +4,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use ir::Diagnostic;
-use passes::bind::Bind;
-use passes::parameters::{Parameters, Set};
+use ir::{Diagnostic, Module};
 use runtime::checkpoint::{StateBytes, load_weights};
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
-use crate::config::{Initial, Look, Loss, Optimizer, Seed, Shapes};
+use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::initialization;
-use crate::pipeline::Plan;
+use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
@@ -77,6 +75,12 @@ pub struct Verify {
     /// The loss that is compared.
     #[command(flatten)]
     pub loss: Loss,
+    /// The element types.
+    #[command(flatten)]
+    pub precision: Precision,
+    /// The mesh.
+    #[command(flatten)]
+    pub parallel: Parallel,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -140,7 +144,7 @@ impl Verify {
             .into());
         }
         let model = compilation::open(&self.model)?;
-        let bindings = sizes::bindings(&model, &self.shapes, None)?;
+        let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
         let plan = self.plan(bindings);
         let mut stages = Vec::new();
@@ -169,8 +173,8 @@ impl Verify {
         stages: &[Stage],
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
-        let count = sizes::microbatches(module, self.shapes.global_batch)?;
-        let microbatches = inputs::draw(module, self.seed.seed, count)?;
+        let count = self.microbatches(module)?;
+        let microbatches = inputs::draw(&subject.compilation.forward, self.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
         let tested = subject.run(Tested { module, cut: true }, self.mode, &microbatches)?;
@@ -187,11 +191,10 @@ impl Verify {
     }
 
     fn against_file(&self, subject: &Subject, path: &Path) -> Result<Report, Failure> {
-        let module = &subject.compilation.training;
+        let module = &subject.compilation.forward;
         let numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
         let outcome = against::run(subject, &numbers, self.mode)?;
-        let wanted =
-            self.shapes.global_batch.map(|global| sizes::microbatches(module, Some(global))).transpose()?;
+        let wanted = self.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
         if let Some(wanted) = wanted.filter(|&wanted| wanted != outcome.microbatches as u64) {
             let message = format!(
                 "--global-batch asks for {wanted} microbatches, the inputs of {} are {}",
@@ -230,19 +233,18 @@ impl Verify {
     }
 
     fn plan(&self, bindings: BTreeMap<String, u64>) -> Plan {
+        let flags = Flags {
+            optimizer: &self.optimizer,
+            loss: &self.loss,
+            precision: &self.precision,
+            parallel: &self.parallel,
+        };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        let steps = self.optimizer.lr_schedule.warmup + 1;
-        Plan {
-            bind: Bind { sizes: bindings },
-            parameters: Parameters {
-                set: Set::Find,
-                untied: self.optimizer.untied,
-                freeze: self.optimizer.freeze.clone(),
-                train_only: self.optimizer.train_only.clone(),
-            },
-            loss: self.loss.pass(),
-            optimizer: self.optimizer.pass(steps),
-        }
+        Plan::new(bindings, flags, self.optimizer.lr_schedule.warmup + 1)
+    }
+
+    fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {
+        sizes::microbatches(module, self.shapes.global_batch, self.parallel.data_ranks())
     }
 
     /// The values that `--weights` gives, with a note of what it does not.

@@ -8,7 +8,8 @@ use super::Settings;
 impl Settings {
     /// Every rule between flags that the settings break; empty when they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        [self.flags_without_training(), self.batches(), self.schedule()].into_iter().flatten().collect()
+        let problems = [self.flags_without_training(), self.batches(), self.schedule()];
+        problems.into_iter().flatten().chain(self.parallel.check()).collect()
     }
 
     /// Flags that only training uses are refused without it rather than ignored.
@@ -41,18 +42,9 @@ impl Settings {
     /// The global batch is a whole number of microbatches.
     fn batches(&self) -> Option<Diagnostic> {
         let (global, microbatch) = (self.shapes.global_batch?, self.shapes.microbatch?);
-        if global % microbatch == 0 {
-            return None;
-        }
-        let below = global - global % microbatch;
-        let near =
-            if below == 0 { microbatch.to_string() } else { format!("{below} or {}", below + microbatch) };
-        Some(
-            Diagnostic::new(format!(
-                "a global batch of {global} is no whole number of microbatches of {microbatch}"
-            ))
-            .note(format!("the nearest that is: --global-batch {near}")),
-        )
+        let data_ranks = self.parallel.data_ranks();
+        let fits = global % (microbatch * data_ranks) == 0;
+        (!fits).then(|| crate::sizes::no_whole_number(global, microbatch, data_ranks))
     }
 
     /// The lowest learning rate is not above the highest, and the warm-up leaves steps for the fall.

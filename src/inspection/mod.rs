@@ -1,18 +1,22 @@
 //! What is inside a model: the facts of its file, what can be done with it, its parameters with the reason for each,
 //! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON.
 
+mod collectives;
 mod facts;
 pub mod folder;
 mod parameters;
+mod shares;
 mod step;
 mod text;
 mod units;
 mod why;
 
+pub use collectives::{CollectiveFacts, Communication};
 pub use facts::{FileFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
-pub use step::{MemoryFacts, PhaseCost, StepFacts};
+pub use shares::{Share, Shares};
+pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 
 use crate::cli::report::Failure;
 use crate::compilation::{self, Compilation, Source};
@@ -82,6 +86,8 @@ pub struct Question<'a> {
     pub plan: Plan,
     /// Samples in a step.
     pub global_batch: Option<u64>,
+    /// Devices that share the batch.
+    pub data_ranks: u64,
     /// What shows the program between passes.
     pub manager: Manager,
 }
@@ -161,7 +167,7 @@ impl Inspection {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
         self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
-        match StepFacts::of(&compilation, question.global_batch) {
+        match StepFacts::of(&compilation, question) {
             Ok(step) => {
                 self.step = Some(step);
                 self.support = Support::Trainable;

@@ -1,5 +1,8 @@
 //! What a step of training takes: operations, traffic, memory.
 
+use super::Question;
+use super::collectives::Communication;
+use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::sizes;
 use crate::training::Programs;
@@ -21,6 +24,22 @@ pub struct StepFacts {
     pub phases: Vec<PhaseCost>,
     /// Memory.
     pub memory: MemoryFacts,
+    /// The devices, when there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshFacts>,
+}
+
+/// What several devices do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MeshFacts {
+    /// The axes with their sizes, outermost first.
+    pub axes: Vec<(String, u64)>,
+    /// How many devices there are.
+    pub devices: u64,
+    /// What they send each other.
+    pub communication: Communication,
+    /// What each holds.
+    pub shares: Shares,
 }
 
 /// One run of a phase.
@@ -56,14 +75,14 @@ pub struct MemoryFacts {
 impl StepFacts {
     /// The facts of a whole step. Errors: a global batch that is no whole number of the program's; a program that no
     /// device can run.
-    pub(super) fn of(compilation: &Compilation, global_batch: Option<u64>) -> Result<Self, Diagnostic> {
+    pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Diagnostic> {
         let module = &compilation.training;
-        let microbatches = sizes::microbatches(module, global_batch)?;
+        let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
         let cost = StepCost::of(module);
-        let phase = |(phase, name): (Phase, &'static str)| {
+        let phase = |(phase, _): (Phase, &'static str)| {
             let ir::Cost { flops, read, written } = cost.phase(phase);
             let nodes = module.nodes().filter(|(_, node)| node.phase == phase).count();
-            PhaseCost { phase: long_name(phase, name), nodes, flops, read, written }
+            PhaseCost { phase: long_name(phase), nodes, flops, read, written }
         };
         let batched = module.inputs.iter().find(|input| input.batched);
         Ok(Self {
@@ -72,16 +91,30 @@ impl StepFacts {
             flops: cost.step(microbatches).flops,
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
             memory: MemoryFacts::of(module, Programs::lower(compilation, microbatches)?.peak()),
+            mesh: MeshFacts::of(module, microbatches),
         })
     }
 }
 
 /// The phase in full, where its name in a program is short.
-fn long_name(phase: Phase, name: &'static str) -> &'static str {
+pub(super) fn long_name(phase: Phase) -> &'static str {
     match phase {
+        Phase::Prepare => "prepare",
         Phase::Forward => "forward",
         Phase::Backward => "backward",
-        Phase::Prepare | Phase::Update => name,
+        Phase::Update => "update",
+    }
+}
+
+impl MeshFacts {
+    fn of(module: &Module, microbatches: u64) -> Option<Self> {
+        let devices = module.mesh.devices();
+        (devices > 1).then(|| Self {
+            axes: module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size)).collect(),
+            devices,
+            communication: Communication::of(module, microbatches),
+            shares: Shares::of(module),
+        })
     }
 }
 

@@ -170,5 +170,16 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
     let kinds =
         kinds.iter().filter(|(_, size)| *size > 0).map(|(what, size)| format!("{what} {}", bytes(*size)));
     let kinds = kinds.collect::<Vec<_>>().join(", ");
-    writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned))
+    let Some(mesh) = &step.mesh else {
+        return writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned));
+    };
+    let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+    writeln!(
+        f,
+        "\nmesh {}: {} devices; each plans {}",
+        axes.join(" x "),
+        mesh.devices,
+        bytes(memory.planned)
+    )?;
+    write!(f, "{}{}", mesh.shares, mesh.communication)
 }

@@ -49,7 +49,7 @@ enum RunsOn {
 
 impl<'m> Machine<'m> {
     /// A program before step 0, for steps of so many microbatches: its states as in the model's file, but those in
-    /// `start`. Errors: states whose weights are not here; what the backend cannot run.
+    /// `start` that have the state's sizes (a state may be padded by a later pass). Errors: states whose weights are not here; what the backend cannot run.
     pub fn new(
         module: &'m Module,
         mode: Mode,
@@ -58,7 +58,7 @@ impl<'m> Machine<'m> {
     ) -> Result<Self, Failure> {
         let mut states = interp::initial_states(module, 0, interp::Missing::Refuse)?;
         for (&id, value) in &mut states {
-            let given = start.get(&module.states[id].name);
+            let given = start.get(&module.states[id].name).filter(|given| given.sizes == value.sizes);
             given.into_iter().for_each(|given| *value = given.clone());
         }
         let runs_on = match mode {

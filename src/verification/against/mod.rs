@@ -10,6 +10,7 @@ use super::report::Match;
 use super::{Subject, Tested};
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
+use crate::compilation::Compilation;
 use crate::feed;
 use file::Numbers;
 use ir::tensor::Elements;
@@ -42,13 +43,13 @@ pub fn label_name(module: &Module) -> Result<Option<String>, Diagnostic> {
 
 /// Runs a step of the compiled program on the file's inputs and compares. Errors: inputs that are missing or do not fit; gradients without labels; nothing to compare.
 pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, Failure> {
-    let module = &subject.compilation.training;
-    let label = label_name(module)?;
+    let Compilation { forward, training: module, .. } = &subject.compilation;
+    let label = label_name(forward)?;
     if !numbers.labels && !numbers.gradients.is_empty() && label.is_some() {
         let error = Diagnostic::new("--against: gradients need the labels they were computed with");
         return Err(error.note("add them under the key `labels`").into());
     }
-    let microbatches = microbatches(module, numbers, label.as_deref())?;
+    let microbatches = microbatches(forward, numbers, label.as_deref())?;
     let execution = subject.run(Tested { module, cut: true }, mode, &microbatches)?;
     let mut outcome = Outcome {
         differences: Vec::new(),

@@ -1,0 +1,238 @@
+//! Parallelism: the mesh of devices, and what is split over it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+use ir::{AxisRole, Diagnostic, Mesh};
+use serde::Serialize;
+
+use super::nearest::nearest;
+use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text};
+
+/// Flags of the mesh.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Parallel")]
+#[serde(rename_all = "kebab-case")]
+pub struct Parallel {
+    /// The devices, as axes with their sizes, outermost first: dp splits the batch, tp hidden dims, heads and the
+    /// vocabulary; suffixes tell axes apart (dp.outer=2,dp.inner=4) [default: one device]
+    #[arg(long, value_name = "AXIS=SIZE,…")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshAxes>,
+    /// What data ranks share instead of each keeping all of it: 1 optimizer states, 2 gradients too, 3 parameters too
+    #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = zero)]
+    pub zero: u64,
+    /// Split the sequence over tp where hidden dims and heads are not
+    #[arg(long)]
+    pub sequence_parallel: bool,
+    /// Split the parameters whose name matches the glob as DIMS says: for each dim of the file's tensor an axis,
+    /// several (dp*tp) or none (-); may be repeated
+    #[arg(long, value_name = "PATTERN=DIMS")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shard: Vec<ShardRule>,
+}
+
+fn zero(text: &str) -> Result<u64, ValueError> {
+    text.parse().ok().filter(|stage| *stage <= 3).ok_or_else(|| {
+        ValueError::new(format!(
+            "`{text}` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)"
+        ))
+    })
+}
+
+/// `dp=2,tp=2`: axes and their sizes. Never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeshAxes(Vec<(String, u64)>);
+
+/// `h.*.weight=-,tp`: how the parameters of some names are split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardRule {
+    /// A glob over names.
+    pub pattern: String,
+    /// For each dim the axes that split it, major first.
+    pub dims: Vec<Vec<String>>,
+}
+
+/// The names of axes, without suffixes.
+const AXES: [&str; 5] = ["dp", "tp", "pp", "ep", "cp"];
+
+/// Splits `text` at its commas into axes and sizes.
+impl FromStr for MeshAxes {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let mut axes: Vec<(String, u64)> = Vec::new();
+        for item in text.split(',') {
+            let Some((name, size)) = item.split_once('=') else {
+                return Err(ValueError::new(format!("`{item}` is not of the form axis=size, such as dp=2")));
+            };
+            known_axis(name)?;
+            let size =
+                count_from(1, size).map_err(|error| ValueError::new(format!("axis `{name}`: {error}")))?;
+            if let Some((_, other)) = axes.iter().find(|(other, _)| other == name) {
+                return Err(ValueError::new(format!(
+                    "axis `{name}` stands twice: with {other} and with {size} devices; suffixes tell two apart: \
+                     {name}.outer, {name}.inner"
+                )));
+            }
+            axes.push((name.to_owned(), size));
+        }
+        let devices = axes.iter().try_fold(1u64, |devices, (_, size)| devices.checked_mul(*size));
+        match devices.filter(|devices| *devices <= LARGEST_COUNT) {
+            Some(_) => Ok(Self(axes)),
+            None => Err(ValueError::new(format!("the mesh has more than {LARGEST_COUNT} devices"))),
+        }
+    }
+}
+
+/// Refuses a name that is none of an axis, with the nearest that is.
+fn known_axis(name: &str) -> Result<(), ValueError> {
+    let is_word = |part: &str| {
+        !part.is_empty() && part.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+    };
+    if Mesh::role(name).is_some() && name.split('.').all(is_word) {
+        return Ok(());
+    }
+    let near = nearest(name.split('.').next().unwrap_or_default(), AXES).unwrap_or_default();
+    Err(ValueError::new(format!(
+        "`{name}` is no axis; there are {}, each also with a suffix (dp.outer); the nearest is `{near}`",
+        AXES.join(", ")
+    )))
+}
+
+impl fmt::Display for MeshAxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let axes: Vec<String> = self.0.iter().map(|(name, size)| format!("{name}={size}")).collect();
+        f.write_str(&axes.join(","))
+    }
+}
+
+impl FromStr for ShardRule {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let Some((pattern, dims)) = text.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty()) else {
+            return Err(ValueError::new(format!(
+                "`{text}` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'"
+            )));
+        };
+        let mut seen: Vec<&str> = Vec::new();
+        let mut rule = Self { pattern: pattern.to_owned(), dims: Vec::new() };
+        for dim in dims.split(',').map(str::trim) {
+            let axes: Vec<&str> = if dim == "-" { vec![] } else { dim.split('*').collect() };
+            for axis in &axes {
+                if axis.is_empty() {
+                    return Err(ValueError::new(format!(
+                        "`{dims}` has a dim without an axis; `-` stands for none, as in -,tp"
+                    )));
+                }
+                known_axis(axis)?;
+                if seen.contains(axis) {
+                    return Err(ValueError::new(format!("axis `{axis}` stands twice in `{dims}`")));
+                }
+                seen.push(axis);
+            }
+            rule.dims.push(axes.into_iter().map(str::to_owned).collect());
+        }
+        Ok(rule)
+    }
+}
+
+impl fmt::Display for ShardRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dim = |axes: &Vec<String>| if axes.is_empty() { "-".to_owned() } else { axes.join("*") };
+        write!(f, "{}={}", self.pattern, self.dims.iter().map(dim).collect::<Vec<_>>().join(","))
+    }
+}
+
+serialize_as_text!(MeshAxes, ShardRule);
+
+impl Parallel {
+    /// The axes of more than one device with their sizes, outermost first. Empty on one device.
+    pub fn axes(&self) -> Vec<(String, u64)> {
+        self.named().filter(|(_, size)| *size > 1).cloned().collect()
+    }
+
+    /// How many devices share the batch.
+    pub fn data_ranks(&self) -> u64 {
+        self.named()
+            .filter(|(name, _)| Mesh::role(name) == Some(AxisRole::Data))
+            .map(|(_, size)| size)
+            .product()
+    }
+
+    /// How parameters are split as the user says, axes of one device left out.
+    pub fn rules(&self) -> Vec<ShardRule> {
+        let axes = self.axes();
+        let splits = |axis: &String| axes.iter().any(|(name, _)| name == axis);
+        let mut rules = self.shard.clone();
+        rules.iter_mut().flat_map(|rule| &mut rule.dims).for_each(|dim| dim.retain(splits));
+        rules
+    }
+
+    /// The axes as they were given, those of one device too.
+    fn named(&self) -> impl Iterator<Item = &(String, u64)> {
+        self.mesh.iter().flat_map(|mesh| &mesh.0)
+    }
+
+    fn has(&self, role: AxisRole) -> bool {
+        self.named().any(|(name, _)| Mesh::role(name) == Some(role))
+    }
+
+    /// Every rule between these flags that they break.
+    pub fn check(&self) -> Vec<Diagnostic> {
+        let mut problems: Vec<Diagnostic> = self.named().filter_map(|axis| not_yet(axis)).collect();
+        if self.zero > 0 && !self.has(AxisRole::Data) {
+            problems.push(
+                Diagnostic::new(format!(
+                    "--zero {} shares states over data ranks, and {} no data axis",
+                    self.zero,
+                    self.mesh_has()
+                ))
+                .note("add one: --mesh dp=2; or leave --zero away"),
+            );
+        }
+        if self.sequence_parallel && !self.has(AxisRole::Tensor) {
+            let message =
+                format!("--sequence-parallel splits over tp, and {} no tensor axis", self.mesh_has());
+            problems.push(
+                Diagnostic::new(message).note("add one: --mesh tp=2; or leave --sequence-parallel away"),
+            );
+        }
+        problems.extend(self.shard.iter().filter_map(|rule| self.unknown_axis(rule)));
+        problems
+    }
+
+    fn mesh_has(&self) -> String {
+        match &self.mesh {
+            Some(mesh) => format!("the mesh {mesh} has"),
+            None => "without --mesh there is".to_owned(),
+        }
+    }
+
+    /// A rule that names an axis which the mesh does not have.
+    fn unknown_axis(&self, rule: &ShardRule) -> Option<Diagnostic> {
+        let known: Vec<&str> = self.named().map(|(name, _)| name.as_str()).collect();
+        let axis = rule.dims.iter().flatten().find(|axis| !known.contains(&axis.as_str()))?;
+        let error = Diagnostic::new(format!("--shard '{rule}': {} no axis `{axis}`", self.mesh_has()));
+        Some(match nearest(axis, known) {
+            Some(near) => error.note(format!("the nearest is `{near}`")),
+            None => error.note(format!("add it: --mesh {axis}=2")),
+        })
+    }
+}
+
+/// Axes that are known and cannot be used yet.
+fn not_yet((name, size): &(String, u64)) -> Option<Diagnostic> {
+    let what = match Mesh::role(name)? {
+        AxisRole::Data | AxisRole::Tensor => return None,
+        AxisRole::Pipeline => "pipeline parallelism",
+        AxisRole::Expert => "expert parallelism",
+        AxisRole::Context => "context parallelism",
+    };
+    (*size > 1).then(|| {
+        Diagnostic::new(format!("--mesh {name}={size}: {what} is not there yet"))
+            .note(format!("what can have more than one device is dp and tp; {name}=1 may stand"))
+    })
+}

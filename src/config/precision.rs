@@ -1,0 +1,71 @@
+//! Precision: the element types that a step computes in.
+
+use clap::{Args, ValueEnum};
+use ir::DType;
+use serde::{Serialize, Serializer};
+
+use super::value::{one_of, serialize_name};
+
+/// Flags of precision. Weights and optimizer states are f32 under all of them.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[command(next_help_heading = "Precision")]
+#[serde(rename_all = "kebab-case")]
+pub struct Precision {
+    /// What a step computes in; what needs the range or the digits of fp32 stays fp32 [default: fp32]
+    #[arg(long, value_enum, conflicts_with_all = ["bf16", "fp16"])]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<PrecisionChoice>,
+    /// Short for --precision bf16
+    #[arg(long, conflicts_with = "fp16")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub bf16: bool,
+    /// Short for --precision fp16, which scales the loss so that gradients stay within its range
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fp16: bool,
+    /// Element type in which gradients are added up over devices and microbatches [default: f32]
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&GRADIENTS))]
+    #[serde(serialize_with = "serialize_gradients", skip_serializing_if = "Option::is_none")]
+    pub grad_dtype: Option<DType>,
+}
+
+/// What a step computes in.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrecisionChoice {
+    /// f32 throughout
+    #[default]
+    Fp32,
+    /// bfloat16: the range of f32, 8 bits of precision
+    Bf16,
+    /// IEEE half: 11 bits of precision, and a range that needs a scaled loss
+    Fp16,
+}
+
+const GRADIENTS: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::BF16, "bf16"), (DType::F16, "f16")];
+
+impl Precision {
+    /// What a step computes in, by whichever flag says it.
+    pub fn choice(&self) -> PrecisionChoice {
+        match (self.bf16, self.fp16) {
+            (true, _) => PrecisionChoice::Bf16,
+            (_, true) => PrecisionChoice::Fp16,
+            _ => self.precision.unwrap_or_default(),
+        }
+    }
+}
+
+impl PrecisionChoice {
+    /// The name of the flag's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        }
+    }
+}
+
+fn serialize_gradients<S: Serializer>(dtype: &Option<DType>, serializer: S) -> Result<S::Ok, S::Error> {
+    serialize_name(&GRADIENTS, &dtype.unwrap_or(DType::F32), serializer)
+}

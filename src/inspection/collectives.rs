@@ -1,0 +1,154 @@
+//! What devices send each other in a step: every collective of a program, with its bytes.
+
+use super::units::{bytes, count, visible};
+use ir::ops::collective::{Change, Collective};
+use ir::{AxisId, Mesh, Module, Node, Op, Type, ValueId};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A collective of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CollectiveFacts {
+    /// The operator.
+    pub kind: &'static str,
+    /// The axes it goes over.
+    pub axes: Vec<String>,
+    /// When it runs.
+    pub phase: &'static str,
+    /// The node of the file that it belongs to.
+    pub origin: String,
+    /// How many values travel together.
+    pub values: usize,
+    /// How often it runs in a step.
+    pub runs: u64,
+    /// Bytes that a device sends in a step, as a ring does it.
+    pub bytes: u64,
+}
+
+/// All communication of a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Communication {
+    /// Bytes that a device sends in a step.
+    pub bytes: u64,
+    /// Of these, bytes over each axis, or over several at once (`dp*tp`).
+    pub by_axis: BTreeMap<String, u64>,
+    /// Every collective, in the order of the program.
+    pub collectives: Vec<CollectiveFacts>,
+}
+
+impl Communication {
+    /// The communication of a step of so many microbatches.
+    pub(super) fn of(module: &Module, microbatches: u64) -> Self {
+        let collectives: Vec<CollectiveFacts> =
+            module.nodes().filter_map(|(_, node)| CollectiveFacts::of(module, node, microbatches)).collect();
+        let mut by_axis = BTreeMap::new();
+        for one in collectives.iter().filter(|one| one.bytes > 0) {
+            *by_axis.entry(one.axes.join("*")).or_default() += one.bytes;
+        }
+        Self { bytes: collectives.iter().map(|one| one.bytes).sum(), by_axis, collectives }
+    }
+}
+
+impl CollectiveFacts {
+    fn of(module: &Module, node: &Node, microbatches: u64) -> Option<Self> {
+        let Op::Collective(kind) = node.op else { return None };
+        let mesh = &module.mesh;
+        let mut axes: Vec<AxisId> = Vec::new();
+        let mut sent = 0u64;
+        for (&from, &to) in node.operands.iter().zip(&node.results) {
+            // The verifier has proved that every change is one that a collective makes.
+            let change =
+                Change::between(&module.ty(from).sharding, &module.ty(to).sharding, module.ty(from).ndim())
+                    .ok()?;
+            sent = sent.saturating_add(
+                kind.bytes_sent(group_bytes(module, kind, (from, to), &change), mesh.size(&change.axes)),
+            );
+            axes = change.axes.to_vec();
+        }
+        let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
+        Some(Self {
+            kind: node.op.name(),
+            axes: axes.iter().map(|&axis| mesh.axes[axis].name.clone()).collect(),
+            phase: super::step::long_name(node.phase),
+            origin: node.origin.to_string(),
+            values: node.operands.len(),
+            runs,
+            bytes: sent.saturating_mul(runs),
+        })
+    }
+}
+
+/// Bytes of the value that a group of devices has together.
+fn group_bytes(module: &Module, kind: Collective, (from, to): (ValueId, ValueId), change: &Change) -> u64 {
+    let [from, to] = [from, to].map(|value| local_bytes(module.ty(value), &module.mesh));
+    match kind {
+        Collective::AllToAll => from.saturating_mul(module.mesh.size(&change.axes)),
+        _ => from.max(to),
+    }
+}
+
+/// Bytes of the part that one device holds; of unbound or uneven dims all of it.
+pub(super) fn local_bytes(ty: &Type, mesh: &Mesh) -> u64 {
+    let local = ty.local(mesh).or_else(|| ty.sizes()).unwrap_or_default();
+    local.iter().fold(ty.dtype.bytes(), |bytes, &size| bytes.saturating_mul(size))
+}
+
+/// The collectives of one kind over the same axes in a phase: a line of the table.
+#[derive(Default)]
+struct Group<'a> {
+    count: usize,
+    values: usize,
+    bytes: u64,
+    origins: Vec<&'a str>,
+}
+
+impl fmt::Display for Communication {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let over = self.by_axis.iter().map(|(axes, sent)| format!("over {axes} {}", bytes(*sent)));
+        let over = over.collect::<Vec<_>>().join(", ");
+        writeln!(
+            f,
+            "\na device sends {} in a step{}",
+            bytes(self.bytes),
+            if over.is_empty() { over } else { format!(": {over}") }
+        )?;
+        let mut groups: Vec<((&str, &str, String), Group)> = Vec::new();
+        for one in self.collectives.iter().filter(|one| one.bytes > 0) {
+            let key = (one.phase, one.kind, one.axes.join("*"));
+            let at = groups.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+                groups.push((key, Group::default()));
+                groups.len() - 1
+            });
+            let group = &mut groups[at].1;
+            group.count += 1;
+            group.values += one.values;
+            group.bytes += one.bytes;
+            if !one.origin.is_empty() && !group.origins.contains(&one.origin.as_str()) {
+                group.origins.push(&one.origin);
+            }
+        }
+        let width = groups.iter().map(|((_, _, axes), _)| axes.len()).max().unwrap_or(0);
+        for ((phase, kind, axes), group) in &groups {
+            let Group { count: number, values, bytes: sent, .. } = group;
+            let values =
+                if values > number { format!(" of {}", count(*values, "value")) } else { String::new() };
+            writeln!(
+                f,
+                "  {phase:8}  {kind:14}  {axes:width$}  {:>10}  {number:>4}{values}{}",
+                bytes(*sent),
+                at(&group.origins)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the collectives of a line stand.
+fn at(origins: &[&str]) -> String {
+    match origins {
+        [] => String::new(),
+        [one] => format!("  at {}", visible(one)),
+        [first, rest @ ..] => format!("  at {} and {} more", visible(first), rest.len()),
+    }
+}

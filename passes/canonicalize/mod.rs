@@ -6,22 +6,19 @@
 //!
 //! Invariants: forward nodes of one stage and copy alone; nothing that writes state; every result has the type it had.
 
-mod extract;
 mod graph;
 #[allow(clippy::collapsible_match)] // `find!` nests one match for each argument
 mod rules;
-mod saturate;
 mod stored;
 mod term;
 #[cfg(test)]
 mod tests;
 
+use crate::egraph::{Limits, Problem, saturate};
 use egg::Id;
-use extract::Problem;
 use graph::{Ask, ENode, Graph, Head, Typing};
 use ir::ops::{Cost, Operator};
 use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, Phase, Signature, Type, ValueId};
-use saturate::{Limits, saturate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -70,7 +67,7 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
         exits(module, &region).into_iter().map(|value| (value, classes[&value])).collect();
     let root = graph.add(ENode { head: Head::Root, args: exits.iter().map(|&(_, class)| class).collect() });
     let limits = Limits { iterations: 100, nodes: 100_000.max(20 * region.len()) };
-    let end = saturate(&mut graph, &rules::all(), limits);
+    let end = saturate(&mut graph, &rules::all(), limits, alike);
     if !end.complete {
         let message =
             format!("canonicalize stopped after {} rounds: the graph stays as it is", end.iterations);
@@ -81,7 +78,7 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
     }
     let exits = exits.into_iter().map(|(value, class)| (value, graph.find(class))).collect();
     let tables = stored(&graph);
-    let problem = Problem::new(&graph, root, |node| price(&graph, &tables, node));
+    let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, node)));
     let stood = stood(module, &graph, &region, &classes);
     let stands = |node: &ENode| stood.contains_key(node);
     let choice = problem
@@ -110,6 +107,11 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
     }
     inherit_origins(&graph, &mut nodes);
     Ok(Some(Decision { nodes, region, exits }))
+}
+
+/// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
+fn alike(graph: &Graph, a: Id, b: Id) -> bool {
+    graph[a].data.types == graph[b].data.types
 }
 
 /// Puts the region into the graph; the class of every value it reads or makes.

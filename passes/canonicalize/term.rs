@@ -1,6 +1,7 @@
 //! Terms: what a rule says a class is equal to; and the macros to find and to write them.
 
-use super::graph::{ENode, Graph, Head, infer};
+use super::graph::{ENode, Graph, Head, Typing, infer};
+use crate::egraph::Equal;
 use egg::Id;
 use ir::ops::Float;
 use ir::ops::constant::Splat;
@@ -41,9 +42,8 @@ pub(super) fn scalar(like: &Type, value: f64) -> Term {
     typed(splat, [], Type::scalar(like.dtype))
 }
 
-impl Term {
-    /// Adds the term, and says which class it is. `None` when it is ill-typed: then the rule does not apply.
-    pub(super) fn add(&self, graph: &mut Graph) -> Option<Id> {
+impl<'m> Equal<ENode, Typing<'m>> for Term {
+    fn add(&self, graph: &mut Graph<'m>) -> Option<Id> {
         let node = match self {
             Self::Class(id) => return Some(*id),
             Self::Op(op, ty, args) => {

@@ -1,9 +1,8 @@
 //! The extraction on random programs, against the program that went in.
 
-use super::extract::Problem;
 use super::graph::{ENode, Graph, Head, Typing};
-use super::saturate::{Limits, saturate};
-use super::{stored, exits, insert, price, rules, stood};
+use super::{alike, exits, insert, price, rules, stood, stored};
+use crate::egraph::{Limits, Problem, saturate};
 use ir::{DType, Module, NodeId, Phase, testing};
 
 /// The cost of the program that comes out, after the rules were applied or without any.
@@ -15,9 +14,9 @@ fn cost(module: &Module, with_rules: bool) -> u64 {
     let args = exits(module, &region).iter().map(|value| classes[value]).collect();
     let root = graph.add(ENode { head: Head::Root, args });
     let applied = if with_rules { rules::all() } else { vec![] };
-    assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }).complete);
+    assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }, alike).complete);
     let tables = stored(&graph);
-    let problem = Problem::new(&graph, root, |node| price(&graph, &tables, node));
+    let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, node)));
     let stood = stood(module, &graph, &region, &classes);
     let choice = problem.solve(|node| stood.contains_key(node)).expect("the program itself can be chosen");
     problem.total(&choice)

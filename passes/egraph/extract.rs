@@ -125,7 +125,8 @@ impl<L: Language> Problem<L> {
         ranks
     }
 
-    /// The classes that some program does without, each with its place in a set.
+    /// The classes that are not in every program as they are, each with its place in a set. A circle goes through one
+    /// of those at least.
     fn decisions(&self) -> Decisions {
         let mut needed = vec![false; self.classes.len()];
         let mut pending = vec![self.root];
@@ -136,10 +137,11 @@ impl<L: Language> Problem<L> {
                 pending.extend(&only.needs);
             }
         }
-        let classes: Vec<usize> = (0..needed.len()).filter(|&class| !needed[class]).collect();
+        let classes: Vec<usize> =
+            (0..needed.len()).filter(|&class| !needed[class] || self.classes[class].len() > 1).collect();
         let mut place = vec![None; needed.len()];
         classes.iter().enumerate().for_each(|(i, &class)| place[class] = Some(i));
-        Decisions { classes, place }
+        Decisions { classes, place, needed }
     }
 
     fn greedy(&self) -> Vec<Option<usize>> {
@@ -310,10 +312,11 @@ impl<L: Language> Problem<L> {
     }
 }
 
-/// The classes that sets range over, and the place of each class in them.
+/// The classes that sets range over, the place of each class in them, and which classes every program needs.
 struct Decisions {
     classes: Vec<usize>,
     place: Vec<Option<usize>>,
+    needed: Vec<bool>,
 }
 
 /// The cheapest way found so far to make a class: the decisions it takes as a bitset, and what all cost together.
@@ -355,7 +358,8 @@ fn better<L>(
     if let Some(place) = place {
         set[place / 64] |= 1 << (place % 64);
     }
-    (total < bound).then_some(Best { total, own: candidate.cost, set, choice })
+    let own = if decisions.needed[class] { 0 } else { candidate.cost };
+    (total < bound).then_some(Best { total, own, set, choice })
 }
 
 /// Every class that some candidate needs, once.

@@ -9,12 +9,12 @@ mod norm;
 mod rotary;
 mod view;
 
-use super::graph::{ENode, Graph};
-use super::saturate::Rule;
+use super::graph::{ENode, Graph, Typing};
 use super::term::Term;
+use crate::egraph::Rule;
 
 /// Every rule, in the order it is tried.
-pub(super) fn all() -> Vec<Rule> {
+pub(super) fn all<'m>() -> Vec<Rule<ENode, Typing<'m>, Term>> {
     [
         algebra::RULES,
         view::RULES,

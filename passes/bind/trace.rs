@@ -1,7 +1,7 @@
 //! Which dim of which value carries the batch.
 
 use crate::constants::{Constants, Known};
-use ir::factors::FactorKind;
+use ir::factors::{FactorId, FactorKind};
 use ir::{
     Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Tensor, Type,
     ValueId,
@@ -99,6 +99,18 @@ fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
     }
 }
 
+/// Whether samples would meet each other along this factor although it can be split: what is looked up in it, and the
+/// positions of a causal attention.
+fn by_position(op: &Op, factors: &Factors, factor: FactorId) -> bool {
+    let place = match op {
+        Op::Gather(gather) => (0, gather.dim as usize),
+        Op::GatherElements(gather) => (0, gather.dim as usize),
+        Op::Attention(attention) if attention.causal => (0, 2),
+        _ => return false,
+    };
+    factors.operands[place.0][place.1].contains(&factor)
+}
+
 struct Trace<'m> {
     module: &'m Module,
     from: u64,
@@ -168,6 +180,9 @@ impl<'m> Trace<'m> {
             }
         }
         let Some((factor, minor)) = found else { return Ok(()) };
+        if by_position(&node.op, &factors, factor) {
+            return Err("works along the batch".into());
+        }
         match factors.factors[factor as usize].kind {
             FactorKind::Free => {}
             FactorKind::Reduced(PartialKind::Sum) if !matches!(node.op, Op::CrossEntropy(_)) => {

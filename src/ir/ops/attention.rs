@@ -35,28 +35,11 @@ pub struct AttentionGrad {
     pub causal: bool,
 }
 
-/// The words of operands and results, by `causal`: positions of a causal attention cannot be split, since a query's
-/// place among the keys counts.
-struct Words {
-    q: &'static str,
-    k: &'static str,
-    v: &'static str,
-    mask: &'static str,
-    out: &'static str,
-    logsumexp: &'static str,
-}
-
-fn words(causal: bool) -> Words {
-    let pick = |free, whole| if causal { whole } else { free };
-    Words {
-        q: pick("b (g r) s d^", "b (g r) s^ d^"),
-        k: "b g t^ d^",
-        v: "b g t^ e^",
-        mask: "b (g r) s t^",
-        out: "b (g r) s e^",
-        logsumexp: "b (g r) s",
-    }
-}
+/// The words of q, k, v and mask; those of k and v whole along the keys, which every query reads. Where a query of a
+/// causal attention stands among the keys follows from where its part lies.
+const OPERANDS: [&str; 4] = ["b (g r) s d^", "b g t^ d^", "b g t^ e^", "b (g r) s t^"];
+const OUT: &str = "b (g r) s e^";
+const LOGSUMEXP: &str = "b (g r) s";
 
 /// The types of `q, k, v, [mask]`, checked, with those of `out` and `logsumexp`.
 fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
@@ -106,6 +89,8 @@ struct Scores<'a> {
     mask: Option<(&'a Elements, Vec<usize>)>,
     scale: f64,
     causal: bool,
+    /// Where the first query stands among all.
+    first: usize,
     batch: usize,
     heads: usize,
     groups: usize,
@@ -115,14 +100,17 @@ struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
-    fn new(scale: Float, causal: bool, operands: &[&'a Tensor]) -> Self {
+    /// Of a call's operands less the last `kept`, which forward does not have.
+    fn new(scale: Float, causal: bool, cx: &'a Interp, kept: usize) -> Self {
+        let operands = &cx.operands[..cx.operands.len() - kept];
+        let first = cx.operand_span(0, 2).start as usize;
         let (q, k) = (operands[0], operands[1]);
         let [batch, heads, queries, width] = [0, 1, 2, 3].map(|i| q.sizes[i]);
         let (groups, keys) = (k.sizes[1], k.sizes[2]);
         let full = [batch, heads, queries, keys];
         let mask = operands.get(3).map(|mask| (&mask.elements, broadcast_strides(&mask.sizes, &full)));
         let (q, k, scale) = (q.floats(), k.floats(), scale.get());
-        Self { q, k, mask, scale, causal, batch, heads, groups, queries, keys, width }
+        Self { q, k, mask, scale, causal, first, batch, heads, groups, queries, keys, width }
     }
 
     /// Batch element, head and query of every row of the result, in order.
@@ -148,7 +136,7 @@ impl<'a> Scores<'a> {
             let key = self.key(query, t) * self.width;
             let product: f64 = (0..self.width).map(|i| self.q[row + i] * self.k[key + i]).sum();
             let score = self.scale * product;
-            if self.causal && t > query[2] {
+            if self.causal && t > self.first + query[2] {
                 return f64::NEG_INFINITY;
             }
             let Some((mask, strides)) = &self.mask else { return score };
@@ -176,9 +164,8 @@ impl Operator for Attention {
 
     /// `"b (g r) s d^, b g t^ d^, b g t^ e^, b (g r) s t^ -> b (g r) s e^, b (g r) s"`
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = words(self.causal);
-        let operands = [words.q, words.k, words.v, words.mask][..signature.operands.len()].join(", ");
-        Factors::rule(&format!("{operands} -> {}, {}", words.out, words.logsumexp), signature)
+        let operands = OPERANDS[..signature.operands.len()].join(", ");
+        Factors::rule(&format!("{operands} -> {OUT}, {LOGSUMEXP}"), signature)
     }
 
     fn gradient(
@@ -207,7 +194,7 @@ impl Operator for Attention {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let scores = Scores::new(self.scale, self.causal, cx.operands);
+        let scores = Scores::new(self.scale, self.causal, cx, 0);
         let v = cx.operands[2].floats();
         let width = cx.operands[2].sizes[3];
         let (mut out, mut logsumexps) = (Vec::new(), Vec::new());
@@ -264,12 +251,9 @@ impl Operator for AttentionGrad {
 
     /// As forward; the gradients of k and v are sums over the queries and over the heads that share them.
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = words(self.causal);
-        let q = if self.causal { "b (g r+) s^ d^" } else { "b (g r+) s+ d^" };
-        let (count, out) = (signature.operands.len(), words.out);
-        let operands = [q, words.k, words.v, words.mask][..count - 3].join(", ");
-        let line =
-            format!("{operands}, {out}, {}, {out} -> {}, {}, {}", words.logsumexp, words.q, words.k, words.v);
+        let ([q, k, v, mask], count) = (OPERANDS, signature.operands.len());
+        let operands = ["b (g r+) s+ d^", k, v, mask][..count - 3].join(", ");
+        let line = format!("{operands}, {OUT}, {LOGSUMEXP}, {OUT} -> {q}, {k}, {v}");
         Factors::rule(&line, signature).linear_in(&[count as u32 - 1])
     }
 
@@ -292,7 +276,7 @@ impl Operator for AttentionGrad {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (forward, [out, logsumexp, dout]) =
             cx.operands.split_last_chunk::<3>().expect("infer has counted");
-        let scores = Scores::new(self.scale, self.causal, forward);
+        let scores = Scores::new(self.scale, self.causal, cx, 3);
         let [q, k, v] = [0, 1, 2].map(|i| forward[i].floats());
         let (width, value_width) = (forward[0].sizes[3], forward[2].sizes[3]);
         let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);

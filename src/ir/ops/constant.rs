@@ -1,7 +1,7 @@
 //! Values that come from nowhere: constants, equal elements, indices.
 
 use super::*;
-use crate::DType;
+use crate::{DType, block};
 
 /// The tensor of a row of the data table; its type is the result type. Never trained: what is trained is a state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,11 +66,15 @@ macro_rules! source {
     };
 }
 
-source!(Constant, |_, s| Factors::source(s).whole(), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
+source!(Constant, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
     let data = &cx.data[self.data];
     let bytes = data.bytes().expect("interp runs on data that is here");
     let stored = Tensor::from_bytes(&data.ty, bytes).expect("the data table has whole tensors");
-    stored.reshaped(cx.sizes(0))
+    let sizes = cx.sizes(0);
+    let spans: Vec<Span> = (0..sizes.len()).map(|dim| cx.result_span(0, dim)).collect();
+    let stored = stored.reshaped(spans.iter().map(|span| span.size as usize).collect());
+    let start: Vec<usize> = spans.iter().map(|span| span.start as usize).collect();
+    if stored.sizes == sizes { stored } else { block::read(&stored, &start, &sizes) }
 });
 
 source!(Splat, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), |self, cx| {
@@ -79,14 +83,7 @@ source!(Splat, |_, s| Factors::source(s), |_op, _types| Ok::<_, TypeError>(()), 
 
 source!(
     Iota,
-    |op, signature| {
-        let mut factors = Factors::source(signature);
-        let counted = factors.results[0][op.dim as usize].first().copied();
-        if let Some(factor) = counted {
-            factors.factors[factor as usize].kind = crate::factors::FactorKind::Whole;
-        }
-        factors
-    },
+    |_, s| Factors::source(s),
     |op, types| match types.declared()? {
         ty if ty.ndim() <= op.dim as usize || ty.dtype == DType::Bool => {
             Err(TypeError::new(format!("{ty} cannot be counted along dim {}", op.dim)))
@@ -97,7 +94,9 @@ source!(
         let sizes = cx.sizes(0);
         let inner: usize = sizes[self.dim as usize + 1..].iter().product();
         let size = sizes[self.dim as usize];
-        let indices = (0..sizes.iter().product()).map(|i: usize| (i / inner.max(1) % size.max(1)) as i64);
+        let start = cx.result_span(0, self.dim as usize).start as usize;
+        let index = |i: usize| (start + i / inner.max(1) % size.max(1)) as i64;
+        let indices = (0..sizes.iter().product()).map(index);
         if cx.results[0].dtype.is_float() {
             Tensor::float(cx.results[0].dtype, sizes, indices.map(|i| i as f64).collect())
         } else {

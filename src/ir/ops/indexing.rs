@@ -1,7 +1,8 @@
 //! Reading by index, and the gradient of it.
 //!
 //! In all of them a negative index counts from the end, and an index outside is the loader's to refuse: it reads zeros
-//! here, and its gradient goes nowhere.
+//! here, and its gradient goes nowhere. That also splits the indexed dim: a rank reads zeros where another has the
+//! element, and what the ranks read adds up.
 
 use super::constant::Iota;
 use super::elementwise::{Compare, Logical, Select};
@@ -47,6 +48,22 @@ fn element(index: i64, size: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|&index| index < size)
 }
 
+/// The element that an index into the global dim reads in a part of `size` elements, if it lies there.
+fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
+    let element = element(index, span.size as usize)?.checked_sub(span.start as usize)?;
+    (element < size).then_some(element)
+}
+
+/// The word of an indexed dim: what is read in its parts adds up, where there is a sum.
+fn indexed_word(data: &Type) -> &'static str {
+    if data.dtype == DType::Bool { "v^" } else { "v+" }
+}
+
+/// What is read is linear in the data, where there is a sum.
+fn summable(factors: Factors, signature: &Signature) -> Factors {
+    if signature.operands[0].dtype == DType::Bool { factors } else { factors.linear_in(&[0]) }
+}
+
 /// The elements at these offsets; zeros where there is none.
 fn read(data: &Tensor, offsets: &[Option<usize>], sizes: Vec<usize>) -> Tensor {
     fn pick<T: Copy>(elements: &[T], offsets: &[Option<usize>], zero: T) -> Vec<T> {
@@ -89,14 +106,15 @@ fn gather_words(dim: u32, data: usize, indices: usize, indexed: &str, suffix: &s
     [format!("{before} {indexed} {after}"), inner.clone(), format!("{before} {inner} {after}")]
 }
 
-/// For each element of a gather's result, in order: where in the data it is read.
-fn gather_offsets(data: &[usize], indices: &[i64], dim: u32) -> Vec<Option<usize>> {
+/// For each element of a gather's result, in order: where in the data it is read. The indexed dim lies in the global
+/// one as `span` says.
+fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<Option<usize>> {
     let dim = dim as usize;
     let (size, inner) = (data[dim], data[dim + 1..].iter().product::<usize>());
     let mut out = Vec::new();
     for outer in 0..data[..dim].iter().product() {
         for &index in indices {
-            let start = element(index, size).map(|index| (outer * size + index) * inner);
+            let start = element_of_part(index, span, size).map(|index| (outer * size + index) * inner);
             out.extend((0..inner).map(|i| start.map(|start| start + i)));
         }
     }
@@ -109,11 +127,12 @@ impl Operator for Gather {
         Ok(vec![Type::new(data.dtype, gathered_dims(data, indices, self.dim)?)])
     }
 
-    /// `"d.. v^ d.., i.. -> d.. i.. d.."`
+    /// `"d.. v+ d.., i.. -> d.. i.. d.."`
     fn factors(&self, signature: &Signature) -> Factors {
+        let indexed = indexed_word(&signature.operands[0]);
         let [data, indices] = [0, 1].map(|i| signature.operands[i].ndim());
-        let [data, indices, out] = gather_words(self.dim, data, indices, "v^", "");
-        Factors::rule(&format!("{data}, {indices} -> {out}"), signature).linear_in(&[0])
+        let [data, indices, out] = gather_words(self.dim, data, indices, indexed, "");
+        summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature)
     }
 
     fn gradient(
@@ -134,7 +153,8 @@ impl Operator for Gather {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (data, indices) = (cx.operands[0], cx.operands[1].ints());
-        vec![read(data, &gather_offsets(&data.sizes, indices, self.dim), cx.sizes(0))]
+        let span = cx.operand_span(0, self.dim as usize);
+        vec![read(data, &gather_offsets(&data.sizes, indices, self.dim, span), cx.sizes(0))]
     }
 }
 
@@ -155,10 +175,10 @@ impl Operator for GatherGrad {
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
-    /// `"i+.., d.. i+.. d.. -> d.. v^ d.."`
+    /// `"i+.., d.. i+.. d.. -> d.. v d.."`
     fn factors(&self, signature: &Signature) -> Factors {
         let (indices, data) = (signature.operands[0].ndim(), signature.results[0].ndim());
-        let [data, indices, out] = gather_words(self.dim, data, indices, "v^", "+");
+        let [data, indices, out] = gather_words(self.dim, data, indices, "v", "+");
         Factors::rule(&format!("{indices}, {out} -> {data}"), signature).linear_in(&[1])
     }
 
@@ -178,7 +198,8 @@ impl Operator for GatherGrad {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (indices, updates, sizes) = (cx.operands[0].ints(), cx.operands[1].floats(), cx.sizes(0));
         let mut out = vec![0.0; sizes.iter().product()];
-        for (offset, update) in gather_offsets(&sizes, indices, self.dim).into_iter().zip(updates) {
+        let offsets = gather_offsets(&sizes, indices, self.dim, cx.result_span(0, self.dim as usize));
+        for (offset, update) in offsets.into_iter().zip(updates) {
             if let Some(i) = offset {
                 out[i] += update;
             }
@@ -207,8 +228,9 @@ impl Operator for GatherElements {
             let word = |i| if i == self.dim as usize { indexed.to_string() } else { format!("f{i}") };
             (0..signature.operands[0].ndim()).map(word).collect::<Vec<_>>().join(" ")
         };
-        let line = format!("{}, {} -> {}", words("v^"), words("i"), words("i"));
-        Factors::rule(&line, signature).linear_in(&[0])
+        let indexed = words(indexed_word(&signature.operands[0]));
+        let line = format!("{indexed}, {} -> {}", words("i"), words("i"));
+        summable(Factors::rule(&line, signature), signature)
     }
 
     /// By comparing each index with every element it could read: for `dim = 1`
@@ -247,7 +269,10 @@ impl Operator for GatherElements {
         let mut others = own.clone();
         others[dim] = 0;
         let starts = offsets(&indices.sizes, &others);
-        let at = |(&index, start): (&i64, usize)| Some(start + element(index, data.sizes[dim])? * own[dim]);
+        let span = cx.operand_span(0, dim);
+        let at = |(&index, start): (&i64, usize)| {
+            Some(start + element_of_part(index, span, data.sizes[dim])? * own[dim])
+        };
         let offsets: Vec<Option<usize>> = indices.ints().iter().zip(starts).map(at).collect();
         vec![read(data, &offsets, cx.sizes(0))]
     }
@@ -334,7 +359,7 @@ impl Operator for GatherNd {
         let rest = words("r", data.ndim() - batch - indexed, "");
         let whole = words("v", indexed, "^");
         let line = format!("{shared} {whole} {rest}, {shared} {positions} q^ -> {shared} {positions} {rest}");
-        Factors::rule(&line, signature).linear_in(&[0])
+        summable(Factors::rule(&line, signature), signature)
     }
 
     /// The gradient of a gather from the data with its batch and indexed dims flattened.

@@ -1,8 +1,11 @@
 //! Losses as (sum, weight): the mean over the global batch is taken in `update`.
 
-use super::softmax::logsumexp;
+use super::elementwise::{Binary, Compare, Logical, Select, Unary};
+use super::indexing::GatherElements;
+use super::reduce::ReduceKind;
+use super::softmax::{along_dim, logsumexp, logsumexp_nodes};
 use super::*;
-use crate::{DType, Dim};
+use crate::{DType, Dim, Dims};
 
 /// Softmax cross-entropy of `logits[.., v]` with integer `labels[..]`, summed over all positions whose label is not
 /// `ignore_index`.
@@ -64,7 +67,7 @@ impl Operator for CrossEntropy {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::rule("*+ v^, * -> ., ., *", signature)
+        Factors::rule("*+ v~, * -> ., ., *", signature)
     }
 
     fn gradient(
@@ -107,6 +110,55 @@ impl Operator for CrossEntropy {
         let scalar = |x: f64| Tensor::float(dtype, vec![], vec![x]);
         vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
     }
+
+    /// Over the classes: the logsumexp, the logit of the label, which one of the ranks has, and, to smooth, the sum.
+    fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        let (logits, smoothing) = (b.ty(node.operands[0]).clone(), self.label_smoothing.get());
+        let (dtype, dim) = (sum_dtype(logits.dtype), logits.ndim() as u32 - 1);
+        let classes = logits.dims[dim as usize].size();
+        let classes = classes.ok_or_else(|| TypeError::new("the classes must be bound"))?;
+        let logits = b.cast(node.operands[0], dtype)?;
+        let logsumexp = logsumexp_nodes(b, logits, dim)?;
+        let one_each: Dims = b.ty(logsumexp).dims.clone();
+        let labels = b.cast(node.operands[1], DType::I64)?;
+        let labels = b.reshape(labels, one_each.clone())?;
+        let counts = self.counts(b, labels, classes)?;
+        let mut label_logit = b.one(GatherElements { dim }, &[logits, labels])?;
+        if smoothing != 0.0 {
+            label_logit = b.scale(label_logit, 1.0 - smoothing)?;
+        }
+        let mut loss = b.one(Binary::Sub, &[logsumexp, label_logit])?;
+        if smoothing != 0.0 {
+            let total = along_dim(b, ReduceKind::Sum, logits, dim)?;
+            let share = b.scale(total, smoothing / classes as f64)?;
+            loss = b.one(Binary::Sub, &[loss, share])?;
+        }
+        let (zero, one) = (b.scalar(dtype, 0.0)?, b.scalar(dtype, 1.0)?);
+        let loss = b.one(Select, &[counts, loss, zero])?;
+        let weight = b.one(Select, &[counts, one, zero])?;
+        let all: Vec<u32> = (0..=dim).collect();
+        let (sum, weight) = (b.sum(loss, &all)?, b.sum(weight, &all)?);
+        let positions = one_each[..dim as usize].to_vec();
+        Ok(vec![sum, weight, b.reshape(logsumexp, positions)?])
+    }
+}
+
+impl CrossEntropy {
+    /// Which of the i64 labels count, as [`class`] says.
+    fn counts(&self, b: &mut Builder, labels: ValueId, classes: u64) -> Result<ValueId, TypeError> {
+        let (zero, end) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, classes as f64)?);
+        let from_zero = b.one(Compare::GreaterEqual, &[labels, zero])?;
+        let below = b.one(Compare::Less, &[labels, end])?;
+        let mut counts = b.one(Logical::And, &[from_zero, below])?;
+        // A label that is no class does not count anyway.
+        if u64::try_from(self.ignore_index).is_ok_and(|ignored| ignored < classes) {
+            let ignored = b.scalar(DType::I64, self.ignore_index as f64)?;
+            let ignored = b.one(Compare::Equal, &[labels, ignored])?;
+            let others = b.one(Unary::Not, &[ignored])?;
+            counts = b.one(Logical::And, &[counts, others])?;
+        }
+        Ok(counts)
+    }
 }
 
 impl Operator for CrossEntropyGrad {
@@ -126,7 +178,7 @@ impl Operator for CrossEntropyGrad {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::rule("* v^, *, *, . -> * v^", signature).linear_in(&[3])
+        Factors::rule("* v, *, *, . -> * v", signature).linear_in(&[3])
     }
 
     fn gradient(
@@ -142,17 +194,21 @@ impl Operator for CrossEntropyGrad {
         Cost::per_element(signature, &signature.operands[0], 12)
     }
 
-    /// d logits = d sum · (softmax(logits) - (1-ε)·[class = label] - ε/v), zero where a position does not count.
+    /// d logits = d sum · (softmax(logits) - (1-ε)·[class = label] - ε/v), zero where a position does not count. Of the
+    /// v classes a rank may have a part.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (logits, labels) = (cx.operands[0], cx.operands[1].ints());
         let (logsumexps, dsum) = (cx.operands[2].floats(), cx.operands[3].item());
-        let classes = logits.sizes[logits.sizes.len() - 1];
+        let dim = logits.sizes.len() - 1;
+        let span = cx.operand_span(0, dim);
+        let (first, classes) = (span.start as usize, span.size as usize);
         let smoothing = self.label_smoothing.get();
         let mut out = Vec::with_capacity(logits.len());
-        for ((row, &label), total) in logits.floats().chunks_exact(classes).zip(labels).zip(logsumexps) {
+        let rows = logits.floats().chunks_exact(logits.sizes[dim]);
+        for ((row, &label), total) in rows.zip(labels).zip(logsumexps) {
             match class(label, self.ignore_index, classes) {
                 None => out.extend(row.iter().map(|_| 0.0)),
-                Some(class) => out.extend(row.iter().enumerate().map(|(i, x)| {
+                Some(class) => out.extend(row.iter().zip(first..).map(|(x, i)| {
                     let target = if i == class { 1.0 - smoothing } else { 0.0 } + smoothing / classes as f64;
                     dsum * ((x - total).exp() - target)
                 })),

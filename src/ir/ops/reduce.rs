@@ -93,11 +93,11 @@ impl Operator for Reduce {
         Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
     }
 
-    /// A mean cannot be split: parts of it do not add up without their number.
+    /// A mean is split as a sum: parts of it do not add up without their number.
     fn factors(&self, signature: &Signature) -> Factors {
         let suffix = match self.kind {
             ReduceKind::Sum => "+",
-            ReduceKind::Mean => "^",
+            ReduceKind::Mean => "~",
             ReduceKind::Max => " max",
             ReduceKind::Min => " min",
         };
@@ -194,6 +194,16 @@ impl Operator for Reduce {
             Elements::Bool(_) => unreachable!("infer has checked the types"),
         }]
     }
+
+    /// A mean is the sum, divided by the number of elements in the global tensor.
+    fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        let x = node.operands[0];
+        let count = self.count(&b.ty(x).dims);
+        let count = count.ok_or_else(|| TypeError::new("a dim that is averaged must be bound"))?;
+        let sum = b.one(Self { kind: ReduceKind::Sum, ..self.clone() }, &[x])?;
+        let count = b.splat_like(sum, count as f64)?;
+        Ok(vec![b.one(Binary::Div, &[sum, count])?])
+    }
 }
 
 impl Operator for CumulativeSum {
@@ -206,7 +216,7 @@ impl Operator for CumulativeSum {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = along(self.dim, signature.operands[0].ndim());
+        let words = along(self.dim, signature.operands[0].ndim(), "^");
         Factors::rule(&format!("{words} -> {words}"), signature).linear_in(&[0])
     }
 
@@ -256,9 +266,9 @@ fn run<T: Copy>(elements: &mut [T], row: &[usize], exclusive: bool, zero: T, add
     }
 }
 
-/// A word for each dim: `dim` cannot be split, the others can.
-pub(super) fn along(dim: u32, ndim: usize) -> String {
-    let word = |i| if i == dim as usize { format!("f{i}^") } else { format!("f{i}") };
+/// A word for each dim: that of `dim` ends in `suffix` (`^`, `~`), the others can be split.
+pub(super) fn along(dim: u32, ndim: usize, suffix: &str) -> String {
+    let word = |i| if i == dim as usize { format!("f{i}{suffix}") } else { format!("f{i}") };
     (0..ndim).map(word).collect::<Vec<_>>().join(" ")
 }
 

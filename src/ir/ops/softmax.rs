@@ -1,6 +1,10 @@
 //! Softmax, its logarithm, and their gradients.
+//!
+//! The dim that is normalised is split by taking the operator apart: the largest element and the sum are reductions.
+//! Sums are taken in f32 where the type is narrower, as the operators themselves do.
 
-use super::elementwise::{Binary, Unary};
+use super::elementwise::{Binary, Compare, Select, Unary};
+use super::loss::sum_dtype;
 use super::reduce::{Reduce, ReduceKind, along, rows};
 use super::*;
 use smallvec::SmallVec;
@@ -35,6 +39,30 @@ pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     largest + x.map(|x| (x - largest).exp()).sum::<f64>().ln()
 }
 
+/// A reduction along a dim, which stays with size one.
+pub(super) fn along_dim(
+    b: &mut Builder,
+    kind: ReduceKind,
+    x: ValueId,
+    dim: u32,
+) -> Result<ValueId, TypeError> {
+    b.one(Reduce { kind, dims: SmallVec::from_slice(&[dim]), keep: true }, &[x])
+}
+
+/// Nodes of `log Σ eˣ` along a dim, which stays with size one: as [`logsumexp`].
+pub(super) fn logsumexp_nodes(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
+    let largest = along_dim(b, ReduceKind::Max, x, dim)?;
+    // Of nothing but −∞: shifted by nothing, so that the logarithm of no sum is −∞ and not NaN.
+    let (lowest, zero) = (b.splat_like(x, f64::NEG_INFINITY)?, b.splat_like(x, 0.0)?);
+    let empty = b.one(Compare::Equal, &[largest, lowest])?;
+    let shift = b.one(Select, &[empty, zero, largest])?;
+    let shifted = b.one(Binary::Sub, &[x, shift])?;
+    let exp = b.one(Unary::Exp, &[shifted])?;
+    let sum = along_dim(b, ReduceKind::Sum, exp, dim)?;
+    let log = b.one(Unary::Log, &[sum])?;
+    b.add(log, shift)
+}
+
 /// The operands are floats of one type, with that dim: the type of the result.
 fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, TypeError> {
     let operands = types.operands::<N>()?;
@@ -66,7 +94,7 @@ impl Operator for Softmax {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = along(self.dim, signature.operands[0].ndim());
+        let words = along(self.dim, signature.operands[0].ndim(), "~");
         Factors::rule(&format!("{words} -> {words}"), signature)
     }
 
@@ -94,6 +122,17 @@ impl Operator for Softmax {
             exp.into_iter().map(|x| x / sum).collect()
         })
     }
+
+    fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        let dtype = b.ty(node.operands[0]).dtype;
+        let x = b.cast(node.operands[0], sum_dtype(dtype))?;
+        let largest = along_dim(b, ReduceKind::Max, x, self.dim)?;
+        let shifted = b.one(Binary::Sub, &[x, largest])?;
+        let exp = b.one(Unary::Exp, &[shifted])?;
+        let sum = along_dim(b, ReduceKind::Sum, exp, self.dim)?;
+        let y = b.one(Binary::Div, &[exp, sum])?;
+        Ok(vec![b.cast(y, dtype)?])
+    }
 }
 
 impl Operator for SoftmaxGrad {
@@ -102,7 +141,7 @@ impl Operator for SoftmaxGrad {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = along(self.dim, signature.operands[0].ndim());
+        let words = along(self.dim, signature.operands[0].ndim(), "~");
         Factors::rule(&format!("{words}, {words} -> {words}"), signature).linear_in(&[1])
     }
 
@@ -126,6 +165,17 @@ impl Operator for SoftmaxGrad {
             pairs().map(|(y, dy)| y * (dy - dot)).collect()
         })
     }
+
+    fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        let dtype = b.ty(node.operands[0]).dtype;
+        let y = b.cast(node.operands[0], sum_dtype(dtype))?;
+        let dy = b.cast(node.operands[1], sum_dtype(dtype))?;
+        let products = b.mul(y, dy)?;
+        let dot = along_dim(b, ReduceKind::Sum, products, self.dim)?;
+        let apart = b.one(Binary::Sub, &[dy, dot])?;
+        let dx = b.mul(y, apart)?;
+        Ok(vec![b.cast(dx, dtype)?])
+    }
 }
 
 impl Operator for LogSoftmax {
@@ -134,7 +184,7 @@ impl Operator for LogSoftmax {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = along(self.dim, signature.operands[0].ndim());
+        let words = along(self.dim, signature.operands[0].ndim(), "~");
         Factors::rule(&format!("{words} -> {words}"), signature)
     }
 
@@ -162,5 +212,13 @@ impl Operator for LogSoftmax {
             let sum = logsumexp(operands[0].iter().copied());
             operands[0].iter().map(|x| x - sum).collect()
         })
+    }
+
+    fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
+        let dtype = b.ty(node.operands[0]).dtype;
+        let x = b.cast(node.operands[0], sum_dtype(dtype))?;
+        let sum = logsumexp_nodes(b, x, self.dim)?;
+        let y = b.one(Binary::Sub, &[x, sum])?;
+        Ok(vec![b.cast(y, dtype)?])
     }
 }

@@ -246,7 +246,7 @@ fn reductions() -> Vec<Sample> {
 
 fn softmaxes() -> Vec<Sample> {
     let mut samples = vec![];
-    for (dim, dims) in [(2, &[2u64, 4, 5][..]), (0, &[3, 4])] {
+    for (dim, dims) in [(2, &[2u64, 4, 6][..]), (0, &[6, 4])] {
         samples.push(Sample::new(Softmax { dim }, [float(dims)]));
         let probabilities = of(DType::F32, dims, Fill::Probability);
         samples.push(Sample::new(SoftmaxGrad { dim }, [probabilities, float(dims)]).undifferentiable());
@@ -281,18 +281,19 @@ fn indexing() -> Vec<Sample> {
     // Some of them outside, which read zeros.
     let wild = |dims: &[u64], size: i64| of(DType::I32, dims, Fill::Integers(-size - 2, size + 2));
     vec![
-        Sample::new(Gather { dim: 0 }, [float(&[5, 6]), indices(&[2, 4], 5)]),
-        Sample::new(Gather { dim: 1 }, [float(&[2, 3, 4]), wild(&[6], 3)]),
-        Sample::new(Gather { dim: 0 }, [float(&[3, 2]), indices(&[], 3)]),
-        Sample::new(Gather { dim: 0 }, [indices(&[5], 9), indices(&[4], 5)]),
-        Sample::new(GatherGrad { dim: 0 }, [indices(&[2, 4], 5), float(&[2, 4, 6])])
-            .declared(f32_type(&[5, 6]))
+        Sample::new(Gather { dim: 0 }, [float(&[6, 2]), indices(&[2, 4], 6)]),
+        Sample::new(Gather { dim: 1 }, [float(&[2, 4, 2]), wild(&[6], 4)]),
+        Sample::new(Gather { dim: 0 }, [float(&[4, 2]), indices(&[], 4)]),
+        Sample::new(Gather { dim: 0 }, [indices(&[6], 9), indices(&[4], 6)]),
+        Sample::new(Gather { dim: 0 }, [of(DType::Bool, &[6], Fill::Normal), indices(&[4], 6)]),
+        Sample::new(GatherGrad { dim: 0 }, [indices(&[2, 4], 6), float(&[2, 4, 2])])
+            .declared(f32_type(&[6, 2]))
             .undifferentiable(),
-        Sample::new(GatherGrad { dim: 1 }, [wild(&[6], 3), float(&[2, 6, 4])])
-            .declared(f32_type(&[2, 3, 4]))
+        Sample::new(GatherGrad { dim: 1 }, [wild(&[6], 4), float(&[2, 6, 4])])
+            .declared(f32_type(&[2, 4, 4]))
             .undifferentiable(),
-        Sample::new(GatherElements { dim: 1 }, [float(&[2, 5, 4]), indices(&[2, 6, 4], 5)]),
-        Sample::new(GatherElements { dim: 0 }, [float(&[3, 4]), wild(&[2, 4], 3)]),
+        Sample::new(GatherElements { dim: 1 }, [float(&[2, 6, 4]), indices(&[2, 4, 4], 6)]),
+        Sample::new(GatherElements { dim: 0 }, [float(&[4, 4]), wild(&[2, 4], 4)]),
         Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5, 4]), indices(&[6, 2], 3)]),
         Sample::new(GatherNd { batch_dims: 1 }, [float(&[2, 3, 4]), wild(&[2, 6, 1], 3)]),
         Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5]), wild(&[4, 2], 3)]),
@@ -301,8 +302,10 @@ fn indexing() -> Vec<Sample> {
 
 fn losses() -> Vec<Sample> {
     let mut samples = vec![];
-    for (positions, classes, smoothing) in [(&[2u64, 4][..], 5, 0.0), (&[6], 4, 0.1)] {
-        let (ignore_index, label_smoothing) = (-100, Float::new(smoothing));
+    // Positions, classes, smoothing, and what is ignored, which may be a class.
+    let calls = [(&[2u64, 4][..], 6, 0.0, -100), (&[6], 4, 0.1, -1), (&[2, 6], 4, 0.1, 1)];
+    for (positions, classes, smoothing, ignore_index) in calls {
+        let label_smoothing = Float::new(smoothing);
         let loss = CrossEntropy { ignore_index, label_smoothing };
         let logits = float(&[positions, &[classes]].concat());
         let labels = of(DType::I64, positions, Fill::Labels(classes as i64, ignore_index));

@@ -6,6 +6,7 @@
 mod composed;
 mod differences;
 mod hostile;
+mod partition;
 mod splitting;
 
 use ir::factors::{FactorKind, Factors};
@@ -156,10 +157,10 @@ fn a_gradient_that_must_not_be_built_is_caught_when_it_is() {
 
 #[test]
 fn every_factor_that_is_wrongly_split_is_caught() {
-    // The bytes of a constant do not split with its type: interp would stop, not differ.
-    check_all_caught("whole factors split", &["constant"], |sample| {
+    check_all_caught("whole factors split", &[], |sample| {
         let declared = sample.op.factors(&signature(sample));
-        let whole = |i: &usize| declared.factors[*i].kind == FactorKind::Whole && even(&declared, *i);
+        let kept = |kind| matches!(kind, FactorKind::Whole | FactorKind::Custom);
+        let whole = |i: &usize| kept(declared.factors[*i].kind) && even(&declared, *i);
         let split = |i: usize| {
             let mut wrong = declared.clone();
             wrong.factors[i].kind = FactorKind::Free;
@@ -169,6 +170,48 @@ fn every_factor_that_is_wrongly_split_is_caught() {
         (!results.is_empty())
             .then(|| results.into_iter().find(Result::is_ok).unwrap_or(Err("all caught".into())))
     });
+}
+
+/// The samples with a factor that a partition rule splits.
+fn partitioned() -> Vec<(Sample, Factors, u32)> {
+    let custom = |sample: Sample| {
+        let factors = sample.op.factors(&signature(&sample));
+        let factor = factors.factors.iter().position(|factor| factor.kind == FactorKind::Custom)?;
+        Some((sample, factors, factor as u32))
+    };
+    samples().into_iter().filter_map(custom).collect()
+}
+
+#[test]
+fn a_partition_rule_that_is_wrong_is_caught() {
+    let scaled = |op: &Op, b: &mut Builder, node: ir::NodeRef| {
+        let mut results = op.partition(b, node)?;
+        results[0] = b.scale(results[0], 1.001)?;
+        Ok(results)
+    };
+    let the_same =
+        |op: &Op, b: &mut Builder, node: ir::NodeRef| Ok(b.push(op.clone(), node.operands)?.to_vec());
+    let partitioned = partitioned();
+    assert!(partitioned.len() >= 10, "{}", partitioned.len());
+    for (sample, factors, factor) in partitioned {
+        for (message, rule) in [("differs", &scaled as partition::Rule), ("has the factor as one", &the_same)]
+        {
+            let error = partition::check(&sample, &factors, factor, rule).expect_err(&describe(&sample));
+            assert!(error.contains(message), "{}: {error}", describe(&sample));
+        }
+    }
+}
+
+#[test]
+fn a_part_that_does_not_know_its_place_is_caught() {
+    let mut caught = 0;
+    for name in ["iota", "constant", "gather_grad", "attention", "attention_grad", "cross_entropy_grad"] {
+        for sample in samples().into_iter().filter(|sample| sample.op.name() == name) {
+            let factors = sample.op.factors(&signature(&sample));
+            caught += usize::from(splitting::check_blindly(&sample, &factors).is_err());
+        }
+    }
+    assert!(caught >= 8, "only {caught} samples depend on where their parts lie");
 }
 
 #[test]

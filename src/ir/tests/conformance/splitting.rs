@@ -1,35 +1,42 @@
 //! Sharding rules: every factor split in two and put together again, and linearity.
 
-use super::{Check, close, interp};
+use super::{Check, close, interp, partition};
 use ir::factors::{DimFactors, FactorKind, Factors};
-use ir::ops::Inference;
 use ir::ops::samples::Sample;
+use ir::ops::{Interp, Parts};
 use ir::tensor::{Elements, offsets, strides};
-use ir::{Dim, Operator, PartialKind, Signature, Tensor, Type};
+use ir::{Dim, Operator, PartialKind, Signature, Span, Tensor, Type};
+use smallvec::SmallVec;
 
 /// The rule names every dim, every factor that can be split gives the whole when it is, and what is declared to be
 /// linear is.
 pub(crate) fn check(sample: &Sample, factors: &Factors) -> Check {
+    checked(sample, factors, false)
+}
+
+/// As [`check`], but halves are not told where they lie.
+pub(crate) fn check_blindly(sample: &Sample, factors: &Factors) -> Check {
+    checked(sample, factors, true)
+}
+
+fn checked(sample: &Sample, factors: &Factors, blind: bool) -> Check {
     let operands = sample.fill(1);
     let results = sample.result_types().map_err(|error| error.to_string())?;
-    let rule = Rule { sample, factors, sizes: sizes(factors)?, operands: &operands, results: &results };
+    let rule =
+        Rule { sample, factors, sizes: sizes(factors)?, operands: &operands, results: &results, blind };
     covers(factors, &Signature { operands: sample.operand_types(), results: results.clone() })?;
     let whole = interp(sample, &operands, &results);
     for factor in 0..factors.factors.len() {
-        let reduction = match factors.factors[factor].kind {
-            FactorKind::Free => None,
-            FactorKind::Reduced(kind) => Some(kind),
-            FactorKind::Whole => continue,
-            FactorKind::Custom => {
-                return Err(format!("factor {factor} needs a partition rule; there is none"));
-            }
-        };
-        match rule.sizes[factor] {
-            1 => {}
-            size if size % 2 == 0 => rule.split(factor as u32, reduction, &whole)?,
-            size => {
-                return Err(format!("factor {factor} of size {size} cannot be halved: give it an even size"));
-            }
+        let (kind, size) = (factors.factors[factor].kind, rule.sizes[factor]);
+        if kind != FactorKind::Whole && size > 1 && size % 2 != 0 {
+            return Err(format!("factor {factor} of size {size} cannot be halved: give it an even size"));
+        }
+        match kind {
+            FactorKind::Whole => {}
+            _ if size == 1 => {}
+            FactorKind::Free => rule.split(factor as u32, None, &whole)?,
+            FactorKind::Reduced(kind) => rule.split(factor as u32, Some(kind), &whole)?,
+            FactorKind::Custom => partition::check(sample, factors, factor as u32, &Operator::partition)?,
         }
     }
     factors.linear.iter().try_for_each(|set| rule.linear(set, &whole))
@@ -64,6 +71,7 @@ struct Rule<'a> {
     sizes: Vec<u64>,
     operands: &'a [Tensor],
     results: &'a [Type],
+    blind: bool,
 }
 
 impl Rule<'_> {
@@ -97,25 +105,33 @@ impl Rule<'_> {
         Ok(())
     }
 
-    /// The results of one half.
+    /// The results of one half, as a rank computes them.
     fn half(&self, factor: u32, half: usize) -> Result<Vec<Tensor>, String> {
-        let dims = self.factors.operands.iter().zip(self.operands);
-        let operands: Vec<Tensor> =
-            dims.map(|(dims, x)| read(x, &self.kept(dims, &x.sizes, factor, half))).collect();
-        let halved = |(dims, ty): (&Vec<DimFactors>, &Type)| {
-            let size = |(dim, size): (&DimFactors, u64)| if dim.contains(&factor) { size / 2 } else { size };
-            let sizes: Vec<u64> = dims.iter().zip(ty.sizes().expect("bound")).map(size).collect();
-            Type::of(ty.dtype, &sizes)
-        };
-        let expected: Vec<Type> = self.factors.results.iter().zip(self.results).map(halved).collect();
-        let declared = if self.sample.declared.is_empty() { &[][..] } else { &expected[..] };
-        let types: Vec<Type> = operands.iter().map(Tensor::ty).collect();
-        let inferred = self.sample.op.infer(&Inference { operands: &types, declared });
-        let inferred = inferred.map_err(|error| format!("half of factor {factor} is ill-typed: {error}"))?;
-        if inferred != expected {
-            return Err(format!("half of factor {factor} gives {inferred:?}, not {expected:?}"));
+        let (mut operands, mut parts) = (Vec::new(), Parts { operands: vec![], results: vec![] });
+        for (dims, x) in self.factors.operands.iter().zip(self.operands) {
+            let kept = self.kept(dims, &x.sizes, factor, half);
+            parts.operands.push(spans(&x.sizes, &kept));
+            operands.push(read(x, &kept));
         }
-        Ok(interp(self.sample, &operands, &inferred))
+        let mut results = Vec::new();
+        for (dims, ty) in self.factors.results.iter().zip(self.results) {
+            let sizes: Vec<usize> =
+                ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
+            let kept = self.kept(dims, &sizes, factor, half);
+            parts.results.push(spans(&sizes, &kept));
+            results.push(Type::new(ty.dtype, kept.iter().map(|kept| Dim::known(kept.len() as u64))));
+        }
+        let operands: Vec<&Tensor> = operands.iter().collect();
+        let parts = (!self.blind).then_some(&parts);
+        let call = Interp { operands: &operands, results: &results, data: &self.sample.data, parts };
+        // It may also stop, where halves do not belong together.
+        let run = || self.sample.op.interp(&call);
+        let tensors = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        let tensors = tensors.map_err(|_| format!("half of factor {factor} stops interp"))?;
+        match tensors.iter().zip(&results).find(|(tensor, ty)| !tensor.ty().same_shape(ty)) {
+            Some((tensor, ty)) => Err(format!("half of factor {factor} gives {}, not {ty}", tensor.ty())),
+            None => Ok(tensors),
+        }
     }
 
     /// For each dim the indices that belong to a half of a factor.
@@ -149,6 +165,12 @@ impl Rule<'_> {
         }
         Ok(())
     }
+}
+
+/// Where the elements at these indices of every dim begin.
+fn spans(sizes: &[usize], kept: &[Vec<usize>]) -> SmallVec<[Span; 4]> {
+    let start = |kept: &Vec<usize>| kept.first().map_or(0, |&first| first as u64);
+    kept.iter().zip(sizes).map(|(kept, &size)| Span { start: start(kept), size: size as u64 }).collect()
 }
 
 /// The offsets of the elements at these indices of every dim.

@@ -3,7 +3,7 @@
 use super::propagation::{Layouts, bytes};
 use super::reshard::Resharder;
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
-use ir::{AxisId, Factors, Node, ValueId};
+use ir::{AxisId, Factors, Node, Op, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tensor of a node as the choice sees it: what it weighs, and how each factor is split in it now.
@@ -26,26 +26,33 @@ pub(super) fn choose(
     let now = operands.iter().zip(&factors.operands).map(|(&value, dims)| {
         tensor(r, factors, value, dims, |dim| r.ty(value).sharding.axes(dim).into(), true)
     });
-    let planned =
-        node.results.iter().zip(&factors.results).map(|(&value, dims)| {
-            tensor(r, factors, value, dims, |dim| layouts.axes(value, dim).into(), false)
-        });
+    // A sum over microbatches lies as what is summed: nothing else of a microbatch enters `update`.
+    let makes = node.results.iter().zip(&factors.results).filter(|_| !matches!(node.op, Op::Accumulate(_)));
+    let planned = makes
+        .map(|(&value, dims)| tensor(r, factors, value, dims, |dim| layouts.axes(value, dim).into(), false));
     let tensors: Vec<Tensor> = now.chain(planned).collect();
     let mut used: BTreeSet<AxisId> = taken.clone();
+    // An axis that a result is meant to have somewhere is not given to another factor: that is how the batch keeps its
+    // axis where a weight is sharded over it.
+    let mut reserved: BTreeMap<AxisId, FactorId> = BTreeMap::new();
+    for (&factor, axes) in
+        tensors.iter().filter(|tensor| !tensor.is_operand).flat_map(|tensor| &tensor.splits)
+    {
+        axes.iter().for_each(|&axis| drop(reserved.entry(axis).or_insert(factor)));
+    }
     let mut splits = BTreeMap::new();
-    // What a result is meant to be comes first: that is how the batch keeps its axis when a weight is sharded over it.
-    let mut order: Vec<(bool, bool, u64, FactorId)> = Vec::new();
+    let mut order: Vec<(bool, u64, FactorId)> = Vec::new();
     for factor in 0..factors.factors.len() as FactorId {
         if matches!(factors.factors[factor as usize].kind, FactorKind::Free | FactorKind::Reduced(_)) {
             let split = |t: &&Tensor| t.splits.get(&factor).is_some_and(|axes| !axes.is_empty());
-            let planned = tensors.iter().filter(split).any(|tensor| !tensor.is_operand);
             let weight: u64 = tensors.iter().filter(split).map(|t| t.bytes).sum();
-            order.push((!planned, agreed(&tensors, factor).is_none(), u64::MAX - weight, factor));
+            order.push((agreed(&tensors, factor).is_none(), u64::MAX - weight, factor));
         }
     }
     order.sort_unstable();
-    for (_, _, _, factor) in order {
-        let free = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis));
+    for (_, _, factor) in order {
+        let own = |axis: &AxisId| reserved.get(axis).is_none_or(|other| *other == factor);
+        let free = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis) && own(axis));
         let chosen = match agreed(&tensors, factor).filter(&free) {
             Some(axes) => axes,
             None => cheapest(&tensors, factor, free),

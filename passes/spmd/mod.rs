@@ -11,6 +11,7 @@ mod asked;
 mod choose;
 mod mesh;
 mod options;
+mod pad;
 mod partition;
 mod propagation;
 mod report;
@@ -64,6 +65,7 @@ impl Transform for Spmd {
                 .note("run `autodiff` and `optimizer` before it, once"));
         }
         module.mesh = mesh.clone();
+        pad::apply(module, mesh.size(&mesh::of_role(&mesh, AxisRole::Tensor)))?;
         let mut layouts = self.seed(module, &mesh)?;
         if take_apart(module, &mesh, &layouts)? == Changed::Yes {
             layouts = self.seed(module, &mesh)?;
@@ -86,7 +88,11 @@ impl Spmd {
         let fixed = asked::seed(&rules, &mut layouts, &self.shard)?;
         strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
         strategy::asked(&rules, &mut layouts, &fixed);
-        strategy::tensor(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Tensor));
+        let tensor = mesh::of_role(mesh, AxisRole::Tensor);
+        strategy::tensor(&rules, &mut layouts, &tensor);
+        if self.sequence_parallel {
+            strategy::sequence(&rules, &mut layouts, &tensor);
+        }
         Ok(layouts)
     }
 }

@@ -13,8 +13,8 @@ use super::zero::Demands;
 use ir::factors::{FactorAxes, FactorId, FactorKind};
 use ir::ops::elementwise::Binary;
 use ir::{
-    AxisId, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase,
-    Sharding, ValueId,
+    AxisId, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase, Sharding,
+    ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 

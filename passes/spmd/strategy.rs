@@ -6,7 +6,7 @@
 //! way in is a row and needs no seed. Tables of rows that are looked up (vocabularies) are split over their rows.
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
-use ir::factors::{FactorAxes, FactorId, FactorKind};
+use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
 use ir::{AxisId, Definition, Module, NodeId, Op, Phase, ValueId};
 use std::collections::BTreeSet;
 
@@ -48,6 +48,47 @@ pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
         }
         propagate(rules, layouts, &scope, Some(&[weight]));
     }
+}
+
+/// Seeds the sequence over the tensor axes where a sum over them is made whole (arXiv 2205.05198): what would be reduced
+/// for every device is reduced for the one that goes on with it. Splits that meet a weight's end there.
+pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
+    let mut seeds = Vec::new();
+    for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
+        let factors = rules.of(id);
+        let summed = |factor: FactorId| {
+            let operands = node.operands.iter().zip(&factors.operands);
+            let split = |(&operand, dims): (&ValueId, &Vec<DimFactors>)| {
+                let over = |(i, dim): (usize, &DimFactors)| {
+                    dim.contains(&factor) && layouts.axes(operand, i).iter().any(|axis| axes.contains(axis))
+                };
+                dims.iter().enumerate().any(over)
+            };
+            let kept = factors.results.iter().flatten().any(|dim| dim.contains(&factor));
+            matches!(factors.factors[factor as usize].kind, FactorKind::Reduced(_))
+                && !kept
+                && operands.into_iter().any(split)
+        };
+        if (0..factors.factors.len() as FactorId).any(summed) {
+            seeds.extend(
+                node.results.iter().copied().filter(|&result| follows_samples(rules, layouts, result, axes)),
+            );
+        }
+    }
+    for &value in &seeds {
+        for &axis in axes {
+            let reason = "sequence: between regions that are split over the tensor axes".into();
+            layouts.split(value, rules.module.ty(value).ndim(), 1, axis, Cause::Seed(reason));
+        }
+    }
+    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE }, Some(&seeds));
+}
+
+/// Whether a value has samples, positions and features, none of them split over these axes, and its positions divide.
+fn follows_samples(rules: &Rules, layouts: &Layouts, value: ValueId, axes: &[AxisId]) -> bool {
+    let ty = rules.module.ty(value);
+    let free = axes.iter().all(|&axis| !layouts.uses(value, axis));
+    ty.ndim() >= 3 && free && divides(rules, ty.dims[1].size(), axes)
 }
 
 /// A weight to split: the operand that holds it, the dim, over what, and why.
@@ -153,9 +194,6 @@ fn lasts(rules: &Rules, layouts: &Layouts, value: ValueId, dim: usize, axes: &[A
         if !seen.insert((value, dim)) {
             continue;
         }
-        if rules.module.outputs.iter().any(|output| output.value == value) {
-            return false;
-        }
         for &reader in
             rules.readers(value).iter().filter(|&&node| rules.module.node(node).phase == Phase::Forward)
         {
@@ -202,9 +240,8 @@ fn follow(
         }
     }
     let Some(factor) = found else { return Next::Stops };
-    let in_result =
-        |dims: &[ir::factors::DimFactors]| dims.iter().position(|dim| dim.first() == Some(&factor));
-    let inside = |dims: &[ir::factors::DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
+    let in_result = |dims: &[DimFactors]| dims.iter().position(|dim| dim.first() == Some(&factor));
+    let inside = |dims: &[DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
     let on: Vec<(ValueId, usize)> = node
         .results
         .iter()

@@ -74,6 +74,9 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
         }
         layouts.close(state.input);
     }
+    // What is summed is made by the microbatches, whose axis is the batch's.
+    let sums = module.nodes().filter(|(_, node)| matches!(node.op, Op::Accumulate(_)));
+    sums.for_each(|(_, node)| layouts.close(node.operands[0]));
     propagate(rules, layouts, &Scope { axes, phases: &[Phase::Update] }, Some(&seeds));
 }
 

@@ -31,7 +31,7 @@ pub fn initial_states(
     for state in module.states.values() {
         let value = match (given.remove(&state.name), data(state)) {
             (Some(bytes), _) => bytes,
-            (None, Some(row)) if module.data[row].bytes().is_none() => normal(state, seed, DEVIATION),
+            (None, Some(row)) if module.data[row].bytes().is_none() => drawn(state, seed, DEVIATION)?,
             (None, _) => initial_value(module, state, seed, &values)?,
         };
         check_size(state, &value)?;
@@ -96,13 +96,13 @@ fn initial_value(
     earlier: &StateBytes,
 ) -> Result<Bytes, Diagnostic> {
     let dtype = state.ty.dtype;
-    let count = (state.ty.bytes().unwrap_or(0) / dtype.bytes()) as usize;
     Ok(match state.initializer {
-        Initializer::Zeros => vec![0; count * dtype.bytes() as usize].into(),
+        Initializer::Zeros => vec![0; (state.ty.bytes().unwrap_or(0)) as usize].into(),
         Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => {
-            Tensor::splat(dtype, Vec::new(), f64::from_bits(bits)).to_bytes().repeat(count).into()
+            let element = Tensor::splat(dtype, Vec::new(), f64::from_bits(bits)).to_bytes();
+            padded(state, |count| element.repeat(count).into())?
         }
-        Initializer::Normal { std, .. } if dtype.is_float() => normal(state, seed, f64::from_bits(std)),
+        Initializer::Normal { std, .. } if dtype.is_float() => drawn(state, seed, f64::from_bits(std))?,
         Initializer::Normal { .. } => {
             return Err(Diagnostic::new(format!("state `{}` of {} cannot be drawn", state.name, state.ty)));
         }
@@ -150,10 +150,22 @@ fn from_data(module: &Module, state: &State, row: DataId) -> Result<Bytes, Diagn
     Ok(fits.ok_or_else(|| Diagnostic::new(message()))?.bytes)
 }
 
+/// So many elements as a state has before it is padded, and its padding.
+fn padded(state: &State, elements: impl Fn(usize) -> Bytes) -> Result<Bytes, Diagnostic> {
+    let (padding, sizes) = ir::view::padding(&state.view, &state.ty.sizes().unwrap_or_default());
+    let bytes = elements(sizes.iter().product::<u64>() as usize);
+    let tensor = RawTensor::new(state.ty.dtype, sizes, bytes).and_then(|tensor| tensor.view(padding));
+    let misfit = || Diagnostic::new(format!("the padding of state `{}` does not fit", state.name));
+    tensor.map(|tensor| tensor.bytes).ok_or_else(misfit)
+}
+
+fn drawn(state: &State, seed: u64, deviation: f64) -> Result<Bytes, Diagnostic> {
+    padded(state, |count| normal(state, count, seed, deviation))
+}
+
 /// Normal numbers of a deviation, drawn by (seed, name, element).
-fn normal(state: &State, seed: u64, deviation: f64) -> Bytes {
+fn normal(state: &State, count: usize, seed: u64, deviation: f64) -> Bytes {
     let stream = random::stream(&state.name);
-    let count = (state.ty.bytes().unwrap_or(0) / state.ty.dtype.bytes()) as usize;
     let mut bytes = Vec::with_capacity(count * state.ty.dtype.bytes() as usize);
     for start in (0..count).step_by(DRAWN) {
         let elements = start..count.min(start + DRAWN);

@@ -5,7 +5,7 @@
 
 use crate::module::{Definition, Module, Node, Phase, Value};
 use crate::ops::{Inference, Op, Operator};
-use crate::{NodeId, Sharding, Type, TypeError, ValueId};
+use crate::{Dim, NodeId, Sharding, Type, TypeError, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -202,6 +202,12 @@ impl<'m> Builder<'m> {
             self.module.values[value].ty.sharding = sharding;
             self.changed = Changed::Yes;
         }
+    }
+
+    /// Gives a value another size along a dim. Whether its node then makes it so is the verifier's to say.
+    pub fn resize(&mut self, value: ValueId, dim: usize, size: Dim) {
+        self.module.values[value].ty.dims[dim] = size;
+        self.changed = Changed::Yes;
     }
 
     /// Makes a node read another value instead of its operand, from now on.

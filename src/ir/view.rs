@@ -28,6 +28,22 @@ pub fn write_back(view: &[ViewStep], value: &Tensor, tensor: &mut Tensor) -> Opt
     Some(())
 }
 
+/// The padding that a view ends with, and the sizes before it of what has these sizes after it. What a state is drawn
+/// or filled with ends before its padding, so that it is the same whether it is padded or not.
+pub fn padding<'v>(view: &'v [ViewStep], sizes: &[u64]) -> (&'v [ViewStep], Vec<u64>) {
+    let count = view.iter().rev().take_while(|step| matches!(step, ViewStep::Pad { .. })).count();
+    let padding = &view[view.len() - count..];
+    let mut sizes = sizes.to_vec();
+    for step in padding {
+        if let ViewStep::Pad { dim, after } = step
+            && let Some(size) = sizes.get_mut(*dim as usize)
+        {
+            *size = size.saturating_sub(*after);
+        }
+    }
+    (padding, sizes)
+}
+
 /// The element type after a view.
 pub fn dtype(view: &[ViewStep], from: DType) -> DType {
     let mut casts =

@@ -61,18 +61,22 @@ fn initial_value(
 ) -> Result<Tensor, Diagnostic> {
     let state = &module.states[id];
     let unbound = || Diagnostic::new(format!("state `{}` has unbound dims: {}", state.name, state.ty));
-    let sizes: Vec<usize> =
-        state.ty.sizes().ok_or_else(unbound)?.into_iter().map(|size| size as usize).collect();
-    let splat = |value: f64| Tensor::splat(state.ty.dtype, sizes.clone(), value);
+    let (padding, sizes) = crate::view::padding(&state.view, &state.ty.sizes().ok_or_else(unbound)?);
+    let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
+    let padded = |tensor: Tensor| {
+        let misfit = || Diagnostic::new(format!("the padding of state `{}` does not fit", state.name));
+        crate::view::apply(padding, &tensor).ok_or_else(misfit)
+    };
+    let splat = |value: f64| padded(Tensor::splat(state.ty.dtype, sizes.clone(), value));
     let draw = |std: f64| {
         let stream = random::stream(&state.name);
         let normal = |i: usize| std * random::normal(seed, stream, i as u64);
-        Tensor::float(DType::F64, sizes.clone(), (0..sizes.iter().product()).map(normal).collect())
+        padded(Tensor::float(DType::F64, sizes.clone(), (0..sizes.iter().product()).map(normal).collect()))
     };
     Ok(match state.initializer {
-        Initializer::Zeros => splat(0.0),
-        Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => splat(f64::from_bits(bits)),
-        Initializer::Normal { std, .. } => draw(f64::from_bits(std)),
+        Initializer::Zeros => splat(0.0)?,
+        Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => splat(f64::from_bits(bits))?,
+        Initializer::Normal { std, .. } => draw(f64::from_bits(std))?,
         Initializer::CopyOf(other) => earlier.get(&other).cloned().ok_or_else(|| {
             Diagnostic::new(format!("state `{}` copies one that comes after it", state.name))
         })?,
@@ -80,7 +84,7 @@ fn initial_value(
             Some(tensor) => crate::view::apply(&state.view, &tensor).ok_or_else(|| {
                 Diagnostic::new(format!("the view of state `{}` does not fit {}", state.name, tensor.ty()))
             })?,
-            None if missing == Missing::Draw && state.ty.dtype.is_float() => draw(0.02),
+            None if missing == Missing::Draw && state.ty.dtype.is_float() => draw(0.02)?,
             None => {
                 return Err(Diagnostic::new(format!(
                     "the weights of `{}` are not here",

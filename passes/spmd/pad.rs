@@ -1,0 +1,206 @@
+//! Padding: vocabularies that do not divide over the tensor axes get rows of zeros until they do.
+//!
+//! A dim that is looked up in or that a loss takes its classes from is padded with everything that its factors tie to
+//! it: weights, logits, gradients, moments. The zeros stay zeros through each operator that is let in here; the loss
+//! sees −∞ in place of the logits of classes that do not exist. What goes out as an output is cut back.
+
+use super::Spmd;
+use crate::pass::Transform;
+use ir::factors::{DimFactors, FactorId, Factors};
+use ir::ops::constant::{Iota, Splat};
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
+use ir::ops::{Float, Operator};
+use ir::{
+    At, Builder, DType, Definition, Diagnostic, Dim, Level, Module, Node, NodeId, Op, Role, StateId, Type,
+    ValueId, ViewStep,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// At most an eighth more: a dim that is smaller than that allows stays whole.
+const LARGEST_SHARE: u64 = 8;
+
+/// Pads every vocabulary to a multiple of `parts`.
+pub(super) fn apply(module: &mut Module, parts: u64) -> Result<(), Diagnostic> {
+    if parts < 2 || module.level != Level::Training {
+        return Ok(());
+    }
+    let found = find(module, parts);
+    for vocabulary in found {
+        pad(module, &vocabulary)?;
+    }
+    Ok(())
+}
+
+/// A dim with everything that is tied to it.
+struct Vocabulary {
+    size: u64,
+    padded: u64,
+    places: BTreeSet<(ValueId, usize)>,
+    /// The losses and their gradients among the nodes.
+    losses: Vec<NodeId>,
+}
+
+/// What a walk over tied dims needs to know of the module, made once.
+struct Walk<'m> {
+    module: &'m Module,
+    uses: cranelift_entity::SecondaryMap<ValueId, smallvec::SmallVec<[NodeId; 2]>>,
+}
+
+fn find(module: &Module, parts: u64) -> Vec<Vocabulary> {
+    let walk = Walk { module, uses: module.uses() };
+    let mut found: Vec<Vocabulary> = Vec::new();
+    for state in module.states.values().filter(|state| state.role == Role::Parameter) {
+        for dim in 0..state.ty.ndim() {
+            let Some(size) = state.ty.dims[dim].size().filter(|size| size % parts != 0) else { continue };
+            let padded = size.next_multiple_of(parts);
+            let known = found.iter().any(|vocabulary| vocabulary.places.contains(&(state.input, dim)));
+            if !known && (padded - size) * LARGEST_SHARE <= size {
+                found.extend(walk.tied(state.input, dim, size, padded));
+            }
+        }
+    }
+    found
+}
+
+impl Walk<'_> {
+    /// All that is tied to a dim, if it is a vocabulary and each node on the way keeps zeros zeros.
+    fn tied(&self, value: ValueId, dim: usize, size: u64, padded: u64) -> Option<Vocabulary> {
+        let mut vocabulary = Vocabulary { size, padded, places: BTreeSet::new(), losses: Vec::new() };
+        let (mut pending, mut is_vocabulary) = (vec![(value, dim)], false);
+        let mut factors: BTreeMap<NodeId, Factors> = BTreeMap::new();
+        while let Some((value, dim)) = pending.pop() {
+            if !vocabulary.places.insert((value, dim)) {
+                continue;
+            }
+            let maker = match self.module.value(value).definition {
+                Definition::Node(node, _) => Some(node),
+                Definition::Input(_) => return None,
+                Definition::State(_) => None,
+            };
+            for id in maker.into_iter().chain(self.uses[value].iter().copied()) {
+                let node = self.module.node(id);
+                let rule = factors.entry(id).or_insert_with(|| node.op.factors(&self.module.signature(node)));
+                let factor = factor(node, rule, value, dim)?;
+                let tied = places(node, rule, factor)?;
+                match keeps_zeros(node, rule, factor)? {
+                    Kind::Vocabulary => is_vocabulary = true,
+                    Kind::Loss => {
+                        is_vocabulary = true;
+                        if !vocabulary.losses.contains(&id) {
+                            vocabulary.losses.push(id);
+                        }
+                    }
+                    Kind::Other => {}
+                }
+                pending.extend(tied);
+            }
+        }
+        is_vocabulary.then_some(vocabulary)
+    }
+}
+
+/// The factor of a dim in a node, if the dim is that factor alone and the same wherever the value is read.
+fn factor(node: &Node, rule: &Factors, value: ValueId, dim: usize) -> Option<FactorId> {
+    let operands = node.operands.iter().zip(&rule.operands);
+    let all = operands.chain(node.results.iter().zip(&rule.results));
+    let mut found = all.filter(|(other, _)| **other == value).map(|(_, dims)| match dims[dim][..] {
+        [factor] => Some(factor),
+        _ => None,
+    });
+    let first = found.next()??;
+    found.all(|other| other == Some(first)).then_some(first)
+}
+
+/// The dims of a node's tensors that are the factor; `None` if it is merged with others somewhere.
+fn places(node: &Node, rule: &Factors, factor: FactorId) -> Option<Vec<(ValueId, usize)>> {
+    let operands = node.operands.iter().zip(&rule.operands);
+    let mut places = Vec::new();
+    for (&value, dims) in operands.chain(node.results.iter().zip(&rule.results)) {
+        for (i, dim) in dims.iter().enumerate().filter(|(_, dim)| dim.contains(&factor)) {
+            (dim.len() == 1).then_some(())?;
+            places.push((value, i));
+        }
+    }
+    Some(places)
+}
+
+/// What a node says of a dim that it has.
+enum Kind {
+    /// It looks rows up along it.
+    Vocabulary,
+    /// It takes classes from it.
+    Loss,
+    /// Nothing.
+    Other,
+}
+
+/// Whether zeros along a dim stay zeros and add nothing to anything else.
+fn keeps_zeros(node: &Node, rule: &Factors, factor: FactorId) -> Option<Kind> {
+    let has = |dims: &[DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
+    let smooth = |smoothing: Float| (smoothing.get() == 0.0).then_some(Kind::Loss);
+    match &node.op {
+        Op::Gather(_) => Some(if has(&rule.results[0]) { Kind::Other } else { Kind::Vocabulary }),
+        Op::GatherGrad(_) => Some(if has(&rule.operands[1]) { Kind::Other } else { Kind::Vocabulary }),
+        Op::CrossEntropy(loss) => smooth(loss.label_smoothing),
+        Op::CrossEntropyGrad(loss) => smooth(loss.label_smoothing),
+        Op::Contract(_) | Op::Transpose(_) | Op::Cast(_) | Op::Accumulate(_) | Op::Adam(_) | Op::Sgd(_) => {
+            Some(Kind::Other)
+        }
+        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul) | Op::Unary(Unary::Neg) | Op::Select(_) => {
+            Some(Kind::Other)
+        }
+        Op::Reduce(reduce) if reduce.kind == ir::ops::reduce::ReduceKind::Sum => Some(Kind::Other),
+        _ => None,
+    }
+}
+
+fn pad(module: &mut Module, vocabulary: &Vocabulary) -> Result<(), Diagnostic> {
+    let Vocabulary { size, padded, places, losses } = vocabulary;
+    let logits: BTreeSet<ValueId> = losses.iter().map(|&id| module.node(id).operands[0]).collect();
+    let outputs: Vec<ValueId> = module.outputs.iter().map(|output| output.value).collect();
+    let states: Vec<StateId> = module.states.keys().collect();
+    let mut b = Builder::new(module, Spmd::NAME);
+    for &(value, dim) in places {
+        b.resize(value, dim, Dim::known(*padded));
+    }
+    for id in states {
+        let input = b.module().states[id].input;
+        for &(_, dim) in places.range((input, 0)..=(input, usize::MAX)) {
+            let state = &mut b.tables().states[id];
+            state.ty.dims[dim] = Dim::known(*padded);
+            state.view.push(ViewStep::Pad { dim: dim as u32, after: padded - size });
+        }
+    }
+    for value in logits {
+        let masked = mask(&mut b, value, *size)?;
+        for &id in losses {
+            if b.module().node(id).operands[0] == value {
+                b.set_operand(id, 0, masked);
+            }
+        }
+    }
+    for (i, value) in outputs.into_iter().enumerate() {
+        for &(_, dim) in places.range((value, 0)..=(value, usize::MAX)) {
+            let Definition::Node(node, _) = b.module().value(value).definition else { continue };
+            b.at(At::After(node));
+            let cut = b.slice(value, dim as u32, 0, Dim::known(*size))?;
+            b.tables().outputs[i].value = cut;
+        }
+    }
+    b.finish();
+    Ok(())
+}
+
+/// The logits with −∞ for the classes from `size` on.
+fn mask(b: &mut Builder, logits: ValueId, size: u64) -> Result<ValueId, Diagnostic> {
+    if let Definition::Node(node, _) = b.module().value(logits).definition {
+        b.at(At::After(node));
+    }
+    let ty = b.ty(logits).clone();
+    let classes = ty.dims[ty.ndim() - 1].clone();
+    let class = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [classes]))?;
+    let limit = b.scalar(DType::I64, size as f64)?;
+    let exists = b.one(Compare::Less, &[class, limit])?;
+    let hidden = b.one_typed(Splat { value: Float::new(f64::NEG_INFINITY) }, &[], Type::scalar(ty.dtype))?;
+    Ok(b.one(Select, &[exists, logits, hidden])?)
+}

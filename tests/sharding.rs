@@ -1,0 +1,163 @@
+//! Programs split over simulated ranks compute what they compute on one device: every model, pairs of all options.
+
+#[allow(dead_code)] // each test file uses a part of it
+mod models;
+
+use ir::interp::{self, Missing, Mode, StateValues};
+use ir::{Module, Tensor};
+use models::{Fixture, adamw, done};
+use passes::{Manager, PassContext, Pipeline};
+use std::collections::BTreeMap;
+use trainyard::verification::compare::{FLOOR, error, largest};
+use trainyard::verification::inputs;
+
+/// Samples of the global batch.
+const GLOBAL: u64 = 24;
+
+/// Steps that are compared.
+const STEPS: usize = 3;
+
+/// How near loss, gradients and states are to those of one device, in f64.
+const TOLERANCE: f64 = 1e-10;
+
+/// One way to run a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Configuration {
+    dp: u64,
+    tp: u64,
+    zero: u64,
+    sequence_parallel: bool,
+    microbatches: u64,
+}
+
+impl Configuration {
+    /// The options as numbers, for pairing.
+    fn options(self) -> [u64; 5] {
+        [self.dp, self.tp, self.zero, self.sequence_parallel.into(), self.microbatches]
+    }
+
+    fn pipeline(self) -> Pipeline {
+        let sequence = if self.sequence_parallel && self.tp > 1 { ", sequence-parallel" } else { "" };
+        let text = format!("spmd(mesh=dp:{}*tp:{}, zero={}{sequence})", self.dp, self.tp, self.zero);
+        text.parse().expect("a pipeline")
+    }
+}
+
+/// All that fit 8 ranks.
+fn all() -> Vec<Configuration> {
+    let mut all = Vec::new();
+    for dp in [1, 2, 4, 8] {
+        for tp in [1, 2, 4].into_iter().filter(|tp| (2..=8).contains(&(dp * tp))) {
+            for zero in 0..4 {
+                for sequence_parallel in [false, true] {
+                    for microbatches in [1, 3] {
+                        all.push(Configuration { dp, tp, zero, sequence_parallel, microbatches });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Few of them, in which every pair of options that occurs in any occurs.
+fn pairwise() -> Vec<Configuration> {
+    let pairs = |configuration: &Configuration| {
+        let options = configuration.options();
+        let places = (0..options.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+        places.map(|(i, j)| (i, options[i], j, options[j])).collect::<Vec<_>>()
+    };
+    let all = all();
+    let mut open: Vec<_> = all.iter().flat_map(pairs).collect();
+    open.sort_unstable();
+    open.dedup();
+    let mut chosen = Vec::new();
+    while !open.is_empty() {
+        let covers = |c: &&Configuration| pairs(c).iter().filter(|pair| open.contains(pair)).count();
+        // The first of the best.
+        let best = *all.iter().rev().max_by_key(covers).expect("there are configurations");
+        open.retain(|pair| !pairs(&best).contains(pair));
+        chosen.push(best);
+    }
+    chosen
+}
+
+#[test]
+fn mlp_trains_alike_on_every_mesh() {
+    check(&models::MLP_DYNAMO, &pairwise());
+}
+
+#[test]
+fn gpt2_trains_alike_on_every_mesh() {
+    check(&models::GPT2_DYNAMO, &pairwise());
+}
+
+#[test]
+fn llama_trains_alike_on_every_mesh() {
+    check(&models::LLAMA_DYNAMO, &pairwise());
+}
+
+#[test]
+fn bert_trains_alike_on_every_mesh() {
+    check(&models::BERT_DYNAMO, &pairwise());
+}
+
+#[test]
+#[ignore = "takes minutes: every configuration, not only pairs of options"]
+fn every_model_trains_alike_in_every_configuration() {
+    for fixture in [models::MLP_DYNAMO, models::GPT2_DYNAMO, models::LLAMA_DYNAMO, models::BERT_DYNAMO] {
+        check(&fixture, &all());
+    }
+}
+
+/// What some steps reported, and the states they left, by name.
+struct Run {
+    outputs: Vec<BTreeMap<String, Tensor>>,
+    states: BTreeMap<String, Tensor>,
+}
+
+fn run(module: &Module, microbatches: u64) -> Run {
+    let mut states: StateValues = done(interp::initial_states(module, 0, Missing::Refuse));
+    let steps = (0..STEPS).map(|step| {
+        let inputs = done(inputs::draw(module, step as u64, microbatches));
+        let outputs = done(interp::step(module, Mode::Exact, &mut states, &inputs));
+        let last = outputs.into_iter().filter_map(|(name, mut values)| Some((name, values.pop()?)));
+        last.filter(|(name, _)| name == "loss" || name.starts_with("grad")).collect()
+    });
+    let outputs = steps.collect();
+    let named = |(id, value)| (module.states[id].name.clone(), value);
+    Run { outputs, states: states.into_iter().map(named).collect() }
+}
+
+fn check(fixture: &Fixture, configurations: &[Configuration]) {
+    for microbatches in [1, 3] {
+        let module = fixture.subject(GLOBAL / microbatches, adamw()).compilation.training;
+        let whole = run(&module, microbatches);
+        for configuration in configurations.iter().filter(|c| c.microbatches == microbatches) {
+            let mut split = module.clone();
+            let mut cx = PassContext::default();
+            let ran = Manager::default().run(&configuration.pipeline(), &mut split, &mut cx, |_, _, _| {});
+            ran.unwrap_or_else(|failure| panic!("{} {configuration:?}: {failure}", fixture.file));
+            let worst =
+                compare(&format!("{} {configuration:?}", fixture.file), &run(&split, microbatches), &whole);
+            println!("{} {configuration:?}: {worst:.1e}", fixture.file);
+        }
+    }
+}
+
+/// The largest error, which must be within the tolerance.
+fn compare(what: &str, split: &Run, whole: &Run) -> f64 {
+    let mut worst = 0.0f64;
+    let mut near = |tensors: &BTreeMap<String, Tensor>, expected: &BTreeMap<String, Tensor>| {
+        assert!(tensors.keys().eq(expected.keys()), "{what}: other names");
+        let floor = FLOOR * largest(expected.values());
+        for (name, expected) in expected {
+            let apart = error(&tensors[name], expected, floor);
+            assert!(apart <= TOLERANCE, "{what}: `{name}` is {apart:e} off");
+            worst = worst.max(apart);
+        }
+    };
+    split.outputs.iter().zip(&whole.outputs).for_each(|(split, whole)| near(split, whole));
+    near(&split.states, &whole.states);
+    worst
+}

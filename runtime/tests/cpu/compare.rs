@@ -95,6 +95,17 @@ pub(crate) fn assert_agrees_in(
     }
 }
 
+/// How far a number of a type may be off, relative to the largest: what sums of a few hundred terms leave, or, of a
+/// type that is storage alone, the distance from 1 to the next number.
+pub(crate) fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        DType::F32 => 4e-6,
+        _ => 1e-11,
+    }
+}
+
 /// Asserts that two tensors agree: floats within a tolerance, everything else exactly.
 pub(crate) fn assert_close(what: &str, given: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!((given.dtype, &given.sizes), (expected.dtype, &expected.sizes), "{what}");

@@ -1,11 +1,13 @@
 //! f16 and bf16 as storage: programs against the interpreter, which rounds every value to its type, and their memory.
 
-use crate::compare::{Microbatch, assert_agrees_in, bytes, device, states};
+use crate::compare::{Microbatch, assert_agrees_in, bytes, device, states, unit};
 use crate::memory::assert_plan_is_exact;
 use crate::training::{seed_with_parameters, training_program};
 use ir::interp::{self, Missing, Mode};
+use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Cast, Unary};
+use ir::ops::rotary::Rotary;
 use ir::{Builder, DType, Module, Tensor, Type, ValueId, random, testing};
 use proptest::prelude::*;
 use runtime::device::{ProgramId, step};
@@ -15,17 +17,7 @@ use std::collections::BTreeMap;
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
-/// The distance between 1 and the next number.
-fn unit(dtype: DType) -> f64 {
-    match dtype {
-        DType::BF16 => 2f64.powi(-7),
-        DType::F16 => 2f64.powi(-10),
-        DType::F32 => 2f64.powi(-18), // what sums of a few hundred terms leave
-        _ => 1e-9,
-    }
-}
-
-fn some_float() -> impl Strategy<Value = DType> {
+fn half_type() -> impl Strategy<Value = DType> {
     prop::sample::select(&HALVES[..])
 }
 
@@ -33,7 +25,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_random_program_rounds_where_the_interpreter_does(seed in any::<u64>(), dtype in some_float(), unfused in any::<bool>()) {
+    fn a_random_program_rounds_where_the_interpreter_does(seed in any::<u64>(), dtype in half_type(), unfused in any::<bool>()) {
         let module = testing::program(seed, dtype, 24);
         let microbatches = (0..2).map(|index| testing::microbatch(&module, seed, index)).collect();
         let options = LowerOptions { unfused, ..LowerOptions::default() };
@@ -43,7 +35,7 @@ proptest! {
     /// Gradients, sums over microbatches and optimizers of half types. A number that falls between two on the way is
     /// amplified by what follows it.
     #[test]
-    fn steps_round_where_the_interpreter_does(seed in any::<u64>(), dtype in some_float(), adam in any::<bool>()) {
+    fn steps_round_where_the_interpreter_does(seed in any::<u64>(), dtype in half_type(), adam in any::<bool>()) {
         let module = training_program(seed, dtype, adam);
         let steps: Vec<Vec<Microbatch>> =
             vec![(0..2).map(|index| testing::microbatch(&module, seed, index)).collect()];
@@ -58,7 +50,7 @@ proptest! {
     }
 
     #[test]
-    fn fusing_and_threads_change_no_bit(seed in any::<u64>(), dtype in some_float()) {
+    fn fusing_and_threads_change_no_bit(seed in any::<u64>(), dtype in half_type()) {
         let module = training_program(seed, dtype, true);
         let initial = interp::initial_states(&module, 1, Missing::Draw).expect("states can be drawn");
         let run = |unfused: bool, threads: usize| {
@@ -73,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn the_plan_knows_all_scratch(seed in any::<u64>(), dtype in some_float()) {
+    fn the_plan_knows_all_scratch(seed in any::<u64>(), dtype in half_type()) {
         let module = training_program(seed, dtype, true);
         assert_plan_is_exact(&lower(&module, &LowerOptions::default()).expect("it lowers"));
     }
@@ -228,4 +220,34 @@ fn states_are_stored_narrow_and_overflow_is_found() {
     cpu.write_input(ProgramId(0), 0, &x.to_bytes()).unwrap();
     let found = cpu.first_non_finite(ProgramId(0)).unwrap().expect("90000 is beyond f16");
     assert_eq!(found.to_string(), "`mul` of /square made inf");
+}
+
+/// Tables and masks may be of another float type than what they are applied to.
+#[test]
+fn operands_of_several_float_types_meet() {
+    for (dtype, other) in [(DType::BF16, DType::F32), (DType::F16, DType::F64), (DType::F32, DType::BF16)] {
+        let (mut module, mut inputs) = (Module::new("mixed"), Microbatch::new());
+        let mut add = |name: &str, dtype: DType, sizes: &[usize]| {
+            let number = |i: usize| random::normal(8, random::stream(name), i as u64);
+            let elements = (0..sizes.iter().product()).map(number).collect();
+            let tensor = Tensor::float(dtype, sizes.to_vec(), elements).rounded();
+            let value = module.add_input(name, tensor.ty(), false);
+            inputs.insert(name.into(), tensor);
+            value
+        };
+        let [x, k, v, dout] = ["x", "k", "v", "dout"].map(|name| add(name, dtype, &[2, 3, 70, 8]));
+        let [cos, sin] = ["cos", "sin"].map(|name| add(name, other, &[70, 4]));
+        let mask = add("mask", other, &[1, 3, 70, 70]);
+        let mut b = Builder::new(&mut module, "test");
+        let rotated = b.one(Rotary { interleaved: false }, &[x, cos, sin]).unwrap();
+        let (scale, causal) = (0.3.into(), false);
+        let attended = b.push(Attention { scale, causal }, &[x, k, v, mask]).unwrap();
+        let operands = [x, k, v, mask, attended[0], attended[1], dout];
+        let gradients = b.push(AttentionGrad { scale, causal }, &operands).unwrap();
+        b.finish();
+        for (i, value) in [rotated].into_iter().chain(attended).chain(gradients).enumerate() {
+            module.add_output(format!("result.{i}"), value);
+        }
+        assert_agrees_in(Mode::Typed, &module, &LowerOptions::default(), &[vec![inputs]], unit);
+    }
 }

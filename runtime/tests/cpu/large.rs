@@ -1,7 +1,8 @@
 //! Tensors large enough for several threads, blocks and tasks: against the interpreter, and bitwise the same on any
 //! number of threads.
 
-use crate::compare::{Microbatch, assert_agrees, bytes, device};
+use crate::compare::{Microbatch, assert_agrees, assert_agrees_in, bytes, device, unit};
+use ir::interp::Mode;
 use ir::ops::Float;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
@@ -92,12 +93,19 @@ impl Writer {
     }
 }
 
-/// Writes a program in f64 and in f32; holds the one against the interpreter, runs the other on several threads.
+/// Writes a program in every float type, holds it against the interpreter, and runs it on several threads.
 fn check(write: impl Fn(&mut Writer)) {
-    for (dtype, tolerance) in [(DType::F64, 1e-11), (DType::F32, 2e-4)] {
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
         let mut writer = Writer::new(dtype);
         write(&mut writer);
-        assert_agrees(&writer.module, &LowerOptions::default(), &[vec![writer.inputs.clone()]], tolerance);
+        let (module, options) = (&writer.module, &LowerOptions::default());
+        let steps = [vec![writer.inputs.clone()]];
+        match dtype {
+            DType::F64 => assert_agrees(module, options, &steps, 1e-11),
+            DType::F32 => assert_agrees(module, options, &steps, 2e-4),
+            // What one operator rounds otherwise the next ones carry on.
+            _ => assert_agrees_in(Mode::Typed, module, options, &steps, |dtype| 2.0 * unit(dtype)),
+        }
         let alone = writer.run(1);
         for threads in [2, 3, 7] {
             let together = writer.run(threads);

@@ -1,6 +1,6 @@
 //! Every operator's kernel on the samples, laid out in several ways.
 
-use crate::compare::{Microbatch, assert_agrees, assert_agrees_in};
+use crate::compare::{Microbatch, assert_agrees, assert_agrees_in, unit};
 use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::ops::samples::{Sample, samples};
@@ -100,17 +100,6 @@ fn with_operands(mut sample: Sample, dtype: DType, kept: Option<usize>) -> Sampl
     sample
 }
 
-/// How far numbers of a type may be off, relative to the largest: what f32 arithmetic leaves, or one unit of a type
-/// that is storage alone.
-fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-11,
-        DType::F16 => 2f64.powi(-10),
-        DType::BF16 => 2f64.powi(-7),
-        _ => 4e-6,
-    }
-}
-
 fn check(through: Through, options: &LowerOptions) {
     for sample in samples() {
         check_sample(&sample, through, options);
@@ -135,7 +124,7 @@ fn check_sample(sample: &Sample, through: Through, options: &LowerOptions) {
     let result = std::panic::catch_unwind(|| {
         let steps = [vec![inputs]];
         match half {
-            true => assert_agrees_in(Mode::Typed, &module, options, &steps, tolerance),
+            true => assert_agrees_in(Mode::Typed, &module, options, &steps, unit),
             false => assert_agrees(&module, options, &steps, if single { 4e-6 } else { 1e-11 }),
         }
     });

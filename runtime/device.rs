@@ -1,5 +1,6 @@
 //! Devices: what runs a program, and the step that they all run alike.
 
+use crate::comm::CommError;
 use crate::program::{Microbatches, Program, Section};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -89,6 +90,8 @@ pub struct NonFinite {
     pub origin: Arc<str>,
     /// The first such number.
     pub value: f64,
+    /// On which of several ranks.
+    pub rank: Option<u64>,
     /// For a NaN, what made the first infinity before it, if anything did: often the cause.
     pub infinity: Option<Box<NonFinite>>,
 }
@@ -101,6 +104,7 @@ impl fmt::Display for NonFinite {
             write!(f, " of {}", self.origin)?;
         }
         write!(f, " made {}", self.value)?;
+        self.rank.map_or(Ok(()), |rank| write!(f, " on rank {rank}"))?;
         self.infinity.as_ref().map_or(Ok(()), |earlier| write!(f, "; before it, {earlier}"))
     }
 }
@@ -157,4 +161,39 @@ pub enum DeviceError {
     /// A program lowered for one microbatch was given a second.
     #[error("the program was lowered for one microbatch a step; lower it for {:?}", Microbatches::Many)]
     OneMicrobatch,
+    /// A program for another number of devices.
+    #[error("the program `{program}` is for the {devices} devices of the mesh {mesh}, not for {given}")]
+    Devices {
+        /// The program.
+        program: String,
+        /// Its mesh.
+        mesh: Box<ir::Mesh>,
+        /// Devices of the mesh.
+        devices: u64,
+        /// Devices given.
+        given: u64,
+    },
+    /// Programs whose collectives do not fit each other.
+    #[error(transparent)]
+    Collectives(Box<ir::Diagnostic>),
+    /// A collective did not happen.
+    #[error(transparent)]
+    Communication(#[from] CommError),
+    /// One of several ranks refused or failed. The others ended with it, and none can go on.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: u64,
+        /// Its error.
+        source: Box<DeviceError>,
+    },
+    /// A rank panicked: a fault of this program.
+    #[error("it panicked: {message}")]
+    Panicked {
+        /// What the panic says.
+        message: String,
+    },
+    /// Ranks that ended with an error were asked for more.
+    #[error("the ranks have ended with an error")]
+    Ended,
 }

@@ -1,6 +1,7 @@
 //! What runs a program: lowering, devices, data, checkpoints, and the training loop.
 
 pub mod checkpoint;
+pub mod comm;
 pub mod cpu;
 pub mod data;
 pub mod device;
@@ -9,4 +10,5 @@ pub mod lower;
 pub mod metrics;
 pub mod program;
 pub mod progress;
+pub mod ranks;
 pub mod train;

@@ -1,8 +1,11 @@
-//! The lowered program: a flat list of instructions over one arena, every offset fixed.
+//! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
+//! a mesh: each runs it on its own parts of the tensors.
 
 use crate::layout::Layout;
 use bytes::Bytes;
-use ir::{DType, NodeId, Op, Phase, Role, Type};
+use ir::ops::collective::Collective;
+use ir::text::type_text;
+use ir::{AxisId, DType, Mesh, NodeId, Op, PartialKind, Phase, Role, Signature, Type};
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +15,8 @@ use std::sync::Arc;
 pub struct Program {
     /// The module's name.
     pub name: String,
+    /// The devices. Places, sizes and memory are those of one of them; types are of whole tensors.
+    pub mesh: Mesh,
     /// The instructions of each section, by [`Section`].
     pub sections: [Vec<Instruction>; 3],
     /// What a microbatch is fed, in the module's order.
@@ -102,6 +107,9 @@ pub struct Instruction {
     pub in_place: SmallVec<[(u32, u32); 2]>,
     /// Whether results are added to what is there, from the second microbatch on.
     pub accumulates: bool,
+    /// For an operator whose numbers depend on where a device's parts lie: the types of the whole tensors, with their
+    /// shardings, if any is split.
+    pub parts: Option<Box<Signature>>,
     /// The node it came from, or the last of them.
     pub node: NodeId,
     /// Where that came from: the ONNX node.
@@ -119,6 +127,39 @@ pub enum Kernel {
     Copy,
     /// The operand, added to what the result held before; in a step's first microbatch instead of it.
     Accumulate,
+    /// Of the operand, which every device has, this device's part.
+    Part(Part),
+    /// A collective: operands and results are dense, each in its own place.
+    Collective(Exchange),
+}
+
+/// What a device keeps of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The dims that are cut, each with the axes that split it, major first.
+    pub dims: SmallVec<[(usize, SmallVec<[AxisId; 2]>); 2]>,
+}
+
+/// What devices exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// The collective; one that communicates.
+    pub collective: Collective,
+    /// The axes of its groups ([`Mesh::group`]), first one major. Each has more than one device.
+    pub axes: SmallVec<[AxisId; 2]>,
+    /// How parts combine, where they do.
+    pub reduced: Option<PartialKind>,
+    /// For each operand what changes.
+    pub dims: Vec<Moved>,
+}
+
+/// What a collective does to the dims of one operand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// The dim along which parts are put together.
+    pub gathered: Option<usize>,
+    /// The dim that is cut into parts.
+    pub split: Option<usize>,
 }
 
 /// Elementwise operators run as one: each element is computed through all steps while it is in cache.
@@ -181,7 +222,7 @@ pub enum Region {
 pub struct InputSlot {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Its type, of the whole tensor.
     pub ty: Type,
     /// Whether dim 0 counts the samples of a microbatch.
     pub batched: bool,
@@ -194,7 +235,7 @@ pub struct InputSlot {
 pub struct OutputSlot {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Its type, of the whole tensor.
     pub ty: Type,
     /// After which section it is there, until the next begins.
     pub section: Section,
@@ -207,7 +248,7 @@ pub struct OutputSlot {
 pub struct StateSlot {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Its type, of the whole tensor.
     pub ty: Type,
     /// What it is for.
     pub role: Role,
@@ -272,6 +313,8 @@ impl Instruction {
             }
             Kernel::Copy => "copy".into(),
             Kernel::Accumulate => "accumulate".into(),
+            Kernel::Part(_) => Op::from(Collective::AllSlice).name().into(),
+            Kernel::Collective(exchange) => Op::from(exchange.collective).name().into(),
         }
     }
 }
@@ -293,6 +336,8 @@ impl fmt::Display for Instruction {
             }
             Kernel::Elementwise(chain) => write_chain(f, chain)?,
             Kernel::Copy | Kernel::Accumulate => {}
+            Kernel::Part(part) => write!(f, " {:?}", part.dims.as_slice())?,
+            Kernel::Collective(exchange) => write!(f, "{exchange}")?,
         }
         let views = |views: &[View]| views.iter().map(View::to_string).collect::<Vec<_>>().join(", ");
         let arrow = if self.accumulates { "=> +" } else { "=>" };
@@ -303,8 +348,31 @@ impl fmt::Display for Instruction {
         if !self.in_place.is_empty() {
             write!(f, " in place {:?}", self.in_place.as_slice())?;
         }
+        if let Some(parts) = &self.parts {
+            let types = parts.operands.iter().chain(&parts.results);
+            types.clone().try_for_each(|ty| write!(f, " part of {ty} {:?}", ty.sharding.dims.as_slice()))?;
+        }
         if !self.origin.is_empty() {
             write!(f, " origin {:?}", self.origin)?;
+        }
+        Ok(())
+    }
+}
+
+/// ` sum over [axis1] split 0, split 1`
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reduced {
+            Some(PartialKind::Sum) => write!(f, " sum")?,
+            Some(PartialKind::Max) => write!(f, " max")?,
+            Some(PartialKind::Min) => write!(f, " min")?,
+            None => {}
+        }
+        write!(f, " over {:?}", self.axes.as_slice())?;
+        for (i, Moved { gathered, split }) in self.dims.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "," })?;
+            gathered.map_or(Ok(()), |dim| write!(f, " gathered {dim}"))?;
+            split.map_or(Ok(()), |dim| write!(f, " split {dim}"))?;
         }
         Ok(())
     }
@@ -330,13 +398,19 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Memory { states, arena, lower_bound, constants } = self.memory;
         writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
+        // What a value is on other devices says its type; on one device its place says all.
+        let alone = self.mesh.axes.is_empty();
+        let whole = |ty: &Type| if alone { String::new() } else { format!(" {}", type_text(&self.mesh, ty)) };
+        if !alone {
+            writeln!(f, "mesh {}", self.mesh)?;
+        }
         writeln!(f, "memory states {states} arena {arena} lower bound {lower_bound} constants {constants}")?;
-        self.states
-            .iter()
-            .try_for_each(|state| writeln!(f, "state {:?} {:?} {}", state.name, state.role, state.view))?;
+        for state in &self.states {
+            writeln!(f, "state {:?} {:?} {}{}", state.name, state.role, state.view, whole(&state.ty))?;
+        }
         for input in &self.inputs {
             let place = input.view.as_ref().map_or("unused".into(), View::to_string);
-            writeln!(f, "input {:?} {} {place}", input.name, input.ty)?;
+            writeln!(f, "input {:?} {} {place}{}", input.name, input.ty, whole(&input.ty))?;
         }
         for (section, name) in Section::ALL {
             writeln!(f, "{name}:")?;
@@ -344,7 +418,7 @@ impl fmt::Display for Program {
         }
         let outputs = &mut self.outputs.iter();
         outputs.try_for_each(|output| {
-            writeln!(f, "output {:?} {:?} {}", output.name, output.section, output.view)
+            writeln!(f, "output {:?} {:?} {}{}", output.name, output.section, output.view, whole(&output.ty))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The memory of the CPU backend: one anonymous mapping that every instruction borrows its slices from.
 
-use super::call::Call;
+use super::call::{Call, Place};
 use super::kernels::copy;
 use crate::program::{Instruction, Program, Region, View};
 use memmap2::MmapMut;
@@ -52,6 +52,7 @@ impl Arena {
         constants: &'a Constants,
         instruction: &'a Instruction,
         first: bool,
+        place: Place<'a>,
     ) -> Call<'a> {
         let written = instruction.results.iter().chain(&instruction.scratch);
         let mut order: SmallVec<[(Range<usize>, usize); 4]> =
@@ -91,6 +92,7 @@ impl Arena {
             scratch: scratch.unwrap_or_default(),
             results: results.into_iter().flatten().collect(),
             add: instruction.accumulates && !first,
+            place,
         }
     }
 }

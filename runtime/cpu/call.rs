@@ -3,7 +3,7 @@
 use super::element::Element;
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
-use ir::DType;
+use ir::{DType, Mesh, Span, Type};
 use smallvec::SmallVec;
 
 /// An instruction with its memory.
@@ -17,6 +17,15 @@ pub(super) struct Call<'a> {
     pub(super) scratch: &'a mut [u8],
     /// Whether to add to what the results hold.
     pub(super) add: bool,
+    /// Who runs it.
+    pub(super) place: Place<'a>,
+}
+
+/// A device among others.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) mesh: &'a Mesh,
+    pub(super) rank: u64,
 }
 
 /// A tensor that is read. The layout counts from the slice's start.
@@ -33,6 +42,24 @@ impl<'a> Call<'a> {
 
     pub(super) fn result_view(&self, index: usize) -> &'a View {
         &self.instruction.results[index]
+    }
+
+    /// Where a dim of an operand lies in the whole tensor.
+    pub(super) fn operand_span(&self, index: usize, dim: usize) -> Span {
+        let parts = self.instruction.parts.as_ref();
+        self.span(parts.map(|parts| &parts.operands[index]), self.operand_view(index), dim)
+    }
+
+    /// Where a dim of a result lies in the whole tensor.
+    pub(super) fn result_span(&self, index: usize, dim: usize) -> Span {
+        let parts = self.instruction.parts.as_ref();
+        self.span(parts.map(|parts| &parts.results[index]), self.result_view(index), dim)
+    }
+
+    fn span(&self, ty: Option<&Type>, view: &View, dim: usize) -> Span {
+        let spans = ty.and_then(|ty| ty.spans(self.place.mesh, self.place.rank));
+        let whole = || Span { start: 0, size: view.layout.sizes[dim] as u64 };
+        spans.map_or_else(whole, |spans| spans[dim])
     }
 
     pub(super) fn dtype(&self) -> DType {

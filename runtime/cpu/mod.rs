@@ -14,19 +14,23 @@ mod simd;
 mod storage;
 mod walk;
 
+use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
-use crate::program::{Microbatches, Program, Section};
+use crate::program::{Instruction, Microbatches, Program, Section};
 use arena::{Arena, Constants};
+use call::Place;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A CPU with programs that share one arena.
+/// A CPU with programs that share one arena: all of a mesh of one device, or one rank of a larger one. A rank is given,
+/// and gives, its part of every tensor.
 pub struct Cpu {
     programs: Vec<Loaded>,
     arena: Arena,
     threads: rayon::ThreadPool,
+    communicator: Option<Arc<dyn Communicator>>,
 }
 
 struct Loaded {
@@ -39,7 +43,33 @@ struct Loaded {
 impl Cpu {
     /// Allocates the arena (zeroed) and the constants of `programs`, which share their states if they were lowered
     /// so, and starts `threads` threads, or as many as there are cores.
+    ///
+    /// # Errors
+    /// No memory, no threads, a program for several devices.
     pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
+        if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
+            return Err(devices_error(program, 1));
+        }
+        Self::with(programs, threads, None)
+    }
+
+    /// A rank that communicates with others through `communicator`; see [`Self::new`].
+    ///
+    /// # Errors
+    /// No memory, no threads.
+    pub fn of_rank(
+        programs: Vec<Arc<Program>>,
+        threads: usize,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Self, DeviceError> {
+        Self::with(programs, Some(threads), Some(communicator))
+    }
+
+    fn with(
+        programs: Vec<Arc<Program>>,
+        threads: Option<usize>,
+        communicator: Option<Arc<dyn Communicator>>,
+    ) -> Result<Self, DeviceError> {
         let largest = programs.iter().max_by_key(|program| program.memory.arena);
         let bytes = largest.map_or(0, |program| program.memory.arena);
         let arena = Arena::new(bytes).map_err(|source| {
@@ -56,10 +86,12 @@ impl Cpu {
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("cpu-{i}"));
+        let name = communicator.as_ref().map_or("cpu".to_owned(), |own| format!("rank-{}", own.rank()));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.thread_name(move |i| format!("{name}-{i}"));
         let error =
             |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
-        Ok(Self { programs, arena, threads: pool.build().map_err(error)? })
+        Ok(Self { programs, arena, threads: pool.build().map_err(error)?, communicator })
     }
 
     /// Bytes allocated: the arena and all constants.
@@ -68,19 +100,24 @@ impl Cpu {
         self.arena.len() + constants
     }
 
+    /// The programs, in the order in which they were given.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = &Arc<Program>> {
+        self.programs.iter().map(|loaded| &loaded.program)
+    }
+
     /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
     pub fn run_timed(&mut self, id: ProgramId, section: Section) -> Result<Vec<Duration>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads } = self;
+        let Self { programs, arena, threads, communicator } = self;
         let loaded = &mut programs[id.0];
         loaded.begin(section)?;
         let first = loaded.microbatches <= 1;
+        let communicator = communicator.as_deref();
         let timed = |instruction| {
             let start = Instant::now();
-            kernels::run(arena.borrow(&loaded.constants, instruction, first));
-            start.elapsed()
+            loaded.issue(arena, instruction, first, communicator).map(|()| start.elapsed())
         };
-        Ok(threads.install(|| loaded.program.section(section).iter().map(timed).collect()))
+        threads.install(|| loaded.program.section(section).iter().map(timed).collect())
     }
 
     fn loaded(&self, program: ProgramId) -> Result<&Loaded, DeviceError> {
@@ -94,17 +131,16 @@ impl Cpu {
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads } = self;
+        let Self { programs, arena, threads, communicator } = self;
         let loaded = &programs[id.0];
         let first = loaded.microbatches <= 1;
         let unknown = DeviceError::Unknown { what: "instruction", index: instructions.end };
         let instructions = loaded.program.section(section).get(instructions).ok_or(unknown)?;
+        let communicator = communicator.as_deref();
         threads.install(|| {
-            for instruction in instructions {
-                kernels::run(arena.borrow(&loaded.constants, instruction, first));
-            }
-        });
-        Ok(())
+            let mut instructions = instructions.iter();
+            instructions.try_for_each(|instruction| loaded.issue(arena, instruction, first, communicator))
+        })
     }
 }
 
@@ -116,7 +152,7 @@ impl Device for Cpu {
     fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let program = self.loaded(program)?.program.clone();
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        check_size(&slot.name, &slot.ty, bytes)?;
+        check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
         self.arena.write(&slot.view, bytes);
         Ok(())
     }
@@ -130,7 +166,7 @@ impl Device for Cpu {
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let program = self.loaded(program)?.program.clone();
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
-        check_size(&slot.name, &slot.ty, bytes)?;
+        check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
         slot.view.iter().for_each(|view| self.arena.write(view, bytes));
         Ok(())
     }
@@ -153,14 +189,42 @@ impl Device for Cpu {
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        Ok(self.first_non_finite_at(id)?.map(|(_, found)| found))
+    }
+}
+
+impl Cpu {
+    /// As [`Device::first_non_finite`], with the place of its instruction among those of the microbatch. Of several
+    /// ranks, all must be asked.
+    pub(crate) fn first_non_finite_at(
+        &mut self,
+        id: ProgramId,
+    ) -> Result<Option<(usize, NonFinite)>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads } = self;
+        let Self { programs, arena, threads, communicator } = self;
         let loaded = &programs[id.0];
-        Ok(threads.install(|| non_finite::first(&loaded.program, &loaded.constants, arena)))
+        threads.install(|| non_finite::first(loaded, arena, communicator.as_deref()))
     }
 }
 
 impl Loaded {
+    /// Who runs the program.
+    fn place(&self, communicator: Option<&dyn Communicator>) -> Place<'_> {
+        Place { mesh: &self.program.mesh, rank: communicator.map_or(0, Communicator::rank) }
+    }
+
+    /// Runs an instruction.
+    fn issue(
+        &self,
+        arena: &mut Arena,
+        instruction: &Instruction,
+        first: bool,
+        communicator: Option<&dyn Communicator>,
+    ) -> Result<(), DeviceError> {
+        let call = arena.borrow(&self.constants, instruction, first, self.place(communicator));
+        Ok(kernels::run(call, communicator)?)
+    }
+
     /// Counts microbatches: the first of a step overwrites the sums of the one before.
     fn begin(&mut self, section: Section) -> Result<(), DeviceError> {
         match section {
@@ -177,8 +241,16 @@ impl Loaded {
     }
 }
 
-fn check_size(name: &str, ty: &ir::Type, bytes: &[u8]) -> Result<(), DeviceError> {
-    let (taken, given) = (ty.bytes().unwrap_or(u64::MAX), bytes.len() as u64);
+/// A program that was not made for so many devices.
+pub(crate) fn devices_error(program: &Program, given: u64) -> DeviceError {
+    let (mesh, devices) = (Box::new(program.mesh.clone()), program.mesh.devices());
+    DeviceError::Devices { program: program.name.clone(), mesh, devices, given }
+}
+
+/// A rank is given its part.
+fn check_size(name: &str, ty: &ir::Type, mesh: &ir::Mesh, bytes: &[u8]) -> Result<(), DeviceError> {
+    let local = ty.local(mesh).map(|sizes| sizes.iter().product::<u64>() * ty.dtype.bytes());
+    let (taken, given) = (local.unwrap_or(u64::MAX), bytes.len() as u64);
     if taken == given {
         return Ok(());
     }

@@ -1,42 +1,70 @@
 //! Which operator made the first number that is not finite.
 
-use super::arena::{Arena, Constants};
+use super::arena::Arena;
 use super::call::Call;
 use super::element::{Element, with_float};
-use super::kernels;
-use crate::device::NonFinite;
+use super::{Loaded, kernels};
+use crate::comm::Communicator;
+use crate::device::{DeviceError, NonFinite};
 use crate::layout::Layout;
-use crate::program::{Chain, Instruction, Kernel, Program, Section, View};
+use crate::program::{Chain, Instruction, Kernel, Section, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Runs the microbatch section, looking at every result. An infinity that a mask brought in is no fault: only an
-/// operator whose operands have none of a kind can make the first of that kind.
-pub(super) fn first(program: &Program, constants: &Constants, arena: &mut Arena) -> Option<NonFinite> {
+/// Runs the microbatch section, looking at every result until a NaN is found; gives what made it, and the place of that
+/// instruction. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
+/// make the first of that kind.
+pub(super) fn first(
+    loaded: &Loaded,
+    arena: &mut Arena,
+    communicator: Option<&dyn Communicator>,
+) -> Result<Option<(usize, NonFinite)>, DeviceError> {
     let mut infinity = None;
-    for instruction in program.section(Section::Microbatch) {
-        let before =
-            worst(instruction.operands.iter().map(|view| kind_of(view, &arena.read(constants, view))));
-        let steps = match &instruction.kernel {
-            Kernel::Elementwise(chain) if chain.steps.len() > 1 => {
-                steps_of(chain, instruction, constants, arena)
+    let mut nan = None;
+    for (index, instruction) in loaded.program.section(Section::Microbatch).iter().enumerate() {
+        if nan.is_some() {
+            // Other ranks may need what this one has to say in collectives.
+            loaded.issue(arena, instruction, true, communicator)?;
+            continue;
+        }
+        for found in made_by(loaded, arena, instruction, communicator)? {
+            if found.value.is_nan() {
+                nan = Some((index, found));
+                break;
             }
-            _ => vec![],
-        };
-        kernels::run(arena.borrow(constants, instruction, true));
-        let results = instruction.results.iter().map(|view| kind_of(view, &arena.read(constants, view)));
-        let made = (instruction.name(), instruction.origin.clone(), worst(results));
-        let fresh = |kind: Kind| before.is_none_or(|(before, _)| kind > before);
-        for (operator, origin, after) in steps.into_iter().chain([made]) {
-            let Some((kind, value)) = after.filter(|(kind, _)| fresh(*kind)) else { continue };
-            let found = NonFinite { operator, origin, value, infinity: None };
-            match kind {
-                Kind::NaN => return Some(NonFinite { infinity: infinity.map(Box::new), ..found }),
-                Kind::Infinity => drop(infinity.get_or_insert(found)),
-            }
+            infinity.get_or_insert((index, found));
         }
     }
-    infinity
+    let infinity_before = infinity.clone().map(|(_, found)| Box::new(found));
+    Ok(nan.map(|(index, found)| (index, NonFinite { infinity: infinity_before, ..found })).or(infinity))
+}
+
+/// Runs an instruction; gives the numbers that are not finite and of a kind that its operands have none of, in the
+/// order in which it makes them.
+fn made_by(
+    loaded: &Loaded,
+    arena: &mut Arena,
+    instruction: &Instruction,
+    communicator: Option<&dyn Communicator>,
+) -> Result<Vec<NonFinite>, DeviceError> {
+    let worst_of = |arena: &Arena, views: &[View]| {
+        worst(views.iter().map(|view| kind_of(view, &arena.read(&loaded.constants, view))))
+    };
+    let before = worst_of(arena, &instruction.operands);
+    let mut made = match &instruction.kernel {
+        Kernel::Elementwise(chain) if chain.steps.len() > 1 => {
+            steps_of(chain, instruction, loaded, arena, communicator)?
+        }
+        _ => vec![],
+    };
+    loaded.issue(arena, instruction, true, communicator)?;
+    made.push((instruction.name(), instruction.origin.clone(), worst_of(arena, &instruction.results)));
+    let fresh = |kind: Kind| before.is_none_or(|(before, _)| kind > before);
+    let found = |(operator, origin, after): Made| {
+        let (_, value) = after.filter(|(kind, _)| fresh(*kind))?;
+        Some(NonFinite { operator, origin, value, rank: None, infinity: None })
+    };
+    Ok(made.into_iter().filter_map(found).collect())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,7 +97,13 @@ type Made = (String, Arc<str>, Option<(Kind, f64)>);
 
 /// What each step of a chain makes. Runs the chain up to each step in turn,
 /// into memory beside the arena.
-fn steps_of(chain: &Chain, instruction: &Instruction, constants: &Constants, arena: &Arena) -> Vec<Made> {
+fn steps_of(
+    chain: &Chain,
+    instruction: &Instruction,
+    loaded: &Loaded,
+    arena: &Arena,
+    communicator: Option<&dyn Communicator>,
+) -> Result<Vec<Made>, DeviceError> {
     let step = |index: usize| {
         let last = &chain.steps[index];
         let layout = Layout { offset: 0, ..instruction.results[0].layout.clone() };
@@ -84,15 +118,18 @@ fn steps_of(chain: &Chain, instruction: &Instruction, constants: &Constants, are
         };
         let bytes = view.layout.len() * view.dtype.bytes() as usize;
         let mut memory = vec![0u64; bytes.div_ceil(8)];
-        kernels::run(Call {
+        let operands = part.operands.iter().map(|view| Some(arena.span(&loaded.constants, view)));
+        let call = Call {
             instruction: &part,
-            operands: part.operands.iter().map(|view| Some(arena.span(constants, view))).collect(),
+            operands: operands.collect(),
             results: smallvec![&mut bytemuck::cast_slice_mut(&mut memory)[..bytes]],
             scratch: &mut [],
             add: false,
-        });
+            place: loaded.place(communicator),
+        };
+        kernels::run(call, communicator)?;
         let kind = kind_of(&view, &bytemuck::cast_slice(&memory)[..bytes]);
-        (last.op.name().to_string(), last.origin.clone(), kind)
+        Ok((last.op.name().to_string(), last.origin.clone(), kind))
     };
     (0..chain.steps.len()).map(step).collect()
 }

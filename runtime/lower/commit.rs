@@ -40,6 +40,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
             operands: vec![from],
             results: vec![to],
             accumulates: false,
+            parts: None,
             node: due.node,
             origin: due.origin,
         });
@@ -132,7 +133,8 @@ pub(super) fn may_overwrite(draft: &Draft, operand: usize, result: usize) -> boo
     let allowed = match &draft.kernel {
         Kernel::Op(op) => in_place::candidates(op).contains(&(operand, result)),
         Kernel::Elementwise(_) => true,
-        Kernel::Copy | Kernel::Accumulate => false,
+        // Other devices read the operand of a collective while its result is written.
+        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Collective(_) => false,
     };
     allowed && !draft.accumulates && from.layout == to.layout && from.dtype.bytes() == to.dtype.bytes()
 }

@@ -1,16 +1,21 @@
 //! Bytes that never change: constants of the file, equal elements, indices.
 
 use super::draft::{BufferKind, Drafts, Located};
-use crate::layout::Layout;
+use crate::layout::{Layout, Sizes};
 use bytes::Bytes;
 use ir::ops::constant::{Constant, Iota, Splat};
-use ir::{DType, Diagnostic, Node, Tensor, Type, ValueId};
+use ir::{AxisId, DType, Diagnostic, Node, NodeId, Tensor, Type};
 
 impl Drafts<'_> {
     /// A row of the data table.
-    pub(super) fn constant(&mut self, node: &Node, constant: &Constant) -> Result<(), Diagnostic> {
+    pub(super) fn constant(
+        &mut self,
+        id: NodeId,
+        node: &Node,
+        constant: &Constant,
+    ) -> Result<(), Diagnostic> {
         let row = &self.module.data[constant.data];
-        let sizes = self.sizes(node.results[0]);
+        let ty = self.module.ty(node.results[0]);
         let whole = row.bytes().filter(|bytes| row.ty.bytes() == Some(bytes.len() as u64));
         let Some(bytes) = whole.cloned() else {
             let message = format!("the bytes of constant `{}` are not here", row.name);
@@ -18,7 +23,10 @@ impl Drafts<'_> {
                 .at(node.origin.to_string())
                 .note("put the model's external data file beside it"));
         };
-        self.locate_constant(node.results[0], row.ty.dtype, bytes, Layout::dense(&sizes));
+        let sizes: Sizes = ty.sizes().unwrap_or_default().into_iter().map(|size| size as usize).collect();
+        let whole = self.constant_bytes(row.ty.dtype, bytes, Layout::dense(&sizes));
+        let dims: Vec<(usize, &[AxisId])> = (0..ty.ndim()).map(|dim| (dim, ty.sharding.axes(dim))).collect();
+        self.located[node.results[0]] = Some(self.part(whole, &dims, id, node));
         Ok(())
     }
 
@@ -26,27 +34,32 @@ impl Drafts<'_> {
     pub(super) fn splat(&mut self, node: &Node, splat: &Splat) {
         let (dtype, sizes) = (self.module.ty(node.results[0]).dtype, self.sizes(node.results[0]));
         let one = Tensor::splat(dtype, vec![], splat.value.get()).to_bytes();
-        self.locate_constant(node.results[0], dtype, one.into(), Layout::dense(&[]).broadcast(&sizes));
+        let located = self.constant_bytes(dtype, one.into(), Layout::dense(&[]).broadcast(&sizes));
+        self.located[node.results[0]] = Some(located);
     }
 
     /// The indices along one dim, repeated along the others by strides of 0.
-    pub(super) fn iota(&mut self, node: &Node, iota: &Iota) {
-        let (dtype, sizes) = (self.module.ty(node.results[0]).dtype, self.sizes(node.results[0]));
-        let count = sizes[iota.dim as usize];
+    pub(super) fn iota(&mut self, id: NodeId, node: &Node, iota: &Iota) {
+        let (ty, sizes, dim) =
+            (self.module.ty(node.results[0]), self.sizes(node.results[0]), iota.dim as usize);
+        let (dtype, axes) = (ty.dtype, ty.sharding.axes(dim));
+        let count = sizes[dim] * self.module.mesh.size(axes) as usize;
         let indices = 0..count;
         let tensor = if dtype.is_float() {
             Tensor::float(dtype, vec![count], indices.map(|i| i as f64).collect())
         } else {
             Tensor::int(dtype, vec![count], indices.map(|i| i as i64).collect())
         };
+        let whole = self.constant_bytes(dtype, tensor.to_bytes().into(), Layout::dense(&[count]));
+        let part = self.part(whole, &[(0, axes)], id, node);
         let mut line = vec![1; sizes.len()];
-        line[iota.dim as usize] = count;
+        line[dim] = sizes[dim];
         let layout = Layout::dense(&line).broadcast(&sizes);
-        self.locate_constant(node.results[0], dtype, tensor.to_bytes().into(), layout);
+        self.located[node.results[0]] = Some(Located { layout, ..part });
     }
 
-    /// Equal bytes are kept once.
-    fn locate_constant(&mut self, value: ValueId, dtype: DType, bytes: Bytes, layout: Layout) {
+    /// Where these bytes are; equal ones are kept once.
+    fn constant_bytes(&mut self, dtype: DType, bytes: Bytes, layout: Layout) -> Located {
         let known = self.constants.iter().position(|constant| constant.1 == bytes);
         let buffer = known.map(|index| self.constants[index].0).unwrap_or_else(|| {
             let ty = Type::of(dtype, &[bytes.len() as u64 / dtype.bytes()]);
@@ -55,6 +68,6 @@ impl Drafts<'_> {
             self.constants.push((buffer, bytes));
             buffer
         });
-        self.located[value] = Some(Located { buffer, dtype, layout });
+        Located { buffer, dtype, layout }
     }
 }

@@ -3,12 +3,12 @@
 use super::fuse::{self, Item};
 use super::policy::{self, Reads};
 use super::sums::Sum;
-use super::{LowerOptions, select};
+use super::{LowerOptions, ranks, select};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::{DType, Diagnostic, Module, Node, NodeId, Op, ValueId};
+use ir::{DType, Diagnostic, Module, Node, NodeId, Op, Signature, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -55,6 +55,8 @@ pub(super) struct Draft {
     pub(super) operands: Vec<Located>,
     pub(super) results: Vec<Located>,
     pub(super) accumulates: bool,
+    /// Types of the whole tensors, where they count.
+    pub(super) parts: Option<Box<Signature>>,
     pub(super) node: NodeId,
     pub(super) origin: Arc<str>,
 }
@@ -102,8 +104,7 @@ impl<'m> Drafts<'m> {
         let inputs = inputs.map(|(index, place)| (BufferKind::Input(index), place));
         for (kind, (value, name)) in states.chain(inputs) {
             let ty = module.ty(value);
-            let unbound = || Diagnostic::new(format!("`{name}` has unbound dims: {ty}"));
-            let bytes = ty.bytes().ok_or_else(unbound)?;
+            let bytes = ranks::part_bytes(&module.mesh, ty, &format!("`{name}`"))?;
             let layout = Layout::dense(&drafts.sizes(value));
             let buffer = drafts.buffer(kind, bytes);
             drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
@@ -114,9 +115,9 @@ impl<'m> Drafts<'m> {
         Ok(drafts)
     }
 
-    /// Bound sizes of a value.
+    /// Bound sizes of a device's part of a value.
     pub(super) fn sizes(&self, value: ValueId) -> Sizes {
-        let sizes = self.module.ty(value).sizes().unwrap_or_default();
+        let sizes = self.module.ty(value).local(&self.module.mesh).unwrap_or_default();
         sizes.into_iter().map(|size| size as usize).collect()
     }
 
@@ -138,7 +139,7 @@ impl<'m> Drafts<'m> {
     }
 
     /// Where a value is, in a layout that the reader takes: copied if need be.
-    fn operand(
+    pub(super) fn operand(
         &mut self,
         value: ValueId,
         reads: Reads,
@@ -173,6 +174,7 @@ impl<'m> Drafts<'m> {
             operands: vec![from],
             results: vec![to.clone()],
             accumulates: false,
+            parts: None,
             node,
             origin,
         });
@@ -187,10 +189,11 @@ impl<'m> Drafts<'m> {
             Item::Node(id) => {
                 let node = module.node(*id);
                 match &node.op {
-                    Op::Constant(constant) => self.constant(node, constant)?,
+                    Op::Constant(constant) => self.constant(*id, node, constant)?,
                     Op::Splat(splat) => self.splat(node, splat),
-                    Op::Iota(iota) => self.iota(node, iota),
+                    Op::Iota(iota) => self.iota(*id, node, iota),
                     Op::Accumulate(_) => return self.accumulate(node),
+                    Op::Collective(collective) => return self.collective(*id, node, *collective),
                     _ if self.summed_views.contains(*id) => return Ok(()),
                     Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
                         let located = self.locate(node.operands[0])?;
@@ -247,12 +250,15 @@ impl<'m> Drafts<'m> {
         }
         let direct = policy::can_accumulate(&node.op)
             && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
+        let signature = self.module.signature(node);
+        let is_split = signature.operands.iter().chain(&signature.results).any(|ty| !ty.sharding.is_whole());
         self.instructions.push(Draft {
             section: node.phase.into(),
             kernel: Kernel::Op(node.op.clone()),
             operands,
             results: results.clone(),
             accumulates: direct,
+            parts: (is_split && policy::depends_on_position(&node.op)).then(|| Box::new(signature)),
             node: id,
             origin: node.origin.clone(),
         });
@@ -321,6 +327,7 @@ impl<'m> Drafts<'m> {
             operands,
             results: results.clone(),
             accumulates: false,
+            parts: None,
             node: last,
             origin: module.node(last).origin.clone(),
         });

@@ -1,8 +1,10 @@
-//! Lowering: from a module to the program a device runs.
+//! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
+//! parts of the tensors.
 //!
 //! In order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains;
 //! `draft` writes instructions over buffers without addresses (views cost nothing, `policy` says which kernel
-//! reads which layout, `constants` makes the bytes that never change); `commit` brings new state values into the
+//! reads which layout, `constants` makes the bytes that never change, `ranks` says what devices exchange); `commit`
+//! brings new state values into the
 //! states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
 mod commit;
@@ -11,6 +13,7 @@ mod draft;
 mod fuse;
 mod place;
 mod policy;
+mod ranks;
 mod select;
 mod sums;
 
@@ -59,11 +62,8 @@ fn check(module: &Module, options: &LowerOptions) -> Result<(), Diagnostic> {
     for (_, node) in module.nodes() {
         for &value in node.results.iter().chain(&node.operands) {
             let ty = module.ty(value);
-            if ty.bytes().and_then(|bytes| isize::try_from(bytes).ok()).is_none() {
-                let message = format!("a value of `{}` cannot be laid out: {ty}", node.op.name());
-                let note = "bind unbound dims with --bind NAME=SIZE; sizes must fit the address space";
-                return Err(Diagnostic::new(message).at(node.origin.to_string()).note(note));
-            }
+            ranks::part_bytes(&module.mesh, ty, &format!("a value of `{}`", node.op.name()))
+                .map_err(|error| error.at(node.origin.to_string()))?;
         }
     }
     Ok(())

@@ -10,7 +10,8 @@ use crate::program::{
 };
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
-use ir::{DType, Diagnostic};
+use ir::text::type_text;
+use ir::{DType, Diagnostic, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -37,6 +38,7 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
             scratch: scratch.as_ref().map(view),
             in_place: shared_places(&drafts.buffers, draft)?,
             accumulates: draft.accumulates,
+            parts: draft.parts.clone(),
             node: draft.node,
             origin: draft.origin.clone(),
         });
@@ -61,6 +63,7 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
         constants.map(|(buffer, bytes)| ConstantSlot { base: addresses[*buffer], bytes: bytes.clone() });
     let mut program = Program {
         name: module.name.clone(),
+        mesh: module.mesh.clone(),
         inputs: inputs.collect(),
         outputs: outputs.collect(),
         states: states.collect(),
@@ -267,10 +270,16 @@ fn addresses(
 fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, Diagnostic> {
     let state =
         drafts.module.states.values().nth(index).expect("buffers of states come from the state table");
-    let found = other.states.iter().find(|slot| slot.name == state.name && slot.ty.same_shape(&state.ty));
+    let mesh = &drafts.module.mesh;
+    let same_parts = |ty: &Type| {
+        ty.same_shape(&state.ty)
+            && (0..ty.ndim()).all(|dim| ty.sharding.axes(dim) == state.ty.sharding.axes(dim))
+            && other.mesh == *mesh
+    };
+    let found = other.states.iter().find(|slot| slot.name == state.name && same_parts(&slot.ty));
     found.map(|slot| slot.view.base).ok_or_else(|| {
-        let message =
-            format!("the program `{}` has no state `{}` of type {}", other.name, state.name, state.ty);
+        let ty = type_text(mesh, &state.ty);
+        let message = format!("the program `{}` has no state `{}` of type {ty}", other.name, state.name);
         Diagnostic::new(message).note("programs that share states must come from one module")
     })
 }

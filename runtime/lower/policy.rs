@@ -76,6 +76,18 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
     }
 }
 
+/// Whether what the kernel of an operator computes depends on where in the whole tensors its parts lie.
+pub(super) fn depends_on_position(op: &Op) -> bool {
+    match op {
+        // Indices count along the whole dim.
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherGrad(_) | Op::CrossEntropyGrad(_) => true,
+        // A query sees the keys up to its own place.
+        Op::Attention(attention) => attention.causal,
+        Op::AttentionGrad(attention) => attention.causal,
+        _ => false,
+    }
+}
+
 /// The layout in which the kernel of an operator writes result `index`.
 pub(super) fn result_layout(op: &Op, index: usize, operands: &[Layout], sizes: &[usize]) -> Layout {
     match op {

@@ -64,6 +64,7 @@ impl Drafts<'_> {
                 operands: vec![from],
                 results: vec![to.clone()],
                 accumulates: true,
+                parts: None,
                 node,
                 origin: self.module.node(node).origin.clone(),
             });

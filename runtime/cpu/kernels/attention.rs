@@ -28,6 +28,8 @@ pub(super) struct Scores<'a, S: Float> {
     /// Query heads that share a key-value head.
     pub(super) group: usize,
     pub(super) queries: usize,
+    /// The place among all queries of the first.
+    first: usize,
     pub(super) keys: usize,
     /// Of queries and keys.
     pub(super) width: usize,
@@ -85,18 +87,18 @@ impl<'a, S: Float> Scores<'a, S> {
             Mask { bytes, dtype: view.dtype, layout }
         });
         let (group, value_width) = (heads / groups.max(1), v.layout.sizes[3]);
-        let scale = <S::Real>::of(scale);
-        Self { q, k, v, mask, scale, causal, heads, group, queries, keys, width, value_width }
+        let (scale, first) = (<S::Real>::of(scale), call.operand_span(0, 2).start as usize);
+        Self { q, k, v, mask, scale, causal, heads, group, queries, first, keys, width, value_width }
     }
 
     /// How many keys a block of queries sees.
     pub(super) fn keys_of(&self, block: &Range<usize>) -> usize {
-        if self.causal { block.end.min(self.keys) } else { self.keys }
+        if self.causal { (self.first + block.end).min(self.keys) } else { self.keys }
     }
 
     /// How many keys, of those its block sees, a query sees.
     pub(super) fn keys_of_query(&self, query: usize, keys: usize) -> usize {
-        if self.causal { (query + 1).min(keys) } else { keys }
+        if self.causal { (self.first + query + 1).min(keys) } else { keys }
     }
 
     /// The scaled and masked scores of a block of queries, row-major with a row of `keys_of(block)` each. Past what a

@@ -6,7 +6,7 @@ use crate::cpu::element::{with_float, with_width};
 use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
-use crate::program::View;
+use crate::program::{Part, View};
 use rayon::prelude::*;
 
 /// Elements a task moves at a time.
@@ -18,6 +18,21 @@ pub(super) fn run(mut call: Call) {
     with_width!(call.dtype().bytes(), T => {
         let Source { elements, layout } = call.source::<T>(0);
         let walk = Walk::new(&layout, &order);
+        for_blocks(call.take_result::<T>(), |start, out| walk.load(elements, start, out));
+    });
+}
+
+/// The part of the operand that is this device's.
+pub(super) fn part(part: &Part, mut call: Call) {
+    let place = call.place;
+    with_width!(call.dtype().bytes(), T => {
+        let Source { elements, mut layout } = call.source::<T>(0);
+        for (dim, axes) in &part.dims {
+            let size = call.result_view(0).layout.sizes[*dim];
+            let start = place.mesh.place(place.rank, axes) as i64 * size as i64;
+            layout = layout.slice(*dim, start, 1, size);
+        }
+        let walk = Walk::row_major(&layout);
         for_blocks(call.take_result::<T>(), |start, out| walk.load(elements, start, out));
     });
 }

@@ -4,12 +4,19 @@ use super::PARALLEL;
 use crate::cpu::call::Call;
 use crate::cpu::element::{with_float, with_width};
 use crate::cpu::storage::{Float, Scratch};
+use ir::Span;
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use rayon::prelude::*;
 
 /// The element that an index reads, in a dim of that size.
 fn element(index: i64, size: usize) -> Option<usize> {
-    let index = if index < 0 { index.checked_add(size as i64)? } else { index };
+    element_of_part(index, Span { start: 0, size: size as u64 }, size)
+}
+
+/// The element that an index into a dim reads of a part of that size; none if it is another device's.
+fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
+    let index = if index < 0 { index.checked_add(span.size as i64)? } else { index };
+    let index = index.checked_sub(span.start as i64)?;
     usize::try_from(index).ok().filter(|&index| index < size)
 }
 
@@ -17,12 +24,13 @@ pub(super) fn gather(op: &Gather, mut call: Call) {
     let sizes = &call.operand_view(0).layout.sizes;
     let dim = op.dim as usize;
     let width = sizes[dim + 1..].iter().product::<usize>() * call.dtype().bytes() as usize;
+    let span = call.operand_span(0, dim);
     let indices = call.integers(1);
     let data = call.dense::<u8>(0);
     let [result] = call.take_results();
     let read = |(position, out): (usize, &mut [u8])| {
         let (outer, index) = (position / indices.len(), indices[position % indices.len()]);
-        match element(index, sizes[dim]) {
+        match element_of_part(index, span, sizes[dim]) {
             Some(index) => out.copy_from_slice(&data[(outer * sizes[dim] + index) * width..][..width]),
             None => out.fill(0),
         }
@@ -35,7 +43,10 @@ pub(super) fn gather_grad(op: &GatherGrad, mut call: Call) {
     let sizes = &call.result_view(0).layout.sizes;
     let dim = op.dim as usize;
     let (size, width) = (sizes[dim], sizes[dim + 1..].iter().product());
-    let indices = call.integers(0);
+    let span = call.result_span(0, dim);
+    // The rows of this device; an index that is none of them is past the end.
+    let row = |index: &i64| element_of_part(*index, span, size).map_or(size as i64, |row| row as i64);
+    let indices: Vec<i64> = call.integers(0).iter().map(row).collect();
     let add = call.add;
     with_float!(call.dtype(), T => {
         let updates = call.dense::<T>(1);
@@ -78,13 +89,15 @@ pub(super) fn gather_elements(op: &GatherElements, mut call: Call) {
     let size = call.operand_view(0).layout.sizes[dim];
     let sizes = &call.result_view(0).layout.sizes;
     let (along, inner): (usize, usize) = (sizes[dim], sizes[dim + 1..].iter().product());
+    let span = call.operand_span(0, dim);
     let indices = call.integers(1);
     with_width!(call.dtype().bytes(), T => {
         let data = call.dense::<T>(0);
         let result = call.take_result::<T>();
         for (i, (out, &index)) in result.iter_mut().zip(&indices).enumerate() {
             let (outer, column) = (i / (along * inner), i % inner);
-            *out = element(index, size).map_or(0, |index| data[(outer * size + index) * inner + column]);
+            let index = element_of_part(index, span, size);
+            *out = index.map_or(0, |index| data[(outer * size + index) * inner + column]);
         }
     });
 }

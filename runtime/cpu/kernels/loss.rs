@@ -52,23 +52,28 @@ vectorized! {
 
 pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
     let classes = classes(&call);
+    // Labels count all classes, of which this device may have a part.
+    let span = call.operand_span(0, call.operand_view(0).layout.sizes.len() - 1);
+    let (all, first) = (span.size as usize, span.start as usize);
     let labels = call.integers(1);
     let smoothing = op.label_smoothing.get();
     with_float!(call.dtype(), S => {
         type T = <S as Float>::Real;
         let (logits, logsumexps) = (call.dense_or_in_place::<S>(0), call.dense::<T>(2));
         let factor = call.scalar::<T>(3);
-        let uniform = T::of(smoothing / classes as f64);
+        let uniform = T::of(smoothing / all as f64);
         let rows = call.take_result::<S>().par_chunks_exact_mut(classes).zip(&labels).zip(logsumexps).enumerate();
         let rows = rows.with_min_len((PARALLEL / 16 / classes).max(1));
         rows.for_each_init(Scratch::new, |scratch, (i, ((row, &label), &total))| {
-            let Some(class) = class(label, op.ignore_index, classes) else { return row.fill(S::narrow(0.0)) };
+            let Some(class) = class(label, op.ignore_index, all) else { return row.fill(S::narrow(0.0)) };
             if let Some(logits) = logits {
                 row.copy_from_slice(&logits[i * classes..(i + 1) * classes]);
             }
             scratch.update(row, |row| {
                 gradient_row(row, total, uniform, factor);
-                row[class] -= factor * T::of(1.0 - smoothing);
+                if let Some(target) = class.checked_sub(first).and_then(|class| row.get_mut(class)) {
+                    *target -= factor * T::of(1.0 - smoothing);
+                }
             });
         });
     });

@@ -5,6 +5,7 @@ mod attention_grad;
 mod contract;
 pub(super) mod copy;
 mod elementwise;
+mod exchange;
 mod indexing;
 mod loss;
 mod norm;
@@ -15,6 +16,7 @@ mod shape;
 mod softmax;
 
 use super::call::Call;
+use crate::comm::{CommError, Communicator};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel};
 use ir::Op;
 use smallvec::smallvec;
@@ -22,17 +24,20 @@ use smallvec::smallvec;
 /// Below this number of elements a second thread costs more than it brings.
 const PARALLEL: usize = 1 << 15;
 
-/// Runs an instruction.
-pub(super) fn run(call: Call) {
+/// Runs an instruction. Errors: a collective that did not happen.
+pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result<(), CommError> {
     if call.results.iter().all(|result| result.is_empty()) {
-        return;
+        return Ok(());
     }
     match &call.instruction.kernel {
         Kernel::Op(op) => run_operator(op, call),
         Kernel::Elementwise(chain) => elementwise::run(chain, call),
         Kernel::Copy => copy::run(call),
         Kernel::Accumulate => copy::accumulate(call),
+        Kernel::Part(part) => copy::part(part, call),
+        Kernel::Collective(exchange) => return exchange::run(exchange, call, communicator),
     }
+    Ok(())
 }
 
 fn run_operator(op: &Op, call: Call) {
@@ -65,7 +70,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
             elementwise::run(&single(op, &call), call);
         }
-        // Lowering makes views of these; what it copies it copies as `Kernel::Copy`.
+        // Lowering makes views of these; what it copies it copies as `Kernel::Copy`. On one device collectives are
+        // nothing; on several they are `Kernel::Part` and `Kernel::Collective`.
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
             copy::run(call)
         }

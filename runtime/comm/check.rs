@@ -1,0 +1,156 @@
+//! The static check: the programs of all ranks issue the same collectives in the same order, so that no rank waits for
+//! one that never comes.
+//!
+//! Each section is walked through as the ranks will run it: a group whose members all stand at a collective of that
+//! group goes on together, if they agree on what it is. When nobody can go on and somebody has not come to the end,
+//! the programs would stand still there. Ranks run sections in step, so the order between sections is not in question.
+
+use crate::program::{Exchange, Instruction, Kernel, Program, Section, View};
+use ir::Diagnostic;
+use std::fmt;
+
+/// Proves that ranks can run these programs, one for each, together.
+///
+/// # Errors
+/// Another mesh, or another number of devices; collectives that differ, are missing, or wait for each other in a
+/// circle: with both sides.
+pub fn check(programs: &[&Program]) -> Result<(), Diagnostic> {
+    let Some(first) = programs.first() else { return Ok(()) };
+    if let Some(rank) = programs.iter().position(|program| program.mesh != first.mesh) {
+        let (other, mesh) = (&programs[rank].mesh, &first.mesh);
+        return Err(Diagnostic::new(format!("rank {rank} runs on the mesh {other}, rank 0 on {mesh}")));
+    }
+    if first.mesh.devices() != programs.len() as u64 {
+        let (mesh, devices, count) = (&first.mesh, first.mesh.devices(), programs.len());
+        return Err(Diagnostic::new(format!(
+            "the mesh {mesh} has {devices} devices; there are {count} ranks"
+        )));
+    }
+    Section::ALL.into_iter().try_for_each(|(section, name)| {
+        let ranks = programs.iter().map(|program| issued(program, section)).collect();
+        Walk { programs, section: name, ranks, next: vec![0; programs.len()] }.run()
+    })
+}
+
+/// A collective in a program.
+#[derive(Clone, Copy)]
+struct Issued<'p> {
+    index: usize,
+    instruction: &'p Instruction,
+    exchange: &'p Exchange,
+}
+
+fn issued(program: &Program, section: Section) -> Vec<Issued<'_>> {
+    let collective = |(index, instruction)| match instruction {
+        &Instruction { kernel: Kernel::Collective(ref exchange), .. } => {
+            Some(Issued { index, instruction, exchange })
+        }
+        _ => None,
+    };
+    program.section(section).iter().enumerate().filter_map(collective).collect()
+}
+
+/// What ranks must agree on: dims and types, not places.
+impl PartialEq for Issued<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        let shape = |views: &[View]| -> Vec<_> {
+            views.iter().map(|view| (view.dtype, view.layout.sizes.clone())).collect()
+        };
+        let shapes =
+            |issued: &Self| (shape(&issued.instruction.operands), shape(&issued.instruction.results));
+        self.exchange == other.exchange && shapes(self) == shapes(other)
+    }
+}
+
+/// `` `all_reduce` sum over [axis0] of f32[4, 8] (microbatch instruction 7, node "/h.0/mlp" (Gemm, opset 20)) ``
+struct Told<'p>(Issued<'p>, &'static str);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Issued { index, instruction, exchange } = self.0;
+        let operand = |view: &View| format!("{}{:?}", view.dtype, view.layout.sizes.as_slice());
+        let operands: Vec<_> = instruction.operands.iter().map(operand).collect();
+        write!(f, "`{}`{exchange} of {}", instruction.name(), operands.join(", "))?;
+        write!(f, " ({} instruction {index}", self.1)?;
+        if !instruction.origin.is_empty() {
+            write!(f, ", {}", instruction.origin)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The ranks on their way through a section.
+struct Walk<'p> {
+    programs: &'p [&'p Program],
+    section: &'static str,
+    /// What each issues.
+    ranks: Vec<Vec<Issued<'p>>>,
+    /// How many of those each is past.
+    next: Vec<usize>,
+}
+
+impl<'p> Walk<'p> {
+    fn run(mut self) -> Result<(), Diagnostic> {
+        let mut moved: Vec<usize> = (0..self.ranks.len()).rev().collect();
+        while let Some(rank) = moved.pop() {
+            let Some(group) = self.group(rank) else { continue };
+            if group.iter().any(|&member| self.group(member).as_ref() != Some(&group)) {
+                continue; // the last to come looks again
+            }
+            if let Some(&other) = group.iter().find(|&&member| self.at(member) != self.at(group[0])) {
+                return Err(self.different(group[0], other));
+            }
+            group.iter().for_each(|&member| self.next[member] += 1);
+            moved.extend(group.iter().rev());
+        }
+        match (0..self.ranks.len()).find(|&rank| self.at(rank).is_some()) {
+            Some(rank) => Err(self.stuck(rank)),
+            None => Ok(()),
+        }
+    }
+
+    /// What a rank issues next.
+    fn at(&self, rank: usize) -> Option<Issued<'p>> {
+        self.ranks[rank].get(self.next[rank]).copied()
+    }
+
+    /// The ranks that a rank waits for next, with itself.
+    fn group(&self, rank: usize) -> Option<Vec<usize>> {
+        let axes = &self.at(rank)?.exchange.axes;
+        let group = self.programs[rank].mesh.group(rank as u64, axes);
+        Some(group.into_iter().map(|rank| rank as usize).collect())
+    }
+
+    fn told(&self, rank: usize) -> String {
+        self.at(rank).map_or_else(
+            || format!("rank {rank} has come to the end of {}", self.section),
+            |issued| format!("rank {rank} issues {}", Told(issued, self.section)),
+        )
+    }
+
+    fn different(&self, first: usize, second: usize) -> Diagnostic {
+        let message = format!("rank {first} and rank {second} issue different collectives to each other");
+        self.diagnostic(message, first, second)
+    }
+
+    fn stuck(&self, rank: usize) -> Diagnostic {
+        let group = self.group(rank).unwrap_or_default();
+        let here = |member: usize| self.group(member).as_ref() == Some(&group);
+        let other = group.iter().copied().find(|&member| !here(member)).unwrap_or(rank);
+        let message = match self.group(other) {
+            None => {
+                format!("rank {rank} would wait for ever for rank {other}, which issues too few collectives")
+            }
+            Some(others) => format!(
+                "rank {rank} would wait for ever for rank {other}, which waits for the ranks {others:?}: they issue \
+                 collectives in different orders"
+            ),
+        };
+        self.diagnostic(message, rank, other)
+    }
+
+    fn diagnostic(&self, message: String, first: usize, second: usize) -> Diagnostic {
+        let note = "this is a bug: every rank must issue the same collectives in the same order";
+        Diagnostic::new(message).note(self.told(first)).note(self.told(second)).note(note)
+    }
+}

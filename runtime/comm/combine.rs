@@ -1,0 +1,158 @@
+//! Sums, largest and smallest elements of several ranks' parts.
+
+use ir::{DType, PartialKind};
+
+/// Elements combined while they are in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// An element type, and the type it is combined in.
+trait Element: bytemuck::Pod {
+    type Wide: Copy + Default;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn sum(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+}
+
+macro_rules! floats {
+    ($($ty:ty as $wide:ty, $widen:expr, $narrow:expr);* $(;)?) => { $(
+        impl Element for $ty {
+            type Wide = $wide;
+            fn widen(self) -> $wide {
+                $widen(self)
+            }
+            fn narrow(wide: $wide) -> Self {
+                $narrow(wide)
+            }
+            fn sum(a: $wide, b: $wide) -> $wide {
+                a + b
+            }
+            /// NaN if one is, as the operator `max`.
+            fn max(a: $wide, b: $wide) -> $wide {
+                if a > b || a.is_nan() { a } else { b }
+            }
+            fn min(a: $wide, b: $wide) -> $wide {
+                if a < b || a.is_nan() { a } else { b }
+            }
+        }
+    )* };
+}
+floats! {
+    f64 as f64, |x| x, |x| x;
+    f32 as f32, |x| x, |x| x;
+    half::f16 as f32, half::f16::to_f32, half::f16::from_f32;
+    half::bf16 as f32, half::bf16::to_f32, half::bf16::from_f32;
+}
+
+macro_rules! integers {
+    ($($ty:ty),*) => { $(
+        impl Element for $ty {
+            type Wide = $ty;
+            fn widen(self) -> $ty {
+                self
+            }
+            fn narrow(wide: $ty) -> Self {
+                wide
+            }
+            fn sum(a: $ty, b: $ty) -> $ty {
+                a.wrapping_add(b)
+            }
+            fn max(a: $ty, b: $ty) -> $ty {
+                a.max(b)
+            }
+            fn min(a: $ty, b: $ty) -> $ty {
+                a.min(b)
+            }
+        }
+    )* };
+}
+integers!(i64, i32, i16, i8, u64, u32, u16, u8);
+
+/// `out = parts[0] ∘ parts[1] ∘ …`, from left to right, each of the same length in bytes.
+pub(super) fn combine(dtype: DType, kind: PartialKind, parts: &[&[u8]], out: &mut [u8]) {
+    match dtype {
+        DType::F64 => combine_by::<f64>(kind, parts, out),
+        DType::F32 => combine_by::<f32>(kind, parts, out),
+        DType::F16 => combine_by::<half::f16>(kind, parts, out),
+        DType::BF16 => combine_by::<half::bf16>(kind, parts, out),
+        DType::I64 => combine_by::<i64>(kind, parts, out),
+        DType::I32 => combine_by::<i32>(kind, parts, out),
+        DType::I16 => combine_by::<i16>(kind, parts, out),
+        DType::I8 => combine_by::<i8>(kind, parts, out),
+        DType::U64 => combine_by::<u64>(kind, parts, out),
+        DType::U32 => combine_by::<u32>(kind, parts, out),
+        DType::U16 => combine_by::<u16>(kind, parts, out),
+        // Of a bool at most one part is not zero where parts are added.
+        DType::U8 | DType::Bool => combine_by::<u8>(kind, parts, out),
+    }
+}
+
+fn combine_by<T: Element>(kind: PartialKind, parts: &[&[u8]], out: &mut [u8]) {
+    match kind {
+        PartialKind::Sum => fold::<T>(parts, out, T::sum),
+        PartialKind::Max => fold::<T>(parts, out, T::max),
+        PartialKind::Min => fold::<T>(parts, out, T::min),
+    }
+}
+
+fn fold<T: Element>(parts: &[&[u8]], out: &mut [u8], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    let Some((first, rest)) = parts.split_first() else { return };
+    let elements = |bytes: &[u8]| bytes.len() / size_of::<T>();
+    let mut wide = [T::Wide::default(); BLOCK];
+    for start in (0..elements(out)).step_by(BLOCK) {
+        let end = (start + BLOCK).min(elements(out));
+        let here = start * size_of::<T>()..end * size_of::<T>();
+        let wide = &mut wide[..end - start];
+        each::<T>(&first[here.clone()], wide, |_, x| x);
+        for part in rest {
+            each::<T>(&part[here.clone()], wide, &combine);
+        }
+        let out: &mut [T] = bytemuck::cast_slice_mut(&mut out[here]);
+        out.iter_mut().zip(wide).for_each(|(out, &mut x)| *out = T::narrow(x));
+    }
+}
+
+/// `wide = combine(wide, part)`, element by element.
+fn each<T: Element>(part: &[u8], wide: &mut [T::Wide], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) {
+    let part: &[T] = bytemuck::cast_slice(part);
+    wide.iter_mut().zip(part).for_each(|(wide, x)| *wide = combine(*wide, x.widen()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::{Tensor, Type};
+
+    fn combined(dtype: DType, kind: PartialKind, parts: &[&[f64]]) -> Vec<f64> {
+        let bytes = |x: &&[f64]| Tensor::float(dtype, vec![x.len()], x.to_vec()).to_bytes();
+        let parts: Vec<Vec<u8>> = parts.iter().map(bytes).collect();
+        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        let mut out = vec![0; parts[0].len()];
+        combine(dtype, kind, &parts, &mut out);
+        let ty = Type::of(dtype, &[out.len() as u64 / dtype.bytes()]);
+        Tensor::from_bytes(&ty, &out).unwrap().numbers()
+    }
+
+    #[test]
+    fn sums_of_half_types_are_rounded_once() {
+        // In bf16 256 + 1 is 256; three of them in a row would be lost.
+        let parts: [&[f64]; 4] = [&[256.0], &[1.0], &[1.0], &[1.0]];
+        assert_eq!(combined(DType::BF16, PartialKind::Sum, &parts), [260.0]);
+        assert_eq!(combined(DType::F16, PartialKind::Sum, &[&[2048.0], &[1.0], &[1.0]]), [2050.0]);
+    }
+    #[test]
+    fn the_largest_of_a_nan_is_one_wherever_it_stands() {
+        let max = |parts: &[&[f64]]| combined(DType::F32, PartialKind::Max, parts);
+        assert_eq!(max(&[&[1.0, -2.0], &[0.5, -1.0]]), [1.0, -1.0]);
+        assert!(max(&[&[f64::NAN, 1.0], &[1.0, f64::NAN]]).iter().all(|x| x.is_nan()));
+        assert_eq!(combined(DType::F64, PartialKind::Min, &[&[1.0], &[-3.0], &[2.0]]), [-3.0]);
+    }
+
+    #[test]
+    fn blocks_longer_than_the_cache_are_combined_to_the_end() {
+        let parts = [1.0, 2.0].map(|x| vec![x; 2 * BLOCK + 3]);
+        let sum = combined(DType::F64, PartialKind::Sum, &[&parts[0], &parts[1]]);
+        assert_eq!(sum, vec![3.0; 2 * BLOCK + 3]);
+    }
+}

@@ -1,0 +1,34 @@
+//! Bytes that one rank lets others read: the one place of the communicator where a borrow crosses threads.
+
+use std::marker::PhantomData;
+
+/// A slice whose borrow the compiler does not follow. [`super::meeting`] keeps the promise that [`Lent::get`] needs:
+/// no rank leaves a collective before all have stopped reading.
+pub(super) struct Lent {
+    start: *const u8,
+    len: usize,
+    bytes: PhantomData<*const [u8]>,
+}
+
+// SAFETY: a `Lent` is a shared slice of bytes; those may be read from any thread, by several at once.
+#[allow(unsafe_code)]
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    pub(super) fn new(bytes: &[u8]) -> Self {
+        Self { start: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The slice that was lent is still borrowed, and stays so until the result is gone.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn get<'a>(&self) -> &'a [u8] {
+        // SAFETY: pointer and length come from a slice, which by the caller's promise is still borrowed.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+}

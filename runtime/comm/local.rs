@@ -1,0 +1,255 @@
+//! Ranks as threads of one process: each reads the others' operands where they are, and writes its own result alone.
+
+use super::block::{self, Block};
+use super::combine::combine;
+use super::meeting::{Inside, World};
+use super::{CommError, Communicator, Exchanged, Terms};
+use ir::{DType, PartialKind};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The ranks of this process, from 0.
+#[derive(Clone)]
+pub struct Local {
+    world: Arc<World>,
+    ranks: u64,
+}
+
+/// One of them.
+pub struct LocalRank {
+    world: Arc<World>,
+    rank: u64,
+}
+
+/// A rank at work. Dropping it says that the rank has done all it will do, so that who waits for it gets an error; if
+/// that is because of a panic, all ranks end.
+pub struct AtWork {
+    world: Arc<World>,
+    rank: u64,
+}
+
+impl Local {
+    /// So many ranks.
+    pub fn new(ranks: u64) -> Self {
+        Self { world: Arc::new(World::new(ranks)), ranks }
+    }
+
+    /// What a rank communicates through.
+    pub fn communicator(&self, rank: u64) -> LocalRank {
+        LocalRank { world: self.world.clone(), rank }
+    }
+
+    /// Puts all ranks to work, each on a thread of its own. To be called when none is.
+    pub fn begin(&self) -> Vec<AtWork> {
+        self.world.begin();
+        (0..self.ranks).map(|rank| AtWork { world: self.world.clone(), rank }).collect()
+    }
+}
+
+impl AtWork {
+    /// Which rank this is.
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// Ends all ranks with this one's failure: those that wait, and those that will.
+    pub fn fail(self) {
+        self.world.end(self.rank);
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.world.end(self.rank);
+        }
+        self.world.leave(self.rank);
+    }
+}
+
+impl Communicator for LocalRank {
+    fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let terms = Terms::of("all_reduce", Some(kind), tensors);
+        let (dtypes, operands, results) = apart(tensors);
+        let order = by_rank(group);
+        self.world.meet(self.rank, group, terms, &operands, |inside| {
+            if results.iter().map(|result| result.len()).sum::<usize>() <= SMALL {
+                for (i, result) in results.into_iter().enumerate() {
+                    combine(dtypes[i], kind, &in_order(&inside.lent(i), &order), result);
+                }
+                return Ok(());
+            }
+            by_shares(inside, kind, &order, &dtypes, results)
+        })?
+    }
+
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.put_together("all_gather", group, tensors)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let terms = Terms::of("reduce_scatter", Some(kind), tensors);
+        let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
+        let (dtypes, operands, results) = apart(tensors);
+        let order = by_rank(group);
+        self.world.meet(self.rank, group, terms, &operands, |inside| {
+            for (i, result) in results.into_iter().enumerate() {
+                let (shape, width) = (&shapes[i], dtypes[i].bytes() as usize);
+                let parts = in_order(&inside.lent(i), &order);
+                let (mine, all) = (shape.share(inside.place()), Block::all(&shape.part));
+                block::for_runs(&shape.part, [&mine, &all], |[from, to], len| {
+                    let runs: Vec<&[u8]> =
+                        parts.iter().map(|part| &part[from * width..][..len * width]).collect();
+                    combine(dtypes[i], kind, &runs, &mut result[to * width..][..len * width]);
+                });
+            }
+        })
+    }
+
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.put_together("all_to_all", group, tensors)
+    }
+}
+
+impl LocalRank {
+    /// From every rank its part, or this rank's share of it, one after the other.
+    fn put_together(
+        &self,
+        name: &'static str,
+        group: &[u64],
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let terms = Terms::of(name, None, tensors);
+        let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
+        let (dtypes, operands, results) = apart(tensors);
+        self.world.meet(self.rank, group, terms, &operands, |inside| {
+            for (i, result) in results.into_iter().enumerate() {
+                let (shape, width) = (&shapes[i], dtypes[i].bytes() as usize);
+                let mine = shape.share(inside.place());
+                for (place, part) in inside.lent(i).into_iter().enumerate() {
+                    let target = (&mut *result, &shape.place(place, group.len()));
+                    block::copy(&shape.part, width, (part, &mine), target);
+                }
+            }
+        })
+    }
+}
+
+/// Below this number of bytes of all tensors together every rank combines everything by itself: waiting once more for
+/// the others would take longer. The bits are the same.
+const SMALL: usize = 1 << 14;
+
+/// An all_reduce as what it is: every rank combines its share, and then takes the others' from them.
+fn by_shares<'a>(
+    inside: &Inside<'_, 'a>,
+    kind: PartialKind,
+    order: &[usize],
+    dtypes: &[DType],
+    results: Vec<&'a mut [u8]>,
+) -> Result<(), CommError> {
+    let (place, count) = (inside.place(), order.len());
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    for (i, result) in results.into_iter().enumerate() {
+        let share = share(result.len(), dtypes[i], place, count);
+        let (before, rest) = result.split_at_mut(share.start);
+        let (mine, after) = rest.split_at_mut(share.len());
+        let parts = inside.lent(i);
+        let parts: Vec<&[u8]> = order.iter().map(|&place| &parts[place][share.clone()]).collect();
+        combine(dtypes[i], kind, &parts, mine);
+        own.push(&*mine);
+        others.push((before, share.end, after));
+    }
+    let shared = inside.share(&own)?;
+    for (i, (before, end, after)) in others.into_iter().enumerate() {
+        for (other, shares) in shared.iter().enumerate().filter(|(other, _)| *other != place) {
+            let share = share(end + after.len(), dtypes[i], other, count);
+            let to = if other < place {
+                &mut before[share]
+            } else {
+                &mut after[share.start - end..share.end - end]
+            };
+            to.copy_from_slice(shares[i]);
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a place's share of a tensor: whole elements, as equal as can be.
+fn share(bytes: usize, dtype: DType, place: usize, count: usize) -> Range<usize> {
+    let width = dtype.bytes() as usize;
+    let at = |place: usize| (bytes / width) * place / count * width;
+    at(place)..at(place + 1)
+}
+
+/// The sizes that a tensor's parts have in a collective.
+struct Shape {
+    before: Vec<usize>,
+    /// What goes from one rank to another.
+    part: Vec<usize>,
+    gathered: Option<usize>,
+    split: Option<usize>,
+}
+
+impl Shape {
+    fn of(tensor: &Exchanged, count: usize) -> Self {
+        let mut part = tensor.sizes.to_vec();
+        if let Some(dim) = tensor.split {
+            part[dim] /= count;
+        }
+        Self { before: tensor.sizes.to_vec(), part, gathered: tensor.gathered, split: tensor.split }
+    }
+
+    /// What a place gets of every part.
+    fn share(&self, place: usize) -> Block {
+        self.split.map_or_else(
+            || Block::all(&self.before),
+            |dim| Block::from(&self.before, dim, place * self.part[dim]),
+        )
+    }
+
+    /// Where that of a place goes.
+    fn place(&self, place: usize, count: usize) -> Block {
+        let Some(dim) = self.gathered else { return Block::all(&self.part) };
+        let mut after = self.part.clone();
+        after[dim] *= count;
+        Block::from(&after, dim, place * self.part[dim])
+    }
+}
+
+/// The tensors' element types, operands and results.
+type Apart<'a> = (Vec<DType>, Vec<&'a [u8]>, Vec<&'a mut [u8]>);
+
+fn apart<'a>(tensors: &'a mut [Exchanged]) -> Apart<'a> {
+    let mut apart: Apart = Default::default();
+    for tensor in tensors {
+        apart.0.push(tensor.dtype);
+        apart.1.push(tensor.operand);
+        apart.2.push(tensor.result);
+    }
+    apart
+}
+
+/// The places of a group in the order of its ranks.
+fn by_rank(group: &[u64]) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..group.len()).collect();
+    places.sort_by_key(|&place| group[place]);
+    places
+}
+
+fn in_order<'a>(parts: &[&'a [u8]], order: &[usize]) -> Vec<&'a [u8]> {
+    order.iter().map(|&place| parts[place]).collect()
+}

@@ -1,0 +1,273 @@
+//! Where ranks meet: a barrier for each group, which an error or a panic of any rank opens for all.
+//!
+//! A collective is a meeting in three steps. A rank comes, says what it issues and lends the bytes that others may
+//! read, and waits for its group. When all are there they are *inside*: what each does then is bounded work on memory,
+//! perhaps with one more point at which they wait for each other. A rank goes when every one of them has stopped
+//! reading. Waiting for a rank to come ends, with an error, when any rank fails, and when nobody is left who could
+//! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
+
+use super::lent::Lent;
+use super::{CommError, Terms};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The ranks of one process.
+pub(super) struct World {
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+struct Board {
+    /// Why all ranks end, once they do.
+    ended: Option<CommError>,
+    seats: Vec<Seat>,
+    /// By group.
+    meetings: BTreeMap<Vec<u64>, Meeting>,
+}
+
+/// What a rank is doing.
+#[derive(Clone, Debug, PartialEq)]
+enum Seat {
+    /// Nothing: it will come to no meeting.
+    Away,
+    /// Something that ends.
+    Busy,
+    /// Waiting for a group to come together.
+    Waiting { what: String, group: Vec<u64> },
+}
+
+/// A group that comes together again and again.
+#[derive(Default)]
+struct Meeting {
+    /// What those who are there have posted, by their place in the group.
+    posts: Vec<Option<Post>>,
+    here: usize,
+    /// How often the group has been complete.
+    opened: u64,
+    /// What was posted when it last was.
+    agenda: Arc<Vec<Post>>,
+    /// How many have not gone since.
+    inside: usize,
+    /// What was shared in the middle, by place.
+    shared: Vec<Option<Vec<Lent>>>,
+    middle: usize,
+    middle_agenda: Option<Arc<Vec<Vec<Lent>>>>,
+    /// Whether one went before the middle.
+    broken: bool,
+}
+
+struct Post {
+    terms: Terms,
+    lent: Vec<Lent>,
+}
+
+impl World {
+    pub(super) fn new(ranks: u64) -> Self {
+        let seats = vec![Seat::Away; ranks as usize];
+        Self {
+            board: Mutex::new(Board { ended: None, seats, meetings: BTreeMap::new() }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board> {
+        // Nothing panics while it holds the lock, but if it did the abort must still go through.
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Every rank is at work now; what went wrong before is forgotten.
+    pub(super) fn begin(&self) {
+        let mut board = self.board();
+        board.ended = None;
+        board.meetings.clear();
+        board.seats.fill(Seat::Busy);
+    }
+
+    /// A rank has done all its work: who waits for it waits in vain.
+    pub(super) fn leave(&self, rank: u64) {
+        let mut board = self.board();
+        board.sit(rank, Seat::Away);
+        board.end_if_stuck();
+        self.changed.notify_all();
+    }
+
+    /// Ends all ranks, since this one failed.
+    pub(super) fn end(&self, rank: u64) {
+        let mut board = self.board();
+        board.ended.get_or_insert(CommError::Ended { rank });
+        self.changed.notify_all();
+    }
+
+    /// Meets the group: `inside` runs when all have come, and sees what they lent.
+    pub(super) fn meet<'a, R>(
+        &self,
+        rank: u64,
+        group: &[u64],
+        terms: Terms,
+        lent: &[&'a [u8]],
+        inside: impl FnOnce(&Inside<'_, 'a>) -> R,
+    ) -> Result<R, CommError> {
+        let outside = || CommError::Outside { rank, group: group.to_vec() };
+        let place = group.iter().position(|&member| member == rank).ok_or_else(outside)?;
+        let lent = lent.iter().map(|bytes| Lent::new(bytes)).collect();
+        let agenda = self.come(rank, group, place, Post { terms, lent })?;
+        let room = Inside { world: self, group, place, agenda, lenders: PhantomData };
+        Ok(inside(&room)) // `room` goes, also when this panics
+    }
+
+    /// Waits for the group to be complete.
+    fn come(&self, rank: u64, group: &[u64], place: usize, post: Post) -> Result<Arc<Vec<Post>>, CommError> {
+        let mut board = self.board();
+        if let Some(ended) = &board.ended {
+            return Err(ended.clone());
+        }
+        let what = post.terms.to_string();
+        let meeting = board.meeting(group);
+        let before = meeting.opened;
+        meeting.posts[place] = Some(post);
+        meeting.here += 1;
+        if meeting.here == group.len() {
+            board.open(group);
+            self.changed.notify_all();
+        } else {
+            board.sit(rank, Seat::Waiting { what, group: group.to_vec() });
+            if board.end_if_stuck() {
+                self.changed.notify_all();
+            }
+        }
+        loop {
+            let ended = board.ended.clone();
+            let meeting = board.meeting(group);
+            if meeting.opened > before {
+                return Ok(meeting.agenda.clone());
+            }
+            if let Some(ended) = ended {
+                // Nobody has seen it.
+                meeting.posts[place] = None;
+                meeting.here -= 1;
+                board.sit(rank, Seat::Busy);
+                return Err(ended);
+            }
+            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Board {
+    fn meeting(&mut self, group: &[u64]) -> &mut Meeting {
+        let new = || Meeting { posts: group.iter().map(|_| None).collect(), ..Meeting::default() };
+        self.meetings.entry(group.to_vec()).or_insert_with(new)
+    }
+
+    fn sit(&mut self, rank: u64, seat: Seat) {
+        if let Some(place) = self.seats.get_mut(rank as usize) {
+            *place = seat;
+        }
+    }
+
+    /// Lets a complete group in, if all of it issued the same.
+    fn open(&mut self, group: &[u64]) {
+        let meeting = self.meeting(group);
+        let posts: Vec<&Post> = meeting.posts.iter().flatten().collect();
+        if let Some(other) = posts.iter().position(|post| post.terms != posts[0].terms) {
+            let said = |place: usize| (group[place], posts[place].terms.to_string());
+            let different = CommError::Different { first: said(0), second: said(other) };
+            self.ended.get_or_insert(different);
+            return;
+        }
+        meeting.agenda = Arc::new(meeting.posts.iter_mut().filter_map(Option::take).collect());
+        meeting.opened += 1;
+        meeting.here = 0;
+        meeting.inside = group.len();
+        meeting.shared = group.iter().map(|_| None).collect();
+        (meeting.middle, meeting.middle_agenda, meeting.broken) = (0, None, false);
+        group.iter().for_each(|&member| self.sit(member, Seat::Busy));
+    }
+
+    /// Ends all ranks if those that are not away all wait for others to come.
+    fn end_if_stuck(&mut self) -> bool {
+        if self.ended.is_some() || self.seats.contains(&Seat::Busy) {
+            return false;
+        }
+        let waiting = |(rank, seat): (usize, &Seat)| match seat {
+            Seat::Waiting { what, group } => Some((rank as u64, what.clone(), group.clone())),
+            _ => None,
+        };
+        let waiting: Vec<_> = self.seats.iter().enumerate().filter_map(waiting).collect();
+        let stuck = !waiting.is_empty();
+        if stuck {
+            self.ended = Some(CommError::Stuck(waiting));
+        }
+        stuck
+    }
+}
+
+/// A rank's presence in a meeting whose group is complete. Dropping it waits until nobody reads any more; what was
+/// lent for `'a` is not needed after that.
+pub(super) struct Inside<'w, 'a> {
+    world: &'w World,
+    group: &'w [u64],
+    place: usize,
+    agenda: Arc<Vec<Post>>,
+    /// Invariant in `'a`: what is shared must live as long as what was lent.
+    lenders: PhantomData<Cell<&'a [u8]>>,
+}
+
+impl<'a> Inside<'_, 'a> {
+    /// This rank's place in the group.
+    pub(super) fn place(&self) -> usize {
+        self.place
+    }
+
+    /// What each rank of the group lent of a tensor, by place.
+    pub(super) fn lent(&self, tensor: usize) -> Vec<&[u8]> {
+        // SAFETY: every member of the meeting keeps what it lent borrowed until it goes, and it goes only when all
+        // have stopped reading: this reference ends before `self`, whose drop says so.
+        #[allow(unsafe_code)]
+        self.agenda.iter().map(|post| unsafe { post.lent[tensor].get() }).collect()
+    }
+
+    /// Shares more, and waits until all have: what each shared, by place.
+    pub(super) fn share(&self, lent: &[&'a [u8]]) -> Result<Vec<Vec<&[u8]>>, CommError> {
+        let mut board = self.world.board();
+        let meeting = board.meeting(self.group);
+        meeting.shared[self.place] = Some(lent.iter().map(|bytes| Lent::new(bytes)).collect());
+        meeting.middle += 1;
+        if meeting.middle == self.group.len() {
+            meeting.middle_agenda =
+                Some(Arc::new(meeting.shared.iter_mut().filter_map(Option::take).collect()));
+            self.world.changed.notify_all();
+        }
+        loop {
+            let ended = board.ended.clone();
+            let meeting = board.meeting(self.group);
+            if let Some(agenda) = &meeting.middle_agenda {
+                // SAFETY: as in `lent`.
+                #[allow(unsafe_code)]
+                let get = |lent: &Vec<Lent>| lent.iter().map(|lent| unsafe { lent.get() }).collect();
+                return Ok(agenda.iter().map(get).collect());
+            }
+            if meeting.broken {
+                return Err(ended.unwrap_or(CommError::Ended { rank: self.group[self.place] }));
+            }
+            board = self.world.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Inside<'_, '_> {
+    fn drop(&mut self) {
+        let mut board = self.world.board();
+        if std::thread::panicking() {
+            board.ended.get_or_insert(CommError::Ended { rank: self.group[self.place] });
+            board.meeting(self.group).broken = true;
+        }
+        board.meeting(self.group).inside -= 1;
+        self.world.changed.notify_all();
+        while board.meeting(self.group).inside > 0 {
+            board = self.world.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Communication between ranks: how the collectives of a program are carried out.
+//!
+//! A rank issues its collectives in program order through its own [`Communicator`]. [`local`] is the one of ranks that
+//! are threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same
+//! collectives in the same order.
+
+pub(crate) mod block;
+pub mod check;
+mod combine;
+mod lent;
+pub mod local;
+mod meeting;
+#[cfg(test)]
+mod tests;
+
+use ir::{DType, PartialKind};
+use std::fmt;
+
+/// A tensor that a collective goes over: what this rank has of it before, and room for what it has after. Both are
+/// dense, row-major.
+pub struct Exchanged<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes of this rank's part before; equal on all ranks of the group.
+    pub sizes: &'a [usize],
+    /// The dim along which the group's parts are put one after the other, in the group's order.
+    pub gathered: Option<usize>,
+    /// The dim of which this rank keeps the share of its place in the group.
+    pub split: Option<usize>,
+    /// The bytes before.
+    pub operand: &'a [u8],
+    /// Where the bytes after go.
+    pub result: &'a mut [u8],
+}
+
+/// What a rank communicates through. `group` lists the ranks that take part, this one among them, in the order that
+/// decides who has which part ([`ir::Mesh::group`]); all of them must issue the same. Several tensors travel together
+/// and are treated alike, each apart.
+///
+/// Floats are summed in the order of ranks, whatever the order of the group; f16 and bf16 in f32, rounded once. So
+/// every rank computes the same bits, and an all_reduce those of a reduce_scatter with an all_gather after it.
+pub trait Communicator: Send + Sync {
+    /// Which rank this is.
+    fn rank(&self) -> u64;
+
+    /// Every rank gets the combination of all parts.
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError>;
+
+    /// Every rank gets all parts, one after the other along the gathered dim.
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
+
+    /// Every rank gets its share, along the split dim, of the combination of all parts.
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError>;
+
+    /// Every rank gets its share of every part along the split dim, one after the other along the gathered dim.
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
+}
+
+/// Why a collective did not happen.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CommError {
+    /// Another rank failed first.
+    #[error("rank {rank} failed, and ended all others")]
+    Ended {
+        /// The rank that did.
+        rank: u64,
+    },
+    /// Ranks of one group issued different collectives.
+    #[error("rank {} issued {}, rank {} {}", .first.0, .first.1, .second.0, .second.1)]
+    Different {
+        /// A rank, and what it issued.
+        first: (u64, String),
+        /// Another, and what that one did.
+        second: (u64, String),
+    },
+    /// Every rank that is still at work waits for another.
+    #[error("no rank can go on: {}", waiting(.0))]
+    Stuck(
+        /// For each rank that waits: its number, what it issued, and the group it waits for.
+        Vec<(u64, String, Vec<u64>)>,
+    ),
+    /// A rank outside the group, or outside the world, issued something.
+    #[error("rank {rank} is none of the group {group:?}")]
+    Outside {
+        /// The rank.
+        rank: u64,
+        /// The group.
+        group: Vec<u64>,
+    },
+    /// A device by itself was given a program for several.
+    #[error("there is nobody to communicate with")]
+    Alone,
+}
+
+fn waiting(ranks: &[(u64, String, Vec<u64>)]) -> String {
+    let one = |(rank, what, group): &(u64, String, Vec<u64>)| {
+        format!("rank {rank} waits with {what} for the ranks {group:?}")
+    };
+    ranks.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// What a rank says it issues: equal on all ranks of a group, or nothing is exchanged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Terms {
+    name: &'static str,
+    reduced: Option<PartialKind>,
+    tensors: Vec<TensorTerms>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TensorTerms {
+    dtype: DType,
+    sizes: Vec<usize>,
+    gathered: Option<usize>,
+    split: Option<usize>,
+}
+
+impl Terms {
+    fn of(name: &'static str, reduced: Option<PartialKind>, tensors: &[Exchanged]) -> Self {
+        let terms = |tensor: &Exchanged| TensorTerms {
+            dtype: tensor.dtype,
+            sizes: tensor.sizes.to_vec(),
+            gathered: tensor.gathered,
+            split: tensor.split,
+        };
+        Self { name, reduced, tensors: tensors.iter().map(terms).collect() }
+    }
+}
+
+/// `` `all_to_all` of f32[4, 8] gathered along 0 and split along 1 ``
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.name)?;
+        match self.reduced {
+            Some(PartialKind::Sum) => write!(f, " (sum)")?,
+            Some(PartialKind::Max) => write!(f, " (max)")?,
+            Some(PartialKind::Min) => write!(f, " (min)")?,
+            None => {}
+        }
+        for (i, tensor) in self.tensors.iter().enumerate() {
+            write!(f, "{} {}{:?}", if i == 0 { " of" } else { "," }, tensor.dtype, tensor.sizes)?;
+            match (tensor.gathered, tensor.split) {
+                (Some(gathered), Some(split)) => {
+                    write!(f, " gathered along {gathered} and split along {split}")?
+                }
+                (Some(dim), None) => write!(f, " gathered along {dim}")?,
+                (None, Some(dim)) => write!(f, " split along {dim}")?,
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+}

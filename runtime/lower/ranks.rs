@@ -1,0 +1,117 @@
+//! Several devices: the sizes of a device's parts, the part it keeps of what all have, and what devices exchange.
+//!
+//! Every device gets the same program. What depends on which one it is, its place along the axes, it puts in itself.
+
+use super::draft::{Draft, Drafts, Located};
+use super::policy::Reads;
+use crate::layout::Layout;
+use crate::program::{Exchange, Kernel, Moved, Part};
+use ir::ops::collective::{Change, Collective};
+use ir::{AxisId, Diagnostic, Mesh, Node, NodeId, Type};
+use smallvec::SmallVec;
+
+/// Bytes of a device's part of a value. Errors: unbound dims, dims that do not divide, sizes beyond the address space.
+pub(super) fn part_bytes(mesh: &Mesh, ty: &Type, what: &str) -> Result<u64, Diagnostic> {
+    let fits = |bytes: u64| isize::try_from(bytes).is_ok();
+    if !ty.bytes().is_some_and(fits) {
+        let message = format!("{what} cannot be laid out: {ty}");
+        let note = "bind unbound dims with --bind NAME=SIZE; sizes must fit the address space";
+        return Err(Diagnostic::new(message).note(note));
+    }
+    let local = ty.local(mesh).ok_or_else(|| {
+        Diagnostic::new(format!(
+            "{what}, {}, does not divide over the mesh {mesh}",
+            ir::text::type_text(mesh, ty)
+        ))
+        .note("this is a bug: sizes are made to divide before lowering")
+    })?;
+    Ok(local.iter().product::<u64>() * ty.dtype.bytes())
+}
+
+impl Drafts<'_> {
+    /// The axes of more than one device.
+    fn apart(&self, axes: &[AxisId]) -> SmallVec<[AxisId; 2]> {
+        axes.iter().copied().filter(|&axis| self.module.mesh.axes[axis].size > 1).collect()
+    }
+
+    /// Of what every device has, the part that each keeps: dims and the axes that split them. Nothing is computed
+    /// where no axis has more than one device.
+    pub(super) fn part(
+        &mut self,
+        whole: Located,
+        dims: &[(usize, &[AxisId])],
+        id: NodeId,
+        node: &Node,
+    ) -> Located {
+        let dims =
+            dims.iter().map(|(dim, axes)| (*dim, self.apart(axes))).filter(|(_, axes)| !axes.is_empty());
+        let part = Part { dims: dims.collect() };
+        if part.dims.is_empty() {
+            return whole;
+        }
+        let mut sizes = whole.layout.sizes.clone();
+        part.dims.iter().for_each(|(dim, axes)| sizes[*dim] /= self.module.mesh.size(axes) as usize);
+        let result = self.allocate(whole.dtype, Layout::dense(&sizes));
+        self.instructions.push(Draft {
+            section: node.phase.into(),
+            kernel: Kernel::Part(part),
+            operands: vec![whole],
+            results: vec![result.clone()],
+            accumulates: false,
+            parts: None,
+            node: id,
+            origin: node.origin.clone(),
+        });
+        result
+    }
+
+    /// A collective: a copy of the own part, or an exchange of all tensors that travel together.
+    pub(super) fn collective(&mut self, id: NodeId, node: &Node, kind: Collective) -> Result<(), Diagnostic> {
+        let bug = |message: String| {
+            Diagnostic::new(message)
+                .at(node.origin.to_string())
+                .note("this is a bug: the module is not verified")
+        };
+        let (mut operands, mut results) = (Vec::new(), Vec::new());
+        let mut exchange =
+            Exchange { collective: kind, axes: SmallVec::new(), reduced: None, dims: Vec::new() };
+        for (&from, &to) in node.operands.iter().zip(&node.results) {
+            let (old, new) = (self.module.ty(from), self.module.ty(to));
+            let change = Change::between(&old.sharding, &new.sharding, old.ndim())
+                .map_err(|message| bug(format!("`{}`: {message}", node.op.name())))?;
+            let axes = self.apart(&change.axes);
+            if axes.is_empty() {
+                self.located[to] = Some(self.locate(from)?);
+                continue;
+            }
+            if let (false, Some(dim)) = (kind.communicates(), change.split) {
+                let whole = self.locate(from)?;
+                self.located[to] = Some(self.part(whole, &[(dim, &axes)], id, node));
+                continue;
+            }
+            if Collective::of(&change) != Some(kind) {
+                return Err(bug(format!("`{}` changes a sharding as it does not", node.op.name())));
+            }
+            operands.push(self.operand(from, Reads::Dense, node, id)?);
+            let result = self.allocate(new.dtype, Layout::dense(&self.sizes(to)));
+            self.located[to] = Some(result.clone());
+            results.push(result);
+            exchange.dims.push(Moved { gathered: change.gathered, split: change.split });
+            (exchange.axes, exchange.reduced) = (axes, change.reduced);
+        }
+        if !results.is_empty() {
+            self.instructions.push(Draft {
+                section: node.phase.into(),
+                kernel: Kernel::Collective(exchange),
+                operands,
+                results,
+                accumulates: false,
+                parts: None,
+                node: id,
+                origin: node.origin.clone(),
+            });
+        }
+        node.results.iter().for_each(|&result| self.sum_up(result, node.phase.into()));
+        Ok(())
+    }
+}

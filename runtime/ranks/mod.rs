@@ -1,0 +1,218 @@
+//! Several ranks on this machine as one device: each a thread with its own arena and its own pool, all running the
+//! same program on their parts of the tensors.
+//!
+//! What goes in and comes out is whole, so that nothing that works with a [`Device`] needs to know of ranks. A section
+//! is run by all ranks at once and ends when all have. A rank that fails ends all, and what is reported is its error,
+//! not what became of the others.
+
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use crate::comm::local::{AtWork, Local};
+use crate::comm::{CommError, Communicator, check};
+use crate::cpu::{Cpu, devices_error};
+use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use crate::program::{Program, Section};
+use parts::Parts;
+use std::any::Any;
+use std::borrow::Cow;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+/// The ranks of a mesh.
+pub struct Ranks {
+    cpus: Vec<Cpu>,
+    local: Local,
+    /// Whether a rank has failed: states may be those of different steps.
+    ended: bool,
+}
+
+/// A device for programs of any mesh, with `threads` threads in all, or as many as there are cores: one CPU for a mesh
+/// of one device, else local ranks. See [`Cpu::new`] and [`Ranks::new`].
+///
+/// # Errors
+/// Those of either.
+pub fn device(
+    programs: Vec<Arc<Program>>,
+    threads: Option<usize>,
+) -> Result<Box<dyn Device + Send>, DeviceError> {
+    let alone = programs.iter().all(|program| program.mesh.devices() == 1);
+    Ok(if alone { Box::new(Cpu::new(programs, threads)?) } else { Box::new(Ranks::new(programs, threads)?) })
+}
+
+impl Ranks {
+    /// As many ranks as the programs' mesh has devices, which share `threads` threads, or as many as there are cores;
+    /// each gets at least one. Every rank has all programs; they share their states if they were lowered so.
+    ///
+    /// # Errors
+    /// No memory, no threads; programs of different meshes; collectives that would not meet.
+    pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
+        let devices = programs.first().map_or(1, |program| program.mesh.devices());
+        if let Some(program) = programs.iter().find(|program| program.mesh.devices() != devices) {
+            return Err(devices_error(program, devices));
+        }
+        Self::with(vec![programs; devices as usize], threads, |communicator| communicator)
+    }
+
+    /// Ranks of which each has programs of its own; `through` is what each communicates through, given its
+    /// communicator.
+    fn with(
+        programs: Vec<Vec<Arc<Program>>>,
+        threads: Option<usize>,
+        through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
+    ) -> Result<Self, DeviceError> {
+        for index in 0..programs.first().map_or(0, Vec::len) {
+            let all: Vec<&Program> = programs.iter().map(|own| &*own[index]).collect();
+            check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
+        }
+        let local = Local::new(programs.len() as u64);
+        let cores = || thread::available_parallelism().map_or(1, usize::from);
+        let threads = (threads.unwrap_or_else(cores) / programs.len().max(1)).max(1);
+        let rank = |(rank, programs)| {
+            Cpu::of_rank(programs, threads, through(Arc::new(local.communicator(rank as u64))))
+        };
+        let cpus = programs.into_iter().enumerate().map(rank).collect::<Result<_, _>>()?;
+        Ok(Self { cpus, local, ended: false })
+    }
+
+    /// How many ranks there are.
+    pub fn count(&self) -> usize {
+        self.cpus.len()
+    }
+
+    /// Bytes allocated by all ranks together.
+    pub fn allocated(&self) -> u64 {
+        self.cpus.iter().map(Cpu::allocated).sum()
+    }
+
+    /// Lets every rank do the same, each on a thread; gives what each returned.
+    fn on_each<R: Send>(
+        &mut self,
+        run: impl Fn(&mut Cpu) -> Result<R, DeviceError> + Sync,
+    ) -> Result<Vec<R>, DeviceError> {
+        self.alive()?;
+        let work = self.local.begin();
+        let run = &run;
+        let results: Vec<Result<R, DeviceError>> = thread::scope(|scope| {
+            let start = |(cpu, at_work): (_, AtWork)| {
+                let name = format!("rank-{}", at_work.rank());
+                thread::Builder::new().name(name).spawn_scoped(scope, move || one(cpu, at_work, run))
+            };
+            let threads: Vec<_> = self.cpus.iter_mut().zip(work).map(start).collect();
+            let end = |thread: std::io::Result<thread::ScopedJoinHandle<'_, _>>| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(panic))),
+                Err(error) => Err(DeviceError::Threads { threads: 1, message: error.to_string() }),
+            };
+            threads.into_iter().map(end).collect()
+        });
+        self.ended = results.iter().any(Result::is_err);
+        first_error(results)
+    }
+
+    fn alive(&self) -> Result<(), DeviceError> {
+        if self.ended { Err(DeviceError::Ended) } else { Ok(()) }
+    }
+
+    /// A program, if there is one.
+    fn programs_of(&self, id: ProgramId) -> Result<Arc<Program>, DeviceError> {
+        let unknown = DeviceError::Unknown { what: "program", index: id.0 };
+        self.cpus[0].programs().nth(id.0).cloned().ok_or(unknown)
+    }
+}
+
+/// A rank's work. A panic ends all ranks, as an error does.
+fn one<R>(
+    cpu: &mut Cpu,
+    at_work: AtWork,
+    run: &impl Fn(&mut Cpu) -> Result<R, DeviceError>,
+) -> Result<R, DeviceError> {
+    let result = catch_unwind(AssertUnwindSafe(|| run(cpu))).unwrap_or_else(|panic| Err(panicked(panic)));
+    if result.is_err() {
+        at_work.fail();
+    }
+    result
+}
+
+fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    DeviceError::Panicked { message: text.unwrap_or_else(|| "for no reason that it gave".to_owned()) }
+}
+
+/// All results, or the error of the first rank that has one of its own.
+fn first_error<R>(results: Vec<Result<R, DeviceError>>) -> Result<Vec<R>, DeviceError> {
+    let (mut all, mut own, mut others) = (Vec::new(), None, None);
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(result) => all.push(result),
+            Err(error) => {
+                let ended = matches!(error, DeviceError::Communication(CommError::Ended { .. }));
+                let first = if ended { &mut others } else { &mut own };
+                first.get_or_insert(DeviceError::Rank { rank: rank as u64, source: Box::new(error) });
+            }
+        }
+    }
+    own.or(others).map_or(Ok(all), Err)
+}
+
+impl Device for Ranks {
+    fn program(&self, program: ProgramId) -> &Arc<Program> {
+        self.cpus[0].program(program)
+    }
+
+    fn write_state(&mut self, id: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let program = self.programs_of(id)?;
+        let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
+        let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+        parts.check(bytes)?;
+        let mut ranks = self.cpus.iter_mut().enumerate();
+        ranks.try_for_each(|(rank, cpu)| cpu.write_state(id, state, &parts.cut(rank, bytes)))
+    }
+
+    fn read_state(&self, id: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
+        self.alive()?;
+        let program = self.programs_of(id)?;
+        let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
+        let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+        parts.together(self.cpus.iter().map(|cpu| cpu.read_state(id, state)))
+    }
+
+    fn write_input(&mut self, id: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let program = self.programs_of(id)?;
+        let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
+        let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+        parts.check(bytes)?;
+        let mut ranks = self.cpus.iter_mut().enumerate();
+        ranks.try_for_each(|(rank, cpu)| cpu.write_input(id, input, &parts.cut(rank, bytes)))
+    }
+
+    fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
+        self.on_each(|cpu| cpu.run(program, section)).map(drop)
+    }
+
+    fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
+        self.on_each(|cpu| cpu.run_update(program, instructions.clone())).map(drop)
+    }
+
+    fn read_output(&self, id: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
+        self.alive()?;
+        let program = self.programs_of(id)?;
+        let unknown = DeviceError::Unknown { what: "output", index: output };
+        let slot = program.outputs.get(output).ok_or(unknown)?;
+        let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+        let read = |cpu: &Cpu| cpu.read_output(id, output).map(Cow::Owned);
+        Ok(parts.together(self.cpus.iter().map(read))?.into_owned())
+    }
+
+    /// The first instruction that any rank sees make such a number, and on which rank.
+    fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        let found = self.on_each(|cpu| cpu.first_non_finite_at(program))?;
+        let ranks = found.into_iter().enumerate();
+        let found = ranks.filter_map(|(rank, found)| found.map(|(index, found)| (rank, index, found)));
+        let first = found.min_by_key(|(rank, index, found)| (!found.value.is_nan(), *index, *rank));
+        Ok(first.map(|(rank, _, found)| NonFinite { rank: Some(rank as u64), ..found }))
+    }
+}

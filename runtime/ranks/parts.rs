@@ -1,0 +1,94 @@
+//! Whole tensors and the parts that ranks hold of them.
+
+use crate::comm::block::{self, Block};
+use crate::device::DeviceError;
+use crate::layout::Sizes;
+use ir::{Mesh, Type};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// How a tensor lies over the ranks.
+pub(super) struct Parts<'a> {
+    name: &'a str,
+    ty: &'a Type,
+    mesh: &'a Mesh,
+    whole: Sizes,
+    /// Sizes of a part.
+    local: Sizes,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
+        let sizes =
+            |sizes: Option<Vec<u64>>| Some(sizes?.into_iter().map(|size| size as usize).collect::<Sizes>());
+        // Lowering has refused what does not divide.
+        let (whole, local) = (sizes(ty.sizes()), sizes(ty.local(mesh)));
+        let parts = whole.zip(local).map(|(whole, local)| Self { name, ty, mesh, whole, local });
+        parts.ok_or_else(|| size_error(name, ty, 0))
+    }
+
+    /// Whether these are the bytes of the whole tensor.
+    pub(super) fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+        match self.ty.bytes() == Some(bytes.len() as u64) {
+            true => Ok(()),
+            false => Err(size_error(self.name, self.ty, bytes.len() as u64)),
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.ty.dtype.bytes() as usize
+    }
+
+    /// Where the part of a rank lies.
+    fn block(&self, rank: usize) -> Block {
+        let spans = self.ty.spans(self.mesh, rank as u64).unwrap_or_default();
+        Block { whole: self.whole.clone(), start: spans.iter().map(|span| span.start as usize).collect() }
+    }
+
+    /// The part of a rank; what is whole on every rank is not copied.
+    pub(super) fn cut<'b>(&self, rank: usize, bytes: &'b [u8]) -> Cow<'b, [u8]> {
+        if self.whole == self.local {
+            return bytes.into();
+        }
+        let mut part = vec![0; self.local.iter().product::<usize>() * self.width()];
+        let target = Block::all(&self.local);
+        block::copy(&self.local, self.width(), (bytes, &self.block(rank)), (&mut part, &target));
+        part.into()
+    }
+
+    /// The tensor, given the parts of all ranks in their order. Of parts that several ranks have, the first counts; the
+    /// others are the same.
+    pub(super) fn together<'b>(
+        &self,
+        parts: impl Iterator<Item = Result<Cow<'b, [u8]>, DeviceError>>,
+    ) -> Result<Cow<'b, [u8]>, DeviceError> {
+        let mut parts = parts.enumerate();
+        let mut seen: BTreeMap<Sizes, Cow<'b, [u8]>> = BTreeMap::new();
+        let mut whole =
+            vec![0; if self.whole == self.local { 0 } else { self.ty.bytes().unwrap_or(0) as usize }];
+        parts.try_for_each(|(rank, part)| {
+            let (part, block) = (part?, self.block(rank));
+            if let Some(first) = seen.get(&block.start) {
+                debug_assert!(
+                    *first == part,
+                    "`{}` differs between ranks that all have it; {rank} is one",
+                    self.name
+                );
+                return Ok(());
+            }
+            if self.whole != self.local {
+                let source = Block::all(&self.local);
+                block::copy(&self.local, self.width(), (&part, &source), (&mut whole, &block));
+            }
+            seen.insert(block.start, part);
+            Ok::<_, DeviceError>(())
+        })?;
+        let first = seen.into_values().next();
+        Ok(first.filter(|_| self.whole == self.local).unwrap_or(Cow::Owned(whole)))
+    }
+}
+
+fn size_error(name: &str, ty: &Type, given: u64) -> DeviceError {
+    let taken = ty.bytes().unwrap_or(u64::MAX);
+    DeviceError::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given }
+}

@@ -1,0 +1,147 @@
+//! A rank that fails in the middle of a step, in every way it can: all end, with its error, and nothing hangs.
+
+use super::Ranks;
+use crate::comm::{CommError, Communicator, Exchanged};
+use crate::device::{Device, DeviceError, ProgramId, step};
+use crate::lower::{LowerOptions, lower};
+use crate::program::{Microbatches, Program, Section};
+use ir::PartialKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn program(ranks: usize, microbatches: Microbatches) -> Program {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=RANKS] {
+          state @w : f32[4] parameter = zeros
+          func @train(%0 = @w, %1 "x" : f32[8, 4] {dp, -}) {
+            %2 = mul %1, %0 : f32[8, 4] {dp, -}
+            %3 = reduce %2 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+            %4 = all_reduce %3 : f32[4] !{bwd}
+            %5 = mul %4, %0 : f32[4] !{bwd}
+            %6 = reduce %1 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+            %7 = all_reduce %6 : f32[4] !{bwd}
+            %8 = add %5, %7 : f32[4] !{bwd}
+            %9 = accumulate %8 : f32[4] !{update}
+            %10 = add %0, %9 : f32[4] !{update}
+          }
+          update @w = %10
+        }"#;
+    let module = ir::text::parse(&text.replace("RANKS", &ranks.to_string())).unwrap();
+    lower(&module, &LowerOptions { microbatches, ..LowerOptions::default() }).unwrap()
+}
+
+/// What a rank communicates through that fails at its third collective.
+struct Faulty {
+    inner: Arc<dyn Communicator>,
+    issued: AtomicUsize,
+    panics: bool,
+}
+
+impl Faulty {
+    fn third(&self) -> Result<(), CommError> {
+        if self.issued.fetch_add(1, Ordering::Relaxed) != 2 {
+            return Ok(());
+        }
+        assert!(!self.panics, "as the test asks for");
+        Err(CommError::Outside { rank: self.rank(), group: vec![] })
+    }
+}
+
+impl Communicator for Faulty {
+    fn rank(&self) -> u64 {
+        self.inner.rank()
+    }
+
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.third()?;
+        self.inner.all_reduce(group, kind, tensors)
+    }
+
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.third()?;
+        self.inner.all_gather(group, tensors)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.third()?;
+        self.inner.reduce_scatter(group, kind, tensors)
+    }
+
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.third()?;
+        self.inner.all_to_all(group, tensors)
+    }
+}
+
+/// Three microbatches on ranks, the second of which has a program and a communicator of its own.
+fn ended(
+    ranks: usize,
+    second: Program,
+    through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
+) -> String {
+    let mut programs = vec![vec![Arc::new(program(ranks, Microbatches::Many))]; ranks];
+    programs[1] = vec![Arc::new(second)];
+    let of_second = |inner: Arc<dyn Communicator>| if inner.rank() == 1 { through(inner) } else { inner };
+    let mut device = Ranks::with(programs, Some(2), of_second).unwrap();
+    let x = vec![vec![0; 8 * 4 * 4]; 1];
+    let error = step(&mut device, ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
+    // States may be those of different steps now: nothing can be saved.
+    assert!(matches!(device.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
+    assert!(matches!(device.run(ProgramId(0), Section::Prepare), Err(DeviceError::Ended)));
+    error.to_string()
+}
+
+#[test]
+fn a_rank_that_panics_at_a_collective_ends_all() {
+    for ranks in [2, 4] {
+        let faulty = |inner| -> Arc<dyn Communicator> {
+            Arc::new(Faulty { inner, issued: AtomicUsize::new(0), panics: true })
+        };
+        let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
+        assert_eq!(error, "rank 1: it panicked: as the test asks for");
+    }
+}
+
+#[test]
+fn a_rank_that_returns_an_error_ends_all() {
+    for ranks in [2, 4] {
+        let faulty = |inner| -> Arc<dyn Communicator> {
+            Arc::new(Faulty { inner, issued: AtomicUsize::new(0), panics: false })
+        };
+        let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
+        assert_eq!(error, "rank 1: rank 1 is none of the group []");
+    }
+}
+
+#[test]
+fn a_rank_that_refuses_before_it_begins_ends_all() {
+    for ranks in [2, 4] {
+        let error = ended(ranks, program(ranks, Microbatches::One), |inner| inner);
+        assert!(error.starts_with("rank 1: the program was lowered for one microbatch a step"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_whose_kernel_panics_between_collectives_ends_all() {
+    for ranks in [2, 4] {
+        let mut broken = program(ranks, Microbatches::Many);
+        // Reads what it writes, which the arena does not lend.
+        let instructions = &mut broken.sections[Section::Microbatch as usize];
+        let at = instructions.iter().rposition(|instruction| instruction.name().contains("reduce")).unwrap();
+        assert!(at > 0 && instructions[at].name() == "all_reduce");
+        let reduce = instructions[..at].iter_mut().rfind(|i| i.name() == "reduce").unwrap();
+        reduce.results[0].base = reduce.operands[0].base;
+        let error = ended(ranks, broken, |inner| inner);
+        assert_eq!(error, "rank 1: it panicked: the memory plan keeps operands clear of results");
+    }
+}

@@ -1,0 +1,8 @@
+//! Programs on local ranks against the same programs on one device.
+
+mod collectives;
+mod compare;
+mod devices;
+mod operators;
+mod order;
+mod training;

@@ -1,0 +1,107 @@
+//! Operators whose numbers depend on where a device's part lies.
+
+use crate::compare::{parse, placed, same_as_on_one_device};
+
+#[test]
+fn a_split_vocabulary_gathers_on_the_rank_that_has_the_row() {
+    let parameters = r#"%0 "table" : f64[6, 3] {tp, -}, %1 "tokens" : i64[4, 2] {dp, -}, %2 "dout" : f64[4, 2, 3] {dp, -, -}"#;
+    let nodes = "%3 = gather %0, %1 {dim = 0} : f64[4, 2, 3] {dp, -, -} partial(sum tp)
+        %4 = all_reduce %3 : f64[4, 2, 3] {dp, -, -}
+        %7 = sub %1, %9 : i64[4, 2] {dp, -}
+        %8 = gather %0, %7 {dim = 0} : f64[4, 2, 3] {dp, -, -} partial(sum tp)
+        %10 = reduce_scatter %8 : f64[4, 2, 3] {dp, tp, -}
+        %5 = gather_grad %1, %2 {dim = 0} : f64[6, 3] {tp, -} partial(sum dp) !{bwd}
+        %6 = all_reduce %5 : f64[6, 3] {tp, -} !{bwd}";
+    // Indices from -6 to -1: they count from the end of the whole.
+    let nodes = format!("%9 = splat {{value = 6.0}} : i64[]\n{nodes}");
+    for mesh in ["dp=2, tp=2", "dp=1, tp=2"] {
+        same_as_on_one_device(&placed(mesh, parameters, &nodes, &["%4", "%6", "%10"]));
+    }
+    let three = nodes.replace("%8 : f64[4, 2, 3] {dp, tp, -}", "%8 : f64[4, 2, 3] {dp, -, tp}");
+    same_as_on_one_device(&placed("dp=1, tp=3", parameters, &three, &["%4", "%6", "%10"]));
+}
+
+#[test]
+fn indices_into_an_inner_dim_and_single_elements_are_found_in_the_right_part() {
+    let parameters = r#"%0 "x" : f64[2, 6, 3] {-, tp, -}, %1 "i" : i64[4], %2 "rows" : i64[2, 5, 3]"#;
+    let nodes = "%3 = gather %0, %1 {dim = 1} : f64[2, 4, 3] partial(sum tp)
+        %4 = all_reduce %3 : f64[2, 4, 3]
+        %5 = gather_elements %0, %2 {dim = 1} : f64[2, 5, 3] partial(sum tp)
+        %6 = all_reduce %5 : f64[2, 5, 3]";
+    same_as_on_one_device(&placed("tp=2", parameters, nodes, &["%4", "%6"]));
+    same_as_on_one_device(&placed("tp=3", parameters, nodes, &["%4", "%6"]));
+}
+
+#[test]
+fn labels_count_all_classes_of_split_logits() {
+    for (smoothing, ignored) in [("0.0", -100), ("0.1", 2)] {
+        let parameters = r#"%0 "logits" : f64[4, 6] {dp, tp}, %1 "labels" : i64[4] {dp}, %2 "dsum" : f64[]"#;
+        let attributes = format!("{{ignore_index = {ignored}, label_smoothing = {smoothing}}}");
+        let nodes = format!(
+            "%3 = all_gather %0 : f64[4, 6] {{dp, -}}
+            %4, %5, %6 = cross_entropy %3, %1 {attributes} : f64[] partial(sum dp), f64[] partial(sum dp), f64[4] {{dp}}
+            %7 = cross_entropy_grad %0, %1, %6, %2 {attributes} : f64[4, 6] {{dp, tp}} !{{bwd}}
+            %8, %9 = all_reduce %4, %5 : f64[], f64[]"
+        );
+        same_as_on_one_device(&placed("dp=2, tp=2", parameters, &nodes, &["%7", "%8", "%9"]));
+        same_as_on_one_device(&placed("dp=1, tp=3", parameters, &nodes, &["%7", "%8", "%9"]));
+    }
+}
+
+#[test]
+fn split_queries_see_the_keys_before_them() {
+    let parameters = r#"%0 "q" : f64[1, 4, 130, 8] {-, tp, cp, -}, %1 "k" : f64[1, 2, 130, 8] {-, tp, -, -},
+        %2 "v" : f64[1, 2, 130, 4] {-, tp, -, -}, %3 "dout" : f64[1, 4, 130, 4] {-, tp, cp, -},
+        %4 "mask" : f64[1, 1, 130, 130] {-, -, cp, -}"#;
+    for causal in [true, false] {
+        let attributes = format!("{{scale = 0.5, causal = {causal}}}");
+        let nodes = format!(
+            "%5, %6 = attention %0, %1, %2, %4 {attributes} : f64[1, 4, 130, 4] {{-, tp, cp, -}}, f64[1, 4, 130] {{-, tp, cp}}
+            %7, %8, %9 = attention_grad %0, %1, %2, %4, %5, %6, %3 {attributes} : f64[1, 4, 130, 8] {{-, tp, cp, -}}, \
+             f64[1, 2, 130, 8] {{-, tp, -, -}} partial(sum cp), f64[1, 2, 130, 4] {{-, tp, -, -}} partial(sum cp) !{{bwd}}
+            %10, %11 = all_reduce %8, %9 : f64[1, 2, 130, 8] {{-, tp, -, -}}, f64[1, 2, 130, 4] {{-, tp, -, -}} !{{bwd}}"
+        );
+        let outputs = ["%5", "%6", "%7", "%10", "%11"];
+        same_as_on_one_device(&placed("cp=2, tp=2", parameters, &nodes, &outputs));
+        same_as_on_one_device(&placed("cp=2, tp=1", parameters, &nodes, &outputs));
+    }
+}
+
+#[test]
+fn constants_and_positions_are_cut_where_they_are_split() {
+    let data: Vec<String> = (0..24).map(|i| format!("{i}.5")).collect();
+    let text = format!(
+        r#"trainyard-ir 1
+        module @m placed mesh [dp=2, tp=2] {{
+          data @0 "table" : f64[4, 6] = [{}]
+          func @train(%0 "x" : f64[4, 6] {{dp, tp}}) {{
+            %1 = constant {{data = @0}} : f64[4, 6] {{dp, tp}}
+            %2 = add %0, %1 : f64[4, 6] {{dp, tp}}
+            %3 = iota {{dim = 1}} : f64[4, 6] {{dp, tp}}
+            %4 = mul %2, %3 : f64[4, 6] {{dp, tp}}
+            %5 = iota {{dim = 0}} : i64[4, 6] {{tp*dp, -}}
+            %6 = constant {{data = @0}} : f64[4, 6] {{-, dp}} !{{update}}
+            %7 = constant {{data = @0}} : f64[4, 6] !{{update}}
+          }}
+          output "sum" = %2
+          output "product" = %4
+          output "rows" = %5
+          output "columns" = %6
+          output "whole" = %7
+        }}"#,
+        data.join(", ")
+    );
+    same_as_on_one_device(&parse(&text));
+}
+
+#[test]
+fn merged_dims_are_split_and_taken_apart() {
+    let parameters = r#"%0 "x" : f64[4, 12] {dp, tp}"#;
+    let nodes = "%1 = reshape %0 : f64[4, 6, 2] {dp, tp, -}
+        %2 = transpose %1 {permutation = [1, 0, 2]} : f64[6, 4, 2] {tp, dp, -}
+        %3 = reshape %2 : f64[6, 8] {tp, dp}
+        %4 = reshape %0 : f64[2, 2, 12] {dp, -, tp}
+        %5 = slice %4 {dim = 1, start = 1, step = 1} : f64[2, 1, 12] {dp, -, tp}
+        %6 = broadcast %5 : f64[2, 3, 12] {dp, -, tp}";
+    same_as_on_one_device(&placed("dp=2, tp=2", parameters, nodes, &["%3", "%5", "%6"]));
+}

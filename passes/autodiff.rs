@@ -4,7 +4,8 @@
 //! gradients have the size of a mean's whatever the batch. The true weight is known only when all microbatches have
 //! run: the update multiplies each accumulated gradient by n/weight. Invariants: after it the module is at
 //! [`Level::Training`]; each trained parameter that the loss depends on has an output `grad.NAME` in the update
-//! phase, of its own type; the outputs of the forward phase stand as they were.
+//! phase, of its own type; the outputs of the forward phase stand as they were; the backward phase opens with the constant
+//! that it starts from, which [`crate::precision`] scales.
 
 use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};

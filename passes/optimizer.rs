@@ -2,17 +2,19 @@
 //!
 //! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)` or
 //! `sgd.velocity(NAME)`, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the new value of each
-//! parameter. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
+//! parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves every state as
+//! it was. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
 
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
+use crate::precision::SKIPPED;
 use crate::schedule::Schedule;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::{Binary, Select, Unary};
 use ir::ops::optimizer::{Adam, Sgd};
 use ir::ops::{Float, Labels};
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, StateId, Type,
+    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId, Type,
     TypeError, ValueId,
 };
 use std::fmt;
@@ -254,8 +256,15 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     let lr = options.schedule.build(&mut b, options.lr, step.before)?;
     b.tables().add_output("lr", lr);
     let gradients: Vec<ValueId> = decision.updates.iter().map(|update| update.gradient).collect();
-    let norm = build_norm(&mut b, &gradients)?;
-    b.tables().add_output("grad_norm", norm);
+    let norm = match b.module().output("grad_norm") {
+        // Where the loss is scaled, the norm has told whether the gradients are finite.
+        Some(output) => output.value,
+        None => {
+            let norm = build_norm(&mut b, &gradients)?;
+            b.tables().add_output("grad_norm", norm);
+            norm
+        }
+    };
     let scale = options.clip.map(|clip| build_clip_scale(&mut b, clip, norm)).transpose()?;
     for update in &decision.updates {
         let mut gradient = update.gradient;
@@ -266,6 +275,9 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         let weight_decay = b.scalar(DType::F64, update.weight_decay)?;
         let scalars = Scalars { lr, weight_decay, step: step.after };
         build_update(&mut b, options.algorithm, update.state, gradient, &scalars)?;
+    }
+    if let Some(skipped) = b.module().output(SKIPPED).map(|output| output.value) {
+        build_skip(&mut b, skipped)?;
     }
     if !options.keep_gradients {
         b.tables().outputs.retain(|output| !output.name.starts_with("grad."));
@@ -291,7 +303,7 @@ fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
 }
 
 /// `√Σ g²` over all elements of all gradients.
-fn build_norm(b: &mut Builder, gradients: &[ValueId]) -> Result<ValueId, TypeError> {
+pub(crate) fn build_norm(b: &mut Builder, gradients: &[ValueId]) -> Result<ValueId, TypeError> {
     let mut total = b.scalar(DType::F64, 0.0)?;
     for &gradient in gradients {
         let labels = Labels((0..b.ty(gradient).ndim()).map(|i| b'a' + i as u8).collect());
@@ -366,6 +378,22 @@ fn build_descent(
     let direction = b.add(gradient, decay)?;
     let move_by = b.mul(direction, lr)?;
     b.one(Binary::Sub, &[parameter, move_by])
+}
+
+/// Keeps every state that the update changes as it was, where a step is skipped; the scaler's change all the same.
+fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
+    let states: Vec<StateId> = b.module().states.keys().collect();
+    for id in states {
+        let State { role, input, output, .. } = b.module().states[id];
+        let Some(new) =
+            output.filter(|&new| role != Role::Scaler && b.module().phase_of(new) == Phase::Update)
+        else {
+            continue;
+        };
+        let new = b.one(Select, &[skipped, input, new])?;
+        b.tables().states[id].output = Some(new);
+    }
+    Ok(())
 }
 
 /// A state of zeros like a parameter, and its value.

@@ -2,7 +2,7 @@
 
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
-use crate::{autodiff, bind, canonicalize, fold, loss, optimizer, parameters, simplify};
+use crate::{autodiff, bind, canonicalize, fold, loss, optimizer, parameters, precision, simplify, spmd};
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
 
@@ -83,8 +83,10 @@ passes! {
     Parameters(parameters::Parameters)
     Loss(loss::Loss)
     Autodiff(autodiff::Autodiff)
+    Precision(precision::Precision)
     Optimizer(optimizer::Optimizer)
     Simplify(simplify::Simplify)
+    Spmd(spmd::Spmd)
 }
 
 impl fmt::Display for Pass {

@@ -1,0 +1,119 @@
+//! Operator classes: the element type that an operator computes in when a step runs in half precision.
+//!
+//! | class | operators | computes in |
+//! | --- | --- | --- |
+//! | half | contractions, attention, rotary embedding | half, if it depends on a state |
+//! | lookup | gathers | half from a parameter's table, else the table's own type |
+//! | follow | elementwise functions, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | full | softmax, sums and means, dot products, running sums, scattered sums, functions that leave the range of half | f32 |
+//! | norm | layer norm, RMS norm | f32, as the statistics need; what is normalised goes on in half |
+//!
+//! After NVIDIA's *Training with Mixed Precision* (section "Tensor Core shapes and arithmetic": reductions and
+//! statistics in f32) and the lists of PyTorch's autocast. Every match is exhaustive: an operator without a class does
+//! not compile.
+
+use ir::Op;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::ReduceKind;
+
+/// In which type an operator computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// In half, if it depends on a state: where the time of a step goes.
+    Half,
+    /// In half, if what it reads from is a parameter; else in the type of that.
+    Lookup,
+    /// In the type of its operands; in f32 if one is f32 for a reason.
+    Follow,
+    /// In f32.
+    Full,
+    /// In f32; its first result goes on in half.
+    Norm,
+    /// In f32; its first result goes on in the type of its first operand.
+    NormGrad,
+    /// It has no float operand: the result is what it is declared to be.
+    Source,
+    /// It converts: any operand will do, the result is what it is declared to be.
+    Convert,
+    /// Of the update, which stays as it is.
+    Update,
+}
+
+/// In which type a node reads a float operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// In the type that the node computes in.
+    Own,
+    /// In f32, whatever the node computes in.
+    Full,
+    /// In whichever type there is.
+    Any,
+}
+
+/// The class of an operator.
+pub fn class(op: &Op) -> Class {
+    match op {
+        // A dot product is a sum over many elements, and no work for matrix units.
+        Op::Contract(contract) => {
+            let roles = contract.roles();
+            let dot = roles.rows.is_empty() && roles.columns.is_empty();
+            if dot { Class::Full } else { Class::Half }
+        }
+        Op::Attention(_) | Op::AttentionGrad(_) | Op::Rotary(_) => Class::Half,
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => Class::Lookup,
+        Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => Class::Follow,
+        Op::Unary(unary) => class_of_unary(*unary),
+        Op::Binary(Binary::Pow) => Class::Full,
+        Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) => Class::Follow,
+        Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => {
+            Class::Follow
+        }
+        Op::Collective(_) => Class::Follow,
+        Op::Reduce(reduce) => match reduce.kind {
+            ReduceKind::Sum | ReduceKind::Mean => Class::Full,
+            ReduceKind::Max | ReduceKind::Min => Class::Follow,
+        },
+        Op::CumulativeSum(_) | Op::GatherGrad(_) => Class::Full,
+        Op::Softmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmax(_) => Class::Full,
+        Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,
+        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
+        Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Class::Source,
+        Op::Cast(_) => Class::Convert,
+        Op::Accumulate(_) | Op::Adam(_) | Op::Sgd(_) => Class::Update,
+    }
+}
+
+fn class_of_unary(unary: Unary) -> Class {
+    match unary {
+        // Small operands give large results, or large ones small: half would overflow or vanish.
+        Unary::Exp | Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal => Class::Full,
+        Unary::Neg | Unary::Abs | Unary::Sign | Unary::Relu | Unary::Not | Unary::IsNan => Class::Follow,
+        Unary::Sin | Unary::Cos | Unary::Tanh | Unary::Erf | Unary::Sigmoid => Class::Follow,
+        Unary::Gelu | Unary::GeluTanh | Unary::Silu => Class::Follow,
+        Unary::Floor | Unary::Ceil | Unary::Round => Class::Follow,
+    }
+}
+
+/// How a node of `count` operands reads the one with this index, if that is a float.
+pub fn reads(op: &Op, index: usize, count: usize) -> Reads {
+    match op {
+        Op::Attention(_) if index == 3 => Reads::Any,
+        // q, k, v, [mask,] out, logsumexp, d out
+        Op::AttentionGrad(_) if index + 2 == count => Reads::Full,
+        Op::AttentionGrad(_) if index == 3 && count == 7 => Reads::Any,
+        // logsumexp and the gradient of the sum are f32 in any case.
+        Op::CrossEntropyGrad(_) if index > 0 => Reads::Full,
+        // The tables may be of another type than what they turn.
+        Op::Rotary(_) if index > 0 => Reads::Full,
+        Op::Cast(_) => Reads::Any,
+        _ => Reads::Own,
+    }
+}
+
+/// Whether an operator only moves elements, so that it may as well move them in another type.
+pub fn moves(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_)
+    )
+}

@@ -1,0 +1,208 @@
+//! What is kept in half precision, and which nodes compute in it.
+
+use super::classes::{Class, Reads, class, reads};
+use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::interp::file_tensor;
+use ir::{
+    DType, Inference, Module, Node, NodeId, Op, Operator, Phase, Role, Tensor, Type, TypeError, ValueId,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// In which type a value that was f32 is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kept {
+    /// f32; what is computed with it is f32 as well.
+    #[default]
+    Full,
+    /// f32, and in half beside it wherever it meets something in half: parameters, numbers that half holds, and what is
+    /// made of these alone.
+    Free,
+    /// Half.
+    Half,
+}
+
+/// The types of a step's values.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The half type; f32 if there is none.
+    pub half: DType,
+    kept: SecondaryMap<ValueId, Kept>,
+    in_half: EntitySet<NodeId>,
+    /// Nodes that depend on a state, by name: how many compute in half, and how many in f32.
+    counts: BTreeMap<&'static str, [usize; 2]>,
+}
+
+impl Decision {
+    /// In which type a value is kept, if it was f32.
+    pub fn kept(&self, value: ValueId) -> Kept {
+        self.kept[value]
+    }
+
+    /// Whether a node computes in half.
+    pub fn in_half(&self, node: NodeId) -> bool {
+        self.in_half.contains(node)
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |which: usize| {
+            let counts = self.counts.iter().filter(|(_, counts)| counts[which] > 0);
+            let words: Vec<String> =
+                counts.map(|(name, counts)| format!("{} {name}", counts[which])).collect();
+            words.join(", ")
+        };
+        write!(f, "in {}: {}\nin f32: {}", self.half, list(0), list(1))
+    }
+}
+
+/// Goes over the microbatch phases once, in program order.
+pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
+    let mut walk = Walk {
+        module,
+        decision: Decision {
+            half,
+            kept: SecondaryMap::new(),
+            in_half: EntitySet::new(),
+            counts: BTreeMap::new(),
+        },
+        stateful: EntitySet::new(),
+    };
+    if half == DType::F32 {
+        return Ok(walk.decision);
+    }
+    for state in module.states.values() {
+        walk.stateful.insert(state.input);
+        // The loss scale may be more than half can hold.
+        if state.role != Role::Scaler {
+            walk.decision.kept[state.input] = Kept::Free;
+        }
+    }
+    for (id, node) in module.nodes().filter(|(_, node)| node.phase != Phase::Update) {
+        walk.node(id, node)?;
+    }
+    Ok(walk.decision)
+}
+
+struct Walk<'m> {
+    module: &'m Module,
+    decision: Decision,
+    /// What depends on a state. The rest (masks, positions, tables) is no activation, and stays as it is.
+    stateful: EntitySet<ValueId>,
+}
+
+impl Walk<'_> {
+    fn is_full_float(&self, value: ValueId) -> bool {
+        self.module.ty(value).dtype == DType::F32
+    }
+
+    fn node(&mut self, id: NodeId, node: &Node) -> Result<(), TypeError> {
+        let stateful = node.operands.iter().any(|&value| self.stateful.contains(value));
+        if stateful {
+            node.results.iter().for_each(|&value| {
+                self.stateful.insert(value);
+            });
+        }
+        let values = || node.operands.iter().chain(&node.results);
+        if !values().any(|&value| self.is_full_float(value)) {
+            return Ok(());
+        }
+        let in_half = self.computes_in_half(node, stateful);
+        let kept = if in_half { self.kept_of_half(node)? } else { self.kept_of_full(node, stateful) };
+        for (&result, kept) in node.results.iter().zip(kept) {
+            if self.is_full_float(result) {
+                self.decision.kept[result] = kept;
+            }
+        }
+        if in_half {
+            self.decision.in_half.insert(id);
+        }
+        if stateful {
+            self.decision.counts.entry(node.op.name()).or_default()[usize::from(!in_half)] += 1;
+        }
+        Ok(())
+    }
+
+    /// The types of the operands that are to have the type that the node computes in.
+    fn own(&self, node: &Node) -> impl Iterator<Item = Kept> {
+        let count = node.operands.len();
+        let own = node.operands.iter().enumerate().filter(move |&(index, &value)| {
+            self.is_full_float(value) && reads(&node.op, index, count) == Reads::Own
+        });
+        own.map(|(_, &value)| self.decision.kept[value])
+    }
+
+    fn computes_in_half(&self, node: &Node, stateful: bool) -> bool {
+        let first = |kept| node.operands.first().is_some_and(|&value| self.decision.kept[value] == kept);
+        match class(&node.op) {
+            Class::Half => stateful && self.own(node).next().is_some(),
+            Class::Lookup => {
+                let parameter = self.stateful.contains(node.operands[0]) && first(Kept::Free);
+                first(Kept::Half) || parameter
+            }
+            Class::Follow => {
+                let follows = |kept: Kept| kept != Kept::Full;
+                self.own(node).all(follows) && self.own(node).any(|kept| kept == Kept::Half)
+            }
+            Class::Full | Class::Norm | Class::NormGrad => false,
+            Class::Source | Class::Convert | Class::Update => false,
+        }
+    }
+
+    /// The results of a node that computes in half: those are half that its operator makes so.
+    fn kept_of_half(&self, node: &Node) -> Result<Vec<Kept>, TypeError> {
+        let half = self.decision.half;
+        let lowered = |ty: &Type| if ty.dtype == DType::F32 { ty.with_dtype(half) } else { ty.clone() };
+        let count = node.operands.len();
+        let operand = |(index, &value): (usize, &ValueId)| {
+            let ty = self.module.ty(value);
+            match reads(&node.op, index, count) {
+                Reads::Own => lowered(ty),
+                Reads::Any if self.decision.kept[value] == Kept::Half => lowered(ty),
+                Reads::Any | Reads::Full => ty.clone(),
+            }
+        };
+        let operands: Vec<Type> = node.operands.iter().enumerate().map(operand).collect();
+        let declared: Vec<Type> = node.results.iter().map(|&value| lowered(self.module.ty(value))).collect();
+        let results = node.op.infer(&Inference { operands: &operands, declared: &declared })?;
+        let kept = |ty: &Type| if ty.dtype == half { Kept::Half } else { Kept::Full };
+        Ok(results.iter().map(kept).collect())
+    }
+
+    /// The results of a node that computes in f32.
+    fn kept_of_full(&self, node: &Node, stateful: bool) -> Vec<Kept> {
+        let class = class(&node.op);
+        let rest = match class {
+            Class::Source if self.holds(node) => Kept::Free,
+            // 0 and 1.
+            Class::Convert if self.module.ty(node.operands[0]).dtype == DType::Bool => Kept::Free,
+            Class::Source | Class::Convert | Class::Update => Kept::Full,
+            _ if self.own(node).all(|kept| kept == Kept::Free) => Kept::Free,
+            _ => Kept::Full,
+        };
+        let mut kept = vec![rest; node.results.len()];
+        match class {
+            Class::Norm if stateful && rest == Kept::Full => kept[0] = Kept::Half,
+            Class::NormGrad if self.decision.kept[node.operands[0]] == Kept::Half => kept[0] = Kept::Half,
+            _ => {}
+        }
+        kept
+    }
+
+    /// Whether half holds the numbers of a constant: none overflows, and not all of those above zero vanish. The order
+    /// of magnitude of a mask's −1e9 or an epsilon of 1e-12 is what they are for.
+    fn holds(&self, node: &Node) -> bool {
+        let numbers = match &node.op {
+            Op::Splat(splat) => Some(Tensor::splat(DType::F32, vec![], splat.value.get())),
+            Op::Constant(constant) => file_tensor(&self.module.data[constant.data]),
+            _ => None,
+        };
+        let Some(numbers) = numbers.filter(|tensor| tensor.dtype == DType::F32) else { return false };
+        let rounded = Tensor { dtype: self.decision.half, ..numbers.clone() }.rounded();
+        let pairs = || numbers.floats().iter().zip(rounded.floats());
+        let overflows = pairs().any(|(number, rounded)| number.is_finite() && !rounded.is_finite());
+        let is_zero = |numbers: &Tensor| numbers.floats().iter().all(|&number| number == 0.0);
+        !overflows && (is_zero(&numbers) || !is_zero(&rounded))
+    }
+}

@@ -1,0 +1,155 @@
+//! Precision: computes a step in bf16 or fp16 where that is safe, on f32 weights.
+//!
+//! [`classes`] says which operators compute in half, [`decide`] which values are kept so, and `casts` puts the casts
+//! in; `scaling` keeps fp16 gradients above zero. The pass runs after autodiff, on the backward phase as well, because
+//! there too each operator has its own class: what forward computed in f32 need not be kept in f32 for backward, and
+//! sums of gradients are f32 though their addends are half. Invariants: states, inputs and outputs keep their names,
+//! dims and element types; in `exact` mode, where casts between floats do nothing, the program computes what it did;
+//! no value is cast twice to a type in one phase; the update stays f32.
+
+mod casts;
+pub mod classes;
+pub mod decide;
+mod scaling;
+
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use ir::{Changed, DType, Diagnostic, Level, Module};
+
+pub use decide::{Decision, decide};
+pub use scaling::{EXHAUSTED, SCALE, SKIPPED};
+
+/// The pass. By default it changes nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Precision {
+    /// The type of what need not be f32: [`DType::F32`] for no casts, [`DType::BF16`], or [`DType::F16`], which scales
+    /// the loss.
+    pub compute: DType,
+    /// The type in which gradients of parameters are summed over microbatches and ranks: one of the same three. The
+    /// gradients of one microbatch are half where their operator is; f32 sums of them lose nothing more. The update
+    /// reads f32 in any case.
+    pub grad_dtype: DType,
+    /// How the loss is scaled; only for [`DType::F16`].
+    pub scaling: Scaling,
+}
+
+/// The schedule of the loss scale, which doubles while gradients are finite and halves when they are not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// The scale of step 0.
+    pub initial: f64,
+    /// What the scale is multiplied by to grow.
+    pub growth: f64,
+    /// Steps without an overflow before it grows.
+    pub interval: u64,
+    /// What the scale is multiplied by to shrink.
+    pub backoff: f64,
+    /// It shrinks at this overflow, and at every later one until it has grown again.
+    pub hysteresis: u64,
+    /// It never shrinks below.
+    pub min: f64,
+    /// It never grows above, so that it stays finite though no gradient ever overflows.
+    pub max: f64,
+}
+
+/// Megatron-LM's, with Apex's largest scale.
+impl Default for Scaling {
+    fn default() -> Self {
+        Self {
+            initial: 65536.0,
+            growth: 2.0,
+            interval: 2000,
+            backoff: 0.5,
+            hysteresis: 2,
+            min: 1.0,
+            max: 16_777_216.0,
+        }
+    }
+}
+
+impl Default for Precision {
+    fn default() -> Self {
+        Self { compute: DType::F32, grad_dtype: DType::F32, scaling: Scaling::default() }
+    }
+}
+
+/// What a step may compute in, as users name it.
+const COMPUTE: [(DType, &str); 3] = [(DType::F32, "fp32"), (DType::BF16, "bf16"), (DType::F16, "fp16")];
+
+impl Transform for Precision {
+    const NAME: &'static str = "precision";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let default = Scaling::default();
+        Ok(Self {
+            compute: arguments.word(&COMPUTE).unwrap_or(DType::F32),
+            grad_dtype: arguments.value("grad-dtype", DType::F32)?,
+            scaling: Scaling {
+                initial: arguments.value("initial", default.initial)?,
+                growth: arguments.value("growth", default.growth)?,
+                interval: arguments.value("interval", default.interval)?,
+                backoff: arguments.value("backoff", default.backoff)?,
+                hysteresis: arguments.value("hysteresis", default.hysteresis)?,
+                min: arguments.value("min", default.min)?,
+                max: arguments.value("max", default.max)?,
+            },
+        })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        let (scaling, default) = (&self.scaling, Scaling::default());
+        for (compute, word) in COMPUTE {
+            arguments.push_flag(word, compute == self.compute);
+        }
+        arguments.push_unless(&DType::F32, "grad-dtype", &self.grad_dtype);
+        arguments.push_unless(&default.initial, "initial", &scaling.initial);
+        arguments.push_unless(&default.growth, "growth", &scaling.growth);
+        arguments.push_unless(&default.interval, "interval", &scaling.interval);
+        arguments.push_unless(&default.backoff, "backoff", &scaling.backoff);
+        arguments.push_unless(&default.hysteresis, "hysteresis", &scaling.hysteresis);
+        arguments.push_unless(&default.min, "min", &scaling.min);
+        arguments.push_unless(&default.max, "max", &scaling.max);
+    }
+
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        self.check()?;
+        if self.compute == DType::F32 && self.grad_dtype == DType::F32 {
+            return Ok(Changed::No);
+        }
+        if module.level != Level::Training || module.state("step").is_some() {
+            let error = Diagnostic::new("precision needs a program with gradients and without an optimizer");
+            return Err(error.note("run it after `autodiff` and before `optimizer`"));
+        }
+        let scaled = self.compute == DType::F16;
+        let scaler = scaled.then(|| scaling::scale_backward(module, &self.scaling)).transpose()?;
+        let decision = decide(module, self.compute)?;
+        let changed = casts::apply(module, &decision, self.grad_dtype)?;
+        match scaler {
+            Some(scaler) => scaling::build_update(module, &self.scaling, scaler).map(|()| Changed::Yes),
+            None => Ok(changed),
+        }
+        .map_err(Diagnostic::from)
+    }
+}
+
+impl Precision {
+    /// Refuses types that are none of the three, and a scale that could not go up and down.
+    fn check(&self) -> Result<(), Diagnostic> {
+        let Scaling { initial, growth, interval, backoff, hysteresis, min, max } = self.scaling;
+        let known = |dtype: DType| COMPUTE.iter().any(|(known, _)| *known == dtype);
+        let wrong = if let Some(dtype) =
+            [self.compute, self.grad_dtype].into_iter().find(|&dtype| !known(dtype))
+        {
+            format!("a step computes in f32, bf16 or f16, not in {dtype}")
+        } else if !(min > 0.0 && min <= initial && initial.is_finite() && max.is_finite()) {
+            format!("the loss scale begins at {initial} and is {min} at least: it must be finite and above 0")
+        } else if !(growth > 1.0 && growth.is_finite() && backoff > 0.0 && backoff < 1.0) {
+            format!("the loss scale grows by {growth} and shrinks by {backoff}: above 1, and below")
+        } else if interval == 0 || hysteresis == 0 {
+            "the loss scale must wait for a step at least before it grows or shrinks".into()
+        } else {
+            return Ok(());
+        };
+        Err(Diagnostic::new(wrong))
+    }
+}

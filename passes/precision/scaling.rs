@@ -1,0 +1,147 @@
+//! Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2), for gradients that are too small for f16.
+//!
+//! Backward starts from the loss times the scale; the update divides the gradients by it again, and looks whether they
+//! are finite, all of them at once by their norm. If they are not, the step is skipped: the optimizer selects the old
+//! value of every state, and the scale shrinks. The counters are those of Megatron-LM's `DynamicGradScaler`.
+
+use super::{Precision, Scaling};
+use crate::optimizer::build_norm;
+use crate::pass::Transform;
+use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
+use ir::{
+    At, Builder, DType, Diagnostic, Initializer, Module, Op, Phase, Role, StateId, Type, TypeError, ValueId,
+};
+
+/// The output that says whether this step changes no state but the scaler's.
+pub const SKIPPED: &str = "skipped";
+/// The state with the scale, and the output with the scale of this step.
+pub const SCALE: &str = "loss_scale";
+/// The output that says that the step is skipped though its scale is the smallest there may be.
+pub const EXHAUSTED: &str = "loss_scale.exhausted";
+
+/// The states of the scaler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Scaler {
+    scale: StateId,
+    /// Steps since the last that was skipped or at which the scale grew.
+    good_steps: StateId,
+    /// Steps that may still be skipped before the scale shrinks.
+    hysteresis: StateId,
+}
+
+/// Lets backward start from the scaled loss. Autodiff opens the backward phase with the number that it starts from.
+pub(super) fn scale_backward(module: &mut Module, options: &Scaling) -> Result<Scaler, Diagnostic> {
+    let first = module.nodes().find(|(_, node)| node.phase == Phase::Backward);
+    let Some((seed, Op::Splat(splat))) = first.map(|(id, node)| (id, node.op.clone())) else {
+        let error = Diagnostic::new("backward does not start from a number, so its loss cannot be scaled");
+        return Err(error.note("run `precision` right after `autodiff`"));
+    };
+    let mut b = Builder::new(module, Precision::NAME);
+    let scaler = add_states(&mut b, options);
+    let old = b.module().node(seed).results[0];
+    let (ty, scale) = (b.ty(old).clone(), b.module().states[scaler.scale].input);
+    b.origin(Precision::NAME).at(At::End(Phase::Prepare));
+    let scale = b.cast(scale, ty.dtype)?;
+    let number = b.splat(ty, splat.value.get())?;
+    let scaled = b.mul(number, scale)?;
+    b.replace(old, scaled);
+    b.remove(seed);
+    b.finish();
+    Ok(scaler)
+}
+
+fn add_states(b: &mut Builder, options: &Scaling) -> Scaler {
+    let mut add = |name: String, dtype, initial: f64| {
+        let initializer = Initializer::Splat(initial.to_bits());
+        b.tables().add_state(name, Type::scalar(dtype), Role::Scaler, initializer)
+    };
+    Scaler {
+        scale: add(SCALE.into(), DType::F32, options.initial),
+        good_steps: add(format!("{SCALE}.good_steps"), DType::I64, 0.0),
+        hysteresis: add(format!("{SCALE}.hysteresis"), DType::I64, options.hysteresis as f64),
+    }
+}
+
+/// Builds the update's part: unscaled gradients, the check, the next scale. The optimizer does the rest.
+pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scaler) -> Result<(), TypeError> {
+    let mut b = Builder::new(module, Precision::NAME);
+    b.origin(Precision::NAME).at(At::End(Phase::Update));
+    let [scale, good_steps, hysteresis] =
+        [scaler.scale, scaler.good_steps, scaler.hysteresis].map(|state| b.module().states[state].input);
+    // A node of the update, since the state itself is the next scale by the time it is read.
+    let this_scale = b.cast(scale, DType::F64)?;
+    let gradients = unscale(&mut b, this_scale)?;
+    let norm = build_norm(&mut b, &gradients)?;
+    // NaN is not below infinity either.
+    let infinity = b.scalar(DType::F64, f64::INFINITY)?;
+    let finite = b.one(Compare::Less, &[norm, infinity])?;
+    let skipped = b.one(Unary::Not, &[finite])?;
+    let smallest = b.scalar(DType::F32, options.min)?;
+    let at_minimum = b.one(Compare::LessEqual, &[scale, smallest])?;
+    let exhausted = b.one(Logical::And, &[skipped, at_minimum])?;
+    for (name, value) in
+        [("grad_norm", norm), (SKIPPED, skipped), (SCALE, this_scale), (EXHAUSTED, exhausted)]
+    {
+        b.tables().add_output(name, value);
+    }
+    let next = build_next(&mut b, options, skipped, [scale, good_steps, hysteresis])?;
+    for (state, value) in [scaler.scale, scaler.good_steps, scaler.hysteresis].into_iter().zip(next) {
+        b.tables().states[state].output = Some(value);
+    }
+    b.finish();
+    Ok(())
+}
+
+/// Divides the gradients by the scale, an f64.
+fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<ValueId>, TypeError> {
+    let inverse = b.one(Unary::Reciprocal, &[scale])?;
+    let mut gradients = Vec::new();
+    for index in 0..b.module().outputs.len() {
+        let output = &b.module().outputs[index];
+        if !output.name.starts_with("grad.") {
+            continue;
+        }
+        let gradient = output.value;
+        let inverse = b.cast(inverse, b.ty(gradient).dtype)?;
+        let gradient = b.mul(gradient, inverse)?;
+        b.tables().outputs[index].value = gradient;
+        gradients.push(gradient);
+    }
+    Ok(gradients)
+}
+
+/// The scale, the count of good steps and the hysteresis that the next step begins with.
+fn build_next(
+    b: &mut Builder,
+    options: &Scaling,
+    skipped: ValueId,
+    [scale, good_steps, hysteresis]: [ValueId; 3],
+) -> Result<[ValueId; 3], TypeError> {
+    let number = |b: &mut Builder, value: u64| b.scalar(DType::I64, value as f64);
+    let (zero, one) = (number(b, 0)?, number(b, 1)?);
+    let (interval, patience) = (number(b, options.interval)?, number(b, options.hysteresis)?);
+
+    let more = b.add(good_steps, one)?;
+    let good_steps = b.one(Select, &[skipped, zero, more])?;
+    let grows = b.one(Compare::GreaterEqual, &[good_steps, interval])?;
+    let less = b.one(Binary::Sub, &[hysteresis, one])?;
+    let less = b.one(Binary::Max, &[less, zero])?;
+    let left = b.one(Select, &[skipped, less, hysteresis])?;
+    let out_of_patience = b.one(Compare::LessEqual, &[left, zero])?;
+    let shrinks = b.one(Logical::And, &[skipped, out_of_patience])?;
+
+    let [growth, largest, backoff, smallest] =
+        [options.growth, options.max, options.backoff, options.min].map(|x| b.scalar(DType::F32, x));
+    let grown = b.mul(scale, growth?)?;
+    let grown = b.one(Binary::Min, &[grown, largest?])?;
+    // A scale that begins above the largest does not grow, nor does it fall there.
+    let grown = b.one(Binary::Max, &[grown, scale])?;
+    let shrunk = b.mul(scale, backoff?)?;
+    let shrunk = b.one(Binary::Max, &[shrunk, smallest?])?;
+    let unless_shrunk = b.one(Select, &[grows, grown, scale])?;
+    Ok([
+        b.one(Select, &[shrinks, shrunk, unless_shrunk])?,
+        b.one(Select, &[grows, zero, good_steps])?,
+        b.one(Select, &[grows, patience, left])?,
+    ])
+}

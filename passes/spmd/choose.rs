@@ -38,7 +38,9 @@ pub(super) fn choose(
     for (&factor, axes) in
         tensors.iter().filter(|tensor| !tensor.is_operand).flat_map(|tensor| &tensor.splits)
     {
-        axes.iter().for_each(|&axis| drop(reserved.entry(axis).or_insert(factor)));
+        for &axis in axes {
+            reserved.entry(axis).or_insert(factor);
+        }
     }
     let mut splits = BTreeMap::new();
     let mut order: Vec<(bool, u64, FactorId)> = Vec::new();

@@ -33,11 +33,11 @@ pub struct StateRow {
     pub name: String,
     /// Its element type, as in the text of a module.
     pub dtype: String,
-    /// Its global sizes, outermost first.
+    /// Its global sizes without padding, outermost first.
     pub dims: Vec<u64>,
     /// What it is for, as in the text of a module.
     pub role: String,
-    /// How it is cut out of the file's tensor, as in the text of a module; empty if it is that tensor.
+    /// How it is cut out of the file's tensor, before padding, as in the text of a module; empty if it is that tensor.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub view: String,
 }
@@ -69,13 +69,17 @@ impl StateRow {
 
     fn of(state: &State) -> Self {
         let role = Role::ALL.into_iter().find(|(role, _)| *role == state.role);
+        // The mesh may not show: a run goes on on another, with other padding.
+        let sizes: Option<Vec<u64>> = state.ty.sizes();
+        let (padding, dims) = ir::view::padding(&state.view, sizes.as_deref().unwrap_or_default());
+        let unbound = || state.ty.dims.iter().map(|dim| dim.size().unwrap_or(u64::MAX)).collect();
         Self {
             name: state.name.clone(),
             dtype: state.ty.dtype.to_string(),
             // Programs that are lowered have no unbound dims; a symbol would never equal a number.
-            dims: state.ty.dims.iter().map(|dim| dim.size().unwrap_or(u64::MAX)).collect(),
+            dims: if sizes.is_some() { dims } else { unbound() },
             role: role.map(|(_, name)| name.to_owned()).unwrap_or_default(),
-            view: ir::text::view_text(&state.view),
+            view: ir::text::view_text(&state.view[..state.view.len() - padding.len()]),
         }
     }
 

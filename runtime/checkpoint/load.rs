@@ -6,7 +6,8 @@ use super::error::CheckpointError;
 use super::fingerprint::DataFingerprint;
 use super::save::Checkpoints;
 use super::tensor_file::TensorFile;
-use super::{DESCRIPTION, STATES, StateBytes};
+use super::{DESCRIPTION, STATES, StateBytes, padding};
+use bytes::Bytes;
 use ir::Module;
 use serde::Deserialize;
 use std::fs;
@@ -64,10 +65,11 @@ impl Checkpoint {
             return Err(CheckpointError::OtherModel { path, module, differences });
         }
         let mut values = StateBytes::new();
-        for row in &self.description.states {
-            if let Some(bytes) = self.states.read(&row.name)? {
-                values.insert(row.name.clone(), bytes.into());
-            }
+        for state in module.states.values() {
+            let Some(bytes) = self.states.read(&state.name)? else { continue };
+            let bytes = Bytes::from(bytes);
+            let value = if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) };
+            values.extend(value.map(|value| (state.name.clone(), value)));
         }
         Ok(values)
     }
@@ -216,6 +218,37 @@ mod tests {
             "{error}"
         );
         assert!(error.contains("--weights"), "{error}");
+    }
+
+    /// The padding is the mesh's: a checkpoint made on one goes on on another.
+    #[test]
+    fn a_checkpoint_does_not_know_of_padding() {
+        let padded = |after: u64| {
+            let mut module = module_with(&[("weight", DType::U8, &[3 + after, 2])]);
+            if after > 0 {
+                let state = module.states.values_mut().next().unwrap();
+                state.view.push(ir::ViewStep::Pad { dim: 0, after });
+            }
+            let mut value: Vec<u8> = (1..=6).collect();
+            value.resize(6 + 2 * after as usize, 0);
+            (module, StateBytes::from([("weight".to_owned(), value.into())]))
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
+        let mut files = Vec::new();
+        for (step, after) in [(1, 0), (2, 1), (3, 5)] {
+            let (module, values) = padded(after);
+            let position = description(step).position;
+            let path =
+                checkpoints.save(&module, &Description::new(&module, position, data()), &values).unwrap();
+            files.push(fs::read(path.join(STATES)).unwrap());
+            for other in [0, 1, 5] {
+                let (module, values) = padded(other);
+                let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
+                assert_eq!(checkpoint.load(&module).unwrap(), values);
+            }
+        }
+        assert!(files[0] == files[1] && files[1] == files[2]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! file's own name lies as it does there. One under a module path is PyTorch's, and the exporter that renamed it most
 //! often stored it transposed; sizes tell, and where they cannot (a square matrix) the other matrices of the file do.
 
+use super::padding;
 use super::tensor_file::{Entry, TensorFile};
 use ir::{Module, Role, State};
 use std::collections::BTreeMap;
@@ -78,7 +79,8 @@ fn lies(module: &Module, state: &State, name: &str, entry: &Entry, of_states: bo
     let found =
         entry.dtype.clone().map_err(|dtype| format!("`{name}` holds {dtype}, which is not supported"))?;
     let row = state.initializer.data().map(|row| &module.data[row]).filter(|_| !of_states);
-    let wanted = row.map_or(&state.ty, |row| &row.ty);
+    let own = padding::unpadded_type(state).unwrap_or_else(|| state.ty.clone());
+    let wanted = row.map_or(&own, |row| &row.ty);
     let sizes = wanted.sizes().unwrap_or_default();
     let same = entry.dims == sizes;
     let by_path = row.is_some_and(|row| row.name != name) && sizes.len() == 2;

@@ -1,7 +1,7 @@
 //! Values of states on disk: checkpoints, weights given by the user, and the values before step 0.
 //!
 //! A checkpoint is a folder `checkpoints/step-N` of two files. `state.safetensors` has every state of the module's
-//! table by name: global, unsharded, in its element type. `checkpoint.json` says what they belong to
+//! table by name: global, unsharded, without padding, in its element type. `checkpoint.json` says what they belong to
 //! ([`Description`]). Both are written into a folder of a temporary name, flushed to the disk and only then renamed,
 //! so that a folder `step-N` is whole whenever there is one.
 
@@ -12,6 +12,7 @@ mod fingerprint;
 mod initial;
 mod load;
 mod matching;
+mod padding;
 mod raw_view;
 mod save;
 mod tensor_file;

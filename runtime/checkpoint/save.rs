@@ -2,8 +2,9 @@
 
 use super::description::{Description, StateRow};
 use super::error::CheckpointError;
-use super::{DESCRIPTION, STATES, StateSource, load, tensor_file};
-use ir::{DType, Module};
+use super::{DESCRIPTION, STATES, StateSource, load, padding, tensor_file};
+use ir::{DType, Module, State};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -156,13 +157,15 @@ impl From<io::Error> for Failure {
 struct Layout<'m> {
     header: Vec<u8>,
     tensors: Vec<(&'m str, DType, Vec<u64>, u64)>,
+    /// States that are padded, which their tensors are not.
+    padded: BTreeMap<&'m str, &'m State>,
 }
 
 impl<'m> Layout<'m> {
     fn of(module: &'m Module) -> Result<Self, CheckpointError> {
         let mut tensors = Vec::with_capacity(module.states.len());
         for (state, row) in module.states.values().zip(StateRow::table(module)) {
-            let Some(bytes) = state.ty.bytes() else {
+            let Some(bytes) = padding::unpadded_type(state).and_then(|ty| ty.bytes()) else {
                 let name = state.name.clone();
                 return Err(CheckpointError::State { name, found: 0, expected: u64::MAX });
             };
@@ -170,7 +173,8 @@ impl<'m> Layout<'m> {
         }
         tensors.sort_by_key(|(_, dtype, _, _)| std::cmp::Reverse(dtype.bytes()));
         let header = tensor_file::header(&tensors).map_err(|name| CheckpointError::ReservedName { name })?;
-        Ok(Self { header, tensors })
+        let padded = module.states.values().filter(|state| padding::is_padded(state));
+        Ok(Self { header, tensors, padded: padded.map(|state| (state.name.as_str(), state)).collect() })
     }
 
     fn bytes(&self) -> u64 {
@@ -180,7 +184,12 @@ impl<'m> Layout<'m> {
     fn write(&self, file: &mut dyn Target, states: &dyn StateSource) -> Result<(), Failure> {
         file.write_all(&self.header)?;
         for (name, _, _, expected) in &self.tensors {
-            let value = states.state(name).unwrap_or_default();
+            let mut value = states.state(name).unwrap_or_default();
+            if let Some(state) = self.padded.get(name)
+                && let Some(unpadded) = padding::remove(state, value.to_vec().into())
+            {
+                value = unpadded.to_vec().into();
+            }
             if value.len() as u64 != *expected {
                 let (name, found, expected) = ((*name).to_owned(), value.len() as u64, *expected);
                 return Err(Failure::State(CheckpointError::State { name, found, expected }));

@@ -91,7 +91,10 @@ fn value(module: &Module, found: &Match, file: &TensorFile, bytes: Bytes) -> Opt
     if let (true, Some(row)) = (found.lies != Lies::AsState, found.state.initializer.data()) {
         tensor = tensor.cast(module.data[row].ty.dtype)?.view(&found.state.view)?;
     }
-    let value = tensor.cast(found.state.ty.dtype)?;
+    let mut value = tensor.cast(found.state.ty.dtype)?;
+    if found.lies == Lies::AsState {
+        value = value.view(ir::view::padding(&found.state.view, &[]).0)?;
+    }
     (value.sizes == found.state.ty.sizes()?).then_some(value.bytes)
 }
 

@@ -130,27 +130,34 @@ impl<'p> Walk<'p> {
 
     fn different(&self, first: usize, second: usize) -> Diagnostic {
         let message = format!("rank {first} and rank {second} issue different collectives to each other");
-        self.diagnostic(message, first, second)
+        self.diagnostic(message, &[first, second])
     }
 
+    /// Why a rank cannot go on: from it to whom it waits for, until one has come to the end or closes a circle.
     fn stuck(&self, rank: usize) -> Diagnostic {
-        let group = self.group(rank).unwrap_or_default();
-        let here = |member: usize| self.group(member).as_ref() == Some(&group);
-        let other = group.iter().copied().find(|&member| !here(member)).unwrap_or(rank);
-        let message = match self.group(other) {
-            None => {
-                format!("rank {rank} would wait for ever for rank {other}, which issues too few collectives")
+        let mut path = vec![rank];
+        loop {
+            let last = path[path.len() - 1];
+            let Some(group) = self.group(last) else {
+                let waits = path[path.len() - 2];
+                let few = format!("rank {waits} would wait for ever for rank {last}, which issues too few");
+                return self.diagnostic(format!("{few} collectives"), &[waits, last]);
+            };
+            let comes = |member: usize| self.group(member).as_ref() == Some(&group);
+            let next = group.iter().copied().find(|&member| !comes(member)).unwrap_or(last);
+            if let Some(start) = path.iter().position(|&before| before == next) {
+                let circle = &path[start..];
+                let message =
+                    format!("the ranks {circle:?} would wait for each other for ever, in this order");
+                return self.diagnostic(message, circle);
             }
-            Some(others) => format!(
-                "rank {rank} would wait for ever for rank {other}, which waits for the ranks {others:?}: they issue \
-                 collectives in different orders"
-            ),
-        };
-        self.diagnostic(message, rank, other)
+            path.push(next);
+        }
     }
 
-    fn diagnostic(&self, message: String, first: usize, second: usize) -> Diagnostic {
+    fn diagnostic(&self, message: String, ranks: &[usize]) -> Diagnostic {
         let note = "this is a bug: every rank must issue the same collectives in the same order";
-        Diagnostic::new(message).note(self.told(first)).note(self.told(second)).note(note)
+        let told = ranks.iter().map(|&rank| self.told(rank));
+        told.fold(Diagnostic::new(message), Diagnostic::note).note(note)
     }
 }

@@ -7,6 +7,8 @@
 
 mod parts;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use crate::comm::local::{AtWork, Local};
@@ -59,7 +61,7 @@ impl Ranks {
 
     /// Ranks of which each has programs of its own; `through` is what each communicates through, given its
     /// communicator.
-    fn with(
+    pub(crate) fn with(
         programs: Vec<Vec<Arc<Program>>>,
         threads: Option<usize>,
         through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,

@@ -1,13 +1,12 @@
 //! A rank that fails in the middle of a step, in every way it can: all end, with its error, and nothing hangs.
 
 use super::Ranks;
-use crate::comm::{CommError, Communicator, Exchanged};
+use super::testing::Faulty;
+use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, ProgramId, step};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Program, Section};
-use ir::PartialKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn program(ranks: usize, microbatches: Microbatches) -> Program {
     let text = r#"trainyard-ir 1
@@ -28,59 +27,6 @@ fn program(ranks: usize, microbatches: Microbatches) -> Program {
         }"#;
     let module = ir::text::parse(&text.replace("RANKS", &ranks.to_string())).unwrap();
     lower(&module, &LowerOptions { microbatches, ..LowerOptions::default() }).unwrap()
-}
-
-/// What a rank communicates through that fails at its third collective.
-struct Faulty {
-    inner: Arc<dyn Communicator>,
-    issued: AtomicUsize,
-    panics: bool,
-}
-
-impl Faulty {
-    fn third(&self) -> Result<(), CommError> {
-        if self.issued.fetch_add(1, Ordering::Relaxed) != 2 {
-            return Ok(());
-        }
-        assert!(!self.panics, "as the test asks for");
-        Err(CommError::Outside { rank: self.rank(), group: vec![] })
-    }
-}
-
-impl Communicator for Faulty {
-    fn rank(&self) -> u64 {
-        self.inner.rank()
-    }
-
-    fn all_reduce(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        self.third()?;
-        self.inner.all_reduce(group, kind, tensors)
-    }
-
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.third()?;
-        self.inner.all_gather(group, tensors)
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        self.third()?;
-        self.inner.reduce_scatter(group, kind, tensors)
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.third()?;
-        self.inner.all_to_all(group, tensors)
-    }
 }
 
 /// Three microbatches on ranks, the second of which has a program and a communicator of its own.
@@ -104,9 +50,7 @@ fn ended(
 #[test]
 fn a_rank_that_panics_at_a_collective_ends_all() {
     for ranks in [2, 4] {
-        let faulty = |inner| -> Arc<dyn Communicator> {
-            Arc::new(Faulty { inner, issued: AtomicUsize::new(0), panics: true })
-        };
+        let faulty = |inner| Faulty::new(inner, 2, true);
         let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
         assert_eq!(error, "rank 1: it panicked: as the test asks for");
     }
@@ -115,9 +59,7 @@ fn a_rank_that_panics_at_a_collective_ends_all() {
 #[test]
 fn a_rank_that_returns_an_error_ends_all() {
     for ranks in [2, 4] {
-        let faulty = |inner| -> Arc<dyn Communicator> {
-            Arc::new(Faulty { inner, issued: AtomicUsize::new(0), panics: false })
-        };
+        let faulty = |inner| Faulty::new(inner, 2, false);
         let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
         assert_eq!(error, "rank 1: rank 1 is none of the group []");
     }

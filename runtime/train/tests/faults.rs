@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::checkpoint::CheckpointError;
+use crate::cpu::Cpu;
 use crate::train::Cause;
 
 /// The rate of the first three steps.
@@ -112,9 +113,8 @@ fn a_folder_without_a_checkpoint_cannot_be_gone_on_from() {
 #[test]
 fn a_program_without_what_the_loop_reads_is_refused() {
     let run = setup();
-    let forward = run.module(include_str!("bigram.forward.ir"), &[]);
-    let mut device = device(&run.train_module(), &forward);
-    let error = Session::new(&mut device, ProgramId(1), None).err().unwrap().to_string();
+    let mut device = run.device(&run.train_module());
+    let error = Session::new(&mut *device, ProgramId(1), None).err().unwrap().to_string();
     assert_eq!(error, "program `bigram` has no output `loss`, which training needs");
 }
 

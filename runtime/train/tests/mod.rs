@@ -3,15 +3,17 @@
 mod against_interp;
 mod faults;
 mod going_on;
+mod on_ranks;
 
 use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
-use crate::cpu::Cpu;
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
-use crate::device::ProgramId;
+use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
 use crate::progress::Progress;
+use crate::ranks::Ranks;
+use crate::ranks::testing::Faulty;
 use ir::interp::Missing;
 use ir::{DType, Module};
 use std::io::{self, Write};
@@ -37,6 +39,8 @@ struct Setup {
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
     on_line: OnLine,
+    /// The collective at which rank 1 panics, if there are ranks.
+    fault: Option<usize>,
 }
 
 /// What happens when the line of a step is shown.
@@ -63,6 +67,7 @@ fn setup() -> Setup {
         resume_from: None,
         edits: Vec::new(),
         on_line: OnLine::Nothing,
+        fault: None,
     }
 }
 
@@ -129,12 +134,11 @@ impl Setup {
     /// Runs as the driver does, from the start or from the newest checkpoint.
     fn go(&self) -> Result<Outcome, TrainError> {
         let module = self.train_module();
-        let forward = self.module(include_str!("bigram.forward.ir"), &[]);
         let loader = self.loader();
         let data = DataFingerprint::of(&self.corpus()).unwrap();
         let (start, values) = self.start(&module, &loader, &data)?;
-        let mut device = device(&module, &forward);
-        let mut session = Session::new(&mut device, ProgramId(0), Some(ProgramId(1)))?;
+        let mut device = self.device(&module);
+        let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
         let stop = Arc::new(AtomicBool::new(false));
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
@@ -150,6 +154,28 @@ impl Setup {
         train(&mut run, &Schedule { start, ..self.schedule }, &stop)
     }
 
+    /// The training program and the evaluation program on the devices of their mesh. On several, what is evaluated is
+    /// the training program without its updates.
+    fn device(&self, module: &Module) -> Box<dyn Device> {
+        let mut forward = self.module(include_str!("bigram.forward.ir"), &[]);
+        if module.mesh.devices() > 1 {
+            forward = module.clone();
+            forward.states.values_mut().for_each(|state| state.output = None);
+        }
+        let program = Arc::new(lower(module, &LowerOptions::default()).unwrap());
+        let outputs = Some(&["loss.sum", "loss.weight"][..]);
+        let options = LowerOptions { states_of: Some(&program), outputs, ..LowerOptions::default() };
+        let eval = Arc::new(lower(&forward, &options).unwrap());
+        let programs = vec![program, eval];
+        let Some(at) = self.fault else { return crate::ranks::device(programs, Some(2)).unwrap() };
+        let all = vec![programs; module.mesh.devices() as usize];
+        let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
+            1 => Faulty::new(inner, at, true),
+            _ => inner,
+        };
+        Box::new(Ranks::with(all, Some(2), faulty).unwrap())
+    }
+
     fn start(
         &self,
         module: &Module,
@@ -163,14 +189,6 @@ impl Setup {
         let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;
         Ok((step, values))
     }
-}
-
-/// A CPU with the training program and the evaluation program.
-fn device(module: &Module, forward: &Module) -> Cpu {
-    let program = Arc::new(lower(module, &LowerOptions::default()).unwrap());
-    let options = LowerOptions { states_of: Some(&program), ..LowerOptions::default() };
-    let eval = Arc::new(lower(forward, &options).unwrap());
-    Cpu::new(vec![program, eval], Some(2)).unwrap()
 }
 
 /// Sees every line that the user sees.

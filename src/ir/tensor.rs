@@ -25,6 +25,33 @@ pub enum Elements {
     Bool(Vec<bool>),
 }
 
+impl Elements {
+    /// The elements that strides lead to, for every index below `sizes` in row-major order.
+    pub fn strided(&self, sizes: &[usize], strides: &[usize]) -> Self {
+        fn pick<T: Copy>(elements: &[T], sizes: &[usize], strides: &[usize]) -> Vec<T> {
+            let (Some((&size, outer)), Some((&step, outer_strides))) =
+                (sizes.split_last(), strides.split_last())
+            else {
+                return vec![elements[0]];
+            };
+            let mut picked = Vec::with_capacity(sizes.iter().product());
+            for start in offsets(outer, outer_strides) {
+                match step {
+                    0 if size > 0 => picked.extend(std::iter::repeat_n(elements[start], size)),
+                    1 => picked.extend_from_slice(&elements[start..start + size]),
+                    _ => picked.extend((0..size).map(|i| elements[start + i * step])),
+                }
+            }
+            picked
+        }
+        match self {
+            Self::Float(elements) => Self::Float(pick(elements, sizes, strides)),
+            Self::Int(elements) => Self::Int(pick(elements, sizes, strides)),
+            Self::Bool(elements) => Self::Bool(pick(elements, sizes, strides)),
+        }
+    }
+}
+
 impl Tensor {
     /// A float tensor. Panics if the number of elements is not the product of the sizes.
     pub fn float(dtype: DType, sizes: Vec<usize>, elements: Vec<f64>) -> Self {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::Dim;
 use crate::tensor::{offsets, strides};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// `out[o..] = Σ lhs[l..] · rhs[r..]`: dims with the same label are the same index; labels that `out` lacks are
@@ -156,12 +157,17 @@ impl Operator for Contract {
         let [out_batch, out_rows, out_columns, _] = table(&self.out, &sizes);
         let mut out = vec![0.0; sizes.iter().product()];
         for ((&l0, &r0), &o0) in lhs_batch.iter().zip(&rhs_batch).zip(&out_batch) {
-            let left = gather_matrix(&lhs.floats()[l0..], &lhs_rows, &lhs_summed);
-            let right = gather_matrix(&rhs.floats()[r0..], &rhs_summed, &rhs_columns);
-            let product = multiply(&left, &right, lhs_rows.len(), lhs_summed.len(), rhs_columns.len());
-            for (i, &row) in out_rows.iter().enumerate() {
-                for (j, &column) in out_columns.iter().enumerate() {
-                    out[o0 + row + column] = product[i * out_columns.len() + j];
+            let left = Matrix::new(&lhs.floats()[l0..], &lhs_rows, &lhs_summed);
+            let right = Matrix::new(&rhs.floats()[r0..], &rhs_summed, &rhs_columns);
+            match (step(&out_rows), step(&out_columns)) {
+                (Some(row), Some(column)) => multiply(&left, &right, &mut out[o0..], [row, column]),
+                _ => {
+                    let mut product = vec![0.0; left.rows * right.columns];
+                    multiply(&left, &right, &mut product, [right.columns, 1]);
+                    for (row, products) in out_rows.iter().zip(product.chunks_exact(right.columns.max(1))) {
+                        let places = out_columns.iter().zip(products);
+                        places.for_each(|(column, product)| out[o0 + row + column] = *product);
+                    }
                 }
             }
         }
@@ -169,63 +175,93 @@ impl Operator for Contract {
     }
 }
 
-/// The matrix whose element (i, j) stands at `rows[i] + columns[j]`.
-fn gather_matrix(elements: &[f64], rows: &[usize], columns: &[usize]) -> Vec<f64> {
-    rows.iter().flat_map(|&row| columns.iter().map(move |&column| elements[row + column])).collect()
+/// A matrix whose element (i, j) stands at `i · row + j · column`.
+struct Matrix<'a> {
+    elements: Cow<'a, [f64]>,
+    rows: usize,
+    columns: usize,
+    row: usize,
+    column: usize,
 }
 
-/// Row-major `[m, k] × [k, n]` in f64. Large products go to the `gemm` crate, small ones through plain loops; a test
-/// holds one against the other.
-fn multiply(left: &[f64], right: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
-    if m * n * k < 32 * 32 * 32 {
-        multiply_by_loops(left, right, m, k, n)
-    } else {
-        multiply_by_gemm(left, right, m, k, n)
+impl<'a> Matrix<'a> {
+    /// The matrix whose element (i, j) stands at `rows[i] + columns[j]`: copied only where these are not evenly spaced.
+    fn new(elements: &'a [f64], rows: &[usize], columns: &[usize]) -> Self {
+        let (elements, [row, column]) = match (step(rows), step(columns)) {
+            (Some(row), Some(column)) => (Cow::Borrowed(elements), [row, column]),
+            _ => {
+                let mut copied = Vec::with_capacity(rows.len() * columns.len());
+                rows.iter()
+                    .for_each(|row| copied.extend(columns.iter().map(|column| elements[row + column])));
+                (Cow::Owned(copied), [columns.len(), 1])
+            }
+        };
+        Self { elements, rows: rows.len(), columns: columns.len(), row, column }
     }
 }
 
-fn multiply_by_loops(left: &[f64], right: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
-    let mut out = vec![0.0; m * n];
-    for i in 0..m {
-        for p in 0..k {
-            for j in 0..n {
-                out[i * n + j] += left[i * k + p] * right[p * n + j];
+/// The distance of offsets that start at 0 and are evenly spaced.
+fn step(offsets: &[usize]) -> Option<usize> {
+    let step = offsets.get(1).copied().unwrap_or(1);
+    offsets.iter().enumerate().all(|(i, &offset)| offset == i * step).then_some(step)
+}
+
+/// The product of two matrices in f64, into a matrix of zeros with these distances of rows and columns. Large products
+/// go to the `gemm` crate, small ones through plain loops; a test holds one against the other.
+fn multiply(left: &Matrix, right: &Matrix, out: &mut [f64], steps: [usize; 2]) {
+    if left.rows * left.columns * right.columns < 32 * 32 * 32 {
+        multiply_by_loops(left, right, out, steps);
+    } else {
+        multiply_by_gemm(left, right, out, steps);
+    }
+}
+
+fn multiply_by_loops(left: &Matrix, right: &Matrix, out: &mut [f64], [row, column]: [usize; 2]) {
+    for i in 0..left.rows {
+        for p in 0..left.columns {
+            let factor = left.elements[i * left.row + p * left.column];
+            for j in 0..right.columns {
+                out[i * row + j * column] += factor * right.elements[p * right.row + j * right.column];
             }
         }
     }
-    out
 }
 
 #[allow(unsafe_code)] // the only door to the gemm crate
-fn multiply_by_gemm(left: &[f64], right: &[f64], m: usize, k: usize, n: usize) -> Vec<f64> {
-    let mut out = vec![0.0; m * n];
-    assert!(left.len() == m * k && right.len() == k * n);
-    // SAFETY: the three pointers cover m·n, m·k and k·n elements (asserted above), row-major with the strides given,
-    // and `out` is borrowed from nobody else.
+fn multiply_by_gemm(left: &Matrix, right: &Matrix, out: &mut [f64], [row, column]: [usize; 2]) {
+    let (m, k, n) = (left.rows, left.columns, right.columns);
+    let last =
+        |rows: usize, columns: usize, row: usize, column: usize| (rows - 1) * row + (columns - 1) * column;
+    assert!(m > 0 && k > 0 && n > 0 && right.rows == k);
+    assert!(last(m, k, left.row, left.column) < left.elements.len());
+    assert!(last(k, n, right.row, right.column) < right.elements.len());
+    // The elements of `out` are apart: a whole row, or a whole column, lies before the next.
+    assert!(last(m, n, row, column) < out.len() && ((n - 1) * column < row.max(1) || (m - 1) * row < column));
+    // SAFETY: the three pointers cover the matrices with the distances given (asserted above), and `out`, whose
+    // elements do not overlap, is borrowed from nobody else.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
             out.as_mut_ptr(),
-            1,
-            n as isize,
+            column as isize,
+            row as isize,
             false,
-            left.as_ptr(),
-            1,
-            k as isize,
-            right.as_ptr(),
-            1,
-            n as isize,
+            left.elements.as_ptr(),
+            left.column as isize,
+            left.row as isize,
+            right.elements.as_ptr(),
+            right.column as isize,
+            right.row as isize,
             0.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm::Parallelism::Rayon(0),
         );
     }
-    out
 }
 
 #[cfg(test)]
@@ -237,8 +273,16 @@ mod tests {
         let (m, k, n) = (33, 47, 40);
         let left: Vec<f64> = (0..m * k).map(|i| (i as f64 * 0.37).sin()).collect();
         let right: Vec<f64> = (0..k * n).map(|i| (i as f64 * 0.91).cos()).collect();
-        let by_loops = multiply_by_loops(&left, &right, m, k, n);
-        let by_gemm = multiply_by_gemm(&left, &right, m, k, n);
-        assert!(by_loops.iter().zip(&by_gemm).all(|(a, b)| (a - b).abs() < 1e-12));
+        let matrix = |elements, rows, columns, steps: [usize; 2]| {
+            let [row, column] = steps;
+            Matrix { elements: Cow::Borrowed(elements), rows, columns, row, column }
+        };
+        for (left_steps, right_steps, steps) in [([k, 1], [n, 1], [n, 1]), ([1, m], [1, k], [1, m])] {
+            let (left, right) = (matrix(&left[..], m, k, left_steps), matrix(&right[..], k, n, right_steps));
+            let (mut by_loops, mut by_gemm) = (vec![0.0; m * n], vec![0.0; m * n]);
+            multiply_by_loops(&left, &right, &mut by_loops, steps);
+            multiply_by_gemm(&left, &right, &mut by_gemm, steps);
+            assert!(by_loops.iter().zip(&by_gemm).all(|(a, b)| (a - b).abs() < 1e-12));
+        }
     }
 }

@@ -77,9 +77,11 @@ impl Operator for Adam {
         let [lr, weight_decay, step] = [4, 5, 6].map(|i| cx.operands[i].item());
         let [beta1, beta2] = [self.beta1.get(), self.beta2.get()];
         let (correction1, correction2) = (1.0 - beta1.powf(step), 1.0 - beta2.powf(step));
-        let (mut parameters, mut first, mut second) = (vec![], vec![], vec![]);
-        for i in 0..cx.operands[0].len() {
-            let [mut p, mut g, mut m, mut v] = [0, 1, 2, 3].map(|operand| cx.operands[operand].floats()[i]);
+        let len = cx.operands[0].len();
+        let [mut parameters, mut first, mut second] = [0; 3].map(|_| Vec::with_capacity(len));
+        let operands = [0, 1, 2, 3].map(|operand| cx.operands[operand].floats());
+        for i in 0..len {
+            let [mut p, mut g, mut m, mut v] = operands.map(|elements| elements[i]);
             if self.decoupled {
                 p *= 1.0 - lr * weight_decay;
             } else {
@@ -122,9 +124,11 @@ impl Operator for Sgd {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
         let momentum = self.momentum.get();
-        let (mut parameters, mut velocities) = (vec![], vec![]);
-        for i in 0..cx.operands[0].len() {
-            let [p, g, u] = [0, 1, 2].map(|operand| cx.operands[operand].floats()[i]);
+        let len = cx.operands[0].len();
+        let [mut parameters, mut velocities] = [0; 2].map(|_| Vec::with_capacity(len));
+        let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
+        for i in 0..len {
+            let [p, g, u] = operands.map(|elements| elements[i]);
             let g = g + weight_decay * p;
             let u = momentum * u + g;
             parameters.push(p - lr * if self.nesterov { g + momentum * u } else { u });

@@ -163,8 +163,6 @@ impl Operator for Reduce {
             x.sizes.iter().enumerate().map(|(i, &n)| if reduced(i) { 1 } else { n }).collect();
         let mut steps = strides(&kept);
         steps.iter_mut().enumerate().filter(|(i, _)| reduced(*i)).for_each(|(_, step)| *step = 0);
-        // Where each element of the operand goes.
-        let targets = offsets(&x.sizes, &steps);
         let len = sizes.iter().product();
         let count: usize = self.dims.iter().map(|&i| x.sizes[i as usize]).product();
         vec![match &x.elements {
@@ -175,7 +173,7 @@ impl Operator for Reduce {
                     ReduceKind::Min => (f64::INFINITY, |a, b| Binary::Min.scalar(a, b)),
                 };
                 let mut out = vec![start; len];
-                elements.iter().zip(&targets).for_each(|(&x, &i)| out[i] = combine(out[i], x));
+                fold(&mut out, elements, &x.sizes, &steps, combine);
                 if self.kind == ReduceKind::Mean {
                     out.iter_mut().for_each(|x| *x /= count as f64);
                 }
@@ -188,7 +186,7 @@ impl Operator for Reduce {
                     ReduceKind::Min => (i64::MAX, i64::min),
                 };
                 let mut out = vec![start; len];
-                elements.iter().zip(&targets).for_each(|(&x, &i)| out[i] = combine(out[i], x));
+                fold(&mut out, elements, &x.sizes, &steps, combine);
                 Tensor::int(dtype, sizes, out.into_iter().map(|x| wrap(dtype, x)).collect())
             }
             Elements::Bool(_) => unreachable!("infer has checked the types"),
@@ -253,6 +251,16 @@ impl Operator for CumulativeSum {
             }
         }
         vec![out]
+    }
+}
+
+/// Combines every element, in row-major order, with the one of `out` that the steps lead to.
+fn fold<T: Copy>(out: &mut [T], elements: &[T], sizes: &[usize], steps: &[usize], combine: fn(T, T) -> T) {
+    let (outer, inner) = sizes.split_at(sizes.len().saturating_sub(1));
+    let (outer_steps, inner_steps) = steps.split_at(outer.len());
+    let (size, step) = (inner.first().copied().unwrap_or(1), inner_steps.first().copied().unwrap_or(0));
+    for (start, row) in offsets(outer, outer_steps).into_iter().zip(elements.chunks_exact(size.max(1))) {
+        row.iter().enumerate().for_each(|(i, &x)| out[start + i * step] = combine(out[start + i * step], x));
     }
 }
 

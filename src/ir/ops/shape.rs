@@ -1,9 +1,9 @@
 //! Operators that move elements and compute nothing: reshape, transpose, broadcast, slice, concat, pad.
 
 use super::*;
-use crate::tensor::{Elements, broadcast_strides, offsets, strides};
+use crate::tensor::{Elements, broadcast_strides, strides};
 use crate::types::broadcast;
-use crate::{Dim, Dims};
+use crate::{Dim, Dims, block};
 use smallvec::SmallVec;
 
 /// The same elements in row-major order, in the dims of the result type.
@@ -58,18 +58,6 @@ fn gathered(tensor: &Tensor, offsets: Vec<usize>, sizes: Vec<usize>) -> Tensor {
         Elements::Bool(x) => Elements::Bool(offsets.into_iter().map(|i| x[i]).collect()),
     };
     Tensor { dtype: tensor.dtype, sizes, elements }
-}
-
-/// Writes the elements of `source` at these offsets of `target`.
-fn scatter(target: &mut Tensor, source: &Tensor, offsets: &[usize]) {
-    match (&mut target.elements, &source.elements) {
-        (Elements::Float(to), Elements::Float(from)) => {
-            offsets.iter().zip(from).for_each(|(&i, &x)| to[i] = x)
-        }
-        (Elements::Int(to), Elements::Int(from)) => offsets.iter().zip(from).for_each(|(&i, &x)| to[i] = x),
-        (Elements::Bool(to), Elements::Bool(from)) => offsets.iter().zip(from).for_each(|(&i, &x)| to[i] = x),
-        _ => unreachable!("infer has checked the types"),
-    }
 }
 
 /// The product of dims, if it fits.
@@ -211,7 +199,8 @@ impl Operator for Transpose {
         let (x, sizes) = (cx.operands[0], cx.sizes(0));
         let own = strides(&x.sizes);
         let permuted: Vec<usize> = self.permutation.iter().map(|&i| own[i as usize]).collect();
-        vec![gathered(x, offsets(&sizes, &permuted), sizes)]
+        let elements = x.elements.strided(&sizes, &permuted);
+        vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
 }
 
@@ -244,7 +233,8 @@ impl Operator for Broadcast {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (x, sizes) = (cx.operands[0], cx.sizes(0));
-        vec![gathered(x, offsets(&sizes, &broadcast_strides(&x.sizes, &sizes)), sizes)]
+        let elements = x.elements.strided(&sizes, &broadcast_strides(&x.sizes, &sizes));
+        vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
 }
 
@@ -305,6 +295,11 @@ impl Operator for Slice {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let (x, sizes, dim) = (cx.operands[0], cx.sizes(0), self.dim as usize);
+        if self.step == 1 {
+            let mut start = vec![0; sizes.len()];
+            start[dim] = self.start as usize;
+            return vec![block::read(x, &start, &sizes)];
+        }
         let own = strides(&x.sizes);
         // Along the cut dim the index is mapped by hand: a step may be negative.
         let mut offsets = vec![0];
@@ -377,17 +372,14 @@ impl Operator for Concat {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let sizes = cx.sizes(0);
-        let own = strides(&sizes);
+        let (sizes, dim) = (cx.sizes(0), self.dim as usize);
+        let mut start = vec![0; sizes.len()];
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, 0.0);
-        let mut start = 0;
         for operand in cx.operands {
-            let base = start * own[self.dim as usize];
-            let offsets: Vec<usize> = offsets(&operand.sizes, &own).into_iter().map(|i| i + base).collect();
-            scatter(&mut out, operand, &offsets);
-            start += operand.sizes[self.dim as usize];
+            block::write(&mut out, &start, operand);
+            start[dim] += operand.sizes[dim];
         }
-        assert_eq!(start, out.sizes[self.dim as usize], "the operands fill the result");
+        assert_eq!(start[dim], out.sizes[dim], "the operands fill the result");
         vec![out]
     }
 }
@@ -436,12 +428,11 @@ impl Operator for Pad {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let (x, sizes) = (cx.operands[0], cx.sizes(0));
-        let own = strides(&sizes);
+        let sizes = cx.sizes(0);
+        let mut start = vec![0; sizes.len()];
+        start[self.dim as usize] = self.before as usize;
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, self.value.get());
-        let base = self.before as usize * own[self.dim as usize];
-        let offsets: Vec<usize> = offsets(&x.sizes, &own).into_iter().map(|i| i + base).collect();
-        scatter(&mut out, x, &offsets);
+        block::write(&mut out, &start, cx.operands[0]);
         vec![out]
     }
 }

@@ -6,7 +6,7 @@ use super::conditions::{Compare, Select};
 use super::unary::{
     FRAC_2_SQRT_PI, GELU_TANH_CUBE, GELU_TANH_SCALE, SQRT_2, Unary, gelu_tanh_inner, normal_cdf, sigmoid,
 };
-use super::{gathered, kinds, same_dtype};
+use super::{gathered, kinds, same_dtype, zip};
 use crate::DType;
 use crate::ops::list::Kinds;
 use crate::tensor::Elements;
@@ -173,13 +173,11 @@ impl Operator for Binary {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let sizes = cx.sizes(0);
         let [x, y] = [0, 1].map(|i| gathered(cx.operands[i], &sizes));
-        let elements = match (x, y) {
-            (Elements::Float(x), Elements::Float(y)) => {
-                Elements::Float(x.into_iter().zip(y).map(|(x, y)| self.scalar(x, y)).collect())
-            }
+        let elements = match (&*x, &*y) {
+            (Elements::Float(x), Elements::Float(y)) => Elements::Float(zip(x, y, |x, y| self.scalar(x, y))),
             (Elements::Int(x), Elements::Int(y)) => {
                 let dtype = cx.results[0].dtype;
-                Elements::Int(x.into_iter().zip(y).map(|(x, y)| wrap(dtype, self.integer(x, y))).collect())
+                Elements::Int(zip(x, y, |x, y| wrap(dtype, self.integer(x, y))))
             }
             _ => unreachable!("infer has checked the types"),
         };

@@ -1,7 +1,7 @@
 //! Comparisons, logic, and choosing by a condition.
 
 use super::super::*;
-use super::{gathered, kinds, same_dtype};
+use super::{gathered, kinds, same_dtype, zip};
 use crate::ops::list::Kinds;
 use crate::tensor::Elements;
 use crate::types::broadcast;
@@ -79,16 +79,10 @@ impl Operator for Compare {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let sizes = cx.sizes(0);
         let [x, y] = [0, 1].map(|i| gathered(cx.operands[i], &sizes));
-        let elements = match (x, y) {
-            (Elements::Float(x), Elements::Float(y)) => {
-                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
-            }
-            (Elements::Int(x), Elements::Int(y)) => {
-                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
-            }
-            (Elements::Bool(x), Elements::Bool(y)) => {
-                x.iter().zip(&y).map(|(x, y)| self.scalar(x, y)).collect()
-            }
+        let elements = match (&*x, &*y) {
+            (Elements::Float(x), Elements::Float(y)) => zip(x, y, |x, y| self.scalar(x, y)),
+            (Elements::Int(x), Elements::Int(y)) => zip(x, y, |x, y| self.scalar(x, y)),
+            (Elements::Bool(x), Elements::Bool(y)) => zip(x, y, |x, y| self.scalar(x, y)),
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor::bool(sizes, elements)]
@@ -135,11 +129,11 @@ impl Operator for Logical {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let sizes = cx.sizes(0);
-        let [x, y] = [0, 1].map(|i| match gathered(cx.operands[i], &sizes) {
-            Elements::Bool(elements) => elements,
-            _ => unreachable!("infer has checked the types"),
-        });
-        vec![Tensor::bool(sizes, x.into_iter().zip(y).map(|(x, y)| self.scalar(x, y)).collect())]
+        let [x, y] = [0, 1].map(|i| gathered(cx.operands[i], &sizes));
+        let (Elements::Bool(x), Elements::Bool(y)) = (&*x, &*y) else {
+            unreachable!("infer has checked the types")
+        };
+        vec![Tensor::bool(sizes, zip(x, y, |x, y| self.scalar(x, y)))]
     }
 }
 
@@ -181,15 +175,19 @@ impl Operator for Select {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let sizes = cx.sizes(0);
         let [condition, x, y] = [0, 1, 2].map(|i| gathered(cx.operands[i], &sizes));
-        let Elements::Bool(condition) = condition else { unreachable!("infer has checked the types") };
-        fn pick<T>(condition: Vec<bool>, x: Vec<T>, y: Vec<T>) -> Vec<T> {
-            let pairs = x.into_iter().zip(y);
-            condition.into_iter().zip(pairs).map(|(first, (x, y))| if first { x } else { y }).collect()
+        let Elements::Bool(condition) = &*condition else { unreachable!("infer has checked the types") };
+        fn pick<T: Copy>(len: usize, condition: &[bool], x: &[T], y: &[T]) -> Vec<T> {
+            // Where a tensor has a single element it is read for all.
+            let [condition_step, x_step, y_step] =
+                [condition.len(), x.len(), y.len()].map(|own| usize::from(own != 1));
+            let one = |i| if condition[i * condition_step] { x[i * x_step] } else { y[i * y_step] };
+            (0..len).map(one).collect()
         }
-        let elements = match (x, y) {
-            (Elements::Float(x), Elements::Float(y)) => Elements::Float(pick(condition, x, y)),
-            (Elements::Int(x), Elements::Int(y)) => Elements::Int(pick(condition, x, y)),
-            (Elements::Bool(x), Elements::Bool(y)) => Elements::Bool(pick(condition, x, y)),
+        let len = sizes.iter().product();
+        let elements = match (&*x, &*y) {
+            (Elements::Float(x), Elements::Float(y)) => Elements::Float(pick(len, condition, x, y)),
+            (Elements::Int(x), Elements::Int(y)) => Elements::Int(pick(len, condition, x, y)),
+            (Elements::Bool(x), Elements::Bool(y)) => Elements::Bool(pick(len, condition, x, y)),
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]

@@ -12,7 +12,8 @@ pub use conditions::{Compare, Logical, Select};
 pub use unary::Unary;
 
 use super::*;
-use crate::tensor::{Elements, broadcast_strides, offsets};
+use crate::tensor::{Elements, broadcast_strides};
+use std::borrow::Cow;
 
 macro_rules! kinds {
     ($(#[$doc:meta])* $name:ident { $($(#[$kind_doc:meta])* $kind:ident $text:literal),* $(,)? }) => {
@@ -27,16 +28,20 @@ macro_rules! kinds {
 }
 use kinds;
 
-/// The elements of a tensor broadcast to sizes.
-fn gathered(tensor: &Tensor, sizes: &[usize]) -> Elements {
-    if tensor.sizes == sizes {
-        return tensor.elements.clone();
+/// The elements of a tensor broadcast to sizes; a single element stays one, for [`zip`] to repeat.
+fn gathered<'a>(tensor: &'a Tensor, sizes: &[usize]) -> Cow<'a, Elements> {
+    if tensor.sizes == sizes || tensor.len() == 1 {
+        return Cow::Borrowed(&tensor.elements);
     }
-    let offsets = offsets(sizes, &broadcast_strides(&tensor.sizes, sizes));
-    match &tensor.elements {
-        Elements::Float(x) => Elements::Float(offsets.into_iter().map(|i| x[i]).collect()),
-        Elements::Int(x) => Elements::Int(offsets.into_iter().map(|i| x[i]).collect()),
-        Elements::Bool(x) => Elements::Bool(offsets.into_iter().map(|i| x[i]).collect()),
+    Cow::Owned(tensor.elements.strided(sizes, &broadcast_strides(&tensor.sizes, sizes)))
+}
+
+/// A function of each pair of elements; one element alone is paired with every other.
+fn zip<T: Copy, U: Copy, V>(x: &[T], y: &[U], function: impl Fn(T, U) -> V) -> Vec<V> {
+    match (x, y) {
+        (&[x], y) => y.iter().map(|&y| function(x, y)).collect(),
+        (x, &[y]) => x.iter().map(|&x| function(x, y)).collect(),
+        (x, y) => x.iter().zip(y).map(|(&x, &y)| function(x, y)).collect(),
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use ir::{Diagnostic, Module};
 use onnx::{ImportOptions, Imported, Model};
 use passes::parameters::{ParameterReport, RowRole};
+use passes::spmd::ShardingReport;
 use passes::{Manager, PassContext, Pipeline, Timing};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,6 +42,8 @@ pub struct Compilation {
     pub forward: Module,
     /// What each float tensor of the file was found to be.
     pub parameters: Vec<ParameterReport>,
+    /// How each input and state lies over the mesh, and why; empty on one device.
+    pub shardings: Vec<ShardingReport>,
     /// What the user should know.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
@@ -117,6 +120,7 @@ impl Forward {
             training: module,
             forward,
             parameters: cx.parameters,
+            shardings: cx.shardings,
             warnings: cx.warnings,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },

@@ -12,12 +12,14 @@ use passes::fold::Fold;
 use passes::loss::Loss;
 use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
+use passes::precision::Precision;
 use passes::registry::{Canonicalize, Pass};
 use passes::simplify::Simplify;
+use passes::spmd::Spmd;
 use std::collections::BTreeMap;
 
 /// The options of all passes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Sizes of dims.
     pub bind: Bind,
@@ -27,6 +29,10 @@ pub struct Plan {
     pub loss: Loss,
     /// How.
     pub optimizer: Optimizer,
+    /// In what.
+    pub precision: Precision,
+    /// On which devices; without axes on one.
+    pub spmd: Spmd,
 }
 
 /// The groups of flags that say how a program is compiled.
@@ -56,6 +62,8 @@ impl Plan {
             },
             loss: flags.loss.pass(),
             optimizer: flags.optimizer.pass(steps),
+            precision: flags.precision.pass(),
+            spmd: flags.parallel.pass(),
         }
     }
 
@@ -72,7 +80,12 @@ impl Plan {
 
     /// From the loss to the whole step.
     pub fn training(&self) -> Pipeline {
-        pipeline([Autodiff.into(), self.optimizer.clone().into(), Simplify.into()])
+        let precision = (self.precision != Precision::default()).then(|| self.precision.clone().into());
+        let devices: Vec<Pass> =
+            if self.spmd.mesh.is_empty() { vec![] } else { vec![self.spmd.clone().into()] };
+        let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
+        let passes = [Autodiff.into()].into_iter().chain(precision).chain(update).chain(devices);
+        Pipeline { passes: passes.collect() }
     }
 
     /// The untransformed program's step, with the parameters that the compiled one was found to have.
@@ -93,7 +106,7 @@ impl Plan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        all.retain(|pass| !matches!(pass, Pass::Canonicalize(_) | Pass::Simplify(_)));
+        all.retain(|pass| is_needed(pass));
         for pass in &mut all {
             if matches!(pass, Pass::Parameters(_)) {
                 *pass = given.clone();
@@ -105,6 +118,11 @@ impl Plan {
     fn given(&self, parameters: Vec<ParameterSpec>) -> Parameters {
         Parameters { set: Set::Only(parameters), ..Parameters::default() }
     }
+}
+
+/// Whether a program without this pass computes something else, or is no whole step.
+fn is_needed(pass: &Pass) -> bool {
+    !matches!(pass, Pass::Canonicalize(_) | Pass::Precision(_) | Pass::Simplify(_) | Pass::Spmd(_))
 }
 
 fn pipeline<const N: usize>(passes: [Pass; N]) -> Pipeline {

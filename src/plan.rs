@@ -1,7 +1,8 @@
 //! `plan.json`: what a compilation came to, for other programs to read.
 
 use crate::compilation::Compilation;
-use crate::training::Programs;
+use crate::inspection::Shares;
+use crate::training::{self, Programs};
 use passes::parameters::RowRole;
 use serde::Serialize;
 
@@ -14,7 +15,9 @@ pub struct Plan {
     pub model: String,
     /// The passes that ran, with their options.
     pub pipeline: String,
-    /// Samples of a microbatch.
+    /// The axes of the mesh with their sizes, outermost first; empty on one device.
+    pub mesh: Vec<(String, u64)>,
+    /// Samples of a microbatch, those of all data ranks.
     pub microbatch: u64,
     /// Microbatches of a step.
     pub microbatches: u64,
@@ -24,11 +27,14 @@ pub struct Plan {
     pub parameter_elements: u64,
     /// The hash of the training program.
     pub program_hash: String,
-    /// Memory of the device.
+    /// Memory of each device.
     pub memory: Memory,
+    /// What of that which kind takes, and what it would take on one device; on a mesh alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shares: Option<Shares>,
 }
 
-/// Bytes that the device allocates.
+/// Bytes that a device allocates.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
     /// All of it.
@@ -58,6 +64,7 @@ impl Plan {
             format: 1,
             model: module.name.clone(),
             pipeline: compilation.pipeline.to_string(),
+            mesh: module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size)).collect(),
             microbatch: batch.unwrap_or(1),
             microbatches,
             parameters: compilation
@@ -75,6 +82,7 @@ impl Plan {
                 constants: training.constants + evaluation.constants,
                 lower_bound: training.lower_bound,
             },
+            shares: (module.mesh.devices() > 1).then(|| Shares::of(&training::step(module))),
         }
     }
 }

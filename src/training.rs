@@ -7,16 +7,17 @@ use crate::output::Folder;
 use anyhow::Context;
 use ir::interp::Missing;
 use ir::{Diagnostic, Module};
+use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
 };
-use runtime::cpu::Cpu;
 use runtime::data::{self, Loader, LoaderOptions, Source};
-use runtime::device::{DeviceError, ProgramId};
+use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::metrics::MetricsWriter;
 use runtime::program::{Microbatches, Program};
 use runtime::progress::Progress;
+use runtime::ranks;
 use runtime::train::{Outcome, Run, Schedule, Session, TrainError, resume};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,6 +26,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The outputs that the loop reads.
 const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
+/// Those that it reads where the loss is scaled.
+const SCALING_OUTPUTS: [&str; 3] = [SKIPPED, SCALE, EXHAUSTED];
 /// The outputs that an evaluation reads.
 pub(crate) const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
 
@@ -41,9 +44,10 @@ impl Programs {
     /// Lowers a compilation for steps of so many microbatches.
     pub fn lower(compilation: &Compilation, microbatches: u64) -> Result<Self, Diagnostic> {
         let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-        let outputs = Some(&TRAINING_OUTPUTS[..]);
-        let training =
-            lower(&compilation.training, &LowerOptions { microbatches, outputs, ..LowerOptions::default() })?;
+        let module = &compilation.training;
+        let outputs = outputs(module);
+        let outputs = Some(&outputs[..]);
+        let training = lower(module, &LowerOptions { microbatches, outputs, ..LowerOptions::default() })?;
         let outputs = Some(&EVALUATION_OUTPUTS[..]);
         let shared = LowerOptions { outputs, states_of: Some(&training), ..LowerOptions::default() };
         let evaluation = lower(&compilation.evaluation, &shared)?;
@@ -55,6 +59,21 @@ impl Programs {
         let (training, evaluation) = (self.training.memory, self.evaluation.memory);
         training.arena.max(evaluation.arena) + training.constants + evaluation.constants
     }
+}
+
+/// The outputs of a step that the loop reads.
+fn outputs(module: &Module) -> Vec<&'static str> {
+    let scaling = SCALING_OUTPUTS.into_iter().filter(|name| module.output(name).is_some());
+    TRAINING_OUTPUTS.into_iter().chain(scaling).collect()
+}
+
+/// What runs of a program when it is trained: what the model gives beside its loss is left out.
+pub fn step(module: &Module) -> Module {
+    let mut module = module.clone();
+    let wanted = outputs(&module);
+    module.outputs.retain(|output| wanted.contains(&output.name.as_str()));
+    passes::dead::remove_dead(&mut module, "train");
+    module
 }
 
 /// Opens the data of a run. Errors: everything about it that would make a step fail.
@@ -94,10 +113,11 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
     settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
 }
 
-/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused.
-pub fn device(programs: &Programs) -> Result<Cpu, Failure> {
+/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. Several
+/// devices are ranks, each a thread of this process.
+pub fn device(programs: &Programs) -> Result<Box<dyn Device + Send>, Failure> {
     let programs = vec![programs.training.clone(), programs.evaluation.clone()];
-    Cpu::new(programs, None).map_err(|error| failure(error.into()))
+    ranks::device(programs, None).map_err(|error| failure(error.into()))
 }
 
 /// Where a run begins.
@@ -173,11 +193,16 @@ pub struct Setup<'a> {
 
 /// Trains until the last step, or until `stop` is set. The device is given back before this returns: what comes after
 /// takes its states from the checkpoint, and no more memory than the run did.
-pub fn train(setup: &Setup, mut device: Cpu, start: Start, stop: &AtomicBool) -> Result<Outcome, Failure> {
+pub fn train(
+    setup: &Setup,
+    mut device: Box<dyn Device + Send>,
+    start: Start,
+    stop: &AtomicBool,
+) -> Result<Outcome, Failure> {
     let Setup { compilation, loader, settings, folder, steps } = *setup;
     let evaluates = loader.eval_samples() > 0;
     let mut session =
-        Session::new(&mut device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
+        Session::new(&mut *device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
     session.write_states(start.states).map_err(failure)?;
     let mut run = Run {
         module: &compilation.training,

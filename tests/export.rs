@@ -32,13 +32,8 @@ fn load(path: &Path) -> (Source, Compilation) {
         }
     }
     let source = Source::import(path, model, &sizes).expect("the model is imported");
-    let plan = Plan {
-        bind: Default::default(),
-        parameters: Default::default(),
-        loss: Default::default(),
-        optimizer: Default::default(),
-    };
-    let compilation = source.compile(&plan, &Manager::default(), |_, _, _| {}).expect("the model compiles");
+    let compilation =
+        source.compile(&Plan::default(), &Manager::default(), |_, _, _| {}).expect("the model compiles");
     (source, compilation)
 }
 

@@ -29,6 +29,9 @@ Examples:
   Start from new weights, with another optimizer:
     trainyard compile mlp.onnx --train digits.npz --init kaiming --optimizer sgd --lr 0.1
 
+  Four ranks, as threads: two share the batch and the optimizer's states, two the weights:
+    trainyard compile gpt2.onnx --train corpus.txt --mesh dp=2,tp=2 --zero 1
+
   The same flags from a file, one of them overridden:
     trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
 
@@ -200,8 +203,17 @@ impl Compile {
             plan.microbatches,
             plan.microbatch
         );
+        let parallel = &self.settings.parallel;
+        let each = parallel.described().map_or("", |_| "on each rank, ");
+        if let Some(mesh) = parallel.described() {
+            eprintln!(
+                "mesh: {mesh} as threads, {} x {} samples each",
+                plan.microbatches,
+                plan.microbatch / parallel.data_ranks()
+            );
+        }
         eprintln!(
-            "memory: {:.1} MiB planned ({:.1} states, {:.1} arena besides, {:.1} constants; at least {:.1} live at a time)",
+            "memory: {each}{:.1} MiB planned ({:.1} states, {:.1} arena besides, {:.1} constants; at least {:.1} live at a time)",
             memory.peak as f64 / MIB,
             memory.states as f64 / MIB,
             (memory.training_arena.max(memory.evaluation_arena) - memory.states) as f64 / MIB,

@@ -21,6 +21,10 @@ Examples:
   Why a tensor is, or is not, a parameter:
     trainyard inspect gpt2.onnx --why transformer.wpe.weight
 
+  What four devices hold and send each other in a step, and why a tensor is split as it is:
+    trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --zero 1
+    trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --why transformer.h.0.mlp.c_fc.weight
+
   The program after one pass, with its dims bound:
     trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
 
@@ -40,7 +44,7 @@ pub struct Inspect {
     /// How to write it
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Explain the role of the tensor NAME; may be repeated
+    /// Explain the role of the tensor NAME, and how it lies over the mesh; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
     /// Print the program as it is after PASS

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use ir::{Diagnostic, Module};
+use ir::{DType, Diagnostic, Module};
 use runtime::checkpoint::{StateBytes, load_weights};
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
-use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, PrecisionChoice, Seed, Shapes};
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
@@ -26,6 +26,9 @@ Examples:
 
   The CPU backend, as it runs:
     trainyard verify gpt2.onnx --mode cpu
+
+  The same on a mesh of four devices, which are simulated:
+    trainyard verify gpt2.onnx --mesh dp=2,tp=2 --zero 1
 
   Which pass broke it:
     trainyard verify gpt2.onnx --bisect
@@ -54,7 +57,7 @@ pub struct Verify {
     /// Name the first pass whose result differs
     #[arg(long)]
     pub bisect: bool,
-    /// The largest error that passes [default: 1e-9 in mode exact, else 1e-5]
+    /// The largest error that passes [default: 1e-9 in mode exact; else 1e-5, with fp16 5e-3, with bf16 5e-2]
     #[arg(long, value_name = "X", value_parser = positive)]
     pub tolerance: Option<f64>,
     /// Write the result as JSON
@@ -101,9 +104,18 @@ pub enum Mode {
 impl Verify {
     /// The largest error that passes.
     pub fn tolerance(&self) -> f64 {
-        self.tolerance.unwrap_or(match self.mode {
-            Mode::Exact => 1e-9,
-            Mode::Typed | Mode::Cpu => 1e-5,
+        // Errors are relative to the largest number of a tensor; what rounds is the coarsest type of a step.
+        let coarsest = match self.precision.choice() {
+            _ if self.mode == Mode::Exact => return self.tolerance.unwrap_or(1e-9),
+            PrecisionChoice::Bf16 => DType::BF16,
+            _ if self.precision.grad_dtype == Some(DType::BF16) => DType::BF16,
+            PrecisionChoice::Fp16 => DType::F16,
+            PrecisionChoice::Fp32 => self.precision.grad_dtype.unwrap_or(DType::F32),
+        };
+        self.tolerance.unwrap_or(match coarsest {
+            DType::BF16 => 5e-2,
+            DType::F16 => 5e-3,
+            _ => 1e-5,
         })
     }
 }
@@ -219,6 +231,7 @@ impl Verify {
             model: self.model.display().to_string(),
             against,
             mode: self.mode.name(),
+            mesh: self.parallel.described(),
             parameters: subject.layout.tensors.len(),
             microbatches: 1,
             loss: None,

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use ir::{AxisRole, Diagnostic, Mesh};
+use passes::spmd::{AxisSize, Shard, Spmd};
 use serde::Serialize;
 
 use super::nearest::nearest;
@@ -169,6 +170,26 @@ impl Parallel {
         let mut rules = self.shard.clone();
         rules.iter_mut().flat_map(|rule| &mut rule.dims).for_each(|dim| dim.retain(splits));
         rules
+    }
+
+    /// The pass that these flags ask for.
+    pub fn pass(&self) -> Spmd {
+        let axis = |(name, size)| AxisSize { name, size };
+        let rule = |ShardRule { pattern, dims }| Shard { pattern, dims };
+        Spmd {
+            mesh: self.axes().into_iter().map(axis).collect(),
+            zero: self.zero as u8,
+            sequence_parallel: self.sequence_parallel,
+            shard: self.rules().into_iter().map(rule).collect(),
+        }
+    }
+
+    /// The mesh for people: `dp=2 x tp=2, 4 ranks`; `None` on one device.
+    pub fn described(&self) -> Option<String> {
+        let axes = self.axes();
+        let ranks: u64 = axes.iter().map(|(_, size)| size).product();
+        let axes: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+        (!axes.is_empty()).then(|| format!("{}, {ranks} ranks", axes.join(" x ")))
     }
 
     /// The axes as they were given, those of one device too.

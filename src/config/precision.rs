@@ -53,9 +53,26 @@ impl Precision {
             _ => self.precision.unwrap_or_default(),
         }
     }
+
+    /// The pass that these flags ask for.
+    pub fn pass(&self) -> passes::precision::Precision {
+        passes::precision::Precision {
+            compute: self.choice().dtype(),
+            grad_dtype: self.grad_dtype.unwrap_or(DType::F32),
+            ..passes::precision::Precision::default()
+        }
+    }
 }
 
 impl PrecisionChoice {
+    fn dtype(self) -> DType {
+        match self {
+            Self::Fp32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::Fp16 => DType::F16,
+        }
+    }
+
     /// The name of the flag's value.
     pub fn name(self) -> &'static str {
         match self {

@@ -12,17 +12,11 @@ use std::path::Path;
 fn compiled(model: &str) -> Compilation {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
     let source = Source::load(&path, &BTreeMap::new()).expect("the model is imported");
-    let plan = Plan {
-        bind: Default::default(),
-        parameters: Default::default(),
-        loss: Default::default(),
-        optimizer: Default::default(),
-    };
-    source.compile(&plan, &Manager::default(), |_, _, _| {}).expect("the model compiles")
+    source.compile(&Plan::default(), &Manager::default(), |_, _, _| {}).expect("the model compiles")
 }
 
 fn check(model: &str, rule: InitRule, expected: Expect) {
-    expected.assert_eq(&decide(&compiled(model).training, rule).to_string());
+    expected.assert_eq(&decide(&compiled(model).forward, rule).to_string());
 }
 
 /// The value of every state after `--init`, by name.
@@ -213,7 +207,7 @@ fn the_numbers_drawn_have_the_deviation_asked_for_and_come_from_the_seed() {
     initialize(&mut compilation, InitRule::Normal { std: 0.5 });
     let (first, again, other) = (values(&compilation, 3), values(&compilation, 3), values(&compilation, 4));
     assert_eq!(first, again);
-    let decision = decide(&compilation.training, InitRule::Normal { std: 0.5 });
+    let decision = decide(&compilation.forward, InitRule::Normal { std: 0.5 });
     assert!(decision.starts.len() >= 28);
     for (name, (_, start)) in &decision.starts {
         let elements = first[name].floats();

@@ -17,6 +17,7 @@ pub use folder::FolderFacts;
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
 pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
+pub use why::{Answer, ShardingFacts};
 
 use crate::cli::report::Failure;
 use crate::compilation::{self, Compilation, Source};
@@ -51,6 +52,9 @@ pub struct Inspection {
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
+    /// How inputs and states lie over the mesh, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shardings: Vec<ShardingFacts>,
     /// How long each pass took.
     pub passes: Vec<PassTime>,
     /// The program as far as the passes got.
@@ -107,6 +111,7 @@ impl Inspection {
             parameters: None,
             program: None,
             step: None,
+            shardings: vec![],
             passes: vec![],
             module: None,
         };
@@ -167,6 +172,7 @@ impl Inspection {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
         self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
+        self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
                 self.step = Some(step);

@@ -35,7 +35,7 @@ pub struct Share {
 
 impl Shares {
     /// What the devices of a program hold.
-    pub(super) fn of(module: &Module) -> Self {
+    pub fn of(module: &Module) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
         let mut shares = Self {

@@ -5,7 +5,7 @@ use super::collectives::Communication;
 use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::sizes;
-use crate::training::Programs;
+use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::{Diagnostic, Module, Phase, Role};
 use serde::Serialize;
@@ -76,7 +76,7 @@ impl StepFacts {
     /// The facts of a whole step. Errors: a global batch that is no whole number of the program's; a program that no
     /// device can run.
     pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Diagnostic> {
-        let module = &compilation.training;
+        let module = &training::step(&compilation.training);
         let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
         let cost = StepCost::of(module);
         let phase = |(phase, _): (Phase, &'static str)| {

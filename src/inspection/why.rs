@@ -6,6 +6,7 @@ use super::text::details;
 use super::units::{grouped, visible};
 use crate::config::nearest::edit_distance;
 use ir::{Diagnostic, Role};
+use passes::spmd::ShardingReport;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -22,6 +23,36 @@ pub struct Answer {
     /// The tensor of the file, if it is a float tensor that the program reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorRow>,
+    /// How it lies over the mesh: each state that holds it, or the input.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shardings: Vec<ShardingFacts>,
+}
+
+/// How a state or an input lies over the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ShardingFacts {
+    /// Its name.
+    pub name: String,
+    /// The axes of each dim, as in the text of a program.
+    pub sharding: String,
+    /// What split it, axis by axis.
+    pub reasons: Vec<String>,
+}
+
+impl ShardingFacts {
+    pub(super) fn of(report: &ShardingReport) -> Self {
+        let ShardingReport { name, sharding, reasons } = report.clone();
+        Self { name, sharding, reasons }
+    }
+
+    fn text(&self) -> String {
+        let Self { name, sharding, reasons } = self;
+        if reasons.is_empty() {
+            return format!("  `{}` is whole on every device\n", visible(name));
+        }
+        let reasons = reasons.iter().map(|reason| format!("    because {}\n", visible(reason)));
+        format!("  `{}` lies {sharding} over the devices\n{}", visible(name), reasons.collect::<String>())
+    }
 }
 
 impl Inspection {
@@ -30,7 +61,15 @@ impl Inspection {
     /// # Errors
     /// No such name, with the nearest that there are; a model that could not be imported.
     pub fn why(&self, name: &str) -> Result<Answer, Diagnostic> {
-        let answer = |text: String, tensor| Answer { name: name.to_string(), text, tensor };
+        let answer = |mut text: String, tensor: Option<TensorRow>| {
+            let held = |sharding: &&ShardingFacts| match &tensor {
+                Some(row) => row.states.iter().any(|part| part.state == sharding.name),
+                None => sharding.name == name,
+            };
+            let shardings: Vec<ShardingFacts> = self.shardings.iter().filter(held).cloned().collect();
+            text.extend(shardings.iter().map(ShardingFacts::text));
+            Answer { name: name.to_string(), text, tensor, shardings }
+        };
         let rows = self.parameters.iter().flat_map(|parameters| &parameters.tensors);
         // A tied tensor has the states of another: its own names come first.
         let by_name =
@@ -70,6 +109,7 @@ impl Inspection {
         let why = match state.role {
             Role::Optimizer => "the optimizer keeps it from step to step",
             Role::Counter => "it counts steps",
+            Role::Scaler => "it scales the loss, so that fp16 gradients stay within their range",
             _ => "a pass added it",
         };
         Some(format!("`{}` {} is a state ({role})\n  because: {why}\n", visible(name), state.ty))

@@ -172,8 +172,12 @@ fn tensor_error(
     whole: &Tensor,
     floor: f64,
 ) -> f64 {
-    let cut = |part: &Part| if kind == Kind::Gradient { part.gradient(whole) } else { part.cut(whole) };
-    let Some(cuts) = tensor.parts.iter().map(cut).collect::<Option<Vec<Tensor>>>() else {
+    let cut = |(part, given): (&Part, &Option<&Tensor>)| match given {
+        _ if kind == Kind::Gradient => part.gradient(whole),
+        Some(given) => part.cut_to(&given.sizes, whole),
+        None => part.cut(whole),
+    };
+    let Some(cuts) = tensor.parts.iter().zip(given).map(cut).collect::<Option<Vec<Tensor>>>() else {
         return f64::INFINITY;
     };
     let floor = floor.max(largest(cuts.iter()));

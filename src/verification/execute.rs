@@ -4,10 +4,10 @@ use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
 use ir::{Blob, Diagnostic, Module, StateId, Tensor, Type};
-use runtime::cpu::Cpu;
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::Microbatches;
+use runtime::ranks;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Machine<'m> {
 
 enum RunsOn {
     Interpreter(interp::Mode, StateValues),
-    Cpu(Cpu),
+    Device(Box<dyn Device + Send>),
 }
 
 impl<'m> Machine<'m> {
@@ -64,7 +64,7 @@ impl<'m> Machine<'m> {
         let runs_on = match mode {
             Mode::Exact => RunsOn::Interpreter(interp::Mode::Exact, states),
             Mode::Typed => RunsOn::Interpreter(interp::Mode::Typed, states),
-            Mode::Cpu => RunsOn::Cpu(on_cpu(module, microbatches, &states)?),
+            Mode::Cpu => RunsOn::Device(on_device(module, microbatches, &states)?),
         };
         Ok(Self { module, runs_on })
     }
@@ -79,16 +79,21 @@ impl<'m> Machine<'m> {
                     |(&id, value): (&StateId, &Tensor)| (module.states[id].name.clone(), value.clone());
                 Ok(Execution { outputs, states: states.iter().map(named).collect() })
             }
-            RunsOn::Cpu(device) => step_on_cpu(device, microbatches),
+            RunsOn::Device(device) => step_on(&mut **device, microbatches),
         }
     }
 }
 
-/// The program on the CPU backend, lowered as a run of so many microbatches lowers it.
-fn on_cpu(module: &Module, microbatches: usize, states: &StateValues) -> Result<Cpu, Failure> {
+/// The program on the CPU backend, lowered as a run of so many microbatches lowers it; each of several devices is a rank
+/// with a thread of its own.
+fn on_device(
+    module: &Module,
+    microbatches: usize,
+    states: &StateValues,
+) -> Result<Box<dyn Device + Send>, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let program = lower(module, &LowerOptions { microbatches, ..LowerOptions::default() })?;
-    let mut device = Cpu::new(vec![Arc::new(program)], None).map_err(refused)?;
+    let mut device = ranks::device(vec![Arc::new(program)], None).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
     }
@@ -97,7 +102,7 @@ fn on_cpu(module: &Module, microbatches: usize, states: &StateValues) -> Result<
 
 const PROGRAM: ProgramId = ProgramId(0);
 
-fn step_on_cpu(device: &mut Cpu, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Execution, Failure> {
     let program = device.program(PROGRAM).clone();
     let mut fed = Vec::new();
     for microbatch in microbatches {

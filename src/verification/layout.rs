@@ -30,8 +30,10 @@ pub struct Part {
     /// The state's name.
     pub state: String,
     /// From the tensor to the state: more than one where the file repeats what the state holds once (a batch that an
-    /// exporter wrote in); the first is the one that the program reads.
+    /// exporter wrote in); the first is the one that the program reads. Without padding.
     pub views: Vec<View>,
+    /// Zeros at the end of the state's dims, so that they divide over devices. Gradients are reported without.
+    pub padding: View,
 }
 
 impl Layout {
@@ -43,9 +45,14 @@ impl Layout {
         let tensor = |report: &ParameterReport| {
             let mut parts: Vec<Part> = Vec::new();
             for held in &report.states {
+                let (padding, _) = ir::view::padding(&held.view, &[]);
+                let view: View = held.view[..held.view.len() - padding.len()].into();
                 match parts.iter_mut().find(|part| part.state == held.state) {
-                    Some(part) => part.views.push(held.view.clone()),
-                    None => parts.push(Part { state: held.state.clone(), views: vec![held.view.clone()] }),
+                    Some(part) => part.views.push(view),
+                    None => {
+                        let (state, padding) = (held.state.clone(), padding.into());
+                        parts.push(Part { state, views: vec![view], padding });
+                    }
                 }
             }
             let sizes = report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
@@ -57,7 +64,8 @@ impl Layout {
     /// The same tensors, each whole in one state of its name: where the states of a reference lie.
     pub fn whole(&self) -> Self {
         let whole = |tensor: &FileTensor| {
-            let parts = vec![Part { state: tensor.name.clone(), views: vec![View::new()] }];
+            let parts =
+                vec![Part { state: tensor.name.clone(), views: vec![View::new()], padding: View::new() }];
             FileTensor { parts, ..tensor.clone() }
         };
         Self { tensors: self.tensors.iter().map(whole).collect() }
@@ -73,7 +81,8 @@ impl FileTensor {
             let name = format!("{prefix}{}", part.state);
             let Some(value) = values.get(&name) else { continue };
             let whole = whole.get_or_insert_with(|| Tensor::splat(value.dtype, self.sizes.clone(), 0.0));
-            ir::view::write_back(&part.views[0], value, whole).ok_or_else(|| {
+            let written = ir::view::write_back(&part.views[0], value, whole);
+            written.or_else(|| ir::view::write_back(&part.padded(), value, whole)).ok_or_else(|| {
                 Diagnostic::new(format!(
                     "`{name}` {} does not fit `{}` {:?}",
                     value.ty(),
@@ -87,9 +96,20 @@ impl FileTensor {
 }
 
 impl Part {
-    /// The part of a tensor's value that the state holds. `None` when it does not fit.
+    /// The view from the tensor to the state, padding included.
+    fn padded(&self) -> View {
+        self.views[0].iter().chain(&self.padding).cloned().collect()
+    }
+
+    /// The part of a tensor's value that the state holds, without padding. `None` when it does not fit.
     pub fn cut(&self, whole: &Tensor) -> Option<Tensor> {
         ir::view::apply(&self.views[0], whole)
+    }
+
+    /// The same, with the padding if these are the sizes of the padded state: a pass may have padded it or not.
+    pub fn cut_to(&self, sizes: &[usize], whole: &Tensor) -> Option<Tensor> {
+        let cut = self.cut(whole)?;
+        if cut.sizes == sizes { Some(cut) } else { ir::view::apply(&self.padding, &cut) }
     }
 
     /// The gradient in the state, given that in the tensor: one element of the state may be several of the tensor,
@@ -122,7 +142,8 @@ mod tests {
 
     #[test]
     fn parts_are_put_together_where_they_lie() {
-        let part = |state: &str, start| Part { state: state.into(), views: vec![rows(start)] };
+        let part =
+            |state: &str, start| Part { state: state.into(), views: vec![rows(start)], padding: View::new() };
         let parts = vec![part("upper", 0), part("lower", 1)];
         let file = FileTensor { name: "w".into(), sizes: vec![2, 2], parts };
         let row = |x| Tensor::float(DType::F32, vec![1, 2], vec![x, x]);
@@ -135,8 +156,24 @@ mod tests {
     }
 
     #[test]
+    fn a_padded_state_is_compared_with_its_padding_and_its_gradient_without() {
+        let padding = [ir::ViewStep::Pad { dim: 1, after: 1 }].into_iter().collect();
+        let part = Part { state: "w".into(), views: vec![rows(0)], padding };
+        let whole = tensor(&[1.0, 2.0, 10.0, 20.0]);
+        assert_eq!(part.cut_to(&[1, 3], &whole).unwrap().floats(), [1.0, 2.0, 0.0]);
+        assert_eq!(part.cut_to(&[1, 2], &whole).unwrap().floats(), [1.0, 2.0]);
+        assert_eq!(part.gradient(&whole).unwrap().floats(), [1.0, 2.0]);
+        let file = FileTensor { name: "w".into(), sizes: vec![2, 2], parts: vec![part] };
+        for value in [vec![3.0, 4.0], vec![3.0, 4.0, 5.0]] {
+            let value = Tensor::float(DType::F32, vec![1, value.len()], value);
+            let assembled = file.assemble("", &[("w".to_owned(), value)].into()).unwrap().unwrap();
+            assert_eq!(assembled.floats(), [3.0, 4.0, 0.0, 0.0]);
+        }
+    }
+
+    #[test]
     fn gradients_of_what_the_file_repeats_add_up() {
-        let part = Part { state: "w".into(), views: vec![rows(0), rows(1)] };
+        let part = Part { state: "w".into(), views: vec![rows(0), rows(1)], padding: View::new() };
         let whole = tensor(&[1.0, 2.0, 10.0, 20.0]);
         assert_eq!(part.cut(&whole).unwrap().floats(), [1.0, 2.0]);
         assert_eq!(part.gradient(&whole).unwrap().floats(), [11.0, 22.0]);

@@ -14,6 +14,9 @@ pub struct Report {
     pub against: String,
     /// How the compiled program was run.
     pub mode: &'static str,
+    /// The devices, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<String>,
     /// Trained tensors of the file.
     pub parameters: usize,
     /// Microbatches in the step.
@@ -61,7 +64,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, against, mode, parameters, microbatches, tolerance, .. } = self;
         let of = if *microbatches == 1 { "microbatch" } else { "microbatches" };
-        writeln!(f, "{model} (mode {mode}, {parameters} parameters, {microbatches} {of}) against {against}")?;
+        let mesh = self.mesh.iter().map(|mesh| format!("mesh {mesh}, ")).collect::<String>();
+        writeln!(
+            f,
+            "{model} (mode {mode}, {mesh}{parameters} parameters, {microbatches} {of}) against {against}"
+        )?;
         if let Some(loss) = self.loss {
             writeln!(f, "loss {loss:.9}")?;
         }

@@ -410,9 +410,9 @@ fn the_program_after_a_pass_is_text_that_parses() {
     check(
         &["models/mlp.dynamo.onnx", "--after", "canonicalise"],
         expect![[r#"
-        error: --after canonicalise: there is no such pass
-          = there are bind, fold, canonicalize, parameters, loss, autodiff, optimizer, simplify; the nearest is `canonicalize`
-    "#]],
+            error: --after canonicalise: there is no such pass
+              = there are bind, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd; the nearest is `canonicalize`
+        "#]],
     );
     check(
         &["models/mlp.dynamo-dyn.onnx", "--after", "autodiff"],

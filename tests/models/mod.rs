@@ -2,9 +2,7 @@
 
 use passes::Manager;
 use passes::bind::{BATCH, Bind};
-use passes::loss::Loss;
 use passes::optimizer::{Algorithm, Decay, Optimizer};
-use passes::parameters::Parameters;
 use runtime::checkpoint::StateBytes;
 use std::path::PathBuf;
 use trainyard::cli::report::{Failure, Severity, render};
@@ -91,12 +89,7 @@ impl Fixture {
         let sizes = self.bindings.iter().copied().chain([(BATCH, batch)]);
         let sizes = sizes.map(|(name, size)| (name.to_owned(), size)).collect();
         let source = done(Source::load(&path(&format!("{}.onnx", self.file)), &sizes));
-        let plan = Plan {
-            bind: Bind { sizes },
-            parameters: Parameters::default(),
-            loss: Loss::default(),
-            optimizer,
-        };
+        let plan = Plan { bind: Bind { sizes }, optimizer, ..Plan::default() };
         (source, plan)
     }
 

@@ -21,6 +21,8 @@ pub struct Progress {
     /// Smoothed milliseconds a step, once there was one.
     step_ms: Option<f64>,
     eval_loss: Option<f64>,
+    /// Steps that were skipped, of those seen.
+    skipped: u64,
 }
 
 enum Display {
@@ -39,12 +41,18 @@ impl Progress {
             bar.set_style(style);
         }
         bar.set_position(first);
-        Self { total, display: Display::Bar(bar), step_ms: None, eval_loss: None }
+        Self { total, display: Display::Bar(bar), step_ms: None, eval_loss: None, skipped: 0 }
     }
 
     /// Lines to `out`, one at most every `every` but for the steps that always have one.
     pub fn lines(out: Box<dyn Write + Send>, total: u64, every: Duration) -> Self {
-        Self { total, display: Display::Lines { out, every, last: None }, step_ms: None, eval_loss: None }
+        Self {
+            total,
+            display: Display::Lines { out, every, last: None },
+            step_ms: None,
+            eval_loss: None,
+            skipped: 0,
+        }
     }
 
     /// A step is done.
@@ -52,6 +60,7 @@ impl Progress {
         let newest = metrics.step_ms;
         self.step_ms = Some(self.step_ms.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
         self.eval_loss = metrics.eval_loss.or(self.eval_loss);
+        self.skipped += u64::from(metrics.skipped);
         let done = metrics.step + 1;
         let text = self.describe(metrics);
         match &mut self.display {
@@ -96,8 +105,11 @@ impl Progress {
         let left =
             self.total.saturating_sub(metrics.step + 1) as f64 * self.step_ms.unwrap_or_default() / 1e3;
         let _ = write!(text, "  {} left", clock(left));
+        if self.skipped > 0 {
+            let _ = write!(text, "  {} skipped", self.skipped);
+        }
         if metrics.skipped {
-            text.push_str("  skipped: the gradient is not finite");
+            text.push_str(": the gradient is not finite");
         }
         text
     }
@@ -170,8 +182,8 @@ mod tests {
         let expected = "\
 step 1/100  loss 2.0000  lr 3.00e-3  12.3k tokens/s  1:39 left
 step 3/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  1:37 left
-step 4/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  1:36 left  skipped: the gradient is not finite
-step 100/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  0:00 left
+step 4/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  1:36 left  1 skipped: the gradient is not finite
+step 100/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  0:00 left  1 skipped
 saved
 ";
         assert_eq!(shown(Duration::from_secs(1000)), expected);

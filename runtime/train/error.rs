@@ -27,6 +27,21 @@ pub enum TrainError {
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
+    /// The gradient is not finite though the loss is scaled as little as it may be.
+    #[error(
+        "the gradients of step {step} are not finite, and the loss scale of {scale} can get no smaller{}\n  = {}",
+        cause_text(.cause, *.step), scale_text(.kept)
+    )]
+    ScaleExhausted {
+        /// The step, from 0.
+        step: u64,
+        /// The loss scale.
+        scale: f64,
+        /// What made the first such number, if it was found.
+        cause: Option<Cause>,
+        /// The newest checkpoint, made before that.
+        kept: Option<PathBuf>,
+    },
     /// The program does not have what the loop needs: a fault of the compiler.
     #[error("program `{program}` has no {what} `{name}`, which training needs")]
     Lacks {
@@ -107,6 +122,14 @@ fn kept_text(kept: &Option<PathBuf>, step: u64, cause: &Option<Cause>) -> String
         }
         Some(path) => format!("`{}` is from before that; {advice}", path.display()),
         None => format!("no checkpoint was made before that; {advice}"),
+    }
+}
+
+fn scale_text(kept: &Option<PathBuf>) -> String {
+    let advice = "--bf16 has the range of fp32; else a smaller --lr, a longer warm-up or --clip may help";
+    match kept {
+        Some(path) => format!("`{}` is from before that; {advice}", path.display()),
+        None => advice.to_owned(),
     }
 }
 

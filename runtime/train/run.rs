@@ -67,7 +67,8 @@ pub struct Outcome {
 ///
 /// # Errors
 /// A loss or gradient that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
-/// full; programs and data that do not fit each other.
+/// full; programs and data that do not fit each other. With a scaled loss a gradient that is not finite skips its step,
+/// and is an error only once the scale can get no smaller.
 pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
@@ -155,13 +156,20 @@ impl Run<'_> {
                 return fault("the loss", loss, self.session.first_non_finite(&microbatch)?);
             }
         }
-        if let Some(norm) = self.session.gradient_norm()?.filter(|norm| !norm.is_finite()) {
+        let norm = self.session.gradient_norm()?.filter(|norm| !norm.is_finite());
+        if let Some(norm) = norm.filter(|_| !self.session.skips()) {
             return fault(GRADIENT, norm, self.first_non_finite(&batch, microbatches)?);
         }
         let updated = self.session.update()?;
+        if let Some(scale) = updated.exhausted {
+            let (cause, kept) = (self.first_non_finite(&batch, microbatches)?, outcome.checkpoint.clone());
+            return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
+        }
         match updated {
             Updated { loss, .. } if !loss.is_finite() => fault("the loss", loss, None),
-            Updated { grad_norm, .. } if !grad_norm.is_finite() => fault(GRADIENT, grad_norm, None),
+            Updated { grad_norm, skipped: false, .. } if !grad_norm.is_finite() => {
+                fault(GRADIENT, grad_norm, None)
+            }
             updated => Ok(updated),
         }
     }
@@ -181,14 +189,13 @@ impl Run<'_> {
     fn report(
         &mut self,
         step: u64,
-        Updated { loss, lr, grad_norm }: Updated,
+        Updated { loss, lr, grad_norm, skipped, .. }: Updated,
         seconds: f64,
         eval_loss: Option<f64>,
     ) -> Result<(), TrainError> {
         let tokens_per_s = self.loader.tokens_per_step() as f64 / seconds;
         let step_ms = seconds * 1e3;
-        let metrics =
-            StepMetrics { step, loss, lr, grad_norm, tokens_per_s, step_ms, skipped: false, eval_loss };
+        let metrics = StepMetrics { step, loss, lr, grad_norm, tokens_per_s, step_ms, skipped, eval_loss };
         self.metrics.write(&metrics)?;
         self.progress.step(&metrics);
         Ok(())

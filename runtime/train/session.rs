@@ -26,6 +26,15 @@ struct Outputs {
     lr: usize,
     grad_norm: usize,
     microbatch_loss: usize,
+    scaling: Option<ScalingOutputs>,
+}
+
+/// Where a program with a scaled loss says what became of a step.
+#[derive(Clone, Copy)]
+struct ScalingOutputs {
+    skipped: usize,
+    scale: usize,
+    exhausted: usize,
 }
 
 /// What an update reports.
@@ -34,6 +43,10 @@ pub(super) struct Updated {
     pub(super) loss: f64,
     pub(super) lr: f64,
     pub(super) grad_norm: f64,
+    /// The scaled gradients were not finite, so no state was changed but the scale.
+    pub(super) skipped: bool,
+    /// The loss scale, if the step was skipped though it is the smallest there may be.
+    pub(super) exhausted: Option<f64>,
 }
 
 impl<'d> Session<'d> {
@@ -41,7 +54,7 @@ impl<'d> Session<'d> {
     ///
     /// # Errors
     /// The programs lack an output: the training program has `loss`, `lr`, `grad_norm` (update) and `loss.sum`
-    /// (microbatch), the evaluation program `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
+    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
     /// program is not the training program's.
     pub fn new(
         device: &'d mut dyn Device,
@@ -54,6 +67,7 @@ impl<'d> Session<'d> {
             lr: output(program, "lr", Section::Update)?,
             grad_norm: output(program, "grad_norm", Section::Update)?,
             microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
+            scaling: scaling_outputs(program)?,
         };
         if let Some(eval) = eval.map(|eval| device.program(eval)) {
             output(eval, "loss.sum", Section::Microbatch)?;
@@ -114,6 +128,8 @@ impl<'d> Session<'d> {
                 return Ok(Some(Cause::State(state.name.clone())));
             }
         }
+        // The update may have begun, where what was prepared has lain.
+        self.device.run(self.train, Section::Prepare)?;
         self.feed(self.train, batch)?;
         let found = self.device.first_non_finite(self.train)?;
         Ok(found.map(|found| Cause::Instruction(Box::new(found))))
@@ -132,7 +148,19 @@ impl<'d> Session<'d> {
         self.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
         let [loss, lr, grad_norm] = [self.outputs.loss, self.outputs.lr, self.outputs.grad_norm]
             .map(|output| self.number(self.train, output));
-        Ok(Updated { loss: loss?, lr: lr?, grad_norm: grad_norm? })
+        let (mut skipped, mut exhausted) = (false, None);
+        if let Some(scaling) = self.outputs.scaling {
+            skipped = self.number(self.train, scaling.skipped)? != 0.0;
+            if self.number(self.train, scaling.exhausted)? != 0.0 {
+                exhausted = Some(self.number(self.train, scaling.scale)?);
+            }
+        }
+        Ok(Updated { loss: loss?, lr: lr?, grad_norm: grad_norm?, skipped, exhausted })
+    }
+
+    /// Whether the program scales its loss, and skips a step whose gradients are not finite.
+    pub(super) fn skips(&self) -> bool {
+        self.outputs.scaling.is_some()
     }
 
     /// Whether there is an evaluation program.
@@ -206,6 +234,15 @@ fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     let mut written = update[..until].iter().flat_map(|instruction| &instruction.results);
     let changes = written.any(|result| read.iter().any(|state| overlap(result, state)));
     (!changes).then_some(until)
+}
+
+fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {
+    if program.output("skipped").is_none() {
+        return Ok(None);
+    }
+    let [skipped, scale, exhausted] =
+        ["skipped", "loss_scale", "loss_scale.exhausted"].map(|name| output(program, name, Section::Update));
+    Ok(Some(ScalingOutputs { skipped: skipped?, scale: scale?, exhausted: exhausted? }))
 }
 
 fn output(program: &Program, name: &str, section: Section) -> Result<usize, TrainError> {

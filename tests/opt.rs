@@ -157,7 +157,7 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         &format!("// run: simplify tidy\n{program}"),
         &[],
         expect![[r#"
-        error: pass `tidy`: there is no such pass; there are bind, fold, canonicalize, parameters, loss, autodiff, optimizer, simplify
+        error: pass `tidy`: there is no such pass; there are bind, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd
           --> program.ir:1
     "#]],
     );
@@ -228,7 +228,7 @@ fn what_a_pass_refuses_is_told() {
         &["--pipeline", "simplify", "--print-after", "simplfy"],
         expect![[r#"
         error: --print-after simplfy: there is no such pass
-          = there are bind, fold, canonicalize, parameters, loss, autodiff, optimizer, simplify; the nearest is `simplify`
+          = there are bind, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd; the nearest is `simplify`
     "#]],
     );
 }

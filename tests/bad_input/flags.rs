@@ -69,6 +69,7 @@ fn flags_that_cannot_be_followed_are_refused() {
             expect![[r#"
             error: a global batch of 33 is no whole number of microbatches of 32
               = the nearest that is: --global-batch 32 or 64
+              = or --microbatch 11 or 33
         "#]],
         ),
         (

@@ -68,8 +68,10 @@ fn pass_on(module: &Module) -> BTreeSet<ValueId> {
 fn passes_partial(module: &Module, node: &Node) -> bool {
     let linear = match node.op {
         Op::Accumulate(_) => return true,
+        // Sums are better made in the wider type, and once a step rather than once a microbatch.
+        Op::Cast(_) => return node.phase != Phase::Update,
         Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
-        Op::Unary(_) | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
+        Op::Unary(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
         Op::Reduce(_) | Op::Select(_) => true,
         _ => false,
     };

@@ -9,13 +9,14 @@ use models::{Fixture, adamw, done};
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use trainyard::verification::compare::{FLOOR, error, largest};
+use trainyard::verification::execute::Tensors;
 use trainyard::verification::inputs;
 
 /// Samples of the global batch.
 const GLOBAL: u64 = 24;
 
 /// Steps that are compared.
-const STEPS: usize = 3;
+const STEPS: u64 = 3;
 
 /// How near loss, gradients and states are to those of one device, in f64.
 const TOLERANCE: f64 = 1e-10;
@@ -104,8 +105,8 @@ fn bert_trains_alike_on_every_mesh() {
 
 #[test]
 #[ignore = "takes minutes: every configuration, not only pairs of options"]
-fn every_model_trains_alike_in_every_configuration() {
-    for fixture in [models::MLP_DYNAMO, models::GPT2_DYNAMO, models::LLAMA_DYNAMO, models::BERT_DYNAMO] {
+fn decoders_train_alike_in_every_configuration() {
+    for fixture in [models::GPT2_DYNAMO, models::LLAMA_DYNAMO] {
         check(&fixture, &all());
     }
 }
@@ -116,11 +117,10 @@ struct Run {
     states: BTreeMap<String, Tensor>,
 }
 
-fn run(module: &Module, microbatches: u64) -> Run {
+fn run(module: &Module, inputs: &[Vec<Tensors>]) -> Run {
     let mut states: StateValues = done(interp::initial_states(module, 0, Missing::Refuse));
-    let steps = (0..STEPS).map(|step| {
-        let inputs = done(inputs::draw(module, step as u64, microbatches));
-        let outputs = done(interp::step(module, Mode::Exact, &mut states, &inputs));
+    let steps = inputs.iter().map(|inputs| {
+        let outputs = done(interp::step(module, Mode::Exact, &mut states, inputs));
         let last = outputs.into_iter().filter_map(|(name, mut values)| Some((name, values.pop()?)));
         last.filter(|(name, _)| name == "loss" || name.starts_with("grad")).collect()
     });
@@ -132,14 +132,16 @@ fn run(module: &Module, microbatches: u64) -> Run {
 fn check(fixture: &Fixture, configurations: &[Configuration]) {
     for microbatches in [1, 3] {
         let module = fixture.subject(GLOBAL / microbatches, adamw()).compilation.training;
-        let whole = run(&module, microbatches);
+        let draw = |step| done(inputs::draw(&module, step, microbatches));
+        let inputs: Vec<_> = (0..STEPS).map(draw).collect();
+        let whole = run(&module, &inputs);
         for configuration in configurations.iter().filter(|c| c.microbatches == microbatches) {
             let mut split = module.clone();
             let mut cx = PassContext::default();
             let ran = Manager::default().run(&configuration.pipeline(), &mut split, &mut cx, |_, _, _| {});
             ran.unwrap_or_else(|failure| panic!("{} {configuration:?}: {failure}", fixture.file));
             let worst =
-                compare(&format!("{} {configuration:?}", fixture.file), &run(&split, microbatches), &whole);
+                compare(&format!("{} {configuration:?}", fixture.file), &run(&split, &inputs), &whole);
             println!("{} {configuration:?}: {worst:.1e}", fixture.file);
         }
     }

@@ -106,7 +106,7 @@ impl Plan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        all.retain(|pass| is_needed(pass));
+        all.retain(is_needed);
         for pass in &mut all {
             if matches!(pass, Pass::Parameters(_)) {
                 *pass = given.clone();

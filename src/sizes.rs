@@ -88,8 +88,8 @@ fn multiples(number: u64, of: u64) -> Vec<u64> {
 
 /// The divisors of a number on both sides of one that is none.
 fn divisors(of: u64, near: u64) -> Vec<u64> {
-    let below = (1..near.min(of + 1)).rev().find(|divisor| of % divisor == 0);
-    let above = (near..=of).find(|divisor| of % divisor == 0);
+    let below = (1..near.min(of + 1)).rev().find(|divisor| of.is_multiple_of(*divisor));
+    let above = (near..=of).find(|divisor| of.is_multiple_of(*divisor));
     below.into_iter().chain(above).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Precision: computes a step in bf16 or fp16 where that is safe, on f32 weights.
 //!
-//! [`classes`] says which operators compute in half, [`decide`] which values are kept so, and `casts` puts the casts
+//! `classes` says which operators compute in half, `decide` which values are kept so, and `casts` puts the casts
 //! in; `scaling` keeps fp16 gradients above zero. The pass runs after autodiff, on the backward phase as well, because
 //! there too each operator has its own class: what forward computed in f32 need not be kept in f32 for backward, and
 //! sums of gradients are f32 though their addends are half. Invariants: states, inputs and outputs keep their names,

@@ -48,7 +48,9 @@ fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnosti
         let Op::Attention(_) = node.op else { continue };
         let heads = |operand: usize| module.ty(node.operands[operand]).dims[1].size().unwrap_or(1);
         let (queries, keys) = (heads(0), heads(1));
-        let fits = |size: u64| queries % size == 0 && (keys % size == 0 || size % keys == 0);
+        let fits = |size: u64| {
+            queries.is_multiple_of(size) && (keys.is_multiple_of(size) || size.is_multiple_of(keys))
+        };
         if !fits(size) {
             let legal: Vec<String> =
                 (1..=queries).filter(|&size| fits(size)).map(|n| n.to_string()).collect();
@@ -59,7 +61,7 @@ fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnosti
                 .at(node.origin.to_string())
                 .note(format!("{name} can be {}", legal.join(", "))));
         }
-        split = split.min(if keys % size == 0 { size } else { keys });
+        split = split.min(if keys.is_multiple_of(size) { size } else { keys });
     }
     Ok(split)
 }

@@ -1,8 +1,8 @@
 //! Spmd: one program for all devices. Shardings of all values from a few seeds, and collectives where they meet.
 //!
-//! In this order: the mesh; seeds from what the user asked for, from the batch, from the graph ([`strategy`]), each
-//! passed on by factors ([`propagation`]); operators that only a rule of their own can split are taken apart; ZeRO
-//! ([`zero`]); then nodes are made to agree ([`partition`]). Afterwards level placed holds.
+//! In this order: the mesh; seeds from what the user asked for, from the batch, from the graph (`strategy`), each
+//! passed on by factors (`propagation`); operators that only a rule of their own can split are taken apart; ZeRO
+//! (`zero`); then nodes are made to agree (`partition`). Afterwards level placed holds.
 //!
 //! Invariants: a collective changes how a value lies and nothing else; no node is computed over other elements than
 //! before; without an axis of two devices or more the program stays as it is.

@@ -52,9 +52,8 @@ pub(crate) fn for_runs<const N: usize>(
     let cut = blocks.iter().map(|block| block.cut(sizes)).max().unwrap_or(0);
     let starts = blocks.map(|block| block.starts(sizes, cut));
     let len = sizes[cut..].iter().product();
-    for index in 0..starts.first().map_or(0, Vec::len) {
-        run(std::array::from_fn(|i| starts[i][index]), len);
-    }
+    let runs = starts.first().map_or(0, Vec::len);
+    (0..runs).for_each(|index| run(std::array::from_fn(|i| starts[i][index]), len));
 }
 
 /// Copies a block of these sizes, of elements of `width` bytes, from one tensor to another.

@@ -14,7 +14,11 @@ pub(crate) struct Faulty {
 }
 
 impl Faulty {
-    pub(crate) fn new(inner: Arc<dyn Communicator>, fails_at: usize, panics: bool) -> Arc<dyn Communicator> {
+    pub(crate) fn within(
+        inner: Arc<dyn Communicator>,
+        fails_at: usize,
+        panics: bool,
+    ) -> Arc<dyn Communicator> {
         Arc::new(Self { inner, issued: AtomicUsize::new(0), fails_at, panics })
     }
 

@@ -203,7 +203,7 @@ impl Parallel {
 
     /// Every rule between these flags that they break.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let mut problems: Vec<Diagnostic> = self.named().filter_map(|axis| not_yet(axis)).collect();
+        let mut problems: Vec<Diagnostic> = self.named().filter_map(not_yet).collect();
         if self.zero > 0 && !self.has(AxisRole::Data) {
             problems.push(
                 Diagnostic::new(format!(

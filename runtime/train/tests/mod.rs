@@ -170,7 +170,7 @@ impl Setup {
         let Some(at) = self.fault else { return crate::ranks::device(programs, Some(2)).unwrap() };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
-            1 => Faulty::new(inner, at, true),
+            1 => Faulty::within(inner, at, true),
             _ => inner,
         };
         Box::new(Ranks::with(all, Some(2), faulty).unwrap())

@@ -103,14 +103,6 @@ fn bert_trains_alike_on_every_mesh() {
     check(&models::BERT_DYNAMO, &pairwise());
 }
 
-#[test]
-#[ignore = "takes minutes: every configuration, not only pairs of options"]
-fn decoders_train_alike_in_every_configuration() {
-    for fixture in [models::GPT2_DYNAMO, models::LLAMA_DYNAMO] {
-        check(&fixture, &all());
-    }
-}
-
 /// What some steps reported, and the states they left, by name.
 struct Run {
     outputs: Vec<BTreeMap<String, Tensor>>,

@@ -5,7 +5,9 @@
 
 pub mod autodiff;
 pub mod bind;
+pub mod buckets;
 pub mod canonicalize;
+pub mod collectives;
 mod constants;
 pub mod dead;
 mod egraph;

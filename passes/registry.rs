@@ -2,7 +2,10 @@
 
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
-use crate::{autodiff, bind, canonicalize, fold, loss, optimizer, parameters, precision, simplify, spmd};
+use crate::{
+    autodiff, bind, buckets, canonicalize, collectives, fold, loss, optimizer, parameters, precision,
+    simplify, spmd,
+};
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
 
@@ -87,6 +90,8 @@ passes! {
     Optimizer(optimizer::Optimizer)
     Simplify(simplify::Simplify)
     Spmd(spmd::Spmd)
+    Collectives(collectives::Collectives)
+    Buckets(buckets::Buckets)
 }
 
 impl fmt::Display for Pass {

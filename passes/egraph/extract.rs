@@ -1,13 +1,15 @@
 //! Choosing the cheapest program out of an e-graph, where what is used twice is paid once (DAG cost).
 //!
-//! Greedy over sets of classes, as in egg's extraction gym (`faster-greedy-dag`), then descent by single exchanges; the
-//! same descent from the program that went in, so that what comes out never costs more. What every program needs is
-//! left out of the sets: its cost decides nothing, and sets are as wide as there are decisions.
+//! Greedy over sets of classes, as in egg's extraction gym (`faster-greedy-dag`), then a [`Descent`]; the
+//! same from the program that went in, so that what comes out never costs more. What every program needs is left out of
+//! the sets: its cost decides nothing, and sets are as wide as there are decisions.
 //! Costs are integers and ties go to the first node, so the choice is a function of the graph.
 
+use super::descent::Descent;
 use egg::{Analysis, EGraph, Id, Language};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::rc::Rc;
 
 /// A candidate: its cost, the classes it needs, and the e-node.
 pub(crate) struct Candidate<L> {
@@ -60,11 +62,8 @@ impl<L: Language> Problem<L> {
         let original = self.classes.iter().zip(&greedy).map(|(candidates, &greedy)| {
             candidates.iter().position(|candidate| stood(&candidate.node)).or(greedy)
         });
-        let starts = [greedy.clone(), original.collect()];
-        let ends = starts.into_iter().filter(|start| self.order(start).is_some()).map(|mut choice| {
-            self.descend(&mut choice);
-            choice
-        });
+        let starts = [greedy.clone(), original.collect()].into_iter();
+        let ends = starts.filter_map(|start| Some(Descent::new(self, start)?.end()));
         ends.min_by_key(|choice| self.total(choice))
     }
 
@@ -144,6 +143,15 @@ impl<L: Language> Problem<L> {
         Decisions { classes, place, needed }
     }
 
+    /// For each class those of which some candidate needs it.
+    pub(super) fn readers(&self) -> Vec<Vec<usize>> {
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); self.classes.len()];
+        for (class, candidates) in self.classes.iter().enumerate() {
+            all_needs(candidates).into_iter().for_each(|need| readers[need].push(class));
+        }
+        readers
+    }
+
     fn greedy(&self) -> Vec<Option<usize>> {
         let count = self.classes.len();
         let parents = self.readers();
@@ -174,142 +182,6 @@ impl<L: Language> Problem<L> {
         }
         best.into_iter().map(|best| best.map(|best| best.choice)).collect()
     }
-
-    /// Exchanges single choices while that makes the whole cheaper. Reference counts make the price of an exchange
-    /// what it changes.
-    fn descend(&self, choice: &mut [Option<usize>]) {
-        /// Far more rounds than any descent was seen to take.
-        const ROUNDS: usize = 100;
-        let mut count = vec![0u32; self.classes.len()];
-        self.take(choice, &mut count, self.root);
-        let readers = self.readers();
-        for _ in 0..ROUNDS {
-            let mut improved = false;
-            for class in 0..self.classes.len() {
-                for other in 0..self.classes[class].len() {
-                    improved |= count[class] > 0 && self.exchange(choice, &mut count, class, other);
-                }
-                improved |= count[class] > 0 && self.bypass(choice, &mut count, class, &readers[class]);
-            }
-            if !improved {
-                break;
-            }
-        }
-    }
-
-    /// For each class those of which some candidate needs it.
-    fn readers(&self) -> Vec<Vec<usize>> {
-        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); self.classes.len()];
-        for (class, candidates) in self.classes.iter().enumerate() {
-            all_needs(candidates).into_iter().for_each(|need| readers[need].push(class));
-        }
-        readers
-    }
-
-    /// Lets all readers of a class do without it at once, each in its cheapest other way, if that makes the whole
-    /// cheaper: what one reader would gain by that alone, the others would still pay for.
-    fn bypass(
-        &self,
-        choice: &mut [Option<usize>],
-        count: &mut [u32],
-        class: usize,
-        readers: &[usize],
-    ) -> bool {
-        let reads = |choice: &[Option<usize>], reader: usize| {
-            choice[reader].is_some_and(|chosen| self.classes[reader][chosen].needs.contains(&class))
-        };
-        let readers: Vec<usize> =
-            readers.iter().copied().filter(|&reader| count[reader] > 0 && reads(choice, reader)).collect();
-        if readers.len() < 2 {
-            return false;
-        }
-        let (mut change, mut done) = (0, Vec::new());
-        for &reader in &readers {
-            let Some(current) = choice[reader].filter(|_| count[reader] > 0) else { continue };
-            let other = |other: &usize| {
-                let needs = &self.classes[reader][*other].needs;
-                !needs.contains(&class) && needs.iter().all(|&need| choice[need].is_some())
-            };
-            let others: Vec<usize> = (0..self.classes[reader].len()).filter(other).collect();
-            let cheapest = others.into_iter().min_by_key(|&other| {
-                let change = self.replace(choice, count, reader, current, other);
-                self.replace(choice, count, reader, other, current);
-                change
-            });
-            let Some(other) = cheapest else { break };
-            change += self.replace(choice, count, reader, current, other);
-            choice[reader] = Some(other);
-            done.push((reader, current, other));
-        }
-        if done.len() == readers.len() && change < 0 && self.order(choice).is_some() {
-            return true;
-        }
-        for (reader, current, other) in done.into_iter().rev() {
-            choice[reader] = Some(current);
-            self.replace(choice, count, reader, other, current);
-        }
-        false
-    }
-
-    /// Counts the uses of what a class needs as if it were chosen otherwise: what that changes in cost.
-    fn replace(
-        &self,
-        choice: &[Option<usize>],
-        count: &mut [u32],
-        class: usize,
-        old: usize,
-        new: usize,
-    ) -> i64 {
-        let (old, new) = (&self.classes[class][old], &self.classes[class][new]);
-        let mut change = new.cost as i64 - old.cost as i64;
-        change += new.needs.iter().map(|&need| self.take(choice, count, need)).sum::<i64>();
-        change + old.needs.iter().map(|&need| self.drop(choice, count, need)).sum::<i64>()
-    }
-
-    fn exchange(&self, choice: &mut [Option<usize>], count: &mut [u32], class: usize, other: usize) -> bool {
-        let Some(current) = choice[class].filter(|&current| current != other) else { return false };
-        if self.classes[class][other].needs.iter().any(|&need| choice[need].is_none()) {
-            return false;
-        }
-        if self.replace(choice, count, class, current, other) < 0 {
-            choice[class] = Some(other);
-            // A class that was unused may lead back here; then the counts deceive.
-            if self.order(choice).is_some() {
-                return true;
-            }
-            choice[class] = Some(current);
-        }
-        self.replace(choice, count, class, other, current);
-        false
-    }
-
-    /// One more use of a class: what that adds to the cost.
-    fn take(&self, choice: &[Option<usize>], count: &mut [u32], class: usize) -> i64 {
-        let (mut change, mut stack) = (0, vec![class]);
-        while let Some(class) = stack.pop() {
-            count[class] += 1;
-            if let (1, Some(chosen)) = (count[class], choice[class]) {
-                let candidate = &self.classes[class][chosen];
-                change += candidate.cost as i64;
-                stack.extend(&candidate.needs);
-            }
-        }
-        change
-    }
-
-    /// One use of a class less: what that takes from the cost, negative.
-    fn drop(&self, choice: &[Option<usize>], count: &mut [u32], class: usize) -> i64 {
-        let (mut change, mut stack) = (0, vec![class]);
-        while let Some(class) = stack.pop() {
-            count[class] -= 1;
-            if let (0, Some(chosen)) = (count[class], choice[class]) {
-                let candidate = &self.classes[class][chosen];
-                change -= candidate.cost as i64;
-                stack.extend(&candidate.needs);
-            }
-        }
-        change
-    }
 }
 
 /// The classes that sets range over, the place of each class in them, and which classes every program needs.
@@ -319,11 +191,36 @@ struct Decisions {
     needed: Vec<bool>,
 }
 
+impl Decisions {
+    fn none(&self) -> Rc<[u64]> {
+        vec![0; self.classes.len().div_ceil(64)].into()
+    }
+
+    /// Adds a set to another, and says what it has cost that was not in there.
+    fn join(&self, set: &mut Rc<[u64]>, other: &Rc<[u64]>, best: &[Option<Best>]) -> Option<u64> {
+        let mut cost = 0;
+        for (i, &word) in other.iter().enumerate() {
+            let mut bits = word & !set[i];
+            if bits != 0 {
+                Rc::make_mut(set)[i] |= bits;
+            }
+            while bits != 0 {
+                cost += best[self.classes[i * 64 + bits.trailing_zeros() as usize]].as_ref()?.own;
+                bits &= bits - 1;
+            }
+        }
+        Some(cost)
+    }
+}
+
 /// The cheapest way found so far to make a class: the decisions it takes as a bitset, and what all cost together.
 struct Best {
     total: u64,
+    /// What it adds to the cost of what needs it: nothing if everything does.
     own: u64,
-    set: Vec<u64>,
+    /// The cost of the decisions.
+    carried: u64,
+    set: Rc<[u64]>,
     choice: usize,
 }
 
@@ -335,31 +232,28 @@ fn better<L>(
     choice: usize,
     candidate: &Candidate<L>,
 ) -> Option<Best> {
-    let mut set = vec![0u64; decisions.classes.len().div_ceil(64)];
-    for &need in &candidate.needs {
-        set.iter_mut().zip(&best[need].as_ref()?.set).for_each(|(word, other)| *word |= other);
+    let needs = candidate.needs.iter().map(|&need| best[need].as_ref());
+    let mut needs = needs.collect::<Option<Vec<&Best>>>()?;
+    // Most of what the others take, the dearest takes as well: only the rest is counted.
+    needs.sort_by_key(|need| Reverse(need.carried));
+    let (mut set, mut carried) =
+        needs.first().map_or_else(|| (decisions.none(), 0), |first| (first.set.clone(), first.carried));
+    for other in needs.iter().skip(1) {
+        carried += decisions.join(&mut set, &other.set, best)?;
     }
     let place = decisions.place[class];
     if place.is_some_and(|place| set[place / 64] >> (place % 64) & 1 == 1) {
         return None; // in a circle
     }
-    let bound = best[class].as_ref().map_or(u64::MAX, |best| best.total);
-    let mut total = candidate.cost;
-    for (i, &word) in set.iter().enumerate() {
-        let mut bits = word;
-        while bits != 0 {
-            total += best[decisions.classes[i * 64 + bits.trailing_zeros() as usize]].as_ref()?.own;
-            bits &= bits - 1;
-        }
-        if total >= bound {
-            return None;
-        }
-    }
-    if let Some(place) = place {
-        set[place / 64] |= 1 << (place % 64);
+    let total = candidate.cost + carried;
+    if best[class].as_ref().is_some_and(|best| best.total <= total) {
+        return None;
     }
     let own = if decisions.needed[class] { 0 } else { candidate.cost };
-    (total < bound).then_some(Best { total, own, set, choice })
+    if let Some(place) = place {
+        Rc::make_mut(&mut set)[place / 64] |= 1 << (place % 64);
+    }
+    Some(Best { total, own, carried: carried + own, set, choice })
 }
 
 /// Every class that some candidate needs, once.

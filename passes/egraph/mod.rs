@@ -3,6 +3,7 @@
 //! A pass brings its language, its terms and its rules. What comes out is a function of what goes in: limits are
 //! counts, ties go to the first, and nothing is iterated in the order of a hash map.
 
+mod descent;
 mod extract;
 mod saturate;
 

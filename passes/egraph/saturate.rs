@@ -12,7 +12,7 @@ pub(crate) trait Equal<L: Language, N: Analysis<L>> {
 pub(crate) struct Rule<L: Language, N: Analysis<L>, T> {
     /// Name, kept on the nodes it made.
     pub(crate) name: &'static str,
-    /// Names of the operators it looks at.
+    /// Names of the operators it looks at; none: all nodes.
     pub(crate) roots: &'static [&'static str],
     /// Pushes a term for every match.
     pub(crate) find: fn(&EGraph<L, N>, &L, &mut Vec<T>),
@@ -87,18 +87,28 @@ where
     L: Language<Discriminant = &'static str>,
     N: Analysis<L>,
 {
+    let sorted = |mut classes: Vec<Id>| {
+        classes.sort_unstable();
+        classes
+    };
+    let all = sorted(graph.classes().map(|class| class.id).collect());
     let mut found = Vec::new();
     let mut terms = Vec::new();
     for rule in rules {
-        for root in rule.roots {
-            let mut classes: Vec<Id> = graph.classes_for_op(root).into_iter().flatten().collect();
-            classes.sort_unstable();
-            for class in classes {
-                for node in graph[class].nodes.iter().filter(|node| node.discriminant() == *root) {
+        let mut visit = |classes: &[Id], root: Option<&str>| {
+            for &class in classes {
+                let nodes = graph[class].nodes.iter();
+                for node in nodes.filter(|node| root.is_none_or(|root| node.discriminant() == root)) {
                     (rule.find)(graph, node, &mut terms);
                     found.extend(terms.drain(..).map(|term| (rule.name, class, term)));
                 }
             }
+        };
+        if rule.roots.is_empty() {
+            visit(&all, None);
+        }
+        for root in rule.roots {
+            visit(&sorted(graph.classes_for_op(root).into_iter().flatten().collect()), Some(root));
         }
     }
     found

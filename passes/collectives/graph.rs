@@ -1,0 +1,279 @@
+//! The e-graph of a placed program: operators with their place and the types of their results.
+//!
+//! Dims are global and a sharding is part of a type, so an operator on a part is the operator on the whole with other
+//! types, and a rule that cuts a program changes types alone. Hash-consing makes equal nodes one; the place (phase,
+//! stage, copy) is part of a node, so what must stay apart does.
+
+use super::split::Split;
+use egg::{Analysis, DidMerge, Id, Language};
+use ir::factors::{FactorId, Factors};
+use ir::ops::Operator;
+use ir::ops::collective::Collective;
+use ir::{AxisId, Module, Op, Phase, Sharding, Signature, Type, ValueId};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+/// When and where a node runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub(super) phase: Phase,
+    pub(super) stage: u32,
+    pub(super) copy: u32,
+}
+
+/// A type of the program, by its number in [`Types`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct TypeId(u32);
+
+pub(super) type TypeIds = SmallVec<[TypeId; 3]>;
+
+/// What stands at the head of an e-node; its arguments stand beside it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(clippy::large_enum_variant)] // nearly every head is an operator
+pub(super) enum Head {
+    /// A value that no node makes: an input, or a state.
+    Leaf(ValueId),
+    /// An operator with the types of its results.
+    Op(Op, TypeIds, Place),
+    /// One result of an operator with several.
+    Result(u32),
+    /// The operand, kept from forward for this place of backward: the identity, which costs memory.
+    Saved(Place),
+    /// All values that must come out.
+    Root,
+}
+
+/// A node of the e-graph.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ENode {
+    pub(super) head: Head,
+    pub(super) args: SmallVec<[Id; 4]>,
+}
+
+impl ENode {
+    /// A node over these classes.
+    pub(super) fn new(head: Head, args: impl IntoIterator<Item = Id>) -> Self {
+        Self { head, args: args.into_iter().collect() }
+    }
+
+    /// The collective of one operand, if that is what the node is.
+    pub(super) fn collective(&self) -> Option<(Collective, TypeId, Place)> {
+        match (&self.head, &self.args[..]) {
+            (Head::Op(Op::Collective(collective), types, place), [_]) => {
+                Some((*collective, types[0], *place))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Language for ENode {
+    type Discriminant = &'static str;
+
+    fn discriminant(&self) -> Self::Discriminant {
+        match &self.head {
+            Head::Op(op, ..) => op.name(),
+            Head::Leaf(_) => "",
+            Head::Result(_) => "result",
+            Head::Saved(_) => "saved",
+            Head::Root => "root",
+        }
+    }
+
+    fn matches(&self, other: &Self) -> bool {
+        self.head == other.head && self.args.len() == other.args.len()
+    }
+
+    fn children(&self) -> &[Id] {
+        &self.args
+    }
+
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.args
+    }
+}
+
+impl fmt::Display for ENode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.head)
+    }
+}
+
+/// What is known of every e-class.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Facts {
+    /// Types of the value, or of all values of a tuple; none for the root.
+    pub(super) types: TypeIds,
+    /// The dims that may be cut, as a bitset: see [`super::rows`].
+    pub(super) rows: u64,
+    /// Where it is known first; `None` for what no node makes.
+    pub(super) place: Option<Place>,
+}
+
+/// Every type that stands in the e-graph, once.
+#[derive(Default)]
+struct Types {
+    types: Vec<Rc<Type>>,
+    numbers: BTreeMap<Rc<Type>, TypeId>,
+}
+
+/// A call of an operator (of the identity without one) on types.
+type Call = (Option<Op>, TypeIds, TypeIds);
+
+/// The analysis, and what rules ask of the program. Two classes of different types are never one: asserted, which
+/// catches unsound rules in tests.
+pub(super) struct Program<'m> {
+    pub(super) module: &'m Module,
+    types: RefCell<Types>,
+    // Layers are alike, so the same questions come up again and again.
+    factors: RefCell<BTreeMap<Call, Rc<Factors>>>,
+    splits: RefCell<BTreeMap<SplitKey, Option<Rc<Split>>>>,
+}
+
+/// A call, a factor of it, and the axes to split that over.
+type SplitKey = (Call, FactorId, SmallVec<[AxisId; 2]>);
+
+pub(super) type Graph<'m> = egg::EGraph<ENode, Program<'m>>;
+
+impl<'m> Program<'m> {
+    pub(super) fn new(module: &'m Module) -> Self {
+        Self { module, types: Default::default(), factors: Default::default(), splits: Default::default() }
+    }
+
+    /// The number of a type. Spellings of one sharding are one type.
+    pub(super) fn number(&self, ty: &Type) -> TypeId {
+        let ty = normal(ty);
+        let mut types = self.types.borrow_mut();
+        if let Some(&id) = types.numbers.get(&ty) {
+            return id;
+        }
+        let (id, ty) = (TypeId(types.types.len() as u32), Rc::new(ty));
+        types.types.push(ty.clone());
+        types.numbers.insert(ty, id);
+        id
+    }
+
+    /// The type of a number.
+    pub(super) fn ty(&self, id: TypeId) -> Rc<Type> {
+        self.types.borrow().types[id.0 as usize].clone()
+    }
+
+    /// The types of a call.
+    pub(super) fn signature(&self, operands: &[TypeId], results: &[TypeId]) -> Signature {
+        let types = |ids: &[TypeId]| ids.iter().map(|&id| Type::clone(&self.ty(id))).collect();
+        Signature { operands: types(operands), results: types(results) }
+    }
+
+    /// The sharding rule of a call.
+    pub(super) fn factors(&self, call: &Call) -> Rc<Factors> {
+        if let Some(factors) = self.factors.borrow().get(call) {
+            return factors.clone();
+        }
+        let signature = self.signature(&call.1, &call.2);
+        let factors = Rc::new(match &call.0 {
+            Some(op) => op.factors(&signature),
+            None => Factors::elementwise(&signature).linear_in(&[0]),
+        });
+        self.factors.borrow_mut().insert(call.clone(), factors.clone());
+        factors
+    }
+
+    /// Remembers the answer to a question about a call.
+    pub(super) fn split(
+        &self,
+        call: &Call,
+        factor: FactorId,
+        axes: &[AxisId],
+        answer: impl FnOnce() -> Option<Split>,
+    ) -> Option<Rc<Split>> {
+        let key = (call.clone(), factor, SmallVec::from_slice(axes));
+        if let Some(split) = self.splits.borrow().get(&key) {
+            return split.clone();
+        }
+        let split = answer().map(Rc::new);
+        self.splits.borrow_mut().insert(key, split.clone());
+        split
+    }
+}
+
+/// A type in the one spelling that is compared: an entry for every dim or none, the axes of a sum in order.
+fn normal(ty: &Type) -> Type {
+    let mut ty = ty.clone();
+    if ty.sharding.dims.iter().all(|axes| axes.is_empty()) {
+        ty.sharding = Sharding { dims: SmallVec::new(), partial: ty.sharding.partial };
+    } else {
+        ty.sharding.dims.resize(ty.dims.len(), SmallVec::new());
+    }
+    if let Some((_, axes)) = &mut ty.sharding.partial {
+        axes.sort_unstable();
+    }
+    ty.sharding.partial = ty.sharding.partial.filter(|(_, axes)| !axes.is_empty());
+    ty
+}
+
+impl Analysis<ENode> for Program<'_> {
+    type Data = Facts;
+
+    fn make(graph: &mut Graph, node: &ENode, _: Id) -> Facts {
+        let facts = |types: TypeIds, place| Facts { types, rows: 0, place };
+        match &node.head {
+            Head::Leaf(value) => {
+                let program = &graph.analysis;
+                facts(SmallVec::from_slice(&[program.number(program.module.ty(*value))]), None)
+            }
+            Head::Op(_, types, place) => facts(types.clone(), Some(*place)),
+            Head::Result(i) => {
+                let tuple = &graph[node.args[0]].data;
+                facts(SmallVec::from_slice(&[tuple.types[*i as usize]]), tuple.place)
+            }
+            Head::Saved(place) => {
+                let kept = &graph[node.args[0]].data;
+                Facts { types: kept.types.clone(), rows: kept.rows, place: Some(*place) }
+            }
+            Head::Root => facts(TypeIds::new(), None),
+        }
+    }
+
+    fn merge(&mut self, a: &mut Facts, b: Facts) -> DidMerge {
+        assert_eq!(a.types, b.types, "a rule united values of different types");
+        let merged = Facts { types: b.types.clone(), rows: a.rows | b.rows, place: a.place.min(b.place) };
+        let changed = DidMerge(merged != *a, merged != b);
+        *a = merged;
+        changed
+    }
+}
+
+/// Questions rules ask.
+pub(super) trait Ask {
+    /// The type of a class of one value, as a number.
+    fn type_id(&self, class: Id) -> TypeId;
+    /// The type of a class of one value.
+    fn ty(&self, class: Id) -> Rc<Type>;
+    /// A node that computes, as a call: the operator, `None` for what is saved, with its types.
+    fn call(&self, node: &ENode) -> Option<(Call, Place)>;
+}
+
+impl Ask for Graph<'_> {
+    fn type_id(&self, class: Id) -> TypeId {
+        self[class].data.types[0]
+    }
+
+    fn ty(&self, class: Id) -> Rc<Type> {
+        self.analysis.ty(self.type_id(class))
+    }
+
+    fn call(&self, node: &ENode) -> Option<(Call, Place)> {
+        let operands: TypeIds = match node.head {
+            Head::Op(..) | Head::Saved(_) => node.args.iter().map(|&arg| self.type_id(arg)).collect(),
+            _ => return None,
+        };
+        Some(match &node.head {
+            Head::Op(op, types, place) => ((Some(op.clone()), operands, types.clone()), *place),
+            Head::Saved(place) => ((None, operands.clone(), operands), *place),
+            _ => return None,
+        })
+    }
+}

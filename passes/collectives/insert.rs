@@ -1,0 +1,84 @@
+//! A module as an e-graph, and which e-nodes are its own.
+
+use super::graph::{ENode, Graph, Head, Place, TypeIds};
+use super::rows::{self, rows};
+use egg::{Id, Language};
+use ir::{Module, Node, NodeId, Phase, ValueId};
+use std::collections::BTreeMap;
+
+/// Where the values of a module are in its e-graph.
+pub(super) struct Inserted {
+    /// The class of every value that a node reads or makes.
+    pub(super) classes: BTreeMap<ValueId, Id>,
+    /// What was put in, each with the node of the module that it is, if it is one.
+    pub(super) nodes: Vec<(Option<NodeId>, ENode)>,
+    /// The class that needs all values that something outside the nodes reads.
+    pub(super) root: Id,
+    /// Those values.
+    pub(super) exits: Vec<ValueId>,
+}
+
+/// Puts a module into the graph. `any` lets every dim be cut, not only rows.
+pub(super) fn insert(graph: &mut Graph, module: &Module, any: bool) -> Inserted {
+    let mut classes: BTreeMap<ValueId, Id> = BTreeMap::new();
+    let mut nodes = Vec::new();
+    let mut add = |graph: &mut Graph, id: Option<NodeId>, node: ENode| {
+        nodes.push((id, node.clone()));
+        graph.add(node)
+    };
+    for (id, node) in module.nodes() {
+        let place = Place { phase: node.phase, stage: node.stage, copy: node.copy };
+        let mut args = Vec::new();
+        for &operand in &node.operands {
+            let leaf = || ENode::new(Head::Leaf(operand), []);
+            let class = *classes.entry(operand).or_insert_with(|| add(graph, None, leaf()));
+            let kept = is_kept(module, operand, node);
+            args.push(if kept { add(graph, None, ENode::new(Head::Saved(place), [class])) } else { class });
+        }
+        let types: TypeIds =
+            node.results.iter().map(|&result| graph.analysis.number(module.ty(result))).collect();
+        let made = add(graph, Some(id), ENode::new(Head::Op(node.op.clone(), types, place), args));
+        if let [result] = node.results[..] {
+            classes.insert(result, made);
+            continue;
+        }
+        for (i, &result) in node.results.iter().enumerate() {
+            classes.insert(result, add(graph, None, ENode::new(Head::Result(i as u32), [made])));
+        }
+    }
+    let mut exits: Vec<ValueId> = module.roots().filter(|value| classes.contains_key(value)).collect();
+    exits.sort_unstable();
+    exits.dedup();
+    let all = ENode::new(Head::Root, exits.iter().map(|value| classes[value]).collect::<Vec<_>>());
+    let root = add(graph, None, all);
+    mark_rows(graph, module, &classes, any);
+    Inserted { classes, nodes, root, exits }
+}
+
+/// Says of every class which dims may be cut.
+fn mark_rows(graph: &mut Graph, module: &Module, classes: &BTreeMap<ValueId, Id>, any: bool) {
+    let marked = rows(&graph.analysis);
+    for (&value, &class) in classes {
+        let set = if any { rows::all(module.ty(value).ndim()) } else { marked[value] };
+        let mut facts = graph[class].data.clone();
+        facts.rows |= set;
+        graph.set_analysis_data(class, facts);
+    }
+}
+
+/// Whether a value is kept from forward for a node.
+fn is_kept(module: &Module, value: ValueId, reader: &Node) -> bool {
+    let made = module.producer(value).map(|node| node.phase);
+    reader.phase == Phase::Backward && made == Some(Phase::Forward)
+}
+
+impl Inserted {
+    /// What was put in as it stands in the graph now; of equal nodes the first.
+    pub(super) fn stood(&self, graph: &Graph) -> BTreeMap<ENode, Option<NodeId>> {
+        let mut stood = BTreeMap::new();
+        for (id, node) in &self.nodes {
+            stood.entry(node.clone().map_children(|child| graph.find(child))).or_insert(*id);
+        }
+        stood
+    }
+}

@@ -1,0 +1,141 @@
+//! Collectives: the same program with less communication.
+//!
+//! A placed module, in which every collective stands where two shardings meet, goes into an e-graph; rules by factors
+//! and shardings alone ([`rules`]) say what it is equal to; the cheapest program comes out, counted as a DAG. Sequence
+//! parallelism as in Megatron-LM (Korthikanti et al., arXiv 2205.05198) is what that finds for transformer blocks with
+//! tensor parallelism when activations are large.
+//!
+//! Invariants: what a node computes stays; nothing changes its phase for a later one, its stage or its copy; a gather of
+//! one phase never becomes that of another; every collective goes in with one operand and comes out with one.
+
+mod decision;
+mod graph;
+mod insert;
+mod order;
+mod price;
+mod rows;
+mod rules;
+mod split;
+mod term;
+
+pub use decision::Decision;
+pub use price::Rates;
+
+use crate::egraph::{Limits, Problem, saturate};
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
+use decision::{Chosen, Search};
+use graph::{ENode, Graph, Place, Program};
+use insert::insert;
+use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, ValueId};
+use price::Prices;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// The pass `collectives`. `collectives(any, link=450, latency=1000, memory=3000, flops=600, kept=10)`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collectives {
+    /// Whether every dim may be cut, not only the rows of activations (sequences).
+    pub any: bool,
+    /// What the search takes for the cost of things.
+    pub rates: Rates,
+}
+
+impl Transform for Collectives {
+    const NAME: &'static str = "collectives";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let default = Rates::default();
+        let rates = Rates {
+            link: arguments.value("link", default.link)?,
+            latency: arguments.value("latency", default.latency)?,
+            memory: arguments.value("memory", default.memory)?,
+            flops: arguments.value("flops", default.flops)?,
+            kept: arguments.value("kept", default.kept)?,
+            bucket: arguments.value("bucket", default.bucket)?,
+        };
+        Ok(Self { any: arguments.flag("any"), rates })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        let (default, rates) = (Rates::default(), self.rates);
+        arguments.push_flag("any", self.any);
+        arguments.push_unless(&default.link, "link", &rates.link);
+        arguments.push_unless(&default.latency, "latency", &rates.latency);
+        arguments.push_unless(&default.memory, "memory", &rates.memory);
+        arguments.push_unless(&default.flops, "flops", &rates.flops);
+        arguments.push_unless(&default.kept, "kept", &rates.kept);
+        arguments.push_unless(&default.bucket, "bucket", &rates.bucket);
+    }
+
+    /// Rewrites a placed program. A limit that is hit leaves it as it was, with a warning.
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        match decide(module, self) {
+            Ok(Some(decision)) => apply(module, &decision),
+            Ok(None) => Ok(Changed::No),
+            Err(limit) => {
+                cx.warn(limit);
+                Ok(Changed::No)
+            }
+        }
+    }
+}
+
+/// Searches; `None` when nothing is better, `Err` when a limit was hit.
+pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>, Diagnostic> {
+    if !module.nodes().any(|(_, node)| matches!(node.op, Op::Collective(_))) {
+        return Ok(None);
+    }
+    let mut graph = Graph::new(Program::new(module));
+    let inserted = insert(&mut graph, module, options.any);
+    let original = graph.nodes().len();
+    let limits = Limits { iterations: 100, nodes: 100_000.max(20 * original) };
+    let end = saturate(&mut graph, &rules::all(), limits, |g, a, b| g[a].data.types == g[b].data.types);
+    if !end.complete {
+        let message =
+            format!("collectives stopped after {} rounds: the program stays as it is", end.iterations);
+        return Err(Diagnostic::new(message));
+    }
+    let prices = Prices::new(options.rates);
+    let price = |class, node: &ENode| price::allowed(&graph, class, node).then(|| prices.of(&graph, node));
+    let problem = Problem::new(&graph, inserted.root, price);
+    let stood = inserted.stood(&graph);
+    let choice = problem
+        .solve(|node| stood.contains_key(node))
+        .ok_or_else(|| Diagnostic::new("collectives found no program in its e-graph"))?;
+    let order = problem.order(&choice).ok_or_else(|| Diagnostic::new("collectives chose a circle"))?;
+    let place: BTreeMap<usize, usize> = order.iter().enumerate().map(|(i, &class)| (class, i)).collect();
+    let chosen = order.into_iter().map(|class| {
+        let candidate = &problem.classes[class][choice[class].expect("ordered classes are chosen")];
+        let id = problem.ids[class];
+        let args = candidate.needs.iter().map(|need| place[need]).collect();
+        Chosen { class: id, node: candidate.node.clone(), place: graph[id].data.place, args }
+    });
+    let chosen: Vec<Chosen> = chosen.collect();
+    Ok(Search { module, graph: &graph, inserted, stood, original, provenance: end.provenance }
+        .decision(&chosen))
+}
+
+/// Puts the new program in place of the old.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let old: Vec<NodeId> = module.order().to_vec();
+    let mut b = Builder::new(module, Collectives::NAME);
+    let mut values: Vec<SmallVec<[ValueId; 2]>> = Vec::new();
+    for step in &decision.steps {
+        let operands: Vec<ValueId> = step.operands.iter().map(|operand| operand.value(&values)).collect();
+        let Place { phase, stage, copy } = step.place;
+        b.at(At::End(phase)).stage(stage).copy(copy).origin(step.origin.clone()).by(&step.by);
+        let results = b
+            .push_typed(step.op.clone(), &operands, &step.types)
+            .map_err(|error| Diagnostic::new(format!("collectives built an ill-typed node: {error}")))?;
+        for (&result, ty) in results.iter().zip(&step.types) {
+            b.shard(result, ty.sharding.clone());
+        }
+        values.push(results);
+    }
+    for (old, new) in &decision.exits {
+        b.replace(*old, new.value(&values));
+    }
+    old.into_iter().for_each(|node| b.remove(node));
+    Ok(b.finish())
+}

@@ -1,0 +1,56 @@
+//! The order of the new program: as the old one's, where a part stands for the whole it was cut from.
+//!
+//! A node that stands for a value of the old program, or for a part of one, takes that value's position; one that
+//! nothing stood for comes just before its first reader. So a gather stays beside its use, and a reduction beside what it
+//! reduces.
+
+use super::decision::Chosen;
+use super::graph::Graph;
+use super::insert::Inserted;
+use egg::Id;
+use ir::Module;
+use ir::ops::collective::Collective;
+use std::collections::BTreeMap;
+
+/// The chosen nodes (arguments before their readers) in program order, by index, given the positions of classes.
+pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<usize> {
+    let mut at: Vec<Option<usize>> =
+        chosen.iter().map(|chosen| positions.get(&chosen.class).copied()).collect();
+    for reader in (0..chosen.len()).rev() {
+        for &arg in &chosen[reader].args {
+            // A tuple is known where its results are; what is of an earlier phase is early enough.
+            if chosen[arg].place == chosen[reader].place {
+                at[arg] = at[arg].into_iter().chain(at[reader]).min();
+            }
+        }
+    }
+    let mut order: Vec<usize> = (0..chosen.len()).collect();
+    let key = |&i: &usize| (chosen[i].place.map(|place| place.phase), at[i].unwrap_or(usize::MAX), i);
+    order.sort_by_key(key);
+    order
+}
+
+/// Where each class, whole or cut, stood in the old program.
+pub(super) fn positions(module: &Module, graph: &Graph, inserted: &Inserted) -> BTreeMap<Id, usize> {
+    let mut positions: BTreeMap<Id, usize> = BTreeMap::new();
+    for (i, (_, node)) in module.nodes().enumerate() {
+        for result in &node.results {
+            positions.entry(graph.find(inserted.classes[result])).or_insert(i);
+        }
+    }
+    let mut cut: Vec<(Id, usize)> = Vec::new();
+    for class in graph.classes() {
+        for node in &class.nodes {
+            if let Some((Collective::AllSlice, ..)) = node.collective()
+                && let Some(&position) = positions.get(&graph.find(node.args[0]))
+            {
+                cut.push((class.id, position));
+            }
+        }
+    }
+    cut.sort_unstable();
+    for (class, position) in cut {
+        positions.entry(class).or_insert(position);
+    }
+    positions
+}

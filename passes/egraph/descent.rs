@@ -1,0 +1,206 @@
+//! The way down from a choice: single exchanges, and all readers of a class at once, as long as that makes the whole
+//! cheaper.
+//!
+//! Reference counts make the price of an exchange what it changes. Positions (arguments before their readers) make it
+//! cheap to see that an exchange does not lead in a circle: only what comes into use is looked at, unless the order has
+//! to change.
+
+use super::extract::Problem;
+use egg::Language;
+
+/// The space between the positions of neighbours in a new order.
+const GAP: u64 = 1 << 32;
+
+/// A choice on its way down.
+pub(super) struct Descent<'p, L> {
+    problem: &'p Problem<L>,
+    choice: Vec<Option<usize>>,
+    /// How many chosen candidates need each class; the root once more.
+    count: Vec<u32>,
+    /// Of each class in use: higher than those of the classes it needs.
+    position: Vec<Option<u64>>,
+    /// Classes that went out of use in what is tried.
+    gone: Vec<usize>,
+}
+
+impl<'p, L: Language> Descent<'p, L> {
+    /// From a choice; `None` if it goes in circles or has gaps.
+    pub(super) fn new(problem: &'p Problem<L>, choice: Vec<Option<usize>>) -> Option<Self> {
+        let count = vec![0; choice.len()];
+        let position = vec![None; choice.len()];
+        let mut descent = Self { problem, choice, count, position, gone: Vec::new() };
+        descent.take(problem.root);
+        descent.number().then_some(descent)
+    }
+
+    /// Where nothing that is tried makes the whole cheaper.
+    pub(super) fn end(mut self) -> Vec<Option<usize>> {
+        /// Far more rounds than any descent was seen to take.
+        const ROUNDS: usize = 100;
+        let readers = self.problem.readers();
+        for _ in 0..ROUNDS {
+            let mut improved = false;
+            for (class, readers) in readers.iter().enumerate() {
+                for other in 0..self.problem.classes[class].len() {
+                    improved |= self.count[class] > 0 && self.exchange(class, other);
+                }
+                improved |= self.count[class] > 0 && self.bypass(class, readers);
+            }
+            if !improved {
+                break;
+            }
+        }
+        self.choice
+    }
+
+    fn exchange(&mut self, class: usize, other: usize) -> bool {
+        let Some(current) = self.choice[class].filter(|&current| current != other) else { return false };
+        if !self.is_possible(class, other) {
+            return false;
+        }
+        let change = self.replace(class, current, other);
+        self.choice[class] = Some(other);
+        // A class that comes into use may lead back here; then the counts deceive.
+        if change < 0 && (self.keeps_order(class) || self.number()) {
+            self.keep();
+            return true;
+        }
+        self.choice[class] = Some(current);
+        self.replace(class, other, current);
+        self.gone.clear();
+        false
+    }
+
+    /// Lets all readers of a class do without it at once, each in its cheapest other way, if that makes the whole
+    /// cheaper: what one reader would gain by that alone, the others would still pay for.
+    fn bypass(&mut self, class: usize, readers: &[usize]) -> bool {
+        let reads = |reader: usize| self.needs(reader).is_some_and(|needs| needs.contains(&class));
+        let readers: Vec<usize> =
+            readers.iter().copied().filter(|&reader| self.count[reader] > 0 && reads(reader)).collect();
+        let others = |descent: &Self, reader: usize| -> Vec<usize> {
+            let candidates = &descent.problem.classes[reader];
+            let without = |other: &usize| !candidates[*other].needs.contains(&class);
+            let possible = |other: &usize| without(other) && descent.is_possible(reader, *other);
+            (0..candidates.len()).filter(possible).collect()
+        };
+        if readers.len() < 2 || readers.iter().any(|&reader| others(self, reader).is_empty()) {
+            return false;
+        }
+        let (mut change, mut done) = (0, Vec::new());
+        for &reader in &readers {
+            let Some(current) = self.choice[reader].filter(|_| self.count[reader] > 0) else { break };
+            let cheapest = others(self, reader).into_iter().min_by_key(|&other| {
+                let change = self.replace(reader, current, other);
+                self.replace(reader, other, current);
+                change
+            });
+            let Some(other) = cheapest else { break };
+            change += self.replace(reader, current, other);
+            self.choice[reader] = Some(other);
+            done.push((reader, current, other));
+        }
+        if done.len() == readers.len() && change < 0 && self.number() {
+            self.keep();
+            return true;
+        }
+        for (reader, current, other) in done.into_iter().rev() {
+            self.choice[reader] = Some(current);
+            self.replace(reader, other, current);
+        }
+        self.gone.clear();
+        false
+    }
+
+    /// What the chosen candidate of a class needs.
+    fn needs(&self, class: usize) -> Option<&'p [usize]> {
+        Some(&self.problem.classes[class][self.choice[class]?].needs)
+    }
+
+    /// Whether everything that a candidate needs can be made.
+    fn is_possible(&self, class: usize, candidate: usize) -> bool {
+        self.problem.classes[class][candidate].needs.iter().all(|&need| self.choice[need].is_some())
+    }
+
+    /// Counts the uses of what a class needs as if another candidate were chosen: what that changes in cost.
+    fn replace(&mut self, class: usize, old: usize, new: usize) -> i64 {
+        let (old, new) = (&self.problem.classes[class][old], &self.problem.classes[class][new]);
+        let mut change = new.cost as i64 - old.cost as i64;
+        change += new.needs.iter().map(|&need| self.take(need)).sum::<i64>();
+        change + old.needs.iter().map(|&need| self.drop(need)).sum::<i64>()
+    }
+
+    /// Takes the positions of classes that are out of use.
+    fn keep(&mut self) {
+        for gone in std::mem::take(&mut self.gone) {
+            if self.count[gone] == 0 {
+                self.position[gone] = None;
+            }
+        }
+    }
+
+    /// Gives classes that came into use below a class positions below its own; `false` if there are none.
+    fn keeps_order(&mut self, class: usize) -> bool {
+        let Some(above) = self.position[class] else { return false };
+        // Arguments before their readers, as in `Problem::order`.
+        let (mut order, mut below) = (Vec::new(), 0);
+        let mut open = vec![(class, 0)];
+        let mut seen = std::collections::BTreeSet::from([class]);
+        while let Some((reader, i)) = open.pop() {
+            let chosen = self.choice[reader].expect("what is in use is chosen");
+            let Some(&need) = self.problem.classes[reader][chosen].needs.get(i) else {
+                order.push(reader);
+                continue;
+            };
+            open.push((reader, i + 1));
+            match self.position[need] {
+                Some(position) if position < above => below = below.max(position),
+                Some(_) => return false,
+                None if seen.insert(need) => open.push((need, 0)),
+                None if open.iter().any(|&(reader, _)| reader == need) => return false,
+                None => {}
+            }
+        }
+        order.pop();
+        let step = (above - below) / (order.len() as u64 + 1);
+        let positions = (1..).map(|i| below + i * step);
+        order.iter().zip(positions).for_each(|(&class, position)| self.position[class] = Some(position));
+        step > 0
+    }
+
+    /// Gives every class in use a position; `false` if the choice goes in circles or has gaps.
+    fn number(&mut self) -> bool {
+        let Some(order) = self.problem.order(&self.choice) else { return false };
+        self.position.fill(None);
+        order.iter().zip(1..).for_each(|(&class, i)| self.position[class] = Some(i * GAP));
+        true
+    }
+
+    /// One more use of a class: what that adds to the cost.
+    fn take(&mut self, class: usize) -> i64 {
+        let (mut change, mut stack) = (0, vec![class]);
+        while let Some(class) = stack.pop() {
+            self.count[class] += 1;
+            if let (1, Some(chosen)) = (self.count[class], self.choice[class]) {
+                let candidate = &self.problem.classes[class][chosen];
+                change += candidate.cost as i64;
+                stack.extend(&candidate.needs);
+            }
+        }
+        change
+    }
+
+    /// One use of a class less: what that takes from the cost, negative.
+    fn drop(&mut self, class: usize) -> i64 {
+        let (mut change, mut stack) = (0, vec![class]);
+        while let Some(class) = stack.pop() {
+            self.count[class] -= 1;
+            if let (0, Some(chosen)) = (self.count[class], self.choice[class]) {
+                let candidate = &self.problem.classes[class][chosen];
+                change -= candidate.cost as i64;
+                self.gone.push(class);
+                stack.extend(&candidate.needs);
+            }
+        }
+        change
+    }
+}

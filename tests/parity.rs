@@ -1,12 +1,14 @@
 //! Compiled models against PyTorch: the same set of parameters, outputs, gradients, and 20 losses of two optimizers, in
-//! f64 and on the CPU backend.
+//! f64 and on the CPU backend, there also on local ranks.
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
 
-use models::{Fixture, adamw, done, momentum, path};
+use models::{Fixture, adamw, done, momentum, path, split};
+use passes::optimizer::Optimizer;
 use std::collections::BTreeSet;
 use trainyard::cli::verify::Mode;
+use trainyard::pipeline::Plan;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::Machine;
 use trainyard::verification::{Subject, compare::Kind};
@@ -66,12 +68,50 @@ fn bert_of_the_dynamo_exporter_trains_as_in_pytorch() {
     check(&models::BERT_DYNAMO);
 }
 
+#[test]
+fn mlp_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::MLP_DYNAMO);
+}
+
+#[test]
+fn gpt2_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::GPT2_DYNAMO);
+}
+
+#[test]
+fn llama_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::LLAMA_DYNAMO);
+}
+
+#[test]
+fn bert_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::BERT_DYNAMO);
+}
+
+/// The optimizers of PyTorch's losses, and how near the CPU backend's losses are to PyTorch's in f32.
+fn optimizers() -> [(&'static str, Optimizer, f64); 2] {
+    [("adamw", adamw(), 2e-5), ("sgd_momentum", momentum(), 1e-4)]
+}
+
+/// Losses are PyTorch's on every mesh, as near as those of one device.
+fn check_on_ranks(fixture: &Fixture) {
+    for mesh in ["dp:2", "tp:2", "dp:2*tp:2"] {
+        for (name, optimizer, tolerance) in optimizers() {
+            let spmd = split(&format!("mesh={mesh}"));
+            let subject = fixture.compiled(fixture.batch, Plan { optimizer, spmd, ..Plan::default() });
+            let devices = if mesh.contains('*') { 4 } else { 2 };
+            assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
+            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), tolerance);
+        }
+    }
+}
+
 fn check(fixture: &Fixture) {
     let subject = fixture.subject(fixture.batch, adamw());
     check_parameters_and_gradients(fixture, &subject);
     check_outputs(fixture, &subject);
-    for (name, optimizer, cpu_tolerance) in [("adamw", adamw(), 2e-5), ("sgd_momentum", momentum(), 1e-4)] {
-        let subject = fixture.subject(fixture.batch, optimizer.clone());
+    for (name, optimizer, cpu_tolerance) in optimizers() {
+        let subject = fixture.subject(fixture.batch, optimizer);
         check_losses(fixture, &subject, Mode::Exact, &format!("losses_{name}_f64"), fixture.tolerance);
         check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), cpu_tolerance);
     }
@@ -142,7 +182,8 @@ fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, tol
         );
         worst = worst.max(apart);
     }
-    println!("{}: {key} within {worst:.1e} in mode {}", fixture.file, mode.name());
+    let mesh = &module.mesh;
+    println!("{}: {key} within {worst:.1e} in mode {} on {mesh}", fixture.file, mode.name());
 }
 
 fn losses(fixture: &Fixture, key: &str) -> Vec<f64> {

@@ -1,8 +1,10 @@
 //! The models of `testdata/models`, how each is bound, and how a test compiles one.
 
-use passes::Manager;
 use passes::bind::{BATCH, Bind};
 use passes::optimizer::{Algorithm, Decay, Optimizer};
+use passes::registry::Pass;
+use passes::spmd::Spmd;
+use passes::{Manager, Pipeline};
 use runtime::checkpoint::StateBytes;
 use std::path::PathBuf;
 use trainyard::cli::report::{Failure, Severity, render};
@@ -70,6 +72,15 @@ pub(crate) fn momentum() -> Optimizer {
     }
 }
 
+/// How a program is split, as in text: `mesh=dp:2*tp:2, zero=1`.
+pub(crate) fn split(options: &str) -> Spmd {
+    let pipeline: Pipeline = format!("spmd({options})").parse().expect("these are the options of spmd");
+    match pipeline.passes.as_slice() {
+        [Pass::Spmd(spmd)] => spmd.clone(),
+        passes => panic!("{passes:?}"),
+    }
+}
+
 /// A file of `testdata/models`.
 pub(crate) fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/models").join(name)
@@ -95,7 +106,13 @@ impl Fixture {
 
     /// The model compiled for a batch of so many samples.
     pub(crate) fn subject(&self, batch: u64, optimizer: Optimizer) -> Subject {
-        let (source, plan) = self.source(batch, optimizer);
+        self.compiled(batch, Plan { optimizer, ..Plan::default() })
+    }
+
+    /// The model compiled for a batch of so many samples as `options` says, which need not bind any dims.
+    pub(crate) fn compiled(&self, batch: u64, options: Plan) -> Subject {
+        let (source, Plan { bind, .. }) = self.source(batch, options.optimizer.clone());
+        let plan = Plan { bind, ..options };
         let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
         done(Subject::new(plan, compilation, 0, StateBytes::new()))
     }

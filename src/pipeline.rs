@@ -8,6 +8,8 @@ use crate::config;
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
+use passes::buckets::Buckets;
+use passes::collectives::Collectives;
 use passes::fold::Fold;
 use passes::loss::Loss;
 use passes::optimizer::Optimizer;
@@ -81,8 +83,11 @@ impl Plan {
     /// From the loss to the whole step.
     pub fn training(&self) -> Pipeline {
         let precision = (self.precision != Precision::default()).then(|| self.precision.clone().into());
-        let devices: Vec<Pass> =
-            if self.spmd.mesh.is_empty() { vec![] } else { vec![self.spmd.clone().into()] };
+        let devices: Vec<Pass> = if self.spmd.mesh.is_empty() {
+            vec![]
+        } else {
+            vec![self.spmd.clone().into(), Collectives::default().into(), Buckets::default().into()]
+        };
         let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
         let passes = [Autodiff.into()].into_iter().chain(precision).chain(update).chain(devices);
         Pipeline { passes: passes.collect() }
@@ -122,7 +127,15 @@ impl Plan {
 
 /// Whether a program without this pass computes something else, or is no whole step.
 fn is_needed(pass: &Pass) -> bool {
-    !matches!(pass, Pass::Canonicalize(_) | Pass::Precision(_) | Pass::Simplify(_) | Pass::Spmd(_))
+    !matches!(
+        pass,
+        Pass::Canonicalize(_)
+            | Pass::Precision(_)
+            | Pass::Simplify(_)
+            | Pass::Spmd(_)
+            | Pass::Collectives(_)
+            | Pass::Buckets(_)
+    )
 }
 
 fn pipeline<const N: usize>(passes: [Pass; N]) -> Pipeline {

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | half | contractions, attention, rotary embedding | half, if it depends on a state |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | follow | elementwise functions, dropout, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
 //! | full | softmax, sums and means, dot products, running sums, scattered sums, functions that leave the range of half | f32 |
 //! | norm | layer norm, RMS norm | f32, as the statistics need; what is normalised goes on in half |
 //!
@@ -68,7 +68,7 @@ pub fn class(op: &Op) -> Class {
         Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => {
             Class::Follow
         }
-        Op::Collective(_) => Class::Follow,
+        Op::Collective(_) | Op::Dropout(_) => Class::Follow,
         Op::Reduce(reduce) => match reduce.kind {
             ReduceKind::Sum | ReduceKind::Mean => Class::Full,
             ReduceKind::Max | ReduceKind::Min => Class::Follow,

@@ -59,6 +59,7 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::CrossEntropy(_)
         | Op::CrossEntropyGrad(_)
         | Op::CumulativeSum(_)
+        | Op::Dropout(_)
         | Op::Gather(_)
         | Op::GatherElements(_)
         | Op::GatherGrad(_)
@@ -81,6 +82,8 @@ pub(super) fn depends_on_position(op: &Op) -> bool {
     match op {
         // Indices count along the whole dim.
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherGrad(_) | Op::CrossEntropyGrad(_) => true,
+        // Which elements are dropped is told by their places in the whole.
+        Op::Dropout(_) => true,
         // A query sees the keys up to its own place.
         Op::Attention(attention) => attention.causal,
         Op::AttentionGrad(attention) => attention.causal,

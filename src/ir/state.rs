@@ -37,7 +37,7 @@ pub enum Role {
     Scaler,
     /// Seed of random values.
     Rng,
-    /// A count, such as the step.
+    /// A count, such as the steps done.
     Counter,
 }
 

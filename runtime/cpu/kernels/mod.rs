@@ -4,6 +4,7 @@ pub(super) mod attention;
 mod attention_grad;
 mod contract;
 pub(super) mod copy;
+mod dropout;
 mod elementwise;
 mod exchange;
 mod indexing;
@@ -51,6 +52,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::CrossEntropy(loss) => loss::cross_entropy(loss, call),
         Op::CrossEntropyGrad(loss) => loss::cross_entropy_grad(loss, call),
         Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
+        Op::Dropout(dropout) => dropout::run(dropout, call),
         Op::Gather(gather) => indexing::gather(gather, call),
         Op::GatherElements(gather) => indexing::gather_elements(gather, call),
         Op::GatherGrad(gather) => indexing::gather_grad(gather, call),

@@ -10,7 +10,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         Op::Unary(_) | Op::Cast(_) => &[(0, 0)],
         Op::Binary(_) | Op::Compare(_) | Op::Logical(_) => &[(0, 0), (1, 0)],
         Op::Select(_) => &[(1, 0), (2, 0), (0, 0)],
-        Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropyGrad(_) => &[(0, 0)],
+        Op::Dropout(_) | Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropyGrad(_) => &[(0, 0)],
         Op::SoftmaxGrad(_) => &[(1, 0), (0, 0)],
         Op::Adam(_) => &[(0, 0), (2, 1), (3, 2)],
         Op::Sgd(_) => &[(0, 0), (2, 1)],

@@ -1,8 +1,8 @@
 //! The interpreter: what a program means. Every pass and every backend is checked against it.
 //!
 //! One call runs one step: `prepare`, then `forward` and `backward` for each microbatch, then `update`. States are
-//! read as they were when the step began and written when it ends, but buffers that a microbatch phase writes, which
-//! are carried from microbatch to microbatch.
+//! read as they were when the step began and written when it ends, but buffers and counters that a microbatch phase
+//! writes, which are carried from microbatch to microbatch.
 //!
 //! A program for several devices runs on as many simulated ranks, all of which take each node before any takes the
 //! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.

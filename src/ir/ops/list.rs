@@ -156,6 +156,7 @@ operators! {
         CrossEntropy(loss::CrossEntropy) "cross_entropy" { ignore_index, label_smoothing }
         CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
+        Dropout(dropout::Dropout) "dropout" { ratio, id, seed, dim }
         Gather(indexing::Gather) "gather" { dim }
         GatherElements(indexing::GatherElements) "gather_elements" { dim }
         GatherGrad(indexing::GatherGrad) "gather_grad" { dim }

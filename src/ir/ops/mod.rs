@@ -11,6 +11,7 @@ pub mod attention;
 pub mod collective;
 pub mod constant;
 pub mod contract;
+pub mod dropout;
 pub mod elementwise;
 pub mod indexing;
 pub mod loss;

@@ -18,7 +18,7 @@
 //! 10. All dims are bound, and the bytes of a value fit in 64 bits.
 //! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`; `update` reads a value of a microbatch
 //!     only through `accumulate`, which stands in `update` and reads nothing else.
-//! 12. A state's new value is defined in `update`; a buffer's may be in `fwd`.
+//! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
 //! 13. There is an output `loss`, a float scalar.
 //!
 //! **Placed** (`placed`):

@@ -57,7 +57,7 @@ fn state_outputs(c: &mut Check) {
     for state in c.module.states.values() {
         let Some(output) = state.output else { continue };
         let phase = c.module.producer(output).map(|node| node.phase);
-        let forward = phase == Some(Phase::Forward) && state.role == Role::Buffer;
+        let forward = phase == Some(Phase::Forward) && matches!(state.role, Role::Buffer | Role::Counter);
         if phase != Some(Phase::Update) && !forward {
             let from = match phase {
                 Some(phase) => format!("a node of {}", Phase::ALL[phase as usize].1),

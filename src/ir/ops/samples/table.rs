@@ -4,6 +4,7 @@ use super::super::attention::{Attention, AttentionGrad};
 use super::super::collective::Collective;
 use super::super::constant::{Constant, Iota, Splat};
 use super::super::contract::Contract;
+use super::super::dropout::Dropout;
 use super::super::elementwise::{Binary, Cast, Compare, Logical, Select, Unary};
 use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use super::super::list::Kinds;
@@ -30,6 +31,7 @@ pub fn samples() -> Vec<Sample> {
         norms(),
         indexing(),
         losses(),
+        dropout(),
         optimizers(),
         attention(),
         rotary(),
@@ -373,6 +375,19 @@ fn attend([b, h, g, s, t, d, e]: [u64; 7], causal: bool, mask: Option<Operand>) 
     let backward = operands.iter().cloned().chain(more).collect::<Vec<_>>();
     let forward = Sample::new(op.clone(), operands.clone()).constant_in(constant).statistics(&[1]);
     [Sample { smooth, ..forward }, Sample::new(AttentionGrad { scale, causal }, backward).undifferentiable()]
+}
+
+/// The samples alone in a dim, before others in one, and after others; one for all; none, as in an evaluation.
+fn dropout() -> Vec<Sample> {
+    let op = |ratio, id, seed, dim| Dropout { ratio: Float::new(ratio), id, seed, dim };
+    let numbers = |samples| of(DType::I64, &[samples], Fill::Integers(-3, 1 << 40));
+    vec![
+        Sample::new(op(0.5, 0, 7, 0), [float(&[2, 4, 6]), numbers(2)]),
+        Sample::new(op(0.25, 3, u64::MAX, 0), [float(&[4, 6]), numbers(2)]),
+        Sample::new(op(0.1, 1, 0, 1), [float(&[4, 2, 10]), numbers(2)]),
+        Sample::new(op(0.5, u32::MAX, 0, 0), [float(&[4, 2]), numbers(1)]),
+        Sample::new(op(0.5, 2, 0, 0), [float(&[4])]).undifferentiable(),
+    ]
 }
 
 fn rotary() -> Vec<Sample> {

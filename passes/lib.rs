@@ -10,6 +10,7 @@ pub mod canonicalize;
 pub mod collectives;
 mod constants;
 pub mod dead;
+pub mod dropout;
 mod egraph;
 pub mod fold;
 mod local;

@@ -3,7 +3,7 @@
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use crate::{
-    autodiff, bind, buckets, canonicalize, collectives, fold, loss, optimizer, parameters, precision,
+    autodiff, bind, buckets, canonicalize, collectives, dropout, fold, loss, optimizer, parameters, precision,
     simplify, spmd,
 };
 use ir::{Changed, Diagnostic, Module};
@@ -81,6 +81,7 @@ impl Transform for Canonicalize {
 
 passes! {
     Bind(bind::Bind)
+    Dropout(dropout::Dropout)
     Fold(fold::Fold)
     Canonicalize(Canonicalize)
     Parameters(parameters::Parameters)

@@ -153,11 +153,12 @@ impl Compilation {
     }
 }
 
-/// What of a step its loss takes: the outputs that an evaluation reads, and no state changes.
+/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, and nothing is dropped.
 fn evaluation(training: &Module) -> Module {
     let mut module = training.clone();
     module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
     module.states.values_mut().for_each(|state| state.output = None);
+    passes::dropout::remove(&mut module);
     passes::dead::remove_dead(&mut module, "evaluation");
     module
 }

@@ -98,6 +98,7 @@ impl Settings {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            seed: self.seed.seed,
         }
     }
 

@@ -10,6 +10,7 @@ use passes::autodiff::Autodiff;
 use passes::bind::Bind;
 use passes::buckets::Buckets;
 use passes::collectives::Collectives;
+use passes::dropout::Dropout;
 use passes::fold::Fold;
 use passes::loss::Loss;
 use passes::optimizer::Optimizer;
@@ -25,6 +26,8 @@ use std::collections::BTreeMap;
 pub struct Plan {
     /// Sizes of dims.
     pub bind: Bind,
+    /// What is dropped at random.
+    pub dropout: Dropout,
     /// What is trained.
     pub parameters: Parameters,
     /// What is minimised.
@@ -48,6 +51,8 @@ pub struct Flags<'a> {
     pub precision: &'a config::Precision,
     /// What is split over which devices.
     pub parallel: &'a config::Parallel,
+    /// What random numbers are drawn from.
+    pub seed: u64,
 }
 
 impl Plan {
@@ -56,6 +61,7 @@ impl Plan {
     pub fn new(sizes: BTreeMap<String, u64>, flags: Flags, steps: u64) -> Self {
         Self {
             bind: Bind { sizes },
+            dropout: flags.optimizer.dropout(flags.seed),
             parameters: Parameters {
                 set: Set::Find,
                 untied: flags.optimizer.untied,
@@ -73,6 +79,7 @@ impl Plan {
     pub fn forward(&self) -> Pipeline {
         pipeline([
             self.bind.clone().into(),
+            self.dropout.clone().into(),
             Fold.into(),
             Canonicalize.into(),
             self.parameters.clone().into(),
@@ -97,6 +104,7 @@ impl Plan {
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         pipeline([
             self.bind.clone().into(),
+            self.dropout.clone().into(),
             Fold.into(),
             self.given(parameters).into(),
             self.loss.clone().into(),

@@ -77,6 +77,15 @@ pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diag
     Ok(changes.then_some(decision))
 }
 
+/// The batch, and which values carry it where; `None` without a batched input. An error names the node where the batch
+/// cannot be followed.
+pub fn carries(module: &Module) -> Result<Option<(u64, BTreeMap<ValueId, Carry>)>, Diagnostic> {
+    let Some(batch) = batch(module)? else { return Ok(None) };
+    let mut trace = Trace::new(module, batch, batch);
+    trace.run()?;
+    Ok(Some((batch, trace.carries)))
+}
+
 /// Whether a tensor of the file carries the batch.
 fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
     decision

@@ -144,6 +144,7 @@ impl Inspect {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            seed: 0,
         };
         let plan = Plan::new(bindings.clone(), flags, SHOWN_STEPS + schedule.warmup);
         let manager = self.look.manager()?;

@@ -251,6 +251,7 @@ impl Verify {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            seed: self.seed.seed,
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
         Plan::new(bindings, flags, self.optimizer.lr_schedule.warmup + 1)

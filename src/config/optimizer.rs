@@ -8,7 +8,7 @@ use passes::optimizer::{Algorithm, Decay};
 use passes::schedule::Schedule;
 use serde::Serialize;
 
-use super::value::{not_negative, one_of, positive, serialize_name};
+use super::value::{ValueError, below_one, not_negative, one_of, positive, serialize_name};
 
 /// Flags of the update rule.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
@@ -37,6 +37,10 @@ pub struct Optimizer {
     /// Scale the gradient down to this global norm when it is larger
     #[arg(long, value_name = "X", value_parser = positive)]
     pub clip: Option<f64>,
+    /// Share that dropout drops, in place of the model's own: off, or a number from 0 to below 1; the model must be
+    /// exported in training mode
+    #[arg(long, value_name = "off|X", value_parser = dropout)]
+    pub dropout: Option<f64>,
     /// Do not train parameters whose name matches the glob; may be repeated
     #[arg(long, value_name = "PATTERN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -62,6 +66,11 @@ impl Optimizer {
         self.weight_decay.unwrap_or(if decoupled { 0.01 } else { 0.0 })
     }
 
+    /// What is dropped, of numbers that are drawn from this seed.
+    pub fn dropout(&self, seed: u64) -> passes::dropout::Dropout {
+        passes::dropout::Dropout { seed, ratio: self.dropout }
+    }
+
     /// The pass that these flags ask for; a schedule without a length of its own ends with the run's `steps`.
     pub fn pass(&self, steps: u64) -> passes::optimizer::Optimizer {
         let mut schedule = self.lr_schedule.clone();
@@ -78,6 +87,11 @@ impl Optimizer {
             keep_gradients: false,
         }
     }
+}
+
+/// `off` is a share of 0.
+fn dropout(text: &str) -> Result<f64, ValueError> {
+    if text == "off" { Ok(0.0) } else { below_one(text) }
 }
 
 fn serialize_decay<S: serde::Serializer>(decay: &Decay, serializer: S) -> Result<S::Ok, S::Error> {

@@ -66,6 +66,8 @@ pub(super) struct Context<'m> {
     pub(super) b: Builder<'m>,
     /// What every name met so far stands for.
     pub(super) entries: BTreeMap<String, Entry>,
+    /// Dropouts imported so far.
+    pub(super) dropouts: u32,
 }
 
 impl Context<'_> {

@@ -51,7 +51,7 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     add_tensors(&mut module, graph, &mut entries);
     let mut b = Builder::new(&mut module, "import");
     b.at(At::End(Phase::Forward));
-    let mut context = Context { b, entries };
+    let mut context = Context { b, entries, dropouts: 0 };
     for node in &graph.nodes {
         import_node(&mut context, Call::new(node), &mut problems);
     }
@@ -232,7 +232,7 @@ mod tests {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
         let entries = BTreeMap::from([("x".to_string(), Entry::Value(x))]);
-        let mut context = Context { b: Builder::new(&mut module, "import"), entries };
+        let mut context = Context { b: Builder::new(&mut module, "import"), entries, dropouts: 0 };
         let node = Node {
             op_type: "Softmax".into(),
             opset: 20,

@@ -4,13 +4,14 @@
 //! types, and a rule that cuts a program changes types alone. Hash-consing makes equal nodes one; the place (phase,
 //! stage, copy) is part of a node, so what must stay apart does.
 
+use super::rows::{self, Dims};
 use super::split::Split;
 use egg::{Analysis, DidMerge, Id, Language};
 use ir::factors::{FactorId, Factors};
 use ir::ops::Operator;
 use ir::ops::collective::Collective;
 use ir::{AxisId, Module, Op, Phase, Sharding, Signature, Type, ValueId};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -107,8 +108,8 @@ impl fmt::Display for ENode {
 pub(super) struct Facts {
     /// Types of the value, or of all values of a tuple; none for the root.
     pub(super) types: TypeIds,
-    /// The dims that may be cut, as a bitset: see [`super::rows`].
-    pub(super) rows: u64,
+    /// The dims of each that may be cut: see [`super::rows`].
+    pub(super) rows: SmallVec<[Dims; 3]>,
     /// Where it is known first; `None` for what no node makes.
     pub(super) place: Option<Place>,
 }
@@ -127,6 +128,10 @@ type Call = (Option<Op>, TypeIds, TypeIds);
 /// catches unsound rules in tests.
 pub(super) struct Program<'m> {
     pub(super) module: &'m Module,
+    /// Whether every dim may be cut, not only rows.
+    any: bool,
+    /// The rows of what is batched.
+    batched: BTreeMap<ValueId, Dims>,
     types: RefCell<Types>,
     // Layers are alike, so the same questions come up again and again.
     factors: RefCell<BTreeMap<Call, Rc<Factors>>>,
@@ -139,8 +144,15 @@ type SplitKey = (Call, FactorId, SmallVec<[AxisId; 2]>);
 pub(super) type Graph<'m> = egg::EGraph<ENode, Program<'m>>;
 
 impl<'m> Program<'m> {
-    pub(super) fn new(module: &'m Module) -> Self {
-        Self { module, types: Default::default(), factors: Default::default(), splits: Default::default() }
+    pub(super) fn new(module: &'m Module, any: bool) -> Self {
+        let batched = rows::batched(module);
+        let (types, factors, splits) = Default::default();
+        Self { module, any, batched, types, factors, splits }
+    }
+
+    /// The rows of an input or a state.
+    fn batched(&self, value: ValueId) -> Dims {
+        self.batched.get(&value).copied().unwrap_or_default()
     }
 
     /// The number of a type. Spellings of one sharding are one type.
@@ -218,28 +230,38 @@ impl Analysis<ENode> for Program<'_> {
     type Data = Facts;
 
     fn make(graph: &mut Graph, node: &ENode, _: Id) -> Facts {
-        let facts = |types: TypeIds, place| Facts { types, rows: 0, place };
+        let program = &graph.analysis;
         match &node.head {
             Head::Leaf(value) => {
-                let program = &graph.analysis;
-                facts(SmallVec::from_slice(&[program.number(program.module.ty(*value))]), None)
+                let ty = program.module.ty(*value);
+                let rows = if program.any { Dims::all(ty.ndim()) } else { program.batched(*value) };
+                Facts { types: smallvec![program.number(ty)], rows: smallvec![rows], place: None }
             }
-            Head::Op(_, types, place) => facts(types.clone(), Some(*place)),
+            Head::Op(op, types, place) => {
+                let operands: Vec<Dims> = node.args.iter().map(|&arg| graph[arg].data.rows[0]).collect();
+                let rows = if program.any {
+                    types.iter().map(|&ty| Dims::all(program.ty(ty).ndim())).collect()
+                } else if operands.iter().all(|rows| rows.is_empty()) {
+                    smallvec![Dims::default(); types.len()]
+                } else {
+                    let args = node.args.iter().map(|&arg| graph.type_id(arg)).collect();
+                    rows::passed_on(&program.factors(&(Some(op.clone()), args, types.clone())), &operands)
+                };
+                Facts { types: types.clone(), rows, place: Some(*place) }
+            }
             Head::Result(i) => {
-                let tuple = &graph[node.args[0]].data;
-                facts(SmallVec::from_slice(&[tuple.types[*i as usize]]), tuple.place)
+                let (i, tuple) = (*i as usize, &graph[node.args[0]].data);
+                Facts { types: smallvec![tuple.types[i]], rows: smallvec![tuple.rows[i]], place: tuple.place }
             }
-            Head::Saved(place) => {
-                let kept = &graph[node.args[0]].data;
-                Facts { types: kept.types.clone(), rows: kept.rows, place: Some(*place) }
-            }
-            Head::Root => facts(TypeIds::new(), None),
+            Head::Saved(place) => Facts { place: Some(*place), ..graph[node.args[0]].data.clone() },
+            Head::Root => Facts { types: TypeIds::new(), rows: SmallVec::new(), place: None },
         }
     }
 
     fn merge(&mut self, a: &mut Facts, b: Facts) -> DidMerge {
         assert_eq!(a.types, b.types, "a rule united values of different types");
-        let merged = Facts { types: b.types.clone(), rows: a.rows | b.rows, place: a.place.min(b.place) };
+        let rows = a.rows.iter().zip(&b.rows).map(|(&a, &b)| a | b).collect();
+        let merged = Facts { types: b.types.clone(), rows, place: a.place.min(b.place) };
         let changed = DidMerge(merged != *a, merged != b);
         *a = merged;
         changed

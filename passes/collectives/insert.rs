@@ -1,7 +1,6 @@
 //! A module as an e-graph, and which e-nodes are its own.
 
 use super::graph::{ENode, Graph, Head, Place, TypeIds};
-use super::rows::{self, rows};
 use egg::{Id, Language};
 use ir::{Module, Node, NodeId, Phase, ValueId};
 use std::collections::BTreeMap;
@@ -18,8 +17,8 @@ pub(super) struct Inserted {
     pub(super) exits: Vec<ValueId>,
 }
 
-/// Puts a module into the graph. `any` lets every dim be cut, not only rows.
-pub(super) fn insert(graph: &mut Graph, module: &Module, any: bool) -> Inserted {
+/// Puts a module into the graph.
+pub(super) fn insert(graph: &mut Graph, module: &Module) -> Inserted {
     let mut classes: BTreeMap<ValueId, Id> = BTreeMap::new();
     let mut nodes = Vec::new();
     let mut add = |graph: &mut Graph, id: Option<NodeId>, node: ENode| {
@@ -51,19 +50,7 @@ pub(super) fn insert(graph: &mut Graph, module: &Module, any: bool) -> Inserted 
     exits.dedup();
     let all = ENode::new(Head::Root, exits.iter().map(|value| classes[value]).collect::<Vec<_>>());
     let root = add(graph, None, all);
-    mark_rows(graph, module, &classes, any);
     Inserted { classes, nodes, root, exits }
-}
-
-/// Says of every class which dims may be cut.
-fn mark_rows(graph: &mut Graph, module: &Module, classes: &BTreeMap<ValueId, Id>, any: bool) {
-    let marked = rows(&graph.analysis);
-    for (&value, &class) in classes {
-        let set = if any { rows::all(module.ty(value).ndim()) } else { marked[value] };
-        let mut facts = graph[class].data.clone();
-        facts.rows |= set;
-        graph.set_analysis_data(class, facts);
-    }
 }
 
 /// Whether a value is kept from forward for a node.

@@ -86,8 +86,8 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
     if !module.nodes().any(|(_, node)| matches!(node.op, Op::Collective(_))) {
         return Ok(None);
     }
-    let mut graph = Graph::new(Program::new(module));
-    let inserted = insert(&mut graph, module, options.any);
+    let mut graph = Graph::new(Program::new(module, options.any));
+    let inserted = insert(&mut graph, module);
     let original = graph.nodes().len();
     let limits = Limits { iterations: 100, nodes: 100_000.max(20 * original) };
     let end = saturate(&mut graph, &rules::all(), limits, |g, a, b| g[a].data.types == g[b].data.types);

@@ -15,7 +15,6 @@
 //! [`Head::Saved`].
 
 use super::graph::{Ask, ENode, Graph, Head, Place, Program, TypeId};
-use super::rows::has;
 use super::split::{Call, Split, Tensor, add_axes, differs, split};
 use super::term::Term;
 use crate::egraph;
@@ -50,7 +49,7 @@ fn cut_a_reduction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(change) = change(g, n.args[0], to) else { return };
     let mesh = &g.analysis.module.mesh;
     let ty = g.ty(class);
-    for dim in (0..ty.ndim()).filter(|&dim| has(g[class].data.rows, dim)) {
+    for dim in (0..ty.ndim()).filter(|&dim| g[class].data.rows[0].has(dim)) {
         let mut part = Type::clone(&ty);
         add_axes(&mut part, dim, &change.axes);
         if part.local(mesh).is_none() || mesh.size(&change.axes) == 1 {

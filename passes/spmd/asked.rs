@@ -1,8 +1,10 @@
 //! Shardings that the user fixed: `--shard 'PATTERN=DIMS'`.
 
 use super::propagation::{Cause, Layouts, Rules};
+use crate::parameters::ParameterReport;
+use crate::pass::PassContext;
 use crate::pattern;
-use ir::{AxisId, Diagnostic, Mesh, State, ValueId, ViewStep};
+use ir::{AxisId, Diagnostic, Mesh, Module, State, ValueId, ViewStep};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +12,7 @@ use std::str::FromStr;
 /// The states whose names fit a pattern, and the axes that split each dim of their tensors in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// A pattern over names of states.
+    /// A pattern over names of states, and over those of their tensors in the file.
     pub pattern: String,
     /// For each dim, as in the file, the names of its axes, major first.
     pub dims: Vec<Vec<String>>,
@@ -48,11 +50,14 @@ pub(super) fn seed(
     rules: &Rules,
     layouts: &mut Layouts,
     shards: &[Shard],
+    cx: &PassContext,
 ) -> Result<Vec<ValueId>, Diagnostic> {
     let mut by: BTreeMap<&str, &Shard> = BTreeMap::new();
     let mut seeded = Vec::new();
     for shard in shards {
-        let fits = |state: &&State| pattern::matches(&shard.pattern, &state.name);
+        let fits = |state: &&State| {
+            names(rules.module, cx, state).any(|name| pattern::matches(&shard.pattern, name))
+        };
         let states: Vec<&State> = rules.module.states.values().filter(fits).collect();
         if states.is_empty() {
             let names: Vec<&str> =
@@ -74,6 +79,15 @@ pub(super) fn seed(
         }
     }
     Ok(seeded)
+}
+
+/// All names of a state: its own, and of the file's tensors that it is a part of those of the file and of the module.
+fn names<'a>(module: &'a Module, cx: &'a PassContext, state: &'a State) -> impl Iterator<Item = &'a str> {
+    let own = state.initializer.data().map(|data| &module.data[data].name);
+    let of = |report: &&ParameterReport| report.states.iter().any(|part| part.state == state.name);
+    let tensors = cx.parameters.iter().filter(of).map(|report| &report.data).chain(own);
+    let aliases = |name: &'a String| cx.aliases.get(name).into_iter().flatten().chain([name]);
+    std::iter::once(&state.name).chain(tensors.flat_map(aliases)).map(String::as_str)
 }
 
 /// The dims of the state to split, in order, with their axes; checked against its sizes.

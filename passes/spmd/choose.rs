@@ -53,9 +53,13 @@ pub(super) fn choose(
     }
     order.sort_unstable();
     for (_, _, factor) in order {
+        let unused = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis));
         let own = |axis: &AxisId| reserved.get(axis).is_none_or(|other| *other == factor);
-        let free = |axes: &FactorAxes| axes.iter().all(|axis| !used.contains(axis) && own(axis));
-        let chosen = match agreed(&tensors, factor).filter(&free) {
+        let free = |axes: &FactorAxes| unused(axes) && axes.iter().all(own);
+        // What all operands sum over is summed where it lies: the sum is scattered to where the result is meant to be.
+        let summed = matches!(factors.factors[factor as usize].kind, FactorKind::Reduced(_));
+        let stays = |axes: &FactorAxes| if summed { unused(axes) } else { free(axes) };
+        let chosen = match agreed(&tensors, factor).filter(stays) {
             Some(axes) => axes,
             None => cheapest(&tensors, factor, free),
         };

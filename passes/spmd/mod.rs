@@ -66,9 +66,9 @@ impl Transform for Spmd {
         }
         module.mesh = mesh.clone();
         pad::apply(module, mesh.size(&mesh::of_role(&mesh, AxisRole::Tensor)))?;
-        let mut layouts = self.seed(module, &mesh)?;
+        let mut layouts = self.seed(module, &mesh, cx)?;
         if take_apart(module, &mesh, &layouts)? == Changed::Yes {
-            layouts = self.seed(module, &mesh)?;
+            layouts = self.seed(module, &mesh, cx)?;
         }
         let rules = Rules::new(module, &mesh);
         let demands = zero::plan(&rules, &mut layouts, self.zero);
@@ -82,10 +82,10 @@ impl Transform for Spmd {
 
 impl Spmd {
     /// Layouts before ZeRO.
-    fn seed(&self, module: &Module, mesh: &Mesh) -> Result<Layouts, Diagnostic> {
+    fn seed(&self, module: &Module, mesh: &Mesh, cx: &PassContext) -> Result<Layouts, Diagnostic> {
         let rules = Rules::new(module, mesh);
         let mut layouts = Layouts::default();
-        let fixed = asked::seed(&rules, &mut layouts, &self.shard)?;
+        let fixed = asked::seed(&rules, &mut layouts, &self.shard, cx)?;
         strategy::data(&rules, &mut layouts, &mesh::of_role(mesh, AxisRole::Data));
         strategy::asked(&rules, &mut layouts, &fixed);
         let tensor = mesh::of_role(mesh, AxisRole::Tensor);

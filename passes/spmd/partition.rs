@@ -31,7 +31,7 @@ pub(super) fn apply(
     let mesh = module.mesh.clone();
     let mut b = Builder::new(module, by);
     sources(&mut b, layouts, demands);
-    let mut partition = Partition { r: Resharder::new(&mut b, mesh), layouts, demands, sums, pass_on };
+    let mut partition = Partition { r: Resharder::new(&mut b, mesh), layouts, demands, sums, pass_on, addends: BTreeMap::new() };
     for id in order {
         partition.visit(id)?;
     }
@@ -72,7 +72,7 @@ fn passes_partial(module: &Module, node: &Node) -> bool {
         Op::Cast(_) => return node.phase != Phase::Update,
         Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
         Op::Unary(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
-        Op::Reduce(_) | Op::Select(_) => true,
+        Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => true,
         _ => false,
     };
     let bytes =
@@ -87,6 +87,9 @@ struct Partition<'r, 'b, 'm> {
     demands: &'r Demands,
     sums: Sums,
     pass_on: BTreeSet<ValueId>,
+    /// What a sum over microbatches adds up instead of a value, where that is demanded to lie in its own way. Other
+    /// readers take the value as they would without, so that it is summed in one order in all stages of ZeRO.
+    addends: BTreeMap<ValueId, ValueId>,
 }
 
 impl Partition<'_, '_, '_> {
@@ -141,7 +144,12 @@ impl Partition<'_, '_, '_> {
     /// Makes the operands and results of one node agree.
     fn node(&mut self, id: NodeId) -> Result<(), Diagnostic> {
         let node = self.r.b.module().node(id).clone();
-        let operands: Vec<ValueId> = node.operands.iter().map(|&operand| self.r.current(operand)).collect();
+        let sums = matches!(node.op, Op::Accumulate(_));
+        let read = |&operand: &ValueId| match self.addends.get(&operand).filter(|_| sums) {
+            Some(&addend) => addend,
+            None => self.r.current(operand),
+        };
+        let operands: Vec<ValueId> = node.operands.iter().map(read).collect();
         let factors = node.op.factors(&self.r.b.module().signature(&node));
         let kept = self.kept(&node, &operands, &factors);
         let splits = choose(&self.r, self.layouts, &node, &operands, &factors, &kept);
@@ -193,8 +201,14 @@ impl Partition<'_, '_, '_> {
     fn settle(&mut self, node: &Node, result: ValueId) -> Result<(), Diagnostic> {
         let actual = self.r.ty(result).sharding.clone();
         let demanded = self.demands.values.get(&result);
-        let wanted = match demanded {
-            Some(dims) => Sharding { dims: dims.clone(), partial: None },
+        let demanded = demanded.map(|dims| Sharding { dims: dims.clone(), partial: None });
+        let is_sum = matches!(node.op, Op::Accumulate(_));
+        if let Some(wanted) = demanded.as_ref().filter(|_| !is_sum) {
+            let addend = self.r.reshard_after(result, wanted)?;
+            self.addends.insert(result, addend);
+        }
+        let wanted = match demanded.filter(|_| is_sum) {
+            Some(wanted) => wanted,
             None if node.phase == Phase::Prepare && !self.demands.gathers_at_use => {
                 self.layouts.sharding(result)
             }

@@ -6,7 +6,7 @@
 
 use cranelift_entity::SecondaryMap;
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
-use ir::{AxisId, Factors, Mesh, Module, NodeId, Operator, Phase, Sharding, Type, ValueId};
+use ir::{AxisId, Definition, Factors, Mesh, Module, NodeId, Operator, Phase, Sharding, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -116,7 +116,7 @@ impl<'m> Rules<'m> {
     /// The nodes that read or make a value.
     fn around(&self, value: ValueId) -> impl Iterator<Item = NodeId> + '_ {
         let maker = match self.module.value(value).definition {
-            ir::Definition::Node(node, _) => Some(node),
+            Definition::Node(node, _) => Some(node),
             _ => None,
         };
         maker.into_iter().chain(self.uses[value].iter().copied())
@@ -136,6 +136,8 @@ pub(super) struct Scope<'a> {
     pub(super) axes: &'a [AxisId],
     /// The phases whose nodes pass them on.
     pub(super) phases: &'a [Phase],
+    /// Whether states take them over.
+    pub(super) states: bool,
 }
 
 /// Passes axes on until nothing changes. `from`: the values that were seeded, or all if `None`.
@@ -167,12 +169,17 @@ fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec
     let factors = rules.of(id);
     let Some(known) = agreed(rules, layouts, id) else { return Vec::new() };
     let mut changed = Vec::new();
-    for (value, dims) in rules.tensors(id) {
+    let stays = |value: ValueId| {
+        let is_state = matches!(rules.module.value(value).definition, Definition::State(_));
+        layouts.is_closed(value) || is_state && !scope.states
+    };
+    let open: Vec<_> = rules.tensors(id).filter(|&(value, _)| !stays(value)).collect();
+    for (value, dims) in open {
         for (i, dim) in dims.iter().enumerate() {
             let split = |factor| known.get(&factor).map(|(axes, _)| axes.clone()).unwrap_or_default();
             let wanted = factors.merge(rules.mesh, dim, split);
             let has = layouts.axes(value, i).len();
-            if layouts.closed[value] || !wanted.starts_with(layouts.axes(value, i)) || wanted.len() == has {
+            if !wanted.starts_with(layouts.axes(value, i)) || wanted.len() == has {
                 continue;
             }
             for &axis in &wanted[has..] {

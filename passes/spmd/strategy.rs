@@ -23,18 +23,18 @@ pub(super) fn data(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
         }
     }
     let seeds: Vec<ValueId> = batched.iter().map(|input| input.value).collect();
-    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE }, Some(&seeds));
+    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE, states: true }, Some(&seeds));
 }
 
 /// Passes on what the user asked for.
 pub(super) fn asked(rules: &Rules, layouts: &mut Layouts, values: &[ValueId]) {
     let axes: Vec<AxisId> = rules.mesh.axes.keys().collect();
-    propagate(rules, layouts, &Scope { axes: &axes, phases: &EVERYWHERE }, Some(values));
+    propagate(rules, layouts, &Scope { axes: &axes, phases: &EVERYWHERE, states: true }, Some(values));
 }
 
 /// Seeds weights over the tensor axes, one after the other, and passes each on before the next is looked at.
 pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
-    let scope = Scope { axes, phases: &EVERYWHERE };
+    let scope = Scope { axes, phases: &EVERYWHERE, states: true };
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
         let seed = match node.op {
             Op::Contract(_) => column(rules, layouts, axes, id),
@@ -50,29 +50,14 @@ pub(super) fn tensor(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     }
 }
 
-/// Seeds the sequence over the tensor axes where a sum over them is made whole (arXiv 2205.05198): what would be reduced
-/// for every device is reduced for the one that goes on with it. Splits that meet a weight's end there.
+/// Seeds the sequence over the tensor axes where a sum over a weight that they split is made whole (arXiv 2205.05198): what
+/// would be reduced for every device is reduced for the one that goes on with it. Splits that meet a weight's end there.
 pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
     let mut seeds = Vec::new();
     for (id, node) in rules.module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
-        let factors = rules.of(id);
-        let summed = |factor: FactorId| {
-            let operands = node.operands.iter().zip(&factors.operands);
-            let split = |(&operand, dims): (&ValueId, &Vec<DimFactors>)| {
-                let over = |(i, dim): (usize, &DimFactors)| {
-                    dim.contains(&factor) && layouts.axes(operand, i).iter().any(|axis| axes.contains(axis))
-                };
-                dims.iter().enumerate().any(over)
-            };
-            let kept = factors.results.iter().flatten().any(|dim| dim.contains(&factor));
-            matches!(factors.factors[factor as usize].kind, FactorKind::Reduced(_))
-                && !kept
-                && operands.into_iter().any(split)
-        };
-        if (0..factors.factors.len() as FactorId).any(summed) {
-            seeds.extend(
-                node.results.iter().copied().filter(|&result| follows_samples(rules, layouts, result, axes)),
-            );
+        if sums_over_a_weight(rules, layouts, axes, id) {
+            let results = node.results.iter().copied();
+            seeds.extend(results.filter(|&result| follows_samples(rules, layouts, result, axes)));
         }
     }
     for &value in &seeds {
@@ -81,7 +66,22 @@ pub(super) fn sequence(rules: &Rules, layouts: &mut Layouts, axes: &[AxisId]) {
             layouts.split(value, rules.module.ty(value).ndim(), 1, axis, Cause::Seed(reason));
         }
     }
-    propagate(rules, layouts, &Scope { axes, phases: &EVERYWHERE }, Some(&seeds));
+    let phases = [Phase::Forward, Phase::Backward];
+    propagate(rules, layouts, &Scope { axes, phases: &phases, states: false }, Some(&seeds));
+}
+
+/// Whether a node sums over a dim of a weight that is split over these axes, so that its results are partial.
+fn sums_over_a_weight(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> bool {
+    let (node, factors) = (rules.module.node(id), rules.of(id));
+    let kept = |factor: &FactorId| factors.results.iter().flatten().any(|dim| dim.contains(factor));
+    let summed = |factor: &FactorId| {
+        matches!(factors.factors[*factor as usize].kind, FactorKind::Reduced(_)) && !kept(factor)
+    };
+    let weights = node.operands.iter().zip(&factors.operands);
+    weights.filter(|(operand, _)| stored(rules.module, **operand).is_some()).any(|(&operand, dims)| {
+        let split = |i: usize| layouts.axes(operand, i).iter().any(|axis| axes.contains(axis));
+        dims.iter().enumerate().any(|(i, dim)| split(i) && dim.iter().any(summed))
+    })
 }
 
 /// Whether a value has samples, positions and features, none of them split over these axes, and its positions divide.

@@ -65,6 +65,12 @@ impl Source {
         Ok(Self { model, imported })
     }
 
+    /// What the import tells the passes, and the user.
+    pub fn context(&self) -> PassContext {
+        let Imported { aliases, warnings, .. } = &self.imported;
+        PassContext { aliases: aliases.clone(), warnings: warnings.clone(), ..PassContext::default() }
+    }
+
     /// Runs the passes of a plan. `after` sees the module after each pass, with the number of passes done by then.
     pub fn compile(
         &self,
@@ -82,7 +88,7 @@ impl Source {
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Forward, Failure> {
-        let mut cx = PassContext { aliases: self.imported.aliases.clone(), ..PassContext::default() };
+        let mut cx = self.context();
         let mut module = self.imported.module.clone();
         let pipeline = plan.forward();
         let timings =
@@ -92,7 +98,7 @@ impl Source {
 
     /// Runs a pipeline from the import on, and gives the program it leaves.
     pub fn run(&self, pipeline: &Pipeline) -> Result<Module, Failure> {
-        let mut cx = PassContext { aliases: self.imported.aliases.clone(), ..PassContext::default() };
+        let mut cx = self.context();
         let mut module = self.imported.module.clone();
         run(&Manager::default(), pipeline, &mut module, &mut cx, |_, _, _| {})?;
         Ok(module)

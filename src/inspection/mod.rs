@@ -24,7 +24,7 @@ use crate::compilation::{self, Compilation, Source};
 use crate::pipeline::Plan;
 use ir::{Diagnostic, Module};
 use onnx::Model;
-use passes::{Manager, Pass, PassContext, Pipeline};
+use passes::{Manager, Pass, Pipeline};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -192,7 +192,7 @@ impl Inspection {
         manager: &Manager,
     ) -> Result<(), Failure> {
         let mut module = source.imported.module.clone();
-        let mut cx = PassContext { aliases: source.imported.aliases.clone(), ..PassContext::default() };
+        let mut cx = source.context();
         let (pipeline, _) = pipelines(&question.plan, !self.unbound.is_empty());
         let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         self.passes = timings.iter().map(PassTime::of).collect();
@@ -228,7 +228,7 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
     };
     passes.truncate(last + 1);
     let mut module = source.imported.module.clone();
-    let mut cx = PassContext { aliases: source.imported.aliases.clone(), ..PassContext::default() };
+    let mut cx = source.context();
     compilation::run(&question.manager, &Pipeline { passes }, &mut module, &mut cx, |_, _, _| {})?;
     Ok(ir::text::print(&module))
 }
@@ -240,7 +240,7 @@ fn pipelines(plan: &Plan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
     let decided = passes.iter().position(|pass| matches!(pass, Pass::Parameters(_)));
     let rest = passes.split_off(decided.map_or(passes.len(), |at| at + 1));
     if unbound {
-        passes.retain(|pass| !matches!(pass, Pass::Bind(_)));
+        passes.retain(|pass| !matches!(pass, Pass::Bind(_) | Pass::Dropout(_)));
         return (Pipeline { passes }, None);
     }
     let rest = rest.into_iter().chain(plan.training().passes).collect();

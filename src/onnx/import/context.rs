@@ -1,6 +1,7 @@
 //! What the import of one node sees: its inputs as values or as known integers, its attributes, and a builder.
 
 use super::call::Call;
+use super::dropout::Dropouts;
 use super::integers::{Int, Ints};
 use bytes::Bytes;
 use ir::tensor::Elements;
@@ -66,8 +67,8 @@ pub(super) struct Context<'m> {
     pub(super) b: Builder<'m>,
     /// What every name met so far stands for.
     pub(super) entries: BTreeMap<String, Entry>,
-    /// Dropouts imported so far.
-    pub(super) dropouts: u32,
+    /// The dropouts met so far.
+    pub(super) dropouts: Dropouts,
 }
 
 impl Context<'_> {

@@ -3,8 +3,6 @@
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
 use super::integers::Ints;
-use ir::ops::Float;
-use ir::ops::dropout::Dropout;
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
 use ir::{DType, ValueId};
@@ -210,56 +208,8 @@ pub(super) fn softmax(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(y, ty.dims)?)
 }
 
-/// Identity, and Dropout outside of training: the input itself. Dropout's mask keeps everything.
+/// Identity: the input itself.
 pub(super) fn identity(cx: &mut Context, call: &Call) -> Outputs {
     let entry = cx.entry(call, 0)?.clone();
     Ok(vec![entry])
-}
-
-/// Dropout, and nothing where it is off (inference form, or ratio 0). The mask tells what is kept: what is left of
-/// ones. Up to opset 6 `is_test` says whether it is off; from 12 on the input `training_mode` does; between, it is.
-pub(super) fn dropout(cx: &mut Context, call: &Call) -> Outputs {
-    let training = match call.opset() {
-        ..=6 => call.int("is_test") == Some(0),
-        7..=11 => false,
-        _ => {
-            let flag = cx.numbers(call, 2, "training_mode")?;
-            flag.is_some_and(|flag| flag.first() == Some(&1))
-        }
-    };
-    let ratio = match cx.optional(call, 1)? {
-        Some(ratio) => super::constant_number(cx, ratio),
-        None => call.float("ratio").or(Some(0.5)),
-    };
-    if training && ratio != Some(0.0) {
-        let ratio = ratio.ok_or_else(|| {
-            Problem::new("drops a share that is computed from data").note("export with a constant ratio")
-        })?;
-        return drop(cx, call, ratio);
-    }
-    let x = cx.entry(call, 0)?.clone();
-    if call.output(1).is_none() {
-        return Ok(vec![x]);
-    }
-    let value = cx.value(call, 0)?;
-    let ty = cx.ty(value).with_dtype(DType::Bool);
-    let mask = cx.b.splat(ty, 1.0)?;
-    Ok(vec![x, Entry::Value(mask)])
-}
-
-/// A share dropped at random, by an operator whose id tells it from the others of the model.
-fn drop(cx: &mut Context, call: &Call, ratio: f64) -> Outputs {
-    let x = cx.value(call, 0)?;
-    // The shortest decimal that the file's number stands for, so that 0.1 is 0.1.
-    let ratio = Float::new((ratio as f32).to_string().parse().unwrap_or(ratio));
-    let op = Dropout { ratio, id: cx.dropouts, seed: 0, dim: 0 };
-    cx.dropouts += 1;
-    let dropped = cx.b.one(op.clone(), &[x])?;
-    if call.output(1).is_none() {
-        return one(dropped);
-    }
-    let ones = cx.b.splat(cx.ty(x).clone(), 1.0)?;
-    let kept = cx.b.one(op, &[ones])?;
-    let mask = cx.b.cast(kept, DType::Bool)?;
-    Ok(vec![Entry::Value(dropped), Entry::Value(mask)])
 }

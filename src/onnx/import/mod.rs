@@ -8,6 +8,7 @@ mod attention;
 mod call;
 mod context;
 mod contraction;
+mod dropout;
 mod elementwise;
 mod indexing;
 mod integers;
@@ -21,6 +22,7 @@ mod shape;
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
+use dropout::Dropouts;
 use integers::{Int, Ints};
 use ir::{At, Blob, Builder, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +41,8 @@ pub struct Imported {
     pub module: Module,
     /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// What the user may not expect of the file.
+    pub warnings: Vec<Diagnostic>,
 }
 
 /// Imports a model. Errors: every node that cannot be imported and why; inputs without a shape.
@@ -51,11 +55,12 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     add_tensors(&mut module, graph, &mut entries);
     let mut b = Builder::new(&mut module, "import");
     b.at(At::End(Phase::Forward));
-    let mut context = Context { b, entries, dropouts: 0 };
+    let mut context = Context { b, entries, dropouts: Dropouts::default() };
     for node in &graph.nodes {
         import_node(&mut context, Call::new(node), &mut problems);
     }
     let outputs = graph_outputs(&mut context, graph, &mut problems);
+    let dropouts = context.dropouts;
     context.b.finish();
     if !problems.is_empty() {
         return Err(problems);
@@ -63,7 +68,11 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     for (name, value) in outputs {
         module.add_output(name, value);
     }
-    Ok(Imported { module, aliases: names::aliases(graph) })
+    Ok(Imported {
+        module,
+        aliases: names::aliases(graph),
+        warnings: dropouts.warning().into_iter().collect(),
+    })
 }
 
 /// Imports one node; what it defines stands in the entries afterwards, if only as failed.
@@ -232,7 +241,8 @@ mod tests {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
         let entries = BTreeMap::from([("x".to_string(), Entry::Value(x))]);
-        let mut context = Context { b: Builder::new(&mut module, "import"), entries, dropouts: 0 };
+        let mut context =
+            Context { b: Builder::new(&mut module, "import"), entries, dropouts: Dropouts::default() };
         let node = Node {
             op_type: "Softmax".into(),
             opset: 20,

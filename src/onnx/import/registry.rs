@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::context::{Context, Outputs};
-use super::{attention, contraction, elementwise, indexing, loss, norm, reduction, shape};
+use super::{attention, contraction, dropout, elementwise, indexing, loss, norm, reduction, shape};
 
 /// Imports one node.
 pub(super) type Import = fn(&mut Context, &Call) -> Outputs;
@@ -67,7 +67,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Concat"], shape::concat),
     (&["ConstantOfShape"], shape::constant_of_shape),
     (&["CumSum"], indexing::cumulative_sum),
-    (&["Dropout"], elementwise::dropout),
+    (&["Dropout"], dropout::dropout),
     (&["Expand"], shape::expand),
     (&["Flatten"], shape::flatten),
     (&["Gather"], indexing::gather),

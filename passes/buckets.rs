@@ -1,22 +1,24 @@
 //! Buckets: small collectives travel together.
 //!
 //! A collective takes a while however small it is, and the gradients of norms and biases are small and many. Those of
-//! one kind, over the same axes, of one phase and element type become one collective of several operands, as long as
-//! none of their results is needed before the last operand is there. The bucket stands where its last operand has
-//! become whole, so that it can run beside what comes after (Li et al., PyTorch Distributed, arXiv 2006.15704).
+//! one kind, over the same axes, of one phase and element type become one collective of several operands, which stands
+//! where its last operand is whole, so that it can run beside what comes after (Li et al., PyTorch Distributed, arXiv
+//! 2006.15704).
 //!
-//! Invariants: operands and results stay; a bucket is never later than the first use of one of its results; a gather
-//! stays where it stands, so nothing is gathered earlier than it was.
+//! In `update`, where gradients are held already, the readers of a bucket's results wait for it: the program is
+//! reordered, and what they lead to (the norms of gradients) is bucketed likewise. In a microbatch a bucket ends where
+//! one of its results is read, so nothing is computed later, and nothing is gathered earlier, than it was.
+//!
+//! Invariants: operands and results stay; every node stays in its phase, after what makes its operands.
 
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::collective::{Change, Collective};
 use ir::{
-    At, AxisId, Builder, Changed, DType, Definition, Diagnostic, Module, Node, NodeId, Op, PartialKind,
-    Phase, Type, ValueId,
+    At, AxisId, Builder, Changed, DType, Diagnostic, Module, Node, NodeId, Op, PartialKind, Phase, Type, ValueId,
 };
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 /// The pass `buckets`. `buckets(bytes=26214400)`.
@@ -49,28 +51,77 @@ impl Transform for Buckets {
     }
 }
 
-/// The buckets of a program, in program order; none of a single collective.
+/// The order of the phases that have buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    buckets: Vec<Bucket>,
+    phases: Vec<(Phase, Vec<Slot>)>,
 }
 
-/// Collectives that become one.
+/// A place in a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Bucket {
-    members: Vec<NodeId>,
-    bytes: u64,
-    /// Where the last operand is whole.
-    at: At,
+enum Slot {
+    Node(NodeId),
+    /// Collectives that become one.
+    Bucket(Vec<NodeId>),
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Bucket { members, bytes, .. } in &self.buckets {
-            writeln!(f, "{} collectives, {bytes} bytes", members.len())?;
+        for (phase, slots) in &self.phases {
+            for slot in slots {
+                if let Slot::Bucket(members) = slot {
+                    writeln!(f, "{phase:?}: {} collectives", members.len())?;
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// Sorts collectives into buckets of at most so many bytes.
+pub fn decide(module: &Module, bytes: u64) -> Decision {
+    let mut decision = Decision::default();
+    for (phase, _) in Phase::ALL {
+        let mut sorting = Sorting { module, limit: bytes, waits: phase == Phase::Update, ..Sorting::new(module) };
+        module.nodes().filter(|(_, node)| node.phase == phase).for_each(|(id, _)| sorting.visit(id));
+        let slots = sorting.end();
+        if slots.iter().any(|slot| matches!(slot, Slot::Bucket(_))) {
+            decision.phases.push((phase, slots));
+        }
+    }
+    decision
+}
+
+/// Puts the phases into their new order, with a collective for each bucket.
+pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+    let mut b = Builder::new(module, Buckets::NAME);
+    for (phase, slots) in &decision.phases {
+        for slot in slots {
+            match slot {
+                Slot::Node(id) => b.move_to(*id, At::End(*phase)),
+                Slot::Bucket(members) => bucket(&mut b, members)?,
+            }
+        }
+    }
+    Ok(b.finish())
+}
+
+/// One collective in place of several, at the end of their phase.
+fn bucket(b: &mut Builder, members: &[NodeId]) -> Result<(), Diagnostic> {
+    let nodes: Vec<Node> = members.iter().map(|&id| b.module().node(id).clone()).collect();
+    let operands: Vec<ValueId> = nodes.iter().map(|node| node.operands[0]).collect();
+    let types: Vec<Type> = nodes.iter().map(|node| b.ty(node.results[0]).clone()).collect();
+    let last = &nodes[nodes.len() - 1];
+    b.at(At::End(last.phase)).stage(last.stage).copy(last.copy).origin(last.origin.clone());
+    let results = b
+        .push_typed(last.op.clone(), &operands, &types)
+        .map_err(|error| Diagnostic::new(format!("buckets built an ill-typed node: {error}")))?;
+    for ((node, &result), ty) in nodes.iter().zip(&results).zip(types) {
+        b.shard(result, ty.sharding);
+        b.replace(node.results[0], result);
+    }
+    members.iter().for_each(|&id| b.remove(id));
+    Ok(())
 }
 
 /// What collectives of one bucket share.
@@ -80,146 +131,137 @@ struct Kind {
     axes: SmallVec<[AxisId; 2]>,
     reduced: Option<PartialKind>,
     dtype: DType,
-    place: (Phase, u32, u32),
+    place: (u32, u32),
 }
 
-/// A collective that may join a bucket.
-struct Candidate {
-    kind: Kind,
-    bytes: u64,
-    /// Just after this node of its own place its operand is whole; `None`: it is where the collective stands.
-    after: Option<NodeId>,
-}
-
-/// Sorts collectives into buckets of at most so many bytes.
-pub fn decide(module: &Module, bytes: u64) -> Decision {
-    let candidates: BTreeMap<NodeId, Candidate> =
-        module.nodes().filter_map(|(id, node)| Some((id, candidate(module, node)?))).collect();
-    let mut ready: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
-    for (id, _) in module.nodes() {
-        if let Some(after) = candidates.get(&id).and_then(|candidate| candidate.after) {
-            ready.entry(after).or_default().push(id);
-        }
+impl Kind {
+    /// The kind of a collective of one operand that sends something, with its bytes.
+    fn of(module: &Module, node: &Node) -> Option<(Self, u64)> {
+        let (Op::Collective(collective), &[operand], &[result]) =
+            (&node.op, &node.operands[..], &node.results[..])
+        else {
+            return None;
+        };
+        let (from, to) = (module.ty(operand), module.ty(result));
+        let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
+        let local_bytes = |ty: &Type| {
+            let sizes = ty.local(&module.mesh)?;
+            sizes.iter().try_fold(ty.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
+        };
+        let bytes = local_bytes(from)?.max(local_bytes(to)?);
+        let kind = Self {
+            collective: *collective,
+            axes: change.axes,
+            reduced: change.reduced,
+            dtype: from.dtype,
+            place: (node.stage, node.copy),
+        };
+        collective.communicates().then_some((kind, bytes))
     }
-    let mut sorting = Sorting { limit: bytes, ..Sorting::default() };
-    for (id, node) in module.nodes() {
-        sorting.enter(node.phase);
-        node.operands.iter().for_each(|&operand| sorting.needed(operand));
-        if let Some(candidate) = candidates.get(&id).filter(|candidate| candidate.after.is_none()) {
-            sorting.join(module, id, candidate, At::Before(id));
-        }
-        for &reduction in ready.get(&id).into_iter().flatten() {
-            sorting.join(module, reduction, &candidates[&reduction], At::After(id));
-        }
-    }
-    sorting.close_all();
-    Decision { buckets: sorting.closed }
 }
 
-/// A collective of one operand that sends something, as a candidate.
-fn candidate(module: &Module, node: &Node) -> Option<Candidate> {
-    let (Op::Collective(collective), &[operand], &[result]) =
-        (&node.op, &node.operands[..], &node.results[..])
-    else {
-        return None;
-    };
-    let (from, to) = (module.ty(operand), module.ty(result));
-    let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
-    let of = |ty: &Type| {
-        let sizes = ty.local(&module.mesh)?;
-        sizes.iter().try_fold(ty.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
-    };
-    let bytes = of(from)?.max(of(to)?);
-    let place = |node: &Node| (node.phase, node.stage, node.copy);
-    // A gather waits for its use: what it gathers is there long before, and is larger afterwards.
-    let after = match module.value(operand).definition {
-        Definition::Node(producer, _) if change.reduced.is_some() => {
-            let producer_node = module.node(producer);
-            let alone = place(producer_node) == place(node) && !matches!(producer_node.op, Op::Collective(_));
-            alone.then_some(producer)
-        }
-        _ => None,
-    };
-    let kind = Kind {
-        collective: *collective,
-        axes: change.axes,
-        reduced: change.reduced,
-        dtype: from.dtype,
-        place: place(node),
-    };
-    collective.communicates().then_some(Candidate { kind, bytes, after })
-}
-
-/// Buckets while the program is walked.
+/// A bucket that takes more.
 #[derive(Default)]
-struct Sorting {
+struct Open {
+    members: Vec<NodeId>,
+    bytes: u64,
+    /// The slot of the last member.
+    slot: usize,
+    /// Nodes that need its results.
+    waiting: Vec<NodeId>,
+}
+
+/// A phase while it is walked.
+struct Sorting<'m> {
+    module: &'m Module,
     limit: u64,
-    phase: Phase,
-    open: BTreeMap<Kind, Bucket>,
-    /// The open bucket that a value comes from.
-    made_by: BTreeMap<ValueId, Kind>,
-    closed: Vec<Bucket>,
+    /// Whether readers wait for buckets; else they end them.
+    waits: bool,
+    /// Places in the new order; of a bucket's members the last place is the bucket's.
+    slots: Vec<Option<Slot>>,
+    /// Open buckets, the oldest first.
+    open: Vec<(Kind, Open)>,
+    /// The open bucket that a value comes from or waits for.
+    held_by: BTreeMap<ValueId, Kind>,
 }
 
-impl Sorting {
-    /// Buckets do not last longer than a phase.
-    fn enter(&mut self, phase: Phase) {
-        if std::mem::replace(&mut self.phase, phase) != phase {
-            self.close_all();
+impl<'m> Sorting<'m> {
+    fn new(module: &'m Module) -> Self {
+        let (slots, open, held_by) = Default::default();
+        Self { module, limit: 0, waits: false, slots, open, held_by }
+    }
+
+    /// Takes up a node, and all that no longer wait because of it.
+    fn visit(&mut self, id: NodeId) {
+        let mut pending = VecDeque::from([id]);
+        while let Some(id) = pending.pop_front() {
+            let node = self.module.node(id);
+            let holding = node.operands.iter().find_map(|operand| self.held_by.get(operand).cloned());
+            match holding {
+                Some(kind) if self.waits => {
+                    self.open_bucket(&kind).waiting.push(id);
+                    self.held_by.extend(node.results.iter().map(|&result| (result, kind.clone())));
+                }
+                Some(kind) => {
+                    self.close(&kind);
+                    pending.push_front(id);
+                }
+                None => match Kind::of(self.module, node) {
+                    Some((kind, bytes)) => pending.extend(self.join(id, kind, bytes)),
+                    None => self.slots.push(Some(Slot::Node(id))),
+                },
+            }
         }
     }
 
-    /// A value is read: its bucket takes no more.
-    fn needed(&mut self, value: ValueId) {
-        if let Some(kind) = self.made_by.get(&value).cloned() {
-            self.close(&kind);
-        }
+    fn open_bucket(&mut self, kind: &Kind) -> &mut Open {
+        let at = self.open.iter().position(|(other, _)| other == kind).unwrap_or_else(|| {
+            self.open.push((kind.clone(), Open::default()));
+            self.open.len() - 1
+        });
+        &mut self.open[at].1
     }
 
-    fn join(&mut self, module: &Module, id: NodeId, candidate: &Candidate, at: At) {
-        let kind = &candidate.kind;
-        let full = |bucket: &Bucket| bucket.bytes.saturating_add(candidate.bytes) > self.limit;
-        if self.open.get(kind).is_some_and(full) {
-            self.close(kind);
+    /// Puts a collective into the bucket of its kind; the nodes that waited for one that this has filled.
+    fn join(&mut self, id: NodeId, kind: Kind, bytes: u64) -> Vec<NodeId> {
+        let mut freed = Vec::new();
+        if self.open_bucket(&kind).bytes.saturating_add(bytes) > self.limit {
+            freed = self.close(&kind);
         }
-        let bucket =
-            self.open.entry(kind.clone()).or_insert_with(|| Bucket { members: Vec::new(), bytes: 0, at });
+        let slot = self.slots.len();
+        self.slots.push(None);
+        self.held_by.insert(self.module.node(id).results[0], kind.clone());
+        let bucket = self.open_bucket(&kind);
         bucket.members.push(id);
-        bucket.bytes = bucket.bytes.saturating_add(candidate.bytes);
-        bucket.at = at;
-        self.made_by.insert(module.node(id).results[0], kind.clone());
+        bucket.bytes = bucket.bytes.saturating_add(bytes);
+        bucket.slot = slot;
+        if bucket.bytes >= self.limit {
+            freed.extend(self.close(&kind));
+        }
+        freed
     }
 
-    fn close(&mut self, kind: &Kind) {
-        if let Some(bucket) = self.open.remove(kind) {
-            self.made_by.retain(|_, of| of != kind);
-            self.closed.extend((bucket.members.len() > 1).then_some(bucket));
+    /// Ends a bucket; the nodes that waited for it.
+    fn close(&mut self, kind: &Kind) -> Vec<NodeId> {
+        let Some(at) = self.open.iter().position(|(other, _)| other == kind) else { return Vec::new() };
+        let (_, Open { members, slot, waiting, .. }) = self.open.remove(at);
+        for &id in members.iter().chain(&waiting) {
+            self.module.node(id).results.iter().for_each(|result| drop(self.held_by.remove(result)));
         }
+        match members[..] {
+            [] => {}
+            [alone] => self.slots[slot] = Some(Slot::Node(alone)),
+            _ => self.slots[slot] = Some(Slot::Bucket(members)),
+        }
+        waiting
     }
 
-    fn close_all(&mut self) {
-        while let Some((kind, _)) = self.open.first_key_value() {
-            self.close(&kind.clone());
+    /// Ends all buckets, and what the nodes that waited for them begin; the new order.
+    fn end(mut self) -> Vec<Slot> {
+        while let Some((kind, _)) = self.open.first() {
+            let kind = kind.clone();
+            self.close(&kind).into_iter().for_each(|id| self.visit(id));
         }
+        self.slots.into_iter().flatten().collect()
     }
-}
-
-/// Puts each bucket in place of its collectives.
-pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
-    let mut b = Builder::new(module, Buckets::NAME);
-    for Bucket { members, at, .. } in &decision.buckets {
-        let nodes: Vec<Node> = members.iter().map(|&id| b.module().node(id).clone()).collect();
-        let operands: Vec<ValueId> = nodes.iter().map(|node| node.operands[0]).collect();
-        let types: Vec<Type> = nodes.iter().map(|node| b.ty(node.results[0]).clone()).collect();
-        b.at(*at).origin(nodes[nodes.len() - 1].origin.clone());
-        let results = b
-            .push_typed(nodes[0].op.clone(), &operands, &types)
-            .map_err(|error| Diagnostic::new(format!("buckets built an ill-typed node: {error}")))?;
-        for ((node, &result), ty) in nodes.iter().zip(&results).zip(types) {
-            b.shard(result, ty.sharding);
-            b.replace(node.results[0], result);
-        }
-        members.iter().for_each(|&id| b.remove(id));
-    }
-    Ok(b.finish())
 }

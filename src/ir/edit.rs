@@ -54,6 +54,7 @@ pub struct Builder<'m> {
     end: [Vec<NodeId>; 4],
     replaced: SecondaryMap<ValueId, Option<ValueId>>,
     removed: EntitySet<NodeId>,
+    moved: EntitySet<NodeId>,
     changed: Changed,
 }
 
@@ -74,6 +75,7 @@ impl<'m> Builder<'m> {
             end: Default::default(),
             replaced: SecondaryMap::new(),
             removed: EntitySet::new(),
+            moved: EntitySet::new(),
             changed: Changed::No,
         }
     }
@@ -170,13 +172,7 @@ impl<'m> Builder<'m> {
             origin: self.origin.clone(),
             by: self.by.clone(),
         });
-        let list = match self.at {
-            At::Before(anchor) => &mut self.before[anchor],
-            At::After(anchor) => &mut self.after[anchor],
-            At::Start(phase) => &mut self.start[phase as usize],
-            At::End(phase) => &mut self.end[phase as usize],
-        };
-        list.push(id);
+        self.list(self.at).push(id);
         self.changed = Changed::Yes;
         Ok(results)
     }
@@ -230,6 +226,23 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
+    /// Moves a node there, within its phase. It must come after what makes its operands, and before its readers.
+    pub fn move_to(&mut self, node: NodeId, at: At) {
+        self.moved.insert(node);
+        self.list(at).push(node);
+        self.changed = Changed::Yes;
+    }
+
+    /// The nodes that go there, in order.
+    fn list(&mut self, at: At) -> &mut Vec<NodeId> {
+        match at {
+            At::Before(anchor) => &mut self.before[anchor],
+            At::After(anchor) => &mut self.after[anchor],
+            At::Start(phase) => &mut self.start[phase as usize],
+            At::End(phase) => &mut self.end[phase as usize],
+        }
+    }
+
     /// What readers of `value` will read.
     pub fn resolve(&self, mut value: ValueId) -> ValueId {
         while let Some(new) = self.replaced[value] {
@@ -249,7 +262,9 @@ impl<'m> Builder<'m> {
         for (phase, _) in Phase::ALL {
             self.start[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
             while let Some(id) = old.next_if(|&id| self.module.nodes[id].phase <= phase) {
-                self.place(id, &mut order);
+                if !self.moved.contains(id) {
+                    self.place(id, &mut order);
+                }
             }
             self.end[phase as usize].iter().for_each(|&id| self.place(id, &mut order));
         }

@@ -59,7 +59,8 @@ impl<'m> Constants<'m> {
                 data if is_candidate(data) => Known::Weight,
                 _ => Known::Constant,
             },
-            Op::Accumulate(_) => Known::Nothing,
+            // What a dropout drops is not decided before its samples have numbers.
+            Op::Accumulate(_) | Op::Dropout(_) => Known::Nothing,
             _ => Known::Constant,
         };
         let known = node.operands.iter().map(|&value| self.known(value)).fold(own, Known::max);

@@ -180,7 +180,7 @@ fn splat(module: &Module, value: ValueId) -> Option<f64> {
 /// The value of a node whose operands are all known scalars.
 fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
     let ty = module.ty(result);
-    if node.operands.is_empty() || ty.ndim() != 0 || matches!(node.op, Op::Accumulate(_)) {
+    if node.operands.is_empty() || ty.ndim() != 0 || matches!(node.op, Op::Accumulate(_) | Op::Dropout(_)) {
         return None;
     }
     let known = |&value: &ValueId| {

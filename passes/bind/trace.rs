@@ -160,7 +160,8 @@ impl<'m> Trace<'m> {
     fn explain(&self, id: NodeId, error: String) -> Diagnostic {
         let node = self.module.node(id);
         let (from, to) = (self.from, self.to);
-        let message = format!("the batch of {from} cannot be made {to}: `{}` {error}", node.op.name());
+        let cannot = if from == to { "followed".to_string() } else { format!("made {to}") };
+        let message = format!("the batch of {from} cannot be {cannot}: `{}` {error}", node.op.name());
         let diagnostic = Diagnostic::new(message);
         let diagnostic =
             if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) };

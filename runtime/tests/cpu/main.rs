@@ -2,6 +2,7 @@
 
 mod compare;
 mod device;
+mod dropout;
 mod half;
 mod large;
 mod memory;

@@ -105,3 +105,17 @@ fn merged_dims_are_split_and_taken_apart() {
         %6 = broadcast %5 : f64[2, 3, 12] {dp, -, tp}";
     same_as_on_one_device(&placed("dp=2, tp=2", parameters, nodes, &["%3", "%5", "%6"]));
 }
+
+#[test]
+fn a_part_drops_what_the_whole_does() {
+    let parameters = r#"%0 "x" : f64[4, 6, 10] {dp, tp, -}, %1 "numbers" : i64[4] {dp}, %2 "flat" : f64[24, 6] {dp*tp, -},
+        %3 "second" : f64[6, 4, 10] {tp, dp, -}, %4 "table" : f64[6, 10] {tp, dp}, %5 "one" : i64[1], %6 "all" : i64[4]"#;
+    let nodes = "%7 = dropout %0, %1 {ratio = 0.5, id = 0, seed = 1, dim = 0} : f64[4, 6, 10] {dp, tp, -}
+        %8 = dropout %3, %1 {ratio = 0.25, id = 1, seed = 1, dim = 1} : f64[6, 4, 10] {tp, dp, -}
+        %9 = dropout %4, %5 {ratio = 0.5, id = 2, seed = 1, dim = 0} : f64[6, 10] {tp, dp}
+        %10 = all_slice %6 : i64[4] {dp*tp}
+        %11 = dropout %2, %10 {ratio = 0.5, id = 3, seed = 1, dim = 0} : f64[24, 6] {dp*tp, -}";
+    for mesh in ["dp=2, tp=2", "dp=2, tp=1", "dp=1, tp=2"] {
+        same_as_on_one_device(&placed(mesh, parameters, nodes, &["%7", "%8", "%9", "%11"]));
+    }
+}

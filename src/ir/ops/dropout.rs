@@ -206,3 +206,73 @@ impl Positions {
         (sample, element)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+
+    fn op(ratio: f64) -> Dropout {
+        Dropout { ratio: Float::new(ratio), id: 3, seed: 11, dim: 0 }
+    }
+
+    /// What is left of ones, 100 by 40 for each sample.
+    fn left(op: &Dropout, samples: &[i64]) -> Vec<f64> {
+        let ty = Type::of(DType::F32, &[samples.len() as u64, 100, 40]);
+        let ones = Tensor::splat(DType::F32, vec![samples.len(), 100, 40], 1.0);
+        let numbers = Tensor::int(DType::I64, vec![samples.len()], samples.to_vec());
+        let (operands, results, data) = ([&ones, &numbers], [ty], PrimaryMap::new());
+        let call = Interp { operands: &operands, results: &results, data: &data, parts: None };
+        op.interp(&call)[0].floats().to_vec()
+    }
+
+    #[test]
+    fn the_share_kept_and_the_mean_are_those_of_the_ratio() {
+        let samples: Vec<i64> = (0..25).collect();
+        for ratio in [0.1, 0.25, 0.5, 0.9] {
+            let left = left(&op(ratio), &samples);
+            let (count, kept) = (left.len() as f64, left.iter().filter(|&&x| x != 0.0).count() as f64);
+            assert!(left.iter().all(|&x| x == 0.0 || (x - 1.0 / (1.0 - ratio)).abs() < 1e-15));
+            // Four deviations of the mean of so many draws.
+            let limit = 4.0 * (ratio * (1.0 - ratio) / count).sqrt();
+            assert!((kept / count - (1.0 - ratio)).abs() < limit, "{ratio}: kept {}", kept / count);
+        }
+        assert!(left(&op(0.0), &[5]).iter().all(|&x| x == 1.0));
+        assert!(left(&op(1.0), &[5]).iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn seeds_operators_samples_and_neighbours_drop_independently() {
+        let base = left(&op(0.5), &[0, 1, 1 << 40, -1]);
+        let (first, rest) = base.split_at(4000);
+        let others = [
+            left(&Dropout { seed: 12, ..op(0.5) }, &[0]),
+            left(&Dropout { id: 4, ..op(0.5) }, &[0]),
+            rest[..4000].to_vec(),
+            rest[4000..8000].to_vec(),
+            rest[8000..].to_vec(),
+            first.iter().cycle().skip(1).take(4000).copied().collect(),
+            first.iter().cycle().skip(4).take(4000).copied().collect(),
+        ];
+        for (i, other) in others.iter().enumerate() {
+            let agree = first.iter().zip(other).filter(|(x, y)| x == y).count() as f64 / 4000.0;
+            assert!((agree - 0.5).abs() < 4.0 * 0.5 / 4000f64.sqrt(), "{i}: {agree} agree");
+        }
+    }
+
+    #[test]
+    fn a_sample_is_dropped_alike_wherever_it_stands() {
+        let together = left(&op(0.3), &[4, 5, 6]);
+        assert_eq!(together[4000..8000], left(&op(0.3), &[5]));
+        assert_eq!(together[8000..], left(&op(0.3), &[6, 4])[..4000]);
+    }
+
+    #[test]
+    fn large_numbers_of_samples_and_elements_have_counters_of_their_own() {
+        let counters = [(0, 0), (1, 0), (0, 1), (1 << 32, 0), (0, 1 << 32), (-1, 0), (0, (1 << 48) - 1)];
+        let counters: Vec<[u32; 4]> =
+            counters.into_iter().map(|(sample, block)| op(0.5).counter(sample, block)).collect();
+        let different: std::collections::BTreeSet<&[u32; 4]> = counters.iter().collect();
+        assert_eq!(different.len(), counters.len(), "{counters:?}");
+    }
+}

@@ -15,7 +15,8 @@ use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::collective::{Change, Collective};
 use ir::{
-    At, AxisId, Builder, Changed, DType, Diagnostic, Module, Node, NodeId, Op, PartialKind, Phase, Type, ValueId,
+    At, AxisId, Builder, Changed, DType, Diagnostic, Module, Node, NodeId, Op, PartialKind, Phase, Type,
+    ValueId,
 };
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
@@ -82,8 +83,9 @@ impl fmt::Display for Decision {
 pub fn decide(module: &Module, bytes: u64) -> Decision {
     let mut decision = Decision::default();
     for (phase, _) in Phase::ALL {
-        let mut sorting = Sorting { module, limit: bytes, waits: phase == Phase::Update, ..Sorting::new(module) };
-        module.nodes().filter(|(_, node)| node.phase == phase).for_each(|(id, _)| sorting.visit(id));
+        let mut sorting =
+            Sorting { module, limit: bytes, waits: phase == Phase::Update, ..Sorting::new(module) };
+        module.nodes().filter(|(_, node)| node.phase == phase).for_each(|(id, _)| sorting.visit([id]));
         let slots = sorting.end();
         if slots.iter().any(|slot| matches!(slot, Slot::Bucket(_))) {
             decision.phases.push((phase, slots));
@@ -181,8 +183,8 @@ struct Sorting<'m> {
     slots: Vec<Option<Slot>>,
     /// Open buckets, the oldest first.
     open: Vec<(Kind, Open)>,
-    /// The open bucket that a value comes from or waits for.
-    held_by: BTreeMap<ValueId, Kind>,
+    /// The open bucket that a value comes from or waits for; none, if its node is about to be taken up again.
+    held_by: BTreeMap<ValueId, Option<Kind>>,
 }
 
 impl<'m> Sorting<'m> {
@@ -191,27 +193,42 @@ impl<'m> Sorting<'m> {
         Self { module, limit: 0, waits: false, slots, open, held_by }
     }
 
-    /// Takes up a node, and all that no longer wait because of it.
-    fn visit(&mut self, id: NodeId) {
-        let mut pending = VecDeque::from([id]);
+    /// Takes up nodes, and after them all that no longer wait because of them.
+    fn visit(&mut self, nodes: impl IntoIterator<Item = NodeId>) {
+        let mut pending: VecDeque<NodeId> = nodes.into_iter().collect();
         while let Some(id) = pending.pop_front() {
             let node = self.module.node(id);
             let holding = node.operands.iter().find_map(|operand| self.held_by.get(operand).cloned());
             match holding {
-                Some(kind) if self.waits => {
+                Some(None) => pending.push_back(id),
+                Some(Some(kind)) if self.waits => {
+                    self.hold(id, Some(&kind));
                     self.open_bucket(&kind).waiting.push(id);
-                    self.held_by.extend(node.results.iter().map(|&result| (result, kind.clone())));
                 }
-                Some(kind) => {
+                Some(Some(kind)) => {
                     self.close(&kind);
                     pending.push_front(id);
                 }
                 None => match Kind::of(self.module, node) {
                     Some((kind, bytes)) => pending.extend(self.join(id, kind, bytes)),
-                    None => self.slots.push(Some(Slot::Node(id))),
+                    None => {
+                        self.release(id);
+                        self.slots.push(Some(Slot::Node(id)));
+                    }
                 },
             }
         }
+    }
+
+    /// Says what the results of a node wait for.
+    fn hold(&mut self, id: NodeId, by: Option<&Kind>) {
+        let results = self.module.node(id).results.iter();
+        self.held_by.extend(results.map(|&result| (result, by.cloned())));
+    }
+
+    /// Says that the results of a node can be read.
+    fn release(&mut self, id: NodeId) {
+        self.module.node(id).results.iter().for_each(|result| drop(self.held_by.remove(result)));
     }
 
     fn open_bucket(&mut self, kind: &Kind) -> &mut Open {
@@ -230,7 +247,7 @@ impl<'m> Sorting<'m> {
         }
         let slot = self.slots.len();
         self.slots.push(None);
-        self.held_by.insert(self.module.node(id).results[0], kind.clone());
+        self.hold(id, Some(&kind));
         let bucket = self.open_bucket(&kind);
         bucket.members.push(id);
         bucket.bytes = bucket.bytes.saturating_add(bytes);
@@ -245,9 +262,8 @@ impl<'m> Sorting<'m> {
     fn close(&mut self, kind: &Kind) -> Vec<NodeId> {
         let Some(at) = self.open.iter().position(|(other, _)| other == kind) else { return Vec::new() };
         let (_, Open { members, slot, waiting, .. }) = self.open.remove(at);
-        for &id in members.iter().chain(&waiting) {
-            self.module.node(id).results.iter().for_each(|result| drop(self.held_by.remove(result)));
-        }
+        members.iter().for_each(|&id| self.release(id));
+        waiting.iter().for_each(|&id| self.hold(id, None));
         match members[..] {
             [] => {}
             [alone] => self.slots[slot] = Some(Slot::Node(alone)),
@@ -260,7 +276,8 @@ impl<'m> Sorting<'m> {
     fn end(mut self) -> Vec<Slot> {
         while let Some((kind, _)) = self.open.first() {
             let kind = kind.clone();
-            self.close(&kind).into_iter().for_each(|id| self.visit(id));
+            let freed = self.close(&kind);
+            self.visit(freed);
         }
         self.slots.into_iter().flatten().collect()
     }

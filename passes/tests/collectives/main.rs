@@ -87,8 +87,11 @@ fn nodes(module: &Module) -> Vec<u64> {
     for (_, node) in module.nodes() {
         let ty = |&value: &ValueId| ir::text::type_text(&module.mesh, module.ty(value));
         let leaf = |value: &ValueId| random::stream(&format!("{:?}", module.value(*value).definition));
-        let operands: Vec<u64> =
-            node.operands.iter().map(|value| known.get(value).copied().unwrap_or_else(|| leaf(value))).collect();
+        let operands: Vec<u64> = node
+            .operands
+            .iter()
+            .map(|value| known.get(value).copied().unwrap_or_else(|| leaf(value)))
+            .collect();
         let results: Vec<String> = node.results.iter().map(ty).collect();
         let text = random::stream(&format!("{:?} {operands:?} {results:?} {:?}", node.op, node.phase));
         let result = |(i, &value)| (value, random::stream(&format!("{text} {i}")));
@@ -104,7 +107,7 @@ fn the_flag_and_the_search_give_one_program() {
     let found = step(large(3), "spmd(mesh=dp:2*tp:4) collectives");
     let asked = step(large(3), "spmd(mesh=dp:2*tp:4, sequence-parallel) collectives");
     assert_eq!(nodes(&found), nodes(&asked));
-    assert_eq!(counts(&found), [[0, 2, 2], [0, 4, 2]].map(|one| one.map(|count| 3 * count)));
+    assert_ne!(nodes(&found), nodes(&step(large(3), "spmd(mesh=dp:2*tp:4)")));
 }
 
 /// Gathers of parameters by phase.
@@ -113,8 +116,7 @@ fn gathered_parameters(module: &Module) -> [usize; 2] {
         let whole = module.ty(node.results[0]);
         node.phase == phase && node.op == Op::from(Collective::AllGather) && whole.ndim() < 3
     };
-    [Phase::Forward, Phase::Backward]
-        .map(|phase| module.nodes().filter(|(_, node)| is(node, phase)).count())
+    [Phase::Forward, Phase::Backward].map(|phase| module.nodes().filter(|(_, node)| is(node, phase)).count())
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn parameters_that_backward_gathers_again_are_not_kept() {
         let mut module = step(large(3), &format!("spmd(mesh={mesh}, zero=3)"));
         let before = gathered_parameters(&module);
         assert!(before.iter().all(|&count| count > 10), "{before:?}");
-        run(&mut module, "collectives buckets");
+        run(&mut module, "collectives");
         assert_eq!(gathered_parameters(&module), before, "{mesh}");
     }
 }
@@ -131,8 +133,8 @@ fn parameters_that_backward_gathers_again_are_not_kept() {
 #[test]
 fn small_reductions_of_the_update_travel_together() {
     let count = |module: &Module| {
-        let in_update = |node: &Node| node.phase == Phase::Update && matches!(node.op, Op::Collective(_));
-        module.nodes().filter(|(_, node)| in_update(node)).count()
+        let sends = |node: &Node| matches!(node.op, Op::Collective(kind) if kind.communicates());
+        module.nodes().filter(|(_, node)| node.phase == Phase::Update && sends(node)).count()
     };
     let mut module = step(Sizes { blocks: 4, ..Sizes::default() }, "spmd(mesh=dp:2*tp:2, zero=1)");
     let before = count(&module);
@@ -163,7 +165,9 @@ fn outcome(module: &Module) -> BTreeMap<String, Vec<f64>> {
         let outputs = outputs.into_iter().filter(|(name, _)| name == "loss" || name.starts_with("grad"));
         all.extend(outputs.map(|(name, values)| (format!("{name} {step}"), values[0].numbers().to_vec())));
     }
-    all.extend(states.into_iter().map(|(id, value)| (module.states[id].name.clone(), value.numbers().to_vec())));
+    all.extend(
+        states.into_iter().map(|(id, value)| (module.states[id].name.clone(), value.numbers().to_vec())),
+    );
     all
 }
 
@@ -195,15 +199,4 @@ fn no_number_changes() {
             }
         }
     }
-}
-#[test]
-fn show() {
-    let mut module = step(Sizes { blocks: 1, ..Sizes::default() }, "spmd(mesh=dp:2*tp:2, zero=1)");
-    std::fs::write("/tmp/b0.ir", ir::text::print(&module)).unwrap();
-    run(&mut module, "buckets");
-    std::fs::write("/tmp/b1.ir", ir::text::print(&module)).unwrap();
-    let mut module = step(large(3), "spmd(mesh=dp:4, zero=3)");
-    std::fs::write("/tmp/z0.ir", ir::text::print(&module)).unwrap();
-    run(&mut module, "collectives");
-    std::fs::write("/tmp/z1.ir", ir::text::print(&module)).unwrap();
 }

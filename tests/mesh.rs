@@ -11,6 +11,7 @@ use expect_test::{Expect, expect};
 use models::path;
 use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command};
+use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
 use workplace::Workplace;
@@ -155,6 +156,25 @@ fn what_cannot_be_split_says_what_could_be() {
           = it divides by 1, 2, 4, 8, 16, 32, 64
     "#]],
     );
+}
+
+#[test]
+fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
+    // One that is cut into states; the copy of a tied table, which lies the other way; one that has a better name.
+    for (file, rule, states, sharding) in [
+        ("gpt2.dynamo", "m.transformer.h.*.attn.c_attn.weight=tp,-", 6, "{tp, -}"),
+        ("../gpt2-fresh", "val_312=tp,-", 1, "{-, tp}"),
+        ("llama.legacy-mask", "onnx::MatMul_596=tp,-", 1, "{tp, -}"),
+    ] {
+        let spmd = models::split(&format!("mesh=tp:2, shard=\"{rule}\""));
+        let fixture = models::Fixture { file, bindings: &[], ..models::GPT2_DYNAMO };
+        let shardings = fixture.compiled(2, Plan { spmd, ..Plan::default() }).compilation.shardings;
+        let asked = format!("`tp`: asked for by --shard {rule}");
+        let asked: Vec<_> = shardings.iter().filter(|report| report.reasons.contains(&asked)).collect();
+        assert_eq!(asked.len(), states, "{file}: {asked:?}");
+        assert!(asked.iter().all(|report| report.sharding == sharding), "{file}: {asked:?}");
+        check_passes(&format!("{file} --mesh tp=2 --shard {rule} --tolerance 1e-10"));
+    }
 }
 
 /// The loss of each step.

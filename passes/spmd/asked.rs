@@ -1,7 +1,6 @@
 //! Shardings that the user fixed: `--shard 'PATTERN=DIMS'`.
 
 use super::propagation::{Cause, Layouts, Rules};
-use crate::parameters::ParameterReport;
 use crate::pass::PassContext;
 use crate::pattern;
 use ir::{AxisId, Diagnostic, Mesh, Module, State, ValueId, ViewStep};
@@ -55,22 +54,20 @@ pub(super) fn seed(
     let mut by: BTreeMap<&str, &Shard> = BTreeMap::new();
     let mut seeded = Vec::new();
     for shard in shards {
-        let fits = |state: &&State| {
-            names(rules.module, cx, state).any(|name| pattern::matches(&shard.pattern, name))
-        };
-        let states: Vec<&State> = rules.module.states.values().filter(fits).collect();
+        let fits = |state| Some((state, view_of_named(&shard.pattern, rules.module, cx, state)?));
+        let states: Vec<(&State, &[ViewStep])> = rules.module.states.values().filter_map(fits).collect();
         if states.is_empty() {
             let names: Vec<&str> =
                 rules.module.states.values().map(|state| state.name.as_str()).take(8).collect();
             return Err(Diagnostic::new(format!("--shard {shard}: no state has such a name"))
                 .note(format!("names are like {}", names.join(", "))));
         }
-        for state in states {
+        for (state, view) in states {
             if let Some(other) = by.insert(&state.name, shard).filter(|other| other.dims != shard.dims) {
                 let message = format!("--shard {other} and --shard {shard} both fit `{}`", state.name);
                 return Err(Diagnostic::new(message).note("leave one out, or narrow its pattern"));
             }
-            for (dim, axis) in axes(rules.mesh, shard, state)? {
+            for (dim, axis) in axes(rules.mesh, shard, state, view)? {
                 let cause = Cause::Seed(format!("asked for by --shard {shard}"));
                 layouts.split(state.input, state.ty.ndim(), dim, axis, cause);
             }
@@ -81,17 +78,33 @@ pub(super) fn seed(
     Ok(seeded)
 }
 
-/// All names of a state: its own, and of the file's tensors that it is a part of those of the file and of the module.
-fn names<'a>(module: &'a Module, cx: &'a PassContext, state: &'a State) -> impl Iterator<Item = &'a str> {
-    let own = state.initializer.data().map(|data| &module.data[data].name);
-    let of = |report: &&ParameterReport| report.states.iter().any(|part| part.state == state.name);
-    let tensors = cx.parameters.iter().filter(of).map(|report| &report.data).chain(own);
-    let aliases = |name: &'a String| cx.aliases.get(name).into_iter().flatten().chain([name]);
-    std::iter::once(&state.name).chain(tensors.flat_map(aliases)).map(String::as_str)
+/// The steps from the tensor that the pattern names to the state; `None` if it names neither the state nor a tensor that
+/// the state is a part of, by the file's name or the module's. Tied tensors may lie otherwise than the one they are.
+fn view_of_named<'a>(
+    pattern: &str,
+    module: &'a Module,
+    cx: &'a PassContext,
+    state: &'a State,
+) -> Option<&'a [ViewStep]> {
+    let named = |data: &String| {
+        let aliases = cx.aliases.get(data).into_iter().flatten();
+        aliases.chain([data]).any(|name| pattern::matches(pattern, name))
+    };
+    let data = state.initializer.data().map(|data| &module.data[data].name);
+    if pattern::matches(pattern, &state.name) || data.is_some_and(named) {
+        return Some(&state.view);
+    }
+    let tied = cx.parameters.iter().filter(|report| report.tied.is_some() && named(&report.data));
+    tied.flat_map(|report| &report.states).find(|part| part.state == state.name).map(|part| &part.view[..])
 }
 
 /// The dims of the state to split, in order, with their axes; checked against its sizes.
-fn axes(mesh: &Mesh, shard: &Shard, state: &State) -> Result<Vec<(usize, AxisId)>, Diagnostic> {
+fn axes(
+    mesh: &Mesh,
+    shard: &Shard,
+    state: &State,
+    view: &[ViewStep],
+) -> Result<Vec<(usize, AxisId)>, Diagnostic> {
     let fault = |message: String| Diagnostic::new(format!("--shard {shard}: {message}"));
     let mut dims: Vec<Vec<AxisId>> = Vec::new();
     let mut used: Vec<AxisId> = Vec::new();
@@ -114,7 +127,8 @@ fn axes(mesh: &Mesh, shard: &Shard, state: &State) -> Result<Vec<(usize, AxisId)
         }
         dims.push(axes);
     }
-    let dims = through_view(dims, state).ok_or_else(|| {
+    let dims = through_view(dims, view).filter(|dims| dims.len() == state.ty.ndim());
+    let dims = dims.ok_or_else(|| {
         let file = shard.dims.len();
         fault(format!(
             "`{}` is {}, whose dims are not the {file} given, as in the file",
@@ -141,8 +155,8 @@ fn axes(mesh: &Mesh, shard: &Shard, state: &State) -> Result<Vec<(usize, AxisId)
 }
 
 /// The lists of the file's dims in the order of the state's dims. `None` when they cannot be told apart.
-fn through_view(mut dims: Vec<Vec<AxisId>>, state: &State) -> Option<Vec<Vec<AxisId>>> {
-    for step in &state.view {
+fn through_view(mut dims: Vec<Vec<AxisId>>, view: &[ViewStep]) -> Option<Vec<Vec<AxisId>>> {
+    for step in view {
         match step {
             ViewStep::Transpose(permutation) => {
                 dims = permutation
@@ -154,5 +168,5 @@ fn through_view(mut dims: Vec<Vec<AxisId>>, state: &State) -> Option<Vec<Vec<Axi
             ViewStep::Reshape(_) => return None,
         }
     }
-    (dims.len() == state.ty.ndim()).then_some(dims)
+    Some(dims)
 }

@@ -31,7 +31,14 @@ pub(super) fn apply(
     let mesh = module.mesh.clone();
     let mut b = Builder::new(module, by);
     sources(&mut b, layouts, demands);
-    let mut partition = Partition { r: Resharder::new(&mut b, mesh), layouts, demands, sums, pass_on, addends: BTreeMap::new() };
+    let mut partition = Partition {
+        r: Resharder::new(&mut b, mesh),
+        layouts,
+        demands,
+        sums,
+        pass_on,
+        addends: BTreeMap::new(),
+    };
     for id in order {
         partition.visit(id)?;
     }

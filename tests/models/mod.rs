@@ -1,5 +1,7 @@
 //! The models of `testdata/models`, how each is bound, and how a test compiles one.
 
+pub(crate) mod configurations;
+
 use passes::bind::{BATCH, Bind};
 use passes::optimizer::{Algorithm, Decay, Optimizer};
 use passes::registry::Pass;

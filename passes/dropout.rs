@@ -17,6 +17,7 @@ use ir::{
     At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role, Type,
     TypeError, ValueId,
 };
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The pass.
@@ -102,12 +103,16 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
     }
     let carried = carries(module).map_err(|error| unclear(&error))?;
     decision.batch = carried.as_ref().map_or(1, |(batch, _)| *batch);
+    // A dropout of ones, to make a mask of, is that of the value with the same id: a constant itself, it would do for any
+    // batch.
+    let mut places: BTreeMap<u32, Carry> = BTreeMap::new();
+    for (id, op, _) in &decision.numbered {
+        let carry = carried.as_ref().and_then(|(_, of)| of.get(&module.node(*id).results[0]));
+        places.extend(carry.map(|&carry| (op.id, carry)));
+    }
     for (id, op, sampled) in &mut decision.numbered {
-        let value = module.node(*id).operands[0];
-        let Some(&Carry { dim, minor }) = carried.as_ref().and_then(|(_, of)| of.get(&value)) else {
-            continue;
-        };
-        let ty = module.ty(value);
+        let Some(&Carry { dim, minor }) = places.get(&op.id) else { continue };
+        let ty = module.ty(module.node(*id).results[0]);
         if ty.dims[dim].size() != Some(decision.batch * minor) {
             let error = Diagnostic::new(format!("the samples of {ty} do not stand first in dim {dim}"));
             return Err(unclear(&error.at(module.node(*id).origin.to_string())));

@@ -4,6 +4,7 @@ mod against_interp;
 mod faults;
 mod going_on;
 mod on_ranks;
+mod scaling;
 
 use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};

@@ -68,7 +68,23 @@ pub(super) fn choose(
             splits.insert(factor, chosen);
         }
     }
+    keep_contiguous(r, factors, &mut splits);
     splits
+}
+
+/// Leaves a factor whole where some dim merges it behind one that is not split up: its parts would have holes.
+fn keep_contiguous(r: &Resharder, factors: &Factors, splits: &mut BTreeMap<FactorId, FactorAxes>) {
+    let split =
+        |splits: &BTreeMap<FactorId, FactorAxes>, factor| splits.get(&factor).cloned().unwrap_or_default();
+    let dims = || factors.operands.iter().chain(&factors.results).flatten();
+    while let Some(factor) = dims().find_map(|dim| {
+        let merged = factors.merge(&r.mesh, dim, |factor| split(splits, factor));
+        let count = |factor: &FactorId| split(splits, *factor).len();
+        let fits = dim.iter().map(count).sum::<usize>() == merged.len();
+        if fits { None } else { dim.iter().rev().copied().find(|factor| splits.contains_key(factor)) }
+    }) {
+        splits.remove(&factor);
+    }
 }
 
 fn tensor(

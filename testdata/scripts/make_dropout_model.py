@@ -77,7 +77,7 @@ def attention(g: Graph, x: str) -> str:
 def feed_forward(g: Graph, x: str) -> str:
     flat = g.reshape("flat", x, BATCH * SEQUENCE, WIDTH)
     hidden = g.node("Gemm", "fc", flat, g.weight("fc.weight", WIDTH, HIDDEN), g.weight("fc.bias", HIDDEN))
-    hidden = g.dropout("hidden", g.node("Relu", "relu", hidden), 0.25)
+    hidden = g.dropout("hidden", g.node("Tanh", "tanh", hidden), 0.25)
     out = g.node("Gemm", "proj", hidden, g.weight("proj.weight", HIDDEN, WIDTH), g.weight("proj.bias", WIDTH))
     return g.reshape("fed", out, BATCH, SEQUENCE, WIDTH)
 

@@ -3,6 +3,8 @@
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
+#[path = "run/training.rs"]
+mod training;
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
@@ -12,15 +14,10 @@ use ir::tensor::Elements;
 use ir::{DType, Tensor};
 use models::{Fixture, adamw, done, split};
 use passes::precision::{EXHAUSTED, Precision, SCALE, SKIPPED, Scaling};
-use std::sync::atomic::AtomicBool;
-use trainyard::cli::report::{Failure, Severity, render};
+use training::train;
+use trainyard::cli::report::{Severity, render};
 use trainyard::cli::verify::Mode;
-use trainyard::cli::{Cli, Command};
-use trainyard::compilation::{Source, open};
-use trainyard::output::Folder;
 use trainyard::pipeline::Plan;
-use trainyard::sizes;
-use trainyard::training::{self, Programs, Setup};
 use trainyard::verification::execute::{Execution, Machine, Tensors};
 use trainyard::verification::{Subject, inputs};
 use workplace::Workplace;
@@ -119,43 +116,21 @@ fn an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_recovers() {
     }
 }
 
-/// Trains as `trainyard compile` does, but with a schedule of the scale that no flag sets.
-fn train(place: &Workplace, arguments: &str, scaling: Scaling) -> Result<(), Failure> {
-    let words = ["trainyard", "compile"].into_iter().chain(arguments.split_whitespace());
-    let cli = Cli::parse_with_config(words).unwrap_or_else(|error| panic!("{error:?}"));
-    let Command::Compile(compile) = cli.command else { panic!("not a compile") };
-    let settings = &compile.settings;
-    let model = open(&compile.model)?;
-    let ranks = settings.parallel.data_ranks();
-    let sizes = sizes::bindings(&model, &settings.shapes, None, ranks)?;
-    let source = Source::import(&compile.model, model, &sizes)?;
-    let plan = Plan { precision: fp16(scaling), ..Plan::new(sizes, settings.flags(), 16) };
-    let compilation = source.compile(&plan, &passes::Manager::default(), |_, _, _| {})?;
-    let programs = Programs::lower(&compilation, 1)?;
-    let loader = training::open_data(&compilation.forward, settings, 1)?;
-    let weights = training::weights(&compilation, &source.imported.aliases, settings, drop)?;
-    let (device, start) = (training::device(&programs)?, training::start(&compilation, settings, weights)?);
-    let folder = Folder::new(&place.path("run"));
-    folder.write(&[])?;
-    let setup = Setup { compilation: &compilation, loader: &loader, settings, folder: &folder, steps: 16 };
-    training::train(&setup, device, start, &AtomicBool::new(false)).map(drop)
-}
-
 #[test]
 fn the_driver_trains_through_skipped_steps_and_gives_up_where_no_scale_helps() {
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/gpt2-fresh.onnx");
     let place = Workplace::with_text(8_000);
-    let text = place.path("text.txt").display().to_string();
-    let arguments =
-        format!("{model} --train {text} --microbatch 4 --mesh dp=2 --zero 1 --save-every 2 --lr 1e-2");
-    done(train(&place, &arguments, Scaling { interval: 2000, ..TOO_LARGE }));
+    let flags = "--microbatch 4 --mesh dp=2 --zero 1 --save-every 2 --lr 1e-2";
+    let train = |place: &Workplace, scaling| {
+        train(place, flags, |plan| plan.precision = fp16(scaling), &|device| device)
+    };
+    done(train(&place, Scaling { interval: 2000, ..TOO_LARGE }));
     let metrics = place.metrics("run");
     let skipped: Vec<bool> = metrics.iter().map(|step| step["skipped"].as_bool().expect("a word")).collect();
     let first = skipped.iter().position(|skipped| !skipped).expect("a scale that fits");
     assert!((3..10).contains(&first) && skipped[10..] == [false; 6], "{skipped:?}");
 
     let place = Workplace::with_text(8_000);
-    let failure = train(&place, &arguments, Scaling { min: TOO_LARGE.initial / 4.0, ..TOO_LARGE });
+    let failure = train(&place, Scaling { min: TOO_LARGE.initial / 4.0, ..TOO_LARGE });
     let failure = failure.expect_err("every gradient overflows");
     assert_eq!(failure.exit_code(), 2);
     let told = render(Severity::Error, &failure.diagnostics(), false);

@@ -40,8 +40,15 @@ struct Setup {
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
     on_line: OnLine,
-    /// The collective at which rank 1 panics, if there are ranks.
-    fault: Option<usize>,
+    /// What becomes of rank 1, if there are ranks.
+    fault: Option<Fault>,
+}
+
+/// The collective at which a rank panics, or else returns an error.
+#[derive(Clone, Copy)]
+struct Fault {
+    at: usize,
+    panics: bool,
 }
 
 /// What happens when the line of a step is shown.
@@ -168,10 +175,12 @@ impl Setup {
         let options = LowerOptions { states_of: Some(&program), outputs, ..LowerOptions::default() };
         let eval = Arc::new(lower(&forward, &options).unwrap());
         let programs = vec![program, eval];
-        let Some(at) = self.fault else { return crate::ranks::device(programs, Some(2)).unwrap() };
+        let Some(Fault { at, panics }) = self.fault else {
+            return crate::ranks::device(programs, Some(2)).unwrap();
+        };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
-            1 => Faulty::within(inner, at, true),
+            1 => Faulty::within(inner, at, panics),
             _ => inner,
         };
         Box::new(Ranks::with(all, Some(2), faulty).unwrap())

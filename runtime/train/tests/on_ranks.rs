@@ -79,22 +79,26 @@ fn a_run_on_ranks_that_was_stopped_goes_on_bit_for_bit() {
 
 #[test]
 fn a_rank_that_fails_ends_the_run_and_leaves_the_last_checkpoint_whole() {
-    let mut run = on_ranks();
-    let module = run.train_module();
-    let collectives = module.nodes().filter(|(_, node)| matches!(node.op, ir::Op::Collective(_))).count();
-    // In the middle of a step between the saves after 5 and 10; evaluations issue some as well.
-    run.fault = Some(11 * collectives);
-    let error = run.go().unwrap_err();
-    assert_eq!(error.to_string(), "rank 1: it panicked: as the test asks for");
-    let latest = run.checkpoints().latest().unwrap();
-    assert!(latest.damaged.is_empty());
-    let step = latest.checkpoint.unwrap().description.step();
-    assert!(step == 5 || step == 10, "{step}");
-    (run.resume, run.fault) = (true, None);
-    run.go().unwrap();
     let whole = on_ranks();
     whole.go().unwrap();
-    assert!(run.checkpoint(20) == whole.checkpoint(20), "the checkpoints differ");
+    for (panics, told) in [
+        (true, "rank 1: it panicked: as the test asks for"),
+        (false, "rank 1: rank 1 is none of the group []"),
+    ] {
+        let mut run = on_ranks();
+        let module = run.train_module();
+        let collectives = module.nodes().filter(|(_, node)| matches!(node.op, ir::Op::Collective(_))).count();
+        // In the middle of a step between the saves after 5 and 10; evaluations issue some as well.
+        run.fault = Some(Fault { at: 11 * collectives, panics });
+        assert_eq!(run.go().unwrap_err().to_string(), told);
+        let latest = run.checkpoints().latest().unwrap();
+        assert!(latest.damaged.is_empty());
+        let step = latest.checkpoint.unwrap().description.step();
+        assert!(step == 5 || step == 10, "{step}");
+        (run.resume, run.fault) = (true, None);
+        run.go().unwrap();
+        assert!(run.checkpoint(20) == whole.checkpoint(20), "the checkpoints differ");
+    }
 }
 
 #[test]

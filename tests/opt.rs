@@ -157,9 +157,9 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         &format!("// run: simplify tidy\n{program}"),
         &[],
         expect![[r#"
-        error: pass `tidy`: there is no such pass; there are bind, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd
-          --> program.ir:1
-    "#]],
+            error: pass `tidy`: there is no such pass; there are bind, dropout, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd, collectives, buckets
+              --> program.ir:1
+        "#]],
     );
 }
 
@@ -227,9 +227,9 @@ fn what_a_pass_refuses_is_told() {
         PROGRAM,
         &["--pipeline", "simplify", "--print-after", "simplfy"],
         expect![[r#"
-        error: --print-after simplfy: there is no such pass
-          = there are bind, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd; the nearest is `simplify`
-    "#]],
+            error: --print-after simplfy: there is no such pass
+              = there are bind, dropout, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd, collectives, buckets; the nearest is `simplify`
+        "#]],
     );
 }
 

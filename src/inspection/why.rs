@@ -108,6 +108,9 @@ impl Inspection {
         let role = Role::ALL.iter().find(|(role, _)| *role == state.role).map_or("", |(_, name)| name);
         let why = match state.role {
             Role::Optimizer => "the optimizer keeps it from step to step",
+            Role::Counter if state.output.is_some_and(|new| module.phase_of(new).is_microbatch()) => {
+                "it counts the samples of all microbatches so far"
+            }
             Role::Counter => "it counts steps",
             Role::Scaler => "it scales the loss, so that fp16 gradients stay within their range",
             _ => "a pass added it",

@@ -200,7 +200,7 @@ impl<'m> Graph<'m> {
         ty.dims.iter().filter(|dim| !dim.is_one()).count() <= 1
     }
 
-    /// Whether what a contraction makes, once views, biases and constant factors are passed, is added to something
+    /// Whether what a contraction makes, once views, biases, dropout and constant factors are passed, is added to something
     /// that it was itself computed from.
     fn is_residual(&self, contraction: &Node) -> bool {
         let (mut stack, mut seen) = (vec![contraction.results[0]], BTreeSet::new());
@@ -218,6 +218,7 @@ impl<'m> Graph<'m> {
                         return true;
                     }
                     (Op::Binary(Binary::Add | Binary::Mul | Binary::Div), None) => true,
+                    (Op::Dropout(_), _) => true,
                     (op, None) => is_view(op),
                     _ => false,
                 };

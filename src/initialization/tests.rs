@@ -74,6 +74,18 @@ fn gpt2_scales_what_is_added_to_the_residual_stream() {
 }
 
 #[test]
+fn what_is_added_to_the_residual_stream_may_be_dropped_before() {
+    let decision = decide(&compiled("models/gpt2-dropout.legacy.onnx").forward, InitRule::Gpt2);
+    let residual =
+        |(_, (found, _)): &(&String, &(Use, Start))| matches!(found, Use::Weight { residual: true, .. });
+    let added: Vec<(&String, &(Use, Start))> = decision.starts.iter().filter(residual).collect();
+    assert_eq!(added.len(), 4);
+    for (name, (_, start)) in added {
+        assert!(name.ends_with(".c_proj.weight") && *start == Start::Normal(0.01), "{name}: {start:?}");
+    }
+}
+
+#[test]
 fn llama_has_scales_without_biases() {
     check(
         "models/llama.dynamo.onnx",

@@ -7,6 +7,7 @@
 
 use super::extract::Problem;
 use egg::Language;
+use std::collections::BTreeSet;
 
 /// The space between the positions of neighbours in a new order.
 const GAP: u64 = 1 << 32;
@@ -21,6 +22,10 @@ pub(super) struct Descent<'p, L> {
     position: Vec<Option<u64>>,
     /// Classes that went out of use in what is tried.
     gone: Vec<usize>,
+    /// Positions that it changed, and what they were.
+    moved: Vec<(usize, Option<u64>)>,
+    /// Whether it changed all.
+    renumbered: bool,
 }
 
 impl<'p, L: Language> Descent<'p, L> {
@@ -28,9 +33,12 @@ impl<'p, L: Language> Descent<'p, L> {
     pub(super) fn new(problem: &'p Problem<L>, choice: Vec<Option<usize>>) -> Option<Self> {
         let count = vec![0; choice.len()];
         let position = vec![None; choice.len()];
-        let mut descent = Self { problem, choice, count, position, gone: Vec::new() };
+        let (gone, moved) = Default::default();
+        let mut descent = Self { problem, choice, count, position, gone, moved, renumbered: false };
         descent.take(problem.root);
-        descent.number().then_some(descent)
+        let possible = descent.number();
+        descent.renumbered = false;
+        possible.then_some(descent)
     }
 
     /// Where nothing that is tried makes the whole cheaper.
@@ -61,13 +69,13 @@ impl<'p, L: Language> Descent<'p, L> {
         let change = self.replace(class, current, other);
         self.choice[class] = Some(other);
         // A class that comes into use may lead back here; then the counts deceive.
-        if change < 0 && (self.keeps_order(class) || self.number()) {
+        if change < 0 && self.keeps_order(class) {
             self.keep();
             return true;
         }
         self.choice[class] = Some(current);
         self.replace(class, other, current);
-        self.gone.clear();
+        self.forget();
         false
     }
 
@@ -99,7 +107,11 @@ impl<'p, L: Language> Descent<'p, L> {
             self.choice[reader] = Some(other);
             done.push((reader, current, other));
         }
-        if done.len() == readers.len() && change < 0 && self.number() {
+        let mut changed = done.iter().map(|&(reader, ..)| reader);
+        if done.len() == readers.len()
+            && change < 0
+            && changed.all(|reader| self.count[reader] == 0 || self.keeps_order(reader))
+        {
             self.keep();
             return true;
         }
@@ -107,7 +119,7 @@ impl<'p, L: Language> Descent<'p, L> {
             self.choice[reader] = Some(current);
             self.replace(reader, other, current);
         }
-        self.gone.clear();
+        self.forget();
         false
     }
 
@@ -129,47 +141,66 @@ impl<'p, L: Language> Descent<'p, L> {
         change + old.needs.iter().map(|&need| self.drop(need)).sum::<i64>()
     }
 
-    /// Takes the positions of classes that are out of use.
+    /// Ends a try that is kept: classes that went out of use lose their positions.
     fn keep(&mut self) {
         for gone in std::mem::take(&mut self.gone) {
             if self.count[gone] == 0 {
                 self.position[gone] = None;
             }
         }
+        self.moved.clear();
+        self.renumbered = false;
     }
 
-    /// Gives classes that came into use below a class positions below its own; `false` if there are none.
+    /// Ends a try that was taken back: the positions are as before.
+    fn forget(&mut self) {
+        self.gone.clear();
+        for (class, position) in std::mem::take(&mut self.moved).into_iter().rev() {
+            self.position[class] = position;
+        }
+        if self.renumbered {
+            self.number();
+        }
+        self.renumbered = false;
+    }
+
+    /// Makes what a class needs stand below it, after another candidate was chosen for it; `false` if it needs itself.
+    /// What stands above it or came into use is put right below it, in order; its other readers stand higher still.
     fn keeps_order(&mut self, class: usize) -> bool {
-        let Some(above) = self.position[class] else { return false };
+        let Some(above) = self.position[class] else { return self.number() };
         // Arguments before their readers, as in `Problem::order`.
         let (mut order, mut below) = (Vec::new(), 0);
-        let mut open = vec![(class, 0)];
-        let mut seen = std::collections::BTreeSet::from([class]);
-        while let Some((reader, i)) = open.pop() {
-            let chosen = self.choice[reader].expect("what is in use is chosen");
-            let Some(&need) = self.problem.classes[reader][chosen].needs.get(i) else {
+        let mut path = vec![(class, 0)];
+        let (mut on_path, mut seen) = (BTreeSet::from([class]), BTreeSet::from([class]));
+        while let Some((reader, i)) = path.pop() {
+            let Some(&need) = self.needs(reader).and_then(|needs| needs.get(i)) else {
+                on_path.remove(&reader);
                 order.push(reader);
                 continue;
             };
-            open.push((reader, i + 1));
+            path.push((reader, i + 1));
             match self.position[need] {
                 Some(position) if position < above => below = below.max(position),
-                Some(_) => return false,
-                None if seen.insert(need) => open.push((need, 0)),
-                None if open.iter().any(|&(reader, _)| reader == need) => return false,
-                None => {}
+                _ if on_path.contains(&need) => return false,
+                _ if seen.insert(need) => {
+                    on_path.insert(need);
+                    path.push((need, 0));
+                }
+                _ => {}
             }
         }
         order.pop();
         let step = (above - below) / (order.len() as u64 + 1);
-        let positions = (1..).map(|i| below + i * step);
-        order.iter().zip(positions).for_each(|(&class, position)| self.position[class] = Some(position));
-        step > 0
+        for (i, class) in (1..).zip(order) {
+            self.moved.push((class, self.position[class].replace(below + i * step)));
+        }
+        step > 0 || self.number()
     }
 
     /// Gives every class in use a position; `false` if the choice goes in circles or has gaps.
     fn number(&mut self) -> bool {
         let Some(order) = self.problem.order(&self.choice) else { return false };
+        self.renumbered = true;
         self.position.fill(None);
         order.iter().zip(1..).for_each(|(&class, i)| self.position[class] = Some(i * GAP));
         true

@@ -16,7 +16,7 @@ use crate::pipeline::Arguments;
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use trace::{Carry, Decision, carries, decide};
+pub use trace::{Carry, Decision, Samples, decide, find_samples};
 
 /// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
 /// nothing here are left to those who know them: an import binds symbols itself.

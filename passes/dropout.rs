@@ -6,7 +6,7 @@
 //! step: its one number is `-1` less the count at the step's start, which no sample has. Invariants: every dropout left
 //! has its numbers; its id stays as imported, so that other passes' programs drop the same.
 
-use crate::bind::{Carry, carries};
+use crate::bind::{Carry, find_samples};
 use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
@@ -101,13 +101,13 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
     if module.level != Level::Imported {
         return Err(Diagnostic::new("dropouts get their numbers before the program is differentiated"));
     }
-    let carried = carries(module).map_err(|error| unclear(&error))?;
-    decision.batch = carried.as_ref().map_or(1, |(batch, _)| *batch);
+    let samples = find_samples(module).map_err(|error| unclear(&error))?;
+    decision.batch = samples.batch.max(1);
     // A dropout of ones, to make a mask of, is that of the value with the same id: a constant itself, it would do for any
     // batch.
     let mut places: BTreeMap<u32, Carry> = BTreeMap::new();
     for (id, op, _) in &decision.numbered {
-        let carry = carried.as_ref().and_then(|(_, of)| of.get(&module.node(*id).results[0]));
+        let carry = samples.carries.get(&module.node(*id).results[0]);
         places.extend(carry.map(|&carry| (op.id, carry)));
     }
     for (id, op, sampled) in &mut decision.numbered {

@@ -77,13 +77,21 @@ pub fn decide(module: &Module, to: Option<u64>) -> Result<Option<Decision>, Diag
     Ok(changes.then_some(decision))
 }
 
-/// The batch, and which values carry it where; `None` without a batched input. An error names the node where the batch
-/// cannot be followed.
-pub fn carries(module: &Module) -> Result<Option<(u64, BTreeMap<ValueId, Carry>)>, Diagnostic> {
-    let Some(batch) = batch(module)? else { return Ok(None) };
+/// The batch, and which values carry it where.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Samples {
+    /// How many there are in a microbatch; 0 without a batched input.
+    pub batch: u64,
+    /// The values that have them.
+    pub carries: BTreeMap<ValueId, Carry>,
+}
+
+/// Finds the samples. An error names the node where the batch cannot be followed.
+pub fn find_samples(module: &Module) -> Result<Samples, Diagnostic> {
+    let Some(batch) = batch(module)? else { return Ok(Samples::default()) };
     let mut trace = Trace::new(module, batch, batch);
     trace.run()?;
-    Ok(Some((batch, trace.carries)))
+    Ok(Samples { batch, carries: trace.carries })
 }
 
 /// Whether a tensor of the file carries the batch.

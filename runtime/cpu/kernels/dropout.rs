@@ -9,6 +9,7 @@ use crate::cpu::storage::Float;
 use ir::ops::dropout::{Dropout, Positions};
 use ir::random::philox_lanes;
 use rayon::prelude::*;
+use std::array;
 
 /// Elements that a task takes at a time.
 const CHUNK: usize = 2048;
@@ -84,12 +85,9 @@ vectorized! {
     /// The words of a sample from this block on.
     fn draw<'a, 'b;>(op: &'a Dropout, key: u64, sample: i64, block: u64, words: &'b mut [u32]) {
         for (group, words) in words.chunks_exact_mut(GROUP).enumerate() {
-            let mut counters = [[0; LANES]; 4];
-            for lane in 0..LANES {
-                let counter = op.counter(sample, block + (group * LANES + lane) as u64);
-                (0..4).for_each(|word| counters[word][lane] = counter[word]);
-            }
-            let drawn = philox_lanes(key, counters);
+            let first = block + (group * LANES) as u64;
+            let counters: [[u32; 4]; LANES] = array::from_fn(|lane| op.counter(sample, first + lane as u64));
+            let drawn = philox_lanes(key, array::from_fn(|word| counters.map(|counter| counter[word])));
             for (i, word) in words.iter_mut().enumerate() {
                 *word = drawn[i % 4][i / 4];
             }

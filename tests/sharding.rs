@@ -7,6 +7,8 @@ use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Module, Tensor};
 use models::configurations::{Configuration, pairwise};
 use models::{Fixture, adamw, done};
+use passes::buckets::Buckets;
+use passes::collectives::{Collectives, Rates};
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use trainyard::verification::compare::{FLOOR, error, largest};
@@ -69,7 +71,10 @@ fn check(fixture: &Fixture, configurations: &[Configuration]) {
         for configuration in configurations.iter().filter(|c| c.microbatches == microbatches) {
             let mut split = module.clone();
             let mut cx = PassContext::default();
-            let pipeline = Pipeline { passes: vec![configuration.spmd().into()] };
+            // Without latency every collective of activations that can be cut is cut, however small.
+            let cut = Collectives { rates: Rates { latency: 0, ..Rates::default() }, any: false };
+            let passes = vec![configuration.spmd().into(), cut.into(), Buckets::default().into()];
+            let pipeline = Pipeline { passes };
             let ran = Manager::default().run(&pipeline, &mut split, &mut cx, |_, _, _| {});
             ran.unwrap_or_else(|failure| panic!("{} {configuration:?}: {failure}", fixture.file));
             let worst =

@@ -88,7 +88,7 @@ fn sums_over_a_weight(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: Nod
 fn follows_samples(rules: &Rules, layouts: &Layouts, value: ValueId, axes: &[AxisId]) -> bool {
     let ty = rules.module.ty(value);
     let free = axes.iter().all(|&axis| !layouts.uses(value, axis));
-    ty.ndim() >= 3 && free && divides(rules, ty.dims[1].size(), axes)
+    ty.ndim() >= 3 && free && divides(rules, layouts, (value, 1), axes)
 }
 
 /// A weight to split: the operand that holds it, the dim, over what, and why.
@@ -145,11 +145,8 @@ fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Opti
         for count in (1..=axes.len()).rev() {
             let axes = &axes[..count];
             let result = factors.results[0].iter().position(|dim| dim[..] == [factor]);
-            let Some(result) =
-                result.filter(|_| divides(rules, factors.factors[factor as usize].size.size(), axes))
-            else {
-                continue;
-            };
+            let place = (node.operands[weight], dim);
+            let Some(result) = result.filter(|_| divides(rules, layouts, place, axes)) else { continue };
             if lasts(rules, layouts, node.results[0], result, axes) {
                 let reason =
                     "column: what it makes stays split up to the next contraction or the loss".into();
@@ -169,7 +166,7 @@ fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> 
     let (dim, ty) = (gather.dim as usize, module.ty(table));
     let (rows, all) = (ty.dims[dim].size()?, ty.numel()?);
     let split = axes.iter().any(|&axis| layouts.uses(table, axis));
-    if split || rows < 2 * (all / rows.max(1)) || !divides(rules, Some(rows), axes) {
+    if split || rows < 2 * (all / rows.max(1)) || !divides(rules, layouts, (table, dim), axes) {
         return None;
     }
     let factor = *rules.of(id).operands[0][dim].first()?;
@@ -180,8 +177,10 @@ fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> 
     Some(Seed { weight: table, dim, axes: axes.into(), reason })
 }
 
-fn divides(rules: &Rules, size: Option<u64>, axes: &[AxisId]) -> bool {
-    size.is_some_and(|size| size.is_multiple_of(rules.mesh.size(axes)))
+/// Whether a dim divides over these axes as well as over those that split it already.
+fn divides(rules: &Rules, layouts: &Layouts, (value, dim): (ValueId, usize), axes: &[AxisId]) -> bool {
+    let parts = rules.mesh.size(layouts.axes(value, dim)) * rules.mesh.size(axes);
+    rules.module.ty(value).dims[dim].size().is_some_and(|size| size.is_multiple_of(parts))
 }
 
 /// Whether a dim can stay split from where it is made through everything in the forward phase that depends on it, up

@@ -49,7 +49,9 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
     let mut seeds = Vec::new();
     for state in parameters {
         let sharded = stage >= 3 || is_master(rules, state);
-        let place = (!layouts.is_closed(state.input)).then(|| dim(rules, layouts, state, axes)).flatten();
+        let sums = gradients(rules, state);
+        let place =
+            (!layouts.is_closed(state.input)).then(|| dim(rules, layouts, state, &sums, axes)).flatten();
         let Some(dim) = place else {
             layouts.close(state.input);
             continue;
@@ -60,7 +62,7 @@ fn shard(rules: &Rules, layouts: &mut Layouts, stage: u8, axes: &[AxisId], deman
                 layouts.split(value, state.ty.ndim(), dim, axis, cause);
             }
         };
-        for sum in gradients(rules, state) {
+        for sum in sums {
             split(layouts, sum, "gradients are summed where they are used");
             demands.values.insert(sum, layouts.of(sum).clone());
             let addend = rules.module.producer(sum).expect("a sum is made by a node").operands[0];
@@ -89,12 +91,21 @@ fn is_master(rules: &Rules, state: &State) -> bool {
         && readers.all(|node| node.phase == Phase::Prepare && matches!(node.op, Op::Cast(_)))
 }
 
-/// The first dim that divides over the data axes too.
-fn dim(rules: &Rules, layouts: &Layouts, state: &State, axes: &[AxisId]) -> Option<usize> {
+/// The first dim that divides over the data axes too, in the parameter and in its gradients, which may be split over more.
+fn dim(
+    rules: &Rules,
+    layouts: &Layouts,
+    state: &State,
+    gradients: &[ValueId],
+    axes: &[AxisId],
+) -> Option<usize> {
     let parts = rules.mesh.size(axes);
     (0..state.ty.ndim()).find(|&dim| {
-        let split = rules.mesh.size(layouts.axes(state.input, dim));
-        state.ty.dims[dim].size().is_some_and(|size| size > 0 && size.is_multiple_of(split * parts))
+        let divides = |&value: &ValueId| {
+            let split = rules.mesh.size(layouts.axes(value, dim));
+            state.ty.dims[dim].size().is_some_and(|size| size > 0 && size.is_multiple_of(split * parts))
+        };
+        divides(&state.input) && gradients.iter().all(divides)
     })
 }
 

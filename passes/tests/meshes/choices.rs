@@ -1,0 +1,28 @@
+//! Random choices, one after the other, from a seed.
+
+use ir::random;
+
+pub(crate) struct Choices {
+    seed: u64,
+    drawn: u32,
+}
+
+impl Choices {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { seed, drawn: 0 }
+    }
+
+    pub(crate) fn below(&mut self, count: usize) -> usize {
+        self.seed() as usize % count
+    }
+
+    pub(crate) fn of<T: Clone>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())].clone()
+    }
+
+    /// A number to draw others from.
+    pub(crate) fn seed(&mut self) -> u64 {
+        self.drawn += 1;
+        u64::from(random::philox(self.seed, [self.drawn, 0, 0, 1])[0])
+    }
+}

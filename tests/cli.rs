@@ -582,8 +582,8 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
          --train-only y --train-only z --untied --loss next-token --label-smoothing 0.1",
         "--mesh dp.outer=2,dp.inner=1,tp=4 --zero 3 --sequence-parallel --shard a*=-,dp.outer*tp --shard b==tp --bf16",
         "--precision fp16 --grad-dtype bf16 --mesh tp=1",
-        "--optimizer nesterov:momentum=0.8 --lr-schedule linear:warmup=2",
-        "--optimizer momentum --init gpt2 --lr-schedule constant:warmup=5 --loss model",
+        "--optimizer nesterov:momentum=0.8 --lr-schedule linear:warmup=2 --dropout off",
+        "--optimizer momentum --init gpt2 --lr-schedule constant:warmup=5 --loss model --dropout 0.25",
     ] {
         let settings = compile(flags).settings;
         let toml = settings.to_toml().unwrap_or_else(|error| panic!("{flags}: {error}"));

@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::Settings;
 use super::nearest::nearest;
+use super::optimizer::Share;
 
 /// The keys of a config file, each as the arguments it stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -145,6 +146,7 @@ fn known_keys(flags: &Command) -> impl Iterator<Item = &str> {
 enum Kind {
     Switch,
     Number,
+    NumberOrText,
     Text,
     TextOrSwitch,
     List,
@@ -159,6 +161,7 @@ impl Kind {
             ArgAction::SetTrue => Self::Switch,
             ArgAction::Append => Self::List,
             _ if is_number => Self::Number,
+            _ if parsed == TypeId::of::<Share>() => Self::NumberOrText,
             _ if arg.get_num_args().is_some_and(|number| number.min_values() == 0) => Self::TextOrSwitch,
             _ => Self::Text,
         }
@@ -168,6 +171,7 @@ impl Kind {
         match self {
             Self::Switch => "true or false",
             Self::Number => "a number",
+            Self::NumberOrText => "a number or a string",
             Self::Text => "a string",
             Self::TextOrSwitch => "a string, true or false",
             Self::List => "a list of strings, or one string",
@@ -185,14 +189,16 @@ fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>
     Ok(match (kind, value) {
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(true)) => vec![format!("--{key}")],
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(false)) => vec![],
-        (Kind::Number, DeValue::Integer(number)) => {
+        (Kind::Number | Kind::NumberOrText, DeValue::Integer(number)) => {
             // What does not even fit in 128 bits is left to the flag to refuse.
             let decimal =
                 i128::from_str_radix(number.as_str(), number.radix()).map(|number| number.to_string());
             vec![argument(&decimal.unwrap_or_else(|_| number.as_str().to_owned()))]
         }
-        (Kind::Number, DeValue::Float(number)) => vec![argument(number.as_str())],
-        (Kind::Text | Kind::TextOrSwitch | Kind::List, DeValue::String(text)) => vec![argument(text)],
+        (Kind::Number | Kind::NumberOrText, DeValue::Float(number)) => vec![argument(number.as_str())],
+        (Kind::NumberOrText | Kind::Text | Kind::TextOrSwitch | Kind::List, DeValue::String(text)) => {
+            vec![argument(text)]
+        }
         (Kind::List, DeValue::Array(items)) => items
             .iter()
             .map(|item| match item.get_ref() {

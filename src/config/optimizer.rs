@@ -3,6 +3,8 @@
 mod algorithm;
 mod schedule;
 
+use std::str::FromStr;
+
 use clap::Args;
 use passes::optimizer::{Algorithm, Decay};
 use passes::schedule::Schedule;
@@ -39,8 +41,8 @@ pub struct Optimizer {
     pub clip: Option<f64>,
     /// Share that dropout drops, in place of the model's own: off, or a number from 0 to below 1; the model must be
     /// exported in training mode
-    #[arg(long, value_name = "off|X", value_parser = dropout)]
-    pub dropout: Option<f64>,
+    #[arg(long, value_name = "off|X")]
+    pub dropout: Option<Share>,
     /// Do not train parameters whose name matches the glob; may be repeated
     #[arg(long, value_name = "PATTERN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -68,7 +70,7 @@ impl Optimizer {
 
     /// What is dropped, of numbers that are drawn from this seed.
     pub fn dropout(&self, seed: u64) -> passes::dropout::Dropout {
-        passes::dropout::Dropout { seed, ratio: self.dropout }
+        passes::dropout::Dropout { seed, ratio: self.dropout.map(|Share(share)| share) }
     }
 
     /// The pass that these flags ask for; a schedule without a length of its own ends with the run's `steps`.
@@ -89,9 +91,22 @@ impl Optimizer {
     }
 }
 
-/// `off` is a share of 0.
-fn dropout(text: &str) -> Result<f64, ValueError> {
-    if text == "off" { Ok(0.0) } else { below_one(text) }
+/// A share from 0 to below 1; `off` is 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(pub f64);
+
+impl FromStr for Share {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        if text == "off" { Ok(Self(0.0)) } else { below_one(text).map(Self) }
+    }
+}
+
+impl Serialize for Share {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0 == 0.0 { serializer.serialize_str("off") } else { serializer.serialize_f64(self.0) }
+    }
 }
 
 fn serialize_decay<S: serde::Serializer>(decay: &Decay, serializer: S) -> Result<S::Ok, S::Error> {

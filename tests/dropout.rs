@@ -1,26 +1,23 @@
 //! Models exported with dropout: what is dropped is the same on every mesh and in any microbatches, a run goes on as if it
 //! had not stopped, and an evaluation drops nothing.
 //!
-//! `dropout` has it in every place where it can stand; `gpt2-dropout.legacy` is what PyTorch exports.
+//! `dropout.onnx` has it in every place where it can stand; `gpt2-dropout.legacy.onnx` is what PyTorch exports.
 
-#[allow(dead_code)] // each test file uses a part of it
-mod models;
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use models::path;
 use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command};
 use trainyard::verification::report::Report;
 use workplace::Workplace;
 
-const MODELS: [&str; 2] = ["dropout", "gpt2-dropout.legacy"];
+const MODELS: [&str; 2] = ["dropout", "models/gpt2-dropout.legacy"];
 
-/// What `trainyard verify` finds of a model of `testdata/models`, which is that both programs do the same.
+/// What `trainyard verify` finds of a model of `testdata`, which is that both programs do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
-    let file = path(&format!("{model}.onnx")).display().to_string();
+    let file = format!("{}/testdata/{model}.onnx", env!("CARGO_MANIFEST_DIR"));
     let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
     let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
     let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes testdata/models/dropout.onnx: one layer of a transformer with dropout in training mode wherever one can stand.
+"""Writes testdata/dropout.onnx: one layer of a transformer with dropout in training mode wherever one can stand.
 
 On attention probabilities, on a table of positions that has no samples, before a residual addition, on samples that are
 flattened into a dim with their positions, and once with the mask as an output. Weights are drawn; needs onnx and numpy alone.
@@ -13,7 +13,7 @@ import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-OUTPUT = Path(__file__).resolve().parent.parent / "models" / "dropout.onnx"
+OUTPUT = Path(__file__).resolve().parent.parent / "dropout.onnx"
 BATCH, SEQUENCE, WIDTH, HEADS, HIDDEN, VOCABULARY = 2, 8, 16, 4, 32, 64
 OPSET = 20
 IR_VERSION = 10

@@ -76,8 +76,6 @@ fn every_model_is_described_or_all_reasons_are_told() {
     expect![[r#"
         models/bert.dynamo.onnx: trainable, 42 parameters, 352384 elements
             {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
-        models/dropout.onnx: trainable, 11 parameters, 4272 elements
-            {"cross_entropy":1}
         models/gpt2-dropout.legacy.onnx: trainable, 28 parameters, 470528 elements
             {"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2-loss.dynamo.onnx: trainable, 28 parameters, 466432 elements

@@ -3,22 +3,19 @@
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
+#[allow(dead_code)] // each test file uses a part of it
+mod planted;
 
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{At, Builder, Module, Op, Phase, Role};
-use models::{Fixture, adamw, done, path};
-use passes::{Manager, PassContext, Pipeline};
-use std::collections::BTreeMap;
+use models::path;
+use planted::Planted;
 use std::path::Path;
 use trainyard::cli::report::{Severity, render};
 use trainyard::cli::verify::Mode;
 use trainyard::cli::{Cli, Command};
-use trainyard::compilation::{self, Source};
-use trainyard::verification::bisect::{Culprit, Expected, Stage, bisect};
 use trainyard::verification::compare::{Difference, Kind};
-use trainyard::verification::execute::{Execution, Tensors};
 use trainyard::verification::report::Report;
-use trainyard::verification::{Subject, Tested, inputs};
 
 /// What `trainyard verify ARGUMENTS` finds, the first argument a file of `testdata/models`; or what the user would read.
 fn verify(arguments: &str) -> Result<Report, String> {
@@ -109,72 +106,6 @@ fn numbers_of_pytorch_are_matched_by_name_and_by_value() {
     // The batch of the file in two microbatches; outputs are put together again.
     let report = check_passes("bert.dynamo.onnx --microbatch 1 --against bert.io.npz --tolerance 1e-5");
     assert_eq!((report.microbatches, report.differences.len()), (2, 1));
-}
-
-/// A model with everything that a planted fault is compared with.
-struct Planted {
-    source: Source,
-    subject: Subject,
-    stages: Vec<Stage>,
-    reference: Module,
-    expected: Execution,
-    microbatches: Vec<Tensors>,
-}
-
-impl Planted {
-    fn new(fixture: &Fixture) -> Self {
-        let (source, plan) = fixture.source(2, adamw());
-        let mut stages = Vec::new();
-        let compilation =
-            done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, pass, module| {
-                stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
-            }));
-        let subject = done(Subject::new(plan, compilation, 0, BTreeMap::new()));
-        let reference = done(subject.reference(&source));
-        let microbatches = done(inputs::draw(&reference, 5, 2));
-        let expected = done(subject.run_reference(&reference, &microbatches));
-        Self { source, subject, stages, reference, expected, microbatches }
-    }
-
-    /// The stages of a compiler whose pass of that name also does `fault`.
-    fn stages_with(&self, pass: &str, fault: impl Fn(&mut Module)) -> Vec<Stage> {
-        let at = self.stages.iter().position(|stage| stage.pass == pass).expect("there is such a pass");
-        let mut stages = self.stages[..=at].to_vec();
-        let mut module = stages[at].module.clone();
-        fault(&mut module);
-        stages[at].module = module.clone();
-        let mut cx = PassContext { aliases: self.source.imported.aliases.clone(), ..PassContext::default() };
-        for pass in &self.subject.compilation.pipeline.passes[at + 1..] {
-            let one = Pipeline { passes: vec![pass.clone()] };
-            done(compilation::run(&Manager::default(), &one, &mut module, &mut cx, |_, _, _| {}));
-            stages.push(Stage { pass: pass.name().to_owned(), module: module.clone() });
-        }
-        stages
-    }
-
-    fn differences(&self, stages: &[Stage], mode: Mode) -> Vec<Difference> {
-        let module = &stages.last().expect("a pipeline has passes").module;
-        let tested = done(self.subject.run(Tested { module, cut: true }, mode, &self.microbatches));
-        done(self.subject.compare(&tested, true, mode, (&self.reference, &self.expected)))
-    }
-
-    fn culprit(&self, stages: &[Stage], mode: Mode, tolerance: f64) -> Option<Culprit> {
-        let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
-        let expected = Expected { reference, execution, microbatches };
-        done(bisect(&self.subject, stages, mode, tolerance, expected))
-    }
-
-    /// The fault makes an error above the tolerance of each mode, and the pass is named.
-    fn check(&self, pass: &str, fault: impl Fn(&mut Module)) -> Vec<Difference> {
-        let stages = self.stages_with(pass, fault);
-        for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::Cpu, 1e-5)] {
-            assert!(self.differences(&stages, mode)[0].error > tolerance, "{pass} in mode {}", mode.name());
-            let culprit = self.culprit(&stages, mode, tolerance).expect("it is found");
-            let number = 1 + self.stages.iter().position(|stage| stage.pass == pass).unwrap();
-            assert_eq!((culprit.pass.as_deref(), culprit.number), (Some(pass), number), "{culprit}");
-        }
-        self.differences(&stages, Mode::Exact)
-    }
 }
 
 /// Gives `node` another operator on the same operands.

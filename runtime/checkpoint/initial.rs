@@ -5,6 +5,7 @@ use super::raw_view::RawTensor;
 use bytes::Bytes;
 use ir::interp::Missing;
 use ir::{DataId, Diagnostic, Initializer, Module, State, Tensor, random};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::BTreeSet;
 
 /// Elements drawn at once: enough to be quick, few enough that their f64 take no memory to speak of.
@@ -166,14 +167,14 @@ fn drawn(state: &State, seed: u64, deviation: f64) -> Result<Bytes, Diagnostic> 
 /// Normal numbers of a deviation, drawn by (seed, name, element).
 fn normal(state: &State, count: usize, seed: u64, deviation: f64) -> Bytes {
     let stream = random::stream(&state.name);
-    let mut bytes = Vec::with_capacity(count * state.ty.dtype.bytes() as usize);
-    for start in (0..count).step_by(DRAWN) {
-        let elements = start..count.min(start + DRAWN);
+    let chunk = |chunk: usize| {
+        let elements = chunk * DRAWN..count.min((chunk + 1) * DRAWN);
         let numbers: Vec<f64> =
             elements.map(|i| deviation * random::normal(seed, stream, i as u64)).collect();
-        bytes.extend(Tensor::float(state.ty.dtype, vec![numbers.len()], numbers).to_bytes());
-    }
-    bytes.into()
+        Tensor::float(state.ty.dtype, vec![numbers.len()], numbers).to_bytes()
+    };
+    let chunks: Vec<Vec<u8>> = (0..count.div_ceil(DRAWN)).into_par_iter().map(chunk).collect();
+    chunks.concat().into()
 }
 
 #[cfg(test)]

@@ -5,6 +5,9 @@ use crate::{DType, Tensor, ViewStep};
 
 /// The state's value, given the file's tensor. `None` when a step does not fit.
 pub fn apply(view: &[ViewStep], tensor: &Tensor) -> Option<Tensor> {
+    if view.is_empty() {
+        return Some(tensor.clone());
+    }
     let mut cut = gather(tensor, &positions(view, &tensor.sizes)?);
     cut.dtype = dtype(view, tensor.dtype);
     Some(cut)
@@ -13,6 +16,10 @@ pub fn apply(view: &[ViewStep], tensor: &Tensor) -> Option<Tensor> {
 /// Puts a state's value back where [`apply`] took it from; the rest of the file's tensor stays. `None` when the value
 /// does not fit the view.
 pub fn write_back(view: &[ViewStep], value: &Tensor, tensor: &mut Tensor) -> Option<()> {
+    if view.is_empty() && tensor.sizes == value.sizes {
+        tensor.elements = value.elements.clone();
+        return Some(());
+    }
     let positions = positions(view, &tensor.sizes)?;
     if positions.sizes != value.sizes {
         return None;

@@ -3,7 +3,7 @@
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
-use ir::{Blob, Diagnostic, Module, StateId, Tensor, Type};
+use ir::{Blob, Diagnostic, Module, State, StateId, Tensor, Type};
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::Microbatches;
@@ -49,18 +49,21 @@ enum RunsOn {
 
 impl<'m> Machine<'m> {
     /// A program before step 0, for steps of so many microbatches: its states as in the model's file, but those in
-    /// `start` that have the state's sizes (a state may be padded by a later pass). Errors: states whose weights are not here; what the backend cannot run.
+    /// `start` that have the state's sizes (a state may be padded by a later pass).
+    /// Errors: states whose weights are not here; what the backend cannot run.
     pub fn new(
         module: &'m Module,
         mode: Mode,
         microbatches: usize,
         start: &Tensors,
     ) -> Result<Self, Failure> {
-        let mut states = interp::initial_states(module, 0, interp::Missing::Refuse)?;
-        for (&id, value) in &mut states {
-            let given = start.get(&module.states[id].name).filter(|given| given.sizes == value.sizes);
-            given.into_iter().for_each(|given| *value = given.clone());
-        }
+        let given = |state: &State| {
+            let sizes = state.ty.sizes()?;
+            let fits =
+                |given: &&Tensor| given.sizes.iter().map(|&size| size as u64).eq(sizes.iter().copied());
+            start.get(&state.name).filter(fits).cloned()
+        };
+        let states = interp::initial_states_but(module, 0, interp::Missing::Refuse, given)?;
         let runs_on = match mode {
             Mode::Exact => RunsOn::Interpreter(interp::Mode::Exact, states),
             Mode::Typed => RunsOn::Interpreter(interp::Mode::Typed, states),

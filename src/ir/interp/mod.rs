@@ -13,7 +13,7 @@ mod run;
 
 use crate::data::Data;
 use crate::random;
-use crate::{DType, Diagnostic, Initializer, Module, Op, StateId, Tensor};
+use crate::{DType, Diagnostic, Initializer, Module, Op, State, StateId, Tensor};
 use run::Run;
 use std::collections::BTreeMap;
 
@@ -43,9 +43,22 @@ pub type StepOutputs = BTreeMap<String, Vec<Tensor>>;
 
 /// The values of all states before step 0.
 pub fn initial_states(module: &Module, seed: u64, missing: Missing) -> Result<StateValues, Diagnostic> {
+    initial_states_but(module, seed, missing, |_| None)
+}
+
+/// The values of all states before step 0, but for those that are given.
+pub fn initial_states_but(
+    module: &Module,
+    seed: u64,
+    missing: Missing,
+    given: impl Fn(&State) -> Option<Tensor>,
+) -> Result<StateValues, Diagnostic> {
     let mut values = StateValues::new();
     for (id, state) in module.states.iter() {
-        let mut tensor = initial_value(module, id, seed, missing, &values)?;
+        let mut tensor = match given(state) {
+            Some(tensor) => tensor,
+            None => initial_value(module, id, seed, missing, &values)?,
+        };
         tensor.dtype = state.ty.dtype;
         values.insert(id, tensor);
     }

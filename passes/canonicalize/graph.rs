@@ -2,7 +2,7 @@
 //!
 //! An e-class is a value, or the tuple of values of an operator with several results, taken apart by
 //! [`Head::Result`]. Hash-consing makes equal nodes one, so a region put into the graph has nodes of one phase, stage
-//! and copy alone, and no operator that draws random numbers.
+//! and copy alone. An operator that draws random numbers has an id, which tells it from others of the same operand.
 
 use super::stored::Tables;
 use egg::{Analysis, DidMerge, Id, Language};

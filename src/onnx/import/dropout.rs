@@ -90,3 +90,95 @@ fn on(cx: &mut Context, call: &Call, ratio: f64) -> Outputs {
     let mask = cx.b.cast(kept, DType::Bool)?;
     Ok(vec![Entry::Value(dropped), Entry::Value(mask)])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::integers::{Int, Ints};
+    use crate::{Attribute, Node};
+    use ir::{Builder, Module, Op, Type};
+    use std::collections::BTreeMap;
+
+    /// What is imported of a dropout of `x`, a share `r` and whether to `train` (no value: it is computed).
+    fn imported(node: &Node, train: Option<i64>) -> (Vec<Op>, Vec<Entry>, Option<Diagnostic>) {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
+        let data = module.add_input("data", Type::scalar(DType::F32), false);
+        let mut b = Builder::new(&mut module, "import");
+        let share = b.scalar(DType::F32, f64::from(0.1f32)).unwrap();
+        let mut entries: BTreeMap<String, Entry> = [("x", x), ("r", share), ("data", data)]
+            .map(|(name, value)| (name.into(), Entry::Value(value)))
+            .into();
+        let flag = |flag| Entry::Ints(Ints { sizes: vec![], elements: vec![Int::Known(flag)] }, DType::Bool);
+        entries.insert("train".into(), train.map_or(Entry::Value(data), flag));
+        let mut cx = Context { b, entries, dropouts: Dropouts::default() };
+        let outputs = dropout(&mut cx, &Call::new(node)).unwrap_or_default();
+        // One that is on beside it, so that one that is off is told of.
+        let other = Node { inputs: ["x", "r", "on"].map(String::from).into(), ..node.clone() };
+        cx.entries.insert("on".into(), flag(1));
+        dropout(&mut cx, &Call::new(&Node { opset: 20, outputs: vec!["z".into()], ..other })).unwrap();
+        let warning = cx.dropouts.warning();
+        cx.b.finish();
+        let mut ops: Vec<Op> = module.nodes().map(|(_, node)| node.op.clone()).collect();
+        ops.retain(|op| !matches!(op, Op::Splat(_)));
+        ops.pop();
+        (ops, outputs, warning)
+    }
+
+    fn node(opset: i64, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attribute)]) -> Node {
+        let texts = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
+        Node {
+            op_type: "Dropout".into(),
+            opset,
+            inputs: texts(inputs),
+            outputs: texts(outputs),
+            attributes: attributes.iter().map(|(name, value)| (name.to_string(), value.clone())).collect(),
+            ..Node::default()
+        }
+    }
+
+    fn share(op: &Op) -> f64 {
+        let Op::Dropout(dropout) = op else { panic!("{op:?} is no dropout") };
+        dropout.ratio.get()
+    }
+
+    #[test]
+    fn every_opset_says_in_its_own_way_that_it_is_on() {
+        let attribute = |share: f32| ("ratio", Attribute::Float(share));
+        let is_test = |value| ("is_test", Attribute::Int(value));
+        for (node, expected) in [
+            (node(13, &["x", "r", "train"], &["y"], &[]), Some(0.1)),
+            (node(12, &["x", "", "train"], &["y"], &[]), Some(0.5)),
+            (node(20, &["x", "r"], &["y"], &[]), None),
+            (node(10, &["x"], &["y"], &[attribute(0.3)]), None),
+            (node(6, &["x"], &["y"], &[attribute(0.3), is_test(0)]), Some(0.3)),
+            (node(6, &["x"], &["y"], &[attribute(0.3), is_test(1)]), None),
+        ] {
+            let (ops, outputs, warning) = imported(&node, Some(1));
+            assert_eq!(ops.first().map(share), expected, "{node:?}");
+            assert_eq!((outputs.len(), warning.is_none()), (1, expected.is_some()), "{node:?}");
+        }
+        let (ops, _, warning) = imported(&node(13, &["x", "r", "train"], &["y"], &[]), Some(0));
+        assert!(
+            ops.is_empty() && warning.unwrap().message.starts_with("1 of the model's 2 dropouts are off")
+        );
+    }
+
+    #[test]
+    fn a_mask_is_drawn_from_the_same_numbers() {
+        let (ops, outputs, _) = imported(&node(13, &["x", "r", "train"], &["y", "mask"], &[]), Some(1));
+        assert_eq!(outputs.len(), 2);
+        assert!(ops[0] == ops[1] && share(&ops[0]) == 0.1 && matches!(ops[2], Op::Cast(_)), "{ops:?}");
+        let (ops, outputs, _) = imported(&node(13, &["x", "r"], &["y", "mask"], &[]), Some(1));
+        assert!(ops.is_empty() && outputs.len() == 2);
+    }
+
+    #[test]
+    fn what_is_computed_from_data_is_refused() {
+        for inputs in [["x", "data", "train"], ["x", "r", "train"]] {
+            let node = node(13, &inputs, &["y"], &[]);
+            let (ops, outputs, _) = imported(&node, (inputs[1] == "data").then_some(1));
+            assert!(ops.is_empty() && outputs.is_empty(), "{inputs:?}");
+        }
+    }
+}

@@ -91,7 +91,8 @@ where
         classes.sort_unstable();
         classes
     };
-    let all = sorted(graph.classes().map(|class| class.id).collect());
+    let every = || sorted(graph.classes().map(|class| class.id).collect());
+    let all = if rules.iter().any(|rule| rule.roots.is_empty()) { every() } else { Vec::new() };
     let mut found = Vec::new();
     let mut terms = Vec::new();
     for rule in rules {

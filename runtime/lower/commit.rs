@@ -26,8 +26,9 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
     let due = due_states(drafts, section);
     let sources: Vec<Located> = due.iter().map(|due| drafts.detached(due, section)).collect();
     let mut copies = Vec::new();
+    let accesses = Accesses::of(drafts, section);
     for (due, source) in due.into_iter().zip(sources) {
-        match update_in_place(drafts, &due, &source, section) {
+        match update_in_place(drafts, &accesses, &due, &source, section) {
             true => drafts.buffers[source.buffer].merged = Some(due.buffer),
             false => copies.push((due, source)),
         }
@@ -104,26 +105,53 @@ impl Drafts<'_> {
     }
 }
 
+/// Which instructions use a buffer, by their place.
+struct Accesses {
+    /// The first that writes it, and which result that is.
+    maker: Vec<Option<(usize, usize)>>,
+    /// The last of the section that reads it.
+    last_reader: Vec<Option<usize>>,
+}
+
+impl Accesses {
+    fn of(drafts: &Drafts, section: Section) -> Self {
+        let count = drafts.buffers.len();
+        let mut accesses = Self { maker: vec![None; count], last_reader: vec![None; count] };
+        for (at, draft) in drafts.instructions.iter().enumerate() {
+            for (i, result) in draft.results.iter().enumerate() {
+                accesses.maker[result.buffer].get_or_insert((at, i));
+            }
+            if draft.section == section {
+                draft.operands.iter().for_each(|operand| accesses.last_reader[operand.buffer] = Some(at));
+            }
+        }
+        accesses
+    }
+}
+
 /// Whether the instruction that makes a state's new value may write it over the old one.
-fn update_in_place(drafts: &Drafts, due: &Due, new: &Located, section: Section) -> bool {
+fn update_in_place(
+    drafts: &Drafts,
+    accesses: &Accesses,
+    due: &Due,
+    new: &Located,
+    section: Section,
+) -> bool {
     let buffer = &drafts.buffers[new.buffer];
     let dense = new.layout == Layout::dense(&new.layout.sizes);
     if buffer.kind != BufferKind::Result || buffer.merged.is_some() || buffer.carried || !dense {
         return false;
     }
-    let made_by = |draft: &Draft| draft.results.iter().position(|result| result.buffer == new.buffer);
-    let maker =
-        drafts.instructions.iter().enumerate().find_map(|(at, draft)| Some((at, draft, made_by(draft)?)));
-    let Some((at, maker, result)) = maker.filter(|(_, draft, _)| draft.section == section) else {
+    let Some((at, result)) = accesses.maker[new.buffer] else { return false };
+    let maker = &drafts.instructions[at];
+    if maker.section != section {
         return false;
-    };
+    }
     let whole = maker.results[result].layout == new.layout;
-    let reads_old = |operand: &Located| operand.buffer == due.buffer;
-    let later = drafts.instructions[at + 1..].iter().filter(|draft| draft.section == section);
     whole
-        && !later.flat_map(|draft| &draft.operands).any(reads_old)
+        && accesses.last_reader[due.buffer].is_none_or(|reader| reader <= at)
         && (0..maker.operands.len())
-            .filter(|&i| reads_old(&maker.operands[i]))
+            .filter(|&i| maker.operands[i].buffer == due.buffer)
             .all(|i| may_overwrite(maker, i, result))
 }
 

@@ -276,7 +276,9 @@ fn shared_state(drafts: &Drafts, index: usize, other: &Program) -> Result<u64, D
             && (0..ty.ndim()).all(|dim| ty.sharding.axes(dim) == state.ty.sharding.axes(dim))
             && other.mesh == *mesh
     };
-    let found = other.states.iter().find(|slot| slot.name == state.name && same_parts(&slot.ty));
+    // Programs of one module have their states in one order: mostly it is the first that is looked at.
+    let mut slots = other.states.get(index).into_iter().chain(&other.states);
+    let found = slots.find(|slot| slot.name == state.name && same_parts(&slot.ty));
     found.map(|slot| slot.view.base).ok_or_else(|| {
         let ty = type_text(mesh, &state.ty);
         let message = format!("the program `{}` has no state `{}` of type {ty}", other.name, state.name);

@@ -17,8 +17,10 @@ use passes::spmd::{AxisSize, Spmd};
 use planted::Planted;
 use smallvec::smallvec;
 use trainyard::cli::verify::Mode;
+use trainyard::cli::{Cli, Command};
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
+use trainyard::verification::report::Report;
 
 /// GPT-2 on two data ranks by two tensor ranks.
 fn gpt2(zero: u8, precision: &Precision) -> Planted {
@@ -308,4 +310,24 @@ fn without_a_fault_no_pass_is_blamed_on_a_mesh() {
         let culprit = planted.culprit(&planted.stages, Mode::Cpu, 1e-9).expect("rounding is found");
         assert_eq!((culprit.pass, culprit.number), (None, 0));
     }
+}
+
+/// What `trainyard verify gpt2.dynamo.onnx ARGUMENTS` reports.
+fn verify_command(arguments: &str) -> Report {
+    let model = models::path("gpt2.dynamo.onnx").display().to_string();
+    let words = ["trainyard", "verify", &model].map(str::to_owned).into_iter();
+    let cli = Cli::parse_with_config(words.chain(arguments.split_whitespace().map(str::to_owned)));
+    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
+    models::done(verify.report())
+}
+
+#[test]
+fn the_command_bisects_on_a_mesh() {
+    let flags = "--microbatch 2 --global-batch 8 --mesh dp=2,tp=2 --zero 1 --bf16 --bisect";
+    let sound = verify_command(flags);
+    assert!(sound.passed && sound.culprit.is_none(), "{sound}");
+    // f32 rounds less than this, and bf16 more: what comes after `precision` is not to blame.
+    let rounded = verify_command(&format!("{flags} --mode cpu --tolerance 1e-4"));
+    let culprit = rounded.culprit.as_ref().expect("one pass made it so");
+    assert!(!rounded.passed && culprit.pass.as_deref() == Some("precision"), "{rounded}");
 }

@@ -98,6 +98,28 @@ fn view_of_named<'a>(
     tied.flat_map(|report| &report.states).find(|part| part.state == state.name).map(|part| &part.view[..])
 }
 
+/// Into how many parts each dim of a state is to be split, where that is asked for, whether it divides or not.
+pub(super) fn parts(
+    module: &Module,
+    mesh: &Mesh,
+    shards: &[Shard],
+    cx: &PassContext,
+) -> BTreeMap<(ValueId, usize), u64> {
+    let mut parts = BTreeMap::new();
+    for (shard, state) in
+        shards.iter().flat_map(|shard| module.states.values().map(move |state| (shard, state)))
+    {
+        let Some(view) = view_of_named(&shard.pattern, module, cx, state) else { continue };
+        // What is wrong with it is said when it is seeded.
+        for (dim, axes) in dims(mesh, shard, state, view).into_iter().flatten().enumerate() {
+            if !axes.is_empty() {
+                parts.insert((state.input, dim), mesh.size(&axes));
+            }
+        }
+    }
+    parts
+}
+
 /// The dims of the state to split, in order, with their axes; checked against its sizes.
 fn axes(
     mesh: &Mesh,
@@ -105,6 +127,31 @@ fn axes(
     state: &State,
     view: &[ViewStep],
 ) -> Result<Vec<(usize, AxisId)>, Diagnostic> {
+    let dims = dims(mesh, shard, state, view)?;
+    for (axes, size) in dims.iter().zip(&state.ty.dims) {
+        let (size, parts) = (size.size().unwrap_or(0), mesh.size(axes));
+        if !size.is_multiple_of(parts) {
+            let legal: Vec<String> =
+                (1..=size.min(64)).filter(|n| size % n == 0).map(|n| n.to_string()).collect();
+            let message = format!("a dim of size {size} of `{}` does not divide by {parts}", state.name);
+            return Err(Diagnostic::new(format!("--shard {shard}: {message}"))
+                .note(format!("it divides by {}", legal.join(", "))));
+        }
+    }
+    Ok(dims
+        .into_iter()
+        .enumerate()
+        .flat_map(|(dim, axes)| axes.into_iter().map(move |axis| (dim, axis)))
+        .collect())
+}
+
+/// The axes of each dim of the state.
+fn dims(
+    mesh: &Mesh,
+    shard: &Shard,
+    state: &State,
+    view: &[ViewStep],
+) -> Result<Vec<Vec<AxisId>>, Diagnostic> {
     let fault = |message: String| Diagnostic::new(format!("--shard {shard}: {message}"));
     let mut dims: Vec<Vec<AxisId>> = Vec::new();
     let mut used: Vec<AxisId> = Vec::new();
@@ -128,30 +175,13 @@ fn axes(
         dims.push(axes);
     }
     let dims = through_view(dims, view).filter(|dims| dims.len() == state.ty.ndim());
-    let dims = dims.ok_or_else(|| {
+    dims.ok_or_else(|| {
         let file = shard.dims.len();
         fault(format!(
             "`{}` is {}, whose dims are not the {file} given, as in the file",
             state.name, state.ty
         ))
-    })?;
-    for (axes, size) in dims.iter().zip(&state.ty.dims) {
-        let (size, parts) = (size.size().unwrap_or(0), mesh.size(axes));
-        if !size.is_multiple_of(parts) {
-            let legal: Vec<String> =
-                (1..=size.min(64)).filter(|n| size % n == 0).map(|n| n.to_string()).collect();
-            return Err(fault(format!(
-                "a dim of size {size} of `{}` does not divide by {parts}",
-                state.name
-            ))
-            .note(format!("it divides by {}", legal.join(", "))));
-        }
-    }
-    Ok(dims
-        .into_iter()
-        .enumerate()
-        .flat_map(|(dim, axes)| axes.into_iter().map(move |axis| (dim, axis)))
-        .collect())
+    })
 }
 
 /// The lists of the file's dims in the order of the state's dims. `None` when they cannot be told apart.

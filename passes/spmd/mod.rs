@@ -65,7 +65,8 @@ impl Transform for Spmd {
                 .note("run `autodiff` and `optimizer` before it, once"));
         }
         module.mesh = mesh.clone();
-        pad::apply(module, mesh.size(&mesh::of_role(&mesh, AxisRole::Tensor)))?;
+        let asked = asked::parts(module, &mesh, &self.shard, cx);
+        pad::apply(module, mesh.size(&mesh::of_role(&mesh, AxisRole::Tensor)), &asked)?;
         let mut layouts = self.seed(module, &mesh, cx)?;
         if take_apart(module, &mesh, &layouts)? == Changed::Yes {
             layouts = self.seed(module, &mesh, cx)?;

@@ -1,4 +1,5 @@
-//! Padding: vocabularies that do not divide over the tensor axes get rows of zeros until they do.
+//! Padding: vocabularies that do not divide over the tensor axes, or over the axes that the user asked for, get rows of
+//! zeros until they do.
 //!
 //! A dim that is looked up in or that a loss takes its classes from is padded with everything that its factors tie to
 //! it: weights, logits, gradients, moments. The zeros stay zeros through each operator that is let in here; the loss
@@ -19,12 +20,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// At most an eighth more: a dim that is smaller than that allows stays whole.
 const LARGEST_SHARE: u64 = 8;
 
-/// Pads every vocabulary to a multiple of `parts`.
-pub(super) fn apply(module: &mut Module, parts: u64) -> Result<(), Diagnostic> {
-    if parts < 2 || module.level != Level::Training {
+/// Dims of states with the number of parts that they are to divide into.
+pub(super) type Asked = BTreeMap<(ValueId, usize), u64>;
+
+/// Pads every vocabulary to a multiple of `parts`, and of what was asked for.
+pub(super) fn apply(module: &mut Module, parts: u64, asked: &Asked) -> Result<(), Diagnostic> {
+    if module.level != Level::Training {
         return Ok(());
     }
-    let found = find(module, parts);
+    let found = find(module, parts, asked);
     for vocabulary in found {
         pad(module, &vocabulary)?;
     }
@@ -46,26 +50,45 @@ struct Walk<'m> {
     uses: cranelift_entity::SecondaryMap<ValueId, smallvec::SmallVec<[NodeId; 2]>>,
 }
 
-fn find(module: &Module, parts: u64) -> Vec<Vocabulary> {
+fn find(module: &Module, parts: u64, asked: &Asked) -> Vec<Vocabulary> {
     let walk = Walk { module, uses: module.uses() };
     let mut found: Vec<Vocabulary> = Vec::new();
     for state in module.states.values().filter(|state| state.role == Role::Parameter) {
         for dim in 0..state.ty.ndim() {
-            let Some(size) = state.ty.dims[dim].size().filter(|size| size % parts != 0) else { continue };
-            let padded = size.next_multiple_of(parts);
-            let known = found.iter().any(|vocabulary| vocabulary.places.contains(&(state.input, dim)));
-            if !known && (padded - size) * LARGEST_SHARE <= size {
-                found.extend(walk.tied(state.input, dim, size, padded));
+            let place = (state.input, dim);
+            let parts = asked.get(&place).map_or(parts, |&asked| common_multiple(parts, asked));
+            let known = found.iter().any(|vocabulary| vocabulary.places.contains(&place));
+            let Some(size) =
+                state.ty.dims[dim].size().filter(|&size| !known && padded(size, parts).is_some())
+            else {
+                continue;
+            };
+            let Some(mut vocabulary) = walk.tied(state.input, dim, size) else { continue };
+            let all = vocabulary.places.iter().filter_map(|place| asked.get(place));
+            let parts = all.fold(parts, |parts, &asked| common_multiple(parts, asked));
+            if let Some(padded) = padded(size, parts) {
+                vocabulary.padded = padded;
+                found.push(vocabulary);
             }
         }
     }
     found
 }
 
+/// The size that divides into so many parts, if it is another one and not much larger.
+fn padded(size: u64, parts: u64) -> Option<u64> {
+    let padded = size.checked_next_multiple_of(parts)?;
+    (padded > size && (padded - size).saturating_mul(LARGEST_SHARE) <= size).then_some(padded)
+}
+
+fn common_multiple(a: u64, b: u64) -> u64 {
+    (1..=b).map(|times| a * times).find(|multiple| multiple.is_multiple_of(b)).unwrap_or(a)
+}
+
 impl Walk<'_> {
     /// All that is tied to a dim, if it is a vocabulary and each node on the way keeps zeros zeros.
-    fn tied(&self, value: ValueId, dim: usize, size: u64, padded: u64) -> Option<Vocabulary> {
-        let mut vocabulary = Vocabulary { size, padded, places: BTreeSet::new(), losses: Vec::new() };
+    fn tied(&self, value: ValueId, dim: usize, size: u64) -> Option<Vocabulary> {
+        let mut vocabulary = Vocabulary { size, padded: size, places: BTreeSet::new(), losses: Vec::new() };
         let (mut pending, mut is_vocabulary) = (vec![(value, dim)], false);
         let mut factors: BTreeMap<NodeId, Factors> = BTreeMap::new();
         while let Some((value, dim)) = pending.pop() {

@@ -141,7 +141,7 @@ fn mesh(module: &Module, data: &[(&str, u64)], choices: &mut Choices) -> Vec<Axi
     if choices.below(2) == 0 { [data, tensor].concat() } else { [tensor, data].concat() }
 }
 
-/// Random axes for random dims of some states, as in the file, where they divide, also once vocabularies are padded.
+/// Random axes for random dims of some states, as in the file, where they divide.
 fn shards(module: &Module, mesh: &[AxisSize], choices: &mut Choices) -> Vec<Shard> {
     let tensor =
         mesh.iter().filter(|axis| axis.name.starts_with("tp")).map(|axis| axis.size).product::<u64>();
@@ -155,10 +155,7 @@ fn shards(module: &Module, mesh: &[AxisSize], choices: &mut Choices) -> Vec<Shar
         let mut dims: Vec<Vec<String>> = vec![vec![]; sizes.len()];
         for axis in mesh {
             let dim = choices.below(sizes.len() + 1);
-            let divides = |&size: &u64| {
-                let parts = parts[dim] * axis.size;
-                size.is_multiple_of(parts) && size.next_multiple_of(tensor).is_multiple_of(parts)
-            };
+            let divides = |&size: &u64| size.is_multiple_of(parts[dim] * axis.size);
             if sizes.get(dim).is_some_and(divides) {
                 parts[dim] *= axis.size;
                 dims[dim].push(axis.name.clone());

@@ -143,8 +143,6 @@ fn mesh(module: &Module, data: &[(&str, u64)], choices: &mut Choices) -> Vec<Axi
 
 /// Random axes for random dims of some states, as in the file, where they divide.
 fn shards(module: &Module, mesh: &[AxisSize], choices: &mut Choices) -> Vec<Shard> {
-    let tensor =
-        mesh.iter().filter(|axis| axis.name.starts_with("tp")).map(|axis| axis.size).product::<u64>();
     let mut shards = Vec::new();
     for state in module.states.values() {
         if choices.below(2) == 0 || state.ty.ndim() == 0 {

@@ -1,11 +1,12 @@
-//! Programs split over simulated ranks compute what they compute on one device: every model, pairs of all options.
+//! Programs split over simulated ranks compute what they compute on one device: every model, pairs of all options,
+//! and all combinations of them with `FULL_PRODUCT=1`.
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
 
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Module, Tensor};
-use models::configurations::{Configuration, pairwise};
+use models::configurations::{Configuration, all, pairwise};
 use models::{Fixture, adamw, done};
 use passes::buckets::Buckets;
 use passes::collectives::{Collectives, Rates};
@@ -24,24 +25,29 @@ const STEPS: u64 = 3;
 /// How near loss, gradients and states are to those of one device, in f64.
 const TOLERANCE: f64 = 1e-10;
 
+/// Pairs of all options; every combination with `FULL_PRODUCT=1 cargo test --test sharding`.
+fn configurations() -> Vec<Configuration> {
+    if std::env::var_os("FULL_PRODUCT").is_some() { all(8) } else { pairwise(8) }
+}
+
 #[test]
 fn mlp_trains_alike_on_every_mesh() {
-    check(&models::MLP_DYNAMO, &pairwise(8));
+    check(&models::MLP_DYNAMO, &configurations());
 }
 
 #[test]
 fn gpt2_trains_alike_on_every_mesh() {
-    check(&models::GPT2_DYNAMO, &pairwise(8));
+    check(&models::GPT2_DYNAMO, &configurations());
 }
 
 #[test]
 fn llama_trains_alike_on_every_mesh() {
-    check(&models::LLAMA_DYNAMO, &pairwise(8));
+    check(&models::LLAMA_DYNAMO, &configurations());
 }
 
 #[test]
 fn bert_trains_alike_on_every_mesh() {
-    check(&models::BERT_DYNAMO, &pairwise(8));
+    check(&models::BERT_DYNAMO, &configurations());
 }
 
 /// What some steps reported, and the states they left, by name.

@@ -1,4 +1,4 @@
-//! Running a program step by step: in the interpreter, or on the CPU backend.
+//! Running one step of a program: in the interpreter, or on the CPU backend.
 
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
@@ -73,16 +73,15 @@ impl<'m> Machine<'m> {
     }
 
     /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
-    pub fn step(&mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+    pub fn step(self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         let module = self.module;
-        match &mut self.runs_on {
-            RunsOn::Interpreter(mode, states) => {
-                let outputs = interp::step(module, *mode, states, microbatches)?;
-                let named =
-                    |(&id, value): (&StateId, &Tensor)| (module.states[id].name.clone(), value.clone());
-                Ok(Execution { outputs, states: states.iter().map(named).collect() })
+        match self.runs_on {
+            RunsOn::Interpreter(mode, mut states) => {
+                let outputs = interp::step(module, mode, &mut states, microbatches)?;
+                let named = |(id, value): (StateId, Tensor)| (module.states[id].name.clone(), value);
+                Ok(Execution { outputs, states: states.into_iter().map(named).collect() })
             }
-            RunsOn::Device(device) => step_on(&mut **device, microbatches),
+            RunsOn::Device(mut device) => step_on(&mut *device, microbatches),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::graph::{ENode, Graph, Head, Place};
 use super::insert::Inserted;
-use super::order::{order, positions};
+use super::order::{Chosen, order, positions};
 use egg::{Id, Language};
 use ir::{Module, NodeId, Op, Type, ValueId};
 use smallvec::SmallVec;
@@ -56,14 +56,6 @@ impl fmt::Display for Decision {
         }
         Ok(())
     }
-}
-
-/// An e-node that was chosen: its class, where that is known first, and what it needs, by index.
-pub(super) struct Chosen {
-    pub(super) class: Id,
-    pub(super) node: ENode,
-    pub(super) place: Option<Place>,
-    pub(super) args: Vec<usize>,
 }
 
 /// A search that has ended.

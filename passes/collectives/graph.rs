@@ -5,7 +5,6 @@
 //! stage, copy) is part of a node, so what must stay apart does.
 
 use super::rows::{self, Dims};
-use super::split::Split;
 use egg::{Analysis, DidMerge, Id, Language};
 use ir::factors::{FactorId, Factors};
 use ir::ops::Operator;
@@ -121,8 +120,15 @@ struct Types {
     numbers: BTreeMap<Rc<Type>, TypeId>,
 }
 
-/// A call of an operator (of the identity without one) on types.
-type Call = (Option<Op>, TypeIds, TypeIds);
+/// A call: the operator, `None` for the identity, and the types of its operands and results.
+pub(super) type Call = (Option<Op>, TypeIds, TypeIds);
+
+/// The types of a call after a factor was split: of operands that have the factor, and of all results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Split {
+    pub(super) operands: SmallVec<[Option<TypeId>; 4]>,
+    pub(super) results: TypeIds,
+}
 
 /// The analysis, and what rules ask of the program. Two classes of different types are never one: asserted, which
 /// catches unsound rules in tests.

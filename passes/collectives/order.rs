@@ -4,13 +4,20 @@
 //! nothing stood for comes just before its first reader. So a gather stays beside its use, and a reduction beside what it
 //! reduces.
 
-use super::decision::Chosen;
-use super::graph::Graph;
+use super::graph::{ENode, Graph, Place};
 use super::insert::Inserted;
 use egg::Id;
 use ir::Module;
 use ir::ops::collective::Collective;
 use std::collections::BTreeMap;
+
+/// An e-node that was chosen: its class, where that is known first, and what it needs, by index.
+pub(super) struct Chosen {
+    pub(super) class: Id,
+    pub(super) node: ENode,
+    pub(super) place: Option<Place>,
+    pub(super) args: Vec<usize>,
+}
 
 /// The chosen nodes (arguments before their readers) in program order, by index, given the positions of classes.
 pub(super) fn order(chosen: &[Chosen], positions: &BTreeMap<Id, usize>) -> Vec<usize> {

@@ -1,20 +1,10 @@
 //! Splitting a factor of a call over more axes: what that does to the types of its operands and results.
 
-use super::graph::{Program, TypeId, TypeIds};
+use super::graph::{Call, Program, Split, TypeId, TypeIds};
 use ir::factors::{DimFactors, FactorId, FactorKind, Factors};
 use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Mesh, Op, PartialKind, Type};
 use smallvec::SmallVec;
-
-/// The types of a call after a factor was split: of operands that have the factor, and of all results.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Split {
-    pub(super) operands: SmallVec<[Option<TypeId>; 4]>,
-    pub(super) results: TypeIds,
-}
-
-/// A call: the operator, `None` for the identity, and the types of its operands and results.
-pub(super) type Call = (Option<Op>, TypeIds, TypeIds);
 
 /// Which tensor of a call is meant.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@
 //! cheap to see that an exchange does not lead in a circle: only what comes into use is looked at, unless the order has
 //! to change.
 
-use super::extract::Problem;
+use super::problem::Problem;
 use egg::Language;
 use std::collections::BTreeSet;
 

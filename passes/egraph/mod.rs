@@ -5,7 +5,9 @@
 
 mod descent;
 mod extract;
+mod greedy;
+mod problem;
 mod saturate;
 
-pub(crate) use extract::Problem;
+pub(crate) use problem::Problem;
 pub(crate) use saturate::{Equal, Limits, Rule, saturate};

@@ -3,8 +3,8 @@
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use crate::{
-    autodiff, bind, buckets, canonicalize, collectives, dropout, fold, loss, optimizer, parameters, precision,
-    simplify, spmd,
+    autodiff, bind, buckets, canonicalize, collectives, dropout, fold, loss, optimizer, parameters,
+    precision, simplify, spmd,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;

@@ -130,13 +130,7 @@ impl Accesses {
 }
 
 /// Whether the instruction that makes a state's new value may write it over the old one.
-fn update_in_place(
-    drafts: &Drafts,
-    accesses: &Accesses,
-    due: &Due,
-    new: &Located,
-    section: Section,
-) -> bool {
+fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Located, section: Section) -> bool {
     let buffer = &drafts.buffers[new.buffer];
     let dense = new.layout == Layout::dense(&new.layout.sizes);
     if buffer.kind != BufferKind::Result || buffer.merged.is_some() || buffer.carried || !dense {

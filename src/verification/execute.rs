@@ -1,9 +1,9 @@
-//! Running one step of a program: in the interpreter, or on the CPU backend.
+//! Running a program step by step: in the interpreter, or on the CPU backend.
 
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
-use ir::{Blob, Diagnostic, Module, State, StateId, Tensor, Type};
+use ir::{Blob, Diagnostic, Module, State, Tensor, Type};
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::Microbatches;
@@ -73,17 +73,30 @@ impl<'m> Machine<'m> {
     }
 
     /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
-    pub fn step(self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
-        let module = self.module;
-        match self.runs_on {
-            RunsOn::Interpreter(mode, mut states) => {
-                let outputs = interp::step(module, mode, &mut states, microbatches)?;
-                let named = |(id, value): (StateId, Tensor)| (module.states[id].name.clone(), value);
-                Ok(Execution { outputs, states: states.into_iter().map(named).collect() })
+    pub fn step(&mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+        match &mut self.runs_on {
+            RunsOn::Interpreter(mode, states) => {
+                let outputs = interp::step(self.module, *mode, states, microbatches)?;
+                Ok(Execution { outputs, states: named(self.module, states.clone()) })
             }
-            RunsOn::Device(mut device) => step_on(&mut *device, microbatches),
+            RunsOn::Device(device) => step_on(&mut **device, microbatches),
         }
     }
+
+    /// Runs a last step: as [`Machine::step`], without a second copy of the states.
+    pub fn last_step(mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+        match self.runs_on {
+            RunsOn::Interpreter(mode, mut states) => {
+                let outputs = interp::step(self.module, mode, &mut states, microbatches)?;
+                Ok(Execution { outputs, states: named(self.module, states) })
+            }
+            RunsOn::Device(_) => self.step(microbatches),
+        }
+    }
+}
+
+fn named(module: &Module, states: StateValues) -> Tensors {
+    states.into_iter().map(|(id, value)| (module.states[id].name.clone(), value)).collect()
 }
 
 /// The program on the CPU backend, lowered as a run of so many microbatches lowers it; each of several devices is a rank

@@ -100,14 +100,14 @@ impl Subject {
 
     /// Runs one exact step of the reference.
     pub fn run_reference(&self, reference: &Module, microbatches: &[Tensors]) -> Result<Execution, Failure> {
-        Machine::new(reference, Mode::Exact, microbatches.len(), &Tensors::new())?.step(microbatches)
+        Machine::new(reference, Mode::Exact, microbatches.len(), &Tensors::new())?.last_step(microbatches)
     }
 
     /// Runs one step of a program from the subject's weights.
     pub fn run(&self, tested: Tested, mode: Mode, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         let module = with_tensors(tested.module.clone(), &self.tensors);
         let start = if tested.cut { &self.start } else { &self.tensors };
-        Machine::new(&module, mode, microbatches.len(), start)?.step(microbatches)
+        Machine::new(&module, mode, microbatches.len(), start)?.last_step(microbatches)
     }
 
     /// Compares what a program did with what the reference did. Where `mode` rounds, the new states are compared with

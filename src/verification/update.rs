@@ -29,7 +29,7 @@ pub(super) fn expected(
         }
     }
     let module = program(reference, optimizer, &gradients)?;
-    Ok(Machine::new(&module, Mode::Exact, 1, &Tensors::new())?.step(&[gradients])?.states)
+    Ok(Machine::new(&module, Mode::Exact, 1, &Tensors::new())?.last_step(&[gradients])?.states)
 }
 
 /// A program that only updates; its inputs are the gradients.

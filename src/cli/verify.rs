@@ -189,15 +189,22 @@ impl Verify {
         let microbatches = inputs::draw(&subject.compilation.forward, self.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
-        let tested = subject.run(Tested { module, cut: true }, self.mode, &microbatches)?;
+        let culprit = || {
+            let expected =
+                Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
+            bisect(subject, stages, self.mode, self.tolerance(), expected)
+        };
+        let tested = match subject.run(Tested { module, cut: true }, self.mode, &microbatches) {
+            // A program that cannot be run is found as one that computes something else: the failure names the pass.
+            Err(failure) if self.bisect => return Err(culprit().err().unwrap_or(failure)),
+            tested => tested?,
+        };
         let mut report = self.empty_report(subject, "the untransformed graph".into());
         report.differences = subject.compare(&tested, true, self.mode, (&reference, &expected))?;
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.passed = report.failed() == 0;
         if self.bisect && !report.passed {
-            let expected =
-                Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
-            report.culprit = bisect(subject, stages, self.mode, self.tolerance(), expected)?;
+            report.culprit = culprit()?;
         }
         Ok(report)
     }

@@ -42,7 +42,7 @@ pub struct Expected<'a> {
     pub microbatches: &'a [Tensors],
 }
 
-/// The first stage with an error above the tolerance. Errors: a stage that cannot be finished or run.
+/// The first stage with an error above the tolerance. Errors: a stage that cannot be finished or run, named.
 pub fn bisect(
     subject: &Subject,
     stages: &[Stage],
@@ -65,11 +65,25 @@ pub fn bisect(
     for (index, stage) in stages.iter().enumerate() {
         cut |= stage.pass == Parameters::NAME;
         let module = finish(subject, &stage.module, index + 1)?;
-        if let Some(largest) = largest(Tested { module: &module, cut })? {
+        let found =
+            largest(Tested { module: &module, cut }).map_err(|failure| blame(failure, &stage.pass))?;
+        if let Some(largest) = found {
             return Ok(Some(Culprit { pass: Some(stage.pass.clone()), number: index + 1, largest }));
         }
     }
     Ok(None)
+}
+
+/// The failure of a program's run with the pass that made the program.
+fn blame(failure: Failure, pass: &str) -> Failure {
+    match failure {
+        Failure::User(mut diagnostics) => {
+            let note = format!("the program that pass `{pass}` made fails; those before it do not");
+            diagnostics = diagnostics.into_iter().map(|diagnostic| diagnostic.note(note.clone())).collect();
+            Failure::User(diagnostics)
+        }
+        fault => fault,
+    }
 }
 
 /// The program that `done` passes left, as a whole step.

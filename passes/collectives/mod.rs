@@ -1,7 +1,7 @@
 //! Collectives: the same program with less communication.
 //!
 //! A placed module, in which every collective stands where two shardings meet, goes into an e-graph; rules by factors
-//! and shardings alone ([`rules`]) say what it is equal to; the cheapest program comes out, counted as a DAG. Sequence
+//! and shardings alone (`rules`) say what it is equal to; the cheapest program comes out, counted as a DAG. Sequence
 //! parallelism as in Megatron-LM (Korthikanti et al., arXiv 2205.05198) is what that finds for transformer blocks with
 //! tensor parallelism when activations are large.
 //!

@@ -6,10 +6,11 @@ mod layers;
 mod models;
 
 use ir::ops::collective::Collective;
-use ir::{Module, Node, Op, Phase, Role, State, ValueId};
+use ir::{DType, Module, Node, Op, Phase, Role, State, ValueId};
 use layers::{Reductions, change, reductions, stored};
 use models::{Fixture, adamw, done};
 use passes::optimizer::Optimizer;
+use passes::precision::Precision;
 use passes::spmd::Spmd;
 use passes::{Manager, Pass, Pipeline, Transform};
 use std::collections::BTreeSet;
@@ -100,6 +101,23 @@ fn a_layer_of_llama_reduces_twice_forward_and_twice_backward() {
         check_layers(&fixture, 2, "spmd(mesh=tp:2)");
     }
     check_layers(&models::LLAMA_DYNAMO, 2, "spmd(mesh=dp:2*tp:2, zero=2)");
+}
+
+#[test]
+fn in_half_precision_a_layer_reduces_as_often_and_in_half() {
+    for fixture in [models::GPT2_DYNAMO, models::LLAMA_DYNAMO, models::BERT_DYNAMO] {
+        let (source, plan) = fixture.source(4, adamw());
+        let precision = Precision { compute: DType::BF16, ..Precision::default() };
+        let module = placed(&source, &Plan { precision, ..plan }, "spmd(mesh=dp:2*tp:2)");
+        check_totals(&module, 2);
+        let reduced = module.nodes().filter(|(_, node)| {
+            node.phase.is_microbatch() && node.op == Op::Collective(Collective::AllReduce)
+        });
+        let types = reduced.map(|(_, node)| module.ty(node.results[0]));
+        for ty in types.filter(|ty| ty.ndim() == 3 && !ty.dims[2].is_one()) {
+            assert_eq!(ty.dtype, DType::BF16, "{}: {ty}", fixture.file);
+        }
+    }
 }
 
 #[test]

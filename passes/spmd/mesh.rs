@@ -1,5 +1,6 @@
 //! From `dp=2,tp=4` to the mesh of a module, and the axes by what they split.
 
+use crate::pass::PassContext;
 use ir::{Axis, AxisId, AxisRole, Diagnostic, Mesh, Module, Op};
 
 /// An axis as it was asked for.
@@ -16,7 +17,7 @@ pub struct AxisSize {
 /// A tensor axis that is larger than an attention's number of key and value heads becomes two: over the first the
 /// heads are split, over the second they are repeated (`tp=4` with two of them: `tp.0=2,tp.1=2`), so that gradients
 /// are summed over the second like over any axis.
-pub(super) fn build(axes: &[AxisSize], module: &Module) -> Result<Mesh, Diagnostic> {
+pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) -> Result<Mesh, Diagnostic> {
     let mut mesh = Mesh::default();
     for AxisSize { name, size } in axes.iter().filter(|axis| axis.size != 1) {
         let role = Mesh::role(name).ok_or_else(|| {
@@ -33,6 +34,12 @@ pub(super) fn build(axes: &[AxisSize], module: &Module) -> Result<Mesh, Diagnost
         match if role == AxisRole::Tensor { shared_heads(module, name, *size)? } else { *size } {
             split if split == *size || split == 1 => drop(mesh.axes.push(axis(name.clone(), *size))),
             split => {
+                let repeats =
+                    format!("{name}={size} is more than the {split} key and value heads of an attention");
+                cx.warn(Diagnostic::new(repeats).note(format!(
+                    "each is repeated on {} devices, along `{name}.1`; the gradients of its weights are summed over them",
+                    *size / split
+                )));
                 mesh.axes.push(axis(format!("{name}.0"), split));
                 mesh.axes.push(axis(format!("{name}.1"), *size / split));
             }

@@ -56,7 +56,7 @@ impl Transform for Spmd {
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
-        let mesh = mesh::build(&self.mesh, module)?;
+        let mesh = mesh::build(&self.mesh, module, cx)?;
         if mesh.axes.is_empty() {
             return Ok(Changed::No);
         }

@@ -26,7 +26,8 @@ pub(super) fn apply(
     by: &str,
 ) -> Result<(), Diagnostic> {
     let sums = sums::find(module);
-    let pass_on = pass_on(module);
+    let passing = passing(module);
+    let pass_on = pass_on(module, &passing);
     let order = module.order().to_vec();
     let mesh = module.mesh.clone();
     let mut b = Builder::new(module, by);
@@ -36,6 +37,7 @@ pub(super) fn apply(
         layouts,
         demands,
         sums,
+        passing,
         pass_on,
         addends: BTreeMap::new(),
     };
@@ -62,30 +64,37 @@ fn sources(b: &mut Builder, layouts: &Layouts, demands: &Demands) {
 }
 
 /// Values of which every reader takes a partial sum as it is.
-fn pass_on(module: &Module) -> BTreeSet<ValueId> {
+fn pass_on(module: &Module, passing: &BTreeSet<NodeId>) -> BTreeSet<ValueId> {
     let roots: BTreeSet<ValueId> = module.roots().collect();
     let uses = module.uses();
-    let passes = |id: &NodeId| passes_partial(module, module.node(*id));
     let read = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
-    read.filter(|&value| !roots.contains(&value) && !uses[value].is_empty() && uses[value].iter().all(passes))
-        .collect()
+    let all_pass = |value: &ValueId| uses[*value].iter().all(|id| passing.contains(id));
+    read.filter(|value| !roots.contains(value) && !uses[*value].is_empty() && all_pass(value)).collect()
 }
 
-/// Whether a node may hand a partial sum on: it is cheap, and what it makes is no larger.
-fn passes_partial(module: &Module, node: &Node) -> bool {
-    let linear = match node.op {
-        Op::Accumulate(_) => return true,
-        // Sums are better made in the wider type, and once a step rather than once a microbatch.
-        Op::Cast(_) => return node.phase != Phase::Update,
-        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
-        Op::Unary(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
-        Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => true,
-        _ => false,
-    };
+/// The nodes that may hand a partial sum on: they are cheap, and what they make is no larger, or is added up over
+/// microbatches and nothing else: a sum is better made once a step, in the wider type that it is added up in.
+fn passing(module: &Module) -> BTreeSet<NodeId> {
+    let uses = module.uses();
+    let accumulates = |id: &NodeId| matches!(module.node(*id).op, Op::Accumulate(_));
     let bytes =
         |values: &[ValueId]| values.iter().map(|&value| module.ty(value).bytes().unwrap_or(0)).sum::<u64>();
-    let larger = bytes(&node.results) > node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
-    linear && !larger && node.phase != Phase::Update
+    let passes = |(id, node): (NodeId, &Node)| {
+        let is_larger =
+            || bytes(&node.results) > node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
+        let is_added_up = || uses[node.results[0]].iter().all(accumulates);
+        let passes = match node.op {
+            Op::Accumulate(_) => true,
+            _ if node.phase == Phase::Update => false,
+            Op::Cast(_) => !is_larger() || is_added_up(),
+            Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => !is_larger(),
+            Op::Unary(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => !is_larger(),
+            Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => !is_larger(),
+            _ => false,
+        };
+        passes.then_some(id)
+    };
+    module.nodes().filter_map(passes).collect()
 }
 
 struct Partition<'r, 'b, 'm> {
@@ -93,6 +102,9 @@ struct Partition<'r, 'b, 'm> {
     layouts: &'r Layouts,
     demands: &'r Demands,
     sums: Sums,
+    /// Nodes that take partial sums as they are.
+    passing: BTreeSet<NodeId>,
+    /// Values that all their readers take so.
     pass_on: BTreeSet<ValueId>,
     /// What a sum over microbatches adds up instead of a value, where that is demanded to lie in its own way. Other
     /// readers take the value as they would without, so that it is summed in one order in all stages of ZeRO.
@@ -158,7 +170,7 @@ impl Partition<'_, '_, '_> {
         };
         let operands: Vec<ValueId> = node.operands.iter().map(read).collect();
         let factors = node.op.factors(&self.r.b.module().signature(&node));
-        let kept = self.kept(&node, &operands, &factors);
+        let kept = self.kept(id, &node, &operands, &factors);
         let splits = choose(&self.r, self.layouts, &node, &operands, &factors, &kept);
         let split = |factor: FactorId| splits.get(&factor).cloned().unwrap_or_default();
         for (i, &operand) in operands.iter().enumerate() {
@@ -182,13 +194,13 @@ impl Partition<'_, '_, '_> {
     }
 
     /// The axes over which the node takes its operands as the partial sums that they are.
-    fn kept(&self, node: &Node, operands: &[ValueId], factors: &Factors) -> BTreeSet<AxisId> {
+    fn kept(&self, id: NodeId, node: &Node, operands: &[ValueId], factors: &Factors) -> BTreeSet<AxisId> {
         let partial = |i: u32| self.r.ty(operands[i as usize]).sharding.partial.as_ref();
         let over = |i: u32, axis: AxisId| partial(i).is_some_and(|(_, axes)| axes.contains(&axis));
         let all = 0..operands.len() as u32;
         let axes: BTreeSet<AxisId> =
             all.clone().filter_map(partial).flat_map(|(_, axes)| axes.iter().copied()).collect();
-        if !passes_partial(self.r.b.module(), node) {
+        if !self.passing.contains(&id) {
             return BTreeSet::new();
         }
         let keeps = |&axis: &AxisId| {

@@ -72,29 +72,47 @@ fn pass_on(module: &Module, passing: &BTreeSet<NodeId>) -> BTreeSet<ValueId> {
     read.filter(|value| !roots.contains(value) && !uses[*value].is_empty() && all_pass(value)).collect()
 }
 
-/// The nodes that may hand a partial sum on: they are cheap, and what they make is no larger, or is added up over
-/// microbatches and nothing else: a sum is better made once a step, in the wider type that it is added up in.
+/// The nodes that may hand a partial sum on: they are cheap, and what they make is no larger, or leads to a sum over
+/// microbatches and nowhere else: a sum is better made once a step, in the wider type that it is added up in.
 fn passing(module: &Module) -> BTreeSet<NodeId> {
     let uses = module.uses();
-    let accumulates = |id: &NodeId| matches!(module.node(*id).op, Op::Accumulate(_));
     let bytes =
         |values: &[ValueId]| values.iter().map(|&value| module.ty(value).bytes().unwrap_or(0)).sum::<u64>();
-    let passes = |(id, node): (NodeId, &Node)| {
-        let is_larger =
-            || bytes(&node.results) > node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
-        let is_added_up = || uses[node.results[0]].iter().all(accumulates);
+    let (mut passing, mut added_up) = (BTreeSet::new(), BTreeSet::new());
+    // Readers first.
+    for (id, node) in module.nodes().rev() {
+        let largest = node.operands.iter().map(|&value| bytes(&[value])).max().unwrap_or(0);
+        let is_added_up = |value: &ValueId| {
+            let to_a_sum = |reader: &NodeId| match &module.node(*reader).op {
+                Op::Accumulate(_) => true,
+                _ => {
+                    passing.contains(reader)
+                        && module.node(*reader).results.iter().all(|r| added_up.contains(r))
+                }
+            };
+            !uses[*value].is_empty() && uses[*value].iter().all(to_a_sum)
+        };
+        let only_added_up = node.results.iter().all(is_added_up);
         let passes = match node.op {
             Op::Accumulate(_) => true,
-            _ if node.phase == Phase::Update => false,
-            Op::Cast(_) => !is_larger() || is_added_up(),
-            Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => !is_larger(),
-            Op::Unary(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => !is_larger(),
-            Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => !is_larger(),
-            _ => false,
+            _ if node.phase == Phase::Update || !is_linear(&node.op) => false,
+            Op::Cast(_) => bytes(&node.results) <= largest || only_added_up,
+            _ => bytes(&node.results) <= largest,
         };
-        passes.then_some(id)
-    };
-    module.nodes().filter_map(passes).collect()
+        passing.extend(passes.then_some(id));
+        added_up.extend(node.results.iter().copied().filter(|_| only_added_up));
+    }
+    passing
+}
+
+/// Whether an operator is cheap and may be linear; in which of its operands its factors say.
+fn is_linear(op: &Op) -> bool {
+    match op {
+        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
+        Op::Unary(_) | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
+        Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => true,
+        _ => false,
+    }
 }
 
 struct Partition<'r, 'b, 'm> {

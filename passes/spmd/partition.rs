@@ -107,12 +107,19 @@ fn passing(module: &Module) -> BTreeSet<NodeId> {
 
 /// Whether an operator is cheap and may be linear; in which of its operands its factors say.
 fn is_linear(op: &Op) -> bool {
-    match op {
-        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) => true,
-        Op::Unary(_) | Op::Cast(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Concat(_) => true,
-        Op::Reduce(_) | Op::Select(_) | Op::GatherGrad(_) => true,
-        _ => false,
-    }
+    matches!(
+        op,
+        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div)
+            | Op::Unary(_)
+            | Op::Cast(_)
+            | Op::Reshape(_)
+            | Op::Transpose(_)
+            | Op::Slice(_)
+            | Op::Concat(_)
+            | Op::Reduce(_)
+            | Op::Select(_)
+            | Op::GatherGrad(_)
+    )
 }
 
 struct Partition<'r, 'b, 'm> {

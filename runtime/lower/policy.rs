@@ -34,7 +34,7 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
             Reads::Any
         }
-        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) => Reads::Any,
+        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) | Op::InTraining(_) => Reads::Any,
         Op::Accumulate(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => Reads::Any,
         // q, k, v, then perhaps a mask.
         Op::Attention(_) => {
@@ -54,8 +54,16 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         // Gradients may lie as the contraction left them.
         Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
         Op::Adam(_)
+        | Op::AvgPool(_)
+        | Op::AvgPoolGrad(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchStatistics(_)
         | Op::Collective(_)
         | Op::Constant(_)
+        | Op::Conv(_)
+        | Op::ConvGradInput(_)
+        | Op::ConvGradWeight(_)
         | Op::CrossEntropy(_)
         | Op::CrossEntropyGrad(_)
         | Op::CumulativeSum(_)
@@ -68,6 +76,8 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::LayerNorm(_)
         | Op::LayerNormGrad(_)
         | Op::LogSoftmax(_)
+        | Op::MaxPool(_)
+        | Op::MaxPoolGrad(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)
@@ -134,7 +144,7 @@ pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
 /// Whether the kernel can add to what its only result holds.
 pub(super) fn can_accumulate(op: &Op) -> bool {
     match op {
-        Op::Contract(_) | Op::GatherGrad(_) => true,
+        Op::Contract(_) | Op::ConvGradWeight(_) | Op::GatherGrad(_) => true,
         Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
         _ => false,
     }

@@ -4,20 +4,30 @@
 //! core's, by a function found in `registry`. What cannot be imported is reported all at once, each with its node,
 //! operator and opset. Whether a tensor of the file is trained is not decided here.
 
+mod activation;
+mod arithmetic;
 mod attention;
 mod call;
+mod composed_norm;
+mod composed_reduction;
 mod context;
 mod contraction;
 mod dropout;
+mod einsum;
 mod elementwise;
+mod functions;
+mod generate;
 mod indexing;
 mod integers;
+mod layout;
 mod loss;
 mod names;
 mod norm;
+mod ranking;
 mod reduction;
 mod registry;
 mod shape;
+mod weighted_loss;
 
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;

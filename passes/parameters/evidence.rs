@@ -109,7 +109,7 @@ impl<'m> Search<'m> {
         for (i, found) in uses.iter().enumerate() {
             let evidence = self.evidence(data, found);
             let is_vector =
-                matches!(found.node.op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Binary(Binary::Add));
+                matches!(found.node.op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Binary(Binary::Add));
             *vector_uses.entry(&found.slices).or_default() +=
                 usize::from(is_vector && matches!(evidence, Evidence::Parameter(_)));
             if i == 0 || evidence.strength() > finding.evidence.strength() {
@@ -154,6 +154,9 @@ impl<'m> Search<'m> {
             (Op::Attention(_), _) => Evidence::Ambiguous(format!("read as a query, key or value{place}")),
             (Op::LayerNorm(_) | Op::RmsNorm(_), 1) => parameter("scale of a norm"),
             (Op::LayerNorm(_), 2) => parameter("bias of a norm"),
+            (Op::BatchNorm(_), 1 | 2) => Evidence::Constant(format!("running statistic of a norm{place}")),
+            (Op::BatchNorm(_), 3) => parameter("scale of a norm"),
+            (Op::BatchNorm(_), 4) => parameter("bias of a norm"),
             (Op::Contract(_), _) if !self.varies(other()) => {
                 Evidence::None(format!("meets constants alone{place}"))
             }

@@ -1,6 +1,7 @@
 //! Which kernel reads which layouts, in which layout it writes, and how much scratch it needs.
 
 use super::draft::Draft;
+use crate::convolution::Convolution;
 use crate::layout::{Layout, Sizes};
 use crate::program::Kernel;
 use ir::ops::contract::Contract;
@@ -158,7 +159,8 @@ const MOST_SHARES: usize = 16;
 /// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
 /// there, whole ones if they are small, else tile by tile.
 pub(super) fn scratch(draft: &Draft) -> usize {
-    let Kernel::Op(Op::Contract(contract)) = &draft.kernel else { return 0 };
+    let Kernel::Op(op) = &draft.kernel else { return 0 };
+    let Op::Contract(contract) = op else { return convolution_scratch(op, draft) };
     if !matches!(draft.results[0].dtype, DType::F16 | DType::BF16) {
         return 0;
     }
@@ -174,4 +176,13 @@ pub(super) fn scratch(draft: &Draft) -> usize {
     let pairs = [(rows, summed), (summed, columns), (rows, columns)];
     let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
     numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+}
+
+/// The f32 numbers of scratch that a convolution takes; none if the operator is another.
+fn convolution_scratch(op: &Op, draft: &Draft) -> usize {
+    let ([first, second], [result]) = (&draft.operands[..], &draft.results[..]) else { return 0 };
+    let operands = [&first.layout.sizes[..], &second.layout.sizes[..]];
+    let convolution = Convolution::of(op, result.dtype, operands, &result.layout.sizes);
+    let width = if result.dtype == DType::F64 { 2 } else { 1 };
+    convolution.map_or(0, |convolution| convolution.scratch() * width)
 }

@@ -7,11 +7,13 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod batch_norm;
 mod call;
 mod composed_norm;
 mod composed_reduction;
 mod context;
 mod contraction;
+mod conv;
 mod dropout;
 mod einsum;
 mod elementwise;
@@ -23,6 +25,7 @@ mod layout;
 mod loss;
 mod names;
 mod norm;
+mod pool;
 mod ranking;
 mod reduction;
 mod registry;
@@ -78,10 +81,11 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     for (name, value) in outputs {
         module.add_output(name, value);
     }
+    let warnings = dropouts.warning().into_iter().chain(batch_norm::warning(&module)).collect();
     Ok(Imported {
         module,
         aliases: names::aliases(graph),
-        warnings: dropouts.warning().into_iter().collect(),
+        warnings,
     })
 }
 

@@ -3,8 +3,8 @@
 use super::call::Call;
 use super::context::{Context, Outputs};
 use super::{
-    activation, attention, composed_norm, composed_reduction, contraction, dropout, einsum, elementwise,
-    functions, generate, indexing, layout, loss, norm, ranking, reduction, shape, weighted_loss,
+    activation, attention, batch_norm, composed_norm, composed_reduction, contraction, conv, dropout, einsum, elementwise,
+    functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, shape, weighted_loss,
 };
 
 /// Imports one node.
@@ -67,6 +67,8 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["AffineGrid"], generate::affine_grid),
     (&["ArgMax", "ArgMin"], ranking::arg_extreme),
     (&["Attention"], attention::attention),
+    (&["AveragePool"], pool::average_pool),
+    (&["BatchNormalization"], batch_norm::batch_norm),
     (&["BitShift"], functions::bit_shift),
     (&["BitwiseNot"], functions::bitwise_not),
     (&["BlackmanWindow", "HammingWindow", "HannWindow"], generate::window),
@@ -93,6 +95,8 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Concat"], shape::concat),
     (&["ConstantOfShape"], shape::constant_of_shape),
     (&["CumProd"], composed_reduction::cumulative_product),
+    (&["Conv"], conv::conv),
+    (&["ConvTranspose"], conv::conv_transpose),
     (&["CumSum"], indexing::cumulative_sum),
     (&["DepthToSpace", "SpaceToDepth"], layout::space_and_depth),
     (&["Dropout"], dropout::dropout),
@@ -106,6 +110,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Gelu"], elementwise::gelu),
     (&["Gemm"], contraction::gemm),
     (&["GlobalAveragePool"], reduction::global_average_pool),
+    (&["GlobalMaxPool"], pool::global_max_pool),
     (&["GroupNormalization"], composed_norm::group_norm),
     (&["Hardmax"], ranking::hardmax),
     (&["Identity"], elementwise::identity),
@@ -115,7 +120,9 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["LayerNormalization"], norm::layer_norm),
     (&["LogSoftmax", "Softmax"], elementwise::softmax),
     (&["LpNormalization"], composed_norm::lp_norm),
+    (&["LpPool"], pool::lp_pool),
     (&["MatMul"], contraction::matmul),
+    (&["MaxPool"], pool::max_pool),
     (&["Mean"], functions::mean),
     (&["MeanVarianceNormalization"], composed_norm::mean_variance),
     (&["Mod"], functions::modulo),

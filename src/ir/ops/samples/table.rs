@@ -341,11 +341,15 @@ fn batch_norms() -> Vec<Sample> {
 fn pools() -> Vec<Sample> {
     let window = |size, stride, dilation, before, after| Window { size, stride, dilation, before, after };
     let plain = window(2, 1, 1, 0, 0);
+    // A window of nothing but padding.
+    let mut outside = pool(&[2, 4], &[window(2, 3, 1, 3, 1)]);
+    outside[0].smooth = false;
     [
+        outside,
         pool(&[2, 4, 7], &[window(3, 2, 1, 0, 0)]),
         pool(&[2, 2, 6], &[window(3, 2, 2, 2, 3)]),
-        // More padding than window, and elements that no window covers.
-        pool(&[2, 9], &[window(2, 5, 1, 3, 2)]),
+        // Elements that no window covers.
+        pool(&[2, 9], &[window(2, 5, 1, 1, 1)]),
         pool(&[2, 2, 5, 6], &[plain, plain]),
         pool(&[2, 2, 7, 8], &[window(3, 2, 1, 1, 1), window(2, 3, 3, 0, 2)]),
         pool(&[2, 4, 3, 5], &[window(3, 1, 1, 0, 0), window(5, 1, 1, 0, 0)]),

@@ -109,8 +109,13 @@ fn rank(cx: &mut Context, x: ValueId, dim: u32, largest: bool) -> Built {
 /// OneHot: a dim of so many classes at `axis`, `on` at the index and `off` elsewhere.
 pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let indices = cx.value(call, 0)?;
-    let depth = cx.numbers(call, 1, "depth")?.and_then(|depth| depth.first().copied());
-    let depth = depth.filter(|&depth| depth > 0).ok_or_else(|| Problem::new("has no classes"))?;
+    // The depth may be of any type, also a float.
+    let depth = cx.value(call, 1)?;
+    let depth = super::constant_number(cx, depth).map(|depth| depth as i64).filter(|&depth| depth > 0);
+    let depth = depth.ok_or_else(|| {
+        Problem::new("has a number of classes that is computed from data")
+            .note("export with it as a constant")
+    })?;
     let values = cx.value(call, 2)?;
     let total = cx.ty(indices).ndim() + 1;
     let axis = call.int("axis").unwrap_or(-1);

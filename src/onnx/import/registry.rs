@@ -3,8 +3,9 @@
 use super::call::Call;
 use super::context::{Context, Outputs};
 use super::{
-    activation, attention, batch_norm, composed_norm, composed_reduction, contraction, conv, dropout, einsum, elementwise,
-    functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, shape, weighted_loss,
+    activation, attention, batch_norm, composed_norm, composed_reduction, contraction, conv, dropout, einsum,
+    elementwise, functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, resize, rotary,
+    shape, weighted_loss,
 };
 
 /// Imports one node.
@@ -140,7 +141,9 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["ReduceMax", "ReduceMin"], composed_reduction::extreme),
     (&["ReduceMean", "ReduceSum"], reduction::reduce),
     (&["Reshape"], shape::reshape),
+    (&["Resize", "Upsample"], resize::resize),
     (&["ReverseSequence"], layout::reverse_sequence),
+    (&["RotaryEmbedding"], rotary::rotary_embedding),
     (&["SequenceAt"], shape::sequence_at),
     (&["Shape"], shape::shape),
     (&["Size"], shape::size),
@@ -149,6 +152,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Split"], shape::split),
     (&["SplitToSequence"], shape::split_to_sequence),
     (&["Squeeze"], shape::squeeze),
+    (&["SwiGLU"], rotary::swiglu),
     (&["Tile"], shape::tile),
     (&["TopK"], ranking::top_k),
     (&["Transpose"], shape::transpose),

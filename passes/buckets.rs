@@ -83,8 +83,7 @@ impl fmt::Display for Decision {
 pub fn decide(module: &Module, bytes: u64) -> Decision {
     let mut decision = Decision::default();
     for (phase, _) in Phase::ALL {
-        let mut sorting =
-            Sorting { module, limit: bytes, waits: phase == Phase::Update, ..Sorting::new(module) };
+        let mut sorting = Sorting::new(module, bytes, phase == Phase::Update);
         module.nodes().filter(|(_, node)| node.phase == phase).for_each(|(id, _)| sorting.visit([id]));
         let slots = sorting.end();
         if slots.iter().any(|slot| matches!(slot, Slot::Bucket(_))) {
@@ -188,9 +187,9 @@ struct Sorting<'m> {
 }
 
 impl<'m> Sorting<'m> {
-    fn new(module: &'m Module) -> Self {
+    fn new(module: &'m Module, limit: u64, waits: bool) -> Self {
         let (slots, open, held_by) = Default::default();
-        Self { module, limit: 0, waits: false, slots, open, held_by }
+        Self { module, limit, waits, slots, open, held_by }
     }
 
     /// Takes up nodes, and after them all that no longer wait because of them.

@@ -73,7 +73,7 @@ const RUN: &str = "compile testdata/gpt2-bytes.onnx --train testdata/kjv.txt --e
                    --lr 1e-3 --lr-schedule cosine:warmup=20 --optimizer adamw:beta2=0.95 --weight-decay 0.1 --clip 1";
 
 #[test]
-#[ignore = "three runs of 200 steps take a minute"]
+#[ignore = "longer"] // three runs of 200 steps
 fn a_model_of_bytes_learns_as_much_in_half_precision() {
     let place = Workplace::new();
     place.write("eval.txt", &place.read("testdata/kjv.txt")[..2000]);

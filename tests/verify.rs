@@ -7,7 +7,7 @@ mod models;
 mod planted;
 
 use ir::ops::elementwise::{Binary, Unary};
-use ir::{At, Builder, Module, Op, Phase, Role};
+use ir::{At, Builder, DType, Module, Op, Phase, Role, Type};
 use models::path;
 use planted::Planted;
 use std::path::Path;
@@ -281,4 +281,17 @@ fn the_command_exits_with_0_or_3_and_prints_a_table_or_json() {
     );
     assert!(json["differences"][0]["error"].as_f64() > Some(0.0));
     assert_eq!(json["culprit"]["number"], 0);
+}
+
+#[test]
+fn a_program_that_cannot_run_is_blamed_on_the_pass_that_made_it() {
+    let planted = Planted::new(&models::MLP_DYNAMO);
+    let stages = planted.stages_with("optimizer", |module| {
+        let unfed = module.add_input("unfed", Type::of(DType::F32, &[2]), true);
+        module.add_output("unfed", unfed);
+    });
+    let failure = planted.bisect(&stages, Mode::Exact, 1e-9).expect_err("nothing feeds it");
+    let told = render(Severity::Error, &failure.diagnostics(), false);
+    let blamed = "the program that pass `optimizer` made fails; those before it do not";
+    assert!(told.contains("input `unfed` is missing") && told.contains(blamed), "{told}");
 }

@@ -36,11 +36,11 @@ fn usage(arg: &Arg, long: &str) -> String {
         arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
     let value = match arg.get_action() {
         ArgAction::SetTrue => String::new(),
-        _ if !values.is_empty() => format!(" {}", values.join("\\|")),
+        _ if !values.is_empty() => format!(" {}", values.join("|")),
         _ => format!(" {}", arg.get_value_names().unwrap_or_default().join(" ")),
     };
     let value = if arg.is_require_equals_set() { format!("[={}]", value.trim()) } else { value };
-    format!("`{short}--{long}{value}`")
+    in_a_cell(format!("`{short}--{long}{value}`"))
 }
 
 /// The help text and the default.
@@ -50,5 +50,10 @@ fn meaning(arg: &Arg) -> String {
         arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
     let shows_default = !default.is_empty() && !matches!(arg.get_action(), ArgAction::SetTrue);
     let default = if shows_default { format!(" [default: {}]", default.join(",")) } else { String::new() };
-    format!("{help}{default}").replace('|', "\\|")
+    in_a_cell(format!("{help}{default}"))
+}
+
+/// Text that does not end its cell of a Markdown table.
+fn in_a_cell(text: String) -> String {
+    text.replace('|', "\\|")
 }

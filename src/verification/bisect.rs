@@ -64,9 +64,9 @@ pub fn bisect(
     let mut cut = false;
     for (index, stage) in stages.iter().enumerate() {
         cut |= stage.pass == Parameters::NAME;
-        let module = finish(subject, &stage.module, index + 1)?;
-        let found =
-            largest(Tested { module: &module, cut }).map_err(|failure| blame(failure, &stage.pass))?;
+        let found = finish(subject, &stage.module, index + 1)
+            .and_then(|module| largest(Tested { module: &module, cut }))
+            .map_err(|failure| blame(failure, &stage.pass))?;
         if let Some(largest) = found {
             return Ok(Some(Culprit { pass: Some(stage.pass.clone()), number: index + 1, largest }));
         }
@@ -77,10 +77,9 @@ pub fn bisect(
 /// The failure of a program's run with the pass that made the program.
 fn blame(failure: Failure, pass: &str) -> Failure {
     match failure {
-        Failure::User(mut diagnostics) => {
+        Failure::User(diagnostics) => {
             let note = format!("the program that pass `{pass}` made fails; those before it do not");
-            diagnostics = diagnostics.into_iter().map(|diagnostic| diagnostic.note(note.clone())).collect();
-            Failure::User(diagnostics)
+            Failure::User(diagnostics.into_iter().map(|one| one.note(note.clone())).collect())
         }
         fault => fault,
     }

@@ -3,8 +3,9 @@
 
 use crate::models::{Fixture, adamw, done};
 use ir::Module;
-use passes::{Manager, PassContext, Pipeline};
+use passes::{Manager, Pipeline};
 use std::collections::BTreeMap;
+use trainyard::cli::report::Failure;
 use trainyard::cli::verify::Mode;
 use trainyard::compilation::{self, Source};
 use trainyard::pipeline::Plan;
@@ -53,7 +54,7 @@ impl Planted {
         let mut module = stages[at].module.clone();
         fault(&mut module);
         stages[at].module = module.clone();
-        let mut cx = PassContext { aliases: self.source.imported.aliases.clone(), ..PassContext::default() };
+        let mut cx = self.source.context();
         for pass in &self.subject.compilation.pipeline.passes[at + 1..] {
             let one = Pipeline { passes: vec![pass.clone()] };
             done(compilation::run(&Manager::default(), &one, &mut module, &mut cx, |_, _, _| {}));
@@ -71,9 +72,19 @@ impl Planted {
 
     /// What bisecting finds.
     pub(crate) fn culprit(&self, stages: &[Stage], mode: Mode, tolerance: f64) -> Option<Culprit> {
+        done(self.bisect(stages, mode, tolerance))
+    }
+
+    /// The same, where a stage may fail.
+    pub(crate) fn bisect(
+        &self,
+        stages: &[Stage],
+        mode: Mode,
+        tolerance: f64,
+    ) -> Result<Option<Culprit>, Failure> {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };
-        done(bisect(&self.subject, stages, mode, tolerance, expected))
+        bisect(&self.subject, stages, mode, tolerance, expected)
     }
 
     /// The fault makes an error above the tolerance of each mode, and the pass is named.

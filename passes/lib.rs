@@ -4,6 +4,7 @@
 //! other module is one pass. A pass decides first (pure, the decision prints) and then applies what it decided.
 
 pub mod autodiff;
+pub mod batch_norm;
 pub mod bind;
 pub mod buckets;
 pub mod canonicalize;

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod comm;
+mod convolution;
 pub mod cpu;
 pub mod data;
 pub mod device;

@@ -159,12 +159,14 @@ impl Compilation {
     }
 }
 
-/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, and nothing is dropped.
+/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, and batch
+/// norms use their running statistics.
 fn evaluation(training: &Module) -> Module {
     let mut module = training.clone();
     module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
     module.states.values_mut().for_each(|state| state.output = None);
     passes::dropout::remove(&mut module);
+    passes::batch_norm::use_running_statistics(&mut module);
     passes::dead::remove_dead(&mut module, "evaluation");
     module
 }

@@ -157,6 +157,9 @@ impl<'m> Graph<'m> {
                 match &node.op {
                     _ if node.phase > Phase::Forward => {}
                     op if is_view(op) => stack.push(node.results[0]),
+                    Op::InTraining(_) => stack.push(node.results[0]),
+                    // What carries a running statistic on says nothing of what it is.
+                    Op::Binary(_) if state.output.is_some() => {}
                     _ => found.extend(self.uses_in(state, node, value)),
                 }
             }
@@ -181,6 +184,11 @@ impl<'m> Graph<'m> {
                     Use::Bias
                 }
             }
+            // x, mean, variance, scale, bias: running statistics start as those of a standard normal.
+            Op::BatchNorm(_) => match index {
+                2 | 3 => Use::Scale,
+                _ => Use::Bias,
+            },
             Op::Binary(Binary::Add | Binary::Sub) => by_dims(Use::Bias),
             Op::Binary(_) => by_dims(Use::Scale),
             Op::Contract(contract) => {
@@ -188,6 +196,12 @@ impl<'m> Graph<'m> {
                 let dims = &self.module.ty(node.operands[index]).dims;
                 let summed = labels.0.iter().zip(dims).filter(|(label, _)| !contract.out.0.contains(label));
                 let sizes = summed.map(|(_, dim)| dim.size().unwrap_or(1));
+                Use::Weight { fan_in: sizes.fold(1, u64::saturating_mul), residual: self.is_residual(node) }
+            }
+            // What PyTorch takes for the terms of a sum, also of a transposed convolution.
+            Op::Conv(_) | Op::ConvGradInput(_) => {
+                let sizes = self.module.ty(node.operands[index]).dims[1..].iter();
+                let sizes = sizes.map(|dim| dim.size().unwrap_or(1));
                 Use::Weight { fan_in: sizes.fold(1, u64::saturating_mul), residual: self.is_residual(node) }
             }
             _ => Use::Table,

@@ -207,6 +207,8 @@ impl<'m> Trace<'m> {
                 self.summed.insert(id);
             }
             FactorKind::Reduced(_) => {}
+            // Of another batch these are other statistics, but of each batch its own.
+            FactorKind::Custom if matches!(node.op, Op::BatchStatistics(_)) => {}
             FactorKind::Whole | FactorKind::Custom => return Err("works along the batch".into()),
         }
         for (i, dims) in factors.operands.iter().enumerate() {

@@ -108,8 +108,10 @@ impl<'m> Search<'m> {
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
             let evidence = self.evidence(data, found);
-            let is_vector =
-                matches!(found.node.op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Binary(Binary::Add));
+            let is_vector = matches!(
+                found.node.op,
+                Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Binary(Binary::Add)
+            );
             *vector_uses.entry(&found.slices).or_default() +=
                 usize::from(is_vector && matches!(evidence, Evidence::Parameter(_)));
             if i == 0 || evidence.strength() > finding.evidence.strength() {
@@ -154,6 +156,12 @@ impl<'m> Search<'m> {
             (Op::Attention(_), _) => Evidence::Ambiguous(format!("read as a query, key or value{place}")),
             (Op::LayerNorm(_) | Op::RmsNorm(_), 1) => parameter("scale of a norm"),
             (Op::LayerNorm(_), 2) => parameter("bias of a norm"),
+            (Op::BatchNorm(_), 1 | 2) => Evidence::Constant(format!("running statistic of a norm{place}")),
+            (Op::BatchNorm(_), 3) => parameter("scale of a norm"),
+            (Op::BatchNorm(_), 4) => parameter("bias of a norm"),
+            (Op::Conv(_), 1) | (Op::ConvGradInput(_), 0) if self.varies(other()) => {
+                parameter("weight of a convolution")
+            }
             (Op::Contract(_), _) if !self.varies(other()) => {
                 Evidence::None(format!("meets constants alone{place}"))
             }
@@ -188,9 +196,14 @@ impl<'m> Search<'m> {
         }
         let large = large_dims(self.module, found.value);
         match large[..] {
-            [] if !self.is_contraction(other) => Evidence::None(format!("a single number{place}")),
+            [] if !self.is_contraction(other) && !self.is_convolution(other) => {
+                Evidence::None(format!("a single number{place}"))
+            }
             _ if scores => Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}")),
             [] | [0] => Evidence::Parameter(format!("bias{place}")),
+            [dim] if self.is_convolution(other) && dim + 2 == self.module.ty(other).ndim() => {
+                Evidence::Parameter(format!("bias of channels{place}"))
+            }
             _ => Evidence::Ambiguous(format!(
                 "added to activations, as position embeddings are that the exporter folded{place}"
             )),
@@ -261,6 +274,12 @@ impl<'m> Search<'m> {
     /// Whether the value is a product of two tensors of activations, as attention scores are.
     fn is_contraction_of_activations(&self, value: ValueId) -> bool {
         self.contraction(value).is_some_and(|node| node.operands.iter().all(|&operand| self.varies(operand)))
+    }
+
+    /// Whether the value is what a convolution makes.
+    fn is_convolution(&self, value: ValueId) -> bool {
+        let Definition::Node(id, _) = self.module.value(value).definition else { return false };
+        matches!(self.module.node(id).op, Op::Conv(_) | Op::ConvGradInput(_))
     }
 
     /// The contraction that a value is, through views and scalar factors.

@@ -5,7 +5,8 @@ use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::{
-    At, Builder, Changed, DataId, Definition, Diagnostic, Initializer, Module, Role, Type, View, ViewStep,
+    At, Builder, Changed, DataId, Definition, Diagnostic, Initializer, Module, Role, State, Type, View,
+    ViewStep,
 };
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -108,7 +109,28 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
             ParameterReport { data: data.clone(), ty: ty.clone(), aliases, reason, states, tied, ..main };
         reports.insert(tie.data, report);
     }
+    // The import has made states of what the model keeps by itself.
+    for state in module.states.values().filter(|state| state.role == Role::Buffer) {
+        if let Some(data) = state.initializer.data() {
+            reports.entry(data).or_insert_with(|| buffer_report(module, data, state, cx));
+        }
+    }
     reports.into_values().collect()
+}
+
+/// Of a tensor that a microbatch leaves changed although it is not trained.
+fn buffer_report(module: &Module, data: DataId, state: &State, cx: &PassContext) -> ParameterReport {
+    let row = &module.data[data];
+    ParameterReport {
+        data: row.name.clone(),
+        ty: row.ty.clone(),
+        aliases: cx.aliases.get(&row.name).cloned().unwrap_or_default(),
+        role: RowRole::Buffer,
+        frozen: false,
+        reason: "running statistic of a norm".into(),
+        states: vec![StateView { state: state.name.clone(), view: state.view.clone() }],
+        tied: None,
+    }
 }
 
 /// The step from a tied tensor, which has dim `permutation[i]` of the other as its dim `i`, to the other.

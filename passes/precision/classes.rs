@@ -2,11 +2,11 @@
 //!
 //! | class | operators | computes in |
 //! | --- | --- | --- |
-//! | half | contractions, attention, rotary embedding | half, if it depends on a state |
+//! | half | contractions, convolutions, attention, rotary embedding | half, if it depends on a state |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, dropout, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
-//! | full | softmax, sums and means, dot products, running sums, scattered sums, functions that leave the range of half | f32 |
-//! | norm | layer norm, RMS norm | f32, as the statistics need; what is normalised goes on in half |
+//! | follow | elementwise functions, dropout, pooling, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums, functions that leave the range of half | f32 |
+//! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; what is normalised goes on in half |
 //!
 //! After NVIDIA's *Training with Mixed Precision* (section "Tensor Core shapes and arithmetic": reductions and
 //! statistics in f32) and the lists of PyTorch's autocast. Every match is exhaustive: an operator without a class does
@@ -60,6 +60,7 @@ pub fn class(op: &Op) -> Class {
             if dot { Class::Full } else { Class::Half }
         }
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Rotary(_) => Class::Half,
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Class::Half,
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => Class::Lookup,
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => Class::Follow,
         Op::Unary(unary) => class_of_unary(*unary),
@@ -75,6 +76,11 @@ pub fn class(op: &Op) -> Class {
         },
         Op::CumulativeSum(_) | Op::GatherGrad(_) => Class::Full,
         Op::Softmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmax(_) => Class::Full,
+        Op::BatchStatistics(_) => Class::Full,
+        Op::BatchNorm(_) => Class::Norm,
+        Op::BatchNormGrad(_) => Class::NormGrad,
+        Op::InTraining(_) => Class::Follow,
+        Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::AvgPool(_) | Op::AvgPoolGrad(_) => Class::Follow,
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Class::Source,

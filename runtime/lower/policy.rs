@@ -1,6 +1,7 @@
 //! Which kernel reads which layouts, in which layout it writes, and how much scratch it needs.
 
 use super::draft::Draft;
+use crate::convolution::Convolution;
 use crate::layout::{Layout, Sizes};
 use crate::program::Kernel;
 use ir::ops::contract::Contract;
@@ -34,7 +35,7 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
             Reads::Any
         }
-        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) => Reads::Any,
+        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) | Op::InTraining(_) => Reads::Any,
         Op::Accumulate(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => Reads::Any,
         // q, k, v, then perhaps a mask.
         Op::Attention(_) => {
@@ -54,8 +55,16 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         // Gradients may lie as the contraction left them.
         Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
         Op::Adam(_)
+        | Op::AvgPool(_)
+        | Op::AvgPoolGrad(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchStatistics(_)
         | Op::Collective(_)
         | Op::Constant(_)
+        | Op::Conv(_)
+        | Op::ConvGradInput(_)
+        | Op::ConvGradWeight(_)
         | Op::CrossEntropy(_)
         | Op::CrossEntropyGrad(_)
         | Op::CumulativeSum(_)
@@ -68,6 +77,8 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::LayerNorm(_)
         | Op::LayerNormGrad(_)
         | Op::LogSoftmax(_)
+        | Op::MaxPool(_)
+        | Op::MaxPoolGrad(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)
@@ -134,7 +145,7 @@ pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
 /// Whether the kernel can add to what its only result holds.
 pub(super) fn can_accumulate(op: &Op) -> bool {
     match op {
-        Op::Contract(_) | Op::GatherGrad(_) => true,
+        Op::Contract(_) | Op::ConvGradWeight(_) | Op::GatherGrad(_) => true,
         Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
         _ => false,
     }
@@ -148,7 +159,8 @@ const MOST_SHARES: usize = 16;
 /// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
 /// there, whole ones if they are small, else tile by tile.
 pub(super) fn scratch(draft: &Draft) -> usize {
-    let Kernel::Op(Op::Contract(contract)) = &draft.kernel else { return 0 };
+    let Kernel::Op(op) = &draft.kernel else { return 0 };
+    let Op::Contract(contract) = op else { return convolution_scratch(op, draft) };
     if !matches!(draft.results[0].dtype, DType::F16 | DType::BF16) {
         return 0;
     }
@@ -164,4 +176,13 @@ pub(super) fn scratch(draft: &Draft) -> usize {
     let pairs = [(rows, summed), (summed, columns), (rows, columns)];
     let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
     numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+}
+
+/// The f32 numbers of scratch that a convolution takes; none if the operator is another.
+fn convolution_scratch(op: &Op, draft: &Draft) -> usize {
+    let ([first, second], [result]) = (&draft.operands[..], &draft.results[..]) else { return 0 };
+    let operands = [&first.layout.sizes[..], &second.layout.sizes[..]];
+    let convolution = Convolution::of(op, result.dtype, operands, &result.layout.sizes);
+    let width = if result.dtype == DType::F64 { 2 } else { 1 };
+    convolution.map_or(0, |convolution| convolution.scratch() * width)
 }

@@ -2,7 +2,9 @@
 
 pub(super) mod attention;
 mod attention_grad;
+mod batch_norm;
 mod contract;
+mod conv;
 pub(super) mod copy;
 mod dropout;
 mod elementwise;
@@ -11,6 +13,7 @@ mod indexing;
 mod loss;
 mod norm;
 mod optimizer;
+mod pool;
 mod reduce;
 mod rotary;
 mod shape;
@@ -47,8 +50,14 @@ fn run_operator(op: &Op, call: Call) {
         Op::Adam(adam) => optimizer::adam(adam, call),
         Op::Attention(attention) => attention::run(attention, call),
         Op::AttentionGrad(attention) => attention_grad::run(attention, call),
+        Op::AvgPool(pool) => pool::avg_pool(pool, call),
+        Op::AvgPoolGrad(pool) => pool::avg_pool_grad(pool, call),
+        Op::BatchNorm(norm) => batch_norm::normalize(norm, call),
+        Op::BatchNormGrad(norm) => batch_norm::gradient(norm, call),
+        Op::BatchStatistics(_) => batch_norm::statistics(call),
         Op::Concat(concat) => shape::concat(concat, call),
         Op::Contract(contract) => contract::run(contract, call),
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::run(op, call),
         Op::CrossEntropy(loss) => loss::cross_entropy(loss, call),
         Op::CrossEntropyGrad(loss) => loss::cross_entropy_grad(loss, call),
         Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
@@ -60,6 +69,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::LayerNorm(norm) => norm::layer_norm(norm, call),
         Op::LayerNormGrad(_) => norm::layer_norm_grad(call),
         Op::LogSoftmax(softmax) => softmax::log_softmax(softmax.dim, call),
+        Op::MaxPool(pool) => pool::max_pool(pool, call),
+        Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),
         Op::RmsNorm(norm) => norm::rms_norm(norm, call),
@@ -77,6 +88,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
             copy::run(call)
         }
+        // A step reads the first operand.
+        Op::InTraining(_) => copy::run(call),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }

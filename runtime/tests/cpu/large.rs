@@ -6,6 +6,7 @@ use ir::interp::Mode;
 use ir::ops::Float;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
+use ir::ops::conv::{Conv, ConvGradInput, ConvGradWeight};
 use ir::ops::elementwise::{Binary, Select, Unary};
 use ir::ops::indexing::{Gather, GatherGrad};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
@@ -241,4 +242,31 @@ fn optimizers_of_large_parameters_whose_gradients_lie_otherwise() {
         }
         w.op(Sgd { momentum: 0.9.into(), nesterov: false }, &[p, g, m, rate, decay]);
     });
+}
+
+/// Tiles that end within a line of windows; fewer images than threads, and more; groups; single elements as windows.
+#[test]
+fn convolutions_of_several_tiles() {
+    for (x, weight, stride, dilation, pads) in [
+        ([5, 16, 39, 38], [8, 16, 3, 3], 1, 1, [1, 0, 1, 2]),
+        ([1, 12, 61, 43], [8, 6, 5, 2], 2, 2, [3, 1, 0, 4]),
+        ([9, 24, 30, 30], [24, 1, 3, 3], 1, 1, [1, 1, 1, 1]),
+        ([3, 40, 28, 27], [33, 40, 1, 1], 1, 1, [0, 0, 0, 0]),
+    ] {
+        check(|w| {
+            let [strides, dilations] =
+                [stride, dilation].map(|by| smallvec::SmallVec::<[u64; 3]>::from_slice(&[by, by]));
+            let pads = smallvec::SmallVec::from_slice(&pads);
+            let types =
+                [x, weight].map(|sizes| Type::new(w.dtype, sizes.map(|size| Dim::known(size as u64))));
+            let (image, kernel) = (w.floats(&x), w.floats(&weight));
+            let conv = Conv { strides, dilations, pads };
+            let y = w.op(conv.clone(), &[image, kernel])[0];
+            let Conv { strides, dilations, pads } = conv.clone();
+            let [of_image, of_kernel] = types;
+            w.typed(ConvGradInput { strides, dilations, pads }, &[kernel, y], Some(of_image));
+            let Conv { strides, dilations, pads } = conv;
+            w.typed(ConvGradWeight { strides, dilations, pads }, &[image, y], Some(of_kernel));
+        });
+    }
 }

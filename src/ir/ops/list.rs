@@ -148,11 +148,19 @@ operators! {
         Adam(optimizer::Adam) "adam" { beta1, beta2, eps, decoupled }
         Attention(attention::Attention) "attention" { scale, causal }
         AttentionGrad(attention::AttentionGrad) "attention_grad" { scale, causal }
+        AvgPool(pool::AvgPool) "avg_pool" { windows, count_padding }
+        AvgPoolGrad(pool::AvgPoolGrad) "avg_pool_grad" { windows, count_padding }
+        BatchNorm(batch_norm::BatchNorm) "batch_norm" { eps }
+        BatchNormGrad(batch_norm::BatchNormGrad) "batch_norm_grad" { eps }
+        BatchStatistics(batch_norm::BatchStatistics) "batch_statistics" {}
         Broadcast(shape::Broadcast) "broadcast" {}
         Cast(elementwise::Cast) "cast" { to }
         Concat(shape::Concat) "concat" { dim }
         Constant(constant::Constant) "constant" { data }
         Contract(contract::Contract) "contract" { lhs, rhs, out }
+        Conv(conv::Conv) "conv" { strides, dilations, pads }
+        ConvGradInput(conv::ConvGradInput) "conv_grad_input" { strides, dilations, pads }
+        ConvGradWeight(conv::ConvGradWeight) "conv_grad_weight" { strides, dilations, pads }
         CrossEntropy(loss::CrossEntropy) "cross_entropy" { ignore_index, label_smoothing }
         CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
@@ -161,10 +169,13 @@ operators! {
         GatherElements(indexing::GatherElements) "gather_elements" { dim }
         GatherGrad(indexing::GatherGrad) "gather_grad" { dim }
         GatherNd(indexing::GatherNd) "gather_nd" { batch_dims }
+        InTraining(batch_norm::InTraining) "in_training" {}
         Iota(constant::Iota) "iota" { dim }
         LayerNorm(norm::LayerNorm) "layer_norm" { eps }
         LayerNormGrad(norm::LayerNormGrad) "layer_norm_grad" {}
         LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
+        MaxPool(pool::MaxPool) "max_pool" { windows }
+        MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
         Pad(shape::Pad) "pad" { dim, before, value }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
         Reshape(shape::Reshape) "reshape" {}

@@ -8,15 +8,18 @@ mod attribute;
 mod list;
 
 pub mod attention;
+pub mod batch_norm;
 pub mod collective;
 pub mod constant;
 pub mod contract;
+pub mod conv;
 pub mod dropout;
 pub mod elementwise;
 pub mod indexing;
 pub mod loss;
 pub mod norm;
 pub mod optimizer;
+pub mod pool;
 pub mod reduce;
 pub mod rotary;
 #[doc(hidden)]

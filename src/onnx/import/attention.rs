@@ -1,43 +1,69 @@
 //! Attention as one node (opset 23).
 
+use super::attention_mask::mask;
 use super::call::Call;
+use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
-use ir::{Dim, Dims, ValueId};
+use ir::ops::shape::Concat;
+use ir::{Dim, ValueId};
 
-/// Attention without a cache, in its four-dim form `[batch, heads, sequence, width]`, or the three-dim form
-/// `[batch, sequence, heads·width]` with the numbers of heads as attributes.
+/// Attention in its four-dim form `[batch, heads, sequence, width]`, or the three-dim form
+/// `[batch, sequence, heads·width]` with the numbers of heads as attributes. Keys and values of the past come first.
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
-    for (i, what) in [(4, "past_key"), (5, "past_value"), (6, "nonpad_kv_seqlen")] {
-        if call.input(i).is_some() {
-            return Err(Problem::new(format!("reads `{what}`: a cache is for generating, not for training"))
-                .note("export without a cache (use_cache=False)"));
-        }
-    }
-    if call.float("softcap").is_some_and(|cap| cap != 0.0) {
-        return Err(Problem::new("caps its scores (`softcap`), which is not built"));
-    }
-    if (1..4).any(|i| call.output(i).is_some_and(|name| !name.is_empty())) {
-        return Err(Problem::new("also puts out keys, values or scores, which is not built"));
-    }
     let inputs = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let flat = cx.ty(inputs[0]).ndim() == 3;
-    let heads = [call.int("q_num_heads"), call.int("kv_num_heads"), call.int("kv_num_heads")];
-    let mut operands = Vec::new();
-    for (value, heads) in inputs.into_iter().zip(heads) {
-        operands.push(if flat { split_heads(cx, value, heads)? } else { value });
+    if inputs.iter().any(|&input| cx.ty(input).ndim() != if flat { 3 } else { 4 }) {
+        return Err(Problem::new("has inputs that are neither all of three nor all of four dims"));
     }
-    let width = cx.ty(operands[0]).dims.last().and_then(Dim::size);
+    let heads = [call.int("q_num_heads"), call.int("kv_num_heads"), call.int("kv_num_heads")];
+    let mut operands = inputs;
+    if flat {
+        for (operand, heads) in operands.iter_mut().zip(heads) {
+            *operand = split_heads(cx, *operand, heads)?;
+        }
+    }
+    let [q, k, v] = operands;
+    let (k, past) = after_past(cx, call, 4, k)?;
+    let (v, _) = after_past(cx, call, 5, v)?;
+    let width = cx.ty(q).dims.last().and_then(Dim::size);
     let default = || width.map(|width| 1.0 / (width as f64).sqrt());
     let scale = call.float("scale").or_else(default);
     let scale = scale.ok_or_else(|| Problem::new("has heads of a width that is not bound"))?;
-    if let Some(mask) = cx.optional(call, 3)? {
-        operands.push(four_dims(cx, mask)?);
-    }
+    // The core's own causal order is that of as many queries as keys.
     let causal = call.int("is_causal") == Some(1);
-    let out = cx.b.push(Attention { scale: Float::new(scale), causal }, &operands)?[0];
-    Ok(vec![Entry::Value(if flat { merge_heads(cx, out)? } else { out })])
+    let aligned = causal && past == 0 && call.input(6).is_none() && cx.ty(q).dims[2] == cx.ty(k).dims[2];
+    let cap = call.float("softcap").unwrap_or(0.0);
+    let is_formula = cap != 0.0 || call.output(3).is_some();
+    let mask = mask(cx, call, [q, k], past, causal && (is_formula || !aligned))?;
+    let (out, scores) = if is_formula {
+        let put_out = match call.int("qk_matmul_output_mode").unwrap_or(0) {
+            2 => Scores::Masked,
+            3 => Scores::Probabilities,
+            _ => Scores::Capped,
+        };
+        let attended = attend(cx, [q, k, v], mask, [scale, cap], put_out)?;
+        (attended.out, Some(attended.scores))
+    } else {
+        let mut operands = vec![q, k, v];
+        operands.extend(mask.merged(cx)?);
+        (cx.b.push(Attention { scale: Float::new(scale), causal: aligned }, &operands)?[0], None)
+    };
+    let out = if flat { merge_heads(cx, out)? } else { out };
+    let outputs =
+        [Some(out), Some(k), Some(v), scores].map(|value| value.map_or(Entry::Failed, Entry::Value));
+    Ok(outputs.into_iter().take(call.output_count()).collect())
+}
+
+/// Keys or values after those of the past, and how many these are.
+fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(ValueId, u64), Problem> {
+    let Some(past) = cx.optional(call, i)? else { return Ok((x, 0)) };
+    if cx.ty(past).ndim() != 4 {
+        return Err(Problem::new(format!("has a past of {}, not of four dims", cx.ty(past))));
+    }
+    let length = cx.bound(past, 2, "counts")?;
+    Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
 }
 
 fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<ValueId, Problem> {
@@ -56,13 +82,4 @@ fn merge_heads(cx: &mut Context, x: ValueId) -> Result<ValueId, Problem> {
     let dims = cx.ty(moved).dims.clone();
     let width = dims[2].product(&dims[3]).ok_or_else(|| Problem::new("has heads that are too wide"))?;
     Ok(cx.b.reshape(moved, [dims[0].clone(), dims[1].clone(), width])?)
-}
-
-/// A mask with leading dims of size one up to four dims.
-fn four_dims(cx: &mut Context, mask: ValueId) -> Result<ValueId, Problem> {
-    let dims = cx.ty(mask).dims.clone();
-    let missing = 4usize.checked_sub(dims.len());
-    let missing = missing.ok_or_else(|| Problem::new(format!("has a mask of {} dims", dims.len())))?;
-    let wide: Dims = std::iter::repeat_n(Dim::known(1), missing).chain(dims).collect();
-    Ok(cx.b.reshape(mask, wide)?)
 }

@@ -2,45 +2,57 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
+use super::weighted_loss::{classes_last, classes_second, likelihood};
 use ir::ops::Float;
 use ir::ops::elementwise::Binary;
 use ir::ops::loss::CrossEntropy;
+use ir::ops::softmax::LogSoftmax;
 use ir::{DType, ValueId};
 
 /// The label that never counts when the model names none: no class has it.
 const NO_INDEX: i64 = -100;
 
 /// SoftmaxCrossEntropyLoss: the sum and the weight as one operator, and the mean as their quotient, so that the loss
-/// pass can take it apart again.
+/// pass can take it apart again. With weights of classes, or not reduced, it is a formula.
 pub(super) fn softmax_cross_entropy(cx: &mut Context, call: &Call) -> Outputs {
-    if call.input(2).is_some() {
-        return Err(Problem::new("weighs classes, which is not built"));
-    }
-    if call.output(1).is_some_and(|name| !name.is_empty()) {
-        return Err(Problem::new("also puts out its log-probabilities, which is not built"));
-    }
     let (logits, labels) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let weights = cx.optional(call, 2)?;
     let logits = classes_last(cx, logits)?;
+    let dim = cx.ty(logits).ndim() as u32 - 1;
+    let reduction = call.string("reduction").unwrap_or("mean");
+    let is_formula = weights.is_some() || reduction == "none";
+    let log_probabilities = match call.output(1) {
+        None if !is_formula => None,
+        _ => Some(cx.b.one(LogSoftmax { dim }, &[logits])?),
+    };
+    let loss = match log_probabilities {
+        Some(log_probabilities) if is_formula => likelihood(cx, call, log_probabilities, labels, weights)?,
+        _ => mean_or_sum(cx, call, logits, labels, reduction)?,
+    };
+    let mut outputs = vec![Entry::Value(loss)];
+    if let Some(log_probabilities) = log_probabilities.filter(|_| call.output(1).is_some()) {
+        outputs.push(Entry::Value(classes_second(cx, log_probabilities)?));
+    }
+    Ok(outputs)
+}
+
+/// The loss by the core's operator.
+fn mean_or_sum(
+    cx: &mut Context,
+    call: &Call,
+    logits: ValueId,
+    labels: ValueId,
+    reduction: &str,
+) -> Result<ValueId, Problem> {
     let labels = cx.b.cast(labels, DType::I64)?;
     let op = CrossEntropy {
         ignore_index: call.int("ignore_index").unwrap_or(NO_INDEX),
         label_smoothing: Float::new(0.0),
     };
     let results = cx.b.push(op, &[logits, labels])?;
-    match call.string("reduction").unwrap_or("mean") {
-        "mean" => Ok(vec![Entry::Value(cx.b.one(Binary::Div, &[results[0], results[1]])?)]),
-        "sum" => Ok(vec![Entry::Value(results[0])]),
-        other => Err(Problem::new(format!("reduces by `{other}`, and a loss to train on is one number"))
-            .note("export the loss with reduction=\"mean\"")),
+    match reduction {
+        "mean" => Ok(cx.b.one(Binary::Div, &[results[0], results[1]])?),
+        "sum" => Ok(results[0]),
+        other => Err(Problem::new(format!("reduces by `{other}`, which is none of none, sum and mean"))),
     }
-}
-
-/// ONNX has the classes in dim 1, the core in the last.
-fn classes_last(cx: &mut Context, logits: ValueId) -> Result<ValueId, Problem> {
-    let ndim = cx.ty(logits).ndim() as u32;
-    if ndim < 2 {
-        return Err(Problem::new(format!("takes logits of at least two dims, not {}", cx.ty(logits))));
-    }
-    let permutation: Vec<u32> = [0].into_iter().chain(2..ndim).chain([1]).collect();
-    Ok(cx.b.transpose(logits, &permutation)?)
 }

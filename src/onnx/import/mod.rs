@@ -4,20 +4,38 @@
 //! core's, by a function found in `registry`. What cannot be imported is reported all at once, each with its node,
 //! operator and opset. Whether a tensor of the file is trained is not decided here.
 
+mod activation;
+mod arithmetic;
 mod attention;
+mod attention_mask;
+mod batch_norm;
 mod call;
+mod composed_attention;
+mod composed_norm;
+mod composed_reduction;
 mod context;
 mod contraction;
+mod conv;
 mod dropout;
+mod einsum;
 mod elementwise;
+mod functions;
+mod generate;
 mod indexing;
 mod integers;
+mod layout;
 mod loss;
 mod names;
 mod norm;
+mod pool;
+mod ranking;
 mod reduction;
 mod registry;
+mod resampling;
+mod resize;
+mod rotary;
 mod shape;
+mod weighted_loss;
 
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
@@ -68,11 +86,8 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     for (name, value) in outputs {
         module.add_output(name, value);
     }
-    Ok(Imported {
-        module,
-        aliases: names::aliases(graph),
-        warnings: dropouts.warning().into_iter().collect(),
-    })
+    let warnings = dropouts.warning().into_iter().chain(batch_norm::warning(&module)).collect();
+    Ok(Imported { module, aliases: names::aliases(graph), warnings })
 }
 
 /// Imports one node; what it defines stands in the entries afterwards, if only as failed.
@@ -223,11 +238,30 @@ fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType) -> Entry {
     Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes) }))
 }
 
-/// The number that all elements of a value are, if it is made as such.
+/// The number that all elements of a value are, if it is made as such or is the one element of a constant.
 fn constant_number(cx: &Context, value: ValueId) -> Option<f64> {
-    match &cx.b.module().producer(value)?.op {
-        ir::Op::Splat(splat) => Some(splat.value.get()),
-        _ => None,
+    // Through casts and changes of shape; a loop, because a file may have very many in a row.
+    let (mut value, mut truncated) = (value, false);
+    loop {
+        let node = cx.b.module().producer(value)?;
+        let number = match &node.op {
+            ir::Op::Splat(splat) => splat.value.get(),
+            ir::Op::Constant(constant) => {
+                let row = &cx.b.module().data[constant.data];
+                (row.ty.numel() == Some(1)).then(|| ir::interp::file_tensor(row))??.item()
+            }
+            ir::Op::Reshape(_) | ir::Op::Broadcast(_) => {
+                value = *node.operands.first()?;
+                continue;
+            }
+            ir::Op::Cast(cast) if cast.to != DType::Bool => {
+                truncated |= cast.to.is_integer();
+                value = *node.operands.first()?;
+                continue;
+            }
+            _ => return None,
+        };
+        return Some(if truncated { number.trunc() } else { number });
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
+use ir::ValueId;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use smallvec::SmallVec;
 
@@ -15,13 +16,27 @@ pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
         other => return Err(Problem::new(format!("`{other}` is not a reduction"))),
     };
     let x = cx.value(call, 0)?;
+    let Some(Over { dims, keep }) = over(cx, call, x)? else { return one(x) };
+    one(if dims.is_empty() { x } else { cx.b.one(Reduce { kind, dims, keep }, &[x])? })
+}
+
+/// What a node reduces over.
+pub(super) struct Over {
+    /// The dims, ascending.
+    pub(super) dims: SmallVec<[u32; 4]>,
+    /// Whether they stay with size one.
+    pub(super) keep: bool,
+}
+
+/// The dims that a node reduces over; nothing when it names none and says that it then does nothing.
+pub(super) fn over(cx: &Context, call: &Call, x: ValueId) -> Result<Option<Over>, Problem> {
     let axes = match call.ints("axes") {
         Some(axes) => Some(axes),
         None => cx.numbers(call, 1, "axes")?,
     };
     let axes = axes.filter(|axes| !axes.is_empty());
     if axes.is_none() && call.int("noop_with_empty_axes") == Some(1) {
-        return one(x);
+        return Ok(None);
     }
     let mut dims: SmallVec<[u32; 4]> = match axes {
         Some(axes) => axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?,
@@ -30,7 +45,7 @@ pub(super) fn reduce(cx: &mut Context, call: &Call) -> Outputs {
     dims.sort_unstable();
     dims.dedup();
     let keep = call.int("keepdims").unwrap_or(1) != 0;
-    one(if dims.is_empty() { x } else { cx.b.one(Reduce { kind, dims, keep }, &[x])? })
+    Ok(Some(Over { dims, keep }))
 }
 
 /// GlobalAveragePool: the mean over all dims after the channel.

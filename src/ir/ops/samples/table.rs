@@ -1,9 +1,11 @@
 //! The table of samples: at least one for every operator. Dims that an operator can split are even.
 
 use super::super::attention::{Attention, AttentionGrad};
+use super::super::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics, InTraining};
 use super::super::collective::Collective;
 use super::super::constant::{Constant, Iota, Splat};
 use super::super::contract::Contract;
+use super::super::conv::{Conv, ConvGradInput, ConvGradWeight};
 use super::super::dropout::Dropout;
 use super::super::elementwise::{Binary, Cast, Compare, Logical, Select, Unary};
 use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
@@ -11,6 +13,7 @@ use super::super::list::Kinds;
 use super::super::loss::{CrossEntropy, CrossEntropyGrad};
 use super::super::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use super::super::optimizer::{Adam, Sgd};
+use super::super::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
 use super::super::reduce::{CumulativeSum, Reduce, ReduceKind};
 use super::super::rotary::Rotary;
 use super::super::shape::{Broadcast, Concat, Pad, Reshape, Slice, Transpose};
@@ -26,9 +29,12 @@ pub fn samples() -> Vec<Sample> {
         sources(),
         shapes(),
         contractions(),
+        convolutions(),
         reductions(),
         softmaxes(),
         norms(),
+        batch_norms(),
+        pools(),
         indexing(),
         losses(),
         dropout(),
@@ -224,6 +230,45 @@ fn contractions() -> Vec<Sample> {
     ]
 }
 
+fn convolutions() -> Vec<Sample> {
+    [
+        convolve([&[2, 4, 7], &[2, 4, 3], &[1], &[1], &[1, 1]]),
+        convolve([&[2, 2, 9], &[4, 2, 4], &[3], &[1], &[0, 2]]),
+        // Elements that no window reads.
+        convolve([&[2, 2, 7], &[2, 2, 1], &[4], &[1], &[0, 0]]),
+        convolve([&[2, 2, 5, 7], &[2, 2, 3, 3], &[1, 1], &[1, 1], &[0, 0, 0, 0]]),
+        convolve([&[2, 2, 7, 9], &[4, 2, 3, 2], &[2, 3], &[2, 1], &[1, 0, 2, 3]]),
+        convolve([&[2, 4, 3, 4], &[6, 4, 1, 1], &[1, 1], &[1, 1], &[0, 0, 0, 0]]),
+        // Groups, also of one channel each.
+        convolve([&[2, 4, 5, 5], &[4, 2, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]]),
+        convolve([&[2, 4, 4, 5], &[8, 1, 3, 3], &[1, 2], &[1, 1], &[0, 1, 2, 1]]),
+        convolve([&[2, 2, 3, 4, 5], &[2, 2, 2, 3, 2], &[1, 2, 1], &[2, 1, 1], &[1, 1, 0, 0, 2, 1]]),
+        // Large enough for the gemm crate.
+        convolve([&[2, 2, 13, 13], &[12, 2, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// A convolution of an image and a weight with these strides, dilations and pads, and its gradients.
+fn convolve([x, weight, strides, dilations, pads]: [&[u64]; 5]) -> [Sample; 3] {
+    let (strides, dilations) = (SmallVec::from_slice(strides), SmallVec::from_slice(dilations));
+    let pads = SmallVec::from_slice(pads);
+    let conv = Conv { strides: strides.clone(), dilations: dilations.clone(), pads: pads.clone() };
+    let grad_input =
+        ConvGradInput { strides: strides.clone(), dilations: dilations.clone(), pads: pads.clone() };
+    let grad_weight = ConvGradWeight { strides, dilations, pads };
+    let forward = Sample::new(conv, [float(x), float(weight)]);
+    let ty = forward.result_types().expect("samples are well-typed").remove(0);
+    let dy = Operand { ty, fill: Fill::Normal };
+    [
+        forward,
+        Sample::new(grad_input, [float(weight), dy.clone()]).declared(f32_type(x)),
+        Sample::new(grad_weight, [float(x), dy]).declared(f32_type(weight)),
+    ]
+}
+
 fn reductions() -> Vec<Sample> {
     let mut samples = vec![];
     for kind in [ReduceKind::Sum, ReduceKind::Mean, ReduceKind::Max, ReduceKind::Min] {
@@ -274,6 +319,62 @@ fn norms() -> Vec<Sample> {
         );
         samples.push(Sample::new(rms, [float(x), float(&[n])]).statistics(&[1]));
         samples.push(Sample::new(RmsNormGrad, [float(x), float(&[n]), root, float(x)]).undifferentiable());
+    }
+    samples
+}
+
+fn batch_norms() -> Vec<Sample> {
+    let eps = Float::new(1e-5);
+    let mut samples = vec![Sample::new(InTraining, [float(&[4]), float(&[4])])];
+    for (x, c) in [(&[4u64, 2, 6][..], 2), (&[6, 4], 4), (&[2, 4, 2, 4], 4), (&[2, 2, 1, 2, 4], 2)] {
+        let (x, c) = (float(x), float(&[c]));
+        let variance = Operand { fill: Fill::Positive, ..c.clone() };
+        samples.push(Sample::new(BatchStatistics, [x.clone()]).statistics(&[2]));
+        let operands = [x.clone(), c.clone(), variance.clone(), c.clone(), c.clone()];
+        samples.push(Sample::new(BatchNorm { eps }, operands));
+        let operands = [x.clone(), c.clone(), variance, c, x];
+        samples.push(Sample::new(BatchNormGrad { eps }, operands).undifferentiable());
+    }
+    samples
+}
+
+fn pools() -> Vec<Sample> {
+    let window = |size, stride, dilation, before, after| Window { size, stride, dilation, before, after };
+    let plain = window(2, 1, 1, 0, 0);
+    // A window of nothing but padding.
+    let mut outside = pool(&[2, 4], &[window(2, 3, 1, 3, 1)]);
+    outside[0].smooth = false;
+    [
+        outside,
+        pool(&[2, 4, 7], &[window(3, 2, 1, 0, 0)]),
+        pool(&[2, 2, 6], &[window(3, 2, 2, 2, 3)]),
+        // Elements that no window covers.
+        pool(&[2, 9], &[window(2, 5, 1, 1, 1)]),
+        pool(&[2, 2, 5, 6], &[plain, plain]),
+        pool(&[2, 2, 7, 8], &[window(3, 2, 1, 1, 1), window(2, 3, 3, 0, 2)]),
+        pool(&[2, 4, 3, 5], &[window(3, 1, 1, 0, 0), window(5, 1, 1, 0, 0)]),
+        pool(&[2, 2, 4, 3, 5], &[window(2, 2, 1, 0, 0), window(3, 1, 1, 1, 1), window(2, 2, 2, 1, 0)]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Pooling an operand of these sizes, and its gradients; the largest also where elements are equal.
+fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
+    let windows = Windows::from_slice(windows);
+    let largest = Sample::new(MaxPool { windows: windows.clone() }, [float(sizes)]);
+    let ty = largest.result_types().expect("samples are well-typed").remove(0);
+    let dy = Operand { ty, fill: Fill::Normal };
+    let mut samples = vec![largest];
+    for fill in [Fill::Normal, Fill::Integers(-1, 2)] {
+        let grad = MaxPoolGrad { windows: windows.clone() };
+        samples.push(Sample::new(grad, [of(DType::F32, sizes, fill), dy.clone()]).undifferentiable());
+    }
+    for count_padding in [false, true] {
+        samples.push(Sample::new(AvgPool { windows: windows.clone(), count_padding }, [float(sizes)]));
+        let grad = AvgPoolGrad { windows: windows.clone(), count_padding };
+        samples.push(Sample::new(grad, [dy.clone()]).declared(f32_type(sizes)).undifferentiable());
     }
     samples
 }

@@ -1,0 +1,218 @@
+//! Convolutions, as multiplications of the weight with an image's windows laid side by side ("im2col"), a tile of
+//! windows at a time.
+//!
+//! Tiles follow from the sizes alone, so the result does not depend on the number of threads. f16 and bf16 are widened
+//! into scratch; what is made of them is added up there in f32, and rounded once.
+
+mod windows;
+
+use crate::convolution::{Convolution, MOST_SHARES, Made};
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::gemm::{Matrix, Multiply, gemm};
+use crate::cpu::math::Real;
+use crate::cpu::storage::{Float, narrow, narrow_add, widen};
+use ir::Op;
+use rayon::prelude::*;
+use std::ops::Range;
+use windows::{fold, unfold};
+
+pub(super) fn run(op: &Op, mut call: Call) {
+    let [first, second] = [0, 1].map(|index| &call.operand_view(index).layout.sizes[..]);
+    let result = &call.result_view(0).layout.sizes;
+    let Some(convolution) = Convolution::of(op, call.dtype(), [first, second], result) else {
+        unreachable!("`{}` is no convolution", op.name());
+    };
+    with_float!(call.dtype(), S => {
+        let operands = [call.dense::<S>(0), call.dense::<S>(1)];
+        let scratch = call.take_scratch::<<S as Float>::Real>();
+        let (add, result) = (call.add, call.take_result::<S>());
+        match convolution.made {
+            Made::Output => convolve(&convolution, operands, result, scratch),
+            Made::Input => input_gradient(&convolution, operands, result, scratch),
+            Made::Weight => weight_gradient(&convolution, operands, result, scratch, add),
+        }
+    });
+}
+
+/// What a task works in.
+struct Room<'a, T> {
+    /// For a tile of windows.
+    windows: &'a mut [T],
+    /// For what it reads of `d y`, widened.
+    read: &'a mut [T],
+    /// For what it makes, before it is rounded.
+    made: &'a mut [T],
+}
+
+impl<'a, T> Room<'a, T> {
+    fn of(convolution: &Convolution, share: &'a mut [T]) -> Self {
+        let [windows, read, _] = convolution.share();
+        let (windows, rest) = share.split_at_mut(windows);
+        let (read, made) = rest.split_at_mut(read);
+        Self { windows, read, made }
+    }
+}
+
+/// `y = weight · windows`, for each group of each image.
+fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scratch: &mut [S::Real]) {
+    let geometry = &c.geometry;
+    let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
+    let (shared, scratch) = scratch.split_at_mut(c.shared());
+    let weight = reals(weight, shared);
+    for_each_block(c, y, scratch, |task, y, Room { windows, made, .. }, parallel| {
+        let image = &x[task * c.image()..][..c.image()];
+        let weight = &weight[task % geometry.groups * c.weight()..][..c.weight()];
+        make(y, made, false, |y, _| {
+            for tile in c.tiles() {
+                let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
+                gemm(
+                    [outputs, terms, tile.len()],
+                    (&mut *y, tile_of(&tile, positions)),
+                    (weight, Matrix::with_rows(terms)),
+                    (windows, matrix),
+                    Multiply { factor: S::Real::ONE, add: false, parallel },
+                );
+            }
+        });
+    });
+}
+
+/// `d x = weightᵀ · d y`, each element of a window added to where it was read, for each group of each image.
+fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [S], scratch: &mut [S::Real]) {
+    let geometry = &c.geometry;
+    let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
+    let (shared, scratch) = scratch.split_at_mut(c.shared());
+    let weight = reals(weight, shared);
+    for_each_block(c, dx, scratch, |task, dx, Room { windows, read, made }, parallel| {
+        let dy = reals(&dy[task * c.outputs()..][..c.outputs()], read);
+        let weight = &weight[task % geometry.groups * c.weight()..][..c.weight()];
+        let multiply = |to: &mut [S::Real], matrix: Matrix, tile: &Range<usize>| {
+            gemm(
+                [terms, outputs, tile.len()],
+                (to, matrix),
+                (weight, Matrix::with_rows(terms).transposed()),
+                (dy, tile_of(tile, positions)),
+                Multiply { factor: S::Real::ONE, add: false, parallel },
+            );
+        };
+        make(dx, made, false, |dx, _| {
+            if geometry.is_pointwise() {
+                return multiply(dx, Matrix::with_rows(positions), &(0..positions));
+            }
+            dx.fill(S::Real::ZERO);
+            for tile in c.tiles() {
+                let windows = &mut windows[..terms * tile.len()];
+                multiply(windows, Matrix::with_rows(tile.len()), &tile);
+                fold(geometry, windows, &tile, dx, parallel);
+            }
+        });
+    });
+}
+
+/// `d weight = d y · windowsᵀ`, for each group, summed over the images; added to what is there if `add`.
+fn weight_gradient<S: Float>(
+    c: &Convolution,
+    [x, dy]: [&[S]; 2],
+    dweight: &mut [S],
+    scratch: &mut [S::Real],
+    add: bool,
+) {
+    let geometry = &c.geometry;
+    let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
+    for_each_block(c, dweight, scratch, |group, dweight, Room { windows, read, made }, parallel| {
+        make(dweight, made, add, |sums, mut add| {
+            for block in (0..geometry.batch).map(|image| image * geometry.groups + group) {
+                let image = &x[block * c.image()..][..c.image()];
+                let dy = reals(&dy[block * c.outputs()..][..c.outputs()], read);
+                for tile in c.tiles() {
+                    let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
+                    gemm(
+                        [outputs, tile.len(), terms],
+                        (&mut *sums, Matrix::with_rows(terms)),
+                        (dy, tile_of(&tile, positions)),
+                        (windows, matrix.transposed()),
+                        Multiply { factor: S::Real::ONE, add, parallel },
+                    );
+                    add = true;
+                }
+            }
+            if !add {
+                sums.fill(S::Real::ZERO); // no image
+            }
+        });
+    });
+}
+
+/// Calls for every block of the result with its number and room of its own: at once for as many as have room, if that
+/// keeps all threads busy, else one after the other, each with all threads (the last argument).
+fn for_each_block<S: Float>(
+    c: &Convolution,
+    result: &mut [S],
+    scratch: &mut [S::Real],
+    task: impl Fn(usize, &mut [S], Room<S::Real>, bool) + Sync,
+) {
+    let (block, share, shares) = (c.block(), c.share().iter().sum::<usize>(), c.shares());
+    if shares < 2 || shares < rayon::current_num_threads().min(MOST_SHARES) {
+        for (i, result) in result.chunks_exact_mut(block).enumerate() {
+            task(i, result, Room::of(c, &mut scratch[..share]), true);
+        }
+        return;
+    }
+    let each = (result.len() / block).div_ceil(shares);
+    let parts = result.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(share)).enumerate();
+    parts.for_each(|(part, (result, scratch))| {
+        for (i, result) in result.chunks_exact_mut(block).enumerate() {
+            task(part * each + i, result, Room::of(c, scratch), false);
+        }
+    });
+}
+
+/// The elements in the type that is computed in: themselves, or widened in `room`.
+fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) -> &'a [S::Real] {
+    if let Some(reals) = S::as_reals(elements) {
+        return reals;
+    }
+    let room = &mut room[..elements.len()];
+    widen(elements, room);
+    room
+}
+
+/// Lets `numbers` make a block of the result, or add to it: in its place, or in `room`, to be rounded then. What is in
+/// `room` before means nothing, so there nothing is added.
+fn make<S: Float>(
+    block: &mut [S],
+    room: &mut [S::Real],
+    add: bool,
+    numbers: impl FnOnce(&mut [S::Real], bool),
+) {
+    if let Some(reals) = S::as_reals_mut(block) {
+        return numbers(reals, add);
+    }
+    let room = &mut room[..block.len()];
+    numbers(room, false);
+    if add { narrow_add(room, block) } else { narrow(room, block) }
+}
+
+/// The columns of a tile in a matrix that has one for every window.
+fn tile_of(tile: &Range<usize>, positions: usize) -> Matrix {
+    Matrix { offset: tile.start as isize, ..Matrix::with_rows(positions) }
+}
+
+/// A tile of an image's windows side by side, a row for each of their elements: the image itself where windows are
+/// single elements, else laid out in `room`.
+fn side_by_side<'a, S: Float>(
+    c: &Convolution,
+    image: &'a [S],
+    tile: &Range<usize>,
+    room: &'a mut [S::Real],
+    parallel: bool,
+) -> (&'a [S::Real], Matrix) {
+    let geometry = &c.geometry;
+    if let Some(image) = S::as_reals(image).filter(|_| geometry.is_pointwise()) {
+        return (image, tile_of(tile, geometry.positions()));
+    }
+    let windows = &mut room[..geometry.terms() * tile.len()];
+    unfold(geometry, image, tile, windows, parallel);
+    (windows, Matrix::with_rows(tile.len()))
+}

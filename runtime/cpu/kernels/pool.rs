@@ -1,0 +1,183 @@
+//! Pooling and its gradients, plane by plane: a plane is the dims that windows slide over.
+//!
+//! Rows of a plane are walked as wholes: what a row of the result covers is some rows of the operand, and of each of these
+//! the same columns.
+
+use super::PARALLEL;
+use crate::cpu::call::Call;
+use crate::cpu::element::with_float;
+use crate::cpu::math::Real;
+use crate::cpu::storage::{Float, Scratch, narrow};
+use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Windows, covered};
+use rayon::prelude::*;
+
+/// What the windows cover of a plane.
+struct Plane {
+    /// For each row of pooled elements the rows they cover.
+    rows: Vec<Vec<usize>>,
+    /// For each pooled element of a row the first column it covers, and how many.
+    columns: Vec<(usize, usize)>,
+    /// Distance between these.
+    dilation: usize,
+    /// Elements of a row of `x`.
+    width: usize,
+    /// Elements of a plane of `x`.
+    len: usize,
+    /// Elements of a plane of what is pooled.
+    pooled: usize,
+    /// Elements of a whole window, padding included.
+    window: f64,
+}
+
+impl Plane {
+    fn new(windows: &Windows, x: &[usize], pooled: &[usize]) -> Self {
+        let [x, pooled] = [x, pooled].map(|sizes| &sizes[sizes.len() - windows.len()..]);
+        let last = windows.len() - 1;
+        Self {
+            rows: covered(&windows[..last], &x[..last], &pooled[..last]),
+            columns: (0..pooled[last]).map(|at| windows[last].covers(at, x[last])).collect(),
+            dilation: usize::try_from(windows[last].dilation).unwrap_or(usize::MAX),
+            width: x[last],
+            len: x.iter().product(),
+            pooled: pooled.iter().product(),
+            window: windows.iter().map(|window| window.size as f64).product(),
+        }
+    }
+
+    /// Planes that one task takes, at least.
+    fn least(&self) -> usize {
+        (PARALLEL / 4 / self.len.max(self.pooled)).max(1)
+    }
+
+    /// Calls for every element that a row of pooled elements covers, row by row: with the pooled element's column and the
+    /// covered element's place in the plane.
+    #[inline(always)]
+    fn for_covered(&self, rows: &[usize], mut element: impl FnMut(usize, usize)) {
+        for row in rows {
+            for (column, &(first, count)) in self.columns.iter().enumerate() {
+                let start = row * self.width + first;
+                (0..count).for_each(|k| element(column, start + k * self.dilation));
+            }
+        }
+    }
+
+    /// What the sum over a pooled element's window is divided by.
+    fn divisor<T: Real>(&self, count_padding: bool, rows: &[usize], column: usize) -> T {
+        let covered = || (rows.len() * self.columns[column].1).max(1) as f64;
+        T::of(if count_padding { self.window } else { covered() })
+    }
+}
+
+pub(super) fn max_pool(pool: &MaxPool, mut call: Call) {
+    let plane = Plane::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
+    with_float!(call.dtype(), S => {
+        pooled(&plane, call.dense::<S>(0), call.take_result(), |x, rows, y| largest(&plane, x, rows, y));
+    });
+}
+
+fn largest<S: Float>(plane: &Plane, x: &[S], rows: &[usize], largest: &mut [S::Real]) {
+    largest.fill(S::Real::NEG_INFINITY);
+    plane.for_covered(rows, |column, at| largest[column] = largest[column].larger(x[at].widen()));
+}
+
+pub(super) fn avg_pool(pool: &AvgPool, mut call: Call) {
+    let plane = Plane::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
+    let count_padding = pool.count_padding;
+    with_float!(call.dtype(), S => {
+        let (x, y) = (call.dense::<S>(0), call.take_result());
+        pooled(&plane, x, y, |x, rows, y| means(&plane, count_padding, x, rows, y));
+    });
+}
+
+fn means<S: Float>(plane: &Plane, count_padding: bool, x: &[S], rows: &[usize], means: &mut [S::Real]) {
+    means.fill(S::Real::ZERO);
+    plane.for_covered(rows, |column, at| means[column] = means[column] + x[at].widen());
+    let divide = |(column, sum): (usize, &mut S::Real)| {
+        *sum = *sum / plane.divisor::<S::Real>(count_padding, rows, column);
+    };
+    means.iter_mut().enumerate().for_each(divide);
+}
+
+/// Calls for every row of pooled elements with the plane of `x`, the rows it covers, and the row to fill.
+fn pooled<S: Float>(
+    plane: &Plane,
+    x: &[S],
+    y: &mut [S],
+    row: impl Fn(&[S], &[usize], &mut [S::Real]) + Sync,
+) {
+    let planes = x.par_chunks_exact(plane.len).zip(y.par_chunks_exact_mut(plane.pooled));
+    planes.with_min_len(plane.least()).for_each_init(Vec::new, |made, (x, y)| {
+        made.resize(plane.columns.len(), S::Real::ZERO);
+        for (rows, y) in plane.rows.iter().zip(y.chunks_exact_mut(plane.columns.len())) {
+            row(x, rows, made);
+            narrow(made, y);
+        }
+    });
+}
+
+pub(super) fn max_pool_grad(pool: &MaxPoolGrad, mut call: Call) {
+    let plane = Plane::new(&pool.windows, sizes(&call, 0), sizes(&call, 1));
+    with_float!(call.dtype(), S => {
+        let (x, dy) = (call.dense::<S>(0), call.dense::<S>(1));
+        let x = x.par_chunks_exact(plane.len);
+        spread(&plane, x, dy, call.take_result(), |x, rows, dy, dx| route(&plane, x, rows, dy, dx));
+    });
+}
+
+/// Adds the gradient of each pooled element of a row to the first of the largest elements that it covers. A NaN is larger
+/// than any number.
+fn route<S: Float>(plane: &Plane, x: &[S], rows: &[usize], dy: &[S], dx: &mut [S::Real]) {
+    let mut largest: Vec<Option<(usize, S::Real)>> = vec![None; plane.columns.len()];
+    plane.for_covered(rows, |column, at| {
+        let x = x[at].widen();
+        let is_larger = |(_, best): (usize, S::Real)| x > best || (x.is_nan() && !best.is_nan());
+        if largest[column].is_none_or(is_larger) {
+            largest[column] = Some((at, x));
+        }
+    });
+    for (found, dy) in largest.into_iter().zip(dy) {
+        found.into_iter().for_each(|(at, _)| dx[at] = dx[at] + dy.widen());
+    }
+}
+
+pub(super) fn avg_pool_grad(pool: &AvgPoolGrad, mut call: Call) {
+    let plane = Plane::new(&pool.windows, &call.result_view(0).layout.sizes, sizes(&call, 0));
+    let count_padding = pool.count_padding;
+    with_float!(call.dtype(), S => {
+        let (dy, dx) = (call.dense::<S>(0), call.take_result::<S>());
+        let no_operand = rayon::iter::repeat_n((), dx.len() / plane.len);
+        spread(&plane, no_operand, dy, dx, |(), rows, dy, dx| share(&plane, count_padding, rows, dy, dx));
+    });
+}
+
+/// Adds to each covered element its share of the gradient of each pooled element of a row.
+fn share<S: Float>(plane: &Plane, count_padding: bool, rows: &[usize], dy: &[S], dx: &mut [S::Real]) {
+    let share =
+        |(column, dy): (usize, &S)| dy.widen() / plane.divisor::<S::Real>(count_padding, rows, column);
+    let shares: Vec<S::Real> = dy.iter().enumerate().map(share).collect();
+    plane.for_covered(rows, |column, at| dx[at] = dx[at] + shares[column]);
+}
+
+/// Calls for every row of pooled elements with what belongs to its plane, the rows it covers, its gradient, and the plane
+/// of `d x` to add to.
+fn spread<S: Float, X: Copy + Send>(
+    plane: &Plane,
+    x: impl IndexedParallelIterator<Item = X>,
+    dy: &[S],
+    dx: &mut [S],
+    row: impl Fn(X, &[usize], &[S], &mut [S::Real]) + Sync,
+) {
+    let planes = dy.par_chunks_exact(plane.pooled).zip(dx.par_chunks_exact_mut(plane.len));
+    let planes = x.zip(planes).with_min_len(plane.least());
+    planes.for_each_init(Scratch::new, |scratch, (x, (dy, dx))| {
+        scratch.write(dx, |dx| {
+            dx.fill(S::Real::ZERO);
+            let dy = dy.chunks_exact(plane.columns.len());
+            plane.rows.iter().zip(dy).for_each(|(rows, dy)| row(x, rows, dy, dx));
+        });
+    });
+}
+
+fn sizes<'a>(call: &Call<'a>, operand: usize) -> &'a [usize] {
+    &call.operand_view(operand).layout.sizes
+}

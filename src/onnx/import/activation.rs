@@ -1,0 +1,148 @@
+//! Activations that the core has no operator for, as a few of those it has.
+//!
+//! Each is written so that its gradient is finite and right wherever it exists: an exponential is taken of what is
+//! bounded, never of the side that a choice then drops.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::ValueId;
+use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
+
+/// Above this `log(1 + eˣ)` is x to 1e-13, and `eˣ` is still far from the largest f32.
+const SOFTPLUS_LINEAR: f64 = 30.0;
+
+/// Activations of one operand.
+pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let alpha = |default: f64| call.float("alpha").unwrap_or(default);
+    one(match call.op() {
+        "Celu" => celu(cx, x, alpha(1.0))?,
+        "Elu" => elu(cx, x, alpha(1.0))?,
+        "HardSigmoid" => hard_sigmoid(cx, x, alpha(0.2), call.float("beta").unwrap_or(0.5))?,
+        "HardSwish" => {
+            let gate = hard_sigmoid(cx, x, 1.0 / 6.0, 0.5)?;
+            cx.binary(Binary::Mul, x, gate)?
+        }
+        "LeakyRelu" => leaky_relu(cx, x, alpha(0.01))?,
+        "Mish" => {
+            let soft = softplus(cx, x)?;
+            let gate = cx.unary(Unary::Tanh, soft)?;
+            cx.binary(Binary::Mul, x, gate)?
+        }
+        // The constants of Klambauer et al., arXiv 1706.02515, as ONNX rounds them.
+        "Selu" => {
+            let elu = elu(cx, x, alpha(1.673_263_192_176_818_8))?;
+            cx.binary_with(Binary::Mul, elu, call.float("gamma").unwrap_or(1.050_701_022_148_132_3))?
+        }
+        "Shrink" => shrink(cx, x, call.float("lambd").unwrap_or(0.5), call.float("bias").unwrap_or(0.0))?,
+        "Softplus" => softplus(cx, x)?,
+        "Softsign" => {
+            let size = cx.unary(Unary::Abs, x)?;
+            let below = cx.binary_with(Binary::Add, size, 1.0)?;
+            cx.binary(Binary::Div, x, below)?
+        }
+        "Swish" => swish(cx, x, alpha(1.0))?,
+        "ThresholdedRelu" => {
+            let above = cx.compare_with(Compare::Greater, x, alpha(1.0))?;
+            cx.choose_or(above, x, 0.0)?
+        }
+        other => return Err(Problem::new(format!("`{other}` is not an activation"))),
+    })
+}
+
+/// `max(x, 0) + α(eᵐ - 1)` with `m = min(x, 0)`
+fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    let negative = cx.binary_with(Binary::Min, x, 0.0)?;
+    exponential_side(cx, x, negative, alpha)
+}
+
+/// `max(x, 0) + α(e^(m/α) - 1)` with `m = min(x, 0)`
+fn celu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    if alpha <= 0.0 {
+        return Err(Problem::new(format!("has an alpha of {alpha}, which must be positive")));
+    }
+    let negative = cx.binary_with(Binary::Min, x, 0.0)?;
+    let scaled = cx.binary_with(Binary::Div, negative, alpha)?;
+    exponential_side(cx, x, scaled, alpha)
+}
+
+fn exponential_side(cx: &mut Context, x: ValueId, exponent: ValueId, alpha: f64) -> Built {
+    let exp = cx.unary(Unary::Exp, exponent)?;
+    let less = cx.binary_with(Binary::Sub, exp, 1.0)?;
+    let side = cx.binary_with(Binary::Mul, less, alpha)?;
+    let relu = cx.unary(Unary::Relu, x)?;
+    cx.binary(Binary::Add, relu, side)
+}
+
+/// `min(max(αx + β, 0), 1)`
+fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
+    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
+    let shifted = cx.binary_with(Binary::Add, scaled, beta)?;
+    let low = cx.binary_with(Binary::Max, shifted, 0.0)?;
+    cx.binary_with(Binary::Min, low, 1.0)
+}
+
+/// `x` where it is not negative, else `αx`
+fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    let negative = cx.compare_with(Compare::Less, x, 0.0)?;
+    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
+    cx.choose(negative, scaled, x)
+}
+
+/// PRelu: as LeakyRelu, with a slope that broadcasts onto x.
+pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, slope) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let negative = cx.compare_with(Compare::Less, x, 0.0)?;
+    let scaled = cx.binary(Binary::Mul, x, slope)?;
+    one(cx.choose(negative, scaled, x)?)
+}
+
+/// `log(1 + eˣ)`; x itself where that is the same.
+fn softplus(cx: &mut Context, x: ValueId) -> Built {
+    let bounded = cx.binary_with(Binary::Min, x, SOFTPLUS_LINEAR)?;
+    let exp = cx.unary(Unary::Exp, bounded)?;
+    let more = cx.binary_with(Binary::Add, exp, 1.0)?;
+    let log = cx.unary(Unary::Log, more)?;
+    let rest = cx.binary_with(Binary::Sub, x, SOFTPLUS_LINEAR)?;
+    let rest = cx.unary(Unary::Relu, rest)?;
+    cx.binary(Binary::Add, log, rest)
+}
+
+/// `x·sigmoid(αx)`
+fn swish(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    if alpha == 1.0 {
+        return cx.unary(Unary::Silu, x);
+    }
+    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
+    let gate = cx.unary(Unary::Sigmoid, scaled)?;
+    cx.binary(Binary::Mul, x, gate)
+}
+
+/// `x + bias` below `-λ`, `x - bias` above `λ`, 0 between
+fn shrink(cx: &mut Context, x: ValueId, lambda: f64, bias: f64) -> Built {
+    let (below, above) =
+        (cx.compare_with(Compare::Less, x, -lambda)?, cx.compare_with(Compare::Greater, x, lambda)?);
+    let (more, less) = (cx.binary_with(Binary::Add, x, bias)?, cx.binary_with(Binary::Sub, x, bias)?);
+    let right = cx.choose_or(above, less, 0.0)?;
+    cx.choose(below, more, right)
+}
+
+/// IsInf, of both signs or of one.
+pub(super) fn is_infinite(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let asked = |name: &str| call.int(name).unwrap_or(1) != 0;
+    let mut is = |infinity: f64| cx.compare_with(Compare::Equal, x, infinity);
+    one(match (asked("detect_positive"), asked("detect_negative")) {
+        (true, true) => {
+            let (positive, negative) = (is(f64::INFINITY)?, is(f64::NEG_INFINITY)?);
+            cx.b.one(Logical::Or, &[positive, negative])?
+        }
+        (true, false) => is(f64::INFINITY)?,
+        (false, true) => is(f64::NEG_INFINITY)?,
+        (false, false) => {
+            let ty = cx.ty(x).with_dtype(ir::DType::Bool);
+            cx.b.splat(ty, 0.0)?
+        }
+    })
+}

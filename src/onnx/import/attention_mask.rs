@@ -1,0 +1,127 @@
+//! Which keys a query of an Attention node sees: its mask, causal order, a window, and how many keys are there.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Problem};
+use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::{DType, Dim, Dims, ValueId};
+
+/// What is hidden and what is added to the scores, in dims that broadcast to `[batch, heads, queries, keys]`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mask {
+    /// Bools: what is seen.
+    pub(super) seen: Option<ValueId>,
+    /// Floats to add.
+    pub(super) added: Option<ValueId>,
+}
+
+impl Mask {
+    /// As one operand: bools, or floats with −∞ for what is hidden.
+    pub(super) fn merged(self, cx: &mut Context) -> Result<Option<ValueId>, Problem> {
+        match (self.seen, self.added) {
+            (Some(seen), Some(added)) => Ok(Some(cx.choose_or(seen, added, f64::NEG_INFINITY)?)),
+            (seen, added) => Ok(seen.or(added)),
+        }
+    }
+
+    /// Hides more.
+    fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
+        self.seen = Some(match self.seen {
+            Some(other) => cx.b.one(Logical::And, &[other, seen])?,
+            None => seen,
+        });
+        Ok(())
+    }
+}
+
+/// The mask of queries and keys in four dims. `past` keys come before the query's own. `causal`: a query sees no key
+/// after itself.
+pub(super) fn mask(
+    cx: &mut Context,
+    call: &Call,
+    [q, k]: [ValueId; 2],
+    past: u64,
+    causal: bool,
+) -> Result<Mask, Problem> {
+    let mut mask = given(cx, call, [q, k])?;
+    let window = |name: &str| call.int(name).filter(|&size| size >= 0);
+    let (left, right) = (window("left_window_size"), window("right_window_size"));
+    let ordered = causal || left.is_some() || right.is_some();
+    if !ordered && call.input(6).is_none() {
+        return Ok(mask);
+    }
+    let keys = cx.ty(k).dims[2].clone();
+    let key = cx.counted(DType::I64, 4, 3, keys)?;
+    let present = match cx.optional(call, 6)? {
+        Some(counts) => {
+            let counts = cx.b.cast(counts, DType::I64)?;
+            let ones = [Dim::known(1), Dim::known(1), Dim::known(1)];
+            let dims: Vec<Dim> = [cx.ty(q).dims[0].clone()].into_iter().chain(ones).collect();
+            Some(cx.b.reshape(counts, dims)?)
+        }
+        None => None,
+    };
+    if ordered {
+        let place = places(cx, q, past, present)?;
+        if causal {
+            let seen = cx.compare(Compare::LessEqual, key, place)?;
+            mask.and(cx, seen)?;
+        }
+        let before = cx.binary(Binary::Sub, place, key)?;
+        if let Some(left) = left {
+            let seen = cx.compare_with(Compare::LessEqual, before, left as f64)?;
+            mask.and(cx, seen)?;
+        }
+        if let Some(right) = right {
+            let seen = cx.compare_with(Compare::GreaterEqual, before, -(right as f64))?;
+            mask.and(cx, seen)?;
+        }
+    }
+    if let Some(present) = present {
+        let seen = cx.compare(Compare::Less, key, present)?;
+        mask.and(cx, seen)?;
+    }
+    Ok(mask)
+}
+
+/// Which key each query is: after those of the past, or, where the keys that are there are counted, the last of them.
+fn places(cx: &mut Context, q: ValueId, past: u64, present: Option<ValueId>) -> Built {
+    let queries = cx.ty(q).dims[2].clone();
+    let query = cx.counted(DType::I64, 4, 2, queries)?;
+    match present {
+        Some(present) => {
+            let queries = cx.bound(q, 2, "counts")?;
+            let first = cx.binary_with(Binary::Sub, present, queries as f64)?;
+            cx.binary(Binary::Add, query, first)
+        }
+        None if past > 0 => cx.binary_with(Binary::Add, query, past as f64),
+        None => Ok(query),
+    }
+}
+
+/// The mask that the node reads. One that is shorter than the keys hides the rest.
+fn given(cx: &mut Context, call: &Call, [q, k]: [ValueId; 2]) -> Result<Mask, Problem> {
+    let Some(given) = cx.optional(call, 3)? else { return Ok(Mask::default()) };
+    let mut wide = four_dims(cx, given)?;
+    let dims = cx.ty(wide).dims.clone();
+    let is_bool = cx.ty(wide).dtype == DType::Bool;
+    if let (Some(width), Some(keys)) = (dims[3].size(), cx.ty(k).dims[2].size())
+        && width < keys
+    {
+        wide = cx.padded(wide, 3, [0, keys - width], if is_bool { 0.0 } else { f64::NEG_INFINITY })?;
+    }
+    if is_bool {
+        return Ok(Mask { seen: Some(wide), added: None });
+    }
+    let dtype = cx.ty(q).dtype;
+    Ok(Mask { seen: None, added: Some(cx.b.cast(wide, dtype)?) })
+}
+
+/// A mask with leading dims of size one up to four dims.
+fn four_dims(cx: &mut Context, mask: ValueId) -> Built {
+    let dims = cx.ty(mask).dims.clone();
+    let missing = 4usize.checked_sub(dims.len());
+    let missing = missing.ok_or_else(|| Problem::new(format!("has a mask of {} dims", dims.len())))?;
+    let wide: Dims = std::iter::repeat_n(Dim::known(1), missing).chain(dims).collect();
+    Ok(cx.b.reshape(mask, wide)?)
+}

@@ -1,0 +1,209 @@
+//! BatchNormalization. Whether it trains: from opset 14 on `training_mode` says so, from 7 to 13 that there is more than one
+//! output, before that `is_test`.
+//!
+//! In training form the running statistics become states, buffers, where they are tensors of the file: each microbatch
+//! leaves them `momentum·running + (1 - momentum)·batch`. They take the unbiased variance, as PyTorch's do (ONNX would have
+//! the biased one, which its outputs are given); a tensor that several nodes share takes the batch of each in turn.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use ir::ops::Float;
+use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
+use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, Role, StateId, Type, ValueId};
+
+/// BatchNormalization.
+pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
+    if call.int("spatial") == Some(0) {
+        return Err(Problem::new(
+            "has statistics for each element and not for each channel, which is not built",
+        ));
+    }
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x).clone();
+    // A single dim is a batch of one channel.
+    let x = if ty.ndim() == 1 { cx.b.reshape(x, [ty.dims[0].clone(), Dim::known(1)])? } else { x };
+    let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
+    let [scale, bias] = [of_channels(cx, call, 1, &ty)?, of_channels(cx, call, 2, &ty)?];
+    if !trains(call) {
+        let [mean, variance] = [of_channels(cx, call, 3, &ty)?, of_channels(cx, call, 4, &ty)?];
+        let y = cx.b.one(BatchNorm { eps }, &[x, mean, variance, scale, bias])?;
+        return Ok(vec![Entry::Value(cx.b.reshape(y, ty.dims)?)]);
+    }
+    let statistics = cx.b.push(BatchStatistics, &[x])?;
+    let (mean, variance, unbiased) = (statistics[0], statistics[1], statistics[2]);
+    let mean = Running::of(cx, call, 3, mean, mean)?;
+    let variance = Running::of(cx, call, 4, variance, unbiased)?;
+    let y = cx.b.one(BatchNorm { eps }, &[x, mean.used, variance.used, scale, bias])?;
+    let mut outputs = vec![Entry::Value(cx.b.reshape(y, ty.dims)?)];
+    for running in [&mean, &variance] {
+        outputs.push(Entry::Value(running.updated));
+    }
+    // Up to opset 13 the statistics of the batch follow.
+    outputs.extend([mean.batch, variance.batch].map(Entry::Value));
+    outputs.truncate(call.output_count().max(1));
+    Ok(outputs)
+}
+
+fn trains(call: &Call) -> bool {
+    match call.opset() {
+        ..=6 => call.int("is_test") == Some(0),
+        7..=13 => (1..call.output_count()).any(|i| call.output(i).is_some()),
+        _ => call.int("training_mode") == Some(1),
+    }
+}
+
+/// A number for each channel, in the type of what is normalised.
+fn of_channels(cx: &mut Context, call: &Call, i: usize, x: &Type) -> Result<ValueId, Problem> {
+    let value = cx.value(call, i)?;
+    Ok(cx.b.cast(value, x.dtype)?)
+}
+
+/// One of the two statistics of a norm that trains.
+struct Running {
+    /// Of the batch.
+    batch: ValueId,
+    /// What is normalised by: that of the batch, and in an evaluation the running one.
+    used: ValueId,
+    /// The running one after this batch, as ONNX defines it.
+    updated: ValueId,
+}
+
+impl Running {
+    /// Of input `i`. The state, if there is one, is updated with `sample`.
+    fn of(cx: &mut Context, call: &Call, i: usize, batch: ValueId, sample: ValueId) -> Result<Self, Problem> {
+        let momentum = call.float("momentum").unwrap_or(0.9);
+        let state = stored(cx, call, i)?.map(|data| state(cx, data));
+        let running = match state {
+            Some(state) => current(cx.b.module(), state),
+            None => cx.value(call, i)?,
+        };
+        let at_hand = cx.b.cast(running, cx.ty(batch).dtype)?;
+        let used = cx.b.one(InTraining, &[batch, at_hand])?;
+        if let Some(state) = state {
+            let new = average(cx, running, sample, momentum)?;
+            cx.b.tables().states[state].output = Some(new);
+        }
+        Ok(Self { batch, used, updated: average(cx, running, batch, momentum)? })
+    }
+}
+
+/// `momentum·running + (1 - momentum)·batch`
+fn average(cx: &mut Context, running: ValueId, batch: ValueId, momentum: f64) -> Result<ValueId, Problem> {
+    let batch = cx.b.cast(batch, cx.ty(running).dtype)?;
+    let (kept, added) = (cx.b.scale(running, momentum)?, cx.b.scale(batch, 1.0 - momentum)?);
+    Ok(cx.b.add(kept, added)?)
+}
+
+/// The tensor of the file that an input is.
+fn stored(cx: &Context, call: &Call, i: usize) -> Result<Option<DataId>, Problem> {
+    Ok(match cx.entry(call, i)? {
+        Entry::Stored(data) => Some(*data),
+        Entry::Value(value) => match cx.b.module().producer(*value).map(|node| &node.op) {
+            Some(Op::Constant(constant)) => Some(constant.data),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// The state of a running statistic.
+fn state(cx: &mut Context, data: DataId) -> StateId {
+    let tables = cx.b.tables();
+    let known = tables.states.iter().find(|(_, state)| state.initializer == Initializer::Data(data));
+    if let Some((id, _)) = known {
+        return id;
+    }
+    let row = &tables.data[data];
+    let (name, ty) = (row.name.clone(), row.ty.clone());
+    tables.add_state(name, ty, Role::Buffer, Initializer::Data(data))
+}
+
+/// The value of a state after the nodes so far.
+fn current(module: &Module, state: StateId) -> ValueId {
+    let state = &module.states[state];
+    state.output.unwrap_or(state.input)
+}
+
+/// What the user may not expect: batch norms of a model that was exported for inference keep their statistics.
+pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
+    let by_the_batch =
+        |value: ValueId| module.producer(value).is_some_and(|node| matches!(node.op, Op::InTraining(_)));
+    let norms = module.nodes().filter(|(_, node)| matches!(node.op, Op::BatchNorm(_)));
+    let fixed: Vec<_> = norms.filter(|(_, node)| !by_the_batch(node.operands[1])).collect();
+    let (_, first) = fixed.first()?;
+    let count = fixed.len();
+    let warning = Diagnostic::new(format!(
+        "{count} batch norms are in inference form: they normalise by the file's statistics, which stay as they are"
+    ));
+    Some(warning.at(first.origin.to_string()).note(
+        "to train by the statistics of the batch, export with training=torch.onnx.TrainingMode.TRAINING",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::dropout::Dropouts;
+    use crate::{Attribute, Node};
+    use ir::{Blob, Builder, DType, Data};
+    use std::collections::BTreeMap;
+
+    /// The program that imports these nodes, whose statistics are tensors of the file.
+    fn imported(nodes: &[Node]) -> Module {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[4, 2, 3]), true);
+        let mut entries = BTreeMap::from([("x".to_string(), Entry::Value(x))]);
+        for name in ["scale", "bias", "mean", "variance"] {
+            let ty = Type::of(DType::F32, &[2]);
+            let blob = Blob::File(Some([1.0f32.to_le_bytes(); 2].concat().into()));
+            let data = module.add_data(Data { name: name.into(), ty, blob });
+            entries.insert(name.into(), Entry::Stored(data));
+        }
+        let b = Builder::new(&mut module, "import");
+        let mut cx = Context { b, entries, dropouts: Dropouts::default() };
+        for node in nodes {
+            let outputs = batch_norm(&mut cx, &Call::new(node)).expect("it is imported");
+            assert_eq!(outputs.len(), node.outputs.len());
+        }
+        cx.b.finish();
+        module
+    }
+
+    fn node(opset: i64, outputs: usize, attributes: &[(&str, i64)]) -> Node {
+        Node {
+            op_type: "BatchNormalization".into(),
+            opset,
+            inputs: ["x", "scale", "bias", "mean", "variance"].map(String::from).into(),
+            outputs: (0..outputs).map(|i| format!("y{i}")).collect(),
+            attributes: attributes.iter().map(|(name, n)| (name.to_string(), Attribute::Int(*n))).collect(),
+            ..Node::default()
+        }
+    }
+
+    #[test]
+    fn every_opset_says_in_its_own_way_that_it_trains() {
+        for (node, trains) in [
+            (node(15, 3, &[("training_mode", 1)]), true),
+            (node(15, 1, &[]), false),
+            (node(9, 5, &[]), true),
+            (node(9, 1, &[]), false),
+        ] {
+            let module = imported(std::slice::from_ref(&node));
+            assert_eq!(module.states.len(), if trains { 2 } else { 0 }, "{node:?}");
+            assert_eq!(warning(&module).is_none(), trains, "{node:?}");
+            assert!(module.states.values().all(|state| state.output.is_some()));
+        }
+    }
+
+    #[test]
+    fn shared_statistics_take_one_batch_after_the_other() {
+        let node = node(15, 1, &[("training_mode", 1)]);
+        let module = imported(&[node.clone(), node]);
+        assert_eq!(module.states.len(), 2);
+        let running = module.nodes().filter(|(_, node)| matches!(node.op, Op::InTraining(_)));
+        let running: Vec<ValueId> = running.map(|(_, node)| node.operands[1]).collect();
+        let inputs: Vec<ValueId> = module.states.values().map(|state| state.input).collect();
+        assert_eq!(running[..2], inputs);
+        assert!(running[2..].iter().all(|value| module.producer(*value).is_some()));
+    }
+}

@@ -1,0 +1,95 @@
+//! Attention as a formula: where scores are capped or put out, which the core's operator does not do.
+
+use super::arithmetic::Built;
+use super::attention_mask::Mask;
+use super::context::{Context, Problem};
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::reduce::ReduceKind;
+use ir::ops::softmax::Softmax;
+use ir::{Dim, ValueId};
+
+/// What of the scores is put out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scores {
+    /// Scaled, and capped.
+    Capped,
+    /// And masked.
+    Masked,
+    /// As probabilities.
+    Probabilities,
+}
+
+/// The result of attention, and the scores.
+pub(super) struct Attended {
+    pub(super) out: ValueId,
+    pub(super) scores: ValueId,
+}
+
+/// `softmax(cap·tanh(q·kᵀ·scale / cap) + mask)·v`, zero for a query that sees no key. A `cap` of 0 is none.
+pub(super) fn attend(
+    cx: &mut Context,
+    [q, k, v]: [ValueId; 3],
+    mask: Mask,
+    [scale, cap]: [f64; 2],
+    put_out: Scores,
+) -> Result<Attended, Problem> {
+    let (k, v) = (repeated(cx, k, q)?, repeated(cx, v, q)?);
+    let scaled = cx.binary_with(Binary::Mul, q, scale)?;
+    let mut scores = cx.b.one(Contract::new("bhqd,bhkd->bhqk"), &[scaled, k])?;
+    if cap != 0.0 {
+        let small = cx.binary_with(Binary::Div, scores, cap)?;
+        let bounded = cx.unary(Unary::Tanh, small)?;
+        scores = cx.binary_with(Binary::Mul, bounded, cap)?;
+    }
+    let (masked, probabilities) = probabilities(cx, scores, mask)?;
+    let out = cx.b.one(Contract::new("bhqk,bhkd->bhqd"), &[probabilities, v])?;
+    let scores = match put_out {
+        Scores::Capped => scores,
+        Scores::Masked => masked,
+        Scores::Probabilities => probabilities,
+    };
+    Ok(Attended { out, scores })
+}
+
+/// The masked scores and their softmax.
+fn probabilities(cx: &mut Context, scores: ValueId, mask: Mask) -> Result<(ValueId, ValueId), Problem> {
+    let mut masked = scores;
+    if let Some(added) = mask.added {
+        masked = cx.binary(Binary::Add, masked, added)?;
+        // Hidden whatever the score: ∞ - ∞ would be NaN.
+        let hidden = cx.compare_with(Compare::Equal, added, f64::NEG_INFINITY)?;
+        let lowest = cx.b.splat_like(scores, f64::NEG_INFINITY)?;
+        masked = cx.choose(hidden, lowest, masked)?;
+    }
+    if let Some(seen) = mask.seen {
+        masked = cx.choose_or(seen, masked, f64::NEG_INFINITY)?;
+    }
+    let dim = cx.ty(scores).ndim() as u32 - 1;
+    if mask.seen.is_none() && mask.added.is_none() {
+        return Ok((masked, cx.b.one(Softmax { dim }, &[masked])?));
+    }
+    let largest = cx.reduced(ReduceKind::Max, masked, &[dim])?;
+    let blind = cx.compare_with(Compare::Equal, largest, f64::NEG_INFINITY)?;
+    // A softmax over nothing is NaN, and so would its gradient be.
+    let zero = cx.b.splat_like(scores, 0.0)?;
+    let finite = cx.choose(blind, zero, masked)?;
+    let softmax = cx.b.one(Softmax { dim }, &[finite])?;
+    Ok((masked, cx.choose(blind, zero, softmax)?))
+}
+
+/// Keys or values with each head repeated to as many as the queries have.
+fn repeated(cx: &mut Context, x: ValueId, q: ValueId) -> Built {
+    let (ty, heads) = (cx.ty(x).clone(), cx.ty(q).dims[1].clone());
+    if ty.dims[1] == heads {
+        return Ok(x);
+    }
+    let times = heads.quotient(&ty.dims[1]);
+    let times = times
+        .ok_or_else(|| Problem::new(format!("{} heads do not divide {heads} of queries", ty.dims[1])))?;
+    let apart = cx.with_dim(x, 2)?;
+    let mut wide: Vec<Dim> = cx.ty(apart).dims.to_vec();
+    wide[2] = times;
+    let wide = cx.b.broadcast(apart, wide)?;
+    Ok(cx.b.reshape(wide, [ty.dims[0].clone(), heads, ty.dims[2].clone(), ty.dims[3].clone()])?)
+}

@@ -1,0 +1,133 @@
+//! Normalisations over other dims than the last, as the core's layer norm or as formulas.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::ops::Float;
+use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::norm::LayerNorm;
+use ir::ops::reduce::ReduceKind;
+use ir::{Dim, Type, ValueId};
+
+/// What MeanVarianceNormalization adds to the deviation.
+const DEVIATION_FLOOR: f64 = 1e-9;
+
+/// A window of more channels than this is refused.
+const MOST_WINDOW: u64 = 256;
+
+/// GroupNormalization (Wu and He, arXiv 1803.08494). Up to opset 20 scale and bias have one element a group, from 21
+/// on one a channel.
+pub(super) fn group_norm(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let groups = call.int("num_groups").and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+    let groups = Dim::known(groups.ok_or_else(|| Problem::new("has no number of groups"))?);
+    let channels = channels(cx.ty(x))?;
+    let width = channels.quotient(&groups);
+    let width = width.ok_or_else(|| Problem::new(format!("cannot cut {channels} channels in {groups}")))?;
+    let mut affine = [cx.value(call, 1)?, cx.value(call, 2)?];
+    if cx.ty(affine[0]).dims[..] == [groups.clone()] && groups != channels {
+        for value in &mut affine {
+            let column = cx.b.reshape(*value, [groups.clone(), Dim::known(1)])?;
+            let wide = cx.b.broadcast(column, [groups.clone(), width.clone()])?;
+            *value = cx.b.reshape(wide, [channels.clone()])?;
+        }
+    }
+    one(by_groups(cx, call, x, groups, affine)?)
+}
+
+/// InstanceNormalization (Ulyanov et al., arXiv 1607.08022): each channel is a group.
+pub(super) fn instance_norm(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let channels = channels(cx.ty(x))?;
+    let affine = [cx.value(call, 1)?, cx.value(call, 2)?];
+    one(by_groups(cx, call, x, channels, affine)?)
+}
+
+/// The channels: dim 1.
+fn channels(ty: &Type) -> Result<Dim, Problem> {
+    let channels = ty.dims.get(1).cloned();
+    channels.ok_or_else(|| Problem::new(format!("needs a batch and channels, not {ty}")))
+}
+
+/// Groups of channels normalised over all their elements, then scaled and shifted by channel.
+fn by_groups(cx: &mut Context, call: &Call, x: ValueId, groups: Dim, affine: [ValueId; 2]) -> Built {
+    let ty = cx.ty(x).clone();
+    let inner = ty.dims[1..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+    let width = inner.and_then(|inner| inner.quotient(&groups));
+    let width = width.ok_or_else(|| Problem::new(format!("cannot cut {ty} in {groups} groups")))?;
+    let flat = cx.b.reshape(x, [ty.dims[0].clone(), groups, width.clone()])?;
+    let vector = Type::new(ty.dtype, [width]);
+    let (unit, zero) = (cx.b.splat(vector.clone(), 1.0)?, cx.b.splat(vector, 0.0)?);
+    let eps = Float::new(call.float("epsilon").unwrap_or(1e-5));
+    let normal = cx.b.push(LayerNorm { eps }, &[flat, unit, zero])?[0];
+    let normal = cx.b.reshape(normal, ty.dims.clone())?;
+    let [scale, bias] = affine.map(|value| by_channel(cx, value, &ty));
+    let scaled = cx.binary(Binary::Mul, normal, scale?)?;
+    cx.binary(Binary::Add, scaled, bias?)
+}
+
+/// A vector over channels in dims that broadcast onto these.
+fn by_channel(cx: &mut Context, value: ValueId, like: &Type) -> Built {
+    let value = cx.b.cast(value, like.dtype)?;
+    let ones = std::iter::repeat_n(Dim::known(1), like.ndim() - 2);
+    let dims: Vec<Dim> = [like.dims[1].clone()].into_iter().chain(ones).collect();
+    Ok(cx.b.reshape(value, dims)?)
+}
+
+/// MeanVarianceNormalization: `(x - mean) / (deviation + 1e-9)` over the axes.
+pub(super) fn mean_variance(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let axes = call.ints("axes").unwrap_or_else(|| vec![0, 2, 3]);
+    let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
+    let mean = cx.reduced(ReduceKind::Mean, x, &dims)?;
+    let centred = cx.binary(Binary::Sub, x, mean)?;
+    let square = cx.binary(Binary::Mul, centred, centred)?;
+    let variance = cx.reduced(ReduceKind::Mean, square, &dims)?;
+    let deviation = cx.unary(Unary::Sqrt, variance)?;
+    let below = cx.binary_with(Binary::Add, deviation, DEVIATION_FLOOR)?;
+    one(cx.binary(Binary::Div, centred, below)?)
+}
+
+/// LpNormalization: divided by the norm along a dim; zeros stay zeros.
+pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
+    let norm = match call.int("p").unwrap_or(2) {
+        1 => {
+            let size = cx.unary(Unary::Abs, x)?;
+            cx.reduced(ReduceKind::Sum, size, &[dim])?
+        }
+        2 => {
+            let square = cx.binary(Binary::Mul, x, x)?;
+            let sum = cx.reduced(ReduceKind::Sum, square, &[dim])?;
+            cx.unary(Unary::Sqrt, sum)?
+        }
+        p => return Err(Problem::new(format!("takes a norm of order {p}, neither 1 nor 2"))),
+    };
+    let empty = cx.compare_with(Compare::Equal, norm, 0.0)?;
+    let unit = cx.b.splat_like(norm, 1.0)?;
+    let divisor = cx.choose(empty, unit, norm)?;
+    one(cx.binary(Binary::Div, x, divisor)?)
+}
+
+/// LRN (Krizhevsky et al. 2012, section 3.3): `x / (bias + α/size · Σ x²)^β`, summed over channels around each.
+pub(super) fn local_response(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    channels(cx.ty(x))?;
+    let size = call.int("size").and_then(|n| u64::try_from(n).ok()).filter(|n| (1..=MOST_WINDOW).contains(n));
+    let size = size.ok_or_else(|| {
+        Problem::new(format!("looks at {:?} channels; 1 to {MOST_WINDOW} are built", call.int("size")))
+    })?;
+    let square = cx.binary(Binary::Mul, x, x)?;
+    let (before, count) = ((size - 1) / 2, cx.ty(x).dims[1].clone());
+    let around = cx.padded(square, 1, [before, size - 1 - before], 0.0)?;
+    let mut sum = cx.b.slice(around, 1, 0, count.clone())?;
+    for i in 1..size {
+        let next = cx.b.slice(around, 1, i, count.clone())?;
+        sum = cx.binary(Binary::Add, sum, next)?;
+    }
+    let scaled = cx.binary_with(Binary::Mul, sum, call.float("alpha").unwrap_or(1e-4) / size as f64)?;
+    let shifted = cx.binary_with(Binary::Add, scaled, call.float("bias").unwrap_or(1.0))?;
+    let power = cx.binary_with(Binary::Pow, shifted, -call.float("beta").unwrap_or(0.75))?;
+    one(cx.binary(Binary::Mul, x, power)?)
+}

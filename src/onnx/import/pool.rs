@@ -1,0 +1,234 @@
+//! Pooling. Dilations and the rounding up of sizes (`ceil_mode`) come with opset 10 for MaxPool and 19 for AveragePool;
+//! padding that follows from sizes (`auto_pad`) and rounding up become padding in numbers here.
+
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::ops::Float;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
+use ir::ops::shape::Pad;
+use ir::{DType, Dim, Type, ValueId};
+
+/// MaxPool without the second output. Integers are pooled as floats, in which those of ONNX's types are exact.
+pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
+    if call.output(1).is_some() {
+        return Err(Problem::new("also puts out the places of the largest elements, which is not built"));
+    }
+    let x = cx.value(call, 0)?;
+    let dtype = cx.ty(x).dtype;
+    let x = if dtype.is_float() { x } else { cx.b.cast(x, DType::F32)? };
+    let windows = Sliding::of(cx, call, x)?.padded();
+    let y = cx.b.one(MaxPool { windows }, &[x])?;
+    one(cx.b.cast(y, dtype)?)
+}
+
+/// GlobalMaxPool: one window over all dims after the channel.
+pub(super) fn global_max_pool(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let spatial = spatial(cx, x)?;
+    let windows = (0..spatial.len()).map(|i| size(cx, x, i).map(Window::of)).collect::<Result<_, _>>()?;
+    one(cx.b.one(MaxPool { windows }, &[x])?)
+}
+
+/// AveragePool.
+pub(super) fn average_pool(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let sliding = Sliding::of(cx, call, x)?;
+    let count_padding = call.int("count_include_pad") == Some(1);
+    one(average(cx, x, sliding, count_padding)?)
+}
+
+/// The mean of each window. Padding counts if that is asked for, but what sizes were rounded up by never does.
+fn average(
+    cx: &mut Context,
+    mut x: ValueId,
+    sliding: Sliding,
+    count_padding: bool,
+) -> Result<ValueId, Problem> {
+    if !count_padding || sliding.beyond.iter().all(|&beyond| beyond == 0) {
+        return Ok(cx.b.one(AvgPool { windows: sliding.padded(), count_padding }, &[x])?);
+    }
+    // Zeros that count are elements like others.
+    let mut windows = sliding.windows;
+    let first = cx.ty(x).ndim() - windows.len();
+    for (i, (window, beyond)) in windows.iter_mut().zip(sliding.beyond).enumerate() {
+        x = zeros_around(cx, x, first + i, window.before, window.after)?;
+        (window.before, window.after) = (0, beyond);
+    }
+    Ok(cx.b.one(AvgPool { windows, count_padding: false }, &[x])?)
+}
+
+fn zeros_around(
+    cx: &mut Context,
+    x: ValueId,
+    dim: usize,
+    before: u64,
+    after: u64,
+) -> Result<ValueId, Problem> {
+    if (before, after) == (0, 0) {
+        return Ok(x);
+    }
+    let mut ty = Type::new(cx.ty(x).dtype, cx.ty(x).dims.clone());
+    let padded = ty.dims[dim].size().and_then(|size| size.checked_add(before)?.checked_add(after));
+    ty.dims[dim] = Dim::known(padded.ok_or_else(|| Problem::new(format!("cannot pad dim {dim} of {ty}")))?);
+    let pad = Pad { dim: dim as u32, before, value: Float::new(0.0) };
+    Ok(cx.b.one_typed(pad, &[x], ty)?)
+}
+
+/// LpPool: `(Σ |x|ᵖ)^(1/p)` over each window.
+pub(super) fn lp_pool(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let windows = Sliding::of(cx, call, x)?.padded();
+    let p = call.int("p").unwrap_or(2);
+    if p < 1 {
+        return Err(Problem::new(format!("takes norms of order {p}; they begin at 1")));
+    }
+    let covered: f64 = windows.iter().map(|window| window.size as f64).product();
+    let size = cx.b.one(Unary::Abs, &[x])?;
+    let powers = power(cx, size, p as f64)?;
+    let mean = cx.b.one(AvgPool { windows, count_padding: true }, &[powers])?;
+    let sum = cx.b.scale(mean, covered)?;
+    one(power(cx, sum, 1.0 / p as f64)?)
+}
+
+fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem> {
+    if exponent == 1.0 {
+        return Ok(x);
+    }
+    let exponent = cx.b.splat_like(x, exponent)?;
+    Ok(cx.b.one(Binary::Pow, &[x, exponent])?)
+}
+
+/// The dims after batch and channel.
+fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
+    let ty = cx.ty(x);
+    if ty.ndim() < 3 {
+        return Err(Problem::new(format!("pools dims after batch and channel, which {ty} does not have")));
+    }
+    Ok(0..ty.ndim() - 2)
+}
+
+/// The size of a spatial dim.
+fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
+    let ty = cx.ty(x);
+    let unbound = || Problem::new(format!("pools dim {} of {ty}, which is not bound", i + 2));
+    ty.dims[i + 2].size().ok_or_else(|| unbound().note("bind it with --bind NAME=SIZE"))
+}
+
+/// How windows slide, with padding in numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct Sliding {
+    /// With the padding that the model has.
+    windows: Windows,
+    /// Further elements after each dim, by which sizes are rounded up.
+    beyond: Vec<u64>,
+}
+
+impl Sliding {
+    /// From a node's attributes.
+    fn of(cx: &Context, call: &Call, x: ValueId) -> Result<Self, Problem> {
+        let count = spatial(cx, x)?.len();
+        let sizes = numbers(call, "kernel_shape", count, None)?;
+        let strides = numbers(call, "strides", count, Some(1))?;
+        let dilations = numbers(call, "dilations", count, Some(1))?;
+        let pads = numbers(call, "pads", 2 * count, Some(0))?;
+        let auto = call.string("auto_pad").unwrap_or("NOTSET");
+        let rounds_up = call.int("ceil_mode") == Some(1) && auto == "NOTSET";
+        let mut sliding = Self { windows: Windows::new(), beyond: vec![0; count] };
+        for i in 0..count {
+            let (before, after) = if auto == "NOTSET" { (pads[i], pads[count + i]) } else { (0, 0) };
+            let window = Window { size: sizes[i], stride: strides[i], dilation: dilations[i], before, after };
+            sliding.windows.push(match auto {
+                "NOTSET" | "VALID" => window,
+                "SAME_UPPER" | "SAME_LOWER" => same(window, size(cx, x, i)?, auto == "SAME_LOWER")?,
+                other => return Err(Problem::new(format!("pads by `{other}`, which is unknown"))),
+            });
+            if rounds_up && window.stride > 1 {
+                sliding.beyond[i] = beyond(window, size(cx, x, i)?).ok_or_else(|| too_large(window))?;
+            }
+        }
+        Ok(sliding)
+    }
+
+    /// The windows, all padding alike.
+    fn padded(mut self) -> Windows {
+        for (window, beyond) in self.windows.iter_mut().zip(self.beyond) {
+            window.after = window.after.saturating_add(beyond);
+        }
+        self.windows
+    }
+}
+
+fn too_large(window: Window) -> Problem {
+    Problem::new(format!("slides a window that cannot be: {window:?}"))
+}
+
+/// A list of so many sizes; the default for each if the attribute is left out.
+fn numbers(call: &Call, name: &str, count: usize, default: Option<u64>) -> Result<Vec<u64>, Problem> {
+    let wrong = || Problem::new(format!("needs {count} sizes as `{name}`"));
+    let Some(given) = call.ints(name) else {
+        return default.map(|default| vec![default; count]).ok_or_else(wrong);
+    };
+    let sizes: Option<Vec<u64>> = given.iter().map(|&n| u64::try_from(n).ok()).collect();
+    sizes.filter(|sizes| sizes.len() == count).ok_or_else(wrong)
+}
+
+/// Padded so that there are ⌈size / stride⌉ positions; an odd element goes to the end, or, `lower`, to the start.
+fn same(window: Window, size: u64, lower: bool) -> Result<Window, Problem> {
+    let needed = || {
+        let last =
+            size.checked_add(window.stride.checked_sub(1)?)?.checked_div(window.stride)?.checked_sub(1)?;
+        Some(last.checked_mul(window.stride)?.checked_add(window.extent()?)?.saturating_sub(size))
+    };
+    let needed = needed().ok_or_else(|| too_large(window))?;
+    let (less, more) = (needed / 2, needed - needed / 2);
+    let (before, after) = if lower { (more, less) } else { (less, more) };
+    Ok(Window { before, after, ..window })
+}
+
+/// Elements beyond the padding that a last position covers when sizes are rounded up. It must begin within the dim or
+/// the padding before it (ONNX from opset 19 on, as PyTorch always).
+fn beyond(window: Window, size: u64) -> Option<u64> {
+    let padded = size.checked_add(window.before)?.checked_add(window.after)?;
+    let extent = window.extent()?;
+    let last = padded.checked_sub(extent)?.checked_add(window.stride - 1)?.checked_div(window.stride)?;
+    let start = last.checked_mul(window.stride)?;
+    if start >= size.checked_add(window.before)? {
+        return Some(0);
+    }
+    Some(start.checked_add(extent)?.saturating_sub(padded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(size: u64, stride: u64, pads: (u64, u64)) -> Window {
+        Window { stride, before: pads.0, after: pads.1, ..Window::of(size) }
+    }
+
+    #[test]
+    fn sizes_are_rounded_up_to_windows_that_begin_within() {
+        for (window, size, expected) in [
+            (window(3, 2, (0, 0)), 4, 1),
+            (window(3, 2, (0, 0)), 5, 0),
+            (window(3, 3, (1, 1)), 4, 0),
+            (window(2, 2, (0, 0)), 7, 1),
+            (window(1, 3, (0, 0)), 5, 2),
+            // The last would begin in the padding after the dim.
+            (window(2, 2, (1, 1)), 5, 0),
+        ] {
+            assert_eq!(beyond(window, size), Some(expected), "{window:?} over {size}");
+        }
+    }
+
+    #[test]
+    fn the_same_size_is_padded_on_both_sides() {
+        let pads = |window, size, lower| same(window, size, lower).map(|w| (w.before, w.after)).unwrap();
+        assert_eq!(pads(window(3, 1, (0, 0)), 5, false), (1, 1));
+        assert_eq!(pads(window(2, 1, (0, 0)), 5, false), (0, 1));
+        assert_eq!(pads(window(2, 1, (0, 0)), 5, true), (1, 0));
+        assert_eq!(pads(window(1, 2, (0, 0)), 5, true), (0, 0));
+        assert!(same(window(1, 0, (0, 0)), 5, true).is_err());
+    }
+}

@@ -1,0 +1,138 @@
+//! The largest and smallest elements along a dim, where they stand, and tensors made of such places.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, one};
+use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::reduce::ReduceKind;
+use ir::{DType, Dim, ValueId};
+
+/// Above this TopK, which compares each element with each, would take more memory than a model has.
+const MOST_RANKED: u64 = 4096;
+
+/// ArgMax and ArgMin: the first place of the extreme, or the last.
+pub(super) fn arg_extreme(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
+    let kind = if call.op() == "ArgMax" { ReduceKind::Max } else { ReduceKind::Min };
+    let last = call.int("select_last_index").unwrap_or(0) != 0;
+    let place = place(cx, x, dim, kind, last)?;
+    let keep = call.int("keepdims").unwrap_or(1) != 0;
+    one(if keep { place } else { cx.without(place, dim)? })
+}
+
+/// Where along a dim, which stays with size one, the extreme stands: i64.
+fn place(cx: &mut Context, x: ValueId, dim: u32, kind: ReduceKind, last: bool) -> Built {
+    let ty = cx.ty(x).clone();
+    let size = cx.bound(x, dim, "searches")?;
+    let x = if ty.dtype == DType::Bool { cx.b.cast(x, DType::I32)? } else { x };
+    let extreme = cx.reduced(kind, x, &[dim])?;
+    let hit = cx.compare(Compare::Equal, x, extreme)?;
+    let places = cx.counted(DType::I64, ty.ndim(), dim, Dim::known(size))?;
+    let (outside, pick) = if last { (-1.0, ReduceKind::Max) } else { (size as f64, ReduceKind::Min) };
+    let places = cx.choose_or(hit, places, outside)?;
+    cx.reduced(pick, places, &[dim])
+}
+
+/// Hardmax: one at the first largest element, else zero. Before opset 13 all dims from `axis` on are one.
+pub(super) fn hardmax(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let ty = cx.ty(x).clone();
+    let flat = call.opset() < 13;
+    let axis = cx.axis(x, call.int("axis").unwrap_or(if flat { 1 } else { -1 }))?;
+    let wide = if flat {
+        let row = ty.dims[axis as usize..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+        let row = row.ok_or_else(|| Problem::new(format!("{ty} is too large")))?;
+        let dims: Vec<Dim> = ty.dims[..axis as usize].iter().cloned().chain([row]).collect();
+        cx.b.reshape(x, dims)?
+    } else {
+        x
+    };
+    let place = place(cx, wide, axis, ReduceKind::Max, false)?;
+    let (ndim, size) = (cx.ty(wide).ndim(), cx.ty(wide).dims[axis as usize].clone());
+    let places = cx.counted(DType::I64, ndim, axis, size)?;
+    let hit = cx.compare(Compare::Equal, places, place)?;
+    let hard = cx.b.cast(hit, ty.dtype)?;
+    one(cx.b.reshape(hard, ty.dims)?)
+}
+
+/// TopK: the k largest (or smallest) along a dim, sorted, and where they stand. The rank of an element is the number
+/// of those before it; of equals the first comes first.
+pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
+    let size = cx.bound(x, dim, "ranks")?;
+    let count = match call.int("k") {
+        Some(k) => Some(k), // opset 1
+        None => cx.numbers(call, 1, "k")?.and_then(|k| k.first().copied()),
+    };
+    let count = count.and_then(|k| u64::try_from(k).ok()).filter(|&k| k <= size);
+    let count = count.ok_or_else(|| Problem::new(format!("takes more than dim {dim} of {}", cx.ty(x))))?;
+    if size > MOST_RANKED {
+        return Err(Problem::new(format!("ranks {size} elements; up to {MOST_RANKED} are built")));
+    }
+    let largest = call.int("largest").unwrap_or(1) != 0;
+    // Dims: [.., k, n, ..], with k at `dim`.
+    let rank = rank(cx, x, dim, largest)?;
+    let rank = cx.with_dim(rank, dim)?;
+    let ndim = cx.ty(rank).ndim();
+    let wanted = cx.counted(DType::I64, ndim, dim, Dim::known(count))?;
+    let hit = cx.compare(Compare::Equal, rank, wanted)?;
+    let each = cx.with_dim(x, dim)?;
+    let values = cx.choose_or(hit, each, 0.0)?;
+    let values = cx.reduced(ReduceKind::Sum, values, &[dim + 1])?;
+    let places = cx.counted(DType::I64, ndim, dim + 1, Dim::known(size))?;
+    let places = cx.choose_or(hit, places, 0.0)?;
+    let places = cx.reduced(ReduceKind::Sum, places, &[dim + 1])?;
+    Ok(vec![Entry::Value(cx.without(values, dim + 1)?), Entry::Value(cx.without(places, dim + 1)?)])
+}
+
+/// How many elements along a dim come before each: i64, in the dims of x.
+fn rank(cx: &mut Context, x: ValueId, dim: u32, largest: bool) -> Built {
+    let size = cx.ty(x).dims[dim as usize].clone();
+    // Dims: [.., other, this, ..].
+    let (other, this) = (cx.with_dim(x, dim + 1)?, cx.with_dim(x, dim)?);
+    let ndim = cx.ty(this).ndim();
+    let before = if largest { Compare::Greater } else { Compare::Less };
+    let before = cx.compare(before, other, this)?;
+    let equal = cx.compare(Compare::Equal, other, this)?;
+    let other_place = cx.counted(DType::I64, ndim, dim, size.clone())?;
+    let this_place = cx.counted(DType::I64, ndim, dim + 1, size)?;
+    let earlier = cx.compare(Compare::Less, other_place, this_place)?;
+    let tie = cx.b.one(Logical::And, &[equal, earlier])?;
+    let before = cx.b.one(Logical::Or, &[before, tie])?;
+    let before = cx.b.cast(before, DType::I64)?;
+    let count = cx.reduced(ReduceKind::Sum, before, &[dim])?;
+    cx.without(count, dim)
+}
+
+/// OneHot: a dim of so many classes at `axis`, `on` at the index and `off` elsewhere.
+pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
+    let indices = cx.value(call, 0)?;
+    // The depth may be of any type, also a float.
+    let depth = cx.value(call, 1)?;
+    let depth = super::constant_number(cx, depth).map(|depth| depth as i64).filter(|&depth| depth > 0);
+    let depth = depth.ok_or_else(|| {
+        Problem::new("has a number of classes that is computed from data")
+            .note("export with it as a constant")
+    })?;
+    let values = cx.value(call, 2)?;
+    let total = cx.ty(indices).ndim() + 1;
+    let axis = call.int("axis").unwrap_or(-1);
+    let dim = super::context::dim(axis, total);
+    let dim = dim.ok_or_else(|| Problem::new(format!("axis {axis} is not a dim of the result")))?;
+    // Negative indices count from the end; those outside hit no class.
+    let indices = cx.b.cast(indices, DType::I64)?;
+    let negative = cx.compare_with(Compare::Less, indices, 0.0)?;
+    let from_end = cx.binary_with(Binary::Add, indices, depth as f64)?;
+    let indices = cx.choose(negative, from_end, indices)?;
+    let indices = cx.with_dim(indices, dim)?;
+    let classes = cx.counted(DType::I64, total, dim, Dim::known(depth as u64))?;
+    let hit = cx.compare(Compare::Equal, indices, classes)?;
+    let mut pick = |at: u64| -> Built {
+        let value = cx.b.slice(values, 0, at, Dim::known(1))?;
+        Ok(cx.b.reshape(value, [])?)
+    };
+    let (off, on) = (pick(0)?, pick(1)?);
+    one(cx.choose(hit, on, off)?)
+}

@@ -1,0 +1,175 @@
+//! Resize and Upsample: along each dim every element of the result is a weighted sum of few of the operand's, whose
+//! places and weights the import knows (`resampling`).
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, one};
+use super::resampling::{Coordinates, Filter, Nearest, Resampling, Weighted};
+use ir::ops::elementwise::Binary;
+use ir::ops::indexing::Gather;
+use ir::{DType, Dim, Op, Tensor, ValueId};
+
+/// What is asked of one dim.
+struct Along {
+    dim: u32,
+    scale: f64,
+    size: u64,
+    region: [f64; 2],
+}
+
+/// Resize, and Upsample, which is its first version.
+pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
+    let mut x = cx.value(call, 0)?;
+    let how = resampling(call)?;
+    let extrapolation = call.float("extrapolation_value").unwrap_or(0.0);
+    for Along { dim, scale, size, region } in asked(cx, call, x)? {
+        let from = cx.bound(x, dim, "resizes")?;
+        let crops = how.coordinates == Coordinates::TfCropAndResize;
+        if from == size && scale == 1.0 && !crops {
+            continue;
+        }
+        if from == 0 || size == 0 || from.max(size) > Context::MOST_COMPUTED {
+            return Err(Problem::new(format!("resizes dim {dim} of {} to {size}", cx.ty(x))));
+        }
+        let weighted = how.along(from, size, scale, region);
+        x = resampled(cx, x, dim, &weighted)?;
+        if weighted.outside.contains(&true) {
+            x = extrapolated(cx, x, dim, weighted.outside, extrapolation)?;
+        }
+    }
+    one(x)
+}
+
+/// How the node resamples. Before opset 11 there was one way alone.
+fn resampling(call: &Call) -> Result<Resampling, Problem> {
+    let unknown = |what: &str, word: &str| Problem::new(format!("has the {what} `{word}`, which is unknown"));
+    let old = call.opset() < 11;
+    let word = call.string("coordinate_transformation_mode").filter(|_| !old);
+    let word = word.unwrap_or(if old { "asymmetric" } else { "half_pixel" });
+    let coordinates = Coordinates::named(word).ok_or_else(|| unknown("coordinate transformation", word))?;
+    let word = call.string("nearest_mode").filter(|_| !old);
+    let word = word.unwrap_or(if old { "floor" } else { "round_prefer_floor" });
+    let nearest = Nearest::named(word).ok_or_else(|| unknown("rounding", word))?;
+    let filter = match call.string("mode").unwrap_or("nearest") {
+        "nearest" => Filter::Nearest(nearest),
+        "linear" => Filter::Linear,
+        "cubic" => Filter::Cubic(call.float("cubic_coeff_a").unwrap_or(-0.75)),
+        other => return Err(unknown("mode", other)),
+    };
+    let flag = |name: &str| call.int(name).unwrap_or(0) != 0;
+    Ok(Resampling {
+        coordinates,
+        filter,
+        antialias: flag("antialias"),
+        exclude_outside: flag("exclude_outside"),
+    })
+}
+
+/// The dims to resize: from scales, or from sizes, of which a policy may keep the ratio.
+fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Problem> {
+    let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
+    let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
+    let at = if call.opset() < 11 { 1 } else { 2 };
+    let regions = floats(cx, call, if at == 2 { 1 } else { usize::MAX })?.unwrap_or_default();
+    let region = |i: usize| match (regions.get(i), regions.get(i + dims.len())) {
+        (Some(&start), Some(&end)) => [start, end],
+        _ => [0.0, 1.0],
+    };
+    let froms = dims.iter().map(|&dim| cx.bound(x, dim, "resizes")).collect::<Result<Vec<_>, _>>()?;
+    let count = |n: usize| Problem::new(format!("has {n} scales or sizes for {} dims", dims.len()));
+    if let Some(scales) = floats(cx, call, at)? {
+        if scales.len() != dims.len() || scales.iter().any(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            return Err(count(scales.len()));
+        }
+        let along = |i: usize| {
+            let size = (froms[i] as f64 * scales[i]).floor() as u64;
+            Along { dim: dims[i], scale: scales[i], size, region: region(i) }
+        };
+        return Ok((0..dims.len()).map(along).collect());
+    }
+    let sizes = cx.numbers(call, at + 1, "sizes")?.unwrap_or_default();
+    if sizes.len() != dims.len() || sizes.iter().any(|&size| size < 0) {
+        return Err(count(sizes.len()));
+    }
+    let scales = (0..dims.len()).map(|i| sizes[i] as f64 / froms[i].max(1) as f64);
+    let common = match call.string("keep_aspect_ratio_policy").unwrap_or("stretch") {
+        "stretch" => None,
+        "not_larger" => Some(scales.clone().fold(f64::INFINITY, f64::min)),
+        "not_smaller" => Some(scales.clone().fold(0.0, f64::max)),
+        other => return Err(Problem::new(format!("keeps the ratio by `{other}`, which is unknown"))),
+    };
+    let along = |(i, own): (usize, f64)| {
+        let scale = common.unwrap_or(own);
+        let size = common.map_or(sizes[i] as u64, |scale| (froms[i] as f64 * scale + 0.5).floor() as u64);
+        Along { dim: dims[i], scale, size, region: region(i) }
+    };
+    Ok(scales.enumerate().map(along).collect())
+}
+
+/// The numbers of an input that must be known; nothing if it is left out or empty.
+fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, Problem> {
+    if call.input(i).is_none() {
+        return Ok(None);
+    }
+    if let Entry::Ints(ints, _) = cx.entry(call, i)? {
+        let numbers = ints.numbers().map(|numbers| numbers.into_iter().map(|n| n as f64).collect::<Vec<_>>());
+        return Ok(numbers.filter(|numbers| !numbers.is_empty()));
+    }
+    let value = cx.value(call, i)?;
+    let ty = cx.ty(value).clone();
+    let op = cx.b.module().producer(value).map(|node| node.op.clone());
+    let numbers = match op {
+        Some(Op::Splat(splat)) if ty.numel().is_some_and(|n| n <= 16) => {
+            Some(vec![splat.value.get(); ty.numel().unwrap_or(0) as usize])
+        }
+        Some(Op::Constant(constant)) => {
+            ir::interp::file_tensor(&cx.b.module().data[constant.data]).map(|tensor| tensor.numbers())
+        }
+        _ => None,
+    };
+    let numbers = numbers.ok_or_else(|| {
+        Problem::new("has scales or regions that are computed from data").note("export with static shapes")
+    })?;
+    Ok(Some(numbers).filter(|numbers| !numbers.is_empty()))
+}
+
+/// The weighted sum of what is read along a dim.
+fn resampled(cx: &mut Context, x: ValueId, dim: u32, weighted: &Weighted) -> Built {
+    let ndim = cx.ty(x).ndim();
+    let mut sum = None;
+    for (places, weights) in weighted.places.iter().zip(&weighted.weights) {
+        if weights.iter().all(|&weight| weight == 0.0) {
+            continue;
+        }
+        let indices = cx.computed(Tensor::int(DType::I64, vec![places.len()], places.clone()))?;
+        let mut read = cx.b.one(Gather { dim }, &[x, indices])?;
+        if weights.iter().any(|&weight| weight != 1.0) {
+            let weights = cx.computed(Tensor::float(DType::F64, vec![weights.len()], weights.clone()))?;
+            let dtype = cx.ty(x).dtype;
+            let weights = cx.b.cast(weights, dtype)?;
+            let weights = along(cx, weights, ndim, dim)?;
+            read = cx.binary(Binary::Mul, read, weights)?;
+        }
+        sum = Some(match sum {
+            Some(sum) => cx.binary(Binary::Add, sum, read)?,
+            None => read,
+        });
+    }
+    sum.ok_or_else(|| Problem::new("has no weights"))
+}
+
+/// A number where a position lies outside of the operand.
+fn extrapolated(cx: &mut Context, x: ValueId, dim: u32, outside: Vec<bool>, number: f64) -> Built {
+    let ndim = cx.ty(x).ndim();
+    let inside: Vec<bool> = outside.into_iter().map(|outside| !outside).collect();
+    let inside = cx.computed(Tensor::bool(vec![inside.len()], inside))?;
+    let inside = along(cx, inside, ndim, dim)?;
+    cx.choose_or(inside, x, number)
+}
+
+/// A vector laid along a dim of `ndim`.
+fn along(cx: &mut Context, vector: ValueId, ndim: usize, dim: u32) -> Built {
+    let mut dims = vec![Dim::known(1); ndim];
+    dims[dim as usize] = cx.ty(vector).dims[0].clone();
+    Ok(cx.b.reshape(vector, dims)?)
+}

@@ -1,0 +1,73 @@
+//! RotaryEmbedding (opset 23), and the gate that goes with it in many feed-forward blocks, SwiGLU.
+
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::indexing::Gather;
+use ir::ops::rotary::Rotary;
+use ir::ops::shape::Concat;
+use ir::{Dim, ValueId};
+
+/// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads
+/// as an attribute; of each head all, or the first `rotary_embedding_dim`. The tables have a row a position, or, without
+/// positions, a row for each of each sample.
+pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
+    let input = cx.value(call, 0)?;
+    let ty = cx.ty(input).clone();
+    let x = if ty.ndim() == 3 { heads_apart(cx, call, input)? } else { input };
+    if cx.ty(x).ndim() != 4 {
+        return Err(Problem::new(format!("rotates {ty}, which has neither three nor four dims")));
+    }
+    let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
+    let positions = cx.optional(call, 3)?;
+    for table in &mut tables {
+        if let Some(positions) = positions {
+            *table = cx.b.one(Gather { dim: 0 }, &[*table, positions])?;
+        }
+        *table = cx.with_dim(*table, 1)?;
+    }
+    let width = cx.bound(x, 3, "rotates")?;
+    let turned =
+        call.int("rotary_embedding_dim").filter(|&n| n != 0).map_or(Some(width), |n| u64::try_from(n).ok());
+    let turned = turned.filter(|&turned| turned <= width);
+    let turned =
+        turned.ok_or_else(|| Problem::new(format!("rotates more than a head's {width} elements")))?;
+    let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
+    let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
+    let mut out = cx.b.one(op, &[first, tables[0], tables[1]])?;
+    if turned < width {
+        let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
+        out = cx.b.one(Concat { dim: 3 }, &[out, rest])?;
+    }
+    if ty.ndim() == 3 {
+        let together = cx.b.transpose(out, &[0, 2, 1, 3])?;
+        out = cx.b.reshape(together, ty.dims)?;
+    }
+    one(out)
+}
+
+/// `[batch, sequence, heads·width]` as `[batch, heads, sequence, width]`.
+fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Problem> {
+    let ty = cx.ty(x).clone();
+    let heads = call.int("num_heads").and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
+    let heads = Dim::known(heads.ok_or_else(|| Problem::new("has three-dim inputs and no number of heads"))?);
+    let width = ty.dims[2].quotient(&heads);
+    let width =
+        width.ok_or_else(|| Problem::new(format!("{heads} heads do not divide the last dim of {ty}")))?;
+    let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
+    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
+}
+
+/// SwiGLU (Shazeer, arXiv 2002.05202): `a·sigmoid(αa)·b`.
+pub(super) fn swiglu(cx: &mut Context, call: &Call) -> Outputs {
+    let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let alpha = call.float("alpha").unwrap_or(1.0);
+    let gate = if alpha == 1.0 {
+        cx.unary(Unary::Silu, a)?
+    } else {
+        let scaled = cx.binary_with(Binary::Mul, a, alpha)?;
+        let share = cx.unary(Unary::Sigmoid, scaled)?;
+        cx.binary(Binary::Mul, a, share)?
+    };
+    one(cx.binary(Binary::Mul, gate, b)?)
+}

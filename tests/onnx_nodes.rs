@@ -1,0 +1,87 @@
+//! ONNX's own node tests (1884 of version 1.23.2): each is one operator with inputs and the outputs it must have.
+//!
+//! A test is imported and interpreted in f64, and its outputs are compared as ONNX's own runner compares them. What is
+//! left out is left out by a rule that has a name (`rules`). What becomes of every operator stands in
+//! `docs/onnx-coverage.md`, which this test checks: `BLESS=1 cargo test --test onnx_nodes` writes it, and the diff is
+//! for review.
+
+#[path = "onnx_nodes/archive.rs"]
+mod archive;
+#[path = "onnx_nodes/case.rs"]
+mod case;
+#[path = "onnx_nodes/compare.rs"]
+mod compare;
+#[path = "onnx_nodes/rules.rs"]
+mod rules;
+#[path = "onnx_nodes/table.rs"]
+mod table;
+
+use case::{Case, Outcome};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// So many tests the archive has.
+const TESTS: usize = 1884;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn coverage() -> PathBuf {
+    root().join("docs/onnx-coverage.md")
+}
+
+fn cases() -> Vec<Case> {
+    let archive =
+        std::fs::read(root().join("testdata/onnx-node-tests.tar.gz")).expect("the tests can be read");
+    let tests = archive::unpack(&archive).expect("the archive of the tests is whole");
+    let cases = tests.into_iter().map(|(name, files)| Case::new(name, &files));
+    cases.collect::<Result<_, _>>().expect("every test has a model and its data")
+}
+
+/// A test's outcome; the program must not panic on any.
+fn outcome(case: &Case) -> Outcome {
+    catch_unwind(AssertUnwindSafe(|| case.run())).unwrap_or_else(|_| Outcome::Failed("panics".into()))
+}
+
+/// The outcomes of all tests, in their order, run on all processors.
+fn outcomes(cases: &[Case]) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(vec![None; cases.len()]);
+    let work = || {
+        while let Some((i, case)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cases.get(i)?)))
+        {
+            let outcome = outcome(case);
+            outcomes.lock().expect("no holder panics")[i] = Some(outcome);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let outcomes = outcomes.into_inner().expect("no holder panics");
+    outcomes.into_iter().map(|outcome| outcome.expect("every test was run")).collect()
+}
+
+#[test]
+fn every_operator_does_on_onnx_node_tests_what_the_table_says() {
+    let cases = cases();
+    assert_eq!(cases.len(), TESTS);
+    let table = table::render(&cases, &outcomes(&cases));
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(coverage(), table).expect("the table can be written");
+        return;
+    }
+    let written = std::fs::read_to_string(coverage()).expect("there is a table");
+    let only_in = |one: &str, other: &str| -> Vec<String> {
+        one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
+    };
+    assert!(
+        written == table,
+        "docs/onnx-coverage.md is not what the tests give: BLESS=1 cargo test --test onnx_nodes\nnow: {:#?}\n\
+         before: {:#?}",
+        only_in(&table, &written),
+        only_in(&written, &table)
+    );
+}

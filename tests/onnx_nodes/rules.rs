@@ -1,0 +1,124 @@
+//! What is left out, and why. A test that no rule leaves out passes or fails.
+
+use super::case::{self, Case};
+use onnx::ElementType;
+use onnx::proto::{AttributeType, NodeProto, TensorProto, TypeProto, TypeProtoValue};
+use prost::Message;
+
+/// A rule: its name, and why it is one.
+pub(crate) struct Rule {
+    pub(crate) name: &'static str,
+    pub(crate) why: &'static str,
+    applies: fn(&Case) -> bool,
+}
+
+/// The rules in order; the first that applies is the one.
+pub(crate) const RULES: &[Rule] = &[
+    Rule {
+        name: "other operator sets",
+        why: "`ai.onnx.ml` and `ai.onnx.preview.training`: trees and text, optimizers, which are a flag here",
+        applies: |case| !case.graph().node.iter().all(|node| matches!(node.domain(), "" | "ai.onnx")),
+    },
+    Rule {
+        name: "sequences and optionals",
+        why: "an input or output that is no tensor",
+        applies: |case| types(case).any(|ty| !matches!(ty.value, Some(TypeProtoValue::TensorType(_)))),
+    },
+    Rule {
+        name: "strings",
+        why: "no element type of the core",
+        applies: |case| has_type(case, |ty| ty == ElementType::String),
+    },
+    Rule {
+        name: "complex numbers",
+        why: "no element type of the core",
+        applies: |case| has_type(case, |ty| matches!(ty, ElementType::C64 | ElementType::C128)),
+    },
+    Rule {
+        name: "floats of 8 bits or fewer",
+        why: "no element type of the core",
+        applies: |case| {
+            has_type(case, |ty| {
+                use ElementType::*;
+                matches!(ty, F8E4M3Fn | F8E4M3Fnuz | F8E5M2 | F8E5M2Fnuz | F8E8M0 | F4E2M1 | F6E2M3 | F6E3M2)
+            })
+        },
+    },
+    Rule {
+        name: "integers of less than a byte",
+        why: "no element type of the core",
+        applies: |case| {
+            has_type(case, |ty| {
+                matches!(ty, ElementType::U4 | ElementType::I4 | ElementType::U2 | ElementType::I2)
+            })
+        },
+    },
+    Rule {
+        name: "subgraphs",
+        why: "If, Loop, Scan and their kin: no control flow in a static program",
+        applies: |case| {
+            let graph = |node: &NodeProto| {
+                node.attribute.iter().any(|attribute| {
+                    matches!(attribute.r#type(), AttributeType::Graph | AttributeType::Graphs)
+                })
+            };
+            case.graph().node.iter().any(graph)
+        },
+    },
+    Rule {
+        name: "sizes that depend on data",
+        why: "a static program knows every size",
+        applies: |case| uses(case, &["Compress", "NonMaxSuppression", "NonZero", "Unique"]),
+    },
+    Rule {
+        name: "random numbers",
+        why: "drawn otherwise here (Philox), so no number can be compared",
+        applies: |case| uses(case, RANDOM) || drops(case),
+    },
+    Rule {
+        name: "image files",
+        why: "decoding is the loader's work, not the program's",
+        applies: |case| uses(case, &["ImageDecoder"]),
+    },
+];
+
+const RANDOM: &[&str] =
+    &["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
+
+/// The rule that leaves a test out.
+pub(crate) fn excluding(case: &Case) -> Option<&'static str> {
+    RULES.iter().find(|rule| (rule.applies)(case)).map(|rule| rule.name)
+}
+
+/// The declared types of a test's inputs and outputs.
+fn types(case: &Case) -> impl Iterator<Item = &TypeProto> {
+    let graph = case.graph();
+    graph.input.iter().chain(&graph.output).filter_map(|value| value.r#type.as_ref())
+}
+
+fn has_type(case: &Case, is: impl Fn(ElementType) -> bool) -> bool {
+    types(case).any(|ty| match &ty.value {
+        Some(TypeProtoValue::TensorType(tensor)) => {
+            tensor.elem_type.and_then(ElementType::from_code).is_some_and(&is)
+        }
+        _ => false,
+    })
+}
+
+fn uses(case: &Case, operators: &[&str]) -> bool {
+    case.graph().node.iter().any(|node| operators.contains(&node.op_type()))
+}
+
+/// Whether a Dropout drops anything: told to train, and a share that is not zero.
+fn drops(case: &Case) -> bool {
+    let given = |name: &str| {
+        let i = case.graph().input.iter().position(|input| input.name() == name)?;
+        let proto = TensorProto::decode(case.sets.first()?.inputs.get(i)?.clone()).ok()?;
+        case::tensors(&[proto]).ok()?.first().map(|tensor| tensor.item())
+    };
+    let number = |node: &NodeProto, i: usize| node.input.get(i).and_then(|name| given(name));
+    let drops = |node: &NodeProto| {
+        node.op_type() == "Dropout" && number(node, 2).unwrap_or(0.0) != 0.0 && number(node, 1) != Some(0.0)
+    };
+    case.graph().node.iter().any(drops)
+}

@@ -1,6 +1,7 @@
 //! Convolutions: Conv and ConvTranspose. Their attributes are the same in all opsets; what 11 and 22 changed are words
 //! and element types.
 
+use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Float;
@@ -11,6 +12,13 @@ use ir::{Dim, Dims, Type, ValueId};
 /// Conv: `x[n, channels, ..]`, `weight[out, channels/group, k..]` and perhaps a bias.
 pub(super) fn conv(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let y = convolved(cx, call, x, weight)?;
+    let bias = cx.optional(call, 2)?;
+    one(with_bias(cx, bias, y)?)
+}
+
+/// The convolution that a node's attributes describe.
+pub(super) fn convolved(cx: &mut Context, call: &Call, x: ValueId, weight: ValueId) -> Built {
     let windows = Windows::of(cx, call, x, weight)?;
     let (image, taken) = (cx.ty(x).clone(), cx.ty(weight).dims[1].product(&Dim::known(windows.group)));
     if taken.as_ref() != Some(&image.dims[1]) {
@@ -38,11 +46,10 @@ pub(super) fn conv(cx: &mut Context, call: &Call) -> Outputs {
         dilations: windows.dilations.into_iter().collect(),
         pads: pads.into_iter().collect(),
     };
-    let y = cx.b.one(conv, &[x, weight]).map_err(|error| match Problem::from(error) {
+    cx.b.one(conv, &[x, weight]).map_err(|error| match Problem::from(error) {
         problem if unbound => problem.note("bind the sizes with --bind NAME=SIZE"),
         problem => problem,
-    })?;
-    with_bias(cx, call, y)
+    })
 }
 
 /// ConvTranspose: `x[n, channels, ..]`, `weight[channels, out/group, k..]` and perhaps a bias. The gradient of a
@@ -71,12 +78,13 @@ pub(super) fn conv_transpose(cx: &mut Context, call: &Call) -> Outputs {
         let pad = Pad { dim: i as u32 + 2, before: 0, value: Float::new(0.0) };
         y = cx.b.one_typed(pad, &[y], ty.clone())?;
     }
-    with_bias(cx, call, y)
+    let bias = cx.optional(call, 2)?;
+    one(with_bias(cx, bias, y)?)
 }
 
-/// What comes out, with the bias of each channel.
-fn with_bias(cx: &mut Context, call: &Call, y: ValueId) -> Outputs {
-    let Some(bias) = cx.optional(call, 2)? else { return one(y) };
+/// What comes out, with the bias of each channel, if there is one.
+pub(super) fn with_bias(cx: &mut Context, bias: Option<ValueId>, y: ValueId) -> Built {
+    let Some(bias) = bias else { return Ok(y) };
     let (given, made) = (cx.ty(bias).clone(), cx.ty(y).clone());
     if given.dims[..] != made.dims[1..2] {
         return Err(Problem::new(format!("bias {given} does not fit the channels of {made}")));
@@ -84,7 +92,7 @@ fn with_bias(cx: &mut Context, call: &Call, y: ValueId) -> Outputs {
     let ones = (2..made.ndim()).map(|_| Dim::known(1));
     let dims: Dims = given.dims.iter().cloned().chain(ones).collect();
     let bias = cx.b.reshape(bias, dims)?;
-    one(cx.b.add(y, bias)?)
+    Ok(cx.b.add(y, bias)?)
 }
 
 /// What the attributes that both operators have say.
@@ -236,7 +244,7 @@ fn bound(ty: &Type, dim: usize) -> Result<u64, Problem> {
 }
 
 /// An attribute of that many numbers, none below `least`, which is also what they are where it is left out.
-fn numbers(call: &Call, name: &str, count: usize, least: u64) -> Result<Vec<u64>, Problem> {
+pub(super) fn numbers(call: &Call, name: &str, count: usize, least: u64) -> Result<Vec<u64>, Problem> {
     let Some(given) = call.ints(name) else { return Ok(vec![least; count]) };
     let number = |&number: &i64| u64::try_from(number).ok().filter(|&number| number >= least);
     let read = given.iter().map(number).collect::<Option<Vec<u64>>>().filter(|read| read.len() == count);

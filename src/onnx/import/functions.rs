@@ -4,7 +4,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::elementwise;
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 use ir::{DType, ValueId};
 
 /// Acosh, Asinh, Atanh, Cosh, Sinh and Tan, by their definitions.
@@ -108,12 +108,14 @@ pub(super) fn bit_shift(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.cast(shifted, dtype)?)
 }
 
-/// `⌊x / 2ⁿ⌋`; beyond 62 bits, where the power has no positive i64, the sign alone is left.
+/// `⌊x / 2ⁿ⌋`; by a negative amount, or beyond 62 bits, where the power has no positive i64, the sign alone is left.
 fn shifted_right(cx: &mut Context, x: ValueId, amount: ValueId, power: ValueId) -> Built {
     let rest = cx.binary(Binary::Mod, x, power)?;
     let whole = cx.binary(Binary::Sub, x, rest)?;
     let quotient = cx.binary(Binary::Div, whole, power)?;
     let beyond = cx.compare_with(Compare::Greater, amount, 62.0)?;
+    let before = cx.compare_with(Compare::Less, amount, 0.0)?;
+    let beyond = cx.b.one(Logical::Or, &[beyond, before])?;
     let negative = cx.compare_with(Compare::Less, x, 0.0)?;
     let zero = cx.b.splat_like(x, 0.0)?;
     let sign = cx.binary_with(Binary::Sub, zero, 1.0)?;

@@ -1,0 +1,109 @@
+//! Products of quantized numbers: MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv. Computed in f64, which holds
+//! every sum of products of bytes exactly.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use super::quantization::saturated;
+use super::{contraction, conv};
+use ir::ops::elementwise::Binary;
+use ir::{DType, Dim, ValueId};
+
+/// How a scale or a zero point that is a vector lies along an operand.
+#[derive(Clone, Copy)]
+enum Along {
+    /// One for each row of a matrix.
+    Rows,
+    /// One for each column of a matrix.
+    Columns,
+    /// One for each output of a convolution, along dim 0 of its weight.
+    Outputs,
+    /// One for each channel of an image.
+    Channels,
+}
+
+/// MatMulInteger: `(a - a_zero) · (b - b_zero)` as i32.
+pub(super) fn matmul_integer(cx: &mut Context, call: &Call) -> Outputs {
+    let (a, b) = (centred(cx, call, [0, 2], Along::Rows)?, centred(cx, call, [1, 3], Along::Columns)?);
+    let product = contraction::multiply(cx, a, b)?;
+    one(cx.b.cast(product, DType::I32)?)
+}
+
+/// ConvInteger: `conv(x - x_zero, w - w_zero)` as i32.
+pub(super) fn conv_integer(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, w) = (centred(cx, call, [0, 2], Along::Channels)?, centred(cx, call, [1, 3], Along::Outputs)?);
+    let image = conv::convolved(cx, call, x, w)?;
+    one(cx.b.cast(image, DType::I32)?)
+}
+
+/// QLinearMatMul: the product of dequantized matrices, quantized.
+pub(super) fn q_linear_matmul(cx: &mut Context, call: &Call) -> Outputs {
+    let (a, b) = (centred(cx, call, [0, 2], Along::Rows)?, centred(cx, call, [3, 5], Along::Columns)?);
+    let product = contraction::multiply(cx, a, b)?;
+    let (a_scale, b_scale) = (scale(cx, call, 1, a, Along::Rows)?, scale(cx, call, 4, b, Along::Columns)?);
+    let product = cx.binary(Binary::Mul, product, a_scale)?;
+    let product = cx.binary(Binary::Mul, product, b_scale)?;
+    quantized(cx, call, product, Along::Rows)
+}
+
+/// QLinearConv: the convolution of dequantized tensors with an i32 bias, quantized.
+pub(super) fn q_linear_conv(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, w) = (centred(cx, call, [0, 2], Along::Channels)?, centred(cx, call, [3, 5], Along::Outputs)?);
+    let image = conv::convolved(cx, call, x, w)?;
+    let bias = cx.optional(call, 8)?.map(|bias| cx.b.cast(bias, DType::F64)).transpose()?;
+    let image = conv::with_bias(cx, bias, image)?;
+    let (x_scale, w_scale) =
+        (scale(cx, call, 1, image, Along::Channels)?, scale(cx, call, 4, image, Along::Channels)?);
+    let image = cx.binary(Binary::Mul, image, x_scale)?;
+    let image = cx.binary(Binary::Mul, image, w_scale)?;
+    quantized(cx, call, image, Along::Channels)
+}
+
+/// The result by the scale and the zero point that inputs 6 and 7 give.
+fn quantized(cx: &mut Context, call: &Call, x: ValueId, along: Along) -> Outputs {
+    let out_scale = scale(cx, call, 6, x, along)?;
+    let zero = cx.value(call, 7)?;
+    let to = cx.ty(zero).dtype;
+    let scaled = cx.binary(Binary::Div, x, out_scale)?;
+    let zero = laid(cx, zero, x, along)?;
+    one(saturated(cx, scaled, Some(zero), to)?)
+}
+
+/// An operand less its zero point, in f64.
+fn centred(cx: &mut Context, call: &Call, [x, zero]: [usize; 2], along: Along) -> Built {
+    let x = cx.value(call, x)?;
+    let zero = cx.optional(call, zero)?;
+    let wide = cx.b.cast(x, DType::F64)?;
+    let Some(zero) = zero else { return Ok(wide) };
+    let zero = cx.b.cast(zero, DType::F64)?;
+    let zero = laid(cx, zero, wide, along)?;
+    cx.binary(Binary::Sub, wide, zero)
+}
+
+/// A scale in f64, in dims that broadcast to those of `like`.
+fn scale(cx: &mut Context, call: &Call, i: usize, like: ValueId, along: Along) -> Built {
+    let scale = cx.value(call, i)?;
+    let scale = cx.b.cast(scale, DType::F64)?;
+    laid(cx, scale, like, along)
+}
+
+/// A scalar as it is; a vector along its dim of `like`.
+fn laid(cx: &mut Context, value: ValueId, like: ValueId, along: Along) -> Built {
+    let (own, ndim) = (cx.ty(value).clone(), cx.ty(like).ndim());
+    if own.numel() == Some(1) {
+        return Ok(cx.b.reshape(value, [])?);
+    }
+    let at = match along {
+        Along::Rows => ndim.checked_sub(2),
+        Along::Columns => ndim.checked_sub(1),
+        Along::Outputs => Some(0),
+        Along::Channels => Some(1),
+    };
+    let wrong = || Problem::new(format!("cannot lay {own} along {}", cx.ty(like)));
+    // One a matrix is in the dims of the matrices already.
+    let [size] = &own.dims[..] else { return if own.ndim() == ndim { Ok(value) } else { Err(wrong()) } };
+    let at = at.filter(|&at| at < ndim).ok_or_else(wrong)?;
+    let mut dims = vec![Dim::known(1); ndim];
+    dims[at] = size.clone();
+    Ok(cx.b.reshape(value, dims)?)
+}

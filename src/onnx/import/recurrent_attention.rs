@@ -1,0 +1,184 @@
+//! What models with a state instead of a past compute: linear attention and the causal convolution before it.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use super::conv::with_bias;
+use ir::ops::contract::Contract;
+use ir::ops::conv::Conv;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, Type, ValueId};
+use smallvec::SmallVec;
+use std::slice::from_ref;
+
+/// Longer sequences would make too many nodes, since every step is written out.
+const MOST_STEPS: u64 = 4096;
+
+/// How the state of a LinearAttention node changes.
+struct Recurrence {
+    /// Steps.
+    steps: u64,
+    /// Heads of keys and values, each of which has a state.
+    heads: Dim,
+    /// `exp` of the decay: `[batch, steps, heads, width or 1]`.
+    decay: Option<ValueId>,
+    /// How much of the delta is written: `[batch, steps, heads or 1]`.
+    beta: Option<ValueId>,
+}
+
+/// LinearAttention (opset 27): `S ← e^g·S`, `S ← S + k ⊗ v`, `o = scale·Sᵀq`, a step after the other; v is `β(v - Sᵀk)` by the
+/// delta rule (Yang et al., arXiv 2412.06464). Computed in f32 at least.
+pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
+    // A hint on speed.
+    call.unneeded(&["chunk_size"]);
+    let (query, past) = (cx.value(call, 0)?, cx.optional(call, 3)?);
+    let dtype = cx.ty(query).dtype;
+    let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+    let (recurrence, [q, k, v]) = Recurrence::of(cx, call, wide)?;
+    let width = cx.bound(q, 4, "attends over")?;
+    // A scale of 0 stands for the default.
+    let scale = call.float("scale").filter(|&scale| scale != 0.0).unwrap_or(1.0 / (width as f64).sqrt());
+    let q = cx.binary_with(Binary::Mul, q, scale)?;
+    let (batch, heads) = (cx.ty(k).dims[0].clone(), recurrence.heads.clone());
+    let state = [batch, heads, cx.ty(k).dims[3].clone(), cx.ty(v).dims[3].clone()];
+    let (mut state, state_dtype) = match past {
+        Some(past) if cx.ty(past).dims[..] == state[..] => (cx.b.cast(past, wide)?, cx.ty(past).dtype),
+        Some(past) => {
+            return Err(Problem::new(format!("has a state {}, not {}", cx.ty(past), Type::new(wide, state))));
+        }
+        None => {
+            let zeros = cx.b.splat(Type::scalar(wide), 0.0)?;
+            (cx.b.broadcast(zeros, state)?, dtype)
+        }
+    };
+    let mut outs = Vec::new();
+    for step in 0..recurrence.steps {
+        state = recurrence.written(cx, state, [k, v], step)?;
+        let q = at(cx, q, step)?;
+        let out = cx.b.one(Contract::new("bhgd,bhdm->bhgm"), &[q, state])?;
+        let dims = cx.ty(out).dims.clone();
+        let merged = dims[1..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+        let merged = merged.ok_or_else(|| Problem::new("has heads that are too wide"))?;
+        outs.push(cx.b.reshape(out, [dims[0].clone(), Dim::known(1), merged])?);
+    }
+    let out = cx.b.one(Concat { dim: 1 }, &outs)?;
+    let (out, state) = (cx.b.cast(out, dtype)?, cx.b.cast(state, state_dtype)?);
+    Ok(vec![Entry::Value(out), Entry::Value(state)])
+}
+
+impl Recurrence {
+    /// With queries `[batch, steps, heads, group, width]`, keys and values `[batch, steps, heads, width]`.
+    fn of(cx: &mut Context, call: &Call, wide: DType) -> Result<(Self, [ValueId; 3]), Problem> {
+        let heads = |name: &str| {
+            let heads = call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+            heads.map(Dim::known).ok_or_else(|| Problem::new(format!("needs `{name}`")))
+        };
+        let (queries, heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
+        let wrong = || Problem::new(format!("has {queries} heads of queries for {heads} of keys"));
+        let group = queries.quotient(&heads).ok_or_else(wrong)?;
+        let rule = call.string("update_rule").unwrap_or("gated_delta");
+        let (gated, delta) = match rule {
+            "linear" => (false, false),
+            "gated" => (true, false),
+            "delta" => (false, true),
+            "gated_delta" => (true, true),
+            other => return Err(Problem::new(format!("updates by `{other}`, which is unknown"))),
+        };
+        if call.input(4).is_some() != gated || call.input(5).is_some() != delta {
+            return Err(Problem::new(format!("updates by `{rule}` and has other inputs than that takes")));
+        }
+        let q = split(cx, call, 0, &[heads.clone(), group], wide)?;
+        let k = split(cx, call, 1, from_ref(&heads), wide)?;
+        let v = split(cx, call, 2, from_ref(&heads), wide)?;
+        let decay = if gated {
+            let decay = split(cx, call, 4, from_ref(&heads), wide)?;
+            Some(cx.unary(Unary::Exp, decay)?)
+        } else {
+            None
+        };
+        let beta = if delta {
+            let beta = cx.value(call, 5)?;
+            Some(cx.b.cast(beta, wide)?)
+        } else {
+            None
+        };
+        let steps = cx.bound(k, 1, "attends over")?;
+        if steps == 0 || steps > MOST_STEPS {
+            return Err(Problem::new(format!(
+                "attends over {steps} steps; 1 to {MOST_STEPS} are written out"
+            )));
+        }
+        Ok((Self { steps, heads, decay, beta }, [q, k, v]))
+    }
+
+    /// The state after a step: decayed, with the step's key and value written.
+    fn written(&self, cx: &mut Context, mut state: ValueId, [k, v]: [ValueId; 2], step: u64) -> Built {
+        let (k, mut v) = (at(cx, k, step)?, at(cx, v, step)?);
+        if let Some(decay) = self.decay {
+            let decay = at(cx, decay, step)?;
+            let decay = cx.with_dim(decay, 3)?;
+            state = cx.binary(Binary::Mul, state, decay)?;
+        }
+        if let Some(beta) = self.beta {
+            let read = cx.b.one(Contract::new("bhdm,bhd->bhm"), &[state, k])?;
+            let beta = at(cx, beta, step)?;
+            let beta = cx.with_dim(beta, 2)?;
+            let error = cx.binary(Binary::Sub, v, read)?;
+            v = cx.binary(Binary::Mul, error, beta)?;
+        }
+        let (column, row) = (cx.with_dim(k, 3)?, cx.with_dim(v, 2)?);
+        let product = cx.binary(Binary::Mul, column, row)?;
+        cx.binary(Binary::Add, state, product)
+    }
+}
+
+/// An input `[batch, steps, heads·width]` with its heads apart.
+fn split(cx: &mut Context, call: &Call, i: usize, heads: &[Dim], dtype: DType) -> Built {
+    let x = cx.value(call, i)?;
+    let ty = cx.ty(x).clone();
+    let wrong = || Problem::new(format!("cannot cut heads of input {i}, {ty}"));
+    let [batch, steps, all] = &ty.dims[..] else { return Err(wrong()) };
+    let width = heads.iter().try_fold(all.clone(), |width, heads| width.quotient(heads)).ok_or_else(wrong)?;
+    let dims = [batch, steps].into_iter().chain(heads).chain([&width]).cloned();
+    let apart = cx.b.reshape(x, dims.collect::<Vec<_>>())?;
+    Ok(cx.b.cast(apart, dtype)?)
+}
+
+/// A step of `x[batch, steps, ..]`.
+fn at(cx: &mut Context, x: ValueId, step: u64) -> Built {
+    let cut = cx.b.slice(x, 1, step, Dim::known(1))?;
+    cx.without(cut, 1)
+}
+
+/// CausalConvWithState (opset 27): a convolution of each channel by itself over what was before, then `silu` perhaps; and
+/// the last elements, which come before the next call's.
+pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let (image, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());
+    if image.ndim() != 3 || kernel.ndim() != 3 || kernel.dims[0] != image.dims[1] || !kernel.dims[1].is_one()
+    {
+        return Err(Problem::new(format!("signal {image} and weight {kernel} do not belong together")));
+    }
+    let (length, taps) = (cx.bound(x, 2, "convolves")?, cx.bound(weight, 2, "convolves with")?);
+    let before = taps.checked_sub(1).ok_or_else(|| Problem::new(format!("has no weight: {kernel}")))?;
+    let whole = match cx.optional(call, 3)? {
+        Some(past) if cx.ty(past).dims.get(2).and_then(Dim::size) != Some(before) => {
+            return Err(Problem::new(format!("has a state {} before windows of {taps}", cx.ty(past))));
+        }
+        Some(past) => cx.b.one(Concat { dim: 2 }, &[past, x])?,
+        None => cx.padded(x, 2, [before, 0], 0.0)?,
+    };
+    let unit = SmallVec::from_slice(&[1]);
+    let op = Conv { strides: unit.clone(), dilations: unit, pads: SmallVec::from_slice(&[0, 0]) };
+    let y = cx.b.one(op, &[whole, weight])?;
+    let bias = cx.optional(call, 2)?;
+    let y = with_bias(cx, bias, y)?;
+    let y = match call.string("activation").unwrap_or("none") {
+        "none" => y,
+        "silu" | "swish" => cx.unary(Unary::Silu, y)?,
+        other => return Err(Problem::new(format!("has the activation `{other}`, which is unknown"))),
+    };
+    let state = cx.b.slice(whole, 2, length, Dim::known(before))?;
+    Ok(vec![Entry::Value(y), Entry::Value(state)])
+}

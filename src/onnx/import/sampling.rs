@@ -1,0 +1,393 @@
+//! Images read between their elements, at places that the program computes: GridSample and RoiAlign, and what DeformConv
+//! shares with them. What stands at a place is a sum of its neighbours by their weights, which are products over the
+//! spatial dims.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
+use ir::ops::indexing::GatherNd;
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, Type, ValueId};
+
+/// Which neighbours count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interpolation {
+    Nearest,
+    Linear,
+    /// With the coefficient -3/4 (Keys, IEEE TASSP 29(6), 1981).
+    Cubic,
+}
+
+/// What stands outside of the image.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Outside {
+    Zeros,
+    /// The element of the border; a place outside moves there. Places less than `margin` outside do not.
+    Border {
+        margin: f64,
+    },
+    /// The image, mirrored `margin` outside of its first and last elements.
+    Reflection {
+        margin: f64,
+    },
+}
+
+/// A neighbour of each place along one dim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Neighbour {
+    /// Where it stands: i64.
+    index: ValueId,
+    /// What it counts, where not 1.
+    weight: Option<ValueId>,
+    /// Whether it is in the image, where it may not be.
+    inside: Option<ValueId>,
+}
+
+/// GridSample (opset 16 had other names for the modes): `grid[n, o.., d]` has places from -1 to 1, the last dim first.
+pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, grid) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let (image, laid) = (cx.ty(x).clone(), cx.ty(grid).clone());
+    let wrong = || Problem::new(format!("cannot sample {image} by the grid {laid}"));
+    let depth = image.ndim().checked_sub(2).filter(|&depth| depth > 0).ok_or_else(wrong)?;
+    let [batch, out @ .., last] = &laid.dims[..] else { return Err(wrong()) };
+    if last.size() != Some(depth as u64) || out.len() != depth || *batch != image.dims[0] {
+        return Err(wrong());
+    }
+    let interpolation = match call.string("mode").unwrap_or("linear") {
+        "nearest" => Interpolation::Nearest,
+        "linear" | "bilinear" => Interpolation::Linear,
+        "cubic" | "bicubic" => Interpolation::Cubic,
+        other => return Err(Problem::new(format!("interpolates by `{other}`, which is unknown"))),
+    };
+    let align = call.int("align_corners").unwrap_or(0) != 0;
+    let margin = if align { 0.0 } else { 0.5 };
+    let outside = match call.string("padding_mode").unwrap_or("zeros") {
+        "zeros" => Outside::Zeros,
+        "border" => Outside::Border { margin },
+        "reflection" => Outside::Reflection { margin },
+        other => return Err(Problem::new(format!("pads by `{other}`, which is unknown"))),
+    };
+    let count = out.iter().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong)?;
+    let places = [batch.clone(), count];
+    let mut along = Vec::new();
+    for dim in 0..depth {
+        let size = cx.bound(x, dim as u32 + 2, "samples")?;
+        let column = cx.b.slice(grid, depth as u32 + 1, (depth - 1 - dim) as u64, Dim::known(1))?;
+        let column = cx.b.reshape(column, places.clone())?;
+        // -1 and 1 are the first and the last element, or half an element outside of them.
+        let half = (size as f64 - 1.0) / 2.0;
+        let scaled = cx.binary_with(Binary::Mul, column, half + margin)?;
+        let place = cx.binary_with(Binary::Add, scaled, half)?;
+        along.push(neighbours(cx, place, size, interpolation, outside)?);
+    }
+    let terms = read(cx, x, None, &along, &places)?;
+    let sum = folded(cx, Binary::Add, terms)?;
+    let moved = cx.b.transpose(sum, &[0, 2, 1])?;
+    let dims = image.dims[..2].iter().chain(out).cloned();
+    one(cx.b.reshape(moved, dims.collect::<Vec<_>>())?)
+}
+
+/// RoiAlign (He et al., arXiv 1703.06870, section 3): `sampling_ratio` places a side in each bin of a region, averaged,
+/// or, as ONNX has it, the largest of their weighted neighbours.
+pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, regions, of) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
+    let (image, rows) = (cx.ty(x).clone(), cx.ty(of).clone());
+    let wrong = || Problem::new(format!("cannot read regions of images {rows} in {image}"));
+    if image.ndim() != 4 || rows.ndim() != 1 || cx.ty(regions).dims[..] != [rows.dims[0].clone(), 4.into()] {
+        return Err(wrong());
+    }
+    let number = |name: &str, least: i64| {
+        let number = call.int(name).unwrap_or(least);
+        u64::try_from(number).ok().filter(|&n| n > 0 && n <= Context::MOST_COMPUTED).ok_or_else(|| {
+            Problem::new(format!("has {name} {number}: how many places it reads depends on data"))
+                .note("export with a sampling ratio from 1 on")
+        })
+    };
+    let (out, samples) =
+        ([number("output_height", 1)?, number("output_width", 1)?], number("sampling_ratio", 0)?);
+    // Before opset 16 there was one way alone.
+    let default = if call.opset() < 16 { "output_half_pixel" } else { "half_pixel" };
+    let shifted = match call.string("coordinate_transformation_mode").unwrap_or(default) {
+        "half_pixel" => true,
+        "output_half_pixel" => false,
+        other => return Err(Problem::new(format!("has the coordinates `{other}`, which are unknown"))),
+    };
+    let scale = call.float("spatial_scale").unwrap_or(1.0);
+    let row = rows.dims[0].clone();
+    let mut along = Vec::new();
+    for (dim, bins) in (0u32..).zip(out) {
+        let corners = [1 - dim, 3 - dim].map(u64::from);
+        let places =
+            region_places(cx, regions, corners, [scale, if shifted { 0.5 } else { 0.0 }], [bins, samples])?;
+        let size = cx.bound(x, dim + 2, "samples")?;
+        let mut dims = vec![row.clone(), Dim::known(1), Dim::known(1)];
+        dims[dim as usize + 1] = Dim::known(bins * samples);
+        let places = cx.b.reshape(places, dims)?;
+        along.push(region_neighbours(cx, places, size)?);
+    }
+    let [height, width] = out.map(|bins| Dim::known(bins * samples));
+    let terms = read(cx, x, Some(of), &along, &[row.clone(), height, width])?;
+    let (fold, reduce) = match call.string("mode").unwrap_or("avg") {
+        "avg" => (Binary::Add, ir::ops::reduce::ReduceKind::Mean),
+        "max" => (Binary::Max, ir::ops::reduce::ReduceKind::Max),
+        other => return Err(Problem::new(format!("pools by `{other}`, which is unknown"))),
+    };
+    let read = folded(cx, fold, terms)?;
+    let (channels, samples, out) = (image.dims[1].clone(), Dim::known(samples), out.map(Dim::known));
+    let bins = [&row, &out[0], &samples, &out[1], &samples, &channels].map(Clone::clone);
+    let apart = cx.b.reshape(read, bins)?;
+    let pooled = cx.reduced(reduce, apart, &[2, 4])?;
+    let [height, width] = out;
+    let pooled = cx.b.reshape(pooled, [row, height, width, channels])?;
+    one(cx.b.transpose(pooled, &[0, 3, 1, 2])?)
+}
+
+/// Along one dim, the places that are read of each region: `[regions, bins·samples]`.
+fn region_places(
+    cx: &mut Context,
+    regions: ValueId,
+    corners: [u64; 2],
+    [scale, shift]: [f64; 2],
+    [bins, samples]: [u64; 2],
+) -> Built {
+    let mut ends = Vec::new();
+    for corner in corners {
+        let column = cx.b.slice(regions, 1, corner, Dim::known(1))?;
+        let scaled = cx.binary_with(Binary::Mul, column, scale)?;
+        ends.push(cx.binary_with(Binary::Sub, scaled, shift)?);
+    }
+    let mut length = cx.binary(Binary::Sub, ends[1], ends[0])?;
+    if shift == 0.0 {
+        length = cx.binary_with(Binary::Max, length, 1.0)?;
+    }
+    let dtype = cx.ty(regions).dtype;
+    let count = cx.counted(dtype, 2, 1, Dim::known(bins * samples))?;
+    let middle = cx.binary_with(Binary::Add, count, 0.5)?;
+    let share = cx.binary_with(Binary::Div, middle, (bins * samples) as f64)?;
+    let place = cx.binary(Binary::Mul, length, share)?;
+    cx.binary(Binary::Add, ends[0], place)
+}
+
+/// The neighbours of a place in a region: up to an element outside of the image those of the border, then none.
+fn region_neighbours(cx: &mut Context, place: ValueId, size: u64) -> Result<Vec<Neighbour>, Problem> {
+    let above = cx.compare_with(Compare::GreaterEqual, place, -1.0)?;
+    let below = cx.compare_with(Compare::LessEqual, place, size as f64)?;
+    let inside = cx.b.one(Logical::And, &[above, below])?;
+    let border = Outside::Border { margin: 0.0 };
+    let mut neighbours = neighbours(cx, place, size, Interpolation::Linear, border)?;
+    neighbours.iter_mut().for_each(|neighbour| neighbour.inside = Some(inside));
+    Ok(neighbours)
+}
+
+/// The neighbours along a dim of `size` elements, of which place 0 is the first.
+pub(super) fn neighbours(
+    cx: &mut Context,
+    place: ValueId,
+    size: u64,
+    interpolation: Interpolation,
+    outside: Outside,
+) -> Result<Vec<Neighbour>, Problem> {
+    if size == 0 {
+        return Err(Problem::new("samples an image of no elements"));
+    }
+    let nearest = interpolation == Interpolation::Nearest;
+    let place = if nearest { cx.unary(Unary::Round, place)? } else { place };
+    let place = outside.moved(cx, place, size)?;
+    if nearest {
+        return Ok(vec![neighbour(cx, place, None, size, outside)?]);
+    }
+    let left = cx.unary(Unary::Floor, place)?;
+    let ratio = cx.binary(Binary::Sub, place, left)?;
+    let (first, weights) = match interpolation {
+        Interpolation::Cubic => (-1.0, cubic_weights(cx, ratio)?),
+        _ => {
+            let unit = cx.b.splat_like(ratio, 1.0)?;
+            (0.0, vec![cx.binary(Binary::Sub, unit, ratio)?, ratio])
+        }
+    };
+    let mut all = Vec::new();
+    for (i, weight) in weights.into_iter().enumerate() {
+        let at = cx.binary_with(Binary::Add, left, first + i as f64)?;
+        all.push(neighbour(cx, at, Some(weight), size, outside)?);
+    }
+    Ok(all)
+}
+
+/// The weights of the four neighbours, the place being `ratio` right of the second.
+fn cubic_weights(cx: &mut Context, ratio: ValueId) -> Result<Vec<ValueId>, Problem> {
+    const A: f64 = -0.75;
+    // Of a neighbour nearer than 1: (a + 2)x³ - (a + 3)x² + 1; of one further: ax³ - 5ax² + 8ax - 4a.
+    let (near, far) = ([A + 2.0, -(A + 3.0), 0.0, 1.0], [A, -5.0 * A, 8.0 * A, -4.0 * A]);
+    let unit = cx.b.splat_like(ratio, 1.0)?;
+    let two = cx.b.splat_like(ratio, 2.0)?;
+    let distances = [
+        cx.binary(Binary::Add, ratio, unit)?,
+        ratio,
+        cx.binary(Binary::Sub, unit, ratio)?,
+        cx.binary(Binary::Sub, two, ratio)?,
+    ];
+    let mut weights = Vec::new();
+    for (x, polynomial) in distances.into_iter().zip([far, near, near, far]) {
+        let mut sum = cx.binary_with(Binary::Mul, x, polynomial[0])?;
+        for &coefficient in &polynomial[1..3] {
+            sum = cx.binary_with(Binary::Add, sum, coefficient)?;
+            sum = cx.binary(Binary::Mul, sum, x)?;
+        }
+        weights.push(cx.binary_with(Binary::Add, sum, polynomial[3])?);
+    }
+    Ok(weights)
+}
+
+/// The neighbour at a place that is a whole number.
+fn neighbour(
+    cx: &mut Context,
+    at: ValueId,
+    weight: Option<ValueId>,
+    size: u64,
+    outside: Outside,
+) -> Result<Neighbour, Problem> {
+    let last = size as f64 - 1.0;
+    let mut inside = None;
+    let at = match outside {
+        Outside::Zeros => {
+            let above = cx.compare_with(Compare::GreaterEqual, at, 0.0)?;
+            let below = cx.compare_with(Compare::LessEqual, at, last)?;
+            inside = Some(cx.b.one(Logical::And, &[above, below])?);
+            at
+        }
+        Outside::Border { .. } => at,
+        Outside::Reflection { .. } => outside.moved(cx, at, size)?,
+    };
+    let at = cx.binary_with(Binary::Max, at, 0.0)?;
+    let at = cx.binary_with(Binary::Min, at, last)?;
+    Ok(Neighbour { index: cx.b.cast(at, DType::I64)?, weight, inside })
+}
+
+impl Outside {
+    /// Where a place outside of the image is read instead.
+    fn moved(self, cx: &mut Context, place: ValueId, size: u64) -> Built {
+        let last = size as f64 - 1.0;
+        match self {
+            Self::Zeros => Ok(place),
+            Self::Border { margin } => {
+                let below = cx.compare_with(Compare::Less, place, -margin)?;
+                let above = cx.compare_with(Compare::Greater, place, last + margin)?;
+                let (start, end) = (cx.b.splat_like(place, 0.0)?, cx.b.splat_like(place, last)?);
+                let place = cx.choose(below, start, place)?;
+                cx.choose(above, end, place)
+            }
+            // A wave of triangles: up over the image, down over its mirror image.
+            Self::Reflection { margin } => {
+                let width = last + 2.0 * margin;
+                if width == 0.0 {
+                    return cx.binary_with(Binary::Mul, place, 0.0);
+                }
+                let distance = cx.binary_with(Binary::Add, place, margin)?;
+                let periods = cx.binary_with(Binary::Div, distance, 2.0 * width)?;
+                let whole = cx.unary(Unary::Floor, periods)?;
+                let before = cx.binary_with(Binary::Mul, whole, 2.0 * width)?;
+                let rest = cx.binary(Binary::Sub, distance, before)?;
+                let from_middle = cx.binary_with(Binary::Sub, rest, width)?;
+                let down = cx.unary(Unary::Abs, from_middle)?;
+                let top = cx.b.splat_like(place, width - margin)?;
+                cx.binary(Binary::Sub, top, down)
+            }
+        }
+    }
+}
+
+/// Every neighbour by its weight, in turn: `[rows, places, channels]` of an image `[batch, channels, space..]`.
+///
+/// `along` has the neighbours along each spatial dim, in dims that broadcast to `dims`: the rows, then what makes the
+/// places. A row reads the image of its number, or the one that `of` says.
+pub(super) fn read(
+    cx: &mut Context,
+    x: ValueId,
+    of: Option<ValueId>,
+    along: &[Vec<Neighbour>],
+    dims: &[Dim],
+) -> Result<Vec<ValueId>, Problem> {
+    let ty = cx.ty(x).clone();
+    let product = |dims: &[Dim]| dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
+    let wrong = || Problem::new(format!("cannot read places of {ty}"));
+    let (space, places) = (product(&ty.dims[2..]).ok_or_else(wrong)?, product(&dims[1..]).ok_or_else(wrong)?);
+    let flat = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), space])?;
+    let flat = cx.b.transpose(flat, &[0, 2, 1])?;
+    let columns = [dims[0].clone(), places, Dim::known(1)];
+    let image = of.map(|of| numbered(cx, of, &columns)).transpose()?;
+    let mut terms = Vec::new();
+    for neighbour in combined(cx, &ty, along)? {
+        let column = |cx: &mut Context, value: ValueId| -> Built {
+            let wide = cx.b.broadcast(value, dims.to_vec())?;
+            Ok(cx.b.reshape(wide, columns.clone())?)
+        };
+        let index = column(cx, neighbour.index)?;
+        let mut value = match image {
+            Some(image) => {
+                let pair = cx.b.one(Concat { dim: 2 }, &[image, index])?;
+                cx.b.one(GatherNd { batch_dims: 0 }, &[flat, pair])?
+            }
+            None => cx.b.one(GatherNd { batch_dims: 1 }, &[flat, index])?,
+        };
+        if let Some(weight) = neighbour.weight {
+            let weight = column(cx, weight)?;
+            let weight = cx.b.cast(weight, ty.dtype)?;
+            value = cx.binary(Binary::Mul, value, weight)?;
+        }
+        if let Some(inside) = neighbour.inside {
+            let inside = column(cx, inside)?;
+            value = cx.choose_or(inside, value, 0.0)?;
+        }
+        terms.push(value);
+    }
+    Ok(terms)
+}
+
+/// The number of each row's image beside every place of it.
+fn numbered(cx: &mut Context, of: ValueId, columns: &[Dim; 3]) -> Built {
+    let of = cx.b.cast(of, DType::I64)?;
+    let of = cx.b.reshape(of, [columns[0].clone(), Dim::known(1), Dim::known(1)])?;
+    Ok(cx.b.broadcast(of, columns.clone())?)
+}
+
+/// Each neighbour along the first dim with each along the next, and so on: indices into the flattened space.
+fn combined(cx: &mut Context, image: &Type, along: &[Vec<Neighbour>]) -> Result<Vec<Neighbour>, Problem> {
+    let mut all: Vec<Neighbour> = along.first().cloned().unwrap_or_default();
+    for (dim, next) in along.iter().enumerate().skip(1) {
+        let size = image.dims.get(dim + 2).and_then(Dim::size);
+        let size = size.ok_or_else(|| Problem::new(format!("samples dim {} of {image}", dim + 2)))?;
+        let mut wider = Vec::new();
+        for outer in &all {
+            let row = cx.binary_with(Binary::Mul, outer.index, size as f64)?;
+            for inner in next {
+                wider.push(Neighbour {
+                    index: cx.binary(Binary::Add, row, inner.index)?,
+                    weight: both(outer.weight, inner.weight, |x, y| cx.binary(Binary::Mul, x, y))?,
+                    inside: both(outer.inside, inner.inside, |x, y| Ok(cx.b.one(Logical::And, &[x, y])?))?,
+                });
+            }
+        }
+        all = wider;
+    }
+    Ok(all)
+}
+
+/// One of two, or what both make.
+fn both(
+    x: Option<ValueId>,
+    y: Option<ValueId>,
+    mut make: impl FnMut(ValueId, ValueId) -> Built,
+) -> Result<Option<ValueId>, Problem> {
+    match (x, y) {
+        (Some(x), Some(y)) => make(x, y).map(Some),
+        (x, y) => Ok(x.or(y)),
+    }
+}
+
+/// All terms by an operator of two.
+pub(super) fn folded(cx: &mut Context, op: Binary, terms: Vec<ValueId>) -> Built {
+    let mut terms = terms.into_iter();
+    let first = terms.next().ok_or_else(|| Problem::new("reads nothing"))?;
+    terms.try_fold(first, |sum, term| cx.binary(op, sum, term))
+}

@@ -37,22 +37,15 @@ pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
         }
         "Shrink" => shrink(cx, x, call.float("lambd").unwrap_or(0.5), call.float("bias").unwrap_or(0.0))?,
         "Softplus" => softplus(cx, x)?,
-        "Softsign" => {
-            let size = cx.unary(Unary::Abs, x)?;
-            let below = cx.binary_with(Binary::Add, size, 1.0)?;
-            cx.binary(Binary::Div, x, below)?
-        }
+        "Softsign" => softsign(cx, x)?,
         "Swish" => swish(cx, x, alpha(1.0))?,
-        "ThresholdedRelu" => {
-            let above = cx.compare_with(Compare::Greater, x, alpha(1.0))?;
-            cx.choose_or(above, x, 0.0)?
-        }
+        "ThresholdedRelu" => thresholded_relu(cx, x, alpha(1.0))?,
         other => return Err(Problem::new(format!("`{other}` is not an activation"))),
     })
 }
 
 /// `max(x, 0) + α(eᵐ - 1)` with `m = min(x, 0)`
-fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     let negative = cx.binary_with(Binary::Min, x, 0.0)?;
     exponential_side(cx, x, negative, alpha)
 }
@@ -76,7 +69,7 @@ fn exponential_side(cx: &mut Context, x: ValueId, exponent: ValueId, alpha: f64)
 }
 
 /// `min(max(αx + β, 0), 1)`
-fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
+pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
     let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
     let shifted = cx.binary_with(Binary::Add, scaled, beta)?;
     let low = cx.binary_with(Binary::Max, shifted, 0.0)?;
@@ -84,7 +77,7 @@ fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
 }
 
 /// `x` where it is not negative, else `αx`
-fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+pub(super) fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     let negative = cx.compare_with(Compare::Less, x, 0.0)?;
     let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
     cx.choose(negative, scaled, x)
@@ -99,7 +92,7 @@ pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 /// `log(1 + eˣ)`; x itself where that is the same.
-fn softplus(cx: &mut Context, x: ValueId) -> Built {
+pub(super) fn softplus(cx: &mut Context, x: ValueId) -> Built {
     let bounded = cx.binary_with(Binary::Min, x, SOFTPLUS_LINEAR)?;
     let exp = cx.unary(Unary::Exp, bounded)?;
     let more = cx.binary_with(Binary::Add, exp, 1.0)?;
@@ -109,8 +102,21 @@ fn softplus(cx: &mut Context, x: ValueId) -> Built {
     cx.binary(Binary::Add, log, rest)
 }
 
+/// `x / (1 + |x|)`
+pub(super) fn softsign(cx: &mut Context, x: ValueId) -> Built {
+    let size = cx.unary(Unary::Abs, x)?;
+    let below = cx.binary_with(Binary::Add, size, 1.0)?;
+    cx.binary(Binary::Div, x, below)
+}
+
+/// `x` above α, else 0
+pub(super) fn thresholded_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    let above = cx.compare_with(Compare::Greater, x, alpha)?;
+    cx.choose_or(above, x, 0.0)
+}
+
 /// `x·sigmoid(αx)`
-fn swish(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+pub(super) fn swish(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     if alpha == 1.0 {
         return cx.unary(Unary::Silu, x);
     }

@@ -33,8 +33,19 @@ fn statistic(cx: &mut Context, value: ValueId, ndim: usize) -> Result<Entry, Pro
     Ok(Entry::Value(cx.b.reshape(value, dims)?))
 }
 
+/// An error unless statistics are kept in f32: what they are kept in otherwise is not done here.
+fn stashed(call: &Call) -> Result<(), Problem> {
+    match call.int("stash_type") {
+        None | Some(1) => Ok(()),
+        Some(other) => {
+            Err(Problem::new(format!("keeps statistics in the type {other}; only 1, f32, is built")))
+        }
+    }
+}
+
 /// LayerNormalization; a missing bias is zeros.
 pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
+    stashed(call)?;
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
@@ -56,8 +67,9 @@ pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     Ok(vec![Entry::Value(y), mean, rstd])
 }
 
-/// RMSNormalization (opset 23).
+/// RMSNormalization (opset 23); as ONNX Runtime's SimplifiedLayerNormalization it also gives the deviation's inverse.
 pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
+    stashed(call)?;
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     let axis = cx.axis(x, call.int("axis").unwrap_or(-1))?;
@@ -67,5 +79,6 @@ pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
     let flat = flattened(cx, x, axis)?;
     let results = cx.b.push(RmsNorm { eps }, &[flat, scale])?;
     let y = cx.b.reshape(results[0], ty.dims.clone())?;
-    Ok(vec![Entry::Value(y)])
+    let rstd = statistic(cx, results[1], ty.ndim())?;
+    Ok(vec![Entry::Value(y), rstd])
 }

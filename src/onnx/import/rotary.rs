@@ -6,7 +6,7 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
-use ir::{Dim, ValueId};
+use ir::{DType, Dim, ValueId};
 
 /// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads
 /// as an attribute; of each head all, or the first `rotary_embedding_dim`. The tables have a row a position, or, without
@@ -29,21 +29,83 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let width = cx.bound(x, 3, "rotates")?;
     let turned =
         call.int("rotary_embedding_dim").filter(|&n| n != 0).map_or(Some(width), |n| u64::try_from(n).ok());
-    let turned = turned.filter(|&turned| turned <= width);
-    let turned =
-        turned.ok_or_else(|| Problem::new(format!("rotates more than a head's {width} elements")))?;
+    let turned = turned.ok_or_else(|| Problem::new("rotates a negative number of elements"))?;
+    let out = turn(cx, call, x, tables, turned)?;
+    one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
+}
+
+/// RotaryEmbedding of `com.microsoft`: positions come before the tables, and are those of each sample's places, or the one
+/// that they begin with. Heads that stand side by side are as wide as the tables, if no attribute says more.
+pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
+    if call.int("is_packed_batching").unwrap_or(0) != 0
+        || call.float("scale").is_some_and(|scale| scale != 1.0)
+    {
+        return Err(Problem::new("rotates a packed batch, or with a scale, which is not supported"));
+    }
+    let (input, mut positions) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let mut tables = [cx.value(call, 2)?, cx.value(call, 3)?];
+    let ty = cx.ty(input).clone();
+    let turned = cx.bound(tables[0], 1, "rotates")?.saturating_mul(2);
+    let said = call.int("rotary_embedding_dim").unwrap_or(0);
+    if said != 0 && u64::try_from(said) != Ok(turned) {
+        return Err(Problem::new(format!("rotates {said} elements by a table {}", cx.ty(tables[0]))));
+    }
+    let count = call.int("num_heads").unwrap_or(0);
+    let x = match ty.ndim() {
+        3 if said != 0 => heads_apart(cx, call, input)?,
+        3 => {
+            let width = Dim::known(turned);
+            let heads = ty.dims[2].quotient(&width);
+            let heads = heads.ok_or_else(|| Problem::new(format!("heads of {turned} do not divide {ty}")))?;
+            if count > 0 && heads.size() != u64::try_from(count).ok() {
+                return Err(Problem::new(format!("has {count} heads of {turned} elements in {ty}")));
+            }
+            let split = cx.b.reshape(input, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
+            cx.b.transpose(split, &[0, 2, 1, 3])?
+        }
+        4 => input,
+        _ => return Err(Problem::new(format!("rotates {ty}, which has neither three nor four dims"))),
+    };
+    if cx.ty(positions).ndim() == 1 {
+        let places = cx.counted(DType::I64, 2, 1, cx.ty(x).dims[2].clone())?;
+        let first = cx.b.cast(positions, DType::I64)?;
+        let first = cx.b.reshape(first, [Dim::known(1), Dim::known(1)])?;
+        positions = cx.binary(Binary::Add, places, first)?;
+    }
+    for table in &mut tables {
+        let rows = cx.b.one(Gather { dim: 0 }, &[*table, positions])?;
+        *table = cx.with_dim(rows, 1)?;
+    }
+    let out = turn(cx, call, x, tables, turned)?;
+    one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
+}
+
+/// The first elements of each head rotated, the others as they are.
+fn turn(
+    cx: &mut Context,
+    call: &Call,
+    x: ValueId,
+    tables: [ValueId; 2],
+    turned: u64,
+) -> Result<ValueId, Problem> {
+    let width = cx.bound(x, 3, "rotates")?;
+    if turned > width {
+        return Err(Problem::new(format!("rotates more than a head's {width} elements")));
+    }
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
     let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
-    let mut out = cx.b.one(op, &[first, tables[0], tables[1]])?;
-    if turned < width {
-        let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
-        out = cx.b.one(Concat { dim: 3 }, &[out, rest])?;
+    let out = cx.b.one(op, &[first, tables[0], tables[1]])?;
+    if turned == width {
+        return Ok(out);
     }
-    if ty.ndim() == 3 {
-        let together = cx.b.transpose(out, &[0, 2, 1, 3])?;
-        out = cx.b.reshape(together, ty.dims)?;
-    }
-    one(out)
+    let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
+    Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
+}
+
+/// Heads in the three dims that they came in.
+fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Result<ValueId, Problem> {
+    let together = cx.b.transpose(x, &[0, 2, 1, 3])?;
+    Ok(cx.b.reshape(together, ty.dims.clone())?)
 }
 
 /// `[batch, sequence, heads·width]` as `[batch, heads, sequence, width]`.

@@ -1,0 +1,134 @@
+//! `com.microsoft`: operators that ONNX Runtime's optimizer leaves in a file, as what they were fused from. Which function
+//! imports which; activations, multiplications and convolutions with an activation behind them.
+
+use super::activation;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, one};
+use super::gate::Gate;
+use super::registry::Import;
+use super::{contraction, contrib_attention, contrib_group_attention, contrib_norm, conv, norm, rotary};
+use ir::ValueId;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::{Dim, Dims};
+
+/// The domain of these operators.
+pub(super) const DOMAIN: &str = "com.microsoft";
+
+/// Every operator of the domain that is imported.
+pub(super) const OPERATORS: &[(&[&str], Import)] = &[
+    (&["Attention"], contrib_attention::attention),
+    (&["BiasGelu", "FastGelu", "Gelu", "QuickGelu"], gelu),
+    (&["BiasSplitGelu"], bias_split_gelu),
+    (&["EmbedLayerNormalization"], contrib_norm::embed_layer_norm),
+    (&["FusedConv"], fused_conv),
+    (&["FusedGemm"], fused_gemm),
+    (&["FusedMatMul", "TransposeMatMul"], fused_matmul),
+    (&["GroupQueryAttention"], contrib_group_attention::group_query_attention),
+    (&["LayerNormalization"], norm::layer_norm),
+    (&["MultiHeadAttention"], contrib_attention::multi_head_attention),
+    (&["RotaryEmbedding"], rotary::contributed),
+    (&["SimplifiedLayerNormalization"], norm::rms_norm),
+    (&["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], contrib_norm::skip_norm),
+];
+
+/// Gelu and BiasGelu by erf, FastGelu by tanh, QuickGelu by a sigmoid of αx; a bias comes first.
+fn gelu(cx: &mut Context, call: &Call) -> Outputs {
+    let mut x = cx.value(call, 0)?;
+    if let Some(bias) = cx.optional(call, 1)? {
+        x = cx.binary(Binary::Add, x, bias)?;
+    }
+    one(match call.op() {
+        "FastGelu" => cx.unary(Unary::GeluTanh, x)?,
+        "QuickGelu" => activation::swish(cx, x, call.float("alpha").unwrap_or(1.702))?,
+        _ => cx.unary(Unary::Gelu, x)?,
+    })
+}
+
+/// BiasSplitGelu: one half of the last dim times the GELU of the other.
+fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, bias) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let x = cx.binary(Binary::Add, x, bias)?;
+    let dim = cx.axis(x, -1)?;
+    let width = cx.bound(x, dim, "halves")?;
+    if !width.is_multiple_of(2) {
+        return Err(Problem::new(format!("cannot halve the last dim of {}", cx.ty(x))));
+    }
+    let left = cx.b.slice(x, dim, 0, Dim::known(width / 2))?;
+    let right = cx.b.slice(x, dim, width / 2, Dim::known(width / 2))?;
+    let right = cx.unary(Unary::Gelu, right)?;
+    one(cx.binary(Binary::Mul, left, right)?)
+}
+
+/// FusedMatMul: a product of matrices that are transposed first, perhaps with their batches, times α.
+fn fused_matmul(cx: &mut Context, call: &Call) -> Outputs {
+    let flag = |name: &str| call.int(name).unwrap_or(0) != 0;
+    let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let a = turned(cx, a, flag("transA"), flag("transBatchA"))?;
+    let b = turned(cx, b, flag("transB"), flag("transBatchB"))?;
+    let product = contraction::multiply(cx, a, b)?;
+    let alpha = call.float("alpha").unwrap_or(1.0);
+    one(if alpha == 1.0 { product } else { cx.b.scale(product, alpha)? })
+}
+
+/// A tensor of matrices turned: the first dim behind those of the batch, then the last two swapped.
+fn turned(cx: &mut Context, x: ValueId, swapped: bool, batch_first: bool) -> Result<ValueId, Problem> {
+    let ndim = cx.ty(x).ndim();
+    if ndim < 2 {
+        return Ok(x);
+    }
+    let mut order: Vec<u32> = (0..ndim as u32).collect();
+    if batch_first {
+        order[..ndim - 1].rotate_left(1);
+    }
+    if swapped {
+        order.swap(ndim - 2, ndim - 1);
+    }
+    Ok(cx.b.transpose(x, &order)?)
+}
+
+/// FusedGemm: Gemm with an activation behind it.
+fn fused_gemm(cx: &mut Context, call: &Call) -> Outputs {
+    let product = contraction::gemm(cx, call)?;
+    let Some(name) = call.string("activation") else { return Ok(product) };
+    let number = |name: &str| call.float(name).into_iter().collect::<Vec<_>>();
+    let gate = Gate::all(&[name], &number("activation_alpha"), &number("activation_beta"))?;
+    let product = cx.materialize(product.first().unwrap_or(&Entry::Failed))?;
+    one(gate[0].of(cx, product)?)
+}
+
+/// FusedConv: Conv, then another tensor added, then an activation.
+fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
+    let image = conv::conv(cx, call)?;
+    let mut image = cx.materialize(image.first().unwrap_or(&Entry::Failed))?;
+    if let Some(other) = cx.optional(call, 3)? {
+        image = cx.binary(Binary::Add, image, other)?;
+    }
+    let numbers = call.floats("activation_params").unwrap_or_default();
+    match (call.string("activation"), &numbers[..]) {
+        (None | Some(""), []) => one(image),
+        (Some("Clip"), [low, high]) => {
+            let image = cx.binary_with(Binary::Max, image, *low)?;
+            one(cx.binary_with(Binary::Min, image, *high)?)
+        }
+        (Some("HardSwish"), []) => {
+            let gate = activation::hard_sigmoid(cx, image, 1.0 / 6.0, 0.5)?;
+            one(cx.binary(Binary::Mul, image, gate)?)
+        }
+        (Some(name), numbers) => {
+            let (alphas, betas) = numbers.split_at(numbers.len().min(1));
+            let gate = Gate::all(&[name], alphas, betas)?;
+            one(gate[0].of(cx, image)?)
+        }
+        (None, numbers) => Err(Problem::new(format!("has the numbers {numbers:?} for no activation"))),
+    }
+}
+
+/// The sizes of a value's dims, as many as are wanted.
+pub(super) fn dims<const N: usize>(cx: &Context, what: &str, x: ValueId) -> Result<[Dim; N], Problem> {
+    let ty = cx.ty(x);
+    let dims: Dims = ty.dims.clone();
+    dims.into_iter()
+        .collect::<Vec<_>>()
+        .try_into()
+        .map_err(|_| Problem::new(format!("has as {what} {}, not of {N} dims", cx.ty(x))))
+}

@@ -1,0 +1,282 @@
+//! ONNX Runtime's MultiHeadAttention and its older Attention, which also projects, as the core's attention.
+//!
+//! Padding is hidden by a large negative number that is added to the scores, not by -∞: a query that sees padding alone
+//! attends to all of it. What is causally hidden is hidden whatever is added.
+
+use super::arithmetic::Built;
+use super::attention_mask::Mask;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use super::contrib::dims;
+use ir::ops::Float;
+use ir::ops::attention::Attention;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, ValueId};
+
+/// What is added to the scores of padding where no attribute says.
+const FILTER: f64 = -10_000.0;
+
+/// Queries, keys and values, each `[batch, heads, length, width]`; keys of the past come first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heads {
+    pub(super) q: ValueId,
+    pub(super) k: ValueId,
+    pub(super) v: ValueId,
+    pub(super) past: u64,
+}
+
+/// An error if the node has any of these inputs; `why` says what they would do.
+pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result<(), Problem> {
+    match inputs.iter().find(|&&i| call.input(i).is_some()) {
+        Some(i) => Err(Problem::new(format!("{why} (input {i}), which is not supported"))
+            .note("export the model for training or for a whole prompt, without a cache")),
+        None => Ok(()),
+    }
+}
+
+/// MultiHeadAttention of `[batch, length, heads · width]`, of packed `[batch, length, heads, 3 or 2, width]`, or with keys and
+/// values in heads already.
+pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
+    without_inputs(call, &[8, 9], "shares the buffers of its past")?;
+    if call.output(3).is_some() {
+        return Err(Problem::new("puts out its scores, which is not supported"));
+    }
+    let count = heads(call, "num_heads")?;
+    let heads = projected(cx, call, count)?;
+    let heads = match (cx.optional(call, 6)?, cx.optional(call, 7)?) {
+        (Some(k), Some(v)) => after_past(cx, heads, k, v)?,
+        (None, None) => heads,
+        _ => return Err(Problem::new("has a past of keys alone, or of values alone")),
+    };
+    let padding = padding(cx, call, 4, &heads)?;
+    let mask = masked(cx, call, padding, 5)?;
+    let out = attend(cx, call, &heads, mask)?;
+    Ok(vec![Entry::Value(out), Entry::Value(heads.k), Entry::Value(heads.v)])
+}
+
+/// Attention: a projection to queries, keys and values in one matrix, then as MultiHeadAttention.
+pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
+    without_inputs(call, &[4, 6], "keeps a cache")?;
+    for name in ["do_rotary", "past_present_share_buffer"] {
+        if call.int(name).unwrap_or(0) != 0 {
+            return Err(Problem::new(format!("has `{name}`, which is not supported")));
+        }
+    }
+    call.unneeded(&["rotary_embedding_dim"]);
+    let count = heads(call, "num_heads")?;
+    let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    let [_, _, features]: [Dim; 3] = dims(cx, "its input", x)?;
+    let [rows, width]: [Dim; 2] = dims(cx, "its weight", weight)?;
+    if rows != features {
+        return Err(Problem::new(format!("multiplies {} by {}", cx.ty(x), cx.ty(weight))));
+    }
+    let mut all = cx.b.one(Contract::new("bsi,ih->bsh"), &[x, weight])?;
+    if let Some(bias) = cx.optional(call, 2)? {
+        all = cx.binary(Binary::Add, all, bias)?;
+    }
+    let width = width.size().ok_or_else(|| Problem::new("has a weight of a size that is not bound"))?;
+    let widths = match call.ints("qkv_hidden_sizes") {
+        Some(sizes) => sizes.iter().map(|&n| u64::try_from(n).unwrap_or(u64::MAX)).collect(),
+        None => vec![width / 3; 3],
+    };
+    let sum = widths.iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
+    let [q_width, k_width, v_width] = widths[..] else {
+        return Err(Problem::new(format!("has {} qkv_hidden_sizes, not three", widths.len())));
+    };
+    if sum != Some(width) {
+        return Err(Problem::new(format!(
+            "cannot cut {width} columns into queries, keys and values {widths:?}"
+        )));
+    }
+    let mut cut = |start, length| cx.b.slice(all, 2, start, Dim::known(length));
+    let parts = [cut(0, q_width)?, cut(q_width, k_width)?, cut(q_width + k_width, v_width)?];
+    let [q, k, v] = parts.map(|part| split_heads(cx, part, count));
+    let heads = Heads { q: q?, k: k?, v: v?, past: 0 };
+    let padding = padding(cx, call, 3, &heads)?;
+    let mask = masked(cx, call, padding, 5)?;
+    let out = attend(cx, call, &heads, mask)?;
+    let mut outputs = vec![Entry::Value(out)];
+    if call.output(1).is_some() {
+        let (k, v) = (cx.with_dim(heads.k, 0)?, cx.with_dim(heads.v, 0)?);
+        outputs.push(Entry::Value(cx.b.one(Concat { dim: 0 }, &[k, v])?));
+    }
+    Ok(outputs)
+}
+
+/// A number of heads.
+pub(super) fn heads(call: &Call, name: &str) -> Result<u64, Problem> {
+    let heads = call.int(name).and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
+    heads.ok_or_else(|| Problem::new(format!("has no `{name}`")))
+}
+
+/// Queries, keys and values in heads, with their bias.
+fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem> {
+    let q = cx.value(call, 0)?;
+    let (k, v) = (cx.optional(call, 1)?, cx.optional(call, 2)?);
+    let bias = cx.optional(call, 3)?;
+    let ndim = |cx: &Context, x: ValueId| cx.ty(x).ndim();
+    let packed = ndim(cx, q) == 5 || k.is_some_and(|k| ndim(cx, k) > 3);
+    if packed && bias.is_some() {
+        return Err(Problem::new("adds a bias to packed or split heads, which is not supported"));
+    }
+    let unpacked = |cx: &mut Context, x: ValueId, which: u64| {
+        let [_, _, heads, _, _]: [Dim; 5] = dims(cx, "packed heads", x)?;
+        if heads.size() != Some(count) {
+            return Err(Problem::new(format!("has {count} heads and packed ones {}", cx.ty(x))));
+        }
+        let one = cx.b.slice(x, 3, which, Dim::known(1))?;
+        let one = cx.without(one, 3)?;
+        Ok(cx.b.transpose(one, &[0, 2, 1, 3])?)
+    };
+    let [q, k, v] = match (k, v) {
+        (None, None) => [unpacked(cx, q, 0)?, unpacked(cx, q, 1)?, unpacked(cx, q, 2)?],
+        (Some(kv), None) => [split_heads(cx, q, count)?, unpacked(cx, kv, 0)?, unpacked(cx, kv, 1)?],
+        (Some(k), Some(v)) if ndim(cx, k) == 4 && ndim(cx, v) == 4 => [split_heads(cx, q, count)?, k, v],
+        (Some(k), Some(v)) => {
+            let [q, k, v] = biased(cx, [q, k, v], bias)?;
+            [split_heads(cx, q, count)?, split_heads(cx, k, count)?, split_heads(cx, v, count)?]
+        }
+        (None, Some(_)) => return Err(Problem::new("has values without keys")),
+    };
+    Ok(Heads { q, k, v, past: 0 })
+}
+
+/// Each with its part of the bias.
+fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Result<[ValueId; 3], Problem> {
+    let Some(bias) = bias else { return Ok(values) };
+    let (mut start, mut sums) = (0, values);
+    for sum in &mut sums {
+        let width = cx.axis(*sum, -1).and_then(|dim| cx.bound(*sum, dim, "adds a bias along"))?;
+        let part = cx.b.slice(bias, 0, start, Dim::known(width))?;
+        *sum = cx.binary(Binary::Add, *sum, part)?;
+        start += width;
+    }
+    if cx.ty(bias).dims[..] != [Dim::known(start)] {
+        return Err(Problem::new(format!("has as bias {} for {start} columns", cx.ty(bias))));
+    }
+    Ok(sums)
+}
+
+/// `[batch, length, heads · width]` as `[batch, heads, length, width]`.
+pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
+    let [batch, length, all]: [Dim; 3] = dims(cx, "heads side by side", x)?;
+    let count = Dim::known(count);
+    let width = all.quotient(&count);
+    let width = width.ok_or_else(|| Problem::new(format!("{count} heads do not divide {}", cx.ty(x))))?;
+    let split = cx.b.reshape(x, [batch, length, count, width])?;
+    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
+}
+
+/// Heads side by side again.
+pub(super) fn merge_heads(cx: &mut Context, x: ValueId) -> Built {
+    let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
+    let [batch, length, count, width]: [Dim; 4] = dims(cx, "heads", moved)?;
+    let all = count.product(&width).ok_or_else(|| Problem::new("has heads that are too wide"))?;
+    Ok(cx.b.reshape(moved, [batch, length, all])?)
+}
+
+fn after_past(cx: &mut Context, heads: Heads, k: ValueId, v: ValueId) -> Result<Heads, Problem> {
+    let [_, _, length, _]: [Dim; 4] = dims(cx, "its past", k)?;
+    let past = length.size().ok_or_else(|| {
+        Problem::new("has a past of a length that is not bound").note("bind it with --bind NAME=SIZE")
+    })?;
+    let k = cx.b.one(Concat { dim: 2 }, &[k, heads.k])?;
+    let v = cx.b.one(Concat { dim: 2 }, &[v, heads.v])?;
+    Ok(Heads { k, v, past, ..heads })
+}
+
+/// Which keys are there, from lengths `[batch]`, from ends and starts `[2 · batch]`, or from numbers that are 0 for padding.
+fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Option<ValueId>, Problem> {
+    let Some(mask) = cx.optional(call, i)? else { return Ok(None) };
+    let ([batch, _, queries, _], [_, _, keys, _]): ([Dim; 4], [Dim; 4]) =
+        (dims(cx, "queries", heads.q)?, dims(cx, "keys", heads.k)?);
+    let one = Dim::known(1);
+    let given = cx.ty(mask).dims.clone();
+    let wrong = || Problem::new(format!("has a mask of dims {given:?} for {batch} samples of {keys} keys"));
+    if cx.ty(mask).dtype == DType::Bool {
+        return Err(wrong());
+    }
+    match &given[..] {
+        [lengths] => {
+            let key = cx.counted(DType::I64, 4, 3, keys.clone())?;
+            let column = |cx: &mut Context, from: u64| {
+                let part = cx.b.slice(mask, 0, from, batch.clone())?;
+                let part = cx.b.cast(part, DType::I64)?;
+                Ok::<_, Problem>(cx.b.reshape(part, [batch.clone(), one.clone(), one.clone(), one.clone()])?)
+            };
+            let ends = column(cx, 0)?;
+            let before_end = cx.compare(Compare::Less, key, ends)?;
+            if *lengths == batch {
+                return Ok(Some(before_end));
+            }
+            let samples = batch.size().filter(|n| Some(2 * n) == lengths.size()).ok_or_else(wrong)?;
+            let starts = column(cx, samples)?;
+            let from_start = cx.compare(Compare::GreaterEqual, key, starts)?;
+            Ok(Some(cx.b.one(Logical::And, &[before_end, from_start])?))
+        }
+        [b, k] if *b == batch && *k == keys => {
+            let wide = cx.b.reshape(mask, [batch, one.clone(), one, keys])?;
+            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+        }
+        [b, q, k] if *b == batch && *q == queries && *k == keys => {
+            let wide = cx.with_dim(mask, 1)?;
+            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// Padding as what is added to the scores, together with the bias that an input gives.
+fn masked(cx: &mut Context, call: &Call, padding: Option<ValueId>, bias: usize) -> Result<Mask, Problem> {
+    let bias = cx.optional(call, bias)?;
+    let filter = call.float("mask_filter_value").unwrap_or(FILTER);
+    let added = match padding {
+        Some(seen) => {
+            let dtype = match bias {
+                Some(bias) => cx.ty(bias).dtype,
+                None => cx.value(call, 0).map(|x| cx.ty(x).dtype)?,
+            };
+            let zero = cx.b.scalar(dtype, 0.0)?;
+            let added = cx.choose_or(seen, zero, filter)?;
+            Some(match bias {
+                Some(bias) => cx.binary(Binary::Add, added, bias)?,
+                None => added,
+            })
+        }
+        None => bias,
+    };
+    Ok(Mask { seen: None, added })
+}
+
+/// The attention itself, its heads side by side.
+fn attend(cx: &mut Context, call: &Call, heads: &Heads, mut mask: Mask) -> Built {
+    let causal = call.int("unidirectional").unwrap_or(0) != 0;
+    let [_, _, queries, width]: [Dim; 4] = dims(cx, "queries", heads.q)?;
+    let [_, _, keys, _]: [Dim; 4] = dims(cx, "keys", heads.k)?;
+    let scale = scale(call, &width)?;
+    let aligned = causal && heads.past == 0 && queries == keys;
+    if causal && !aligned {
+        mask.seen = Some(causal_order(cx, queries, keys, heads.past)?);
+    }
+    let mut operands = vec![heads.q, heads.k, heads.v];
+    operands.extend(mask.merged(cx)?);
+    let out = cx.b.push(Attention { scale: Float::new(scale), causal: aligned }, &operands)?[0];
+    merge_heads(cx, out)
+}
+
+/// What scores are multiplied by: an attribute, or one over the root of a head's width. 0 is as good as left out.
+pub(super) fn scale(call: &Call, width: &Dim) -> Result<f64, Problem> {
+    let given = call.float("scale").filter(|&scale| scale != 0.0);
+    let scale = given.or_else(|| width.size().map(|width| 1.0 / (width as f64).sqrt()));
+    scale.ok_or_else(|| Problem::new("has heads of a width that is not bound"))
+}
+
+/// A query sees the past and its own key, and none behind that.
+pub(super) fn causal_order(cx: &mut Context, queries: Dim, keys: Dim, past: u64) -> Built {
+    let query = cx.counted(DType::I64, 4, 2, queries)?;
+    let query = if past > 0 { cx.binary_with(Binary::Add, query, past as f64)? } else { query };
+    let key = cx.counted(DType::I64, 4, 3, keys)?;
+    cx.compare(Compare::LessEqual, key, query)
+}

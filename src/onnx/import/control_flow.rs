@@ -1,0 +1,80 @@
+//! If with a condition that is known when the program is compiled: the branch stands in its place. Loop with a number of
+//! steps that is known: the steps stand one after the other.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use super::subgraph;
+use ir::DType;
+
+/// If: the branch that its condition picks.
+pub(super) fn branch(cx: &mut Context, call: &Call) -> Outputs {
+    let condition = cx.entry(call, 0)?.clone();
+    let picked = cx.truth(condition, "the condition it branches on")?;
+    call.unneeded(&["then_branch", "else_branch"]);
+    let graph = call.graph(if picked { "then_branch" } else { "else_branch" })?;
+    subgraph::run(cx, graph, vec![])
+}
+
+/// Loop: at most as many steps as its first input says, as long as the condition that each step computes holds. What a
+/// step carries on comes first among the outputs; what it yields beside that is stacked over the steps.
+pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
+    let body = call.graph("body")?;
+    let most = most_steps(cx, call)?;
+    let mut goes_on = match call.input(1) {
+        Some(_) => {
+            let condition = cx.entry(call, 1)?.clone();
+            cx.truth(condition, "the condition it starts by")?
+        }
+        None => true,
+    };
+    let mut carried: Vec<Entry> =
+        (2..call.input_count()).map(|i| cx.entry(call, i).cloned()).collect::<Result<_, _>>()?;
+    let count = carried.len();
+    if body.outputs.len() <= count {
+        let outputs = body.outputs.len();
+        return Err(Problem::new(format!("carries {count} values, and its body gives {outputs} outputs")));
+    }
+    let mut yielded: Vec<Vec<Entry>> = vec![vec![]; body.outputs.len() - 1 - count];
+    let (nodes, mut step) = (subgraph::node_count(body), 0);
+    while goes_on && most.is_none_or(|most| step < most) {
+        cx.unroll(nodes)?;
+        let given = [subgraph::number(step, DType::I64), subgraph::number(1, DType::Bool)];
+        let mut results = subgraph::run(cx, body, given.into_iter().chain(carried).collect())?.into_iter();
+        let condition = results.next().unwrap_or(Entry::Failed);
+        goes_on = cx.truth(condition, "the condition it goes on by")?;
+        carried = results.by_ref().take(count).collect();
+        yielded.iter_mut().zip(results).for_each(|(parts, part)| parts.push(part));
+        step += 1;
+    }
+    cx.b.origin(call.origin());
+    for (i, parts) in yielded.iter().enumerate() {
+        let output = 1 + count + i;
+        carried.push(match &parts[..] {
+            [] if call.output(count + i).is_none() => Entry::Failed,
+            [] => cx.empty_stack(body, output, 0)?,
+            parts => cx.stacked(parts, 0)?,
+        });
+    }
+    Ok(carried)
+}
+
+/// The number of steps, if the loop is given one.
+fn most_steps(cx: &mut Context, call: &Call) -> Result<Option<i64>, Problem> {
+    if call.input(0).is_none() {
+        return Ok(None);
+    }
+    let entry = cx.entry(call, 0)?.clone();
+    match cx.folded(entry) {
+        Entry::Ints(ints, _) => match &ints.elements[..] {
+            [count] => count.known().map(Some).ok_or_else(|| {
+                Problem::new("runs as many steps as a size says that is not bound")
+                    .note("bind it with --bind NAME=SIZE")
+            }),
+            _ => Err(Problem::new(format!("has {} numbers of steps", ints.elements.len()))),
+        },
+        _ => Err(Problem::new(
+            "runs a number of steps that is computed from data, and a static program has a fixed one",
+        )
+        .note("export with a constant number of steps: trace the model, or pad to a fixed length")),
+    }
+}

@@ -1,0 +1,110 @@
+//! Activations that an attribute names: those of the gates of recurrent layers, and those that ONNX Runtime fuses into
+//! a multiplication or a convolution.
+
+use super::activation;
+use super::arithmetic::Built;
+use super::context::{Context, Problem};
+use ir::ValueId;
+use ir::ops::elementwise::{Binary, Unary};
+
+/// An activation with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Gate {
+    kind: Kind,
+    alpha: f64,
+    beta: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Affine,
+    Elu,
+    HardSigmoid,
+    LeakyRelu,
+    Relu,
+    ScaledTanh,
+    Sigmoid,
+    Softplus,
+    Softsign,
+    Tanh,
+    ThresholdedRelu,
+}
+
+/// Name, and alpha and beta where the activation has them, as far as no attribute gives others.
+const KINDS: &[(&str, Kind, Option<f64>, Option<f64>)] = &[
+    ("Affine", Kind::Affine, Some(1.0), Some(0.0)),
+    ("Elu", Kind::Elu, Some(1.0), None),
+    ("HardSigmoid", Kind::HardSigmoid, Some(0.2), Some(0.5)),
+    ("LeakyRelu", Kind::LeakyRelu, Some(0.01), None),
+    ("Relu", Kind::Relu, None, None),
+    ("ScaledTanh", Kind::ScaledTanh, Some(1.0), Some(1.0)),
+    ("Sigmoid", Kind::Sigmoid, None, None),
+    ("Softplus", Kind::Softplus, None, None),
+    ("Softsign", Kind::Softsign, None, None),
+    ("Tanh", Kind::Tanh, None, None),
+    ("ThresholdedRelu", Kind::ThresholdedRelu, Some(1.0), None),
+];
+
+impl Gate {
+    /// The activations of these names. Alphas and betas are one list each for all that have one, in their order.
+    pub(super) fn all(names: &[&str], alphas: &[f64], betas: &[f64]) -> Result<Vec<Self>, Problem> {
+        let (mut alphas, mut betas) = (alphas.iter().copied(), betas.iter().copied());
+        let gates = names.iter().map(|name| {
+            let known = KINDS.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
+            let &(_, kind, alpha, beta) = known
+                .ok_or_else(|| Problem::new(format!("has the activation `{name}`, which is unknown")))?;
+            let number = |list: &mut dyn Iterator<Item = f64>, default: Option<f64>| {
+                default.map_or(0.0, |default| list.next().unwrap_or(default))
+            };
+            Ok(Self { kind, alpha: number(&mut alphas, alpha), beta: number(&mut betas, beta) })
+        });
+        let gates = gates.collect::<Result<Vec<_>, Problem>>()?;
+        match (alphas.len(), betas.len()) {
+            (0, 0) => Ok(gates),
+            (alphas, betas) => Err(Problem::new(format!(
+                "has {} numbers more for its activations {names:?} than they take",
+                alphas + betas
+            ))),
+        }
+    }
+
+    /// The activation of a value.
+    pub(super) fn of(self, cx: &mut Context, x: ValueId) -> Built {
+        let Self { kind, alpha, beta } = self;
+        match kind {
+            Kind::Affine => {
+                let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
+                cx.binary_with(Binary::Add, scaled, beta)
+            }
+            Kind::Elu => activation::elu(cx, x, alpha),
+            Kind::HardSigmoid => activation::hard_sigmoid(cx, x, alpha, beta),
+            Kind::LeakyRelu => activation::leaky_relu(cx, x, alpha),
+            Kind::Relu => cx.unary(Unary::Relu, x),
+            Kind::ScaledTanh => {
+                let inner = cx.binary_with(Binary::Mul, x, beta)?;
+                let tanh = cx.unary(Unary::Tanh, inner)?;
+                cx.binary_with(Binary::Mul, tanh, alpha)
+            }
+            Kind::Sigmoid => cx.unary(Unary::Sigmoid, x),
+            Kind::Softplus => activation::softplus(cx, x),
+            Kind::Softsign => activation::softsign(cx, x),
+            Kind::Tanh => cx.unary(Unary::Tanh, x),
+            Kind::ThresholdedRelu => activation::thresholded_relu(cx, x, alpha),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_to_the_activations_that_take_them_in_their_order() {
+        let gates = Gate::all(&["tanh", "HardSigmoid", "Elu"], &[0.1, 0.7], &[0.3]).unwrap();
+        assert_eq!((gates[1].alpha, gates[1].beta, gates[2].alpha), (0.1, 0.3, 0.7));
+        let gates = Gate::all(&["HardSigmoid", "LeakyRelu"], &[], &[]).unwrap();
+        assert_eq!((gates[0].alpha, gates[0].beta, gates[1].alpha), (0.2, 0.5, 0.01));
+        assert!(Gate::all(&["Tanh"], &[0.1], &[]).is_err());
+        assert!(Gate::all(&["Gelu"], &[], &[]).is_err());
+    }
+}

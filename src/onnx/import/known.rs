@@ -1,0 +1,101 @@
+//! Numbers that no input of the program reaches: conditions, trip counts and sizes that a file computes, also by way of
+//! floats or reductions, fold into known integers here.
+
+use super::context::{Context, Entry};
+use super::integers::{Int, Ints};
+use ir::ops::Interp;
+use ir::{Op, Operator, Tensor, Type, ValueId};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// What is computed in more nodes than this counts as computed from data.
+const MOST_NODES: usize = 512;
+
+/// The values that have been computed, or found to depend on an input or to be too large.
+pub(super) type Memo = BTreeMap<ValueId, Option<Rc<Tensor>>>;
+
+impl Context<'_> {
+    /// What a value is whatever the inputs are, if it and all that it is computed from are small.
+    pub(super) fn evaluate(&mut self, value: ValueId) -> Option<Rc<Tensor>> {
+        let (mut stack, mut left) = (vec![value], MOST_NODES);
+        while let Some(&next) = stack.last() {
+            if self.evaluated.contains_key(&next) {
+                stack.pop();
+                continue;
+            }
+            let missing = self.missing(next);
+            if missing.is_empty() {
+                let tensor = self.computed_now(next);
+                self.evaluated.insert(next, tensor);
+                stack.pop();
+            } else if missing.len() > left {
+                self.evaluated.insert(value, None);
+                return None;
+            } else {
+                left -= missing.len();
+                stack.extend(missing);
+            }
+        }
+        self.evaluated.get(&value).cloned().flatten()
+    }
+
+    /// The operands that must be computed before a value is.
+    fn missing(&self, value: ValueId) -> Vec<ValueId> {
+        let Some(node) = self.b.module().producer(value).filter(|_| self.is_small(value)) else {
+            return vec![];
+        };
+        node.operands.iter().copied().filter(|operand| !self.evaluated.contains_key(operand)).collect()
+    }
+
+    fn is_small(&self, value: ValueId) -> bool {
+        self.ty(value).numel().is_some_and(|count| count <= Ints::LIMIT as u64)
+    }
+
+    /// A value whose operands are all computed.
+    fn computed_now(&self, value: ValueId) -> Option<Rc<Tensor>> {
+        let module = self.b.module();
+        let node = module.producer(value).filter(|_| self.is_small(value))?;
+        match &node.op {
+            // What is dropped is not decided now.
+            Op::Dropout(_) => return None,
+            Op::Constant(constant) => {
+                return ir::interp::file_tensor(&module.data[constant.data]).map(Rc::new);
+            }
+            _ => {}
+        }
+        let operands: Vec<Rc<Tensor>> = node
+            .operands
+            .iter()
+            .map(|operand| self.evaluated.get(operand)?.clone())
+            .collect::<Option<_>>()?;
+        let operands: Vec<&Tensor> = operands.iter().map(Rc::as_ref).collect();
+        let types: Vec<Type> = node.results.iter().map(|&result| module.ty(result).clone()).collect();
+        let call = Interp { operands: &operands, results: &types, data: &module.data, parts: None };
+        let place = node.results.iter().position(|&result| result == value)?;
+        // As the program itself would round it.
+        Some(Rc::new(node.op.interp(&call).into_iter().nth(place)?.rounded()))
+    }
+
+    /// An integer or bool scalar or vector that no input reaches, as known; anything else as it is.
+    pub(super) fn folded(&mut self, entry: Entry) -> Entry {
+        let Entry::Value(value) = entry else { return entry };
+        let ty = self.ty(value);
+        if ty.dtype.is_float() || ty.ndim() > 1 || !self.is_small(value) {
+            return entry;
+        }
+        let dtype = ty.dtype;
+        match self.evaluate(value) {
+            Some(tensor) => Entry::Ints(known(&tensor), dtype),
+            None => entry,
+        }
+    }
+}
+
+/// The elements of a tensor of integers or bools.
+fn known(tensor: &Tensor) -> Ints {
+    let elements = match &tensor.elements {
+        ir::tensor::Elements::Bool(bools) => bools.iter().map(|&b| Int::Known(i64::from(b))).collect(),
+        _ => tensor.ints().iter().map(|&n| Int::Known(n)).collect(),
+    };
+    Ints { sizes: tensor.sizes.clone(), elements }
+}

@@ -1,0 +1,329 @@
+//! RNN, GRU and LSTM, unrolled: what the input gives is one contraction over all steps, what the state gives is one a step.
+//!
+//! Weights are read through slices and reshapes alone, so that each is found to be a parameter. Biases are added to what
+//! depends on the input, never to each other.
+
+use super::arithmetic::Built;
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem};
+use super::gate::Gate;
+use super::recurrent_cell::{Cell, Kind, State};
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, ValueId};
+
+/// The recurrent layers of a file are unrolled into so many steps in all, and no more.
+const MOST_STEPS: u64 = 16_384;
+
+/// One recurrent node.
+struct Layer {
+    kind: Kind,
+    /// `[steps, batch, features]`
+    x: ValueId,
+    steps: u64,
+    batch: Dim,
+    hidden: u64,
+    /// For each direction whether it goes backwards in time.
+    backwards: Vec<bool>,
+    batch_first: bool,
+    /// How many steps each batch entry has, `[batch, 1]`; without it all of them.
+    lengths: Option<ValueId>,
+    clip: Option<f64>,
+    gates: Vec<Gate>,
+    linear_before_reset: bool,
+    input_forget: bool,
+}
+
+/// What one direction gives.
+struct Run {
+    /// The hidden state after each step, in the order of time.
+    steps: Vec<ValueId>,
+    last: State,
+}
+
+/// RNN, GRU and LSTM at every opset.
+pub(super) fn recurrent(cx: &mut Context, call: &Call) -> Outputs {
+    let layer = Layer::of(cx, call)?;
+    let runs = (0..layer.backwards.len()).map(|i| layer.run(cx, call, i)).collect::<Result<Vec<_>, _>>()?;
+    layer.outputs(cx, call, &runs)
+}
+
+impl Layer {
+    fn of(cx: &mut Context, call: &Call) -> Result<Self, Problem> {
+        let kind = match call.op() {
+            "RNN" => Kind::Rnn,
+            "GRU" => Kind::Gru,
+            _ => Kind::Lstm,
+        };
+        let (x, w, r) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
+        let backwards = match call.string("direction").unwrap_or("forward") {
+            "forward" => vec![false],
+            "reverse" => vec![true],
+            "bidirectional" => vec![false, true],
+            other => {
+                return Err(Problem::new(format!(
+                    "has the direction `{other}`, not forward, reverse or bidirectional"
+                )));
+            }
+        };
+        if cx.ty(x).ndim() != 3 {
+            return Err(Problem::new(format!("reads {}, not of three dims", cx.ty(x))));
+        }
+        let batch_first = match call.int("layout").unwrap_or(0) {
+            0 => false,
+            1 => true,
+            other => return Err(Problem::new(format!("has the layout {other}, neither 0 nor 1"))),
+        };
+        let x = if batch_first { cx.b.transpose(x, &[1, 0, 2])? } else { x };
+        let hidden = hidden(cx, call, r)?;
+        let (directions, width) = (backwards.len() as u64, kind.gates() * hidden);
+        let features = cx.ty(x).dims[2].clone();
+        expect(cx, "its input weight", w, &[directions.into(), width.into(), features])?;
+        expect(cx, "its recurrent weight", r, &[directions.into(), width.into(), hidden.into()])?;
+        let steps = cx.bound(x, 0, "unrolls")?;
+        let batch = cx.ty(x).dims[1].clone();
+        let layer = Self {
+            kind,
+            x,
+            steps,
+            batch,
+            hidden,
+            gates: gates(call, kind, backwards.len())?,
+            backwards,
+            batch_first,
+            lengths: None,
+            clip: call.float("clip").filter(|&clip| clip > 0.0),
+            linear_before_reset: call.int("linear_before_reset").unwrap_or(0) != 0,
+            input_forget: call.int("input_forget").unwrap_or(0) != 0,
+        };
+        layer.spend(cx)?;
+        let lengths = layer.lengths(cx, call)?;
+        Ok(Self { lengths, ..layer })
+    }
+
+    /// Counts the steps: a file must not ask for a program without end.
+    fn spend(&self, cx: &mut Context) -> Result<(), Problem> {
+        let steps = self.steps.saturating_mul(self.backwards.len() as u64);
+        cx.recurrent_steps = cx.recurrent_steps.saturating_add(steps);
+        match cx.recurrent_steps {
+            _ if self.steps == 0 => Err(Problem::new("has no steps")),
+            ..=MOST_STEPS => Ok(()),
+            _ => Err(Problem::new(format!(
+                "has {} steps, with which the recurrent layers come to more than the {MOST_STEPS} they may be unrolled into",
+                self.steps
+            ))
+            .note("bind a shorter sequence with --bind NAME=SIZE, or export with one")),
+        }
+    }
+
+    /// How many steps each batch entry has, where that is not all of them.
+    fn lengths(&self, cx: &mut Context, call: &Call) -> Result<Option<ValueId>, Problem> {
+        let Some(lengths) = cx.optional(call, 4)? else { return Ok(None) };
+        let known = cx.ints(call, 4).and_then(|ints| ints.numbers());
+        if known.is_some_and(|known| known.iter().all(|&n| u64::try_from(n) == Ok(self.steps))) {
+            return Ok(None);
+        }
+        expect(cx, "its sequence_lens", lengths, std::slice::from_ref(&self.batch))?;
+        let column = cx.b.reshape(lengths, [self.batch.clone(), Dim::known(1)])?;
+        Ok(Some(cx.b.cast(column, DType::I64)?))
+    }
+
+    /// One direction, all steps.
+    fn run(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<Run, Problem> {
+        let (w, r) = (cx.value(call, 1)?, cx.value(call, 2)?);
+        let (w, r) = (part(cx, w, 0, direction)?, part(cx, r, 0, direction)?);
+        let bias = self.bias(cx, call, direction)?;
+        let projected = cx.b.one(Contract::new("tbi,gi->tbg"), &[self.x, w])?;
+        let projected = match bias {
+            Some([of_input, _]) => cx.binary(Binary::Add, projected, of_input)?,
+            None => projected,
+        };
+        let recurrent_bias = bias.map(|[_, recurrent]| recurrent);
+        // A GRU that resets after the multiplication resets this bias as well; else it is as good beside the other.
+        let reset_after = self.kind == Kind::Gru && self.linear_before_reset;
+        let (projected, recurrent_bias) = match recurrent_bias {
+            Some(bias) if !reset_after => (cx.binary(Binary::Add, projected, bias)?, None),
+            bias => (projected, bias),
+        };
+        let cell = Cell {
+            kind: self.kind,
+            hidden: self.hidden,
+            weight: r,
+            bias: recurrent_bias,
+            peepholes: self.peepholes(cx, call, direction)?,
+            gates: {
+                let count = self.kind.activations();
+                self.gates[direction * count..(direction + 1) * count].to_vec()
+            },
+            clip: self.clip,
+            reset_after,
+            input_forget: self.input_forget,
+        };
+        let start = self.initial(cx, call, direction)?;
+        self.walk(cx, &cell, projected, start, self.backwards[direction])
+    }
+
+    fn walk(
+        &self,
+        cx: &mut Context,
+        cell: &Cell,
+        projected: ValueId,
+        mut state: State,
+        backwards: bool,
+    ) -> Result<Run, Problem> {
+        let mut steps = Vec::new();
+        for i in 0..self.steps {
+            let time = if backwards { self.steps - 1 - i } else { i };
+            let x = cx.b.slice(projected, 0, time, Dim::known(1))?;
+            let x = cx.without(x, 0)?;
+            let next = cell.step(cx, x, state)?;
+            // Past the end of a batch entry its state stands still, and nothing comes out.
+            let (seen, out) = match self.lengths {
+                Some(lengths) => {
+                    let there = cx.compare_with(Compare::Greater, lengths, time as f64)?;
+                    let hidden = cx.choose(there, next.hidden, state.hidden)?;
+                    let cell = match (next.cell, state.cell) {
+                        (Some(new), Some(old)) => Some(cx.choose(there, new, old)?),
+                        _ => None,
+                    };
+                    (State { hidden, cell }, cx.choose_or(there, next.hidden, 0.0)?)
+                }
+                None => (next, next.hidden),
+            };
+            state = seen;
+            steps.push(out);
+        }
+        if backwards {
+            steps.reverse();
+        }
+        Ok(Run { steps, last: state })
+    }
+
+    /// The two biases of a direction, each `[gates · hidden]`.
+    fn bias(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<Option<[ValueId; 2]>, Problem> {
+        let Some(bias) = cx.optional(call, 3)? else { return Ok(None) };
+        let width = self.kind.gates() * self.hidden;
+        let directions = Dim::known(self.backwards.len() as u64);
+        expect(cx, "its bias", bias, &[directions, Dim::known(2 * width)])?;
+        let own = part(cx, bias, 0, direction)?;
+        Ok(Some([cx.b.slice(own, 0, 0, Dim::known(width))?, cx.b.slice(own, 0, width, Dim::known(width))?]))
+    }
+
+    /// The peepholes of an LSTM's direction: to the input, output and forget gate, each `[hidden]`.
+    fn peepholes(
+        &self,
+        cx: &mut Context,
+        call: &Call,
+        direction: usize,
+    ) -> Result<Option<[ValueId; 3]>, Problem> {
+        if self.kind != Kind::Lstm {
+            return Ok(None);
+        }
+        let Some(peepholes) = cx.optional(call, 7)? else { return Ok(None) };
+        let directions = Dim::known(self.backwards.len() as u64);
+        expect(cx, "its peepholes", peepholes, &[directions, Dim::known(3 * self.hidden)])?;
+        let own = part(cx, peepholes, 0, direction)?;
+        let mut gate = |i: u64| cx.b.slice(own, 0, i * self.hidden, Dim::known(self.hidden));
+        Ok(Some([gate(0)?, gate(1)?, gate(2)?]))
+    }
+
+    /// The state before the first step; zeros where none is given.
+    fn initial(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<State, Problem> {
+        let dtype = cx.ty(self.x).dtype;
+        let mut state = |i: usize, what: &str| {
+            let directions = Dim::known(self.backwards.len() as u64);
+            let hidden = Dim::known(self.hidden);
+            let Some(given) = cx.optional(call, i)? else {
+                let ty = ir::Type::new(dtype, [self.batch.clone(), hidden]);
+                return Ok(cx.b.splat(ty, 0.0)?);
+            };
+            let (dims, at) = if self.batch_first {
+                ([self.batch.clone(), directions, hidden], 1)
+            } else {
+                ([directions, self.batch.clone(), hidden], 0)
+            };
+            expect(cx, what, given, &dims)?;
+            part(cx, given, at, direction)
+        };
+        let hidden = state(5, "its initial_h")?;
+        let cell = if self.kind == Kind::Lstm { Some(state(6, "its initial_c")?) } else { None };
+        Ok(State { hidden, cell })
+    }
+
+    /// Y, Y_h and, of an LSTM, Y_c, in the layout that is asked for.
+    fn outputs(&self, cx: &mut Context, call: &Call, runs: &[Run]) -> Outputs {
+        let mut outputs = vec![Entry::Failed; call.output_count()];
+        let at = u32::from(self.batch_first);
+        if call.output(0).is_some() {
+            let mut all = Vec::new();
+            for run in runs {
+                // As `[steps, batch, hidden]`, then with the direction where the layout has it.
+                let steps =
+                    run.steps.iter().map(|&step| cx.with_dim(step, 0)).collect::<Result<Vec<_>, _>>()?;
+                let joined = joined(cx, &steps, 0)?;
+                let laid = if self.batch_first { cx.b.transpose(joined, &[1, 0, 2])? } else { joined };
+                all.push(cx.with_dim(laid, 1 + at)?);
+            }
+            outputs[0] = Entry::Value(joined(cx, &all, 1 + at)?);
+        }
+        let last: [fn(&Run) -> Option<ValueId>; 2] = [|run| Some(run.last.hidden), |run| run.last.cell];
+        for (i, state) in last.into_iter().enumerate().map(|(i, state)| (i + 1, state)) {
+            let values: Option<Vec<ValueId>> = runs.iter().map(state).collect();
+            if let (Some(values), Some(_)) = (values, call.output(i)) {
+                let values =
+                    values.into_iter().map(|value| cx.with_dim(value, at)).collect::<Result<Vec<_>, _>>()?;
+                outputs[i] = Entry::Value(joined(cx, &values, at)?);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+/// The size of the hidden state: what the recurrent weight has, which an attribute may say as well.
+fn hidden(cx: &Context, call: &Call, r: ValueId) -> Result<u64, Problem> {
+    let ty = cx.ty(r);
+    let size = ty.dims.last().and_then(Dim::size).filter(|&size| size > 0 && size < 1 << 32);
+    let size =
+        size.ok_or_else(|| Problem::new(format!("has the recurrent weight {ty}, which tells no size")))?;
+    match call.int("hidden_size") {
+        Some(said) if u64::try_from(said) != Ok(size) => {
+            Err(Problem::new(format!("has a hidden_size of {said} and the recurrent weight {ty}")))
+        }
+        _ => Ok(size),
+    }
+}
+
+/// The activations of all directions.
+fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Problem> {
+    let count = directions * kind.activations();
+    let names: Vec<&str> = match call.strings("activations") {
+        Some(names) => names.iter().map(String::as_str).collect(),
+        None => kind.defaults().iter().copied().cycle().take(count).collect(),
+    };
+    if names.len() != count {
+        return Err(Problem::new(format!("has {} activations, and needs {count}", names.len())));
+    }
+    let list = |name: &str| call.floats(name).unwrap_or_default();
+    Gate::all(&names, &list("activation_alpha"), &list("activation_beta"))
+}
+
+/// An error unless a value has these dims.
+fn expect(cx: &Context, what: &str, value: ValueId, dims: &[Dim]) -> Result<(), Problem> {
+    let ty = cx.ty(value);
+    if ty.dims[..] == *dims {
+        return Ok(());
+    }
+    let wanted: Vec<String> = dims.iter().map(Dim::to_string).collect();
+    Err(Problem::new(format!("has as {what} {ty}, where [{}] is needed", wanted.join(", "))))
+}
+
+/// One place of a dim, which goes.
+fn part(cx: &mut Context, x: ValueId, dim: u32, place: usize) -> Built {
+    let own = cx.b.slice(x, dim, place as u64, Dim::known(1))?;
+    cx.without(own, dim)
+}
+
+fn joined(cx: &mut Context, values: &[ValueId], dim: u32) -> Built {
+    Ok(if let [only] = values { *only } else { cx.b.one(Concat { dim }, values)? })
+}

@@ -1,0 +1,177 @@
+//! One step of RNN, GRU and LSTM. Formulas and the order of the gates are those of the ONNX standard.
+
+use super::arithmetic::Built;
+use super::context::{Context, Problem};
+use super::gate::Gate;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::Binary;
+use ir::{Dim, ValueId};
+
+/// Which recurrent layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Rnn,
+    Gru,
+    Lstm,
+}
+
+impl Kind {
+    /// How many gates its weights have one after the other: of a GRU update, reset, hidden; of an LSTM input, output,
+    /// forget, cell.
+    pub(super) fn gates(self) -> u64 {
+        match self {
+            Self::Rnn => 1,
+            Self::Gru => 3,
+            Self::Lstm => 4,
+        }
+    }
+
+    /// How many activations a direction has.
+    pub(super) fn activations(self) -> usize {
+        self.defaults().len()
+    }
+
+    /// The activations where no attribute says others.
+    pub(super) fn defaults(self) -> &'static [&'static str] {
+        match self {
+            Self::Rnn => &["Tanh"],
+            Self::Gru => &["Sigmoid", "Tanh"],
+            Self::Lstm => &["Sigmoid", "Tanh", "Tanh"],
+        }
+    }
+}
+
+/// What a step hands on, each `[batch, hidden]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    pub(super) hidden: ValueId,
+    /// Of an LSTM.
+    pub(super) cell: Option<ValueId>,
+}
+
+/// What all steps of a direction share.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    pub(super) kind: Kind,
+    pub(super) hidden: u64,
+    /// `[gates · hidden, hidden]`
+    pub(super) weight: ValueId,
+    /// `[gates · hidden]`, unless it has been added to the input's part.
+    pub(super) bias: Option<ValueId>,
+    /// Of an LSTM, to the input, output and forget gate, each `[hidden]`.
+    pub(super) peepholes: Option<[ValueId; 3]>,
+    /// Of an RNN f; of a GRU f, g; of an LSTM f, g, h.
+    pub(super) gates: Vec<Gate>,
+    /// What goes into an activation stays within this of 0.
+    pub(super) clip: Option<f64>,
+    /// A GRU's: it resets what the weight has made of the state, not the state.
+    pub(super) reset_after: bool,
+    /// An LSTM's: it forgets what the input gate does not take in.
+    pub(super) input_forget: bool,
+}
+
+impl Cell {
+    /// The state after a step; `x` is what the input gives, `[batch, gates · hidden]`.
+    pub(super) fn step(&self, cx: &mut Context, x: ValueId, state: State) -> Result<State, Problem> {
+        match self.kind {
+            Kind::Rnn => {
+                let sum = self.with_state(cx, x, state.hidden)?;
+                Ok(State { hidden: self.activated(cx, 0, sum)?, cell: None })
+            }
+            Kind::Gru => Ok(State { hidden: self.gru(cx, x, state.hidden)?, cell: None }),
+            Kind::Lstm => self.lstm(cx, x, state),
+        }
+    }
+
+    /// `Hₜ = (1 - z)·h + z·Hₜ₋₁`, written as `h + z·(Hₜ₋₁ - h)`.
+    fn gru(&self, cx: &mut Context, x: ValueId, before: ValueId) -> Built {
+        let (gates, from_state) = if self.reset_after {
+            let product = self.recurrent(cx, before, self.weight)?;
+            let product = match self.bias {
+                Some(bias) => cx.binary(Binary::Add, product, bias)?,
+                None => product,
+            };
+            let (of_x, of_state) = (self.gate(cx, x, 0, 2)?, self.gate(cx, product, 0, 2)?);
+            (cx.binary(Binary::Add, of_x, of_state)?, Some(self.gate(cx, product, 2, 1)?))
+        } else {
+            let weight = cx.b.slice(self.weight, 0, 0, Dim::known(2 * self.hidden))?;
+            let (of_x, of_state) = (self.gate(cx, x, 0, 2)?, self.recurrent(cx, before, weight)?);
+            (cx.binary(Binary::Add, of_x, of_state)?, None)
+        };
+        let (update, reset) = (self.gate(cx, gates, 0, 1)?, self.gate(cx, gates, 1, 1)?);
+        let (update, reset) = (self.activated(cx, 0, update)?, self.activated(cx, 0, reset)?);
+        let from_state = match from_state {
+            Some(product) => cx.binary(Binary::Mul, reset, product)?,
+            None => {
+                let weight = cx.b.slice(self.weight, 0, 2 * self.hidden, Dim::known(self.hidden))?;
+                let kept = cx.binary(Binary::Mul, reset, before)?;
+                self.recurrent(cx, kept, weight)?
+            }
+        };
+        let of_x = self.gate(cx, x, 2, 1)?;
+        let sum = cx.binary(Binary::Add, of_x, from_state)?;
+        let new = self.activated(cx, 1, sum)?;
+        let change = cx.binary(Binary::Sub, before, new)?;
+        let kept = cx.binary(Binary::Mul, update, change)?;
+        cx.binary(Binary::Add, new, kept)
+    }
+
+    /// `Cₜ = f·Cₜ₋₁ + i·c`, `Hₜ = o·h(Cₜ)`; the output gate's peephole looks at the new cell.
+    fn lstm(&self, cx: &mut Context, x: ValueId, state: State) -> Result<State, Problem> {
+        let before = state.cell.ok_or_else(|| Problem::new("has a state without a cell"))?;
+        let sums = self.with_state(cx, x, state.hidden)?;
+        let input = self.gate(cx, sums, 0, 1)?;
+        let input = self.peeped(cx, input, 0, before)?;
+        let input = self.activated(cx, 0, input)?;
+        let forget = if self.input_forget {
+            let one = cx.b.splat_like(input, 1.0)?;
+            cx.binary(Binary::Sub, one, input)?
+        } else {
+            let forget = self.gate(cx, sums, 2, 1)?;
+            let forget = self.peeped(cx, forget, 2, before)?;
+            self.activated(cx, 0, forget)?
+        };
+        let new = self.gate(cx, sums, 3, 1)?;
+        let new = self.activated(cx, 1, new)?;
+        let (kept, taken) = (cx.binary(Binary::Mul, forget, before)?, cx.binary(Binary::Mul, input, new)?);
+        let cell = cx.binary(Binary::Add, kept, taken)?;
+        let output = self.gate(cx, sums, 1, 1)?;
+        let output = self.peeped(cx, output, 1, cell)?;
+        let output = self.activated(cx, 0, output)?;
+        let shown = self.gates[2].of(cx, cell)?;
+        Ok(State { hidden: cx.binary(Binary::Mul, output, shown)?, cell: Some(cell) })
+    }
+
+    /// What the input and the state give together.
+    fn with_state(&self, cx: &mut Context, x: ValueId, hidden: ValueId) -> Built {
+        let product = self.recurrent(cx, hidden, self.weight)?;
+        cx.binary(Binary::Add, x, product)
+    }
+
+    fn recurrent(&self, cx: &mut Context, hidden: ValueId, weight: ValueId) -> Built {
+        Ok(cx.b.one(Contract::new("bh,gh->bg"), &[hidden, weight])?)
+    }
+
+    /// So many gates of all that stand one after the other.
+    fn gate(&self, cx: &mut Context, gates: ValueId, first: u64, count: u64) -> Built {
+        Ok(cx.b.slice(gates, 1, first * self.hidden, Dim::known(count * self.hidden))?)
+    }
+
+    /// A gate that also sees the cell.
+    fn peeped(&self, cx: &mut Context, gate: ValueId, which: usize, cell: ValueId) -> Built {
+        let Some(peepholes) = self.peepholes else { return Ok(gate) };
+        let seen = cx.binary(Binary::Mul, cell, peepholes[which])?;
+        cx.binary(Binary::Add, gate, seen)
+    }
+
+    fn activated(&self, cx: &mut Context, which: usize, sum: ValueId) -> Built {
+        let sum = match self.clip {
+            Some(clip) => {
+                let low = cx.binary_with(Binary::Max, sum, -clip)?;
+                cx.binary_with(Binary::Min, low, clip)?
+            }
+            None => sum,
+        };
+        self.gates[which].of(cx, sum)
+    }
+}

@@ -1,0 +1,174 @@
+//! Sequences and optionals: what they hold is known when the program is compiled, so they stand for their parts and never
+//! reach it.
+
+use super::call::Call;
+use super::context::{Context, Entry, Outputs, Problem, dim, one};
+use super::integers::Ints;
+use super::subgraph;
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, ValueId};
+
+/// A part that is taken out or put in: after it, or at it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// One of the parts.
+    Part,
+    /// One of the parts, or the end.
+    Gap,
+}
+
+/// An input that is a sequence.
+fn parts(cx: &Context, call: &Call, i: usize) -> Result<Vec<Entry>, Problem> {
+    match cx.entry(call, i)? {
+        Entry::Sequence(parts) => Ok(parts.clone()),
+        Entry::Absent => Err(Problem::new("reads a sequence that is not there")),
+        _ => Err(Problem::new("reads a tensor as if it were a sequence")),
+    }
+}
+
+/// The place that an input says, counted from the end if negative; the last one without it.
+fn place(cx: &Context, call: &Call, i: usize, count: usize, of: Place) -> Result<usize, Problem> {
+    let places = count + usize::from(of == Place::Gap);
+    let given = cx.numbers(call, i, "position")?;
+    let at = match given.as_deref() {
+        None => places.checked_sub(1),
+        // A gap counts from the end as a part does: -1 is before the last part.
+        Some([at]) if *at < 0 => dim(*at, count).map(|at| at as usize),
+        Some([at]) => dim(*at, places).map(|at| at as usize),
+        Some(_) => None,
+    };
+    at.ok_or_else(|| {
+        let shown = given.map_or_else(|| "its last part".to_owned(), |at| format!("position {at:?}"));
+        Problem::new(format!("asks for {shown} in a sequence of {count}"))
+    })
+}
+
+/// SequenceConstruct: the inputs; SequenceEmpty: nothing.
+pub(super) fn construct(cx: &mut Context, call: &Call) -> Outputs {
+    let parts = (0..call.input_count()).map(|i| cx.entry(call, i).cloned()).collect::<Result<_, _>>()?;
+    Ok(vec![Entry::Sequence(parts)])
+}
+
+/// SequenceLength.
+pub(super) fn length(cx: &mut Context, call: &Call) -> Outputs {
+    let count = parts(cx, call, 0)?.len();
+    Ok(vec![subgraph::number(count as i64, DType::I64)])
+}
+
+/// SequenceAt.
+pub(super) fn at(cx: &mut Context, call: &Call) -> Outputs {
+    let parts = parts(cx, call, 0)?;
+    let at = place(cx, call, 1, parts.len(), Place::Part)?;
+    Ok(vec![parts[at].clone()])
+}
+
+/// SequenceInsert.
+pub(super) fn insert(cx: &mut Context, call: &Call) -> Outputs {
+    let mut parts = parts(cx, call, 0)?;
+    let part = cx.entry(call, 1)?.clone();
+    let at = place(cx, call, 2, parts.len(), Place::Gap)?;
+    parts.insert(at, part);
+    Ok(vec![Entry::Sequence(parts)])
+}
+
+/// SequenceErase.
+pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
+    let mut parts = parts(cx, call, 0)?;
+    let at = place(cx, call, 1, parts.len(), Place::Part)?;
+    parts.remove(at);
+    Ok(vec![Entry::Sequence(parts)])
+}
+
+/// ConcatFromSequence: along a dim, or along a new one.
+pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
+    let parts = parts(cx, call, 0)?;
+    let axis = call.int("axis").ok_or_else(|| Problem::new("needs `axis`"))?;
+    if parts.is_empty() {
+        return Err(Problem::new("joins a sequence without parts"));
+    }
+    if call.int("new_axis").unwrap_or(0) != 0 {
+        return Ok(vec![cx.stacked(&parts, axis)?]);
+    }
+    let values = parts.iter().map(|part| cx.materialize(part)).collect::<Result<Vec<ValueId>, _>>()?;
+    let dim = cx.axis(values[0], axis)?;
+    one(if let [only] = values[..] { only } else { cx.b.one(Concat { dim }, &values)? })
+}
+
+/// SplitToSequence: parts of one size, or of given sizes, or of one element each, whose dim `keepdims` then says stays.
+pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
+    let size = cx.bound(x, dim, "splits")?;
+    let given = cx.numbers(call, 1, "split")?;
+    let sizes = match (&given, cx.ints(call, 1)) {
+        (Some(sizes), Some(Ints { sizes: dims, .. })) if !dims.is_empty() => {
+            sizes.iter().map(|&n| u64::try_from(n).unwrap_or(u64::MAX)).collect()
+        }
+        _ => equal_parts(size, given.as_deref().map_or(Some(1), |n| u64::try_from(*n.first()?).ok()))?,
+    };
+    if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
+        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
+    }
+    let gone = given.is_none() && call.int("keepdims").unwrap_or(1) == 0;
+    let (mut start, mut parts) = (0, Vec::new());
+    for size in sizes {
+        let part = cx.b.slice(x, dim, start, Dim::known(size))?;
+        parts.push(Entry::Value(if gone { cx.without(part, dim)? } else { part }));
+        start += size;
+    }
+    Ok(vec![Entry::Sequence(parts)])
+}
+
+/// A sequence is cut into so many parts and no more.
+const MOST_PARTS: u64 = 65_536;
+
+fn equal_parts(size: u64, part: Option<u64>) -> Result<Vec<u64>, Problem> {
+    let part = part.filter(|&part| part > 0).ok_or_else(|| Problem::new("splits into parts of no size"))?;
+    let count = size.div_ceil(part);
+    if count > MOST_PARTS {
+        return Err(Problem::new(format!("splits into {count} parts, of {MOST_PARTS} at most")));
+    }
+    Ok((0..count).map(|i| part.min(size - i * part)).collect())
+}
+
+/// SequenceMap: a graph applied to each part of a sequence, beside the same parts of other sequences and whole tensors.
+pub(super) fn map(cx: &mut Context, call: &Call) -> Outputs {
+    let body = call.graph("body")?;
+    let count = parts(cx, call, 0)?.len();
+    let inputs = (0..call.input_count()).map(|i| cx.entry(call, i).cloned());
+    let inputs = inputs.collect::<Result<Vec<Entry>, _>>()?;
+    let mut outputs: Vec<Vec<Entry>> = vec![vec![]; body.outputs.len()];
+    let nodes = subgraph::node_count(body);
+    for i in 0..count {
+        cx.unroll(nodes)?;
+        let given = inputs.iter().map(|input| match input {
+            Entry::Sequence(parts) => parts.get(i).cloned().ok_or_else(|| {
+                Problem::new(format!("maps sequences of {count} and of {} parts", parts.len()))
+            }),
+            whole => Ok(whole.clone()),
+        });
+        let given = given.collect::<Result<Vec<_>, _>>()?;
+        let results = subgraph::run(cx, body, given)?;
+        outputs.iter_mut().zip(results).for_each(|(parts, part)| parts.push(part));
+    }
+    Ok(outputs.into_iter().map(Entry::Sequence).collect())
+}
+
+/// Optional: what it is given, or nothing.
+pub(super) fn optional(cx: &mut Context, call: &Call) -> Outputs {
+    Ok(vec![if call.input(0).is_some() { cx.entry(call, 0)?.clone() } else { Entry::Absent }])
+}
+
+/// OptionalHasElement.
+pub(super) fn has_element(cx: &mut Context, call: &Call) -> Outputs {
+    let has = call.input(0).is_some() && !matches!(cx.entry(call, 0)?, Entry::Absent);
+    Ok(vec![subgraph::number(i64::from(has), DType::Bool)])
+}
+
+/// OptionalGetElement.
+pub(super) fn get_element(cx: &mut Context, call: &Call) -> Outputs {
+    match cx.entry(call, 0)? {
+        Entry::Absent => Err(Problem::new("reads an optional that has no element")),
+        entry => Ok(vec![entry.clone()]),
+    }
+}

@@ -1,0 +1,177 @@
+//! Bodies of control flow: a graph whose nodes are imported where its operator stands, once or, unrolled, many times.
+//!
+//! Names of a graph hide none of a graph around it, so its values stand in the same table. Graphs beside each other may
+//! use a name twice: each is entered again before it runs.
+
+use super::call::Call;
+use super::context::{Context, Entry, Problem};
+use super::integers::{Int, Ints};
+use super::{import_node, tensor_entry};
+use crate::{Attribute, Graph};
+use ir::ops::shape::Concat;
+use ir::{DType, Dim, Type, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Loops are unrolled into so many nodes of the file in all, and no more.
+pub(super) const MOST_NODES: usize = 8192;
+
+/// What control flow has come to so far.
+#[derive(Debug, Default)]
+pub(super) struct Bodies {
+    /// The tensors of each graph that has been entered, by its place in memory: entered again, it has the same ones.
+    entered: BTreeMap<usize, Vec<(String, Entry)>>,
+    /// The names of these tensors in the data table.
+    names: BTreeSet<String>,
+    /// Nodes that loops have been unrolled into.
+    unrolled: usize,
+}
+
+/// Imports a graph with these inputs; gives its outputs.
+pub(super) fn run(cx: &mut Context, graph: &Graph, inputs: Vec<Entry>) -> Result<Vec<Entry>, Problem> {
+    if graph.inputs.len() != inputs.len() {
+        let (wanted, given) = (graph.inputs.len(), inputs.len());
+        return Err(Problem::new(format!("gives its graph {given} values, which reads {wanted}")));
+    }
+    enter(cx, graph);
+    for (input, entry) in graph.inputs.iter().zip(inputs) {
+        cx.entries.insert(input.name.clone(), entry);
+    }
+    let before = cx.problems.len();
+    for node in &graph.nodes {
+        import_node(cx, &Call::new(node));
+    }
+    if cx.problems.len() > before {
+        return Err(Problem::Reported);
+    }
+    let output = |name: &String| match cx.entries.get(name) {
+        Some(Entry::Failed) => Err(Problem::Reported),
+        Some(entry) => Ok(entry.clone()),
+        None => Err(Problem::new(format!("its graph's output `{name}` is defined by nothing"))),
+    };
+    graph.outputs.iter().map(|value| output(&value.name)).collect()
+}
+
+/// Enters the tensors of a graph: the same ones however often it runs.
+fn enter(cx: &mut Context, graph: &Graph) {
+    let place = std::ptr::from_ref(graph) as usize;
+    if !cx.bodies.entered.contains_key(&place) {
+        let mut tensors = Vec::new();
+        for tensor in &graph.tensors {
+            let mut stored = tensor.clone();
+            let mut times = 1;
+            while !cx.bodies.names.insert(stored.name.clone()) {
+                times += 1;
+                stored.name = format!("{}_{times}", tensor.name);
+            }
+            let entry = match super::call::dtype(tensor.dtype) {
+                Some(dtype) => tensor_entry(cx.b.tables(), &stored, dtype),
+                None => Entry::Failed,
+            };
+            tensors.push((tensor.name.clone(), entry));
+        }
+        cx.bodies.entered.insert(place, tensors);
+    }
+    let tensors = cx.bodies.entered.get(&place).cloned().unwrap_or_default();
+    cx.entries.extend(tensors);
+}
+
+/// The nodes of a graph and of the graphs in it.
+pub(super) fn node_count(graph: &Graph) -> usize {
+    let inner = |node: &crate::Node| -> usize {
+        node.attributes.values().flat_map(Attribute::graphs).map(node_count).sum()
+    };
+    graph.nodes.iter().map(|node| 1 + inner(node)).sum()
+}
+
+impl Context<'_> {
+    /// Counts one more step of a loop with so many nodes. An error: there are too many by now.
+    pub(super) fn unroll(&mut self, nodes: usize) -> Result<(), Problem> {
+        // A body without nodes costs something too.
+        self.bodies.unrolled = self.bodies.unrolled.saturating_add(nodes.max(1));
+        if self.bodies.unrolled <= MOST_NODES {
+            return Ok(());
+        }
+        Err(Problem::new(format!(
+            "repeats {nodes} nodes so often that the file's loops come to more than the {MOST_NODES} nodes they may be unrolled into"
+        ))
+        .note("bind a shorter sequence with --bind NAME=SIZE, or export what is in the loop as operators on whole tensors"))
+    }
+
+    /// A truth that must be known now; `what` says whose.
+    pub(super) fn truth(&mut self, entry: Entry, what: &str) -> Result<bool, Problem> {
+        match self.folded(entry) {
+            Entry::Failed => Err(Problem::Reported),
+            Entry::Ints(ints, _) if ints.elements.len() == 1 && ints.numbers().is_some() => {
+                Ok(ints.elements[0] != Int::Known(0))
+            }
+            Entry::Ints(..) => Err(Problem::new(format!("{what} depends on sizes that are not bound"))
+                .note("bind them with --bind NAME=SIZE")),
+            _ => Err(Problem::new(format!(
+                "{what} is computed from data, and a static program decides it when it is compiled"
+            ))
+            .note(
+                "export with it as a constant: trace the model, or put torch.where in place of the branch",
+            )),
+        }
+    }
+
+    /// Entries in a new dim. Known integers stay known.
+    pub(super) fn stacked(&mut self, parts: &[Entry], axis: i64) -> Result<Entry, Problem> {
+        if axis == 0
+            && let Some(known) = stacked_ints(parts)
+        {
+            return Ok(known);
+        }
+        let mut values = Vec::new();
+        for part in parts {
+            let value = self.materialize(part)?;
+            let dim = super::context::dim(axis, self.ty(value).ndim() + 1).ok_or_else(|| {
+                Problem::new(format!("stacks {} along axis {axis}, which it has not", self.ty(value)))
+            })?;
+            values.push((self.with_dim(value, dim)?, dim));
+        }
+        let &(first, dim) = values.first().ok_or_else(|| Problem::new("stacks nothing"))?;
+        let operands: Vec<ValueId> = values.iter().map(|(value, _)| *value).collect();
+        let one = operands.len() == 1;
+        Ok(Entry::Value(if one { first } else { self.b.one(Concat { dim }, &operands)? }))
+    }
+
+    /// What steps that never ran would have stacked: no elements, of the type that the graph declares.
+    pub(super) fn empty_stack(&mut self, graph: &Graph, output: usize, axis: i64) -> Result<Entry, Problem> {
+        let unknown = || {
+            Problem::new("never runs, and the shape of what it would stack is not declared")
+                .note("export with the shapes of the loop's outputs, or without the loop")
+        };
+        let declared = graph.outputs.get(output).and_then(|value| value.ty.tensor()).ok_or_else(unknown)?;
+        let dtype = super::call::dtype(declared.dtype).ok_or_else(unknown)?;
+        let size = |dim: &crate::Dim| match dim {
+            crate::Dim::Known(size) => Some(Dim::known(*size as u64)),
+            _ => None,
+        };
+        let dims: Option<Vec<Dim>> = declared.dims.as_ref().and_then(|dims| dims.iter().map(size).collect());
+        let mut dims = dims.ok_or_else(unknown)?;
+        let at = super::context::dim(axis, dims.len() + 1).ok_or_else(unknown)?;
+        dims.insert(at as usize, Dim::known(0));
+        Ok(Entry::Value(self.b.splat(Type::new(dtype, dims), 0.0)?))
+    }
+}
+
+/// Known integers of equal sizes along a new first dim, if they are few.
+fn stacked_ints(parts: &[Entry]) -> Option<Entry> {
+    let Entry::Ints(first, dtype) = parts.first()? else { return None };
+    let mut elements = Vec::new();
+    for part in parts {
+        let Entry::Ints(ints, other) = part else { return None };
+        if ints.sizes != first.sizes || other != dtype || elements.len() > Ints::LIMIT {
+            return None;
+        }
+        elements.extend(ints.elements.iter().cloned());
+    }
+    let sizes = [parts.len()].into_iter().chain(first.sizes.iter().copied()).collect();
+    (elements.len() <= Ints::LIMIT).then_some(Entry::Ints(Ints { sizes, elements }, *dtype))
+}
+
+/// A number as an entry.
+pub(super) fn number(number: i64, dtype: DType) -> Entry {
+    Entry::Ints(Ints::scalar(Int::Known(number)), dtype)
+}

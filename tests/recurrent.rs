@@ -1,0 +1,76 @@
+//! Recurrent layers and loops, which the import unrolls: every weight is trained, and every mesh and microbatch gives the
+//! gradients of the untransformed graph. A quantized model is refused.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::cli::{Cli, Command};
+use trainyard::compilation::Source;
+
+fn model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/{name}.onnx"))
+}
+
+/// Fails unless the compiled step is that of the untransformed graph.
+#[track_caller]
+fn verify(flags: &str) {
+    let file = model("recurrent").display().to_string();
+    let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
+    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
+    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
+    let report = verify.report().unwrap_or_else(|failure| panic!("{flags}: {}", told(&failure)));
+    assert!(report.passed && report.failed() == 0, "{flags}:\n{report}");
+}
+
+fn told(failure: &Failure) -> String {
+    render(Severity::Error, &failure.diagnostics(), false)
+}
+
+#[test]
+fn every_weight_of_a_recurrent_layer_is_a_parameter() {
+    let source = Source::load(&model("recurrent"), &BTreeMap::new())
+        .unwrap_or_else(|failure| panic!("{}", told(&failure)));
+    let plan = trainyard::pipeline::Plan::default();
+    let compiled = source
+        .compile(&plan, &passes::Manager::default(), |_, _, _| {})
+        .unwrap_or_else(|failure| panic!("{}", told(&failure)));
+    let trained = |name: &str| {
+        let report = compiled.parameters.iter().find(|report| report.data == name);
+        report.is_some_and(|report| !report.states.is_empty())
+    };
+    let layers = ["lstm", "gru", "gru_after", "rnn"].into_iter();
+    let weights = layers.flat_map(|layer| ["w", "r", "b"].map(|part| format!("{layer}.{part}")));
+    let others = ["lstm.p", "scan.r", "embedding", "head"].map(str::to_owned);
+    for name in weights.chain(others) {
+        assert!(trained(&name), "{name} is not trained: {:#?}", compiled.parameters);
+    }
+    assert!(!trained("scan.start"), "the zeros before the first step are a constant");
+}
+
+#[test]
+fn an_unrolled_model_computes_the_step_of_the_untransformed_graph() {
+    verify("");
+    verify("--microbatch 1 --global-batch 4");
+    verify("--mode cpu --tolerance 1e-5");
+}
+
+#[test]
+fn an_unrolled_model_is_split_over_data_ranks_and_tensor_ranks() {
+    verify("--microbatch 1 --global-batch 4 --mesh dp=2");
+    verify("--microbatch 1 --global-batch 4 --mesh dp=2 --zero 3");
+    verify("--mesh tp=2");
+}
+
+#[test]
+fn a_quantized_model_is_refused_with_all_its_reasons() {
+    let refused = Source::load(&model("quantized"), &BTreeMap::new()).map(|_| ());
+    let told = told(&refused.expect_err("a quantized model is not trained"));
+    for part in [
+        "the model is quantized and cannot be trained: 5 nodes",
+        "DequantizeLinear, 3 times, first at node \"dequantize0\" (DequantizeLinear, opset 20)",
+        "QuantizeLinear, 2 times, first at node \"quantize0\" (QuantizeLinear, opset 20)",
+        "export the float model",
+    ] {
+        assert!(told.contains(part), "{part:?} is missing in:\n{told}");
+    }
+}

@@ -9,6 +9,7 @@ pub mod device;
 pub mod layout;
 pub mod lower;
 pub mod metrics;
+pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod ranks;

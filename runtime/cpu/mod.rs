@@ -16,6 +16,7 @@ mod walk;
 
 use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use crate::profile::Profile;
 use crate::program::{Instruction, Microbatches, Program, Section};
 use arena::{Arena, Constants};
 use call::Place;
@@ -31,6 +32,7 @@ pub struct Cpu {
     arena: Arena,
     threads: rayon::ThreadPool,
     communicator: Option<Arc<dyn Communicator>>,
+    profile: Option<Profile>,
 }
 
 struct Loaded {
@@ -91,7 +93,12 @@ impl Cpu {
         let pool = pool.thread_name(move |i| format!("{name}-{i}"));
         let error =
             |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
-        Ok(Self { programs, arena, threads: pool.build().map_err(error)?, communicator })
+        Ok(Self { programs, arena, threads: pool.build().map_err(error)?, communicator, profile: None })
+    }
+
+    /// Adds the times of the first program's instructions to a profile from now on.
+    pub fn record(&mut self, profile: Profile) {
+        self.profile = Some(profile);
     }
 
     /// Bytes allocated: the arena and all constants.
@@ -108,7 +115,7 @@ impl Cpu {
     /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
     pub fn run_timed(&mut self, id: ProgramId, section: Section) -> Result<Vec<Duration>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator } = self;
+        let Self { programs, arena, threads, communicator, .. } = self;
         let loaded = &mut programs[id.0];
         loaded.begin(section)?;
         let first = loaded.microbatches <= 1;
@@ -131,15 +138,22 @@ impl Cpu {
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator } = self;
+        let Self { programs, arena, threads, communicator, profile } = self;
         let loaded = &programs[id.0];
+        let profile = profile.as_ref().filter(|_| id == ProgramId::default());
         let first = loaded.microbatches <= 1;
         let unknown = DeviceError::Unknown { what: "instruction", index: instructions.end };
-        let instructions = loaded.program.section(section).get(instructions).ok_or(unknown)?;
+        let own = loaded.program.section(section).get(instructions.clone()).ok_or(unknown)?;
         let communicator = communicator.as_deref();
         threads.install(|| {
-            let mut instructions = instructions.iter();
-            instructions.try_for_each(|instruction| loaded.issue(arena, instruction, first, communicator))
+            own.iter().zip(instructions).try_for_each(|(instruction, index)| {
+                let start = profile.map(|_| Instant::now());
+                loaded.issue(arena, instruction, first, communicator)?;
+                if let (Some(profile), Some(start)) = (profile, start) {
+                    profile.add(section, index, start.elapsed());
+                }
+                Ok(())
+            })
         })
     }
 }
@@ -173,6 +187,12 @@ impl Device for Cpu {
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
         let count = self.loaded(id)?.program.section(section).len();
+        if let Some(profile) = &self.profile
+            && section == Section::Prepare
+            && id == ProgramId::default()
+        {
+            profile.begin_step();
+        }
         self.programs[id.0].begin(section)?;
         self.execute(id, section, 0..count)
     }
@@ -201,7 +221,7 @@ impl Cpu {
         id: ProgramId,
     ) -> Result<Option<(usize, NonFinite)>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator } = self;
+        let Self { programs, arena, threads, communicator, .. } = self;
         let loaded = &programs[id.0];
         threads.install(|| non_finite::first(loaded, arena, communicator.as_deref()))
     }
@@ -238,6 +258,26 @@ impl Loaded {
             Section::Update => {}
         }
         Ok(())
+    }
+}
+
+/// What this machine reaches on a product of two matrices of 1024 x 1024 f32 numbers with `threads` threads, or one for
+/// each core, in GFLOP/s: the best of several.
+pub fn peak_gflops(threads: Option<usize>) -> f64 {
+    const SIZE: usize = 1024;
+    let how = gemm::Multiply { factor: 1.0, add: false, parallel: true };
+    let (lhs, rhs) = (vec![0.5f32; SIZE * SIZE], vec![0.25f32; SIZE * SIZE]);
+    let mut out = vec![0.0f32; SIZE * SIZE];
+    let matrix = gemm::Matrix::with_rows(SIZE);
+    let mut once = || {
+        let start = Instant::now();
+        gemm::gemm([SIZE; 3], (&mut out, matrix), (&lhs, matrix), (&rhs, matrix), how);
+        2.0 * (SIZE as f64).powi(3) / start.elapsed().as_secs_f64() / 1e9
+    };
+    let mut best = || (0..10).map(|_| once()).fold(0.0, f64::max);
+    match rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build() {
+        Ok(pool) => pool.install(best),
+        Err(_) => best(),
     }
 }
 

@@ -57,20 +57,23 @@ vectorized! {
 /// How many partial sums a reduction of one row keeps, so that it vectorizes; fixed, so that it is deterministic.
 const LANES: usize = 32;
 
-/// `Σ f(i)` over `0..count` with [`LANES`] partial sums.
+/// `Σ f([a[i], b[i], …])` with [`LANES`] partial sums, over the length of the shortest slice.
 #[inline(always)]
-pub(super) fn sum<T: Real>(count: usize, f: impl Fn(usize) -> T) -> T {
+pub(super) fn sum<A: Copy, T: Real, const N: usize>(slices: [&[A]; N], f: impl Fn([A; N]) -> T) -> T {
     let mut partial = [T::ZERO; LANES];
+    let count = slices.iter().map(|slice| slice.len()).min().unwrap_or(0);
     let whole = count / LANES * LANES;
     let mut start = 0;
     while start < whole {
+        // Checked once a chunk: a check at every element would keep it from being vectorized.
+        let chunks = slices.map(|slice| &slice[start..start + LANES]);
         for (lane, partial) in partial.iter_mut().enumerate() {
-            *partial = *partial + f(start + lane);
+            *partial = *partial + f(chunks.map(|chunk| chunk[lane]));
         }
         start += LANES;
     }
     for i in whole..count {
-        partial[i - whole] = partial[i - whole] + f(i);
+        partial[i - whole] = partial[i - whole] + f(slices.map(|slice| slice[i]));
     }
     let mut width = LANES / 2;
     while width > 0 {

@@ -15,6 +15,7 @@ use crate::comm::local::{AtWork, Local};
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::{Cpu, devices_error};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use crate::profile::Profile;
 use crate::program::{Program, Section};
 use parts::Parts;
 use std::any::Any;
@@ -33,16 +34,24 @@ pub struct Ranks {
 }
 
 /// A device for programs of any mesh, with `threads` threads in all, or as many as there are cores: one CPU for a mesh
-/// of one device, else local ranks. See [`Cpu::new`] and [`Ranks::new`].
+/// of one device, else local ranks. See [`Cpu::new`] and [`Ranks::new`]. A profile gets the times of the first program,
+/// on the first rank.
 ///
 /// # Errors
 /// Those of either.
 pub fn device(
     programs: Vec<Arc<Program>>,
     threads: Option<usize>,
+    profile: Option<Profile>,
 ) -> Result<Box<dyn Device + Send>, DeviceError> {
-    let alone = programs.iter().all(|program| program.mesh.devices() == 1);
-    Ok(if alone { Box::new(Cpu::new(programs, threads)?) } else { Box::new(Ranks::new(programs, threads)?) })
+    if programs.iter().all(|program| program.mesh.devices() == 1) {
+        let mut cpu = Cpu::new(programs, threads)?;
+        profile.into_iter().for_each(|profile| cpu.record(profile));
+        return Ok(Box::new(cpu));
+    }
+    let mut ranks = Ranks::new(programs, threads)?;
+    ranks.cpus.iter_mut().zip(profile).for_each(|(cpu, profile)| cpu.record(profile));
+    Ok(Box::new(ranks))
 }
 
 impl Ranks {

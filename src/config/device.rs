@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::value::{ValueError, count_from};
+
 /// Flags of the device.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Device")]
@@ -11,6 +13,9 @@ pub struct Device {
     /// What the program runs on
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceChoice,
+    /// Threads of the processor, shared by the ranks of a mesh [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = positive_usize)]
+    pub threads: Option<usize>,
 }
 
 /// What the program runs on.
@@ -22,4 +27,8 @@ pub enum DeviceChoice {
     Auto,
     /// The processor
     Cpu,
+}
+
+fn positive_usize(text: &str) -> Result<usize, ValueError> {
+    Ok(count_from(1, text)? as usize)
 }

@@ -28,6 +28,10 @@ pub struct Run {
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
+    /// Print at the end where the time of a step went, by kind of kernel
+    #[arg(long)]
+    #[serde(skip)]
+    pub profile: bool,
 }
 
 impl Run {

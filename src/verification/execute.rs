@@ -108,7 +108,7 @@ fn on_device(
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let program = lower(module, &LowerOptions { microbatches, ..LowerOptions::default() })?;
-    let mut device = ranks::device(vec![Arc::new(program)], None).map_err(refused)?;
+    let mut device = ranks::device(vec![Arc::new(program)], None, None).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
     }

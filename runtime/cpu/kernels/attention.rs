@@ -232,6 +232,6 @@ vectorized! {
             return (largest, T::ZERO);
         }
         row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-        (largest, sum(row.len(), |i| row[i]))
+        (largest, sum([&*row], |[x]| x))
     }
 }

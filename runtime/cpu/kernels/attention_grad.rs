@@ -144,15 +144,14 @@ vectorized! {
             return row.fill(T::ZERO);
         }
         row.iter_mut().for_each(|x| *x = (*x - logsumexp).exp());
-        let factor = T::ONE / sum(row.len(), |i| row[i]);
+        let factor = T::ONE / sum([&*row], |[x]| x);
         row.iter_mut().for_each(|x| *x = *x * factor);
     }
 }
 
 vectorized! {
     fn dot<'a; T: Real>(x: &'a [T], y: &'a [T]) -> T {
-        let y = &y[..x.len()];
-        sum(x.len(), |i| x[i] * y[i])
+        sum([x, y], |[x, y]| x * y)
     }
 }
 

@@ -59,10 +59,14 @@ impl Shape {
 /// From here on a plane is summed in lanes.
 const SHORT: usize = 32;
 
-/// `Σ f(i)` over the elements of a plane.
+/// `Σ f` over the elements of a plane.
 #[inline(always)]
-fn plane_sum<T: Real>(count: usize, f: impl Fn(usize) -> T) -> T {
-    if count < SHORT { (0..count).fold(T::ZERO, |total, i| total + f(i)) } else { sum(count, f) }
+fn plane_sum<S: Float, const N: usize>(planes: [&[S]; N], f: impl Fn([S; N]) -> S::Real) -> S::Real {
+    let count = planes[0].len();
+    if count >= SHORT {
+        return sum(planes, f);
+    }
+    (0..count).fold(S::Real::ZERO, |total, i| total + f(planes.map(|plane| plane[i])))
 }
 
 fn widened<S: Float>(elements: &[S]) -> Vec<S::Real> {
@@ -90,14 +94,14 @@ vectorized! {
         let mut total = S::Real::ZERO;
         for plane in shape.planes(channel) {
             let x = &x[plane];
-            total = total + plane_sum(x.len(), |i| x[i].widen());
+            total = total + plane_sum([x], |[x]| x.widen());
         }
         let mean = total / S::Real::of(shape.count() as f64);
         let mut squares = S::Real::ZERO;
         for plane in shape.planes(channel) {
             let x = &x[plane];
-            squares = squares + plane_sum(x.len(), |i| {
-                let apart = x[i].widen() - mean;
+            squares = squares + plane_sum([x], |[x]| {
+                let apart = x.widen() - mean;
                 apart * apart
             });
         }
@@ -189,9 +193,8 @@ vectorized! {
         let (mut total, mut dot) = (S::Real::ZERO, S::Real::ZERO);
         for plane in shape.planes(channel) {
             let (x, dy) = (&x[plane.clone()], &dy[plane]);
-            let x = &x[..dy.len()];
-            total = total + plane_sum(dy.len(), |i| dy[i].widen());
-            dot = dot + plane_sum(dy.len(), |i| dy[i].widen() * (x[i].widen() - mean));
+            total = total + plane_sum([dy], |[dy]| dy.widen());
+            dot = dot + plane_sum([dy, x], |[dy, x]| dy.widen() * (x.widen() - mean));
         }
         (total, dot)
     }

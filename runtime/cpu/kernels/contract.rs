@@ -187,8 +187,7 @@ fn dot<S: Float>(x: &[S], y: &[S], out: &mut S, add: bool) {
 
 vectorized! {
     fn block_dot<'a; S: Float>(x: &'a [S], y: &'a [S]) -> S::Real {
-        let y = &y[..x.len()];
-        sum(x.len(), |i| x[i].widen() * y[i].widen())
+        sum([x, y], |[x, y]| x.widen() * y.widen())
     }
 }
 

@@ -13,7 +13,8 @@ use crate::cpu::element::with_width;
 use crate::cpu::storage::{computed, is_half, narrow_half, widen_half};
 use crate::cpu::walk::{Shape, Walk};
 use crate::program::{Chain, ChainSource};
-use ir::DType;
+use ir::ops::elementwise::Binary;
+use ir::{DType, Op};
 use rayon::prelude::*;
 use smallvec::SmallVec;
 
@@ -49,6 +50,9 @@ pub(super) fn run(chain: &Chain, mut call: Call) {
     let (order, len) = (memory_order(layout), layout.len());
     let operands: Vec<Operand> =
         (0..call.operands.len()).map(|index| operand(&call, index, &order)).collect();
+    if is_times_one(chain, &operands) {
+        return;
+    }
     let widths: Vec<usize> =
         call.instruction.results.iter().map(|view| view.dtype.bytes() as usize).collect();
     let results = std::mem::take(&mut call.results);
@@ -66,6 +70,27 @@ pub(super) fn run(chain: &Chain, mut call: Call) {
         .into_par_iter()
         .enumerate()
         .for_each(|(i, part)| run_part(chain, &operands, &widths, i * size, part));
+}
+
+/// Whether all this does is multiply what lies in the result's place by 1: so gradients are divided by the number of
+/// samples when no sample was left out.
+fn is_times_one(chain: &Chain, operands: &[Operand]) -> bool {
+    let [step] = &chain.steps[..] else { return false };
+    let read = |source: &ChainSource| match *source {
+        ChainSource::Operand(index) => Some(&operands[index as usize]),
+        ChainSource::Step(_) => None,
+    };
+    let [Some(held), Some(one)] = [0, 1].map(|index| step.sources.get(index).and_then(read)) else {
+        return false;
+    };
+    let is_one = || match one.dtype {
+        DType::F32 => bytemuck::cast_slice::<u8, f32>(one.bytes)[0] == 1.0,
+        DType::F64 => bytemuck::cast_slice::<u8, f64>(one.bytes)[0] == 1.0,
+        _ => false,
+    };
+    matches!(step.op, Op::Binary(Binary::Mul))
+        && matches!((&held.read, &one.read), (Read::Held(_), Read::One))
+        && is_one()
 }
 
 fn operand<'a>(call: &Call<'a>, index: usize, order: &[usize]) -> Operand<'a> {

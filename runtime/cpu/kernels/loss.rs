@@ -46,7 +46,7 @@ pub(super) fn cross_entropy(op: &CrossEntropy, mut call: Call) {
 
 vectorized! {
     fn row_sum<'a; T: Real>(row: &'a [T]) -> T {
-        sum(row.len(), |i| row[i])
+        sum([row], |[x]| x)
     }
 }
 

@@ -45,8 +45,8 @@ vectorized! {
     /// Gives mean and 1/deviation.
     fn layer_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], bias: &'a [T], eps: T, y: &'a mut [T]) -> (T, T) {
         let count = T::of(x.len() as f64);
-        let mean = sum(x.len(), |i| x[i]) / count;
-        let variance = sum(x.len(), |i| (x[i] - mean) * (x[i] - mean)) / count;
+        let mean = sum([x], |[x]| x) / count;
+        let variance = sum([x], |[x]| (x - mean) * (x - mean)) / count;
         let rstd = T::ONE / (variance + eps).sqrt();
         for (((y, &x), &scale), &bias) in y.iter_mut().zip(x).zip(scale).zip(bias) {
             *y = ((x - mean) * rstd).mul_add(scale, bias);
@@ -90,8 +90,8 @@ vectorized! {
         let (scale, dy, dx) = (&scale[..width], &dy[..width], &mut dx[..width]);
         let (dscale, dbias) = (&mut dscale[..width], &mut dbias[..width]);
         let count = T::of(width as f64);
-        let mean_g = sum(width, |i| dy[i] * scale[i]) / count;
-        let mean_gx = sum(width, |i| dy[i] * scale[i] * ((x[i] - mean) * rstd)) / count;
+        let mean_g = sum([dy, scale], |[dy, scale]| dy * scale) / count;
+        let mean_gx = sum([dy, scale, x], |[dy, scale, x]| dy * scale * ((x - mean) * rstd)) / count;
         for i in 0..width {
             let unit = (x[i] - mean) * rstd;
             dscale[i] = dy[i].mul_add(unit, dscale[i]);
@@ -122,7 +122,7 @@ pub(super) fn rms_norm(norm: &RmsNorm, mut call: Call) {
 vectorized! {
     /// Gives 1/root mean square.
     fn rms_norm_row<'a; T: Real>(x: &'a [T], scale: &'a [T], eps: T, y: &'a mut [T]) -> T {
-        let mean = sum(x.len(), |i| x[i] * x[i]) / T::of(x.len() as f64);
+        let mean = sum([x], |[x]| x * x) / T::of(x.len() as f64);
         let rstd = T::ONE / (mean + eps).sqrt();
         for ((y, &x), &scale) in y.iter_mut().zip(x).zip(scale) {
             *y = x * rstd * scale;
@@ -159,7 +159,7 @@ vectorized! {
     ) {
         let width = x.len();
         let (scale, dy, dx, dscale) = (&scale[..width], &dy[..width], &mut dx[..width], &mut dscale[..width]);
-        let mean_gx = sum(width, |i| dy[i] * scale[i] * (x[i] * rstd)) / T::of(width as f64);
+        let mean_gx = sum([dy, scale, x], |[dy, scale, x]| dy * scale * (x * rstd)) / T::of(width as f64);
         for i in 0..width {
             let unit = x[i] * rstd;
             dscale[i] = dy[i].mul_add(unit, dscale[i]);

@@ -8,6 +8,7 @@ use super::PARALLEL;
 use crate::cpu::call::{Call, Source};
 use crate::cpu::element::{Element, with_float, with_integer};
 use crate::cpu::math::Real;
+use crate::cpu::simd::vectorized;
 use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
@@ -127,7 +128,7 @@ pub(super) fn run(reduce: &Reduce, mut call: Call) {
 }
 
 /// Elements of a result that one task makes.
-const WIDTH: usize = 64;
+const WIDTH: usize = 256;
 /// Elements that are reduced one after the other.
 const DEPTH: usize = 256;
 
@@ -220,20 +221,29 @@ impl<T: Reduced> Reduction<'_, T> {
     }
 }
 
-/// A contiguous stretch combined into one, in 16 lanes.
-fn along<T: Reduced>(kind: ReduceKind, x: &[T]) -> T::Sum {
-    let mut lanes = [T::Sum::start(kind); 16];
-    let chunks = x.chunks_exact(16);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        across(kind, &mut lanes, chunk);
+vectorized! {
+    /// A contiguous stretch combined into one, in 16 lanes.
+    fn along<'a; T: Reduced>(kind: ReduceKind, x: &'a [T]) -> T::Sum {
+        let mut lanes = [T::Sum::start(kind); 16];
+        let chunks = x.chunks_exact(16);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            combine_each(kind, &mut lanes, chunk);
+        }
+        let start = lanes.into_iter().reduce(|a, b| T::Sum::combine(kind, a, b)).unwrap_or(T::Sum::start(kind));
+        rest.iter().fold(start, |a, &b| T::Sum::combine(kind, a, b.wide()))
     }
-    let start = lanes.into_iter().reduce(|a, b| T::Sum::combine(kind, a, b)).unwrap_or(T::Sum::start(kind));
-    rest.iter().fold(start, |a, &b| T::Sum::combine(kind, a, b.wide()))
 }
 
-/// `out[i]` combined with `x[i]`.
-fn across<T: Reduced>(kind: ReduceKind, out: &mut [T::Sum], x: &[T]) {
+vectorized! {
+    /// `out[i]` combined with `x[i]`.
+    fn across<'a; T: Reduced>(kind: ReduceKind, out: &'a mut [T::Sum], x: &'a [T]) {
+        combine_each(kind, out, x);
+    }
+}
+
+#[inline(always)]
+fn combine_each<T: Reduced>(kind: ReduceKind, out: &mut [T::Sum], x: &[T]) {
     macro_rules! each {
         ($kind:ident) => {
             out.iter_mut()

@@ -45,7 +45,7 @@ vectorized! {
     fn softmax_row<'a; T: Real>(row: &'a mut [T]) {
         let largest = max(row);
         row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-        let total = sum(row.len(), |i| row[i]);
+        let total = sum([&*row], |[x]| x);
         let factor = T::ONE / total;
         row.iter_mut().for_each(|x| *x = *x * factor);
     }
@@ -58,14 +58,14 @@ vectorized! {
         if largest == T::NEG_INFINITY {
             return largest;
         }
-        largest + sum(row.len(), |i| (row[i] - largest).exp()).ln()
+        largest + sum([row], |[x]| (x - largest).exp()).ln()
     }
 }
 
 vectorized! {
     /// The gradient where `d y` was.
     fn softmax_grad_row<'a, 'b; T: Real>(y: &'a [T], dy: &'b mut [T]) {
-        let dot = sum(y.len(), |i| y[i] * dy[i]);
+        let dot = sum([y, dy], |[y, dy]| y * dy);
         dy.iter_mut().zip(y).for_each(|(dy, &y)| *dy = y * (*dy - dot));
     }
 }
@@ -73,7 +73,7 @@ vectorized! {
 vectorized! {
     /// The gradient where `y` was.
     fn softmax_grad_row_of_y<'a; T: Real>(y: &'a mut [T], dy: &'a [T]) {
-        let dot = sum(y.len(), |i| y[i] * dy[i]);
+        let dot = sum([y, dy], |[y, dy]| y * dy);
         y.iter_mut().zip(dy).for_each(|(y, &dy)| *y = *y * (dy - dot));
     }
 }

@@ -37,7 +37,7 @@ fn program(module: &Module) -> Arc<runtime::program::Program> {
 
 #[test]
 fn the_rank_that_made_a_nan_is_named() {
-    let mut device = ranks::device(vec![program(&two())], Some(2)).unwrap();
+    let mut device = ranks::device(vec![program(&two())], Some(2), None).unwrap();
     let id = ProgramId(0);
     device.write_state(id, 0, &f32s(&[1.0; 12])).unwrap();
     let mut x = [1.0; 12];
@@ -164,7 +164,7 @@ fn states_go_in_and_come_out_whole_on_any_mesh() {
     for mesh in ["dp=4", "dp=2", "dp=1"] {
         let module = parse(&ir::text::print(&two()).replace("dp=2", mesh));
         let program = program(&module);
-        let mut device = ranks::device(vec![program], None).unwrap();
+        let mut device = ranks::device(vec![program], None, None).unwrap();
         let w: Tensor = initial(&module).into_values().next().unwrap();
         device.write_state(ProgramId(0), 0, &w.to_bytes()).unwrap();
         device.run(ProgramId(0), Section::Prepare).unwrap();

@@ -176,7 +176,7 @@ impl Setup {
         let eval = Arc::new(lower(&forward, &options).unwrap());
         let programs = vec![program, eval];
         let Some(Fault { at, panics }) = self.fault else {
-            return crate::ranks::device(programs, Some(2)).unwrap();
+            return crate::ranks::device(programs, Some(2), None).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {

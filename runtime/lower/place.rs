@@ -6,7 +6,8 @@ use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::policy;
 use crate::layout::Layout;
 use crate::program::{
-    ConstantSlot, InputSlot, Instruction, Memory, OutputSlot, Program, Region, Section, StateSlot, View,
+    ConstantSlot, InputSlot, Instruction, Memory, Microbatches, OutputSlot, Program, Region, Section,
+    StateSlot, View,
 };
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
@@ -125,7 +126,12 @@ impl Positions {
 
 /// The lifetime of every buffer that does not take another's place.
 fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions) -> Vec<Option<Lifetime>> {
-    let mut lifetimes = Lifetimes::new(drafts.buffers.len(), positions.microbatch());
+    let repeated = match drafts.microbatches {
+        // What has been read for the last time no other microbatch reads again.
+        Microbatches::One => 0..0,
+        Microbatches::Many => positions.microbatch(),
+    };
+    let mut lifetimes = Lifetimes::new(drafts.buffers.len(), repeated);
     let root = |buffer: BufferId| root(&drafts.buffers, buffer);
     for (buffer, Buffer { kind, carried, .. }) in drafts.buffers.iter().enumerate() {
         if matches!(kind, BufferKind::State(_)) {

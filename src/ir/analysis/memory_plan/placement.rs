@@ -1,0 +1,137 @@
+//! Buffers with lifetimes in one arena: their places, the bound that no plan can beat, and the proof that none overlap.
+
+use super::search::search;
+use crate::analysis::Lifetime;
+
+/// Every offset is a multiple of this: a cache line, and the widest vector register.
+pub const ALIGNMENT: u64 = 64;
+
+/// Something to be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its size.
+    pub bytes: u64,
+    /// When it holds something.
+    pub lifetime: Lifetime,
+}
+
+/// Where the buffers lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The offset of each buffer, in bytes from the start of the arena.
+    pub offsets: Vec<u64>,
+    /// The arena's size: the end of the last buffer.
+    pub peak: u64,
+    /// The largest sum of bytes alive at one position: no plan of these lifetimes is smaller.
+    pub lower_bound: u64,
+}
+
+/// Two buffers that are alive together and share bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "buffers {first} and {second} are both alive at position {position} and share bytes from offset {offset} of the arena"
+)]
+pub struct Overlap {
+    /// One of them.
+    pub first: usize,
+    /// The other.
+    pub second: usize,
+    /// A position at which both are alive.
+    pub position: u32,
+    /// The first byte they share.
+    pub offset: u64,
+}
+
+/// A size rounded up to the alignment.
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
+}
+
+/// Places buffers in one arena. Deterministic, and bounded in time: the buffers' number squared.
+pub fn place(buffers: &[Buffer]) -> Placement {
+    let live = live_bytes(buffers);
+    let sized: Vec<usize> = (0..buffers.len()).filter(|&index| buffers[index].bytes > 0).collect();
+    let rounded = |&index: &usize| Buffer { bytes: aligned(buffers[index].bytes), ..buffers[index] };
+    let found = search(&sized.iter().map(rounded).collect::<Vec<_>>(), &live);
+    let mut offsets = vec![0; buffers.len()];
+    sized.iter().zip(found.offsets).for_each(|(&index, offset)| offsets[index] = offset);
+    Placement { offsets, peak: found.peak, lower_bound: live.into_iter().max().unwrap_or(0) }
+}
+
+/// The largest sum of bytes, each buffer rounded up to the alignment, that is alive at one position.
+pub fn lower_bound(buffers: &[Buffer]) -> u64 {
+    live_bytes(buffers).into_iter().max().unwrap_or(0)
+}
+
+/// The bytes that are alive at each position, each buffer rounded up to the alignment.
+pub(super) fn live_bytes(buffers: &[Buffer]) -> Vec<u64> {
+    let end = buffers.iter().map(|buffer| buffer.lifetime.last as usize + 1).max().unwrap_or(0);
+    let mut change = vec![0i128; end + 1];
+    for buffer in buffers {
+        change[buffer.lifetime.first as usize] += i128::from(aligned(buffer.bytes));
+        change[buffer.lifetime.last as usize + 1] -= i128::from(aligned(buffer.bytes));
+    }
+    let mut alive = 0;
+    let sums = change.into_iter().take(end).map(|bytes| {
+        alive += bytes;
+        u64::try_from(alive).unwrap_or(u64::MAX)
+    });
+    sums.collect()
+}
+
+/// Proves that no two buffers that are alive together share a byte.
+pub fn check(buffers: &[Buffer], offsets: &[u64]) -> Result<(), Overlap> {
+    let mut by_offset: Vec<usize> = (0..buffers.len()).filter(|&i| buffers[i].bytes > 0).collect();
+    by_offset.sort_by_key(|&i| (offsets[i], i));
+    for (at, &first) in by_offset.iter().enumerate() {
+        let end = offsets[first].saturating_add(buffers[first].bytes);
+        for &second in by_offset[at + 1..].iter().take_while(|&&second| offsets[second] < end) {
+            if buffers[first].lifetime.overlaps(&buffers[second].lifetime) {
+                let position = buffers[first].lifetime.first.max(buffers[second].lifetime.first);
+                return Err(Overlap { first, second, position, offset: offsets[second] });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn buffer(bytes: u64, first: u32, last: u32) -> Buffer {
+        Buffer { bytes, lifetime: Lifetime { first, last } }
+    }
+
+    #[test]
+    fn buffers_that_never_meet_share_their_bytes() {
+        let buffers = [buffer(100, 0, 1), buffer(100, 2, 3), buffer(100, 1, 2)];
+        let placement = place(&buffers);
+        check(&buffers, &placement.offsets).unwrap();
+        assert_eq!((placement.peak, placement.lower_bound), (256, 256));
+    }
+
+    #[test]
+    fn a_broken_slot_is_caught() {
+        let buffers = [buffer(100, 0, 1), buffer(100, 1, 3), buffer(100, 2, 3)];
+        let mut placement = place(&buffers);
+        check(&buffers, &placement.offsets).unwrap();
+        placement.offsets[1] = placement.offsets[0] + 64;
+        let overlap = check(&buffers, &placement.offsets).unwrap_err();
+        assert_eq!((overlap.first, overlap.second, overlap.position), (0, 1, 1));
+    }
+
+    #[test]
+    fn empty_buffers_take_no_place() {
+        let buffers = [buffer(0, 0, 9), buffer(64, 0, 9), buffer(0, 3, 4)];
+        assert_eq!(place(&buffers).peak, 64);
+        assert_eq!(place(&[]), Placement::default());
+    }
+
+    #[test]
+    fn the_bound_is_what_is_alive_at_the_fullest_position() {
+        let buffers = [buffer(1, 0, 4), buffer(65, 2, 3), buffer(64, 3, 3), buffer(0, 3, 3)];
+        assert_eq!(live_bytes(&buffers), [64, 64, 192, 256, 64]);
+        assert_eq!(lower_bound(&buffers), 256);
+    }
+}

@@ -44,7 +44,7 @@ pub(super) fn scalar(like: &Type, value: f64) -> Term {
 
 impl<'m> Equal<ENode, Typing<'m>> for Term {
     fn add(&self, graph: &mut Graph<'m>) -> Option<Id> {
-        let node = match self {
+        let mut node = match self {
             Self::Class(id) => return Some(*id),
             Self::Op(op, ty, args) => {
                 let args = args.iter().map(|arg| arg.add(graph)).collect::<Option<_>>()?;
@@ -54,6 +54,10 @@ impl<'m> Equal<ENode, Typing<'m>> for Term {
                 ENode { head: Head::Result(*i), args: smallvec::smallvec![tuple.add(graph)?] }
             }
         };
+        // Every round finds again what the rounds before have found: that has a type.
+        if let Some(known) = graph.lookup(&mut node) {
+            return Some(known);
+        }
         infer(graph, &node).ok()?;
         Some(graph.add(node))
     }

@@ -57,10 +57,11 @@ where
         end.iterations += 1;
         let before = graph.nodes().len();
         let mut changed = false;
-        for (rule, class, term) in search(graph, rules) {
+        let (places, terms) = search(graph, rules);
+        for (&(rule, class), term) in places.iter().zip(&terms) {
             let first = graph.nodes().len();
             let Some(new) = term.add(graph) else { continue };
-            if !alike(graph, class, new) {
+            if graph.find(class) == graph.find(new) || !alike(graph, class, new) {
                 continue;
             }
             if graph.nodes().len() > first {
@@ -81,8 +82,11 @@ where
     end
 }
 
-/// All matches of all rules, in the order of rules and classes.
-fn search<L, N, T>(graph: &EGraph<L, N>, rules: &[Rule<L, N, T>]) -> Vec<(&'static str, Id, T)>
+/// A rule's name, and the class it was found for.
+type Place = (&'static str, Id);
+
+/// All matches of all rules, in the order of rules and classes: for each where it was found, and the term.
+fn search<L, N, T>(graph: &EGraph<L, N>, rules: &[Rule<L, N, T>]) -> (Vec<Place>, Vec<T>)
 where
     L: Language<Discriminant = &'static str>,
     N: Analysis<L>,
@@ -93,15 +97,15 @@ where
     };
     let every = || sorted(graph.classes().map(|class| class.id).collect());
     let all = if rules.iter().any(|rule| rule.roots.is_empty()) { every() } else { Vec::new() };
-    let mut found = Vec::new();
-    let mut terms = Vec::new();
+    // Terms are large: each is written once, to where it stays.
+    let (mut places, mut terms) = (Vec::new(), Vec::new());
     for rule in rules {
         let mut visit = |classes: &[Id], root: Option<&str>| {
             for &class in classes {
                 let nodes = graph[class].nodes.iter();
                 for node in nodes.filter(|node| root.is_none_or(|root| node.discriminant() == root)) {
                     (rule.find)(graph, node, &mut terms);
-                    found.extend(terms.drain(..).map(|term| (rule.name, class, term)));
+                    places.resize(terms.len(), (rule.name, class));
                 }
             }
         };
@@ -112,5 +116,5 @@ where
             visit(&sorted(graph.classes_for_op(root).into_iter().flatten().collect()), Some(root));
         }
     }
-    found
+    (places, terms)
 }

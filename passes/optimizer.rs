@@ -1,23 +1,32 @@
 //! Optimizer: turns gradients into new parameters, with everything that a step decides (rate, clipping) on the device.
 //!
-//! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)` or
-//! `sgd.velocity(NAME)`, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the new value of each
-//! parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves every state as
-//! it was. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
+//! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)`,
+//! `sgd.velocity(NAME)` or `adagrad.sum(NAME)`, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the
+//! new value of each parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves
+//! every state as it was. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
+
+mod algorithm;
+mod group;
+mod update;
+
+pub use algorithm::Algorithm;
+pub use group::{Group, settings};
 
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use crate::precision::SKIPPED;
 use crate::schedule::Schedule;
+use algorithm::not_negative;
+use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Select, Unary};
-use ir::ops::optimizer::{Adam, Sgd};
-use ir::ops::{Float, Labels};
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId, Type,
     TypeError, ValueId,
 };
+use std::collections::BTreeMap;
 use std::fmt;
+use update::{Scalars, build_update};
 
 /// The pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,33 +41,12 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Which parameters decay.
     pub decay: Decay,
+    /// Parameters with a learning rate or a decay of their own.
+    pub groups: Vec<Group>,
     /// The largest global norm of the gradients, if they are clipped.
     pub clip: Option<f64>,
     /// Whether the outputs `grad.NAME` stay.
     pub keep_gradients: bool,
-}
-
-/// The rule by which a parameter moves.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Algorithm {
-    /// Gradient descent, with momentum unless it is 0; see [`Sgd`].
-    Sgd {
-        /// Decay of the velocity.
-        momentum: f64,
-        /// Whether the step looks ahead.
-        nesterov: bool,
-    },
-    /// Adam, or AdamW if `decoupled`; see [`Adam`].
-    Adam {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the second moment.
-        eps: f64,
-        /// Whether the weight decay bypasses the moments.
-        decoupled: bool,
-    },
 }
 
 /// Which parameters decay.
@@ -71,57 +59,6 @@ pub enum Decay {
     Matrices,
 }
 
-impl Algorithm {
-    /// AdamW with PyTorch's defaults.
-    pub const ADAMW: Self = Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
-    /// Every algorithm with its name, with default hyperparameters.
-    pub const ALL: [(Self, &'static str); 5] = [
-        (Self::Sgd { momentum: 0.0, nesterov: false }, "sgd"),
-        (Self::Sgd { momentum: 0.9, nesterov: false }, "momentum"),
-        (Self::Sgd { momentum: 0.9, nesterov: true }, "nesterov"),
-        (Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: false }, "adam"),
-        (Self::ADAMW, "adamw"),
-    ];
-
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(match arguments.word(&Self::ALL).unwrap_or(Self::ADAMW) {
-            Self::Sgd { momentum, nesterov } => {
-                Self::Sgd { momentum: arguments.value("momentum", momentum)?, nesterov }
-            }
-            Self::Adam { beta1, beta2, eps, decoupled } => Self::Adam {
-                beta1: arguments.value("beta1", beta1)?,
-                beta2: arguments.value("beta2", beta2)?,
-                eps: arguments.value("eps", eps)?,
-                decoupled,
-            },
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        match *self {
-            Self::Sgd { momentum, nesterov } => {
-                arguments.push(
-                    "",
-                    if nesterov {
-                        "nesterov"
-                    } else if momentum == 0.0 {
-                        "sgd"
-                    } else {
-                        "momentum"
-                    },
-                );
-                arguments.push("momentum", momentum);
-            }
-            Self::Adam { beta1, beta2, eps, decoupled } => {
-                arguments.push("", if decoupled { "adamw" } else { "adam" });
-                arguments.push_unless(&0.9, "beta1", &beta1);
-                arguments.push_unless(&0.999, "beta2", &beta2);
-                arguments.push_unless(&1e-8, "eps", &eps);
-            }
-        }
-    }
-}
-
 impl Default for Optimizer {
     fn default() -> Self {
         Self {
@@ -130,6 +67,7 @@ impl Default for Optimizer {
             schedule: Schedule::default(),
             weight_decay: 0.0,
             decay: Decay::Matrices,
+            groups: vec![],
             clip: None,
             keep_gradients: false,
         }
@@ -143,12 +81,15 @@ impl Transform for Optimizer {
         let default = Self::default();
         let clip =
             arguments.take("clip").map(|text| text.parse().map_err(|_| format!("`{text}` is no norm")));
+        let groups =
+            arguments.take_all("group").iter().map(|text| text.parse::<Group>()).collect::<Result<_, _>>()?;
         Ok(Self {
             algorithm: Algorithm::parse(arguments)?,
             lr: arguments.value("lr", default.lr)?,
             schedule: Schedule::parse(arguments)?,
             weight_decay: arguments.value("weight-decay", default.weight_decay)?,
             decay: if arguments.flag("decay-all") { Decay::All } else { Decay::Matrices },
+            groups,
             clip: clip.transpose()?,
             keep_gradients: arguments.flag("keep-gradients"),
         })
@@ -160,13 +101,14 @@ impl Transform for Optimizer {
         self.schedule.print(arguments);
         arguments.push_unless(&0.0, "weight-decay", &self.weight_decay);
         arguments.push_flag("decay-all", self.decay == Decay::All);
+        self.groups.iter().for_each(|group| arguments.push("group", group));
         self.clip.iter().for_each(|clip| arguments.push("clip", clip));
         arguments.push_flag("keep-gradients", self.keep_gradients);
     }
 
-    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         self.check()?;
-        let decision = decide(module, self)?;
+        let decision = decide(module, self, cx)?;
         apply(module, self, &decision)
     }
 }
@@ -174,30 +116,12 @@ impl Transform for Optimizer {
 impl Optimizer {
     /// Refuses numbers with which no step makes sense.
     fn check(&self) -> Result<(), Diagnostic> {
-        let share = |name: &str, value: f64| match (0.0..1.0).contains(&value) {
-            true => Ok(()),
-            false => Err(format!("{name} is {value}; it must be at least 0 and below 1")),
-        };
-        let positive = |name: &str, value: f64| match value.is_finite() && value >= 0.0 {
-            true => Ok(()),
-            false => Err(format!("{name} is {value}; it must be a number that is not negative")),
-        };
-        let algorithm = match self.algorithm {
-            Algorithm::Sgd { momentum, nesterov } => {
-                share("momentum", momentum).and(match nesterov && momentum == 0.0 {
-                    true => Err("Nesterov's rule needs a momentum above 0".to_string()),
-                    false => Ok(()),
-                })
-            }
-            Algorithm::Adam { beta1, beta2, eps, .. } => {
-                share("beta1", beta1).and(share("beta2", beta2)).and(positive("eps", eps))
-            }
-        };
-        algorithm
-            .and(positive("the learning rate", self.lr))
-            .and(positive("the lowest learning rate", self.schedule.min))
-            .and(positive("the weight decay", self.weight_decay))
-            .and(positive("the largest gradient norm", self.clip.unwrap_or(0.0)))
+        self.algorithm
+            .check()
+            .and(not_negative("the learning rate", self.lr))
+            .and(not_negative("the lowest learning rate", self.schedule.min))
+            .and(not_negative("the weight decay", self.weight_decay))
+            .and(not_negative("the largest gradient norm", self.clip.unwrap_or(0.0)))
             .and(self.schedule.check())
             .map_err(Diagnostic::new)
     }
@@ -219,19 +143,29 @@ pub struct Update {
     pub gradient: ValueId,
     /// Its weight decay.
     pub weight_decay: f64,
+    /// Factor on the learning rate.
+    pub lr_factor: f64,
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |update: &Update| {
-            format!("{} by {}, decay {}", update.state, update.gradient, update.weight_decay)
+            let rate = if update.lr_factor == 1.0 {
+                String::new()
+            } else {
+                format!(", rate x {}", update.lr_factor)
+            };
+            format!("{} by {}, decay {}{rate}", update.state, update.gradient, update.weight_decay)
         };
         f.write_str(&self.updates.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 
-/// Pairs parameters with their gradients and decays.
-pub fn decide(module: &Module, options: &Optimizer) -> Result<Decision, Diagnostic> {
+/// Pairs parameters with their gradients, decays and shares of the rate.
+///
+/// # Errors
+/// A program that is not ready for an optimizer, or has one; a group that no parameter is of.
+pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<Decision, Diagnostic> {
     if module.level != Level::Training || module.state("step").is_some() {
         let error = Diagnostic::new("the optimizer needs a program with gradients and without an optimizer");
         return Err(error.note("run `autodiff` before it, once"));
@@ -242,10 +176,37 @@ pub fn decide(module: &Module, options: &Optimizer) -> Result<Decision, Diagnost
         // What is a matrix is told by the file: a slice or a reshape of a bias is still a bias.
         let ndim = row.initializer.data().map_or(row.ty.ndim(), |data| module.data[data].ty.ndim());
         let decays = options.decay == Decay::All || ndim >= 2;
-        let weight_decay = if decays { options.weight_decay } else { 0.0 };
-        updates.push(Update { state, gradient: output.value, weight_decay });
+        let (lr_factor, own_decay) = settings(&options.groups, &names(module, row, cx));
+        let weight_decay = own_decay.unwrap_or(if decays { options.weight_decay } else { 0.0 });
+        updates.push(Update { state, gradient: output.value, weight_decay, lr_factor });
     }
+    check_groups(module, options, cx, &updates)?;
     Ok(Decision { updates })
+}
+
+/// The names by which a group finds a parameter: those of its tensor in the file, whose parts are never in different
+/// groups; the state's own where there is no file.
+fn names<'a>(module: &'a Module, row: &'a State, cx: &'a PassContext) -> Vec<&'a str> {
+    let Some(data) = row.initializer.data() else { return vec![row.name.as_str()] };
+    let name = &module.data[data].name;
+    let aliases = cx.aliases.get(name).into_iter().flatten();
+    std::iter::once(name).chain(aliases).map(String::as_str).collect()
+}
+
+/// Refuses a group without a parameter: its pattern is mistyped, or what it fits is not trained.
+fn check_groups(
+    module: &Module,
+    options: &Optimizer,
+    cx: &PassContext,
+    updates: &[Update],
+) -> Result<(), Diagnostic> {
+    let known: Vec<Vec<&str>> =
+        updates.iter().map(|update| names(module, &module.states[update.state], cx)).collect();
+    let is_empty = |group: &&Group| !known.iter().any(|names| group.fits(names.iter().copied()));
+    let Some(group) = options.groups.iter().find(is_empty) else { return Ok(()) };
+    let error = Diagnostic::new(format!("no parameter that is trained fits `{}` of a group", group.pattern));
+    let some: Vec<&str> = known.iter().take(5).filter_map(|names| names.last().copied()).collect();
+    Err(error.note(format!("there are parameters such as {}", some.join(", "))))
 }
 
 /// Builds the update.
@@ -266,6 +227,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         }
     };
     let scale = options.clip.map(|clip| build_clip_scale(&mut b, clip, norm)).transpose()?;
+    let mut rates: BTreeMap<u64, ValueId> = BTreeMap::from([(1f64.to_bits(), lr)]);
     for update in &decision.updates {
         let mut gradient = update.gradient;
         if let Some(scale) = scale {
@@ -273,6 +235,14 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
             gradient = b.mul(gradient, scale)?;
         }
         let weight_decay = b.scalar(DType::F64, update.weight_decay)?;
+        let lr = match rates.get(&update.lr_factor.to_bits()) {
+            Some(&rate) => rate,
+            None => {
+                let rate = b.scale(lr, update.lr_factor)?;
+                rates.insert(update.lr_factor.to_bits(), rate);
+                rate
+            }
+        };
         let scalars = Scalars { lr, weight_decay, step: step.after };
         build_update(&mut b, options.algorithm, update.state, gradient, &scalars)?;
     }
@@ -324,62 +294,6 @@ fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId
     b.one(Binary::Min, &[scale, one])
 }
 
-/// The f64 scalars that an update reads.
-struct Scalars {
-    lr: ValueId,
-    weight_decay: ValueId,
-    step: ValueId,
-}
-
-fn build_update(
-    b: &mut Builder,
-    algorithm: Algorithm,
-    state: StateId,
-    gradient: ValueId,
-    scalars: &Scalars,
-) -> Result<(), TypeError> {
-    let parameter = b.module().states[state].input;
-    let &Scalars { lr, weight_decay, step } = scalars;
-    let new = match algorithm {
-        // Without momentum there is no velocity to keep.
-        Algorithm::Sgd { momentum: 0.0, .. } => build_descent(b, parameter, gradient, scalars)?,
-        Algorithm::Sgd { momentum, nesterov } => {
-            let velocity = add_state(b, "sgd.velocity", state);
-            let op = Sgd { momentum: Float::new(momentum), nesterov };
-            let operands = [parameter, gradient, velocity.1, lr, weight_decay];
-            let results = b.push(op, &operands)?;
-            b.tables().states[velocity.0].output = Some(results[1]);
-            results[0]
-        }
-        Algorithm::Adam { beta1, beta2, eps, decoupled } => {
-            let (m, v) = (add_state(b, "adam.m", state), add_state(b, "adam.v", state));
-            let [beta1, beta2, eps] = [beta1, beta2, eps].map(Float::new);
-            let operands = [parameter, gradient, m.1, v.1, lr, weight_decay, step];
-            let results = b.push(Adam { beta1, beta2, eps, decoupled }, &operands)?;
-            b.tables().states[m.0].output = Some(results[1]);
-            b.tables().states[v.0].output = Some(results[2]);
-            results[0]
-        }
-    };
-    b.tables().states[state].output = Some(new);
-    Ok(())
-}
-
-/// `p - lr·(g + weight_decay·p)`
-fn build_descent(
-    b: &mut Builder,
-    parameter: ValueId,
-    gradient: ValueId,
-    scalars: &Scalars,
-) -> Result<ValueId, TypeError> {
-    let dtype = b.ty(parameter).dtype;
-    let (lr, weight_decay) = (b.cast(scalars.lr, dtype)?, b.cast(scalars.weight_decay, dtype)?);
-    let decay = b.mul(parameter, weight_decay)?;
-    let direction = b.add(gradient, decay)?;
-    let move_by = b.mul(direction, lr)?;
-    b.one(Binary::Sub, &[parameter, move_by])
-}
-
 /// Keeps every state that the update changes as it was, where a step is skipped; the scaler's change all the same.
 fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
     let states: Vec<StateId> = b.module().states.keys().collect();
@@ -394,12 +308,4 @@ fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
         b.tables().states[id].output = Some(new);
     }
     Ok(())
-}
-
-/// A state of zeros like a parameter, and its value.
-fn add_state(b: &mut Builder, kind: &str, parameter: StateId) -> (StateId, ValueId) {
-    let row = &b.module().states[parameter];
-    let (name, ty) = (format!("{kind}({})", row.name), row.ty.clone());
-    let id = b.tables().add_state(name, ty, Role::Optimizer, Initializer::Zeros);
-    (id, b.module().states[id].input)
 }

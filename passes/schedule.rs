@@ -8,7 +8,9 @@ use ir::{Builder, DType, TypeError, ValueId};
 ///
 /// - `s < warmup`: `lr · (s + 1) / warmup`;
 /// - then, with progress `p = min(1, (s - warmup) / (steps - warmup))`: constant `lr`; linear `lr + (min - lr)·p`;
-///   cosine `min + (lr - min)·(1 + cos πp)/2` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
+///   cosine `min + (lr - min)·(1 + cos πp)/2` (Loshchilov and Hutter, arXiv 1608.03983, without restarts);
+/// - warmup-stable-decay (Hu et al., arXiv 2404.06395): `lr`, and over the last `decay` steps linear as above, with
+///   `p = (s - (steps - decay)) / decay` in [0, 1] (a line, as Hägele et al., arXiv 2405.18392, have it).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     /// The curve after the warm-up.
@@ -19,6 +21,8 @@ pub struct Schedule {
     pub min: f64,
     /// The step at which the curve ends; more than `warmup` where the curve is not constant.
     pub steps: u64,
+    /// How many steps the rate falls in the end, of warmup-stable-decay; 0 for a tenth of `steps`.
+    pub decay: u64,
 }
 
 /// How the learning rate goes on after the warm-up.
@@ -31,17 +35,23 @@ pub enum Curve {
     Linear,
     /// It falls on half a cosine.
     Cosine,
+    /// It stays, and falls on a line in the end.
+    WarmupStableDecay,
 }
 
 impl Curve {
     /// Every curve with its name.
-    pub const ALL: [(Self, &'static str); 3] =
-        [(Self::Constant, "constant"), (Self::Linear, "linear"), (Self::Cosine, "cosine")];
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Constant, "constant"),
+        (Self::Linear, "linear"),
+        (Self::Cosine, "cosine"),
+        (Self::WarmupStableDecay, "wsd"),
+    ];
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { curve: Curve::Constant, warmup: 0, min: 0.0, steps: 0 }
+        Self { curve: Curve::Constant, warmup: 0, min: 0.0, steps: 0, decay: 0 }
     }
 }
 
@@ -53,6 +63,7 @@ impl Schedule {
             warmup: arguments.value("warmup", default.warmup)?,
             min: arguments.value("min", default.min)?,
             steps: arguments.value("steps", default.steps)?,
+            decay: arguments.value("decay", default.decay)?,
         })
     }
 
@@ -64,15 +75,47 @@ impl Schedule {
         arguments.push_unless(&default.warmup, "warmup", &self.warmup);
         arguments.push_unless(&default.min, "min", &self.min);
         arguments.push_unless(&default.steps, "steps", &self.steps);
+        arguments.push_unless(&default.decay, "decay", &self.decay);
     }
 
     /// Whether the numbers make a curve.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if self.curve != Curve::Constant && self.steps <= self.warmup {
-            let (steps, warmup) = (self.steps, self.warmup);
+        let Self { curve, warmup, steps, .. } = *self;
+        if curve == Curve::Constant {
+            return Ok(());
+        }
+        if steps <= warmup {
             return Err(format!("a curve of {steps} steps ends before its warm-up of {warmup} steps does"));
         }
+        let decay = self.decay_steps();
+        if curve == Curve::WarmupStableDecay && decay > steps - warmup {
+            return Err(format!(
+                "a warm-up of {warmup} steps and a decay of {decay} do not fit into the {steps} steps of the schedule"
+            ));
+        }
         Ok(())
+    }
+
+    /// The fewest steps that a run can have without a length of the schedule's own: one after the warm-up, and all in which
+    /// the rate falls.
+    pub fn least_steps(&self) -> u64 {
+        self.warmup.saturating_add(self.decay.max(1))
+    }
+
+    /// How many steps the rate falls in the end, of warmup-stable-decay.
+    pub fn decay_steps(&self) -> u64 {
+        match self.decay {
+            0 => (self.steps / 10).clamp(1, self.steps.saturating_sub(self.warmup).max(1)),
+            decay => decay,
+        }
+    }
+
+    /// The step from which on the rate falls.
+    fn fall(&self) -> u64 {
+        match self.curve {
+            Curve::WarmupStableDecay => self.steps.saturating_sub(self.decay_steps()),
+            _ => self.warmup,
+        }
     }
 
     /// The rate of step `s` as a number: what `build` computes on the device.
@@ -80,10 +123,11 @@ impl Schedule {
         if s < self.warmup {
             return lr * (s + 1) as f64 / self.warmup as f64;
         }
-        let progress = || ((s - self.warmup) as f64 / (self.steps - self.warmup) as f64).min(1.0);
+        let fall = self.fall();
+        let progress = || (s.saturating_sub(fall) as f64 / (self.steps - fall) as f64).min(1.0);
         match self.curve {
             Curve::Constant => lr,
-            Curve::Linear => lr + (self.min - lr) * progress(),
+            Curve::Linear | Curve::WarmupStableDecay => lr + (self.min - lr) * progress(),
             Curve::Cosine => {
                 self.min + (lr - self.min) * (1.0 + (std::f64::consts::PI * progress()).cos()) * 0.5
             }
@@ -109,14 +153,19 @@ impl Schedule {
         if self.curve == Curve::Constant {
             return b.scalar(DType::F64, lr);
         }
-        let start = b.scalar(DType::F64, self.warmup as f64)?;
-        let length = b.scalar(DType::F64, (self.steps - self.warmup) as f64)?;
+        let fall = self.fall();
+        let start = b.scalar(DType::F64, fall as f64)?;
+        let length = b.scalar(DType::F64, (self.steps - fall) as f64)?;
         let one = b.scalar(DType::F64, 1.0)?;
         let since = b.one(Binary::Sub, &[step, start])?;
         let share = b.one(Binary::Div, &[since, length])?;
-        let progress = b.one(Binary::Min, &[share, one])?;
+        let mut progress = b.one(Binary::Min, &[share, one])?;
+        if self.curve == Curve::WarmupStableDecay {
+            let zero = b.scalar(DType::F64, 0.0)?;
+            progress = b.one(Binary::Max, &[progress, zero])?;
+        }
         match self.curve {
-            Curve::Constant | Curve::Linear => {
+            Curve::Constant | Curve::Linear | Curve::WarmupStableDecay => {
                 let fall = b.scale(progress, self.min - lr)?;
                 let peak = b.scalar(DType::F64, lr)?;
                 b.add(peak, fall)

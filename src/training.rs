@@ -11,7 +11,7 @@ use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
 };
-use runtime::data::{self, Loader, LoaderOptions, Source};
+use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::metrics::MetricsWriter;
@@ -83,7 +83,11 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
         seed: settings.seed.seed,
         microbatches,
         eval: settings.data.eval.as_ref().map(source),
-        force_bytes: settings.data.tokenizer == Some(Tokenizer::Bytes),
+        tokenizer: match &settings.data.tokenizer {
+            None => Tokenization::Auto,
+            Some(Tokenizer::Bytes) => Tokenization::Bytes,
+            Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
+        },
         labels_from: settings.data.labels_from.map(|from| match from {
             LabelsFrom::Shift => data::LabelsFrom::Shift,
             LabelsFrom::Given => data::LabelsFrom::Given,

@@ -9,6 +9,7 @@ mod workplace;
 
 use expect_test::{Expect, expect};
 use models::path;
+use passes::optimizer::Algorithm;
 use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command};
 use trainyard::pipeline::Plan;
@@ -86,6 +87,23 @@ fn every_stage_of_zero_computes_what_one_device_does() {
                 let flags = format!("--mesh {mesh} --zero {zero} --global-batch 8 --microbatch 2");
                 check_passes(&format!("{model} {flags} --tolerance 1e-10"));
             }
+        }
+    }
+}
+
+#[test]
+fn the_states_of_every_optimizer_are_shared_and_split() {
+    let group = "--group *mlp*:lr=0.5,weight-decay=0.3 --lr-schedule wsd:warmup=0,decay=1,min=1e-4";
+    // With its own eps, Adagrad would move parameters by gradients that are zero but for rounding.
+    let optimizers = ["sgd", "momentum", "nesterov", "adagrad:eps=1e-8", "adam", "adamw"];
+    assert!(Algorithm::ALL.iter().zip(optimizers).all(|((_, name), optimizer)| optimizer.starts_with(name)));
+    assert_eq!(Algorithm::ALL.len(), optimizers.len());
+    for optimizer in optimizers {
+        for flags in
+            ["--mesh dp=2,tp=2 --zero 1", "--mesh dp=2 --zero 3 --bf16 --clip 0.1", "--mesh tp=2 --fp16"]
+        {
+            let flags = format!("--optimizer {optimizer} {flags} {group} --global-batch 4 --microbatch 2");
+            check_passes(&format!("gpt2.dynamo {flags} --tolerance 1e-10"));
         }
     }
 }

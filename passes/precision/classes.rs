@@ -85,7 +85,7 @@ pub fn class(op: &Op) -> Class {
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Class::Source,
         Op::Cast(_) => Class::Convert,
-        Op::Accumulate(_) | Op::Adam(_) | Op::Sgd(_) => Class::Update,
+        Op::Accumulate(_) | Op::Adagrad(_) | Op::Adam(_) | Op::Sgd(_) => Class::Update,
     }
 }
 

@@ -166,9 +166,10 @@ fn keeps_zeros(node: &Node, rule: &Factors, factor: FactorId) -> Option<Kind> {
         Op::GatherGrad(_) => Some(if has(&rule.operands[1]) { Kind::Other } else { Kind::Vocabulary }),
         Op::CrossEntropy(loss) => smooth(loss.label_smoothing),
         Op::CrossEntropyGrad(loss) => smooth(loss.label_smoothing),
-        Op::Contract(_) | Op::Transpose(_) | Op::Cast(_) | Op::Accumulate(_) | Op::Adam(_) | Op::Sgd(_) => {
-            Some(Kind::Other)
-        }
+        Op::Contract(_) | Op::Transpose(_) | Op::Cast(_) | Op::Accumulate(_) => Some(Kind::Other),
+        Op::Adam(_) | Op::Sgd(_) => Some(Kind::Other),
+        // The sum starts from zeros: without eps it would divide by it.
+        Op::Adagrad(adagrad) => (adagrad.eps.get() > 0.0).then_some(Kind::Other),
         Op::Binary(Binary::Add | Binary::Sub | Binary::Mul) | Op::Unary(Unary::Neg) | Op::Select(_) => {
             Some(Kind::Other)
         }

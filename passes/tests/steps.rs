@@ -128,23 +128,27 @@ fn a_batch_without_a_label_that_counts_changes_nothing() {
 
 #[test]
 fn the_rate_of_every_step_follows_its_formula() {
-    for curve in [Curve::Constant, Curve::Linear, Curve::Cosine] {
+    for (curve, _) in Curve::ALL {
         let word = Curve::ALL.iter().find(|(known, _)| *known == curve).expect("every curve has a name").1;
         for warmup in [0, 3] {
             let optimizer = format!("optimizer(sgd, lr=0.2, {word}, warmup={warmup}, min=0.01, steps=8)");
             let module = compile(classifier(8), &format!("{TRAIN} {optimizer} simplify"));
-            let schedule = Schedule { curve, warmup, min: 0.01, steps: 8 };
+            let schedule = Schedule { curve, warmup, min: 0.01, steps: 8, decay: 0 };
             for (step, outputs) in train(&module, 8, 12).0.iter().enumerate() {
                 let rate = outputs["lr"][0].item();
                 assert!((rate - schedule.rate(0.2, step as u64)).abs() < 1e-15, "{optimizer}, step {step}");
             }
         }
     }
-    let cosine = Schedule { curve: Curve::Cosine, warmup: 2, min: 0.1, steps: 6 };
+    let cosine = Schedule { curve: Curve::Cosine, warmup: 2, min: 0.1, steps: 6, decay: 0 };
     let rates: Vec<f64> = (0..8).map(|step| cosine.rate(1.0, step)).collect();
     let half = |x: f64| 0.1 + 0.9 * 0.5 * (1.0 + x);
     let root = std::f64::consts::FRAC_1_SQRT_2;
     let expected = [0.5, 1.0, 1.0, half(root), half(0.0), half(-root), 0.1, 0.1];
+    assert!(rates.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{rates:?}");
+    let stable = Schedule { curve: Curve::WarmupStableDecay, warmup: 2, min: 0.2, steps: 8, decay: 4 };
+    let rates: Vec<f64> = (0..10).map(|step| stable.rate(1.0, step)).collect();
+    let expected = [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2];
     assert!(rates.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{rates:?}");
 }
 

@@ -4,6 +4,7 @@ use ir::DType;
 
 use super::element::{self, Scalar};
 use super::error::DataError;
+use super::rows::Rows;
 use super::synthetic::{self, Synthetic};
 use super::table::TableArray;
 use super::tokens::TokenStream;
@@ -26,9 +27,9 @@ pub(super) struct Column {
 pub(super) enum Content {
     /// Row `i` is tokens `i * sequence + shift ..` of a stream; a row's length is the sequence.
     Tokens { stream: TokenStream, shift: u64 },
-    /// Row `i` is row `i` of an array, or the whole array for every sample where the column is not batched. Shifted rows
-    /// are moved one element to the left, and their last is ignored.
-    Rows { array: TableArray, shifted: bool },
+    /// Row `i` is row `i` of some arrays, or the whole array for every sample where the column is not batched. Shifted
+    /// rows are moved one element to the left, and their last is ignored.
+    Rows { rows: Rows, shifted: bool },
     /// Every row is the same.
     Same(Vec<u8>),
     /// Row `i` is made up; `shift` skips its first elements.
@@ -52,7 +53,7 @@ impl Column {
         match &self.content {
             _ if !self.batched => None,
             Content::Tokens { stream, .. } => Some(stream.len().saturating_sub(1) / self.row_elements()),
-            Content::Rows { array, .. } => array.dims.first().copied(),
+            Content::Rows { rows, .. } => Some(rows.len()),
             Content::Same(_) | Content::Synthetic { .. } => None,
         }
     }
@@ -61,7 +62,7 @@ impl Column {
     pub(super) fn write_row(&self, row: u64, out: &mut [u8]) {
         match &self.content {
             Content::Tokens { stream, shift } => self.write_tokens(stream, row, *shift, out),
-            Content::Rows { array, shifted } => self.write_array(array, row, *shifted, out),
+            Content::Rows { rows, shifted } => self.write_array(rows, row, *shifted, out),
             Content::Same(bytes) => out.copy_from_slice(bytes),
             Content::Synthetic { values, shift } => values.write_row(self.dtype, row, *shift, out),
         }
@@ -85,17 +86,14 @@ impl Column {
         });
     }
 
-    fn write_array(&self, array: &TableArray, row: u64, shifted: bool, out: &mut [u8]) {
-        let width = array.dtype.bytes() as usize;
-        let size = self.row_elements() as usize * width;
-        let start = if self.batched { row as usize * size } else { 0 };
-        let source = &array.bytes[start..start + size];
+    fn write_array(&self, rows: &Rows, row: u64, shifted: bool, out: &mut [u8]) {
+        let (dtype, source) = rows.row(if self.batched { row } else { 0 }, self.row_elements());
         let converted = match shifted {
-            false => element::convert(array.dtype, source, self.dtype, out),
+            false => element::convert(dtype, source, self.dtype, out),
             true => {
                 let (row, last) = out.split_at_mut(out.len() - self.dtype.bytes() as usize);
                 self.write_ignored(last);
-                element::convert(array.dtype, &source[width..], self.dtype, row)
+                element::convert(dtype, &source[dtype.bytes() as usize..], self.dtype, row)
             }
         };
         debug_assert!(converted.is_ok(), "`{}`: {converted:?} was checked before", self.name);
@@ -118,6 +116,10 @@ impl Column {
         if !element::feeds(array.dtype, self.dtype) {
             let (found, wanted) = (array.dtype, self.dtype);
             return Err(DataError::WrongDtype { data: data.to_owned(), found, name, wanted });
+        }
+        if let Some(position) = array.first_nan() {
+            let (data, sample) = (data.to_owned(), position / array.row_elements().max(1));
+            return Err(DataError::NotANumber { data, sample, name });
         }
         let limit = i128::from(synthetic::limit(self.dtype, u64::MAX));
         let narrower = array.dtype != self.dtype && !self.dtype.is_float();

@@ -9,12 +9,12 @@ use super::column::{Column, Content};
 use super::decide::{Decision, Feed, Offer, features};
 use super::element::{self, Scalar};
 use super::error::DataError;
-use super::file::Format;
 use super::labels;
-use super::spec::{InputSpec, LoaderOptions, ModelSpec};
+use super::rows::{Named, Rows};
+use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec};
 use super::synthetic::{self, Synthetic};
-use super::table::{Table, TableArray};
-use super::tokens::TokenStream;
+use super::table::TableArray;
+use super::tokens::{Text, TokenStream};
 
 /// Some samples: rows `first .. first + samples` of the columns.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub(super) struct Dataset {
 pub(super) struct Wanted<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) options: &'a LoaderOptions,
+    /// How text becomes tokens.
+    pub(super) text: Text<'a>,
     /// The seed of synthetic values, which differs between training and evaluation.
     pub(super) seed: u64,
 }
@@ -117,19 +119,24 @@ fn feature(
         (Feed::Ones, _) => Content::Same(repeated(&column, |_| 1)?),
         (Feed::Zeros, _) => Content::Same(repeated(&column, |_| 0)?),
         (Feed::Tokens, Offer::Tokens(path)) => tokens(wanted, input, &column, path, notes)?,
-        (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table, key)?,
-        (Feed::File(path), _) => {
-            match path.is_dir() || matches!(Format::of(path)?, Format::Text | Format::Tokens) {
-                true => tokens(wanted, input, &column, path, notes)?,
-                false => own_file(input, &column, &Table::open(path)?)?,
-            }
+        (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table.arrays(key, "")?)?,
+        (Feed::Columns(columns), Offer::Csv(csv)) => {
+            rows(input, &column, csv.arrays(columns, &input.name, dtype, &column.row_dims)?)?
         }
+        (Feed::File(path), _) => match Offer::open(&DataSource::Path(path.clone()))? {
+            Offer::Tokens(path) => tokens(wanted, input, &column, &path, notes)?,
+            offer => rows(
+                input,
+                &column,
+                own_file(&[&input.name, &format!("input.{}", input.name)], &column, &offer)?,
+            )?,
+        },
         (Feed::Key(key), _) => {
             let data = format!("`{key}` is a key, but `{}` has none", offer.name());
             let (name, dims) = (input.name.clone(), input.dims.clone());
             return Err(DataError::MissingInput { name, dtype, dims, data, wanted: Vec::new() });
         }
-        (Feed::Synthetic | Feed::Tokens, _) => {
+        (Feed::Synthetic | Feed::Tokens | Feed::Columns(_), _) => {
             let limit = synthetic::limit(dtype, input.vocabulary.unwrap_or(2));
             Content::Synthetic { values: Synthetic::new(wanted.seed, &input.name, limit), shift: 0 }
         }
@@ -172,7 +179,7 @@ fn tokens(
         );
         return Err(DataError::TokenInput { data, reason, inputs });
     }
-    let stream = TokenStream::open(path, input.vocabulary, wanted.options.force_bytes)?;
+    let stream = TokenStream::open(path, input.vocabulary, wanted.text)?;
     let sequence = column.row_elements();
     if stream.len() <= sequence {
         let (data, tokens) = (stream.name.clone(), stream.len());
@@ -183,23 +190,35 @@ fn tokens(
     Ok(Content::Tokens { stream, shift: 0 })
 }
 
-fn own_file(input: &InputSpec, column: &Column, table: &Table) -> Result<Content, DataError> {
-    let only = match table.arrays.len() {
-        1 => table.arrays.keys().next().cloned(),
-        _ => None,
-    };
-    let key = table.key_for_input(&input.name).or(only).unwrap_or_else(|| input.name.clone());
-    rows(input, column, table, &key)
+/// The arrays for a column in a file of its own: under the first of `keys` that is there, or the only one; all columns of
+/// a CSV file.
+///
+/// # Errors
+/// Arrays of other names; columns that do not fit.
+pub(super) fn own_file(keys: &[&str], column: &Column, offer: &Offer) -> Result<Vec<Named>, DataError> {
+    match offer {
+        Offer::Csv(csv) => {
+            let columns: Vec<usize> = (0..csv.columns).collect();
+            csv.arrays(&columns, &column.name, column.dtype, &column.row_dims)
+        }
+        Offer::Table(table) => {
+            let named = keys.iter().find(|key| table.has(key)).map(|key| (*key).to_owned());
+            let key = named.or_else(|| table.only_key()).unwrap_or_else(|| column.name.clone());
+            table.arrays(&key, "")
+        }
+        Offer::Tokens(_) | Offer::Synthetic => {
+            let reason = "it is fed from arrays or columns, not from tokens".to_owned();
+            Err(DataError::TokenInput { data: offer.name(), reason, inputs: vec![column.name.clone()] })
+        }
+    }
 }
 
-fn rows(input: &InputSpec, column: &Column, table: &Table, key: &str) -> Result<Content, DataError> {
-    let array = table.arrays.get(key).ok_or_else(|| table.missing(key, ""))?;
-    let data = format!("{}:{key}", table.path.display());
-    column.check_array(array, &data)?;
-    if let Some(vocabulary) = input.vocabulary {
-        check_vocabulary(array, vocabulary, &data)?;
-    }
-    Ok(Content::Rows { array: array.clone(), shifted: false })
+fn rows(input: &InputSpec, column: &Column, arrays: Vec<Named>) -> Result<Content, DataError> {
+    let check = |array: &TableArray, data: &str| match input.vocabulary {
+        Some(vocabulary) => check_vocabulary(array, vocabulary, data),
+        None => Ok(()),
+    };
+    Ok(Content::Rows { rows: Rows::new(column, arrays, check)?, shifted: false })
 }
 
 fn check_vocabulary(array: &TableArray, vocabulary: u64, data: &str) -> Result<(), DataError> {

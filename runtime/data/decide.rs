@@ -1,13 +1,14 @@
 //! Decides what feeds each input of the model, with a reason that can be printed.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use super::columns::{self, LabelColumns};
+use super::csv::Csv;
 use super::error::{self, DataError};
 use super::file::{self, Format};
-use super::spec::{DataSource, InputSpec, ModelSpec, Source};
-use super::table::Table;
+use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec, Source};
+use super::tables::Tables;
 
 /// What DATA is.
 #[derive(Clone, Debug)]
@@ -15,7 +16,9 @@ pub(super) enum Offer {
     /// A file or folder of text or raw tokens.
     Tokens(PathBuf),
     /// Named arrays.
-    Table(Table),
+    Table(Tables),
+    /// Columns of numbers.
+    Csv(Csv),
     /// Nothing: values are made up.
     Synthetic,
 }
@@ -27,13 +30,11 @@ impl Offer {
     /// Data that is missing, or of a format that is not read.
     pub(super) fn open(source: &DataSource) -> Result<Self, DataError> {
         let DataSource::Path(path) = source else { return Ok(Self::Synthetic) };
-        let metadata = std::fs::metadata(path).map_err(file::read_error(path))?;
-        if metadata.is_dir() {
-            return Ok(Self::Tokens(path.clone()));
-        }
-        match Format::of(path)? {
+        let (files, format) = file::files(path)?;
+        match format {
             Format::Text | Format::Tokens => Ok(Self::Tokens(path.clone())),
-            Format::Npz | Format::Safetensors => Table::open(path).map(Self::Table),
+            Format::Npz | Format::Safetensors => Tables::open(path, &files).map(Self::Table),
+            Format::Csv => Csv::open(path, &files).map(Self::Csv),
         }
     }
 
@@ -42,6 +43,7 @@ impl Offer {
         match self {
             Self::Tokens(path) => path.display().to_string(),
             Self::Table(table) => table.path.display().to_string(),
+            Self::Csv(csv) => csv.path.display().to_string(),
             Self::Synthetic => "synthetic".to_owned(),
         }
     }
@@ -54,6 +56,8 @@ pub enum Feed {
     Tokens,
     /// A key of DATA.
     Key(String),
+    /// Columns of DATA, counted from 0.
+    Columns(Vec<usize>),
     /// A file of its own.
     File(PathBuf),
     /// `0, 1, 2, …` along the last dim.
@@ -83,6 +87,7 @@ impl fmt::Display for Decision {
         match &self.feed {
             Feed::Tokens => f.write_str("the tokens")?,
             Feed::Key(key) => write!(f, "key `{key}`")?,
+            Feed::Columns(columns) => write!(f, "columns {}", columns::shown(columns))?,
             Feed::File(path) => write!(f, "file `{}`", path.display())?,
             Feed::Positions => f.write_str("positions 0, 1, 2, …")?,
             Feed::Ones => f.write_str("ones")?,
@@ -93,30 +98,43 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Decides for every input. In this order: what the user said; a key of that name; what the name says (positions, masks,
-/// token types); the token stream, or random values.
+/// Decides for every input. In this order: what the user said; a key or column of that name; what the name says
+/// (positions, masks, token types); the token stream, the columns that are left, or random values.
 ///
 /// # Errors
 /// An input that nothing feeds, a token stream that no input takes, `--input` for an input that is not there.
 pub(super) fn decide(
     spec: &ModelSpec,
-    chosen: &BTreeMap<String, Source>,
+    options: &LoaderOptions,
     offer: &Offer,
 ) -> Result<Vec<Decision>, DataError> {
     let inputs: Vec<&InputSpec> = features(spec).collect();
     let names = || inputs.iter().map(|input| input.name.clone()).collect::<Vec<_>>();
-    if let Some(name) = chosen.keys().find(|name| inputs.iter().all(|input| input.name != **name)) {
+    let label = spec.label.as_ref();
+    let is_known = |name: &String| {
+        inputs.iter().any(|input| input.name == *name) || label.is_some_and(|label| label.name == *name)
+    };
+    if let Some(name) = options.inputs.keys().find(|name| !is_known(name)) {
         return Err(DataError::UnknownInput { name: name.clone(), inputs: names() });
     }
-    let known = |input: &InputSpec| match (chosen.get(&input.name), offer) {
-        (Some(source), _) => Some((user_feed(source), "as --input says")),
-        (None, Offer::Table(table)) => match table.key_for_input(&input.name) {
-            Some(key) => Some((Feed::Key(key), "the data has a key for it")),
-            None => automatic(input),
-        },
-        (None, _) => automatic(input),
+    let known = |input: &&InputSpec| -> Result<Option<(Feed, &'static str)>, DataError> {
+        let own = match (options.inputs.get(&input.name), offer) {
+            (Some(source), _) => Some((user_feed(input, source, offer)?, "as --input says")),
+            (None, Offer::Table(table)) => {
+                table.key_for_input(&input.name).map(|key| (Feed::Key(key), "the data has a key for it"))
+            }
+            (None, Offer::Csv(csv)) => columns::named(input, csv)
+                .map(|column| (Feed::Columns(column), "the data has a column for it")),
+            (None, _) => None,
+        };
+        Ok(own.or_else(|| automatic(input)))
     };
-    let mut feeds: Vec<_> = inputs.iter().map(|input| known(input)).collect();
+    let mut feeds: Vec<_> = inputs.iter().map(known).collect::<Result<_, _>>()?;
+    if let Offer::Csv(csv) = offer {
+        let labels =
+            label.map_or(Ok(LabelColumns::default()), |label| columns::labels(label, csv, options))?;
+        columns::fill(&inputs, &mut feeds, &labels.columns, csv)?;
+    }
     if let Offer::Tokens(_) = offer {
         let open: Vec<&InputSpec> =
             inputs.iter().zip(&feeds).filter(|(_, feed)| feed.is_none()).map(|(input, _)| *input).collect();
@@ -144,14 +162,20 @@ pub(super) fn features(spec: &ModelSpec) -> impl Iterator<Item = &InputSpec> {
     spec.inputs.iter().filter(move |input| Some(input.name.as_str()) != label)
 }
 
-fn user_feed(source: &Source) -> Feed {
-    match source {
-        Source::Key(key) => Feed::Key(key.clone()),
+fn user_feed(input: &InputSpec, source: &Source, offer: &Offer) -> Result<Feed, DataError> {
+    Ok(match source {
+        Source::Key(text) => match offer {
+            Offer::Csv(csv) => {
+                let columns = columns::parse(text, csv);
+                Feed::Columns(columns.map_err(|reason| csv.columns_error(&input.name, reason))?)
+            }
+            _ => Feed::Key(text.clone()),
+        },
         Source::File(path) => Feed::File(path.clone()),
         Source::Positions => Feed::Positions,
         Source::Ones => Feed::Ones,
         Source::Zeros => Feed::Zeros,
-    }
+    })
 }
 
 /// What an input's name and type say about it, for inputs of transformers that data sets rarely have. A mask of more than
@@ -224,7 +248,8 @@ mod tests {
     fn decisions(inputs: Vec<InputSpec>, chosen: &[(&str, Source)]) -> Result<Vec<String>, String> {
         let spec = ModelSpec { inputs, label: None };
         let chosen = chosen.iter().map(|(name, source)| ((*name).to_owned(), source.clone())).collect();
-        let decided = decide(&spec, &chosen, &Offer::Tokens("corpus.txt".into()));
+        let options = LoaderOptions { inputs: chosen, ..LoaderOptions::default() };
+        let decided = decide(&spec, &options, &Offer::Tokens("corpus.txt".into()));
         decided
             .map(|decided| decided.iter().map(Decision::to_string).collect())
             .map_err(|error| error.to_string())

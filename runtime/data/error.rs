@@ -27,8 +27,8 @@ pub enum DataError {
     },
     /// An extension that is neither text nor a format that is read.
     #[error(
-        "`{}`: .{extension} files cannot be read; use text, .bin (raw tokens), .npz, .safetensors, a folder of text or .bin \
-         files, or `synthetic`",
+        "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, a folder of files of one \
+         of these kinds, or `synthetic`",
         path.display()
     )]
     UnknownFormat {
@@ -37,8 +37,8 @@ pub enum DataError {
         /// Its extension.
         extension: String,
     },
-    /// A folder that cannot be read as one stream of tokens.
-    #[error("folder `{}` {reason}; a folder holds either text files or .bin files, which are read in the order of their names", path.display())]
+    /// A folder that cannot be read as one data set.
+    #[error("folder `{}` {reason}; a folder holds files of one kind, which are read in the order of their names", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -62,8 +62,8 @@ pub enum DataError {
     },
     /// Text for a model whose tokens are not bytes.
     #[error(
-        "`{}` is text, which is read as bytes, but the model has a vocabulary of {vocabulary}: give it token ids (.bin), or \
-         `--tokenizer bytes` if its tokens are bytes",
+        "`{}` is text, which is read as bytes, but the model has a vocabulary of {vocabulary}: give the model's tokenizer \
+         (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if its tokens are bytes",
         path.display()
     )]
     TextNeedsTokenizer {
@@ -71,6 +71,76 @@ pub enum DataError {
         path: PathBuf,
         /// The model's.
         vocabulary: u64,
+    },
+    /// A file that is no tokenizer.
+    #[error("`{}` is no tokenizer that can be read: {reason}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tokenizer that gives tokens which the model does not have.
+    #[error(
+        "`{}` gives ids up to {}, but the model has a vocabulary of {vocabulary}: is it this model's tokenizer?",
+        path.display(), tokens - 1
+    )]
+    TokenizerVocabulary {
+        /// The tokenizer.
+        path: PathBuf,
+        /// One more than its largest id.
+        tokens: u64,
+        /// The model's.
+        vocabulary: u64,
+    },
+    /// Columns of a CSV file that do not fit what they should feed.
+    #[error(
+        "`{}` has {columns} columns, and {reason}; choose with --input {name}=COLUMNS: numbers from 1 or names, such as 2-{columns}",
+        path.display()
+    )]
+    Columns {
+        /// The file or folder.
+        path: PathBuf,
+        /// How many there are.
+        columns: usize,
+        /// The input or label.
+        name: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A cell of a CSV file that is not the number it should be.
+    #[error("`{}`, line {line}: column {column}, which feeds `{name}`, {wrong}", path.display())]
+    Cell {
+        /// The file.
+        path: PathBuf,
+        /// Its line, counted from 1.
+        line: u64,
+        /// The column's number, counted from 1, and its name.
+        column: String,
+        /// The input or label.
+        name: String,
+        /// What is wrong with it.
+        wrong: String,
+    },
+    /// NaN among the numbers that a model would learn from.
+    #[error("sample {sample} of `{data}`, which feeds `{name}`, has NaN in it: clean the data before")]
+    NotANumber {
+        /// The file and key.
+        data: String,
+        /// Which sample.
+        sample: u64,
+        /// The input or label.
+        name: String,
+    },
+    /// Files of a folder that differ in what all samples share.
+    #[error(
+        "`{data}` differs from the files before it, but `{name}` has no batch dim: all samples share one value"
+    )]
+    NotShared {
+        /// The file and key.
+        data: String,
+        /// The input.
+        name: String,
     },
     /// Too few tokens for one sample.
     #[error(
@@ -137,7 +207,7 @@ pub enum DataError {
     },
     /// An input for which neither the data nor a rule has anything.
     #[error(
-        "nothing feeds input `{name}` ({dtype}{dims:?}): {data}; give it with --input {name}=KEY, FILE, positions, ones or zeros{}",
+        "nothing feeds input `{name}` ({dtype}{dims:?}): {data}; give it with --input {name}=KEY, COLUMNS, FILE, positions, ones or zeros{}",
         match wanted.as_slice() { [] => String::new(), wanted => format!(" (the model's inputs are {})", list(wanted)) }
     )]
     MissingInput {

@@ -20,12 +20,14 @@ pub(super) enum Format {
     Npz,
     /// Named arrays.
     Safetensors,
+    /// Columns of numbers.
+    Csv,
 }
 
 /// Extensions of files that are neither text nor read here: taken for text, they would train a model on rubbish.
-const UNREADABLE: [&str; 26] = [
-    "arrow", "bz2", "csv", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "npy", "onnx", "parquet",
-    "pb", "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "tsv", "xz", "zip", "zst",
+const UNREADABLE: [&str; 24] = [
+    "arrow", "bz2", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "npy", "onnx", "parquet", "pb",
+    "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "xz", "zip", "zst",
 ];
 
 impl Format {
@@ -34,6 +36,10 @@ impl Format {
     /// # Errors
     /// An extension of some other well-known format.
     pub(super) fn of(path: &Path) -> Result<Self, DataError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        if [".csv", ".csv.gz", ".tsv", ".tsv.gz"].iter().any(|suffix| name.ends_with(suffix)) {
+            return Ok(Self::Csv);
+        }
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         match extension.as_deref() {
             Some("bin") => Ok(Self::Tokens),
@@ -69,11 +75,20 @@ pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
     Ok(Bytes::from_owner(map))
 }
 
-/// The text or `.bin` files of a folder, in the order of their names; hidden files and folders in it are left out.
+/// The files that a path stands for, and their format: the file itself, or the files of a folder in the order of their
+/// names; hidden files and folders in it are left out.
 ///
 /// # Errors
-/// A folder without such files, or with both kinds.
-pub(super) fn folder(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// A folder without files, or with files of several kinds.
+pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
+    let metadata = fs::metadata(path).map_err(read_error(path))?;
+    match metadata.is_dir() {
+        true => folder(path),
+        false => Ok((vec![path.to_owned()], Format::of(path)?)),
+    }
+}
+
+fn folder(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(read_error(path))? {
         let entry = entry.map_err(read_error(path))?;
@@ -88,14 +103,11 @@ pub(super) fn folder(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let format = Format::of(first)?;
     for file in &files {
         let other = Format::of(file)?;
-        if !matches!(other, Format::Text | Format::Tokens) {
-            return refuse(format!("has `{}` in it, which is a data set of its own", file.display()));
-        }
         if other != format {
             return refuse(format!("has both `{}` and `{}` in it", first.display(), file.display()));
         }
     }
-    Ok(files)
+    Ok((files, format))
 }
 
 #[cfg(test)]
@@ -109,15 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_text_and_tokens_is_refused() {
+    fn a_folder_of_several_kinds_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let error = super::folder(folder.path()).unwrap_err().to_string();
+        let error = super::files(folder.path()).unwrap_err().to_string();
         assert!(error.contains("has no files in it"), "{error}");
         fs::write(folder.path().join(".hidden.npz"), "").unwrap();
         fs::write(folder.path().join("a.bin"), "").unwrap();
-        assert_eq!(super::folder(folder.path()).unwrap().len(), 1);
+        assert_eq!(super::files(folder.path()).unwrap().0.len(), 1);
         fs::write(folder.path().join("b.txt"), "").unwrap();
-        let error = super::folder(folder.path()).unwrap_err().to_string();
+        let error = super::files(folder.path()).unwrap_err().to_string();
         assert!(error.contains("a.bin` and `") && error.contains("b.txt"), "{error}");
     }
 
@@ -131,5 +143,7 @@ mod tests {
         );
         assert_eq!(Format::of(Path::new("README")).unwrap(), Format::Text);
         assert_eq!(Format::of(Path::new("a.BIN")).unwrap(), Format::Tokens);
+        assert_eq!(Format::of(Path::new("digits.csv.gz")).unwrap(), Format::Csv);
+        assert!(Format::of(Path::new("corpus.txt.gz")).is_err());
     }
 }

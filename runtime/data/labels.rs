@@ -1,13 +1,16 @@
 //! The labels' column: the next token, or what the data has.
 
 use super::column::{Column, Content};
-use super::dataset::Wanted;
+use super::columns;
+use super::dataset::{Wanted, own_file};
 use super::decide::{Decision, Feed, Offer};
 use super::element::{self, Scalar};
 use super::error::DataError;
-use super::spec::{InputSpec, LabelSpec, LabelsFrom};
+use super::rows::{Named, Rows};
+use super::spec::{DataSource, InputSpec, LabelSpec, LabelsFrom, Source};
 use super::synthetic::{self, Synthetic};
-use super::table::{Table, TableArray};
+use super::table::TableArray;
+use super::tables::Tables;
 
 /// Labels for the samples whose inputs are `features` (fed as `decisions` say, in the same order).
 ///
@@ -30,12 +33,27 @@ pub(super) fn column(
         content: Content::Same(Vec::new()),
     };
     let from = wanted.options.labels_from;
+    let chosen = chosen(wanted, label, &column, offer)?;
     column.content = match offer {
+        _ if chosen.is_some() => of_arrays(label, &column, chosen, None, from)?,
         Offer::Tokens(_) => {
             let tokens = features.iter().zip(decisions).find(|(_, decision)| decision.feed == Feed::Tokens);
             of_stream(label, &column, tokens.map(|(feature, _)| feature), from, notes)?
         }
-        Offer::Table(table) => of_table(label, &column, table, token_column(wanted, features), from)?,
+        Offer::Table(table) => {
+            let tokens = token_column(wanted, features);
+            let arrays = of_table(label, table, tokens, from)?;
+            of_arrays(label, &column, arrays, tokens, from)?
+        }
+        Offer::Csv(csv) => {
+            let found = columns::labels(label, csv, wanted.options)?;
+            notes.extend(columns::note(&found, label, csv, decisions));
+            let arrays = match found.columns.is_empty() {
+                true => None,
+                false => Some(csv.arrays(&found.columns, &label.name, label.dtype, &column.row_dims)?),
+            };
+            of_arrays(label, &column, arrays, token_column(wanted, features), from)?
+        }
         Offer::Synthetic => {
             match token_column(wanted, features).map(|tokens| (&tokens.content, &tokens.row_dims)) {
                 Some((Content::Synthetic { values, .. }, dims))
@@ -112,31 +130,69 @@ fn of_stream(
     Ok(Content::Tokens { stream: stream.clone(), shift: u64::from(!given) })
 }
 
-fn of_table(
+/// The arrays that `--input LABEL=SOURCE` names, if the user says so; columns of the data are found elsewhere.
+fn chosen(
+    wanted: Wanted<'_>,
     label: &LabelSpec,
     column: &Column,
-    table: &Table,
+    offer: &Offer,
+) -> Result<Option<Vec<Named>>, DataError> {
+    let refuse = |reason: String| Err(no_labels(label, reason));
+    match (wanted.options.inputs.get(&label.name), offer) {
+        (None, _) | (Some(Source::Key(_)), Offer::Csv(_)) => Ok(None),
+        (Some(Source::Key(key)), Offer::Table(table)) => table.arrays(key, "").map(Some),
+        (Some(Source::Key(key)), _) => refuse(format!("`{key}` is a key, but `{}` has none", offer.name())),
+        (Some(Source::File(path)), _) => {
+            let offer = Offer::open(&DataSource::Path(path.clone()))?;
+            own_file(&[&label.name, "labels"], column, &offer).map(Some)
+        }
+        (Some(Source::Positions | Source::Ones | Source::Zeros), _) => {
+            refuse("they come from the data, a file, or columns of it".to_owned())
+        }
+    }
+}
+
+/// The arrays of a table's labels; none where they are to be made from its tokens.
+fn of_table(
+    label: &LabelSpec,
+    table: &Tables,
+    tokens: Option<&Column>,
+    from: Option<LabelsFrom>,
+) -> Result<Option<Vec<Named>>, DataError> {
+    let key = [label.name.as_str(), "labels"].into_iter().find(|key| table.has(key));
+    match (key, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
+        (Some(key), _) => table.arrays(key, "").map(Some),
+        (None, Some((Content::Rows { .. }, _))) if from == Some(LabelsFrom::Shift) => Ok(None),
+        (None, Some((Content::Rows { .. }, name))) => {
+            Err(table.missing("labels", &format!(" (--labels-from shift makes them from `{name}`)")))
+        }
+        (None, _) => Err(table.missing("labels", "")),
+    }
+}
+
+/// Labels from arrays, or else from the rows of tokens.
+fn of_arrays(
+    label: &LabelSpec,
+    column: &Column,
+    arrays: Option<Vec<Named>>,
     tokens: Option<&Column>,
     from: Option<LabelsFrom>,
 ) -> Result<Content, DataError> {
     let shifted = from == Some(LabelsFrom::Shift);
-    let key = [label.name.as_str(), "labels"].into_iter().find(|key| table.arrays.contains_key(*key));
-    let (array, data) = match (key, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
-        (Some(key), _) => (&table.arrays[key], format!("{}:{key}", table.path.display())),
-        (None, Some((Content::Rows { array, .. }, name))) if shifted => (array, format!("input `{name}`")),
-        (None, Some((Content::Rows { .. }, name))) => {
-            return Err(table.missing("labels", &format!(" (--labels-from shift makes them from `{name}`)")));
-        }
-        (None, _) => return Err(table.missing("labels", "")),
+    let arrays = match (arrays, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
+        (Some(arrays), _) => arrays,
+        (None, Some((Content::Rows { rows, .. }, name))) => rows.named(&format!("input `{name}`")),
+        (None, _) => return Err(no_labels(label, "no input has tokens to make them from".to_owned())),
     };
-    column.check_array(array, &data)?;
+    // What does not fit is told before what to do about the last place.
+    let rows = Rows::new(column, arrays, |_, _| Ok(()))?;
     if shifted && (column.row_dims.len() != 1 || column.ignored.is_none()) {
         let reason = "--labels-from shift leaves the last position of [samples, sequence] without a label, which needs a \
                       value that the loss ignores: --ignore-index -100";
         return Err(no_labels(label, reason.to_owned()));
     }
-    check_classes(label, array, &data)?;
-    Ok(Content::Rows { array: array.clone(), shifted })
+    rows.each(|array, data| check_classes(label, array, data))?;
+    Ok(Content::Rows { rows, shifted })
 }
 
 fn check_classes(label: &LabelSpec, array: &TableArray, data: &str) -> Result<(), DataError> {

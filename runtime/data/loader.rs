@@ -13,7 +13,9 @@ use super::dataset::{Dataset, Wanted};
 use super::decide::{self, Decision, Offer};
 use super::error::DataError;
 use super::order::{Permutation, mix};
-use super::spec::{DataSource, LoaderOptions, ModelSpec, Source};
+use super::spec::{DataSource, LoaderOptions, ModelSpec, Source, Tokenization};
+use super::tokenizer::TextTokenizer;
+use super::tokens::Text;
 
 /// Training and held-out data of one run. Immutable: threads and ranks can share it.
 #[derive(Clone, Debug)]
@@ -60,8 +62,14 @@ impl Loader {
             })?;
         let mut notes = Vec::new();
         let offer = Offer::open(train)?;
-        let decisions = decide::decide(spec, &options.inputs, &offer)?;
-        let wanted = Wanted { spec, options, seed: options.seed };
+        let decisions = decide::decide(spec, options, &offer)?;
+        let tokenizer = match &options.tokenizer {
+            Tokenization::File(path) => Some(TextTokenizer::open(path)?),
+            Tokenization::Auto | Tokenization::Bytes => None,
+        };
+        let forced = options.tokenizer == Tokenization::Bytes;
+        let text = tokenizer.as_ref().map_or(Text::Bytes { forced }, Text::Tokenizer);
+        let wanted = Wanted { spec, options, text, seed: options.seed };
         let whole = Dataset::build(wanted, &offer, &decisions, &mut notes)?;
         let ignorable = whole.columns.iter().any(|column| column.ignored.is_some());
         let (train, eval) = match &options.eval {
@@ -218,8 +226,11 @@ fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
     let mut found: Option<(&String, u64)> = None;
     for (name, dims, batched) in inputs.chain(label) {
         let elements = dims.iter().try_fold(16u64, |size, &dim| size.checked_mul(dim));
-        if dims.contains(&0) || elements.is_none_or(|size| size > isize::MAX as u64) {
-            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}")));
+        if dims.contains(&0) {
+            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}, and so no elements")));
+        }
+        if elements.is_none_or(|size| size > isize::MAX as u64) {
+            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}, more than any memory holds")));
         }
         let size = match (batched, dims.first()) {
             (false, _) => continue,
@@ -247,11 +258,14 @@ fn evaluation(
 ) -> Result<Dataset, DataError> {
     let mut options = wanted.options.clone();
     let batched = |name: &str| wanted.spec.inputs.iter().any(|input| input.name == name && input.batched);
-    options.inputs.retain(|name, source| !(matches!(source, Source::File(_)) && batched(name)));
+    let is_label = |name: &str| wanted.spec.label.as_ref().is_some_and(|label| label.name == name);
+    options
+        .inputs
+        .retain(|name, source| !(matches!(source, Source::File(_)) && (batched(name) || is_label(name))));
     let offer = Offer::open(source)?;
-    let decisions = decide::decide(wanted.spec, &options.inputs, &offer)?;
+    let decisions = decide::decide(wanted.spec, &options, &offer)?;
     let seed = mix(wanted.seed);
-    Dataset::build(Wanted { spec: wanted.spec, options: &options, seed }, &offer, &decisions, notes)
+    Dataset::build(Wanted { options: &options, seed, ..wanted }, &offer, &decisions, notes)
 }
 
 /// Holds out the end of a token stream, rounded to whole samples: at least `fewest`, or none with a note.

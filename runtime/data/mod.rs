@@ -1,27 +1,34 @@
 //! Everything between a user's files and the batches that a training step eats.
 //!
 //! [`Loader::new`] goes through these steps, one file each: what the data offers ([`DataSource`]: text, raw tokens, named
-//! arrays, or made-up values), what feeds each input ([`Decision`], with its reason), the columns that give every
+//! arrays, columns of numbers, or made-up values), what feeds each input ([`Decision`], with its reason), the columns that give every
 //! sample's values, and the order of the samples ([`Permutation`]). All checks of the data happen there, before step 0;
 //! afterwards a batch cannot fail.
 
 mod array;
 mod column;
+mod columns;
+mod csv;
 mod dataset;
 mod decide;
 mod element;
 mod error;
 mod file;
 mod labels;
+mod llmc;
 mod loader;
 mod npy;
 mod npz;
 mod order;
+mod records;
+mod rows;
 mod spec;
 mod synthetic;
 mod table;
+mod tables;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
 mod tokens;
 
 pub use array::{Array, Batch};
@@ -29,5 +36,7 @@ pub use decide::{Decision, Feed};
 pub use error::DataError;
 pub use loader::{DataPosition, Loader};
 pub use order::Permutation;
-pub use spec::{DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, Source};
+pub use spec::{
+    DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, SUFFIXES, Source, Tokenization,
+};
 pub use table::Table;

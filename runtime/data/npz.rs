@@ -13,6 +13,7 @@ use super::table::Entries;
 pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes.as_ref())).map_err(|error| error.to_string())?;
     let mut arrays = Entries::new();
+    let mut left = (bytes.len() as u64).saturating_mul(MOST_EXPANSION);
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| error.to_string())?;
         let file = entry.name().map_err(|error| error.to_string())?;
@@ -23,7 +24,7 @@ pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
         };
         let contents = match stored {
             Some(contents) => contents,
-            None => inflate(&mut entry).map_err(|error| format!("`{name}`: {error}"))?,
+            None => inflate(&mut entry, &mut left).map_err(|error| format!("`{name}`: {error}"))?,
         };
         arrays.insert(name, npy::read(contents));
     }
@@ -35,10 +36,17 @@ fn slice(bytes: &Bytes, start: u64, size: u64) -> Option<Bytes> {
     (end <= bytes.len() as u64).then(|| bytes.slice(start as usize..end as usize))
 }
 
-/// The size in the archive is a hostile file's to choose, so that memory grows with what is read and not with what it says.
-fn inflate(entry: &mut impl Read) -> std::io::Result<Bytes> {
+/// A byte of deflate becomes at most so many (<https://zlib.net/zlib_tech.html>).
+const MOST_EXPANSION: u64 = 1032;
+
+/// The size in the archive is a hostile file's to choose, so that memory grows with what is read and not with what it
+/// says. `left` is what all entries together may still unpack to: entries that share their bytes would unpack without end.
+fn inflate(entry: &mut impl Read, left: &mut u64) -> std::io::Result<Bytes> {
     let mut contents = Vec::new();
-    entry.read_to_end(&mut contents)?;
+    entry.take(*left + 1).read_to_end(&mut contents)?;
+    *left = left.checked_sub(contents.len() as u64).ok_or_else(|| {
+        std::io::Error::other("the arrays unpack to more than their bytes can hold: do entries overlap?")
+    })?;
     Ok(contents.into())
 }
 
@@ -88,6 +96,35 @@ mod tests {
         let arrays = read(&archive(CompressionMethod::Stored, &entries)).unwrap();
         assert!(arrays["x"].as_ref().unwrap_err().starts_with("is in Fortran order"));
         assert!(arrays["y"].is_ok());
+    }
+
+    #[test]
+    fn entries_that_unpack_the_same_bytes_again_are_refused() {
+        let array = npy("|u1", "False", "(2000000,)", &[0; 2_000_000]);
+        let method = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+        let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+        writer.start_file("x.npy", method).unwrap();
+        writer.write_all(&array).unwrap();
+        let whole = writer.finish().unwrap().into_inner();
+        // The central directory's one entry, many times over: all point to the same compressed bytes.
+        let end = whole.len() - 22;
+        let start = u32::from_le_bytes(whole[end + 16..end + 20].try_into().unwrap()) as usize;
+        let entry = &whole[start..end];
+        let mut bomb = whole[..start].to_vec();
+        for i in 0..200u8 {
+            let mut entry = entry.to_vec();
+            let name = entry.windows(5).position(|window| window == b"x.npy").unwrap();
+            entry[name] = i % 60 + b'A';
+            bomb.extend(entry);
+        }
+        let size = bomb.len() - start;
+        let mut last = whole[end..].to_vec();
+        last[8..10].copy_from_slice(&200u16.to_le_bytes());
+        last[10..12].copy_from_slice(&200u16.to_le_bytes());
+        last[12..16].copy_from_slice(&(size as u32).to_le_bytes());
+        bomb.extend(last);
+        let error = read(&bomb.into()).map(drop);
+        assert!(error.is_err(), "200 entries of 2 MB were unpacked");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the loader needs to know of a model, and what a user says about the data.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ir::DType;
 
@@ -63,12 +63,25 @@ impl DataSource {
     }
 }
 
+/// How text becomes tokens (`--tokenizer`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Tokenization {
+    /// By bytes, for a vocabulary that can be one of bytes.
+    #[default]
+    Auto,
+    /// By bytes whatever the vocabulary is.
+    Bytes,
+    /// By a `tokenizer.json`.
+    File(PathBuf),
+}
+
 /// SOURCE of `--input NAME=SOURCE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A key of DATA.
+    /// A key of DATA; its columns, where it is CSV: names or numbers counted from 1, `2-65`, joined by commas.
     Key(String),
-    /// A file of its own: tokens (text, .bin), or an array of that name (or the only one) in an .npz or .safetensors.
+    /// A file or folder of its own: tokens (text, .bin), an array of that name (or the only one) in an .npz or
+    /// .safetensors, or all columns of a CSV file.
     File(PathBuf),
     /// `0, 1, 2, …` along the last dim.
     Positions,
@@ -78,17 +91,20 @@ pub enum Source {
     Zeros,
 }
 
+/// A SOURCE that ends so is a file and not a key.
+pub const SUFFIXES: [&str; 8] =
+    [".npz", ".safetensors", ".bin", ".txt", ".csv", ".csv.gz", ".tsv", ".tsv.gz"];
+
 impl Source {
     /// `positions`, `ones`, `zeros`; a file if it has a folder or a known extension in it; else a key.
     pub fn parse(text: &str) -> Self {
-        let extension = Path::new(text).extension().and_then(|extension| extension.to_str());
-        match (text, extension) {
-            ("positions", _) => Self::Positions,
-            ("ones", _) => Self::Ones,
-            ("zeros", _) => Self::Zeros,
-            (path, Some("npz" | "safetensors" | "bin" | "txt")) => Self::File(path.into()),
-            (path, _) if path.contains(std::path::MAIN_SEPARATOR) => Self::File(path.into()),
-            (key, _) => Self::Key(key.to_owned()),
+        let is_file = |text: &str| SUFFIXES.iter().any(|suffix| text.ends_with(suffix));
+        match text {
+            "positions" => Self::Positions,
+            "ones" => Self::Ones,
+            "zeros" => Self::Zeros,
+            path if is_file(path) || path.contains(std::path::MAIN_SEPARATOR) => Self::File(path.into()),
+            key => Self::Key(key.to_owned()),
         }
     }
 }
@@ -113,11 +129,11 @@ pub struct LoaderOptions {
     pub eval: Option<DataSource>,
     /// The part of a token stream that is held out when `eval` is not given; 0 holds nothing out.
     pub held_out: f64,
-    /// Read text as bytes whatever the vocabulary is (`--tokenizer bytes`).
-    pub force_bytes: bool,
+    /// How text becomes tokens.
+    pub tokenizer: Tokenization,
     /// None: shift a token stream, take labels that stand in the data as they are.
     pub labels_from: Option<LabelsFrom>,
-    /// `--input NAME=SOURCE`.
+    /// `--input NAME=SOURCE`; the labels' name is one too.
     pub inputs: BTreeMap<String, Source>,
     /// False goes through the data in its own order.
     pub shuffle: bool,
@@ -130,7 +146,7 @@ impl Default for LoaderOptions {
             microbatches: 1,
             eval: None,
             held_out: 0.05,
-            force_bytes: false,
+            tokenizer: Tokenization::Auto,
             labels_from: None,
             inputs: BTreeMap::new(),
             shuffle: true,

@@ -113,6 +113,16 @@ impl TableArray {
         })
     }
 
+    /// The position of the first element that is NaN.
+    pub(super) fn first_nan(&self) -> Option<u64> {
+        let width = self.dtype.bytes() as usize;
+        let is_nan =
+            |bytes| matches!(element::read(self.dtype, bytes), Scalar::Float(value) if value.is_nan());
+        let mut elements =
+            self.bytes.chunks_exact(width).take(if self.dtype.is_float() { usize::MAX } else { 0 });
+        elements.position(is_nan).map(|position| position as u64)
+    }
+
     /// Elements in one row of dim 0.
     pub(super) fn row_elements(&self) -> u64 {
         self.dims.iter().skip(1).product()

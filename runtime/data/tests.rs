@@ -1,5 +1,7 @@
-//! The loader as a whole: order, labels, epochs, held-out data, and what is refused.
+//! The loader as a whole: order, labels, epochs, held-out data, formats, and what is refused.
 
+mod columns;
+mod folders;
 mod order;
 mod refused;
 mod sources;

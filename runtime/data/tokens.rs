@@ -1,4 +1,5 @@
-//! A stream of tokens: text by its bytes, or raw little-endian u16 or u32 files, one after the other.
+//! A stream of tokens: text by its bytes or by a tokenizer, or little-endian u16 or u32 files, raw or with llm.c's header,
+//! one after the other.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -7,9 +8,23 @@ use bytes::Bytes;
 
 use super::error::DataError;
 use super::file::{self, Format};
+use super::llmc;
+use super::tokenizer::TextTokenizer;
 
 /// Text is taken for bytes up to this vocabulary: 256 and room for special tokens.
 const LARGEST_BYTE_VOCABULARY: u64 = 512;
+
+/// How text becomes tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Text<'a> {
+    /// Each byte is one, if the vocabulary can be one of bytes or this is forced.
+    Bytes {
+        /// Whatever the vocabulary is.
+        forced: bool,
+    },
+    /// By a tokenizer.
+    Tokenizer(&'a TextTokenizer),
+}
 
 /// The tokens of some files, one after the other.
 #[derive(Clone, Debug)]
@@ -45,31 +60,28 @@ fn token(bytes: &[u8]) -> u32 {
 }
 
 impl TokenStream {
-    /// Opens a text file, a `.bin` file, or a folder of one kind of them in the order of their names. Tokens of `.bin`
-    /// files are u16 when `vocabulary` fits (or is unknown), else u32.
+    /// Opens a text file, a `.bin` file, or a folder of one kind of them in the order of their names. Raw tokens are u16
+    /// when `vocabulary` fits (or is unknown), else u32.
     ///
     /// # Errors
-    /// Files that cannot be read or end within a token; text for a vocabulary above 512, unless `force_bytes`.
-    pub(super) fn open(path: &Path, vocabulary: Option<u64>, force_bytes: bool) -> Result<Self, DataError> {
-        let files = if path.is_dir() { file::folder(path)? } else { vec![path.to_owned()] };
-        let mut segments = Vec::new();
+    /// Files that cannot be read or end within a token; text that `text` cannot make tokens of.
+    pub(super) fn open(path: &Path, vocabulary: Option<u64>, text: Text<'_>) -> Result<Self, DataError> {
+        let (files, format) = file::files(path)?;
+        let mut segments: Vec<Segment> = Vec::new();
         let mut start = 0;
         for path in files {
-            let width = match Format::of(&path)? {
-                Format::Text => text_width(&path, vocabulary, force_bytes)?,
-                Format::Tokens if vocabulary.is_none_or(|vocabulary| vocabulary <= 1 << 16) => 2,
-                Format::Tokens | Format::Npz | Format::Safetensors => 4,
+            let contents = file::map(&path)?;
+            let (bytes, width) = match (format, text) {
+                (Format::Text, Text::Tokenizer(tokenizer)) => {
+                    vocabulary.map_or(Ok(()), |vocabulary| tokenizer.check_vocabulary(vocabulary))?;
+                    tokenizer.tokens(&path, &contents)?
+                }
+                (Format::Text, Text::Bytes { forced }) => {
+                    check_bytes(&path, vocabulary, forced)?;
+                    (contents, 1)
+                }
+                _ => stored(&path, contents, vocabulary)?,
             };
-            let bytes = file::map(&path)?;
-            if bytes.len() % width != 0 {
-                let (bytes, width) = (bytes.len() as u64, width as u64);
-                return Err(DataError::OddLength {
-                    path,
-                    bytes,
-                    width,
-                    vocabulary: vocabulary.unwrap_or(1 << 16),
-                });
-            }
             let segment = Segment { path, bytes, width, start };
             start += segment.len();
             segments.push(segment);
@@ -131,13 +143,27 @@ impl TokenStream {
     }
 }
 
-fn text_width(path: &Path, vocabulary: Option<u64>, force_bytes: bool) -> Result<usize, DataError> {
+fn check_bytes(path: &Path, vocabulary: Option<u64>, forced: bool) -> Result<(), DataError> {
     match vocabulary {
-        Some(vocabulary) if vocabulary > LARGEST_BYTE_VOCABULARY && !force_bytes => {
+        Some(vocabulary) if vocabulary > LARGEST_BYTE_VOCABULARY && !forced => {
             Err(DataError::TextNeedsTokenizer { path: path.to_owned(), vocabulary })
         }
-        _ => Ok(1),
+        _ => Ok(()),
     }
+}
+
+/// The tokens in the contents of a `.bin` file, and bytes a token.
+fn stored(path: &Path, contents: Bytes, vocabulary: Option<u64>) -> Result<(Bytes, usize), DataError> {
+    let malformed = |reason| DataError::Malformed { path: path.to_owned(), reason };
+    if let Some(tokens) = llmc::tokens(&contents).map_err(malformed)? {
+        return Ok(tokens);
+    }
+    let width = if vocabulary.is_none_or(|vocabulary| vocabulary <= 1 << 16) { 2 } else { 4 };
+    if contents.len() % width != 0 {
+        let (path, bytes, width) = (path.to_owned(), contents.len() as u64, width as u64);
+        return Err(DataError::OddLength { path, bytes, width, vocabulary: vocabulary.unwrap_or(1 << 16) });
+    }
+    Ok((contents, width))
 }
 
 #[cfg(test)]
@@ -145,6 +171,8 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    const BYTES: Text<'static> = Text::Bytes { forced: false };
 
     fn all(stream: &TokenStream) -> Vec<u32> {
         part(stream, 0..stream.len())
@@ -162,7 +190,7 @@ mod tests {
         fs::write(folder.path().join("b.txt"), "de").unwrap();
         fs::write(folder.path().join("a.txt"), "abc").unwrap();
         fs::write(folder.path().join("aa.txt"), "").unwrap();
-        let stream = TokenStream::open(folder.path(), Some(256), false).unwrap();
+        let stream = TokenStream::open(folder.path(), Some(256), BYTES).unwrap();
         assert_eq!(all(&stream), b"abcde".map(u32::from));
         assert_eq!(part(&stream, 2..4), b"cd".map(u32::from));
         assert_eq!(part(&stream, 3..5), b"de".map(u32::from));
@@ -174,9 +202,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.bin");
         fs::write(&path, [1, 2, 0, 0, 255, 1, 0, 0]).unwrap();
-        let narrow = TokenStream::open(&path, Some(65536), false).unwrap();
+        let narrow = TokenStream::open(&path, Some(65536), BYTES).unwrap();
         assert_eq!(all(&narrow), [513, 0, 511, 0]);
-        assert_eq!(all(&TokenStream::open(&path, Some(65537), false).unwrap()), [513, 511]);
+        assert_eq!(all(&TokenStream::open(&path, Some(65537), BYTES).unwrap()), [513, 511]);
         let error = narrow.check_vocabulary(512).unwrap_err().to_string();
         assert!(error.starts_with("token 513 at position 0 of"), "{error}");
         assert!(error.ends_with("outside the vocabulary of 512 (0 to 511)"), "{error}");
@@ -188,8 +216,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.bin");
         fs::write(&path, [0; 6]).unwrap();
-        TokenStream::open(&path, Some(50257), false).unwrap();
-        let error = TokenStream::open(&path, Some(100_000), false).unwrap_err().to_string();
+        TokenStream::open(&path, Some(50257), BYTES).unwrap();
+        let error = TokenStream::open(&path, Some(100_000), BYTES).unwrap_err().to_string();
         assert!(error.contains("has 6 bytes, which is no multiple of 4"), "{error}");
     }
 
@@ -198,10 +226,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("corpus.txt");
         fs::write(&path, "text").unwrap();
-        let error = TokenStream::open(&path, Some(513), false).unwrap_err().to_string();
+        let error = TokenStream::open(&path, Some(513), BYTES).unwrap_err().to_string();
         assert!(error.contains("--tokenizer bytes"), "{error}");
-        assert_eq!(TokenStream::open(&path, Some(513), true).unwrap().len(), 4);
-        assert_eq!(TokenStream::open(&path, Some(512), false).unwrap().len(), 4);
+        assert_eq!(TokenStream::open(&path, Some(513), Text::Bytes { forced: true }).unwrap().len(), 4);
+        assert_eq!(TokenStream::open(&path, Some(512), BYTES).unwrap().len(), 4);
     }
 
     #[test]
@@ -209,8 +237,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.bin");
         fs::write(&path, (1u32..100).flat_map(u32::to_le_bytes).collect::<Vec<_>>()).unwrap();
-        assert!(TokenStream::open(&path, Some(256), false).unwrap().looks_wider().is_some());
+        assert!(TokenStream::open(&path, Some(256), BYTES).unwrap().looks_wider().is_some());
         fs::write(&path, (1u16..100).flat_map(u16::to_le_bytes).collect::<Vec<_>>()).unwrap();
-        assert!(TokenStream::open(&path, Some(256), false).unwrap().looks_wider().is_none());
+        assert!(TokenStream::open(&path, Some(256), BYTES).unwrap().looks_wider().is_none());
+    }
+
+    #[test]
+    fn tokens_with_a_header_are_as_wide_as_it_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, words: [u32; 3], tokens: &[u8]| {
+            let mut file: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            file.resize(1024, 0);
+            file.extend(tokens);
+            fs::write(folder.path().join(name), file).unwrap();
+        };
+        write("a.bin", [20_240_520, 1, 2], &[1, 0, 2, 1]);
+        write("b.bin", [20_240_801, 7, 1], &[3, 0, 0, 0]);
+        let stream = TokenStream::open(folder.path(), Some(100_000), BYTES).unwrap();
+        assert_eq!(all(&stream), [1, 258, 3]);
+        write("b.bin", [20_240_801, 7, 2], &[3, 0, 0, 0]);
+        let error = TokenStream::open(folder.path(), Some(100_000), BYTES).unwrap_err().to_string();
+        assert!(error.contains("b.bin") && error.contains("promises 2 tokens, and 1 are there"), "{error}");
     }
 }

@@ -53,8 +53,9 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         },
         Op::Rotary(_) => Reads::InnerContiguous,
         // Gradients may lie as the contraction left them.
-        Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
-        Op::Adam(_)
+        Op::Adagrad(_) | Op::Adam(_) | Op::Sgd(_) if index == 1 => Reads::Any,
+        Op::Adagrad(_)
+        | Op::Adam(_)
         | Op::AvgPool(_)
         | Op::AvgPoolGrad(_)
         | Op::BatchNorm(_)

@@ -11,7 +11,7 @@ use runtime::data::Loader;
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, Length, Resume, Settings};
+use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
 use crate::output::Folder;
 use crate::pipeline::Plan;
 use crate::training::{self, Programs, Setup};
@@ -92,12 +92,16 @@ impl Compile {
                 .note("give one of the two"));
         }
         if !in_place {
-            let data = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
+            let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
                 DataSource::File(path) => Some(path),
                 DataSource::Synthetic => None,
             });
-            let reads: Vec<&Path> =
-                [&self.model].into_iter().chain(data).chain(&initial.weights).map(PathBuf::as_path).collect();
+            let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
+                Tokenizer::File(path) => Some(path),
+                Tokenizer::Bytes => None,
+            });
+            let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
+            let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
             folder.check(out.force, &reads)?;
         }
         Ok(in_place)

@@ -1,6 +1,6 @@
 //! `trainyard inspect`: what is inside a model or an output folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::report::{self, Failure, Outcome};
 use crate::compilation::{self, Source};
 use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes};
-use crate::inspection::{FolderFacts, Inspection, Question, program_after};
+use crate::inspection::{FolderFacts, Inspection, Question, dot, program_after};
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 
@@ -28,8 +28,9 @@ Examples:
   The program after one pass, with its dims bound:
     trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
 
-  For other programs to read:
-    trainyard inspect gpt2.onnx --format json";
+  For other programs to read, and as a picture:
+    trainyard inspect gpt2.onnx --format json
+    trainyard inspect mlp.onnx --format dot";
 
 /// Arguments of `inspect`.
 #[derive(Args, Clone, Debug)]
@@ -78,6 +79,8 @@ pub enum Format {
     Text,
     /// For programs
     Json,
+    /// The program as a graph, for Graphviz
+    Dot,
 }
 
 /// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
@@ -115,13 +118,15 @@ impl Inspect {
         let question = self.question(&model)?;
         if let Some(after) = &self.after {
             let source = Source::import(&self.subject, model, &question.bindings)?;
-            let text = program_after(&source, &question, after)?;
+            let program = program_after(&source, &question, after)?;
+            let text = if self.format == Format::Dot { dot(&program) } else { ir::text::print(&program) };
             return Ok(Output { text, reasons: vec![] });
         }
         let found = Inspection::of(model, &question)?;
         let text = match (self.why.is_empty(), self.format) {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => json(&found)?,
+            (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
                 match format {
@@ -129,6 +134,7 @@ impl Inspect {
                         answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n")
                     }
                     Format::Json => json(&answers)?,
+                    Format::Dot => return Err(draws_no_answers().into()),
                 }
             }
         };
@@ -146,7 +152,7 @@ impl Inspect {
             parallel: &self.parallel,
             seed: 0,
         };
-        let plan = Plan::new(bindings.clone(), flags, SHOWN_STEPS + schedule.warmup);
+        let plan = Plan::new(bindings.clone(), flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, manager })
@@ -165,9 +171,24 @@ impl Inspect {
         let text = match self.format {
             Format::Text => found.to_string(),
             Format::Json => json(&found)?,
+            Format::Dot => dot(&written_program(&self.subject)?),
         };
         Ok(Output { text, reasons: vec![] })
     }
+}
+
+fn draws_no_answers() -> Diagnostic {
+    Diagnostic::new("--why answers in words, and --format dot draws a program")
+        .note("leave one of the two away")
+}
+
+/// The program in a folder that `compile` wrote.
+fn written_program(folder: &Path) -> Result<ir::Module, Diagnostic> {
+    let path = folder.join("program.ir");
+    let at = |error: Diagnostic| error.at(path.display().to_string());
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| at(Diagnostic::new(format!("cannot read the program: {error}"))))?;
+    ir::text::parse(&text).map_err(|error| at(Diagnostic::new(error.to_string())))
 }
 
 fn json(found: &impl Serialize) -> Result<String, Failure> {

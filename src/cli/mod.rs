@@ -1,6 +1,7 @@
 //! The command line: `trainyard` and its subcommands, one file each; config files; what a user is told; exit codes.
 
 pub mod compile;
+pub mod completions;
 pub mod inspect;
 pub mod opt;
 pub mod reference;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use compile::Compile;
+pub use completions::Completions;
 pub use inspect::Inspect;
 pub use opt::Opt;
 pub use report::{Failure, Outcome};
@@ -40,6 +42,8 @@ pub enum Command {
     Opt(Box<Opt>),
     /// Compare the transformed program with the untransformed graph
     Verify(Box<Verify>),
+    /// Write what makes a shell complete the flags
+    Completions(Completions),
 }
 
 /// What is given up with before a subcommand starts.
@@ -93,6 +97,7 @@ impl Command {
             Self::Inspect(inspect) => inspect.run(),
             Self::Opt(opt) => opt.run(),
             Self::Verify(verify) => verify.run(),
+            Self::Completions(completions) => completions.run(),
         }
     }
 
@@ -102,12 +107,12 @@ impl Command {
             Self::Compile(compile) => compile.settings.check(),
             Self::Inspect(inspect) => inspect.parallel.check(),
             Self::Verify(verify) => verify.parallel.check(),
-            Self::Opt(_) => vec![],
+            Self::Opt(_) | Self::Completions(_) => vec![],
         }
     }
 }
 
-/// The config file a subcommand was given.
+/// The config file a subcommand was given; not every subcommand takes one.
 fn config_path(given: &ArgMatches) -> Option<PathBuf> {
-    given.get_one::<PathBuf>("config").cloned()
+    given.try_get_one::<PathBuf>("config").ok()?.cloned()
 }

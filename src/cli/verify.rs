@@ -261,7 +261,7 @@ impl Verify {
             seed: self.seed.seed,
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        Plan::new(bindings, flags, self.optimizer.lr_schedule.warmup + 1)
+        Plan::new(bindings, flags, self.optimizer.lr_schedule.least_steps())
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {

@@ -58,6 +58,16 @@ impl Settings {
             return Some(Diagnostic::new(message).note("min is an absolute rate, not a share of --lr"));
         }
         let steps = self.run.steps.filter(|&steps| schedule.steps == 0 && steps > 0)?;
+        let decay = if schedule.curve == Curve::WarmupStableDecay { schedule.decay } else { 0 };
+        if decay > 0 && schedule.warmup < steps && decay > steps - schedule.warmup {
+            let message = format!(
+                "the warm-up of {} steps and the decay of {decay} do not fit into the run's {steps}",
+                schedule.warmup
+            );
+            return Some(
+                Diagnostic::new(message).note("shorten them, or give the schedule a length: steps=N"),
+            );
+        }
         (schedule.warmup >= steps).then(|| {
             let message =
                 format!("the warm-up of {} steps leaves none of the run's {steps}", schedule.warmup);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
+use runtime::data::SUFFIXES;
 use serde::Serialize;
 
 use super::shapes::positive_count;
@@ -15,7 +16,8 @@ use super::value::{ValueError, serialize_as_text};
 #[command(next_help_heading = "Data")]
 #[serde(rename_all = "kebab-case")]
 pub struct Data {
-    /// Train on DATA: text, .bin tokens, .npz, .safetensors, or the word `synthetic`
+    /// Train on DATA: text, .bin tokens, .npz, .safetensors, .csv or .csv.gz, a folder of one kind of them, or the word
+    /// `synthetic`
     #[arg(long, value_name = "DATA")]
     pub train: Option<DataSource>,
     /// Evaluate on DATA [default: the last 5 % of a text held out]
@@ -24,8 +26,8 @@ pub struct Data {
     /// Evaluate every N steps; it is always done at the end
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub eval_every: Option<u64>,
-    /// How text becomes tokens [default: bytes, when the vocabulary is at most 512]
-    #[arg(long, value_enum)]
+    /// How text becomes tokens: by a tokenizer.json, or by bytes [default: bytes, when the vocabulary is at most 512]
+    #[arg(long, value_name = "FILE|bytes")]
     pub tokenizer: Option<Tokenizer>,
     /// Tokens in a sample cut from a stream [default: the model's sequence length]
     #[arg(long, value_name = "N", value_parser = positive_count)]
@@ -33,8 +35,8 @@ pub struct Data {
     /// Labels are the tokens shifted by one, or given with the data [default: as the data have it]
     #[arg(long, value_enum)]
     pub labels_from: Option<LabelsFrom>,
-    /// Fill the model's input NAME from SOURCE: a key of the data, a file, `positions`, `ones` or `zeros`;
-    /// may be repeated
+    /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers
+    /// from 1, as 2-65), a file, `positions`, `ones` or `zeros`; may be repeated
     #[arg(long, value_name = "NAME=SOURCE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub input: Vec<InputBinding>,
@@ -71,11 +73,35 @@ impl fmt::Display for DataSource {
 }
 
 /// How text becomes tokens.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// Each byte is a token
+    /// Each byte is a token.
     Bytes,
+    /// By a `tokenizer.json`.
+    File(PathBuf),
+}
+
+impl FromStr for Tokenizer {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "" => {
+                Err(ValueError::new("the name of the tokenizer is empty; give a tokenizer.json, or `bytes`"))
+            }
+            "bytes" => Ok(Self::Bytes),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("bytes"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
 }
 
 /// Where labels come from.
@@ -106,14 +132,11 @@ pub enum InputSource {
     Ones,
     /// Zeros.
     Zeros,
-    /// The tensor of this name in the data.
+    /// The tensor of this name in the data, or these columns of it.
     Key(String),
-    /// A file of its own: whatever has a folder or one of [`FILE_SUFFIXES`] in its name.
+    /// A file of its own: whatever has a folder or one of [`SUFFIXES`] in its name.
     File(PathBuf),
 }
-
-/// A source that ends so is a file and not a key.
-pub const FILE_SUFFIXES: [&str; 4] = [".npz", ".safetensors", ".bin", ".txt"];
 
 impl FromStr for InputBinding {
     type Err = ValueError;
@@ -125,7 +148,7 @@ impl FromStr for InputBinding {
                 "`{text}` is not of the form NAME=SOURCE, such as position_ids=positions"
             )));
         };
-        let is_file = source.contains('/') || FILE_SUFFIXES.iter().any(|suffix| source.ends_with(suffix));
+        let is_file = source.contains('/') || SUFFIXES.iter().any(|suffix| source.ends_with(suffix));
         let source = match source {
             "positions" => InputSource::Positions,
             "ones" => InputSource::Ones,
@@ -150,4 +173,4 @@ impl fmt::Display for InputBinding {
     }
 }
 
-serialize_as_text!(DataSource, InputBinding);
+serialize_as_text!(DataSource, InputBinding, Tokenizer);

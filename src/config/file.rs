@@ -1,4 +1,5 @@
-//! `trainyard.toml`: flat keys, named as the flags, turned into command-line arguments.
+//! `trainyard.toml`: flat keys, named as the flags, turned into command-line arguments. The one section is `[[group]]`,
+//! a table for each use of `--group`.
 //!
 //! Unknown keys and values of the wrong type are collected, each with its line, before anything else is done.
 
@@ -14,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::Settings;
 use super::nearest::nearest;
-use super::optimizer::Share;
+use super::optimizer::{Share, group};
 
 /// The keys of a config file, each as the arguments it stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,8 +123,11 @@ fn parse_arguments(flags: &Command, arguments: impl IntoIterator<Item = String>)
 /// One key and its value as arguments that were tried alone.
 fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, Diagnostic> {
     if let DeValue::Table(_) = value {
-        return Err(Diagnostic::new(format!("`{key}` is a section; a config file has none"))
-            .note("write each key at the top of the file, named as its flag: lr = 0.001"));
+        let error = Diagnostic::new(format!("`{key}` is a section; a config file has none"));
+        return Err(match group::KEY == key {
+            true => error.note("each group is a table of its own: [[group]]"),
+            false => error.note("write each key at the top of the file, named as its flag: lr = 0.001"),
+        });
     }
     let Some(arg) = find(flags, key) else {
         let near = nearest(key, known_keys(flags)).unwrap_or_default();
@@ -203,6 +207,9 @@ fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>
             .iter()
             .map(|item| match item.get_ref() {
                 DeValue::String(text) => Ok(argument(text)),
+                DeValue::Table(table) if key == group::KEY => {
+                    group::text_of(table).map(|text| argument(&text))
+                }
                 other => Err(wrong(other)),
             })
             .collect::<Result<_, _>>()?,
@@ -211,7 +218,7 @@ fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>
 }
 
 /// A value for an error message.
-fn describe(value: &DeValue<'_>) -> String {
+pub(super) fn describe(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("the string {text:?}"),
         DeValue::Integer(number) => format!("the number {}", number.as_str()),

@@ -1,12 +1,13 @@
 //! The optimizer: its rule, its learning rate over the steps, and what it applies to.
 
 mod algorithm;
+pub(super) mod group;
 mod schedule;
 
 use std::str::FromStr;
 
 use clap::Args;
-use passes::optimizer::{Algorithm, Decay};
+use passes::optimizer::{Algorithm, Decay, Group};
 use passes::schedule::Schedule;
 use serde::Serialize;
 
@@ -17,15 +18,16 @@ use super::value::{ValueError, below_one, not_negative, one_of, positive, serial
 #[command(next_help_heading = "Optimizer")]
 #[serde(rename_all = "kebab-case")]
 pub struct Optimizer {
-    /// sgd, momentum or nesterov, each with [:momentum=X]; adam or adamw, each with [:beta1=X,beta2=X,eps=X]
+    /// sgd, momentum or nesterov, each with [:momentum=X]; adagrad with [:eps=X]; adam or adamw, each with
+    /// [:beta1=X,beta2=X,eps=X]
     #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "adamw", value_parser = algorithm::parse)]
     #[serde(serialize_with = "algorithm::serialize")]
     pub optimizer: Algorithm,
     /// The learning rate, at its highest
     #[arg(long, value_name = "X", default_value_t = DEFAULT_LEARNING_RATE, value_parser = not_negative)]
     pub lr: f64,
-    /// constant[:warmup=STEPS], linear or cosine, each with [:warmup=STEPS,min=RATE,steps=N], N being the run's by
-    /// default
+    /// constant[:warmup=STEPS]; linear or cosine, each with [:warmup=STEPS,min=RATE,steps=N], N being the run's by
+    /// default; wsd (warmup-stable-decay), which also takes decay=STEPS, by default a tenth of N
     #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "constant", value_parser = schedule::parse)]
     #[serde(serialize_with = "schedule::serialize")]
     pub lr_schedule: Schedule,
@@ -36,6 +38,11 @@ pub struct Optimizer {
     #[arg(long, value_name = "WHICH", default_value = "matrices", value_parser = one_of(&DECAYS))]
     #[serde(serialize_with = "serialize_decay")]
     pub decay: Decay,
+    /// Parameters whose name matches the glob learn at FACTOR times the rate, or decay by X; the last that fits wins; may
+    /// be repeated; in a config file also as tables [[group]] with the keys pattern, lr, weight-decay
+    #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X", value_parser = group::parse)]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "group::serialize")]
+    pub group: Vec<Group>,
     /// Scale the gradient down to this global norm when it is larger
     #[arg(long, value_name = "X", value_parser = positive)]
     pub clip: Option<f64>,
@@ -85,6 +92,7 @@ impl Optimizer {
             schedule,
             weight_decay: self.weight_decay(),
             decay: self.decay,
+            groups: self.group.clone(),
             clip: self.clip,
             keep_gradients: false,
         }

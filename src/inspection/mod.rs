@@ -1,9 +1,12 @@
 //! What is inside a model: the facts of its file, what can be done with it, its parameters with the reason for each,
-//! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON.
+//! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON,
+//! and the program as a graph.
 
 mod collectives;
+mod dot;
 mod facts;
 pub mod folder;
+mod groups;
 mod parameters;
 mod shares;
 mod step;
@@ -12,8 +15,10 @@ mod units;
 mod why;
 
 pub use collectives::{CollectiveFacts, Communication};
+pub use dot::dot;
 pub use facts::{FileFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
+pub use groups::{GroupFacts, GroupMember};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
 pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
@@ -46,6 +51,9 @@ pub struct Inspection {
     /// What its tensors are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<ParameterFacts>,
+    /// Groups of parameters that learn or decay otherwise than the rest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupFacts>,
     /// Its forward program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramFacts>,
@@ -109,6 +117,7 @@ impl Inspection {
             reasons: vec![],
             warnings: model.warnings.iter().map(Told::problem).collect(),
             parameters: None,
+            groups: vec![],
             program: None,
             step: None,
             shardings: vec![],
@@ -172,6 +181,7 @@ impl Inspection {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
         self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
+        self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
@@ -203,6 +213,11 @@ impl Inspection {
         Ok(())
     }
 
+    /// The program as far as the passes got; none if it cannot be imported.
+    pub fn module(&self) -> Option<&Module> {
+        self.module.as_ref()
+    }
+
     /// The diagnostics that [`Inspection::reasons`] has.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
         self.reasons.iter().map(Told::as_diagnostic).collect()
@@ -213,9 +228,9 @@ impl Inspection {
 ///
 /// # Errors
 /// A pass that does not exist or does not run here; what keeps the model from getting there.
-pub fn program_after(source: &Source, question: &Question, after: &str) -> Result<String, Failure> {
+pub fn program_after(source: &Source, question: &Question, after: &str) -> Result<Module, Failure> {
     if after == "import" {
-        return Ok(ir::text::print(&source.imported.module));
+        return Ok(source.imported.module.clone());
     }
     crate::config::look::known_pass("--after", after)?;
     let unbound = unbound(&source.model, &question.bindings);
@@ -230,7 +245,7 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
     let mut module = source.imported.module.clone();
     let mut cx = source.context();
     compilation::run(&question.manager, &Pipeline { passes }, &mut module, &mut cx, |_, _, _| {})?;
-    Ok(ir::text::print(&module))
+    Ok(module)
 }
 
 /// The passes that decide what is a parameter, and those after them; with dims that are not bound only what does without

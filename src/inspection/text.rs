@@ -17,6 +17,10 @@ impl fmt::Display for Inspection {
         if let Some(parameters) = &self.parameters {
             write_parameters(f, parameters)?;
         }
+        if !self.groups.is_empty() {
+            writeln!(f)?;
+            self.groups.iter().try_for_each(|group| write!(f, "{group}"))?;
+        }
         if let Some(program) = &self.program {
             write_program(f, program)?;
         }

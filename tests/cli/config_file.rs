@@ -178,7 +178,9 @@ fn settings_are_written_as_a_config_that_reads_back_equal() {
         "--mesh dp.outer=2,dp.inner=1,tp=4 --zero 3 --sequence-parallel --shard a*=-,dp.outer*tp --shard b==tp --bf16",
         "--precision fp16 --grad-dtype bf16 --mesh tp=1",
         "--optimizer nesterov:momentum=0.8 --lr-schedule linear:warmup=2 --dropout off",
-        "--optimizer momentum --init gpt2 --lr-schedule constant:warmup=5 --loss model --dropout 0.25",
+        "--optimizer adagrad:eps=1e-5 --lr-schedule wsd:warmup=2,decay=3,min=1e-4,steps=9 --tokenizer a/tokenizer.json \
+         --train t.txt --group x*:lr=0.1 --group 'onnx::y:lr=2,weight-decay=0.5'",
+        "--lr-schedule wsd --optimizer momentum --init gpt2 --loss model --dropout 0.25",
     ] {
         let settings = compile(flags).settings;
         let toml = settings.to_toml().unwrap_or_else(|error| panic!("{flags}: {error}"));

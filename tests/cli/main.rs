@@ -1,7 +1,9 @@
 //! The command line as a user meets it: what is accepted, what config files do, and what every mistake is answered.
 
+mod completions;
 mod config_file;
 mod contradictions;
+mod groups;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -105,7 +107,7 @@ fn structured_values_are_read_into_types() {
         Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false }
     );
     assert_eq!(settings.optimizer.weight_decay(), 0.0);
-    let schedule = Schedule { curve: Curve::Cosine, warmup: 20, min: 1e-4, steps: 600 };
+    let schedule = Schedule { curve: Curve::Cosine, warmup: 20, min: 1e-4, steps: 600, decay: 0 };
     assert_eq!(settings.optimizer.lr_schedule, schedule);
     assert_eq!(settings.optimizer.freeze, ["wte*", "wpe*"]);
     assert_eq!(settings.loss.ignore_index, Some(-1));
@@ -129,7 +131,7 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--microbatch 0",
             "--microbatch 99999999999",
             "--train=",
-            "--tokenizer gpt4",
+            "--tokenizer=",
             "--seed -1",
             "--init xavier",
             "--init normal",
@@ -142,12 +144,15 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--optimizer adam:beta1=0.5,beta1=0.5",
             "--optimizer adam:eps=0",
             "--optimizer nesterov:momentum=0",
+            "--optimizer adagrad:momentum=0.9",
             "--lr NaN",
             "--lr=-1",
             "--clip 0",
             "--lr-schedule step",
             "--lr-schedule constant:min=0.1",
             "--lr-schedule linear:warmup=50,steps=50",
+            "--lr-schedule cosine:decay=5",
+            "--lr-schedule wsd:warmup=5,decay=6,steps=10",
             "--label-smoothing 1.5",
             "--input mask",
             "--device cuda",
@@ -178,25 +183,28 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value '0' for '--microbatch <N>': `0` is not a whole number from 1 to 4294967295
             error: invalid value '99999999999' for '--microbatch <N>': `99999999999` is not a whole number from 1 to 4294967295
             error: invalid value '' for '--train <DATA>': the name of the data is empty; give a file or `synthetic`
-            error: invalid value 'gpt4' for '--tokenizer <TOKENIZER>'
+            error: invalid value '' for '--tokenizer <FILE|bytes>': the name of the tokenizer is empty; give a tokenizer.json, or `bytes`
             error: invalid value '-1' for '--seed <N>': `-1` is not a whole number from 0 to 9223372036854775807
             error: invalid value 'xavier' for '--init <RULE>': `xavier` is no rule for new weights; there are gpt2, kaiming, normal:std=X
             error: invalid value 'normal' for '--init <RULE>': `normal` needs its deviation: normal:std=0.02
             error: invalid value 'normal:sdt=1' for '--init <RULE>': `normal` has no setting `sdt`; it has std
             error: invalid value 'gpt2:std=1' for '--init <RULE>': `gpt2` has no setting `std`; it has none
-            error: invalid value 'lion' for '--optimizer <NAME[:KEY=X,…]>': `lion` is no optimizer; there are sgd, momentum, nesterov, adam, adamw
+            error: invalid value 'lion' for '--optimizer <NAME[:KEY=X,…]>': `lion` is no optimizer; there are sgd, momentum, nesterov, adagrad, adam, adamw
             error: invalid value 'sgd:beta1=0.9' for '--optimizer <NAME[:KEY=X,…]>': `sgd` has no setting `beta1`; it has momentum
             error: invalid value 'adam:beta1=1' for '--optimizer <NAME[:KEY=X,…]>': beta1: `1` is not a number from 0 to below 1
             error: invalid value 'adam:beta1' for '--optimizer <NAME[:KEY=X,…]>': `beta1` in `adam:beta1` is not of the form key=value
             error: invalid value 'adam:beta1=0.5,beta1=0.5' for '--optimizer <NAME[:KEY=X,…]>': `beta1` stands twice in `adam:beta1=0.5,beta1=0.5`
             error: invalid value 'adam:eps=0' for '--optimizer <NAME[:KEY=X,…]>': eps: `0` is not a finite number above 0
             error: invalid value 'nesterov:momentum=0' for '--optimizer <NAME[:KEY=X,…]>': nesterov's rule needs a momentum above 0
+            error: invalid value 'adagrad:momentum=0.9' for '--optimizer <NAME[:KEY=X,…]>': `adagrad` has no setting `momentum`; it has eps
             error: invalid value 'NaN' for '--lr <X>': `NaN` is not a finite number, 0 or more
             error: invalid value '-1' for '--lr <X>': `-1` is not a finite number, 0 or more
             error: invalid value '0' for '--clip <X>': `0` is not a finite number above 0
-            error: invalid value 'step' for '--lr-schedule <NAME[:KEY=X,…]>': `step` is no schedule; there are constant, linear, cosine
+            error: invalid value 'step' for '--lr-schedule <NAME[:KEY=X,…]>': `step` is no schedule; there are constant, linear, cosine, wsd
             error: invalid value 'constant:min=0.1' for '--lr-schedule <NAME[:KEY=X,…]>': `constant` has no setting `min`; it has warmup
             error: invalid value 'linear:warmup=50,steps=50' for '--lr-schedule <NAME[:KEY=X,…]>': the warm-up of 50 steps leaves none of the schedule's 50 steps
+            error: invalid value 'cosine:decay=5' for '--lr-schedule <NAME[:KEY=X,…]>': `cosine` has no setting `decay`; it has warmup, min, steps
+            error: invalid value 'wsd:warmup=5,decay=6,steps=10' for '--lr-schedule <NAME[:KEY=X,…]>': a warm-up of 5 steps and a decay of 6 do not fit into the schedule's 10 steps
             error: invalid value '1.5' for '--label-smoothing <X>': `1.5` is not a number from 0 to below 1
             error: invalid value 'mask' for '--input <NAME=SOURCE>': `mask` is not of the form NAME=SOURCE, such as position_ids=positions
             error: invalid value 'cuda' for '--device <DEVICE>'
@@ -271,7 +279,7 @@ fn steps_and_epochs_exclude_each_other() {
 
 #[test]
 fn each_subcommand_has_help_with_examples() {
-    for subcommand in ["compile", "inspect", "opt", "verify"] {
+    for subcommand in ["compile", "inspect", "opt", "verify", "completions"] {
         let Err(ParseError::Usage(help)) = parse(&format!("{subcommand} --help")) else {
             panic!("{subcommand}")
         };
@@ -285,7 +293,7 @@ fn each_subcommand_has_help_with_examples() {
 #[test]
 fn the_examples_in_the_help_are_accepted() {
     let mut tried = 0;
-    for subcommand in ["compile", "inspect", "opt", "verify"] {
+    for subcommand in ["compile", "inspect", "opt", "verify", "completions"] {
         let Err(ParseError::Usage(help)) = parse(&format!("{subcommand} --help")) else {
             panic!("{subcommand}")
         };

@@ -1,6 +1,8 @@
 //! `trainyard inspect`: every model of `testdata` is described, or every reason why it cannot be is told.
 
+mod dot;
 mod folder;
+mod groups;
 mod why;
 
 use std::fmt::Write as _;

@@ -6,7 +6,8 @@ use ir::interp::{self, Missing, Mode};
 use ir::ops::collective::Change;
 use ir::{Diagnostic, Level, Module, Op, PartialKind, State, Tensor, ViewStep};
 use passes::autodiff::Autodiff;
-use passes::optimizer::{Algorithm, Optimizer};
+use passes::optimizer::{Algorithm, Group, Optimizer};
+use passes::schedule::{Curve, Schedule};
 use passes::simplify::Simplify;
 use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::{Manager, Pass, PassContext, Pipeline};
@@ -93,12 +94,22 @@ impl Case {
 fn training(choices: &mut Choices) -> Vec<Pass> {
     let half = "precision(bf16)".parse::<Pipeline>().expect("a pipeline").passes;
     let adam = Algorithm::Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, decoupled: choices.below(2) == 0 };
-    let sgd = Algorithm::Sgd { momentum: choices.of(&[0.0, 0.9]), nesterov: false };
+    // With a smaller eps, gradients that are zero but for rounding would move parameters.
+    let adagrad = Algorithm::Adagrad { eps: 1e-8 };
+    let momentum = choices.of(&[0.0, 0.9]);
+    let sgd = Algorithm::Sgd { momentum, nesterov: momentum > 0.0 && choices.below(2) == 0 };
+    let schedule: Schedule = choices.of(&[
+        Schedule::default(),
+        Schedule { curve: Curve::WarmupStableDecay, warmup: 1, min: 0.001, steps: 4, decay: 2 },
+    ]);
+    let group = choices.of(&["", "*:lr=0.5,weight-decay=0.3"]).parse::<Group>().ok();
     let optimizer = Optimizer {
-        algorithm: choices.of(&[adam, sgd]),
+        algorithm: choices.of(&[adam, sgd, adagrad]),
         lr: 0.01,
         weight_decay: choices.of(&[0.0, 0.1]),
         clip: choices.of(&[None, Some(0.1)]),
+        schedule,
+        groups: group.into_iter().collect(),
         keep_gradients: choices.below(2) == 0,
         ..Optimizer::default()
     };

@@ -47,6 +47,7 @@ pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result
 fn run_operator(op: &Op, call: Call) {
     match op {
         Op::Accumulate(_) => copy::accumulate(call),
+        Op::Adagrad(adagrad) => optimizer::adagrad(adagrad, call),
         Op::Adam(adam) => optimizer::adam(adam, call),
         Op::Attention(attention) => attention::run(attention, call),
         Op::AttentionGrad(attention) => attention_grad::run(attention, call),

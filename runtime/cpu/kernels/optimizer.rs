@@ -8,7 +8,7 @@ use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
 use crate::cpu::storage::{Float, Scratch};
 use crate::cpu::walk::Walk;
-use ir::ops::optimizer::{Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use rayon::prelude::*;
 
 /// Elements a task updates at a time.
@@ -115,6 +115,41 @@ vectorized! {
             let g = g + decay * *p;
             *u = momentum * *u + g;
             *p = *p - rate * if nesterov { g + momentum * *u } else { *u };
+        }
+    }
+}
+
+pub(super) fn adagrad(op: &Adagrad, mut call: Call) {
+    let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
+    with_float!(call.dtype(), S => {
+        type T = <S as Float>::Real;
+        let [rate, decay, eps] = [rate, decay, op.eps.get()].map(T::of);
+        let gradient = Gradient::<S>::of(&call);
+        let old = [0, 2].map(|index| call.dense_or_in_place::<S>(index));
+        for_blocks(old, call.take_results(), |start, [parameter, sum]| {
+            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+            let gradient = wide.read(&gradient);
+            let [mut wide_parameter, mut wide_sum] = [Scratch::new(), Scratch::new()];
+            wide_parameter.update(parameter, |parameter| {
+                wide_sum.update(sum, |sum| adagrad_block(rate, decay, eps, gradient, parameter, sum));
+            });
+        });
+    });
+}
+
+vectorized! {
+    fn adagrad_block<'a; T: Real>(
+        rate: T,
+        decay: T,
+        eps: T,
+        gradient: &'a [T],
+        parameter: &'a mut [T],
+        sum: &'a mut [T],
+    ) {
+        for ((p, s), &g) in parameter.iter_mut().zip(sum).zip(gradient) {
+            let g = g + decay * *p;
+            *s = *s + g * g;
+            *p = *p - rate * g / (s.sqrt() + eps);
         }
     }
 }

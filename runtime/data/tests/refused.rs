@@ -129,8 +129,8 @@ fn files_that_are_missing_or_of_another_kind_are_named() {
     let spec = language_model(1, 2, None);
     let error = refusal(&spec, &DataSource::Path(files.path("nowhere.txt")), &options());
     assert!(error.contains("cannot read") && error.contains("nowhere.txt"), "{error}");
-    let error = refusal(&spec, &files.write("data.csv", "1,2"), &options());
-    assert!(error.contains(".csv files cannot be read"), "{error}");
+    let error = refusal(&spec, &files.write("data.parquet", "1,2"), &options());
+    assert!(error.contains(".parquet files cannot be read"), "{error}");
     let data =
         files.arrays("s.safetensors", &[("x", DType::F32, &[0, 2], &[]), ("labels", DType::I64, &[0], &[])]);
     let error = refusal(&classifier(1, Some(-1)), &data, &options());

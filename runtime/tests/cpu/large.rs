@@ -11,7 +11,7 @@ use ir::ops::elementwise::{Binary, Select, Unary};
 use ir::ops::indexing::{Gather, GatherGrad};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use ir::ops::optimizer::{Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::{Concat, Pad};
@@ -241,6 +241,7 @@ fn optimizers_of_large_parameters_whose_gradients_lie_otherwise() {
             w.op(adam, &[p, g, m, v, rate, decay, count]);
         }
         w.op(Sgd { momentum: 0.9.into(), nesterov: false }, &[p, g, m, rate, decay]);
+        w.op(Adagrad { eps: 1e-3.into() }, &[p, g, v, rate, decay]);
     });
 }
 

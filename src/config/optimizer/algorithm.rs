@@ -19,6 +19,10 @@ pub(super) fn parse(text: &str) -> Result<Algorithm, ValueError> {
                 momentum => Ok(Algorithm::Sgd { momentum, nesterov }),
             }
         }
+        Algorithm::Adagrad { eps } => {
+            let spec = spec.allow(&["eps"])?;
+            Ok(Algorithm::Adagrad { eps: spec.take("eps", eps, positive)? })
+        }
         Algorithm::Adam { beta1, beta2, eps, decoupled } => {
             let spec = spec.allow(&["beta1", "beta2", "eps"])?;
             Ok(Algorithm::Adam {
@@ -37,6 +41,7 @@ pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> 
         Algorithm::Sgd { momentum, nesterov } => {
             format!("{}:momentum={momentum:?}", if *nesterov { "nesterov" } else { "sgd" })
         }
+        Algorithm::Adagrad { eps } => format!("adagrad:eps={eps:?}"),
         Algorithm::Adam { beta1, beta2, eps, decoupled } => {
             let name = if *decoupled { "adamw" } else { "adam" };
             format!("{name}:beta1={beta1:?},beta2={beta2:?},eps={eps:?}")

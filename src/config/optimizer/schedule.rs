@@ -1,4 +1,4 @@
-//! `--lr-schedule NAME[:warmup=,min=,steps=]`.
+//! `--lr-schedule NAME[:warmup=,decay=,min=,steps=]`.
 
 use passes::schedule::{Curve, Schedule};
 use serde::Serializer;
@@ -11,28 +11,40 @@ pub(super) fn parse(text: &str) -> Result<Schedule, ValueError> {
     let Some((curve, _)) = Curve::ALL.into_iter().find(|(_, name)| *name == spec.name) else {
         return Err(unknown_name("schedule", spec.name, &Curve::ALL.map(|(_, name)| name)));
     };
-    let falls = curve != Curve::Constant;
-    let spec = spec.allow(if falls { &["warmup", "min", "steps"] } else { &["warmup"] })?;
-    let warmup = spec.take("warmup", 0, |text| count_from(0, text))?;
-    if !falls {
-        return Ok(Schedule { curve, warmup, ..Schedule::default() });
-    }
-    let min = spec.take("min", 0.0, not_negative)?;
-    let steps = spec.take("steps", 0, |text| count_from(1, text))?;
+    let known: &[&str] = match curve {
+        Curve::Constant => &["warmup"],
+        Curve::Linear | Curve::Cosine => &["warmup", "min", "steps"],
+        Curve::WarmupStableDecay => &["warmup", "decay", "min", "steps"],
+    };
+    let spec = spec.allow(known)?;
+    let number = |key: &str, low: u64| match known.contains(&key) {
+        true => spec.take(key, 0, |text| count_from(low, text)),
+        false => Ok(0),
+    };
+    let (warmup, steps, decay) = (number("warmup", 0)?, number("steps", 1)?, number("decay", 1)?);
+    let min = if known.contains(&"min") { spec.take("min", 0.0, not_negative)? } else { 0.0 };
     if (1..=warmup).contains(&steps) {
         return Err(ValueError::new(format!(
             "the warm-up of {warmup} steps leaves none of the schedule's {steps} steps"
         )));
     }
-    Ok(Schedule { curve, warmup, min, steps })
+    if steps > 0 && warmup.saturating_add(decay) > steps {
+        return Err(ValueError::new(format!(
+            "a warm-up of {warmup} steps and a decay of {decay} do not fit into the schedule's {steps} steps"
+        )));
+    }
+    Ok(Schedule { curve, warmup, min, steps, decay })
 }
 
 /// Writes a schedule so that [`parse`] reads it back.
 pub(super) fn serialize<S: Serializer>(schedule: &Schedule, serializer: S) -> Result<S::Ok, S::Error> {
-    let Schedule { curve, warmup, min, steps } = schedule;
+    let Schedule { curve, warmup, min, steps, decay } = schedule;
     let mut text = format!("{}:warmup={warmup}", name_of(&Curve::ALL, curve));
     if *curve != Curve::Constant {
         text += &format!(",min={min:?}");
+    }
+    if *decay > 0 {
+        text += &format!(",decay={decay}");
     }
     if *steps > 0 {
         text += &format!(",steps={steps}");

@@ -13,7 +13,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         Op::Dropout(_) | Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropyGrad(_) => &[(0, 0)],
         Op::SoftmaxGrad(_) => &[(1, 0), (0, 0)],
         Op::Adam(_) => &[(0, 0), (2, 1), (3, 2)],
-        Op::Sgd(_) => &[(0, 0), (2, 1)],
+        Op::Sgd(_) | Op::Adagrad(_) => &[(0, 0), (2, 1)],
         // Same elements in the same order: not computed at all.
         Op::Reshape(_) => &[(0, 0)],
         // Other devices read the operand while the result is written.

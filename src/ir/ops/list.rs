@@ -145,6 +145,7 @@ macro_rules! operators {
 operators! {
     structs {
         Accumulate(step::Accumulate) "accumulate" {}
+        Adagrad(optimizer::Adagrad) "adagrad" { eps }
         Adam(optimizer::Adam) "adam" { beta1, beta2, eps, decoupled }
         Attention(attention::Attention) "attention" { scale, causal }
         AttentionGrad(attention::AttentionGrad) "attention_grad" { scale, causal }

@@ -33,6 +33,16 @@ pub struct Sgd {
     pub nesterov: bool,
 }
 
+/// One step of Adagrad (Duchi, Hazan and Singer, JMLR 12, 2011), as PyTorch defines it (no decay of the rate by itself).
+///
+/// Operands: `parameter, gradient, sum` of one type, `lr, weight_decay` f64 scalars. Results: the new `parameter, sum`:
+/// `g ← g + weight_decay·p`, `s ← s + g²`, `p ← p - lr·g / (√s + eps)`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Adagrad {
+    /// Added to the root of the sum of squares.
+    pub eps: Float,
+}
+
 /// The first `same` operands are floats of one type, the rest f64 scalars: the type of the parameter.
 fn parameter<const N: usize>(types: &Inference, same: usize) -> Result<Type, TypeError> {
     let operands = types.operands::<N>()?;
@@ -136,5 +146,44 @@ impl Operator for Sgd {
         }
         let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
         vec![out(parameters), out(velocities)]
+    }
+}
+
+impl Operator for Adagrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        Ok(vec![parameter::<5>(types, 3)?; 2])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        Factors::rule("*, *, *, ., . -> *, *", signature)
+    }
+
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Err(GradientError::Undefined("an update is not trained through"))
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.results[0], 9)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let [lr, weight_decay] = [3, 4].map(|i| cx.operands[i].item());
+        let len = cx.operands[0].len();
+        let [mut parameters, mut sums] = [0; 2].map(|_| Vec::with_capacity(len));
+        let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
+        for i in 0..len {
+            let [p, g, s] = operands.map(|elements| elements[i]);
+            let g = g + weight_decay * p;
+            let s = s + g * g;
+            parameters.push(p - lr * g / (s.sqrt() + self.eps.get()));
+            sums.push(s);
+        }
+        let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
+        vec![out(parameters), out(sums)]
     }
 }

@@ -12,7 +12,7 @@ use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use super::super::list::Kinds;
 use super::super::loss::{CrossEntropy, CrossEntropyGrad};
 use super::super::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use super::super::optimizer::{Adam, Sgd};
+use super::super::optimizer::{Adagrad, Adam, Sgd};
 use super::super::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
 use super::super::reduce::{CumulativeSum, Reduce, ReduceKind};
 use super::super::rotary::Rotary;
@@ -438,6 +438,9 @@ fn optimizers() -> Vec<Sample> {
         let operands = [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), scalar(1e-2), scalar(0.1)];
         samples.push(Sample::new(sgd, operands).undifferentiable());
     }
+    let sum = of(DType::F32, &[2, 4], Fill::Positive);
+    let operands = [float(&[2, 4]), float(&[2, 4]), sum, scalar(1e-2), scalar(0.1)];
+    samples.push(Sample::new(Adagrad { eps: Float::new(1e-10) }, operands).undifferentiable());
     samples
 }
 

@@ -9,7 +9,7 @@ use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::indexing::Gather;
 use ir::ops::loss::CrossEntropy;
 use ir::ops::norm::{LayerNorm, RmsNorm};
-use ir::ops::optimizer::{Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::samples::{Fill, Operand, Sample, samples};
@@ -315,4 +315,21 @@ fn gradient_descent_follows_its_velocity() {
     // Nesterov looks half a velocity ahead: 1.5·g.
     let ahead = update(sgd(true), 1, &[0.1, 1.0]);
     assert!(close(&ahead[0], &Tensor::float(DType::F64, vec![2], vec![1.625, -0.4])));
+}
+
+#[test]
+fn adagrad_divides_by_the_root_of_all_squares_so_far() {
+    let adagrad = |sum: f64| {
+        let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
+        let scalar = |x| Tensor::float(DType::F64, vec![], vec![x]);
+        let inputs = [vector([2.0, -1.0]), vector([0.5, -3.0]), vector([sum, sum]), scalar(0.1), scalar(1.0)];
+        evaluate(&inputs, |b, x| Ok(b.push(Adagrad { eps: Float::new(0.0) }, x)?.to_vec()))
+    };
+    // g = gradient + parameter = 2.5 and -4: the first step has the length of the learning rate.
+    let first = adagrad(0.0);
+    assert!(close(&first[0], &Tensor::float(DType::F64, vec![2], vec![1.9, -0.9])));
+    assert!(close(&first[1], &Tensor::float(DType::F64, vec![2], vec![6.25, 16.0])));
+    // √(9 + 16) = 5.
+    let next = adagrad(9.0);
+    assert!((next[0].floats()[1] - (-1.0 + 0.1 * 4.0 / 5.0)).abs() < 1e-15);
 }

@@ -1,0 +1,80 @@
+//! The update of one parameter: the nodes of its rule, and the states that the rule keeps.
+
+use super::algorithm::Algorithm;
+use ir::ops::Float;
+use ir::ops::elementwise::Binary;
+use ir::ops::optimizer::{Adagrad, Adam, Sgd};
+use ir::{Builder, Initializer, Role, StateId, TypeError, ValueId};
+
+/// The f64 scalars that an update reads.
+pub(super) struct Scalars {
+    pub(super) lr: ValueId,
+    pub(super) weight_decay: ValueId,
+    /// The number of this step, from 1.
+    pub(super) step: ValueId,
+}
+
+/// The new value of a parameter, and of the states that the rule keeps for it.
+pub(super) fn build_update(
+    b: &mut Builder,
+    algorithm: Algorithm,
+    state: StateId,
+    gradient: ValueId,
+    scalars: &Scalars,
+) -> Result<(), TypeError> {
+    let parameter = b.module().states[state].input;
+    let &Scalars { lr, weight_decay, step } = scalars;
+    let new = match algorithm {
+        // Without momentum there is no velocity to keep.
+        Algorithm::Sgd { momentum: 0.0, .. } => build_descent(b, parameter, gradient, scalars)?,
+        Algorithm::Sgd { momentum, nesterov } => {
+            let velocity = add_state(b, "sgd.velocity", state);
+            let op = Sgd { momentum: Float::new(momentum), nesterov };
+            let operands = [parameter, gradient, velocity.1, lr, weight_decay];
+            let results = b.push(op, &operands)?;
+            b.tables().states[velocity.0].output = Some(results[1]);
+            results[0]
+        }
+        Algorithm::Adagrad { eps } => {
+            let sum = add_state(b, "adagrad.sum", state);
+            let operands = [parameter, gradient, sum.1, lr, weight_decay];
+            let results = b.push(Adagrad { eps: Float::new(eps) }, &operands)?;
+            b.tables().states[sum.0].output = Some(results[1]);
+            results[0]
+        }
+        Algorithm::Adam { beta1, beta2, eps, decoupled } => {
+            let (m, v) = (add_state(b, "adam.m", state), add_state(b, "adam.v", state));
+            let [beta1, beta2, eps] = [beta1, beta2, eps].map(Float::new);
+            let operands = [parameter, gradient, m.1, v.1, lr, weight_decay, step];
+            let results = b.push(Adam { beta1, beta2, eps, decoupled }, &operands)?;
+            b.tables().states[m.0].output = Some(results[1]);
+            b.tables().states[v.0].output = Some(results[2]);
+            results[0]
+        }
+    };
+    b.tables().states[state].output = Some(new);
+    Ok(())
+}
+
+/// `p - lr·(g + weight_decay·p)`
+fn build_descent(
+    b: &mut Builder,
+    parameter: ValueId,
+    gradient: ValueId,
+    scalars: &Scalars,
+) -> Result<ValueId, TypeError> {
+    let dtype = b.ty(parameter).dtype;
+    let (lr, weight_decay) = (b.cast(scalars.lr, dtype)?, b.cast(scalars.weight_decay, dtype)?);
+    let decay = b.mul(parameter, weight_decay)?;
+    let direction = b.add(gradient, decay)?;
+    let move_by = b.mul(direction, lr)?;
+    b.one(Binary::Sub, &[parameter, move_by])
+}
+
+/// A state of zeros like a parameter, and its value.
+fn add_state(b: &mut Builder, kind: &str, parameter: StateId) -> (StateId, ValueId) {
+    let row = &b.module().states[parameter];
+    let (name, ty) = (format!("{kind}({})", row.name), row.ty.clone());
+    let id = b.tables().add_state(name, ty, Role::Optimizer, Initializer::Zeros);
+    (id, b.module().states[id].input)
+}

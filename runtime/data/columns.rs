@@ -1,0 +1,193 @@
+//! Which columns of a CSV file feed which input, and which are the labels.
+//!
+//! In this order: what the user says; for labels a column with a usual name or, where columns have no names, the last; for
+//! an input a column of its name; for the one input that is still open all columns that are left.
+
+use super::csv::Csv;
+use super::decide::{Decision, Feed};
+use super::error::{self, DataError};
+use super::spec::{InputSpec, LabelSpec, LabelsFrom, LoaderOptions, Source};
+
+/// Names of a column that labels are found under, besides their own.
+const LABELS: [&str; 5] = ["labels", "label", "target", "class", "y"];
+
+/// Where the labels of a CSV file are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LabelColumns {
+    /// The columns; none where labels come from elsewhere.
+    pub(super) columns: Vec<usize>,
+    /// Whether they were guessed from their place.
+    pub(super) is_guess: bool,
+}
+
+/// The columns that COLUMNS of `--input NAME=COLUMNS` means: names, numbers counted from 1, and ranges of either, joined
+/// by commas. The error says what is none of them.
+pub(super) fn parse(text: &str, csv: &Csv) -> Result<Vec<usize>, String> {
+    let mut columns = Vec::new();
+    for item in text.split(',').map(str::trim) {
+        if let Some(column) = single(item, csv) {
+            columns.push(column);
+            continue;
+        }
+        let dashes = item.match_indices('-').map(|(at, _)| at);
+        let mut ends =
+            dashes.filter_map(|at| Some((single(&item[..at], csv)?, single(&item[at + 1..], csv)?)));
+        match ends.next() {
+            Some((first, last)) if first <= last => columns.extend(first..=last),
+            Some(_) => return Err(format!("the columns `{item}` end before they begin")),
+            None => return Err(format!("there is no column `{item}`; {}", known(csv))),
+        }
+    }
+    Ok(columns)
+}
+
+/// A column by its name, or else by its number.
+fn single(text: &str, csv: &Csv) -> Option<usize> {
+    let named = csv.header.as_ref().and_then(|header| header.iter().position(|name| name == text));
+    let numbered = || text.parse::<usize>().ok()?.checked_sub(1).filter(|&column| column < csv.columns);
+    named.or_else(numbered)
+}
+
+/// What a user can choose from.
+fn known(csv: &Csv) -> String {
+    match &csv.header {
+        None => format!("they are numbered from 1 to {}", csv.columns),
+        Some(header) if header.len() <= 8 => format!("there are {}", error::list(header)),
+        Some(header) => format!("there are {} and {} more", error::list(&header[..8]), header.len() - 8),
+    }
+}
+
+/// Where the labels are.
+///
+/// # Errors
+/// Columns that do not exist; no column that is known for labels.
+pub(super) fn labels(
+    label: &LabelSpec,
+    csv: &Csv,
+    options: &LoaderOptions,
+) -> Result<LabelColumns, DataError> {
+    let refuse = |reason: String| {
+        let reason = format!("{reason}: choose with --input {}=COLUMN", label.name);
+        DataError::NoLabels { name: label.name.clone(), dims: label.dims.clone(), reason }
+    };
+    match options.inputs.get(&label.name) {
+        Some(Source::Key(text)) => {
+            let columns = parse(text, csv).map_err(|reason| csv.columns_error(&label.name, reason))?;
+            return Ok(LabelColumns { columns, is_guess: false });
+        }
+        Some(_) => return Ok(LabelColumns::default()),
+        None if options.labels_from == Some(LabelsFrom::Shift) => return Ok(LabelColumns::default()),
+        None => {}
+    }
+    if let Some(header) = &csv.header {
+        let names = std::iter::once(label.name.as_str()).chain(LABELS);
+        let mut column =
+            names.filter_map(|wanted| header.iter().position(|name| name.eq_ignore_ascii_case(wanted)));
+        let column = column.next().ok_or_else(|| {
+            refuse(format!(
+                "no column of `{}` is called {}, and {}",
+                csv.path.display(),
+                LABELS.join(", "),
+                known(csv)
+            ))
+        })?;
+        return Ok(LabelColumns { columns: vec![column], is_guess: false });
+    }
+    match label.dims[1..].iter().product::<u64>() {
+        1 => Ok(LabelColumns { columns: vec![csv.columns - 1], is_guess: true }),
+        several => {
+            Err(refuse(format!("they take {several} of the {} columns, which have no names", csv.columns)))
+        }
+    }
+}
+
+/// The column of an input's own name, if it takes one number a sample.
+pub(super) fn named(input: &InputSpec, csv: &Csv) -> Option<Vec<usize>> {
+    let column = csv.header.as_ref()?.iter().position(|name| *name == input.name)?;
+    (elements(input) == 1).then(|| vec![column])
+}
+
+/// Gives the columns that nothing takes to the one input that has nothing.
+///
+/// # Errors
+/// Several such inputs; more or fewer columns than it takes.
+pub(super) fn fill(
+    inputs: &[&InputSpec],
+    feeds: &mut [Option<(Feed, &'static str)>],
+    labels: &[usize],
+    csv: &Csv,
+) -> Result<(), DataError> {
+    let open: Vec<usize> = (0..inputs.len()).filter(|&index| feeds[index].is_none()).collect();
+    let [index] = open[..] else {
+        let Some(&first) = open.first() else { return Ok(()) };
+        let names: Vec<String> = open.iter().map(|&index| inputs[index].name.clone()).collect();
+        let reason = format!("{} could each take the columns", error::list(&names));
+        return Err(csv.columns_error(&inputs[first].name, reason));
+    };
+    let chosen = feeds.iter().flatten().filter_map(|(feed, _)| match feed {
+        Feed::Columns(columns) => Some(columns),
+        _ => None,
+    });
+    let taken: Vec<usize> = chosen.flatten().chain(labels).copied().collect();
+    let left: Vec<usize> = (0..csv.columns).filter(|column| !taken.contains(column)).collect();
+    let wanted = elements(inputs[index]);
+    if left.len() as u64 != wanted {
+        let labels: Vec<String> = labels.iter().map(|&column| csv.column_name(column)).collect();
+        let besides = if labels.is_empty() {
+            String::new()
+        } else {
+            format!(" besides the labels in {}", labels.join(", "))
+        };
+        let reason = format!(
+            "`{}` takes {wanted} a sample, and {} are left for it{besides}",
+            inputs[index].name,
+            left.len()
+        );
+        return Err(csv.columns_error(&inputs[index].name, reason));
+    }
+    feeds[index] = Some((Feed::Columns(left), "the columns that nothing else takes"));
+    Ok(())
+}
+
+/// Numbers of one sample.
+fn elements(input: &InputSpec) -> u64 {
+    input.dims.iter().skip(usize::from(input.batched)).product()
+}
+
+/// Columns for people, counted from 1: `1-64, 66`.
+pub(super) fn shown(columns: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for &column in columns {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == column => *last = column,
+            _ => ranges.push((column, column)),
+        }
+    }
+    let range = |(first, last): (usize, usize)| match first == last {
+        true => (first + 1).to_string(),
+        false => format!("{}-{}", first + 1, last + 1),
+    };
+    ranges.into_iter().map(range).collect::<Vec<_>>().join(", ")
+}
+
+/// What a user should know of labels that were found by their place.
+pub(super) fn note(
+    labels: &LabelColumns,
+    label: &LabelSpec,
+    csv: &Csv,
+    decisions: &[Decision],
+) -> Option<String> {
+    let column = *labels.columns.first().filter(|_| labels.is_guess)?;
+    let inputs = decisions.iter().filter_map(|decision| match &decision.feed {
+        Feed::Columns(columns) => Some(format!("`{}` from {}", decision.input, shown(columns))),
+        _ => None,
+    });
+    let inputs: Vec<String> = inputs.collect();
+    Some(format!(
+        "the columns of `{}` have no names: the labels are taken from the last, {}, {}; --input {}=1 takes the first",
+        csv.path.display(),
+        column + 1,
+        inputs.join(", "),
+        label.name
+    ))
+}

@@ -1,0 +1,204 @@
+//! Numbers in comma-separated files (RFC 4180; `.tsv` by tabs), also gzipped: a row a sample, a number a column, the
+//! columns' names in the first line or none.
+//!
+//! All rows are counted and their lengths checked when a file is opened; a cell is read when a column is asked for, so
+//! that columns which nothing takes may hold anything.
+
+use std::borrow::Cow;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use ir::DType;
+
+use super::element::{self, Scalar};
+use super::error::DataError;
+use super::file;
+use super::records::Records;
+use super::rows::Named;
+use super::table::TableArray;
+
+/// A file, or the files of a folder with the same columns.
+#[derive(Clone, Debug)]
+pub(super) struct Csv {
+    /// The file or folder.
+    pub(super) path: PathBuf,
+    files: Vec<CsvFile>,
+    /// The columns' names, where the first line has them.
+    pub(super) header: Option<Vec<String>>,
+    /// How many columns there are.
+    pub(super) columns: usize,
+}
+
+/// One file.
+#[derive(Clone, Debug)]
+struct CsvFile {
+    path: PathBuf,
+    /// Its text, unpacked.
+    text: Bytes,
+    delimiter: u8,
+    has_header: bool,
+    rows: u64,
+}
+
+impl Csv {
+    /// Opens the files, of which there is one at least.
+    ///
+    /// # Errors
+    /// Files that cannot be read, have no rows, or rows of different lengths; files whose columns differ.
+    pub(super) fn open(path: &Path, files: &[PathBuf]) -> Result<Self, DataError> {
+        let mut csv = Self { path: path.to_owned(), files: vec![], header: None, columns: 0 };
+        for path in files {
+            let (file, header, columns) = CsvFile::open(path)?;
+            match csv.files.first() {
+                None => (csv.header, csv.columns) = (header, columns),
+                Some(first) if (&csv.header, csv.columns) != (&header, columns) => {
+                    let reason = format!("its columns are not those of `{}`", first.path.display());
+                    return Err(DataError::Malformed { path: path.clone(), reason });
+                }
+                Some(_) => {}
+            }
+            csv.files.push(file);
+        }
+        Ok(csv)
+    }
+
+    /// What to call a column in messages: its number, counted from 1, and its name.
+    pub(super) fn column_name(&self, column: usize) -> String {
+        match self.header.as_ref().and_then(|header| header.get(column)) {
+            Some(name) => format!("{} (`{name}`)", column + 1),
+            None => (column + 1).to_string(),
+        }
+    }
+
+    /// The columns of every file as arrays of `[rows, row_dims…]`, to feed the input or label `name`.
+    ///
+    /// # Errors
+    /// Another number of columns than a row takes; cells that are no finite numbers, or do not fit.
+    pub(super) fn arrays(
+        &self,
+        columns: &[usize],
+        name: &str,
+        dtype: DType,
+        row_dims: &[u64],
+    ) -> Result<Vec<Named>, DataError> {
+        let wanted: u64 = row_dims.iter().product();
+        if columns.len() as u64 != wanted {
+            let reason = format!("`{name}` takes {wanted} a sample, and {} are chosen for it", columns.len());
+            return Err(self.columns_error(name, reason));
+        }
+        let array = |file: &CsvFile| {
+            let mut bytes = Vec::new();
+            file.each_row(|line, cells| {
+                for &column in columns {
+                    let place = || (line, self.column_name(column));
+                    push(&mut bytes, &cells[column], dtype)
+                        .map_err(|wrong| file.cell_error(place(), name, wrong))?;
+                }
+                Ok(())
+            })?;
+            let dims = std::iter::once(file.rows).chain(row_dims.iter().copied()).collect();
+            let array = TableArray::new(dtype, dims, bytes.into());
+            let array = array.map_err(|reason| DataError::Malformed { path: file.path.clone(), reason })?;
+            Ok((file.path.display().to_string(), array))
+        };
+        self.files.iter().map(array).collect()
+    }
+
+    /// An error about which columns feed what.
+    pub(super) fn columns_error(&self, name: &str, reason: String) -> DataError {
+        let (path, columns, name) = (self.path.clone(), self.columns, name.to_owned());
+        DataError::Columns { path, columns, name, reason }
+    }
+}
+
+impl CsvFile {
+    /// The file, the names in its first line, and how many columns it has.
+    fn open(path: &Path) -> Result<(Self, Option<Vec<String>>, usize), DataError> {
+        let malformed = |reason: String| DataError::Malformed { path: path.to_owned(), reason };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let mut text = file::map(path)?;
+        if name.ends_with(".gz") {
+            let mut unpacked = Vec::new();
+            let read = MultiGzDecoder::new(&text[..]).read_to_end(&mut unpacked);
+            read.map_err(|error| malformed(format!("it cannot be unpacked: {error}")))?;
+            text = unpacked.into();
+        }
+        let delimiter = if name.contains(".tsv") { b'\t' } else { b',' };
+        let mut first = Vec::new();
+        let line = Records::new(&text, delimiter).next(&mut first);
+        if line.map_err(malformed)?.is_none() {
+            return Err(malformed("it is empty".to_owned()));
+        }
+        let has_header = first.iter().any(|cell| cell.trim().parse::<f64>().is_err());
+        let header = has_header.then(|| first.iter().map(|cell| cell.trim().to_owned()).collect());
+        let columns = first.len();
+        let mut opened = Self { path: path.to_owned(), text: text.clone(), delimiter, has_header, rows: 0 };
+        let mut rows = 0;
+        opened.each_row(|line, cells| {
+            rows += 1;
+            match cells.len() == columns {
+                true => Ok(()),
+                false => Err(malformed(format!(
+                    "line {line} has {} columns, and the first line {columns}",
+                    cells.len()
+                ))),
+            }
+        })?;
+        if rows == 0 {
+            return Err(malformed("it has names of columns and no rows".to_owned()));
+        }
+        opened.rows = rows;
+        Ok((opened, header, columns))
+    }
+
+    /// Calls `each` with the line and the cells of every row.
+    fn each_row(
+        &self,
+        mut each: impl FnMut(u64, &[Cow<'_, str>]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let malformed = |reason: String| DataError::Malformed { path: self.path.clone(), reason };
+        let mut records = Records::new(&self.text, self.delimiter);
+        let mut cells = Vec::new();
+        if self.has_header {
+            records.next(&mut cells).map_err(malformed)?;
+        }
+        while let Some(line) = records.next(&mut cells).map_err(malformed)? {
+            each(line, &cells)?;
+        }
+        Ok(())
+    }
+
+    fn cell_error(&self, (line, column): (u64, String), name: &str, wrong: String) -> DataError {
+        DataError::Cell { path: self.path.clone(), line, column, name: name.to_owned(), wrong }
+    }
+}
+
+/// Appends the number in a cell; the error is what is wrong with it.
+fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
+    /// Up to here every integer is an f64 of its own.
+    const EXACT: f64 = (1u64 << 53) as f64;
+    let cell = cell.trim();
+    if cell.is_empty() {
+        return Err("is empty".to_owned());
+    }
+    let shown = || cell.chars().take(40).collect::<String>();
+    let value = match (dtype.is_float(), cell.parse::<i128>()) {
+        (false, Ok(integer)) => Scalar::Integer(integer),
+        (is_float, _) => match cell.parse::<f64>() {
+            Ok(number) if !number.is_finite() => return Err(format!("is `{}`, no finite number", shown())),
+            Ok(number) if is_float => Scalar::Float(number),
+            // Some programs write 3.0 for 3.
+            Ok(number) if number.fract() == 0.0 && number.abs() < EXACT => Scalar::Integer(number as i128),
+            Ok(_) => return Err(format!("is `{}`, no integer", shown())),
+            Err(_) => return Err(format!("is `{}`, no number", shown())),
+        },
+    };
+    let start = bytes.len();
+    bytes.resize(start + dtype.bytes() as usize, 0);
+    match element::write(dtype, value, &mut bytes[start..]) {
+        true => Ok(()),
+        false => Err(format!("is `{}`, which does not fit {dtype}", shown())),
+    }
+}

@@ -1,0 +1,70 @@
+//! Named arrays of one file, or of the files of a folder: each key goes through all of them.
+
+use std::path::{Path, PathBuf};
+
+use super::error::DataError;
+use super::rows::Named;
+use super::table::Table;
+
+/// The files, of which there is one at least, in the order of their names.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    /// The file or folder.
+    pub(super) path: PathBuf,
+    files: Vec<Table>,
+}
+
+impl Tables {
+    /// Opens the files. Errors: one that is missing or damaged.
+    pub(super) fn open(path: &Path, files: &[PathBuf]) -> Result<Self, DataError> {
+        let files = files.iter().map(|file| Table::open(file)).collect::<Result<_, _>>()?;
+        Ok(Self { path: path.to_owned(), files })
+    }
+
+    /// The keys of the first file, sorted.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().take(1).flat_map(Table::keys)
+    }
+
+    /// Whether the first file has this key.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.keys().any(|known| known == key)
+    }
+
+    /// The key that feeds input `name`: the name itself, or `input.NAME`.
+    pub(super) fn key_for_input(&self, name: &str) -> Option<String> {
+        self.files.first()?.key_for_input(name)
+    }
+
+    /// The key of a file that has only one.
+    pub(super) fn only_key(&self) -> Option<String> {
+        let mut keys = self.keys();
+        let only = keys.next()?;
+        keys.next().is_none().then(|| only.to_owned())
+    }
+
+    /// The arrays at `key`, one of each file; `hint` says what else would work.
+    ///
+    /// # Errors
+    /// A file without that key.
+    pub(super) fn arrays(&self, key: &str, hint: &str) -> Result<Vec<Named>, DataError> {
+        let array = |table: &Table| {
+            let array = table.arrays.get(key).ok_or_else(|| table.missing(key, hint))?;
+            Ok((format!("{}:{key}", table.path.display()), array.clone()))
+        };
+        self.files.iter().map(array).collect()
+    }
+
+    /// Why there is nothing at `key`; `hint` says what else would work.
+    pub(super) fn missing(&self, key: &str, hint: &str) -> DataError {
+        match self.files.first() {
+            Some(first) => first.missing(key, hint),
+            None => DataError::NoSamples { data: self.path.display().to_string() },
+        }
+    }
+
+    /// Why the array of input `name` cannot be used, if the file has one.
+    pub(super) fn unusable_input(&self, name: &str) -> Option<DataError> {
+        self.files.first()?.unusable_input(name)
+    }
+}

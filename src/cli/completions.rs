@@ -1,0 +1,40 @@
+//! `trainyard completions`: what makes a shell complete subcommands, flags and their values.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use super::Cli;
+use super::report::{self, Failure, Outcome};
+
+const EXAMPLES: &str = "\
+Examples:
+  A script for bash to source, or one for the folder where fish looks:
+    trainyard completions bash
+    trainyard completions fish";
+
+/// Arguments of `completions`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+impl Completions {
+    /// Writes the script to standard output.
+    ///
+    /// # Errors
+    /// Output that cannot be written.
+    pub fn run(&self) -> Result<Outcome, Failure> {
+        report::write_out(&self.script())?;
+        Ok(Outcome::Done)
+    }
+
+    /// The script.
+    pub fn script(&self) -> String {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "trainyard", &mut script);
+        String::from_utf8_lossy(&script).into_owned()
+    }
+}

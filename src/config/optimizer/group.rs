@@ -1,0 +1,66 @@
+//! `--group PATTERN:lr=FACTOR,weight-decay=X`, and the table `[[group]]` of a config file, which says the same.
+
+use ir::Diagnostic;
+use passes::optimizer::Group;
+use serde::Serializer;
+use toml::de::{DeTable, DeValue};
+
+use crate::config::file::describe;
+use crate::config::nearest::nearest;
+use crate::config::value::ValueError;
+
+/// The flag's name, and the table's.
+pub(in crate::config) const KEY: &str = "group";
+
+const PATTERN: &str = "pattern";
+const SETTINGS: [&str; 2] = ["lr", "weight-decay"];
+
+/// Reads a group.
+pub(super) fn parse(text: &str) -> Result<Group, ValueError> {
+    text.parse::<Group>().map_err(ValueError::new)
+}
+
+/// Writes groups so that [`parse`] reads them back.
+pub(super) fn serialize<S: Serializer>(groups: &[Group], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(groups.iter().map(Group::to_string))
+}
+
+/// The flag's value that a table stands for. Errors: keys that are missing or that a group does not have; values of the
+/// wrong type.
+pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnostic> {
+    let known = || std::iter::once(PATTERN).chain(SETTINGS);
+    if let Some((key, _)) = table.iter().find(|(key, _)| !known().any(|known| known == &**key.get_ref())) {
+        let near = nearest(key.get_ref(), known()).unwrap_or_default();
+        let error = Diagnostic::new(format!("a group has no key `{}`", key.get_ref()));
+        return Err(error.note(format!("it has pattern, lr and weight-decay; the nearest is `{near}`")));
+    }
+    let wrong = |key: &str, wanted: &str, value: &DeValue<'_>| {
+        Diagnostic::new(format!("`{key}` of a group wants {wanted}, not {}", describe(value)))
+    };
+    let pattern = match table.get(PATTERN).map(|value| value.get_ref()) {
+        Some(DeValue::String(pattern)) => pattern,
+        Some(other) => return Err(wrong(PATTERN, "a string", other)),
+        None => {
+            return Err(Diagnostic::new("a group has no `pattern`")
+                .note("it says which parameters are meant, by their names: pattern = '*.bias'"));
+        }
+    };
+    let mut settings = Vec::new();
+    for key in SETTINGS {
+        match table.get(key).map(|value| value.get_ref()) {
+            Some(DeValue::Integer(number)) => {
+                let decimal = i128::from_str_radix(number.as_str(), number.radix());
+                let decimal = decimal.map(|number| number.to_string());
+                settings.push(format!("{key}={}", decimal.unwrap_or_else(|_| number.as_str().to_owned())));
+            }
+            Some(DeValue::Float(number)) => settings.push(format!("{key}={}", number.as_str())),
+            Some(other) => return Err(wrong(key, "a number", other)),
+            None => {}
+        }
+    }
+    if settings.is_empty() {
+        return Err(Diagnostic::new(format!("the group of `{pattern}` says nothing of its parameters"))
+            .note("give it lr, a factor on the rate, or weight-decay"));
+    }
+    Ok(format!("{pattern}:{}", settings.join(",")))
+}

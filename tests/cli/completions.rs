@@ -1,0 +1,33 @@
+//! Shell completions.
+
+use super::*;
+
+fn script(shell: &str) -> String {
+    match parse(&format!("completions {shell}")) {
+        Ok(Cli { command: Command::Completions(completions) }) => completions.script(),
+        Ok(other) => panic!("not completions: {other:?}"),
+        Err(error) => panic!("{}", text_of(error)),
+    }
+}
+
+#[test]
+fn every_shell_gets_every_subcommand_and_the_flags() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = script(shell);
+        for word in
+            ["compile", "inspect", "opt", "verify", "completions", "lr-schedule", "global-batch", "bisect"]
+        {
+            assert!(script.contains(word), "no `{word}` for {shell}");
+        }
+        // Values that a flag can have are completed too.
+        assert!(script.contains("dot") && script.contains("json"), "no values of --format for {shell}");
+        assert_eq!(script, self::script(shell));
+    }
+}
+
+#[test]
+fn another_shell_is_answered_with_those_there_are() {
+    let Err(ParseError::Usage(error)) = parse("completions tcsh") else { panic!("it is no shell we know") };
+    let text = error.render().to_string();
+    assert!(text.contains("[possible values: bash, elvish, fish, powershell, zsh]"), "{text}");
+}

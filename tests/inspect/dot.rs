@@ -1,0 +1,58 @@
+//! `--format dot`: a program as a graph for Graphviz.
+
+use std::collections::BTreeSet;
+
+use expect_test::expect;
+
+use crate::{inspect, read};
+
+#[test]
+fn a_small_program_is_drawn_as_it_is_written() {
+    let text = read(&["models/mlp.dynamo.onnx", "--after", "canonicalize", "--format", "dot"]);
+    expect![[r#""#]].assert_eq(&text);
+}
+
+/// The names of nodes, the clusters, and the edges.
+fn graph(text: &str) -> (BTreeSet<&str>, Vec<&str>, Vec<(&str, &str)>) {
+    let lines = || text.lines().map(str::trim);
+    let edges = lines().filter_map(|line| line.split_once(" -> "));
+    let edges = edges.map(|(from, to)| (from, to.split([' ', ';']).next().unwrap_or_default())).collect();
+    let is_node = |line: &&str| line.contains("[label=") && !line.contains(" -> ");
+    let nodes = lines().filter(is_node).filter_map(|line| line.split(' ').next()).collect();
+    (nodes, lines().filter_map(|line| line.strip_prefix("subgraph cluster_")).collect(), edges)
+}
+
+#[test]
+fn a_whole_step_has_its_phases_as_clusters_and_every_edge_two_ends() {
+    for flags in [&["--bf16"][..], &["--mesh", "dp=2,tp=2", "--zero", "1"]] {
+        let arguments = [&["models/gpt2.dynamo.onnx", "--format", "dot"], flags].concat();
+        let text = inspect(&arguments).output().expect("the model can be trained").text;
+        assert_eq!(
+            text,
+            inspect(&arguments).output().expect("again").text,
+            "it is a function of the program"
+        );
+        let (nodes, clusters, edges) = graph(&text);
+        let phases: &[&str] = match flags {
+            ["--bf16"] => &["prepare {", "fwd {", "bwd {", "update {"],
+            _ => &["fwd {", "bwd {", "update {"],
+        };
+        assert_eq!(clusters, phases, "{flags:?}");
+        assert!(edges.len() > nodes.len() / 2, "{} edges of {} nodes", edges.len(), nodes.len());
+        for (from, to) in edges {
+            assert!(nodes.contains(from) && nodes.contains(to), "{from} -> {to}");
+        }
+        assert_eq!(text.matches('{').count(), text.matches('}').count());
+    }
+}
+
+#[test]
+fn a_program_that_stopped_halfway_is_drawn_as_far_as_it_got() {
+    let text = read(&["models/gpt2.dynamo-dyn.onnx", "--format", "dot"]);
+    assert!(text.starts_with("digraph ") && !text.contains("cluster_bwd"), "{text:.300}");
+    expect![[r#"
+        error: --why answers in words, and --format dot draws a program
+          = leave one of the two away
+    "#]]
+    .assert_eq(&read(&["models/mlp.dynamo.onnx", "--format", "dot", "--why", "x"]));
+}

@@ -95,7 +95,9 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             Some(value) => Some(value),
             None => without_broadcasts(b, node, result)?,
         },
-        Op::Compare(_) | Op::Logical(_) | Op::Select(_) => without_broadcasts(b, node, result)?,
+        Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) => {
+            without_broadcasts(b, node, result)?
+        }
         _ => None,
     })
 }

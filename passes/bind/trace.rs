@@ -122,6 +122,7 @@ fn by_position(op: &Op, factors: &Factors, factor: FactorId) -> bool {
     let place = match op {
         Op::Gather(gather) => (0, gather.dim as usize),
         Op::GatherElements(gather) => (0, gather.dim as usize),
+        Op::ScatterElements(scatter) => (0, scatter.dim as usize),
         Op::Attention(attention) if attention.causal => (0, 2),
         _ => return false,
     };
@@ -322,7 +323,8 @@ impl<'m> Trace<'m> {
 /// Whether an operator stretches an operand's dims of size one by itself.
 fn stretches(op: &Op, operand: usize) -> bool {
     match op {
-        Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Broadcast(_) => true,
+        Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => true,
+        Op::Select(_) | Op::Broadcast(_) => true,
         Op::Rotary(_) => operand > 0,
         Op::Attention(_) => operand == 3,
         _ => false,

@@ -4,8 +4,8 @@
 //! | --- | --- | --- |
 //! | half | contractions, convolutions, attention, rotary embedding | half, if it depends on a state |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, dropout, pooling, moves of elements, largest and smallest, cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
-//! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums, functions that leave the range of half | f32 |
+//! | follow | elementwise functions, dropout, pooling, moves of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums and products, determinants, functions that leave the range of half | f32 |
 //! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; what is normalised goes on in half |
 //!
 //! After NVIDIA's *Training with Mixed Precision* (section "Tensor Core shapes and arithmetic": reductions and
@@ -15,6 +15,7 @@
 use ir::Op;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::ReduceKind;
+use ir::ops::scatter::ScatterKind;
 
 /// In which type an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,7 @@ pub fn class(op: &Op) -> Class {
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => Class::Follow,
         Op::Unary(unary) => class_of_unary(*unary),
         Op::Binary(Binary::Pow) => Class::Full,
-        Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) => Class::Follow,
+        Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) => Class::Follow,
         Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => {
             Class::Follow
         }
@@ -74,12 +75,18 @@ pub fn class(op: &Op) -> Class {
             ReduceKind::Sum | ReduceKind::Mean => Class::Full,
             ReduceKind::Max | ReduceKind::Min => Class::Follow,
         },
-        Op::CumulativeSum(_) | Op::GatherGrad(_) => Class::Full,
+        Op::CumulativeSum(_) | Op::Det(_) => Class::Full,
+        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => Class::Full,
+        Op::ScatterElements(scatter) => class_of_scatter(scatter.kind),
+        Op::ScatterNd(scatter) => class_of_scatter(scatter.kind),
+        // The bits are those of f32.
+        Op::Bitcast(_) => Class::Full,
         Op::Softmax(_) | Op::SoftmaxGrad(_) | Op::LogSoftmax(_) => Class::Full,
         Op::BatchStatistics(_) => Class::Full,
         Op::BatchNorm(_) => Class::Norm,
         Op::BatchNormGrad(_) => Class::NormGrad,
         Op::InTraining(_) => Class::Follow,
+        Op::MaxPoolIndices(_) => Class::Follow,
         Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::AvgPool(_) | Op::AvgPoolGrad(_) => Class::Follow,
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,
@@ -89,12 +96,19 @@ pub fn class(op: &Op) -> Class {
     }
 }
 
+fn class_of_scatter(kind: ScatterKind) -> Class {
+    match kind {
+        ScatterKind::Set | ScatterKind::Max | ScatterKind::Min => Class::Follow,
+        ScatterKind::Add | ScatterKind::Mul => Class::Full,
+    }
+}
+
 fn class_of_unary(unary: Unary) -> Class {
     match unary {
         // Small operands give large results, or large ones small: half would overflow or vanish.
         Unary::Exp | Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal => Class::Full,
         Unary::Neg | Unary::Abs | Unary::Sign | Unary::Relu | Unary::Not | Unary::IsNan => Class::Follow,
-        Unary::Sin | Unary::Cos | Unary::Tanh | Unary::Erf | Unary::Sigmoid => Class::Follow,
+        Unary::Sin | Unary::Cos | Unary::Atan | Unary::Tanh | Unary::Erf | Unary::Sigmoid => Class::Follow,
         Unary::Gelu | Unary::GeluTanh | Unary::Silu => Class::Follow,
         Unary::Floor | Unary::Ceil | Unary::Round => Class::Follow,
     }

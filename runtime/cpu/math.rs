@@ -29,6 +29,9 @@ pub(super) trait Real:
     fn erf(self) -> Self;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
+    fn atan(self) -> Self;
+    /// The rest of the division towards zero, which is exact.
+    fn rest(self, divisor: Self) -> Self;
     fn powf(self, exponent: Self) -> Self;
     fn abs(self) -> Self;
     fn floor(self) -> Self;
@@ -91,7 +94,12 @@ impl Real for f64 {
         f64::mul_add(self, factor, addend)
     }
 
-    library!(exp, ln, sqrt, tanh, sin, cos, abs, floor, ceil, round_ties_even);
+    library!(exp, ln, sqrt, tanh, sin, cos, atan, abs, floor, ceil, round_ties_even);
+
+    #[inline(always)]
+    fn rest(self, divisor: Self) -> Self {
+        self % divisor
+    }
 
     #[inline(always)]
     fn erf(self) -> Self {
@@ -119,7 +127,12 @@ impl Real for f32 {
         f32::mul_add(self, factor, addend)
     }
 
-    library!(ln, sqrt, sin, cos, abs, floor, ceil, round_ties_even);
+    library!(ln, sqrt, sin, cos, atan, abs, floor, ceil, round_ties_even);
+
+    #[inline(always)]
+    fn rest(self, divisor: Self) -> Self {
+        self % divisor
+    }
 
     #[inline(always)]
     fn exp(self) -> Self {

@@ -33,7 +33,16 @@ const MOST_STORED: usize = 4;
 
 /// Whether an operator maps elements to elements.
 pub(super) fn is_elementwise(op: &Op) -> bool {
-    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_))
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Bitwise(_)
+            | Op::Compare(_)
+            | Op::Logical(_)
+            | Op::Select(_)
+            | Op::Cast(_)
+    )
 }
 
 struct Chain {

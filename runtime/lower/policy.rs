@@ -32,9 +32,8 @@ impl Reads {
 /// What the kernel of an operator reads of operand `index`, of `count` operands.
 pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
     match op {
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
-            Reads::Any
-        }
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Bitwise(_) => Reads::Any,
+        Op::Select(_) | Op::Cast(_) | Op::Bitcast(_) => Reads::Any,
         Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) | Op::InTraining(_) => Reads::Any,
         Op::Accumulate(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => Reads::Any,
         // q, k, v, then perhaps a mask.
@@ -69,19 +68,25 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::CrossEntropy(_)
         | Op::CrossEntropyGrad(_)
         | Op::CumulativeSum(_)
+        | Op::Det(_)
         | Op::Dropout(_)
         | Op::Gather(_)
         | Op::GatherElements(_)
+        | Op::GatherElementsGrad(_)
         | Op::GatherGrad(_)
         | Op::GatherNd(_)
+        | Op::GatherNdGrad(_)
         | Op::Iota(_)
         | Op::LayerNorm(_)
         | Op::LayerNormGrad(_)
         | Op::LogSoftmax(_)
         | Op::MaxPool(_)
         | Op::MaxPoolGrad(_)
+        | Op::MaxPoolIndices(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
+        | Op::ScatterElements(_)
+        | Op::ScatterNd(_)
         | Op::Sgd(_)
         | Op::Softmax(_)
         | Op::SoftmaxGrad(_)
@@ -94,6 +99,7 @@ pub(super) fn depends_on_position(op: &Op) -> bool {
     match op {
         // Indices count along the whole dim.
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherGrad(_) | Op::CrossEntropyGrad(_) => true,
+        Op::GatherElementsGrad(_) | Op::ScatterElements(_) => true,
         // Which elements are dropped is told by their places in the whole.
         Op::Dropout(_) => true,
         // A query sees the keys up to its own place.
@@ -146,7 +152,8 @@ pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
 /// Whether the kernel can add to what its only result holds.
 pub(super) fn can_accumulate(op: &Op) -> bool {
     match op {
-        Op::Contract(_) | Op::ConvGradWeight(_) | Op::GatherGrad(_) => true,
+        Op::Contract(_) | Op::ConvGradWeight(_) => true,
+        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => true,
         Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
         _ => false,
     }

@@ -337,7 +337,7 @@ impl Generator<'_, '_> {
 /// Whether a small change of an operand can be a large one of the result.
 fn jumps(op: &Op) -> bool {
     match op {
-        Op::Compare(_) | Op::Logical(_) => true,
+        Op::Compare(_) | Op::Logical(_) | Op::Bitcast(_) | Op::MaxPoolIndices(_) => true,
         Op::Cast(cast) => !cast.to.is_float(),
         Op::Unary(unary) => {
             matches!(unary, Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::IsNan)

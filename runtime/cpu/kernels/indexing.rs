@@ -1,9 +1,9 @@
 //! Reading by index, and its gradient, in which no two tasks write one element.
 
 use super::PARALLEL;
+use super::scatter::Places;
 use crate::cpu::call::Call;
 use crate::cpu::element::{with_float, with_width};
-use crate::cpu::storage::{Float, Scratch};
 use ir::Span;
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use rayon::prelude::*;
@@ -14,7 +14,7 @@ fn element(index: i64, size: usize) -> Option<usize> {
 }
 
 /// The element that an index into a dim reads of a part of that size; none if it is another device's.
-fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
+pub(super) fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
     let index = if index < 0 { index.checked_add(span.size as i64)? } else { index };
     let index = index.checked_sub(span.start as i64)?;
     usize::try_from(index).ok().filter(|&index| index < size)
@@ -44,87 +44,73 @@ pub(super) fn gather_grad(op: &GatherGrad, mut call: Call) {
     let dim = op.dim as usize;
     let (size, width) = (sizes[dim], sizes[dim + 1..].iter().product());
     let span = call.result_span(0, dim);
-    // The rows of this device; an index that is none of them is past the end.
-    let row = |index: &i64| element_of_part(*index, span, size).map_or(size as i64, |row| row as i64);
-    let indices: Vec<i64> = call.integers(0).iter().map(row).collect();
-    let add = call.add;
+    let rows = call.integers(0).into_iter().map(|index| element_of_part(index, span, size));
+    let places = Places::new(rows, width);
+    let (count, add) = (call.operand_view(0).layout.len(), call.add);
     with_float!(call.dtype(), T => {
         let updates = call.dense::<T>(1);
-        scatter(&indices, updates, call.take_result::<T>(), size, width, add);
+        for (outer, result) in call.take_result::<T>().chunks_exact_mut(size * width).enumerate() {
+            places.sum(&updates[outer * count * width..][..count * width], result, add);
+        }
     });
-}
-
-/// Adds `updates[outer, position, ..width]` to `result[outer, indices[position], ..width]`. Each task has its own
-/// rows of the result; what goes into one row is added in the order of the positions, and rounded once.
-fn scatter<T: Float>(indices: &[i64], updates: &[T], result: &mut [T], size: usize, width: usize, add: bool) {
-    let rows = size.div_ceil(2 * rayon::current_num_threads());
-    let hits =
-        indices.iter().enumerate().filter_map(|(position, &index)| Some((element(index, size)?, position)));
-    let mut hits: Vec<(usize, usize)> = hits.collect();
-    hits.sort_unstable();
-    for (outer, result) in result.chunks_exact_mut(size * width).enumerate() {
-        let updates = &updates[outer * indices.len() * width..][..indices.len() * width];
-        result.par_chunks_mut(rows * width).enumerate().for_each(|(task, result)| {
-            if !add {
-                result.fill(T::from_i64(0));
-            }
-            let first = task * rows;
-            let before = |end: usize| hits.partition_point(|&(row, _)| row < end);
-            let own = &hits[before(first)..before(first + result.len() / width)];
-            let mut wide = Scratch::new();
-            for of_row in own.chunk_by(|one, other| one.0 == other.0) {
-                wide.update(&mut result[(of_row[0].0 - first) * width..][..width], |out| {
-                    for &(_, position) in of_row {
-                        let update = &updates[position * width..];
-                        out.iter_mut().zip(update).for_each(|(out, x)| *out = *out + x.widen());
-                    }
-                });
-            }
-        });
-    }
 }
 
 pub(super) fn gather_elements(op: &GatherElements, mut call: Call) {
     let dim = op.dim as usize;
-    let size = call.operand_view(0).layout.sizes[dim];
-    let sizes = &call.result_view(0).layout.sizes;
-    let (along, inner): (usize, usize) = (sizes[dim], sizes[dim + 1..].iter().product());
-    let span = call.operand_span(0, dim);
+    let sizes = [0, 1].map(|index| &call.operand_view(index).layout.sizes[..]);
     let indices = call.integers(1);
+    let places = element_places(sizes, &indices, dim, call.operand_span(0, dim));
     with_width!(call.dtype().bytes(), T => {
         let data = call.dense::<T>(0);
         let result = call.take_result::<T>();
-        for (i, (out, &index)) in result.iter_mut().zip(&indices).enumerate() {
-            let (outer, column) = (i / (along * inner), i % inner);
-            let index = element_of_part(index, span, size);
-            *out = index.map_or(0, |index| data[(outer * size + index) * inner + column]);
-        }
+        result.iter_mut().zip(places).for_each(|(out, place)| *out = place.map_or(0, |place| data[place]));
     });
 }
 
+/// For each index the element of the data that it stands for. Sizes: of the data, of the indices.
+pub(super) fn element_places<'i>(
+    [data, sizes]: [&[usize]; 2],
+    indices: &'i [i64],
+    dim: usize,
+    span: Span,
+) -> impl Iterator<Item = Option<usize>> + use<'i> {
+    let (size, along) = (data[dim], sizes[dim]);
+    let inner: usize = sizes[dim + 1..].iter().product();
+    indices.iter().enumerate().map(move |(i, &index)| {
+        let (outer, column) = (i / (along * inner), i % inner);
+        Some((outer * size + element_of_part(index, span, size)?) * inner + column)
+    })
+}
+
 pub(super) fn gather_nd(op: &GatherNd, mut call: Call) {
-    let sizes = &call.operand_view(0).layout.sizes;
-    let index_sizes = &call.operand_view(1).layout.sizes;
-    let batch = op.batch_dims as usize;
-    let indexed = index_sizes[index_sizes.len() - 1];
-    let width = sizes[batch + indexed..].iter().product::<usize>() * call.dtype().bytes() as usize;
-    let batches: usize = sizes[..batch].iter().product();
-    let per_batch: usize = sizes[batch..batch + indexed].iter().product();
-    let indices = call.integers(1);
+    let sizes = [0, 1].map(|index| &call.operand_view(index).layout.sizes[..]);
+    let (rows, width) = nd_rows(sizes, &call.integers(1), op.batch_dims as usize);
+    let width = width * call.dtype().bytes() as usize;
     let data = call.dense::<u8>(0);
     let [result] = call.take_results();
-    let positions = (result.len() / width / batches.max(1)).max(1);
-    for (position, out) in result.chunks_exact_mut(width).enumerate() {
-        let coordinates = &indices[position * indexed..][..indexed];
-        let row = coordinates
-            .iter()
-            .enumerate()
-            .try_fold(0, |row, (i, &index)| Some(row * sizes[batch + i] + element(index, sizes[batch + i])?));
+    for (row, out) in rows.into_iter().zip(result.chunks_exact_mut(width)) {
         match row {
-            Some(row) => {
-                out.copy_from_slice(&data[(position / positions * per_batch + row) * width..][..width])
-            }
+            Some(row) => out.copy_from_slice(&data[row * width..][..width]),
             None => out.fill(0),
         }
     }
+}
+
+/// For each position the row of the data that its coordinates stand for, and the elements of a row. Sizes: of the data,
+/// of the indices.
+pub(super) fn nd_rows(
+    [data, sizes]: [&[usize]; 2],
+    indices: &[i64],
+    batch: usize,
+) -> (Vec<Option<usize>>, usize) {
+    let (positions, indexed) = (&sizes[..sizes.len() - 1], sizes[sizes.len() - 1]);
+    let (dims, rest) = data[batch..].split_at(indexed);
+    let per_batch: usize = dims.iter().product();
+    let positions_of_batch = positions[batch..].iter().product::<usize>().max(1);
+    let row = |position: usize| {
+        let coordinates = indices[position * indexed..][..indexed].iter().zip(dims);
+        let row = coordinates.fold(Some(0), |row, (&index, &size)| Some(row? * size + element(index, size)?));
+        Some(position / positions_of_batch * per_batch + row?)
+    };
+    ((0..positions.iter().product()).map(row).collect(), rest.iter().product())
 }

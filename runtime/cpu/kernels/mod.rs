@@ -6,6 +6,7 @@ mod batch_norm;
 mod contract;
 mod conv;
 pub(super) mod copy;
+mod det;
 mod dropout;
 mod elementwise;
 mod exchange;
@@ -16,6 +17,7 @@ mod optimizer;
 mod pool;
 mod reduce;
 mod rotary;
+mod scatter;
 mod shape;
 mod softmax;
 
@@ -56,34 +58,43 @@ fn run_operator(op: &Op, call: Call) {
         Op::BatchNorm(norm) => batch_norm::normalize(norm, call),
         Op::BatchNormGrad(norm) => batch_norm::gradient(norm, call),
         Op::BatchStatistics(_) => batch_norm::statistics(call),
+        // The same bytes, whatever they are read as.
+        Op::Bitcast(_) => copy::run(call),
         Op::Concat(concat) => shape::concat(concat, call),
         Op::Contract(contract) => contract::run(contract, call),
         Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => conv::run(op, call),
         Op::CrossEntropy(loss) => loss::cross_entropy(loss, call),
         Op::CrossEntropyGrad(loss) => loss::cross_entropy_grad(loss, call),
         Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
+        Op::Det(_) => det::run(call),
         Op::Dropout(dropout) => dropout::run(dropout, call),
         Op::Gather(gather) => indexing::gather(gather, call),
         Op::GatherElements(gather) => indexing::gather_elements(gather, call),
+        Op::GatherElementsGrad(gather) => scatter::gather_elements_grad(gather, call),
         Op::GatherGrad(gather) => indexing::gather_grad(gather, call),
         Op::GatherNd(gather) => indexing::gather_nd(gather, call),
+        Op::GatherNdGrad(gather) => scatter::gather_nd_grad(gather, call),
         Op::LayerNorm(norm) => norm::layer_norm(norm, call),
         Op::LayerNormGrad(_) => norm::layer_norm_grad(call),
         Op::LogSoftmax(softmax) => softmax::log_softmax(softmax.dim, call),
         Op::MaxPool(pool) => pool::max_pool(pool, call),
         Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
+        Op::MaxPoolIndices(pool) => pool::max_pool_indices(pool, call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),
         Op::RmsNorm(norm) => norm::rms_norm(norm, call),
         Op::RmsNormGrad(_) => norm::rms_norm_grad(call),
         Op::Rotary(rotary) => rotary::run(rotary, call),
+        Op::ScatterElements(scatter) => scatter::scatter_elements(scatter, call),
+        Op::ScatterNd(scatter) => scatter::scatter_nd(scatter, call),
         Op::Sgd(sgd) => optimizer::sgd(sgd, call),
         Op::Softmax(softmax) => softmax::softmax(softmax.dim, call),
         Op::SoftmaxGrad(softmax) => softmax::softmax_grad(softmax.dim, call),
         // Lowering makes chains of these; one alone is a chain of one step.
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) | Op::Cast(_) => {
+        Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             elementwise::run(&single(op, &call), call);
         }
+        Op::Select(_) | Op::Cast(_) => elementwise::run(&single(op, &call), call),
         // Lowering makes views of these; what it copies it copies as `Kernel::Copy`. On one device collectives are
         // nothing; on several they are `Kernel::Part` and `Kernel::Collective`.
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {

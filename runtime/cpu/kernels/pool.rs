@@ -8,7 +8,7 @@ use crate::cpu::call::Call;
 use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
 use crate::cpu::storage::{Float, Scratch, narrow};
-use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Windows, covered};
+use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Windows, covered};
 use rayon::prelude::*;
 
 /// What the windows cover of a plane.
@@ -124,9 +124,16 @@ pub(super) fn max_pool_grad(pool: &MaxPoolGrad, mut call: Call) {
     });
 }
 
-/// Adds the gradient of each pooled element of a row to the first of the largest elements that it covers. A NaN is larger
-/// than any number.
+/// Adds the gradient of each pooled element of a row to the first of the largest elements that it covers.
 fn route<S: Float>(plane: &Plane, x: &[S], rows: &[usize], dy: &[S], dx: &mut [S::Real]) {
+    for (found, dy) in first_largest(plane, x, rows).into_iter().zip(dy) {
+        found.into_iter().for_each(|(at, _)| dx[at] = dx[at] + dy.widen());
+    }
+}
+
+/// For each pooled element of a row the first of the largest elements that it covers, with its place in the plane. A NaN
+/// is larger than any number.
+fn first_largest<S: Float>(plane: &Plane, x: &[S], rows: &[usize]) -> Vec<Option<(usize, S::Real)>> {
     let mut largest: Vec<Option<(usize, S::Real)>> = vec![None; plane.columns.len()];
     plane.for_covered(rows, |column, at| {
         let x = x[at].widen();
@@ -135,9 +142,24 @@ fn route<S: Float>(plane: &Plane, x: &[S], rows: &[usize], dy: &[S], dx: &mut [S
             largest[column] = Some((at, x));
         }
     });
-    for (found, dy) in largest.into_iter().zip(dy) {
-        found.into_iter().for_each(|(at, _)| dx[at] = dx[at] + dy.widen());
-    }
+    largest
+}
+
+pub(super) fn max_pool_indices(pool: &MaxPoolIndices, mut call: Call) {
+    let plane = Plane::new(&pool.windows, sizes(&call, 0), &call.result_view(0).layout.sizes);
+    with_float!(call.operand_view(0).dtype, S => {
+        let (x, places) = (call.dense::<S>(0), call.take_result::<i64>());
+        let planes = x.par_chunks_exact(plane.len).zip(places.par_chunks_exact_mut(plane.pooled));
+        planes.with_min_len(plane.least()).for_each(|(x, places)| {
+            let rows = plane.rows.iter().zip(places.chunks_exact_mut(plane.columns.len()));
+            for (rows, places) in rows {
+                let found = first_largest(&plane, x, rows).into_iter();
+                places.iter_mut().zip(found).for_each(|(place, found)| {
+                    *place = found.map_or(-1, |(at, _)| at as i64);
+                });
+            }
+        });
+    });
 }
 
 pub(super) fn avg_pool_grad(pool: &AvgPoolGrad, mut call: Call) {

@@ -33,6 +33,28 @@ fn indices_into_an_inner_dim_and_single_elements_are_found_in_the_right_part() {
 }
 
 #[test]
+fn what_is_written_by_index_goes_to_the_part_that_has_the_place() {
+    let parameters =
+        r#"%0 "x" : f64[2, 6, 3] {-, tp, -}, %1 "rows" : i64[2, 5, 3], %2 "updates" : f64[2, 5, 3]"#;
+    let nodes = "%3 = scatter_elements %0, %1, %2 {dim = 1, kind = add} : f64[2, 6, 3] {-, tp, -}
+        %4 = scatter_elements %0, %1, %2 {dim = 1, kind = set} : f64[2, 6, 3] {-, tp, -}
+        %5 = gather_elements_grad %1, %2 {dim = 1} : f64[2, 6, 3] {-, tp, -}";
+    same_as_on_one_device(&placed("tp=2", parameters, nodes, &["%3", "%4", "%5"]));
+    same_as_on_one_device(&placed("tp=3", parameters, nodes, &["%3", "%4", "%5"]));
+}
+
+#[test]
+fn parts_of_the_updates_make_sums_and_largest_elements_together() {
+    let parameters = r#"%0 "x" : f64[6, 3], %1 "rows" : i64[4, 1] {dp, -}, %2 "updates" : f64[4, 3] {dp, -}"#;
+    let nodes = "%3 = gather_nd_grad %1, %2 {batch_dims = 0} : f64[6, 3] partial(sum dp)
+        %4 = all_reduce %3 : f64[6, 3]
+        %5 = scatter_nd %0, %1, %2 {batch_dims = 0, kind = max} : f64[6, 3] partial(max dp)
+        %6 = all_reduce %5 : f64[6, 3]";
+    same_as_on_one_device(&placed("dp=2", parameters, nodes, &["%4", "%6"]));
+    same_as_on_one_device(&placed("dp=4", parameters, nodes, &["%4", "%6"]));
+}
+
+#[test]
 fn labels_count_all_classes_of_split_logits() {
     for (smoothing, ignored) in [("0.0", -100), ("0.1", 2)] {
         let parameters = r#"%0 "logits" : f64[4, 6] {dp, tp}, %1 "labels" : i64[4] {dp}, %2 "dsum" : f64[]"#;

@@ -94,6 +94,8 @@ fn limit(module: &Module, input: ValueId) -> Option<u64> {
             Op::Gather(gather) if reads(1) => dim(indexed, gather.dim as usize),
             Op::GatherElements(gather) if reads(1) => dim(indexed, gather.dim as usize),
             Op::GatherNd(_) if reads(1) => indexed.iter().filter_map(ir::Dim::size).min(),
+            Op::ScatterElements(scatter) if reads(1) => dim(indexed, scatter.dim as usize),
+            Op::ScatterNd(_) if reads(1) => indexed.iter().filter_map(ir::Dim::size).min(),
             Op::CrossEntropy(_) if reads(1) => indexed.last().and_then(ir::Dim::size),
             _ => None,
         };

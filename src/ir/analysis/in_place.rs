@@ -8,7 +8,7 @@ use crate::Op;
 pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
     match op {
         Op::Unary(_) | Op::Cast(_) => &[(0, 0)],
-        Op::Binary(_) | Op::Compare(_) | Op::Logical(_) => &[(0, 0), (1, 0)],
+        Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => &[(0, 0), (1, 0)],
         Op::Select(_) => &[(1, 0), (2, 0), (0, 0)],
         Op::Dropout(_) | Op::Softmax(_) | Op::LogSoftmax(_) | Op::CrossEntropyGrad(_) => &[(0, 0)],
         Op::SoftmaxGrad(_) => &[(1, 0), (0, 0)],
@@ -26,6 +26,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::BatchNorm(_)
         | Op::BatchNormGrad(_)
         | Op::BatchStatistics(_)
+        | Op::Bitcast(_)
         | Op::Broadcast(_)
         | Op::Concat(_)
         | Op::Constant(_)
@@ -36,20 +37,26 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::CrossEntropy(_)
         | Op::CumulativeSum(_)
         | Op::Gather(_)
+        | Op::Det(_)
         | Op::GatherElements(_)
+        | Op::GatherElementsGrad(_)
         | Op::GatherGrad(_)
         | Op::GatherNd(_)
+        | Op::GatherNdGrad(_)
         | Op::InTraining(_)
         | Op::Iota(_)
         | Op::LayerNorm(_)
         | Op::LayerNormGrad(_)
         | Op::MaxPool(_)
         | Op::MaxPoolGrad(_)
+        | Op::MaxPoolIndices(_)
         | Op::Pad(_)
         | Op::Reduce(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::Rotary(_)
+        | Op::ScatterElements(_)
+        | Op::ScatterNd(_)
         | Op::Slice(_)
         | Op::Splat(_)
         | Op::Transpose(_) => &[],

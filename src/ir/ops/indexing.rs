@@ -1,11 +1,10 @@
-//! Reading by index, and the gradient of it.
+//! Reading by index, and the gradient of it along a dim; `scatter` has those of reading by several indices.
 //!
 //! In all of them a negative index counts from the end, and an index outside is the loader's to refuse: it reads zeros
 //! here, and its gradient goes nowhere. That also splits the indexed dim: a rank reads zeros where another has the
 //! element, and what the ranks read adds up.
 
-use super::constant::Iota;
-use super::elementwise::{Compare, Logical, Select};
+use super::scatter::{GatherElementsGrad, GatherNdGrad};
 use super::*;
 use crate::tensor::{Elements, offsets, strides};
 use crate::{DType, Dim, Dims};
@@ -49,7 +48,7 @@ fn element(index: i64, size: usize) -> Option<usize> {
 }
 
 /// The element that an index into the global dim reads in a part of `size` elements, if it lies there.
-fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
+pub(super) fn element_of_part(index: i64, span: Span, size: usize) -> Option<usize> {
     let element = element(index, span.size as usize)?.checked_sub(span.start as usize)?;
     (element < size).then_some(element)
 }
@@ -77,7 +76,8 @@ fn read(data: &Tensor, offsets: &[Option<usize>], sizes: Vec<usize>) -> Tensor {
     Tensor { dtype: data.dtype, sizes, elements }
 }
 
-fn check_indices(indices: &Type) -> Result<(), TypeError> {
+/// Refuses indices that are not integers.
+pub(super) fn check_indices(indices: &Type) -> Result<(), TypeError> {
     if indices.dtype.is_integer() {
         Ok(())
     } else {
@@ -224,39 +224,21 @@ impl Operator for GatherElements {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let words = |indexed: &str| {
-            let word = |i| if i == self.dim as usize { indexed.to_string() } else { format!("f{i}") };
-            (0..signature.operands[0].ndim()).map(word).collect::<Vec<_>>().join(" ")
-        };
-        let indexed = words(indexed_word(&signature.operands[0]));
-        let line = format!("{indexed}, {} -> {}", words("i"), words("i"));
-        summable(Factors::rule(&line, signature), signature)
+        let data = &signature.operands[0];
+        let [data, indices] = [indexed_word(data), "i"].map(|word| words_but(data.ndim(), self.dim, word));
+        summable(Factors::rule(&format!("{data}, {indices} -> {indices}"), signature), signature)
     }
 
-    /// By comparing each index with every element it could read: for `dim = 1`
-    /// `d data[i, v, k] = Σ_j (indices[i, j, k] = v ? d out[i, j, k] : 0)`.
     fn gradient(
         &self,
         b: &mut Builder,
         node: NodeRef,
         d: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        let (data, indices, dim) = (node.operands[0], node.operands[1], self.dim as usize);
+        let (data, indices) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
-        let size = b.ty(data).dims[dim].clone();
-        let size_number =
-            size.size().ok_or(GradientError::Undefined("a dim that is indexed must be bound"))?;
-        let (index, _) = resolved(b, indices, size_number)?;
-        let mut apart: Dims = b.ty(indices).dims.clone();
-        apart.insert(dim, Dim::known(1));
-        let (index, dout) = (b.reshape(index, apart.clone())?, b.reshape(dout, apart.clone())?);
-        let mut counted: Dims = apart.iter().map(|_| Dim::known(1)).collect();
-        counted[dim] = size;
-        let position = b.one_typed(Iota { dim: self.dim }, &[], Type::new(DType::I64, counted))?;
-        let hit = b.one(Compare::Equal, &[index, position])?;
-        let zero = b.splat_like(dout, 0.0)?;
-        let placed = b.one(Select, &[hit, dout, zero])?;
-        Ok(vec![Some(b.sum(placed, &[self.dim + 1])?), None])
+        let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());
+        Ok(vec![Some(b.one_typed(GatherElementsGrad { dim: self.dim }, &[indices, dout], ty)?), None])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -264,35 +246,38 @@ impl Operator for GatherElements {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let (data, indices, dim) = (cx.operands[0], cx.operands[1], self.dim as usize);
-        let own = strides(&data.sizes);
-        let mut others = own.clone();
-        others[dim] = 0;
-        let starts = offsets(&indices.sizes, &others);
-        let span = cx.operand_span(0, dim);
-        let at = |(&index, start): (&i64, usize)| {
-            Some(start + element_of_part(index, span, data.sizes[dim])? * own[dim])
-        };
-        let offsets: Vec<Option<usize>> = indices.ints().iter().zip(starts).map(at).collect();
+        let (data, dim) = (cx.operands[0], self.dim as usize);
+        let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![read(data, &offsets, cx.sizes(0))]
     }
 }
 
-/// Indices as i64 with negative ones counted from the start, and whether each is inside a dim of that size.
-fn resolved(b: &mut Builder, indices: ValueId, size: u64) -> Result<(ValueId, ValueId), TypeError> {
-    let indices = b.cast(indices, DType::I64)?;
-    let (zero, size) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, size as f64)?);
-    let negative = b.one(Compare::Less, &[indices, zero])?;
-    let from_end = b.add(indices, size)?;
-    let index = b.one(Select, &[negative, from_end, indices])?;
-    let (above, below) =
-        (b.one(Compare::GreaterEqual, &[index, zero])?, b.one(Compare::Less, &[index, size])?);
-    Ok((index, b.one(Logical::And, &[above, below])?))
+/// The words of a tensor of which one dim has this word, the others each their own.
+pub(super) fn words_but(ndim: usize, dim: u32, word: &str) -> String {
+    let word = |i| if i == dim as usize { word.to_string() } else { format!("f{i}") };
+    (0..ndim).map(word).collect::<Vec<_>>().join(" ")
+}
+
+/// For each index, in order, the element of data of these sizes that it stands for. The indexed dim lies in the global
+/// one as `span` says.
+pub(super) fn element_offsets(
+    data: &[usize],
+    indices: &Tensor,
+    dim: usize,
+    span: Span,
+) -> Vec<Option<usize>> {
+    let own = strides(data);
+    let mut others = own.clone();
+    others[dim] = 0;
+    let starts = offsets(&indices.sizes, &others);
+    let at =
+        |(&index, start): (&i64, usize)| Some(start + element_of_part(index, span, data[dim])? * own[dim]);
+    indices.ints().iter().zip(starts).map(at).collect()
 }
 
 impl GatherNd {
     /// How many dims of the data are indexed, checked.
-    fn indexed(&self, data: &Type, indices: &Type) -> Result<usize, TypeError> {
+    pub(super) fn indexed(&self, data: &Type, indices: &Type) -> Result<usize, TypeError> {
         check_indices(indices)?;
         let batch = self.batch_dims as usize;
         let indexed = indices.dims.last().and_then(Dim::size).and_then(|size| usize::try_from(size).ok());
@@ -309,33 +294,6 @@ impl GatherNd {
         }
         Ok(indexed)
     }
-
-    /// The index into the data's first dims flattened, batch dims and all, of every position: `[b.., i..]`. One past
-    /// the end where a coordinate is outside.
-    fn flat_index(&self, b: &mut Builder, indices: ValueId, used: &[u64]) -> Result<ValueId, TypeError> {
-        let batch = self.batch_dims as usize;
-        let dims = b.ty(indices).dims.clone();
-        let (last, positions) = (dims.len() - 1, &dims[..dims.len() - 1]);
-        let mut flat = b.scalar(DType::I64, 0.0)?;
-        let mut inside = b.splat(Type::scalar(DType::Bool), 1.0)?;
-        for (i, &size) in used.iter().enumerate() {
-            let coordinate = if i < batch {
-                b.one_typed(Iota { dim: i as u32 }, &[], Type::new(DType::I64, positions.iter().cloned()))?
-            } else {
-                let column = b.slice(indices, last as u32, (i - batch) as u64, Dim::known(1))?;
-                let column = b.reshape(column, positions.iter().cloned())?;
-                let (index, within) = resolved(b, column, size)?;
-                inside = b.one(Logical::And, &[inside, within])?;
-                index
-            };
-            let size = b.scalar(DType::I64, size as f64)?;
-            let scaled = b.mul(flat, size)?;
-            flat = b.add(scaled, coordinate)?;
-        }
-        let flat = b.broadcast(flat, positions.iter().cloned())?;
-        let outside = b.scalar(DType::I64, used.iter().product::<u64>() as f64)?;
-        b.one(Select, &[inside, flat, outside])
-    }
 }
 
 impl Operator for GatherNd {
@@ -349,20 +307,10 @@ impl Operator for GatherNd {
 
     /// `"b.. v^.. r.., b.. i.. q^ -> b.. i.. r.."`
     fn factors(&self, signature: &Signature) -> Factors {
-        let batch = self.batch_dims as usize;
-        let (data, indices) = (&signature.operands[0], &signature.operands[1]);
-        let indexed = self.indexed(data, indices).expect("infer has accepted the types");
-        let words = |name: &str, count: usize, suffix: &str| {
-            (0..count).map(|i| format!("{name}{i}{suffix}")).collect::<Vec<_>>().join(" ")
-        };
-        let (shared, positions) = (words("b", batch, ""), words("i", indices.ndim() - 1 - batch, ""));
-        let rest = words("r", data.ndim() - batch - indexed, "");
-        let whole = words("v", indexed, "^");
-        let line = format!("{shared} {whole} {rest}, {shared} {positions} q^ -> {shared} {positions} {rest}");
-        summable(Factors::rule(&line, signature), signature)
+        let [data, indices, out] = nd_words(self, &signature.operands[0], &signature.operands[1], "");
+        summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature)
     }
 
-    /// The gradient of a gather from the data with its batch and indexed dims flattened.
     fn gradient(
         &self,
         b: &mut Builder,
@@ -371,15 +319,9 @@ impl Operator for GatherNd {
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
-        let (data, index_type) = (b.ty(data).clone(), b.ty(indices).clone());
-        let (used, rest) = data.dims.split_at(self.batch_dims as usize + self.indexed(&data, &index_type)?);
-        let unbound = GradientError::Undefined("dims that are indexed must be bound");
-        let used: Vec<u64> = used.iter().map(Dim::size).collect::<Option<_>>().ok_or(unbound.clone())?;
-        let count = used.iter().try_fold(1u64, |count, &size| count.checked_mul(size)).ok_or(unbound)?;
-        let flat = self.flat_index(b, indices, &used)?;
-        let ty = Type::new(data.dtype, [Dim::known(count)].into_iter().chain(rest.iter().cloned()));
-        let gradient = b.one_typed(GatherGrad { dim: 0 }, &[flat, dout], ty)?;
-        Ok(vec![Some(b.reshape(gradient, data.dims.iter().cloned())?), None])
+        let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());
+        let op = GatherNdGrad { batch_dims: self.batch_dims };
+        Ok(vec![Some(b.one_typed(op, &[indices, dout], ty)?), None])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -387,22 +329,46 @@ impl Operator for GatherNd {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let (data, indices, batch) = (cx.operands[0], cx.operands[1], self.batch_dims as usize);
-        let indexed = indices.sizes[indices.sizes.len() - 1];
-        let own = strides(&data.sizes);
-        let inner: usize = data.sizes[batch + indexed..].iter().product();
-        let positions: usize = indices.sizes[..indices.sizes.len() - 1].iter().product();
-        let batches: usize = data.sizes[..batch].iter().product();
-        let mut out = Vec::new();
-        for position in 0..positions {
-            // Positions of one batch element follow each other.
-            let first = position / (positions / batches) * data.sizes[batch..].iter().product::<usize>();
-            let coordinates = &indices.ints()[position * indexed..(position + 1) * indexed];
-            let start = coordinates.iter().enumerate().try_fold(first, |start, (i, &index)| {
-                Some(start + element(index, data.sizes[batch + i])? * own[batch + i])
-            });
-            out.extend((0..inner).map(|i| start.map(|start| start + i)));
-        }
-        vec![read(data, &out, cx.sizes(0))]
+        let data = cx.operands[0];
+        let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
+        vec![read(data, &offsets, cx.sizes(0))]
     }
+}
+
+/// The words of the data, of the indices, and of what is read: `b.. v^.. r..`, `b.. i.. q^` and `b.. i.. r..`, with a
+/// suffix on each `i`.
+pub(super) fn nd_words(gather: &GatherNd, data: &Type, indices: &Type, suffix: &str) -> [String; 3] {
+    let batch = gather.batch_dims as usize;
+    let indexed = gather.indexed(data, indices).expect("infer has accepted the types");
+    let words = |name: &str, count: usize, suffix: &str| {
+        (0..count).map(|i| format!("{name}{i}{suffix}")).collect::<Vec<_>>().join(" ")
+    };
+    let (shared, positions) = (words("b", batch, ""), words("i", indices.ndim() - 1 - batch, suffix));
+    let rest = words("r", data.ndim() - batch - indexed, "");
+    let whole = words("v", indexed, "^");
+    [
+        format!("{shared} {whole} {rest}"),
+        format!("{shared} {positions} q^"),
+        format!("{shared} {positions} {rest}"),
+    ]
+}
+
+/// For each element that is read at these indices, in order, where it is in data of these sizes.
+pub(super) fn nd_offsets(data: &[usize], indices: &Tensor, batch: usize) -> Vec<Option<usize>> {
+    let indexed = indices.sizes[indices.sizes.len() - 1];
+    let own = strides(data);
+    let inner: usize = data[batch + indexed..].iter().product();
+    let positions: usize = indices.sizes[..indices.sizes.len() - 1].iter().product();
+    let batches: usize = data[..batch].iter().product();
+    let mut out = Vec::new();
+    for position in 0..positions {
+        // Positions of one batch element follow each other.
+        let first = position / (positions / batches) * data[batch..].iter().product::<usize>();
+        let coordinates = &indices.ints()[position * indexed..(position + 1) * indexed];
+        let start = coordinates.iter().enumerate().try_fold(first, |start, (i, &index)| {
+            Some(start + element(index, data[batch + i])? * own[batch + i])
+        });
+        out.extend((0..inner).map(|i| start.map(|start| start + i)));
+    }
+    out
 }

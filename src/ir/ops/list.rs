@@ -154,6 +154,7 @@ operators! {
         BatchNorm(batch_norm::BatchNorm) "batch_norm" { eps }
         BatchNormGrad(batch_norm::BatchNormGrad) "batch_norm_grad" { eps }
         BatchStatistics(batch_norm::BatchStatistics) "batch_statistics" {}
+        Bitcast(elementwise::Bitcast) "bitcast" { to }
         Broadcast(shape::Broadcast) "broadcast" {}
         Cast(elementwise::Cast) "cast" { to }
         Concat(shape::Concat) "concat" { dim }
@@ -165,11 +166,14 @@ operators! {
         CrossEntropy(loss::CrossEntropy) "cross_entropy" { ignore_index, label_smoothing }
         CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
+        Det(det::Det) "det" {}
         Dropout(dropout::Dropout) "dropout" { ratio, id, seed, dim }
         Gather(indexing::Gather) "gather" { dim }
         GatherElements(indexing::GatherElements) "gather_elements" { dim }
+        GatherElementsGrad(scatter::GatherElementsGrad) "gather_elements_grad" { dim }
         GatherGrad(indexing::GatherGrad) "gather_grad" { dim }
         GatherNd(indexing::GatherNd) "gather_nd" { batch_dims }
+        GatherNdGrad(scatter::GatherNdGrad) "gather_nd_grad" { batch_dims }
         InTraining(batch_norm::InTraining) "in_training" {}
         Iota(constant::Iota) "iota" { dim }
         LayerNorm(norm::LayerNorm) "layer_norm" { eps }
@@ -177,12 +181,15 @@ operators! {
         LogSoftmax(softmax::LogSoftmax) "log_softmax" { dim }
         MaxPool(pool::MaxPool) "max_pool" { windows }
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
+        MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
         Pad(shape::Pad) "pad" { dim, before, value }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
         Reshape(shape::Reshape) "reshape" {}
         RmsNorm(norm::RmsNorm) "rms_norm" { eps }
         RmsNormGrad(norm::RmsNormGrad) "rms_norm_grad" {}
         Rotary(rotary::Rotary) "rotary" { interleaved }
+        ScatterElements(scatter::ScatterElements) "scatter_elements" { dim, kind }
+        ScatterNd(scatter::ScatterNd) "scatter_nd" { batch_dims, kind }
         Select(elementwise::Select) "select" {}
         Sgd(optimizer::Sgd) "sgd" { momentum, nesterov }
         Slice(shape::Slice) "slice" { dim, start, step }
@@ -196,6 +203,7 @@ operators! {
         Binary(elementwise::Binary)
         Compare(elementwise::Compare)
         Logical(elementwise::Logical)
+        Bitwise(elementwise::Bitwise)
         Collective(collective::Collective)
     }
 }

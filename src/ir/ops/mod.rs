@@ -13,6 +13,7 @@ pub mod collective;
 pub mod constant;
 pub mod contract;
 pub mod conv;
+pub mod det;
 pub mod dropout;
 pub mod elementwise;
 pub mod indexing;
@@ -24,6 +25,7 @@ pub mod reduce;
 pub mod rotary;
 #[doc(hidden)]
 pub mod samples;
+pub mod scatter;
 pub mod shape;
 pub mod softmax;
 pub mod step;

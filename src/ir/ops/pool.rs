@@ -1,7 +1,7 @@
 //! Pooling: the largest element, or the mean, of windows that slide over the last dims.
 
 use super::*;
-use crate::{Dim, Dims};
+use crate::{DType, Dim, Dims};
 use smallvec::SmallVec;
 
 /// How a window slides along one dim. Its position `o` covers the elements `o·stride + k·dilation - before` for `k` below
@@ -35,6 +35,14 @@ pub struct MaxPool {
 /// Operands: `x, d y`. Result: `d x`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MaxPoolGrad {
+    /// As in [`MaxPool`].
+    pub windows: Windows,
+}
+
+/// Where the largest element of each window of [`MaxPool`] stands in its plane, the last dims that windows slide over:
+/// i64, counted in row-major order; -1 for a window of nothing but padding. Of equals the first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MaxPoolIndices {
     /// As in [`MaxPool`].
     pub windows: Windows,
 }
@@ -283,6 +291,43 @@ impl Operator for MaxPoolGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, x.sizes.clone(), dx)]
+    }
+}
+
+impl Operator for MaxPoolIndices {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        let [x] = types.operands()?;
+        Ok(vec![Type::new(DType::I64, positions(&self.windows, x)?)])
+    }
+
+    fn factors(&self, signature: &Signature) -> Factors {
+        let [x, y] = ["d", "o"].map(|name| words(&self.windows, name));
+        Factors::rule(&format!("{x} -> {y}"), signature)
+    }
+
+    /// None: integers.
+    fn gradient(
+        &self,
+        _: &mut Builder,
+        _: NodeRef,
+        _: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        Ok(vec![None])
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        cost(&self.windows, signature, &signature.results[0])
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let x = cx.operands[0];
+        let planes = Planes::new(&self.windows, &x.sizes);
+        let mut out = Vec::new();
+        for plane in x.floats().chunks_exact(planes.len) {
+            let place = |covered: &Vec<usize>| first_largest(plane, covered).map_or(-1, |i| i as i64);
+            out.extend(planes.covered.iter().map(place));
+        }
+        vec![Tensor::int(DType::I64, planes.sizes, out)]
     }
 }
 

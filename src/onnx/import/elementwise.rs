@@ -11,6 +11,7 @@ use ir::{DType, ValueId};
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
     let op = match call.op() {
         "Abs" => Unary::Abs,
+        "Atan" => Unary::Atan,
         "Ceil" => Unary::Ceil,
         "Cos" => Unary::Cos,
         "Erf" => Unary::Erf,

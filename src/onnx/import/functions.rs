@@ -1,13 +1,15 @@
-//! Functions of numbers that are formulas of the core's: hyperbolic ones, means of several tensors, remainders, shifts.
+//! Functions of numbers that are formulas of the core's: angles, hyperbolic ones, means of several tensors, remainders;
+//! and determinants.
 
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::elementwise;
-use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
-use ir::{DType, ValueId};
+use ir::ValueId;
+use ir::ops::det::Det;
+use ir::ops::elementwise::{Binary, Unary};
 
-/// Acosh, Asinh, Atanh, Cosh, Sinh and Tan, by their definitions.
+/// Acos, Acosh, Asin, Asinh, Atanh, Cosh, Sinh and Tan, by their definitions.
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     one(match call.op() {
@@ -21,12 +23,25 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         }
         // ½ log((1 + x) / (1 - x))
         "Atanh" => {
-            let above = cx.binary_with(Binary::Add, x, 1.0)?;
-            let unit = cx.b.splat_like(x, 1.0)?;
-            let below = cx.binary(Binary::Sub, unit, x)?;
+            let (above, below) = one_plus_and_minus(cx, x)?;
             let quotient = cx.binary(Binary::Div, above, below)?;
             let log = cx.unary(Unary::Log, quotient)?;
             cx.binary_with(Binary::Mul, log, 0.5)?
+        }
+        // 2 atan(x / (1 + √(1 - x²))) and 2 atan √((1 - x) / (1 + x)): half angles, of which none is lost to rounding.
+        "Asin" => {
+            let (above, below) = one_plus_and_minus(cx, x)?;
+            let product = cx.binary(Binary::Mul, above, below)?;
+            let root = cx.unary(Unary::Sqrt, product)?;
+            let divisor = cx.binary_with(Binary::Add, root, 1.0)?;
+            let tangent = cx.binary(Binary::Div, x, divisor)?;
+            twice_the_angle(cx, tangent)?
+        }
+        "Acos" => {
+            let (above, below) = one_plus_and_minus(cx, x)?;
+            let quotient = cx.binary(Binary::Div, below, above)?;
+            let tangent = cx.unary(Unary::Sqrt, quotient)?;
+            twice_the_angle(cx, tangent)?
         }
         "Cosh" => exponentials(cx, x, Binary::Add)?,
         "Sinh" => exponentials(cx, x, Binary::Sub)?,
@@ -36,6 +51,19 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         }
         other => return Err(Problem::new(format!("`{other}` is not a function of one number"))),
     })
+}
+
+/// `1 + x` and `1 - x`
+fn one_plus_and_minus(cx: &mut Context, x: ValueId) -> Result<(ValueId, ValueId), Problem> {
+    let above = cx.binary_with(Binary::Add, x, 1.0)?;
+    let unit = cx.b.splat_like(x, 1.0)?;
+    Ok((above, cx.binary(Binary::Sub, unit, x)?))
+}
+
+/// `2 atan(tangent)`
+fn twice_the_angle(cx: &mut Context, tangent: ValueId) -> Built {
+    let angle = cx.unary(Unary::Atan, tangent)?;
+    cx.binary_with(Binary::Mul, angle, 2.0)
 }
 
 /// `log(x + √(x² + shift))`
@@ -84,52 +112,8 @@ pub(super) fn modulo(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.binary(Binary::Mul, sign, rest)?)
 }
 
-/// BitShift, as a product or a quotient by a power of two. An amount that is negative or not below the width gives 0
-/// (or, shifting a negative number right, -1).
-pub(super) fn bit_shift(cx: &mut Context, call: &Call) -> Outputs {
-    let (x, amount) = (cx.value(call, 0)?, cx.value(call, 1)?);
-    let dtype = cx.ty(x).dtype;
-    if !dtype.is_integer() {
-        return Err(Problem::new(format!("shifts {}, not integers", cx.ty(x))));
-    }
-    // In 64 bits, so that a power of two beyond the type is not wrapped to 0.
-    let wide = if dtype == DType::U64 { dtype } else { DType::I64 };
-    let (x, amount) = (cx.b.cast(x, wide)?, cx.b.cast(amount, wide)?);
-    let two = cx.b.splat_like(x, 2.0)?;
-    let power = cx.binary(Binary::Pow, two, amount)?;
-    let shifted = match call.string("direction") {
-        Some("LEFT") => cx.binary(Binary::Mul, x, power)?,
-        Some("RIGHT") => shifted_right(cx, x, amount, power)?,
-        other => {
-            let other = other.unwrap_or("nowhere");
-            return Err(Problem::new(format!("shifts {other}, which is neither LEFT nor RIGHT")));
-        }
-    };
-    one(cx.b.cast(shifted, dtype)?)
-}
-
-/// `⌊x / 2ⁿ⌋`; by a negative amount, or beyond 62 bits, where the power has no positive i64, the sign alone is left.
-fn shifted_right(cx: &mut Context, x: ValueId, amount: ValueId, power: ValueId) -> Built {
-    let rest = cx.binary(Binary::Mod, x, power)?;
-    let whole = cx.binary(Binary::Sub, x, rest)?;
-    let quotient = cx.binary(Binary::Div, whole, power)?;
-    let beyond = cx.compare_with(Compare::Greater, amount, 62.0)?;
-    let before = cx.compare_with(Compare::Less, amount, 0.0)?;
-    let beyond = cx.b.one(Logical::Or, &[beyond, before])?;
-    let negative = cx.compare_with(Compare::Less, x, 0.0)?;
-    let zero = cx.b.splat_like(x, 0.0)?;
-    let sign = cx.binary_with(Binary::Sub, zero, 1.0)?;
-    let sign = cx.choose(negative, sign, zero)?;
-    cx.choose(beyond, sign, quotient)
-}
-
-/// BitwiseNot: `-x - 1`, in two's complement.
-pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
+/// Det.
+pub(super) fn det(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
-    if !cx.ty(x).dtype.is_integer() {
-        return Err(Problem::new(format!("inverts the bits of {}, which is not integers", cx.ty(x))));
-    }
-    let zero = cx.b.splat_like(x, 0.0)?;
-    let negative = cx.binary(Binary::Sub, zero, x)?;
-    one(cx.binary_with(Binary::Sub, negative, 1.0)?)
+    one(cx.b.one(Det, &[x])?)
 }

@@ -9,6 +9,7 @@ mod arithmetic;
 mod attention;
 mod attention_mask;
 mod batch_norm;
+mod bits;
 mod call;
 mod composed_attention;
 mod composed_norm;
@@ -34,7 +35,9 @@ mod registry;
 mod resampling;
 mod resize;
 mod rotary;
+mod scatter;
 mod shape;
+mod unpool;
 mod weighted_loss;
 
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};

@@ -2,24 +2,26 @@
 //! padding that follows from sizes (`auto_pad`) and rounding up become padding in numbers here.
 
 use super::call::Call;
-use super::context::{Context, Outputs, Problem, one};
+use super::context::{Context, Entry, Outputs, Problem, one};
+use super::unpool;
 use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
 use ir::ops::shape::Pad;
 use ir::{DType, Dim, Type, ValueId};
 
-/// MaxPool without the second output. Integers are pooled as floats, in which those of ONNX's types are exact.
+/// MaxPool. Integers are pooled as floats, in which those of ONNX's types are exact.
 pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
-    if call.output(1).is_some() {
-        return Err(Problem::new("also puts out the places of the largest elements, which is not built"));
-    }
     let x = cx.value(call, 0)?;
     let dtype = cx.ty(x).dtype;
     let x = if dtype.is_float() { x } else { cx.b.cast(x, DType::F32)? };
     let windows = Sliding::of(cx, call, x)?.padded();
-    let y = cx.b.one(MaxPool { windows }, &[x])?;
-    one(cx.b.cast(y, dtype)?)
+    let y = cx.b.one(MaxPool { windows: windows.clone() }, &[x])?;
+    let mut outputs = one(cx.b.cast(y, dtype)?)?;
+    if call.output(1).is_some() {
+        outputs.push(Entry::Value(unpool::indices(cx, call, x, windows)?));
+    }
+    Ok(outputs)
 }
 
 /// GlobalMaxPool: one window over all dims after the channel.
@@ -100,7 +102,7 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
 }
 
 /// The dims after batch and channel.
-fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
+pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
     let ty = cx.ty(x);
     if ty.ndim() < 3 {
         return Err(Problem::new(format!("pools dims after batch and channel, which {ty} does not have")));
@@ -109,7 +111,7 @@ fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> 
 }
 
 /// The size of a spatial dim.
-fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
+pub(super) fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
     let ty = cx.ty(x);
     let unbound = || Problem::new(format!("pools dim {} of {ty}, which is not bound", i + 2));
     ty.dims[i + 2].size().ok_or_else(|| unbound().note("bind it with --bind NAME=SIZE"))
@@ -164,7 +166,12 @@ fn too_large(window: Window) -> Problem {
 }
 
 /// A list of so many sizes; the default for each if the attribute is left out.
-fn numbers(call: &Call, name: &str, count: usize, default: Option<u64>) -> Result<Vec<u64>, Problem> {
+pub(super) fn numbers(
+    call: &Call,
+    name: &str,
+    count: usize,
+    default: Option<u64>,
+) -> Result<Vec<u64>, Problem> {
     let wrong = || Problem::new(format!("needs {count} sizes as `{name}`"));
     let Some(given) = call.ints(name) else {
         return default.map(|default| vec![default; count]).ok_or_else(wrong);

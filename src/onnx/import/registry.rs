@@ -3,9 +3,9 @@
 use super::call::Call;
 use super::context::{Context, Outputs};
 use super::{
-    activation, attention, batch_norm, composed_norm, composed_reduction, contraction, conv, dropout, einsum,
-    elementwise, functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, resize, rotary,
-    shape, weighted_loss,
+    activation, attention, batch_norm, bits, composed_norm, composed_reduction, contraction, conv, dropout,
+    einsum, elementwise, functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, resize,
+    rotary, scatter, shape, unpool, weighted_loss,
 };
 
 /// Imports one node.
@@ -24,6 +24,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (
         &[
             "Abs",
+            "Atan",
             "Ceil",
             "Cos",
             "Erf",
@@ -64,14 +65,15 @@ const OPERATORS: &[(&[&str], Import)] = &[
         ],
         elementwise::binary,
     ),
-    (&["Acosh", "Asinh", "Atanh", "Cosh", "Sinh", "Tan"], functions::unary),
+    (&["Acos", "Acosh", "Asin", "Asinh", "Atanh", "Cosh", "Sinh", "Tan"], functions::unary),
     (&["AffineGrid"], generate::affine_grid),
     (&["ArgMax", "ArgMin"], ranking::arg_extreme),
     (&["Attention"], attention::attention),
     (&["AveragePool"], pool::average_pool),
     (&["BatchNormalization"], batch_norm::batch_norm),
-    (&["BitShift"], functions::bit_shift),
-    (&["BitwiseNot"], functions::bitwise_not),
+    (&["BitCast"], bits::bit_cast),
+    (&["BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"], bits::bitwise),
+    (&["BitwiseNot"], bits::bitwise_not),
     (&["BlackmanWindow", "HammingWindow", "HannWindow"], generate::window),
     (&["Cast", "CastLike"], elementwise::cast),
     (
@@ -99,6 +101,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Conv"], conv::conv),
     (&["ConvTranspose"], conv::conv_transpose),
     (&["CumSum"], indexing::cumulative_sum),
+    (&["Det"], functions::det),
     (&["DepthToSpace", "SpaceToDepth"], layout::space_and_depth),
     (&["Dropout"], dropout::dropout),
     (&["Einsum"], einsum::einsum),
@@ -124,6 +127,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["LpPool"], pool::lp_pool),
     (&["MatMul"], contraction::matmul),
     (&["MaxPool"], pool::max_pool),
+    (&["MaxUnpool"], unpool::max_unpool),
     (&["Mean"], functions::mean),
     (&["MeanVarianceNormalization"], composed_norm::mean_variance),
     (&["Mod"], functions::modulo),
@@ -144,6 +148,8 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Resize", "Upsample"], resize::resize),
     (&["ReverseSequence"], layout::reverse_sequence),
     (&["RotaryEmbedding"], rotary::rotary_embedding),
+    (&["Scatter", "ScatterElements"], scatter::scatter_elements),
+    (&["ScatterND"], scatter::scatter_nd),
     (&["SequenceAt"], shape::sequence_at),
     (&["Shape"], shape::shape),
     (&["Size"], shape::size),
@@ -153,6 +159,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["SplitToSequence"], shape::split_to_sequence),
     (&["Squeeze"], shape::squeeze),
     (&["SwiGLU"], rotary::swiglu),
+    (&["TensorScatter"], scatter::tensor_scatter),
     (&["Tile"], shape::tile),
     (&["TopK"], ranking::top_k),
     (&["Transpose"], shape::transpose),

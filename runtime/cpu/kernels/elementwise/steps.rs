@@ -36,6 +36,11 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
                 });
             }
         }
+        Op::Bitwise(op) => with_integer!(dtype, T => {
+            let pairs = bytemuck::cast_slice::<u8, T>(x).iter().zip(bytemuck::cast_slice::<u8, T>(sources[1].1));
+            let out = bytemuck::cast_slice_mut::<u8, T>(out).iter_mut();
+            out.zip(pairs).for_each(|(out, (x, y))| *out = T::from_i64(op.integer(dtype, x.to_i64(), y.to_i64())));
+        }),
         Op::Compare(op) => compare(*op, dtype, x, sources[1].1, out),
         Op::Logical(op) => match op {
             Logical::And => map2(And, x, sources[1].1, out),
@@ -87,6 +92,7 @@ unary! {
     Reciprocal |x| T::ONE / x;
     Sin |x| x.sin();
     Cos |x| x.cos();
+    Atan |x| x.atan();
     Tanh |x| x.tanh();
     Erf |x| x.erf();
     Sigmoid |x| x.sigmoid();
@@ -172,7 +178,10 @@ binary! {
     Div |x, y| x / y;
     Max |x, y| x.larger(y);
     Min |x, y| x.smaller(y);
-    Mod |x, y| x - y * (x / y).floor();
+    Mod |x, y| {
+        let rest = x.rest(y);
+        if rest != T::ZERO && (rest < T::ZERO) != (y < T::ZERO) { rest + y } else { rest }
+    };
     GeluGrad |x, y| {
         let density = (T::of(-0.5) * x * x).exp() * T::of(FRAC_1_SQRT_2_PI);
         y * x.mul_add(density, x.normal_cdf())

@@ -29,7 +29,7 @@ kinds! {
         Max "max",
         /// The smaller.
         Min "min",
-        /// `x - y·⌊x/y⌋`, with the sign of `y`.
+        /// `x - y·⌊x/y⌋`, with the sign of `y`; of an infinite `y` the one of `x` and `y` that has it.
         Mod "mod",
         /// Gradient of `gelu` at x, times y.
         GeluGrad "gelu_grad",
@@ -56,7 +56,7 @@ impl Binary {
             Self::Min if x.is_nan() || y.is_nan() => f64::NAN,
             Self::Max => x.max(y),
             Self::Min => x.min(y),
-            Self::Mod => x - y * (x / y).floor(),
+            Self::Mod => modulo(x, y),
             Self::GeluGrad => {
                 y * (normal_cdf(x) + x * (-0.5 * x * x).exp() * FRAC_2_SQRT_PI / (2.0 * SQRT_2))
             }
@@ -97,6 +97,12 @@ impl Binary {
     fn float_only(self) -> bool {
         matches!(self, Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad)
     }
+}
+
+/// Python's and numpy's: the rest of the division towards zero, which is exact, moved to the side of the divisor.
+fn modulo(x: f64, y: f64) -> f64 {
+    let rest = x % y;
+    if rest != 0.0 && (rest < 0.0) != (y < 0.0) { rest + y } else { rest }
 }
 
 impl Operator for Binary {
@@ -182,5 +188,29 @@ impl Operator for Binary {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As numpy: `np.mod(x, y)`.
+    #[test]
+    fn a_rest_has_the_sign_of_the_divisor() {
+        let infinite = f64::INFINITY;
+        for (x, y, expected) in [
+            (-4.3, 2.1, -4.3 + 2.1 + 2.1 + 2.1),
+            (4.3, -2.1, 4.3 - 2.1 - 2.1 - 2.1),
+            (3.0, infinite, 3.0),
+            (-3.0, infinite, infinite),
+            (3.0, -infinite, -infinite),
+            (-3.0, -infinite, -3.0),
+            (6.0, 3.0, 0.0),
+        ] {
+            let rest = Binary::Mod.scalar(x, y);
+            assert!((rest - expected).abs() < 1e-12 || rest == expected, "{x} mod {y} is {rest}");
+        }
+        assert!([(1.0, 0.0), (infinite, 2.0)].iter().all(|&(x, y)| Binary::Mod.scalar(x, y).is_nan()));
     }
 }

@@ -1,11 +1,13 @@
 //! Elementwise operators, with broadcasting: a dim of size one stretches, dims align at the last.
 
 mod binary;
+mod bits;
 mod cast;
 mod conditions;
 mod unary;
 
 pub use binary::Binary;
+pub use bits::{Bitcast, Bitwise};
 pub use cast::Cast;
 pub(crate) use cast::wrap;
 pub use conditions::{Compare, Logical, Select};

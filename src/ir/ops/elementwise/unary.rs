@@ -30,6 +30,8 @@ kinds! {
         Sin "sin",
         /// `cos x`
         Cos "cos",
+        /// The angle between -π/2 and π/2 whose tangent is x.
+        Atan "atan",
         /// `tanh x`
         Tanh "tanh",
         /// The error function.
@@ -77,6 +79,7 @@ impl Unary {
             Self::Reciprocal => 1.0 / x,
             Self::Sin => x.sin(),
             Self::Cos => x.cos(),
+            Self::Atan => x.atan(),
             Self::Tanh => x.tanh(),
             Self::Erf => libm::erf(x),
             Self::Sigmoid => sigmoid(x),
@@ -176,6 +179,13 @@ impl Operator for Unary {
                 let sin = b.one(Self::Sin, &[x])?;
                 let negative = b.one(Self::Neg, &[dy])?;
                 b.mul(sin, negative)?
+            }
+            // 1/(1 + x²)
+            Self::Atan => {
+                let square = b.mul(x, x)?;
+                let one = b.splat_like(x, 1.0)?;
+                let slope = b.add(square, one)?;
+                b.one(Binary::Div, &[dy, slope])?
             }
             // 1 - y²
             Self::Tanh => {

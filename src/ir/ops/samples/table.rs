@@ -6,16 +6,18 @@ use super::super::collective::Collective;
 use super::super::constant::{Constant, Iota, Splat};
 use super::super::contract::Contract;
 use super::super::conv::{Conv, ConvGradInput, ConvGradWeight};
+use super::super::det::Det;
 use super::super::dropout::Dropout;
-use super::super::elementwise::{Binary, Cast, Compare, Logical, Select, Unary};
+use super::super::elementwise::{Binary, Bitcast, Bitwise, Cast, Compare, Logical, Select, Unary};
 use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use super::super::list::Kinds;
 use super::super::loss::{CrossEntropy, CrossEntropyGrad};
 use super::super::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use super::super::optimizer::{Adagrad, Adam, Sgd};
-use super::super::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
+use super::super::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
 use super::super::reduce::{CumulativeSum, Reduce, ReduceKind};
 use super::super::rotary::Rotary;
+use super::super::scatter::{GatherElementsGrad, GatherNdGrad, ScatterElements, ScatterKind, ScatterNd};
 use super::super::shape::{Broadcast, Concat, Pad, Reshape, Slice, Transpose};
 use super::super::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use super::super::step::Accumulate;
@@ -26,6 +28,7 @@ use smallvec::SmallVec;
 pub fn samples() -> Vec<Sample> {
     let families = [
         elementwise(),
+        bits(),
         sources(),
         shapes(),
         contractions(),
@@ -36,6 +39,8 @@ pub fn samples() -> Vec<Sample> {
         batch_norms(),
         pools(),
         indexing(),
+        scatters(),
+        determinants(),
         losses(),
         dropout(),
         optimizers(),
@@ -132,6 +137,31 @@ fn elementwise() -> Vec<Sample> {
     samples
 }
 
+fn bits() -> Vec<Sample> {
+    let of_bits = |from, to, fill| Sample::new(Bitcast { to }, [of(from, &[2, 4], fill)]);
+    // Bits of floats between 1 and 4, which are no small numbers.
+    let (double, brain) = (Fill::Integers(0x3ff0 << 48, 0x4010 << 48), Fill::Integers(0x3f80, 0x4080));
+    let mut samples = vec![
+        of_bits(DType::F64, DType::I64, Fill::Normal),
+        of_bits(DType::F16, DType::I16, Fill::Normal),
+        of_bits(DType::F16, DType::BF16, Fill::Normal).undifferentiable(),
+        of_bits(DType::I64, DType::F64, double),
+        of_bits(DType::U16, DType::BF16, brain),
+        of_bits(DType::I32, DType::U32, Fill::Normal),
+        of_bits(DType::Bool, DType::U8, Fill::Normal),
+    ];
+    for &(op, _) in Bitwise::NAMES {
+        let pair = |dtype, fill: Fill, second: Fill| {
+            Sample::new(op, [of(dtype, &[2, 4], fill), of(dtype, &[4], second)])
+        };
+        samples.push(pair(DType::I32, Fill::Integers(-1 << 31, 1 << 31), Fill::Integers(-2, 36)));
+        samples.push(pair(DType::U8, Fill::Integers(0, 256), Fill::Integers(0, 12)));
+        let [x, y] = [&[4u64, 1][..], &[2, 1, 6]].map(|dims| of(DType::I64, dims, Fill::Normal));
+        samples.push(Sample::new(op, [x, y]));
+    }
+    samples
+}
+
 fn unary(op: Unary) -> Sample {
     Sample::new(
         op,
@@ -197,7 +227,7 @@ fn shapes() -> Vec<Sample> {
         Sample::new(Pad { dim: 0, before: 0, value: Float::new(-1.0) }, [float(&[2, 4])])
             .declared(f32_type(&[5, 4])),
         Sample::new(slice(1, 1, 1), [float(&[2, 5])]).declared(f32_type(&[2, 3])),
-        Sample::new(slice(0, 5, -2), [float(&[6, 2])]).declared(f32_type(&[3, 2])).undifferentiable(),
+        Sample::new(slice(0, 5, -2), [float(&[6, 2])]).declared(f32_type(&[3, 2])),
         Sample::new(slice(0, 0, 2), [of(DType::I64, &[4, 2], Fill::Normal)])
             .declared(Type::of(DType::I64, &[2, 2])),
         Sample::new(Transpose { permutation: SmallVec::from_slice(&[2, 0, 1]) }, [float(&[2, 4, 6])]),
@@ -366,7 +396,9 @@ fn pool(sizes: &[u64], windows: &[Window]) -> Vec<Sample> {
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [float(sizes)]);
     let ty = largest.result_types().expect("samples are well-typed").remove(0);
     let dy = Operand { ty, fill: Fill::Normal };
-    let mut samples = vec![largest];
+    let indices =
+        |fill| Sample::new(MaxPoolIndices { windows: windows.clone() }, [of(DType::F32, sizes, fill)]);
+    let mut samples = vec![largest, indices(Fill::Normal), indices(Fill::Integers(-1, 2))];
     for fill in [Fill::Normal, Fill::Integers(-1, 2)] {
         let grad = MaxPoolGrad { windows: windows.clone() };
         samples.push(Sample::new(grad, [of(DType::F32, sizes, fill), dy.clone()]).undifferentiable());
@@ -401,6 +433,46 @@ fn indexing() -> Vec<Sample> {
         Sample::new(GatherNd { batch_dims: 1 }, [float(&[2, 3, 4]), wild(&[2, 6, 1], 3)]),
         Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5]), wild(&[4, 2], 3)]),
     ]
+}
+
+fn scatters() -> Vec<Sample> {
+    let indices = |dims: &[u64], size: i64| of(DType::I64, dims, Fill::Integers(-size, size));
+    // Some of them outside, which goes nowhere.
+    let wild = |dims: &[u64], size: i64| of(DType::I32, dims, Fill::Integers(-size - 2, size + 2));
+    let bools = |dims: &[u64]| of(DType::Bool, dims, Fill::Normal);
+    let numbers = |dims: &[u64]| of(DType::I16, dims, Fill::Normal);
+    let set = ScatterKind::Set;
+    let mut samples = vec![
+        Sample::new(GatherElementsGrad { dim: 1 }, [indices(&[2, 4, 4], 6), float(&[2, 4, 4])])
+            .declared(f32_type(&[2, 6, 4])),
+        Sample::new(GatherElementsGrad { dim: 0 }, [wild(&[2, 4], 4), float(&[2, 4])])
+            .declared(f32_type(&[4, 4])),
+        Sample::new(GatherNdGrad { batch_dims: 0 }, [indices(&[6, 2], 3), float(&[6, 4])])
+            .declared(f32_type(&[3, 5, 4])),
+        Sample::new(GatherNdGrad { batch_dims: 1 }, [wild(&[2, 6, 1], 3), float(&[2, 6, 4])])
+            .declared(f32_type(&[2, 3, 4])),
+        Sample::new(ScatterElements { dim: 0, kind: set }, [bools(&[4]), indices(&[6], 4), bools(&[6])]),
+        // One place alone.
+        Sample::new(ScatterNd { batch_dims: 0, kind: set }, [float(&[3, 4]), indices(&[1], 3), float(&[4])]),
+    ];
+    for kind in [set, ScatterKind::Add, ScatterKind::Mul, ScatterKind::Max, ScatterKind::Min] {
+        let trained = matches!(kind, ScatterKind::Set | ScatterKind::Add);
+        let (elements, nd) =
+            (|dim| ScatterElements { dim, kind }, |batch_dims| ScatterNd { batch_dims, kind });
+        let floats = [
+            Sample::new(elements(1), [float(&[2, 6, 4]), indices(&[2, 4, 4], 6), float(&[2, 4, 4])]),
+            Sample::new(nd(0), [float(&[3, 5, 4]), indices(&[6, 2], 3), float(&[6, 4])]),
+            Sample::new(nd(1), [float(&[2, 3, 4]), wild(&[2, 6, 1], 3), float(&[2, 6, 4])]),
+        ];
+        samples.extend(floats.map(|sample| Sample { differentiable: trained, ..sample }));
+        samples.push(Sample::new(elements(0), [numbers(&[4, 4]), wild(&[2, 4], 4), numbers(&[2, 4])]));
+    }
+    samples
+}
+
+fn determinants() -> Vec<Sample> {
+    let of = |dims: &[u64]| Sample::new(Det, [float(dims)]).undifferentiable();
+    vec![of(&[2, 4, 3, 3]), of(&[6, 1, 1]), of(&[2, 5, 5])]
 }
 
 fn losses() -> Vec<Sample> {

@@ -205,9 +205,16 @@ fn a_partition_rule_that_is_wrong_is_caught() {
 #[test]
 fn a_part_that_does_not_know_its_place_is_caught() {
     let mut caught = 0;
-    for name in
-        ["iota", "constant", "dropout", "gather_grad", "attention", "attention_grad", "cross_entropy_grad"]
-    {
+    for name in [
+        "iota",
+        "constant",
+        "dropout",
+        "gather_grad",
+        "attention",
+        "attention_grad",
+        "cross_entropy_grad",
+        "scatter_elements",
+    ] {
         for sample in samples().into_iter().filter(|sample| sample.op.name() == name) {
             let factors = sample.op.factors(&signature(&sample));
             caught += usize::from(splitting::check_blindly(&sample, &factors).is_err());

@@ -1,0 +1,402 @@
+//! Writing by index: scatters, and the gradients of reading by index, which are scatters of sums into zeros.
+//!
+//! In all of them a negative index counts from the end, and what has an index outside goes nowhere. Updates with one
+//! place are taken in row-major order: sums are the same on every machine, and of updates that are set the last stays.
+
+use super::constant::Iota;
+use super::elementwise::{Binary, Compare, Select, wrap};
+use super::indexing::{GatherElements, GatherNd, element_offsets, nd_offsets, nd_words, words_but};
+use super::*;
+use crate::tensor::Elements;
+use crate::{DType, Dim};
+
+/// What an update does to the element in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ScatterKind {
+    /// It takes its place.
+    Set,
+    /// It is added to it.
+    Add,
+    /// It multiplies it.
+    Mul,
+    /// The larger of the two stays.
+    Max,
+    /// The smaller of the two stays.
+    Min,
+}
+
+/// A copy of `data` with `out[i, indices[i, j, k], k]` changed by `updates[i, j, k]`, for `dim = 1` (ONNX
+/// ScatterElements). Operands: `data`, integer `indices` and `updates` of equal dims, which differ from those of the
+/// data in `dim` alone. Bools can only be set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScatterElements {
+    /// The dim indexed.
+    pub dim: u32,
+    /// What an update does.
+    pub kind: ScatterKind,
+}
+
+/// A copy of `data` with `out[b.., indices[b.., i.., :], r..]` changed by `updates[b.., i.., r..]` (ONNX ScatterND).
+/// Operands: `data`, integer `indices`, `updates`, of the dims that [`GatherNd`] gives for the first two. Bools can only
+/// be set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScatterNd {
+    /// Leading dims that all three share.
+    pub batch_dims: u32,
+    /// What an update does.
+    pub kind: ScatterKind,
+}
+
+/// The gradient of [`GatherElements`] in its data: zeros of the result type, with `updates` added at `indices`.
+/// Operands: `indices`, `updates`. The result type is declared (the dims of the data).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatherElementsGrad {
+    /// As in [`GatherElements`].
+    pub dim: u32,
+}
+
+/// The gradient of [`GatherNd`] in its data, as [`GatherElementsGrad`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GatherNdGrad {
+    /// As in [`GatherNd`].
+    pub batch_dims: u32,
+}
+
+impl Attribute for ScatterKind {
+    fn print(&self) -> String {
+        match self {
+            Self::Set => "set",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Max => "max",
+            Self::Min => "min",
+        }
+        .into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Set, Self::Add, Self::Mul, Self::Max, Self::Min].into_iter().find(|kind| kind.print() == text)
+    }
+}
+
+impl ScatterKind {
+    /// The function of the element and the update; none where the update alone counts.
+    pub fn function(self) -> Option<Binary> {
+        match self {
+            Self::Set => None,
+            Self::Add => Some(Binary::Add),
+            Self::Mul => Some(Binary::Mul),
+            Self::Max => Some(Binary::Max),
+            Self::Min => Some(Binary::Min),
+        }
+    }
+
+    /// The word suffix of a dim of positions. The largest of parts is that of all, since each part holds the data; a
+    /// sum would count the data in each, and which update is the last no part knows.
+    fn positions(self) -> &'static str {
+        match self {
+            Self::Max => " max",
+            Self::Min => " min",
+            Self::Set | Self::Add | Self::Mul => "^",
+        }
+    }
+
+    /// With the operands in which a scatter of this kind is linear.
+    fn linear(self, factors: Factors, data: &Type) -> Factors {
+        match self {
+            _ if data.dtype == DType::Bool => factors,
+            Self::Set | Self::Add => factors.linear_in(&[0, 2]),
+            Self::Mul => factors.linear_in(&[0]),
+            Self::Max | Self::Min => factors,
+        }
+    }
+
+    /// The data with each update applied at its offset.
+    fn apply(self, data: &Tensor, updates: &Tensor, offsets: Vec<Option<usize>>) -> Tensor {
+        let (mut out, dtype, function) = (data.clone(), data.dtype, self.function());
+        let places = offsets.into_iter().enumerate().filter_map(|(from, to)| Some((from, to?)));
+        match (&mut out.elements, &updates.elements) {
+            (Elements::Float(out), Elements::Float(x)) => places.for_each(|(from, to)| {
+                out[to] = function.map_or(x[from], |function| function.scalar(out[to], x[from]));
+            }),
+            (Elements::Int(out), Elements::Int(x)) => places.for_each(|(from, to)| {
+                let made = function.map_or(x[from], |function| function.integer(out[to], x[from]));
+                out[to] = wrap(dtype, made);
+            }),
+            (Elements::Bool(out), Elements::Bool(x)) => places.for_each(|(from, to)| out[to] = x[from]),
+            _ => unreachable!("infer has checked the types"),
+        }
+        out
+    }
+
+    /// The type of the result, if the updates are what a gather with these indices reads.
+    fn infer(self, types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
+        let [data, indices, updates] = types.operands()?;
+        check_updates(gather, data, indices, updates)?;
+        if data.dtype == DType::Bool && self != Self::Set {
+            return Err(TypeError::new(format!("has no {} of {data}", self.print())));
+        }
+        Ok(vec![Type::new(data.dtype, data.dims.clone())])
+    }
+
+    /// The gradients of data and updates, given those of the result. `gather` reads at the updates' places, `scatter`
+    /// writes there, and `stays` says of each update whether it was the last in its place.
+    fn gradient(
+        self,
+        b: &mut Builder,
+        node: NodeRef,
+        dout: ValueId,
+        [gather, scatter]: [Op; 2],
+        stays: impl FnOnce(&mut Builder) -> Result<ValueId, TypeError>,
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (indices, updates) = (node.operands[1], node.operands[2]);
+        let (d_data, d_updates) = match self {
+            Self::Add => (dout, b.one(gather, &[dout, indices])?),
+            Self::Set => {
+                let zeros = b.splat(whole(b.ty(updates)), 0.0)?;
+                let d_data = b.one(scatter, &[dout, indices, zeros])?;
+                let (read, stays) = (b.one(gather, &[dout, indices])?, stays(b)?);
+                (d_data, b.one(Select, &[stays, read, zeros])?)
+            }
+            Self::Mul | Self::Max | Self::Min => {
+                return Err(GradientError::Undefined("a scatter is trained through where it sets or adds"));
+            }
+        };
+        Ok(vec![Some(d_data), None, Some(d_updates)])
+    }
+}
+
+/// The type without its sharding.
+fn whole(ty: &Type) -> Type {
+    Type::new(ty.dtype, ty.dims.clone())
+}
+
+/// The updates must be of the type that a gather reads from the data.
+fn check_updates(
+    gather: &impl Operator,
+    data: &Type,
+    indices: &Type,
+    updates: &Type,
+) -> Result<(), TypeError> {
+    let read = gather.infer(&Inference { operands: &[data.clone(), indices.clone()], declared: &[] })?;
+    if read[0].same_shape(updates) {
+        return Ok(());
+    }
+    Err(TypeError::new(format!("the updates at {indices} of {data} are {updates}, not {}", read[0])))
+}
+
+/// The type of a gather's gradient in its data: the declared one, if updates and indices fit it.
+fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
+    let ([indices, updates], data) = (types.operands()?, types.declared()?);
+    check_updates(gather, data, indices, updates)?;
+    if !data.dtype.is_float() {
+        return Err(TypeError::new(format!("has no gradient in {data}")));
+    }
+    Ok(vec![whole(data)])
+}
+
+/// The gradient of a sum into zeros, in the updates: what stands in their places.
+fn read_back(
+    b: &mut Builder,
+    gather: Op,
+    node: NodeRef,
+    d: &[Option<ValueId>],
+) -> Result<Vec<Option<ValueId>>, GradientError> {
+    Ok(vec![None, d[0].map(|dout| b.one(gather, &[dout, node.operands[0]])).transpose()?])
+}
+
+/// The sums of updates at their offsets.
+fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
+    let zeros = Tensor::splat(cx.results[0].dtype, cx.sizes(0), 0.0);
+    vec![ScatterKind::Add.apply(&zeros, cx.operands[1], offsets)]
+}
+
+impl Operator for ScatterElements {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        self.kind.infer(types, &GatherElements { dim: self.dim })
+    }
+
+    /// `"d v d, d i^ d, d i^ d -> d v d"`; `i max` for the largest.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let data = &signature.operands[0];
+        let [whole, positions] = ["v".into(), format!("i{}", self.kind.positions())]
+            .map(|word| words_but(data.ndim(), self.dim, &word));
+        let line = format!("{whole}, {positions}, {positions} -> {whole}");
+        self.kind.linear(Factors::rule(&line, signature), data)
+    }
+
+    /// Of several updates in one place the last has the gradient.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (data, indices, gather) = (node.operands[0], node.operands[1], GatherElements { dim: self.dim });
+        let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
+        let ops = [gather.clone().into(), self.clone().into()];
+        self.kind.gradient(b, node, dout, ops, |b| {
+            let (places, positions) = (b.ty(data).dims.clone(), b.ty(indices).dims.clone());
+            let numbers = b.one_typed(Iota { dim: self.dim }, &[], Type::new(DType::I64, positions))?;
+            let zeros = b.splat(Type::new(DType::I64, places), 0.0)?;
+            let last = b.one(self.clone(), &[zeros, indices, numbers])?;
+            let last = b.one(gather, &[last, indices])?;
+            b.one(Compare::Equal, &[last, numbers])
+        })
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[2], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let (data, dim) = (cx.operands[0], self.dim as usize);
+        let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
+        vec![self.kind.apply(data, cx.operands[2], offsets)]
+    }
+}
+
+impl Operator for ScatterNd {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        self.kind.infer(types, &GatherNd { batch_dims: self.batch_dims })
+    }
+
+    /// `"b.. v^.. r.., b.. i^.. q^, b.. i^.. r.. -> b.. v^.. r.."`; `i max` for the largest.
+    fn factors(&self, signature: &Signature) -> Factors {
+        let (data, indices) = (&signature.operands[0], &signature.operands[1]);
+        let gather = GatherNd { batch_dims: self.batch_dims };
+        let [data_words, indices, updates] = nd_words(&gather, data, indices, self.kind.positions());
+        let line = format!("{data_words}, {indices}, {updates} -> {data_words}");
+        self.kind.linear(Factors::rule(&line, signature), data)
+    }
+
+    /// Of several updates in one place the last has the gradient.
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        let (data, indices) = (node.operands[0], node.operands[1]);
+        let gather = GatherNd { batch_dims: self.batch_dims };
+        let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
+        let ops = [gather.clone().into(), self.clone().into()];
+        self.kind.gradient(b, node, dout, ops, |b| {
+            let (data, index_type) = (b.ty(data).clone(), b.ty(indices).clone());
+            let used = self.batch_dims as usize + gather.indexed(&data, &index_type)?;
+            let positions = &index_type.dims[..index_type.ndim() - 1];
+            let count = positions.iter().try_fold(Dim::known(1), |count, dim| count.product(dim));
+            let count =
+                count.ok_or_else(|| TypeError::new(format!("{index_type} has too many positions")))?;
+            let numbers = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [count]))?;
+            let numbers = b.reshape(numbers, positions.iter().cloned())?;
+            let zeros = b.splat(Type::new(DType::I64, data.dims[..used].iter().cloned()), 0.0)?;
+            let last = b.one(self.clone(), &[zeros, indices, numbers])?;
+            let last = b.one(gather, &[last, indices])?;
+            let stays = b.one(Compare::Equal, &[last, numbers])?;
+            let rest = data.dims[used..].iter().map(|_| Dim::known(1));
+            b.reshape(stays, positions.iter().cloned().chain(rest))
+        })
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[2], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let data = cx.operands[0];
+        let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
+        vec![self.kind.apply(data, cx.operands[2], offsets)]
+    }
+}
+
+impl Operator for GatherElementsGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        infer_gradient(types, &GatherElements { dim: self.dim })
+    }
+
+    /// `"d i+ d, d i+ d -> d v d"`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let [whole, positions] =
+            ["v", "i+"].map(|word| words_but(signature.results[0].ndim(), self.dim, word));
+        Factors::rule(&format!("{positions}, {positions} -> {whole}"), signature).linear_in(&[1])
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        read_back(b, GatherElements { dim: self.dim }.into(), node, d)
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[1], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        let dim = self.dim as usize;
+        sums(cx, element_offsets(&cx.sizes(0), cx.operands[0], dim, cx.result_span(0, dim)))
+    }
+}
+
+impl Operator for GatherNdGrad {
+    fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
+        infer_gradient(types, &GatherNd { batch_dims: self.batch_dims })
+    }
+
+    /// `"b.. i+.. q^, b.. i+.. r.. -> b.. v^.. r.."`
+    fn factors(&self, signature: &Signature) -> Factors {
+        let gather = GatherNd { batch_dims: self.batch_dims };
+        let [data, indices, updates] = nd_words(&gather, &signature.results[0], &signature.operands[0], "+");
+        Factors::rule(&format!("{indices}, {updates} -> {data}"), signature).linear_in(&[1])
+    }
+
+    fn gradient(
+        &self,
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
+    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+        read_back(b, GatherNd { batch_dims: self.batch_dims }.into(), node, d)
+    }
+
+    fn cost(&self, signature: &Signature) -> Cost {
+        Cost::per_element(signature, &signature.operands[1], 1)
+    }
+
+    fn interp(&self, cx: &Interp) -> Vec<Tensor> {
+        sums(cx, nd_offsets(&cx.sizes(0), cx.operands[0], self.batch_dims as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn updates_of_one_place_are_taken_in_their_order() {
+        let row = |x: &[f64]| Tensor::float(DType::F32, vec![x.len()], x.to_vec());
+        let (data, updates) = (row(&[1.0, 2.0, 3.0]), row(&[5.0, -1.0, 7.0, 9.0]));
+        let offsets = || vec![Some(2), Some(0), Some(2), None];
+        for (kind, expected) in [
+            (ScatterKind::Set, [-1.0, 2.0, 7.0]),
+            (ScatterKind::Add, [0.0, 2.0, 15.0]),
+            (ScatterKind::Mul, [-1.0, 2.0, 105.0]),
+            (ScatterKind::Max, [1.0, 2.0, 7.0]),
+            (ScatterKind::Min, [-1.0, 2.0, 3.0]),
+        ] {
+            assert_eq!(kind.apply(&data, &updates, offsets()).floats(), expected, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn bools_are_set_alone() {
+        let types = [Type::of(DType::Bool, &[4]), Type::of(DType::I64, &[2]), Type::of(DType::Bool, &[2])];
+        let infer =
+            |kind| ScatterElements { dim: 0, kind }.infer(&Inference { operands: &types, declared: &[] });
+        assert!(infer(ScatterKind::Set).is_ok());
+        assert_eq!(infer(ScatterKind::Add).unwrap_err().to_string(), "has no add of bool[4]");
+    }
+}

@@ -1,0 +1,50 @@
+//! Integers as rows of bits: BitwiseAnd and its kin, BitShift, BitCast.
+
+use super::call::Call;
+use super::context::{Context, Outputs, Problem, one};
+use ir::DType;
+use ir::ops::elementwise::{Binary, Bitcast, Bitwise};
+
+/// BitwiseAnd, BitwiseOr, BitwiseXor and BitShift. The standard does not say what a negative amount shifts by: as in its
+/// tests, which numpy made, it shifts everything out.
+pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
+    let direction = if call.op() == "BitShift" { call.string("direction") } else { None };
+    let op = match (call.op(), direction) {
+        ("BitwiseAnd", _) => Bitwise::And,
+        ("BitwiseOr", _) => Bitwise::Or,
+        ("BitwiseXor", _) => Bitwise::Xor,
+        ("BitShift", Some("LEFT")) => Bitwise::ShiftLeft,
+        ("BitShift", Some("RIGHT")) => Bitwise::ShiftRight,
+        ("BitShift", direction) => {
+            let direction = direction.unwrap_or("nowhere");
+            return Err(Problem::new(format!("shifts {direction}, which is neither LEFT nor RIGHT")));
+        }
+        (other, _) => return Err(Problem::new(format!("`{other}` is not a function of bits"))),
+    };
+    let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
+    one(cx.b.one(op, &[x, y])?)
+}
+
+/// BitwiseNot: every bit differs from that of -1, of which all are set.
+pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
+    let x = cx.value(call, 0)?;
+    if !cx.ty(x).dtype.is_integer() {
+        return Err(Problem::new(format!("inverts the bits of {}, which is not integers", cx.ty(x))));
+    }
+    let zero = cx.b.splat_like(x, 0.0)?;
+    let ones = cx.binary_with(Binary::Sub, zero, 1.0)?;
+    one(cx.b.one(Bitwise::Xor, &[x, ones])?)
+}
+
+/// BitCast. As a bool every byte but zero is true.
+pub(super) fn bit_cast(cx: &mut Context, call: &Call) -> Outputs {
+    let (x, to) = (cx.value(call, 0)?, call.dtype("to")?);
+    let from = cx.ty(x).dtype;
+    if from == to {
+        return one(x);
+    }
+    if to == DType::Bool && from.bytes() == 1 {
+        return one(cx.b.cast(x, to)?);
+    }
+    one(cx.b.one(Bitcast { to }, &[x])?)
+}

@@ -3,16 +3,17 @@
 //! The batch is followed from dim 0 of the batched inputs through every node's factors; every dim that carries it is
 //! rescaled, and constants that an exporter repeated over the batch shrink to one sample, stretched again by a
 //! broadcast. Constants shrink also when the batch stays, so that what is trained does not depend on the sample's
-//! number. Invariants: after it all dims are bound; each sample is computed as it was before.
+//! number. A model of half weights becomes one that computes in f32, with weights in f32: what is trained are these.
+//! Invariants: after it all dims are bound; each sample is computed as it was before.
 
 mod rebuild;
 mod samples;
 mod trace;
 
 use crate::dead::remove_dead;
-use crate::local;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
+use crate::{fold, local};
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +51,9 @@ impl Transform for Bind {
         if module.level != Level::Imported {
             return Err(Diagnostic::new("dims are bound before the program is differentiated"));
         }
+        // Before anything is computed of them.
+        let sharpened = fold::sharpen(module)?;
+        let widened = rebuild::widen(module)?;
         let symbols = symbols(module);
         let bound = self.bind_symbols(module, &symbols)?;
         let wanted = self.sizes.get(BATCH).copied().filter(|_| !symbols.contains(BATCH));
@@ -67,7 +71,7 @@ impl Transform for Bind {
             Err(_) if wanted.is_none() => Changed::No,
             Err(error) => return Err(error),
         };
-        Ok(bound.or(gathered).or(rescaled))
+        Ok(sharpened.or(widened).or(bound).or(gathered).or(rescaled))
     }
 }
 

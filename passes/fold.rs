@@ -7,13 +7,11 @@
 use crate::constants::{Constants, Known, Literals, all_equal};
 use crate::dead::remove_dead;
 use crate::local;
-use crate::numbers::meant_by;
+use crate::numbers::meant_in;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::constant::Constant;
-use ir::{
-    At, Builder, Changed, DType, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId,
-};
+use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -31,7 +29,8 @@ impl Transform for Fold {
     fn print(&self, _: &mut Arguments) {}
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
-        let rewritten = sharpen(module)?.or(local::run(module, Self::NAME)?);
+        let sharpened = sharpen(module)?;
+        let rewritten = sharpened.or(local::run(module, Self::NAME)?);
         let decision = decide(module);
         let folded = apply(module, &decision)?;
         // A folded operand may have made another rewrite possible.
@@ -40,14 +39,13 @@ impl Transform for Fold {
     }
 }
 
-/// Gives numbers that were rounded to f32 the value they stand for.
-fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
+/// Gives numbers that were rounded to their type the value they stand for.
+pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
     let rounded = |(id, node): (NodeId, &ir::Node)| {
         let Op::Splat(splat) = &node.op else { return None };
         let (value, ty) = (splat.value.get(), module.ty(node.results[0]));
-        let exact = meant_by(value as f32);
-        let applies = ty.dtype == DType::F32 && f64::from(value as f32) == value && exact != value;
-        applies.then(|| (id, node.results[0], ty.clone(), exact))
+        let exact = meant_in(ty.dtype, value);
+        (exact != value).then(|| (id, node.results[0], ty.clone(), exact))
     };
     let splats: Vec<_> = module.nodes().filter_map(rounded).collect();
     let mut b = Builder::new(module, Fold::NAME);

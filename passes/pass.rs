@@ -1,5 +1,6 @@
 //! What a pass is, and what passes share while they run.
 
+use crate::canonicalize::NearMiss;
 use crate::parameters::ParameterReport;
 use crate::pipeline::Arguments;
 use crate::spmd::ShardingReport;
@@ -30,6 +31,8 @@ pub struct PassContext {
     pub warnings: Vec<Diagnostic>,
     /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
     pub parameters: Vec<ParameterReport>,
+    /// Where a pattern was nearly found, and why not; filled by [`crate::canonicalize`].
+    pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh; filled by [`crate::spmd`].
     pub shardings: Vec<ShardingReport>,
 }

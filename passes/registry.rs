@@ -61,29 +61,11 @@ macro_rules! passes {
     };
 }
 
-/// The pass [`canonicalize`]; it has no options.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Canonicalize;
-
-impl Transform for Canonicalize {
-    const NAME: &'static str = "canonicalize";
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
-
-    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
-        canonicalize::run(module, &mut cx.warnings)
-    }
-}
-
 passes! {
     Bind(bind::Bind)
     Dropout(dropout::Dropout)
     Fold(fold::Fold)
-    Canonicalize(Canonicalize)
+    Canonicalize(canonicalize::Canonicalize)
     Parameters(parameters::Parameters)
     Loss(loss::Loss)
     Autodiff(autodiff::Autodiff)

@@ -9,6 +9,7 @@ use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
 use passes::buckets::Buckets;
+use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
 use passes::dropout::Dropout;
 use passes::fold::Fold;
@@ -16,7 +17,7 @@ use passes::loss::Loss;
 use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
-use passes::registry::{Canonicalize, Pass};
+use passes::registry::Pass;
 use passes::simplify::Simplify;
 use passes::spmd::Spmd;
 use std::collections::BTreeMap;
@@ -81,7 +82,7 @@ impl Plan {
             self.bind.clone().into(),
             self.dropout.clone().into(),
             Fold.into(),
-            Canonicalize.into(),
+            Canonicalize::default().into(),
             self.parameters.clone().into(),
             self.loss.clone().into(),
         ])

@@ -2,10 +2,12 @@
 
 use super::Bind;
 use super::trace::{Carry, Decision, OneSample};
-use crate::constants::{Literals, all_equal};
+use crate::constants::{Literals, all_equal, is_candidate};
 use crate::pass::Transform;
 use ir::ops::constant::Constant;
-use ir::{At, Builder, Diagnostic, Dim, Module, Node, NodeId, Op, Type, ValueId};
+use ir::{
+    At, Builder, Changed, DType, Data, Diagnostic, Dim, Module, Node, NodeId, Op, Type, ValueId, ViewStep,
+};
 use std::collections::BTreeMap;
 
 /// The program with every type replaced.
@@ -26,6 +28,25 @@ pub(super) fn rescale(module: &mut Module, decision: &Decision) -> Result<(), Di
     };
     *module = Plan { ty: &ty, decision: Some(decision) }.build(module)?;
     Ok(())
+}
+
+/// The program with f32 for half, if tensors of the file are in half: they are cast where they are read.
+pub(super) fn widen(module: &mut Module) -> Result<Changed, Diagnostic> {
+    let in_half = |data: &Data| is_half(data.ty.dtype) && is_candidate(data);
+    if !module.data.values().any(in_half) {
+        return Ok(Changed::No);
+    }
+    let ty = |old: &Module, value: ValueId| Ok(wide(old.ty(value)));
+    *module = Plan { ty: &ty, decision: None }.build(module)?;
+    Ok(Changed::Yes)
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+fn wide(ty: &Type) -> Type {
+    if is_half(ty.dtype) { ty.with_dtype(DType::F32) } else { ty.clone() }
 }
 
 /// The type of a value of the old program in the new one.
@@ -49,6 +70,10 @@ impl Plan<'_> {
             let ty = (self.ty)(old, state.input)?;
             let id = new.add_state(&state.name, ty, state.role, state.initializer.clone());
             (new.states[id].tier, new.states[id].view) = (state.tier, state.view.clone());
+            if new.states[id].ty.dtype != state.ty.dtype {
+                let step = ViewStep::Cast(new.states[id].ty.dtype);
+                new.states[id].view.push(step);
+            }
             values.insert(state.input, new.states[id].input);
         }
         let mut b = Builder::new(&mut new, Bind::NAME);
@@ -85,6 +110,11 @@ impl Plan<'_> {
             let whole = b.one_typed(node.op.clone(), &[], old.ty(node.results[0]).clone())?;
             return Ok(vec![weight_of_one_sample(b, whole, carry, decision)?]);
         }
+        let widened = node.results.first().is_some_and(|&result| old.ty(result).dtype != types[0].dtype);
+        if let (Op::Constant(_), true) = (&node.op, widened) {
+            let stored = b.one_typed(node.op.clone(), &[], old.ty(node.results[0]).clone())?;
+            return Ok(vec![b.cast(stored, types[0].dtype)?]);
+        }
         let mut operands = Vec::new();
         for (i, value) in node.operands.iter().enumerate() {
             let constant =
@@ -93,6 +123,9 @@ impl Plan<'_> {
                 Some((decision, one)) => stretched_constant(b, literals, old.ty(*value), one, decision)?,
                 None => values[value],
             });
+        }
+        if let (Op::Cast(_), [operand], true) = (&node.op, &operands[..], widened) {
+            return Ok(vec![b.cast(*operand, types[0].dtype)?]);
         }
         let explain = |error: &dyn std::fmt::Display| explain(node, self.decision, error);
         let results = b.push_typed(node.op.clone(), &operands, &types).map_err(|error| explain(&error))?;

@@ -4,10 +4,11 @@
 //! [`Head::Result`]. Hash-consing makes equal nodes one, so a region put into the graph has nodes of one phase, stage
 //! and copy alone. An operator that draws random numbers has an id, which tells it from others of the same operand.
 
+use super::near::Seen;
 use super::stored::Tables;
 use egg::{Analysis, DidMerge, Id, Language};
 use ir::ops::{Inference, Operator};
-use ir::{Module, Op, Type, ValueId};
+use ir::{Data, Module, Op, Type, ValueId};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::fmt;
@@ -87,6 +88,15 @@ pub(super) struct Typing<'m> {
     pub(super) module: &'m Module,
     /// What rules have found out about stored tables: a mask is the same in every layer.
     pub(super) tables: RefCell<Tables>,
+    /// What rules have found, and nearly found.
+    pub(super) seen: RefCell<Seen>,
+}
+
+impl<'m> Typing<'m> {
+    /// Of a program that nothing is known of yet.
+    pub(super) fn new(module: &'m Module) -> Self {
+        Self { module, tables: RefCell::default(), seen: RefCell::default() }
+    }
 }
 
 pub(super) type Graph<'m> = egg::EGraph<ENode, Typing<'m>>;
@@ -126,12 +136,21 @@ impl Analysis<ENode> for Typing<'_> {
     }
 }
 
+/// The number that a stored tensor of one element is.
+fn one_number(data: &Data) -> Option<f64> {
+    let single = data.ty.dtype.is_float() && data.ty.numel() == Some(1);
+    single.then(|| ir::interp::file_tensor(data))?.map(|tensor| tensor.item())
+}
+
 /// Questions rules ask.
 pub(super) trait Ask {
     /// The type of a class of one value.
     fn ty(&self, class: Id) -> &Type;
     /// The number all its elements are equal to.
     fn number(&self, class: Id) -> Option<f64>;
+    /// The same where it can only be chosen or not: also of a stored tensor of one element, as legacy exports write
+    /// numbers, which elsewhere may be a bias to be trained.
+    fn choice(&self, class: Id) -> Option<f64>;
     /// Whether it is that number, to 2e-3: bf16 constants still match.
     fn is(&self, class: Id, number: f64) -> bool;
     /// Whether two classes are one.
@@ -145,6 +164,14 @@ impl Ask for Graph<'_> {
 
     fn number(&self, class: Id) -> Option<f64> {
         self[class].data.splat
+    }
+
+    fn choice(&self, class: Id) -> Option<f64> {
+        let stored = |node: &ENode| match node.op() {
+            Some(Op::Constant(constant)) => one_number(&self.analysis.module.data[constant.data]),
+            _ => None,
+        };
+        self.number(class).or_else(|| self[class].nodes.iter().find_map(stored))
     }
 
     fn is(&self, class: Id, number: f64) -> bool {

@@ -7,6 +7,7 @@
 //! Invariants: forward nodes of one stage and copy alone; nothing that writes state; every result has the type it had.
 
 mod graph;
+mod near;
 #[allow(clippy::collapsible_match)] // `find!` nests one match for each argument
 mod rules;
 mod stored;
@@ -14,13 +15,18 @@ mod term;
 #[cfg(test)]
 mod tests;
 
-use crate::egraph::{Limits, Problem, saturate};
+pub use near::NearMiss;
+
+use crate::egraph::{Limits, Problem, Rule, saturate};
+use crate::pass::{PassContext, Transform};
+use crate::pipeline::Arguments;
 use egg::Id;
 use graph::{Ask, ENode, Graph, Head, Typing};
 use ir::ops::{Cost, Operator};
 use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, Phase, Signature, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use term::Term;
 
 /// What the search found: the nodes to put in place of the region.
 #[derive(Debug)]
@@ -41,40 +47,86 @@ struct Chosen {
     by: Arc<str>,
 }
 
-/// Rewrites the forward graph. A limit that is hit leaves it as it was, with a warning.
-pub fn run(module: &mut Module, warnings: &mut Vec<Diagnostic>) -> Result<Changed, Diagnostic> {
-    match decide(module) {
-        Ok(Some(decision)) => apply(module, &decision),
-        Ok(None) => Ok(Changed::No),
-        Err(limit) => {
-            warnings.push(limit);
-            Ok(Changed::No)
+/// The pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Canonicalize {
+    /// Names of rules that are left out, to see what they are for.
+    pub without: Vec<String>,
+}
+
+/// The names of all rules.
+pub fn rules() -> impl Iterator<Item = &'static str> {
+    rules::all().into_iter().map(|rule| rule.name)
+}
+
+impl Transform for Canonicalize {
+    const NAME: &'static str = "canonicalize";
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let without = arguments.take_all("without");
+        match without.iter().find(|name| rules().all(|rule| rule != name.as_str())) {
+            Some(name) => Err(format!(
+                "there is no rule `{name}`; there are {}",
+                rules().collect::<Vec<_>>().join(", ")
+            )),
+            None => Ok(Self { without }),
+        }
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        self.without.iter().for_each(|rule| arguments.push("without", rule));
+    }
+
+    /// Rewrites the forward graph. A limit that is hit leaves it as it was, with a warning.
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        match self.decide(module) {
+            Ok((decision, near_misses)) => {
+                cx.near_misses = near_misses;
+                decision.map_or(Ok(Changed::No), |decision| apply(module, &decision))
+            }
+            Err(limit) => {
+                cx.warn(limit);
+                Ok(Changed::No)
+            }
         }
     }
 }
 
-/// Searches; `None` when no rule applies, `Err` when a limit was hit.
-pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
+impl Canonicalize {
+    /// Searches; no decision when no rule applies, `Err` when a limit was hit. And what was nearly found.
+    pub fn decide(&self, module: &Module) -> Result<(Option<Decision>, Vec<NearMiss>), Diagnostic> {
+        let mut rules = rules::all();
+        rules.retain(|rule| self.without.iter().all(|without| without != rule.name));
+        decide(module, &rules)
+    }
+}
+
+fn decide<'m>(
+    module: &'m Module,
+    rules: &[Rule<ENode, Typing<'m>, Term>],
+) -> Result<(Option<Decision>, Vec<NearMiss>), Diagnostic> {
     let region: Vec<NodeId> = module
         .nodes()
         .filter(|(_, node)| node.phase == Phase::Forward && node.stage == 0 && node.copy == 0)
         .map(|(id, _)| id)
         .collect();
-    let mut graph = Graph::new(Typing { module, tables: Default::default() });
+    let mut graph = Graph::new(Typing::new(module));
     let classes = insert(&mut graph, module, &region);
     let original = graph.nodes().len();
     let exits: Vec<(ValueId, Id)> =
         exits(module, &region).into_iter().map(|value| (value, classes[&value])).collect();
     let root = graph.add(ENode { head: Head::Root, args: exits.iter().map(|&(_, class)| class).collect() });
     let limits = Limits { iterations: 100, nodes: 100_000.max(20 * region.len()) };
-    let end = saturate(&mut graph, &rules::all(), limits, alike);
+    let end = saturate(&mut graph, rules, limits, alike);
     if !end.complete {
         let message =
             format!("canonicalize stopped after {} rounds: the graph stays as it is", end.iterations);
         return Err(Diagnostic::new(message));
     }
+    let origins = origins(module, &graph, &region, &classes);
+    let near_misses = near::report(&graph, classes.values().copied(), &origins);
     if end.provenance.is_empty() && graph.nodes().len() == original + 1 {
-        return Ok(None);
+        return Ok((None, near_misses));
     }
     let exits = exits.into_iter().map(|(value, class)| (value, graph.find(class))).collect();
     let tables = stored(&graph);
@@ -85,7 +137,6 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
         .solve(stands)
         .ok_or_else(|| Diagnostic::new("canonicalize found no program in its e-graph"))?;
     let order = problem.order(&choice).ok_or_else(|| Diagnostic::new("canonicalize chose a circle"))?;
-    let origins = origins(module, &graph, &region, &classes);
     let made_by = made_by(&graph, original, &end.provenance);
     let (mut nodes, mut kept): (Vec<Chosen>, usize) = (Vec::new(), 0);
     for class in order {
@@ -103,10 +154,10 @@ pub fn decide(module: &Module) -> Result<Option<Decision>, Diagnostic> {
     }
     let operators = nodes.iter().filter(|chosen| chosen.node.op().is_some()).count();
     if kept == operators && kept == region.len() {
-        return Ok(None);
+        return Ok((None, near_misses));
     }
     inherit_origins(&graph, &mut nodes);
-    Ok(Some(Decision { nodes, region, exits }))
+    Ok((Some(Decision { nodes, region, exits }), near_misses))
 }
 
 /// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
@@ -151,6 +202,7 @@ fn reads_its_type(op: &Op) -> bool {
             | Op::Splat(_)
             | Op::Constant(_)
             | Op::GatherGrad(_)
+            | Op::ExpertsGrad(_)
     )
 }
 

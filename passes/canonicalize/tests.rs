@@ -9,7 +9,7 @@ use ir::{DType, Module, NodeId, Phase, testing};
 fn cost(module: &Module, with_rules: bool) -> u64 {
     let region: Vec<NodeId> =
         module.nodes().filter(|(_, node)| node.phase == Phase::Forward).map(|(id, _)| id).collect();
-    let mut graph = Graph::new(Typing { module, tables: Default::default() });
+    let mut graph = Graph::new(Typing::new(module));
     let classes = insert(&mut graph, module, &region);
     let args = exits(module, &region).iter().map(|value| classes[value]).collect();
     let root = graph.add(ENode { head: Head::Root, args });

@@ -169,6 +169,7 @@ impl<'m> Search<'m> {
                 Evidence::Constant(format!("frequencies of a rotary table{place}"))
             }
             (Op::Contract(_), _) => parameter("weight of a contraction"),
+            (Op::Experts(_), 1) => parameter("matrices of experts"),
             (Op::Gather(_), 0) if self.is_rotary_lookup(node) => Evidence::Constant(format!(
                 "table that is looked up and multiplied in, as rotary tables are{place}"
             )),

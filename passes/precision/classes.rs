@@ -2,7 +2,7 @@
 //!
 //! | class | operators | computes in |
 //! | --- | --- | --- |
-//! | half | contractions, convolutions, attention, rotary embedding | half, if it depends on a state |
+//! | half | contractions, also with chosen experts, convolutions, attention, rotary embedding | half, if it depends on a state |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
 //! | follow | elementwise functions, dropout, pooling, moves of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
 //! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums and products, determinants, functions that leave the range of half | f32 |
@@ -62,6 +62,7 @@ pub fn class(op: &Op) -> Class {
         }
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Rotary(_) => Class::Half,
         Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Class::Half,
+        Op::Experts(_) | Op::ExpertsGrad(_) => Class::Half,
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => Class::Lookup,
         Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => Class::Follow,
         Op::Unary(unary) => class_of_unary(*unary),

@@ -2,7 +2,7 @@
 
 use ir::interp::{self, Missing, Mode, StepOutputs};
 use ir::{Changed, DType, Module, testing};
-use passes::registry::Canonicalize;
+use passes::canonicalize::Canonicalize;
 use passes::{Pass, PassContext};
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -130,7 +130,8 @@ impl Model {
 
 fn canonicalize(module: &mut Module) -> Changed {
     let mut cx = PassContext::default();
-    let changed = Pass::from(Canonicalize).run(module, &mut cx).expect("canonicalize has no errors");
+    let changed =
+        Pass::from(Canonicalize::default()).run(module, &mut cx).expect("canonicalize has no errors");
     assert!(cx.warnings.is_empty(), "{:?}", cx.warnings);
     ir::verify::verify(module).expect("canonicalize makes valid programs");
     changed

@@ -61,6 +61,24 @@ fn check(file: &Path) -> Result<(), String> {
     Err(difference(expected, &got))
 }
 
+#[test]
+fn every_rule_of_canonicalize_is_needed_by_some_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/filetests/canonicalize");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    let texts: Vec<String> =
+        files.iter().map(|file| std::fs::read_to_string(file).expect("the file can be read")).collect();
+    let tests: Vec<(&str, &str)> = texts.iter().filter_map(|text| text.split_once(SEPARATOR)).collect();
+    let needs = |rule: &str| {
+        let pass = format!("canonicalize(without={rule:?})");
+        tests.iter().any(|(input, expected)| {
+            run(&input.replacen("canonicalize", &pass, 1)).is_ok_and(|given| given != *expected)
+        })
+    };
+    let idle: Vec<&str> = passes::canonicalize::rules().filter(|rule| !needs(rule)).collect();
+    assert!(idle.is_empty(), "nothing changes without {idle:?}");
+}
+
 /// Runs the pipeline of a test and says what came out.
 fn run(input: &str) -> Result<String, String> {
     let header = input.lines().next().unwrap_or_default();
@@ -78,6 +96,10 @@ fn run(input: &str) -> Result<String, String> {
     let mut out = String::new();
     for warning in &cx.warnings {
         writeln!(out, "warning: {warning}").expect("a string takes all text");
+    }
+    for near in &cx.near_misses {
+        let origin = if near.origin.is_empty() { String::new() } else { format!(" at {}", near.origin) };
+        writeln!(out, "nearly {}{origin}: {}", near.pattern, near.reason).expect("as above");
     }
     for report in &cx.parameters {
         let states: Vec<String> =

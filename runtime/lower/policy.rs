@@ -70,6 +70,8 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::CumulativeSum(_)
         | Op::Det(_)
         | Op::Dropout(_)
+        | Op::Experts(_)
+        | Op::ExpertsGrad(_)
         | Op::Gather(_)
         | Op::GatherElements(_)
         | Op::GatherElementsGrad(_)
@@ -100,6 +102,7 @@ pub(super) fn depends_on_position(op: &Op) -> bool {
         // Indices count along the whole dim.
         Op::Gather(_) | Op::GatherElements(_) | Op::GatherGrad(_) | Op::CrossEntropyGrad(_) => true,
         Op::GatherElementsGrad(_) | Op::ScatterElements(_) => true,
+        Op::Experts(_) | Op::ExpertsGrad(_) => true,
         // Which elements are dropped is told by their places in the whole.
         Op::Dropout(_) => true,
         // A query sees the keys up to its own place.
@@ -152,7 +155,7 @@ pub(super) fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
 /// Whether the kernel can add to what its only result holds.
 pub(super) fn can_accumulate(op: &Op) -> bool {
     match op {
-        Op::Contract(_) | Op::ConvGradWeight(_) => true,
+        Op::Contract(_) | Op::ConvGradWeight(_) | Op::ExpertsGrad(_) => true,
         Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => true,
         Op::Reduce(reduce) => matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean),
         _ => false,
@@ -168,6 +171,9 @@ const MOST_SHARES: usize = 16;
 /// there, whole ones if they are small, else tile by tile.
 pub(super) fn scratch(draft: &Draft) -> usize {
     let Kernel::Op(op) = &draft.kernel else { return 0 };
+    if let Op::Experts(_) | Op::ExpertsGrad(_) = op {
+        return experts_scratch(op, draft);
+    }
     let Op::Contract(contract) = op else { return convolution_scratch(op, draft) };
     if !matches!(draft.results[0].dtype, DType::F16 | DType::BF16) {
         return 0;
@@ -184,6 +190,19 @@ pub(super) fn scratch(draft: &Draft) -> usize {
     let pairs = [(rows, summed), (summed, columns), (rows, columns)];
     let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
     numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+}
+
+/// The f32 numbers of scratch that experts take: rows of both sides laid together, and a matrix.
+fn experts_scratch(op: &Op, draft: &Draft) -> usize {
+    let sizes = |index: usize| &draft.operands[index].layout.sizes;
+    let result = &draft.results[0];
+    let [rows, k, n] = match op {
+        Op::Experts(_) => [sizes(0)[0], sizes(0)[1], result.layout.sizes[1]],
+        _ => [sizes(1)[0], sizes(1)[1], sizes(2)[1]],
+    };
+    let width = if result.dtype == DType::F64 { 2 } else { 1 };
+    let numbers = rows.saturating_mul(k.saturating_add(n)).saturating_add(k.saturating_mul(n));
+    numbers.saturating_mul(width)
 }
 
 /// The f32 numbers of scratch that a convolution takes; none if the operator is another.

@@ -2,6 +2,7 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::near::{holds, number, one_value};
 use crate::canonicalize::term::{Term, find, term};
 use ir::Op;
 use ir::ops::elementwise::Binary::{Add, Mul, Pow};
@@ -20,7 +21,13 @@ pub(super) const RULES: &[Row] = &[
 fn gelu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
         ([Op::Unary(Erf)] (% [Op::Binary(Mul)] r y))))) => {
-        if g.same(x, y) && g.is(half, 0.5) && g.is(one, 1.0) && g.is(r, FRAC_1_SQRT_2) {
+        let unmet = [
+            one_value(g, &[x, y], "the product and erf"),
+            number(g, half, 0.5),
+            number(g, one, 1.0),
+            number(g, r, FRAC_1_SQRT_2),
+        ];
+        if holds(g, n, "gelu", unmet) {
             out.push(term(Gelu, [x.into()]));
         }
     });
@@ -31,9 +38,16 @@ fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
         ([Op::Unary(Tanh)] (% [Op::Binary(Mul)] r (% [Op::Binary(Add)] y (% [Op::Binary(Mul)] q
         ([Op::Binary(Pow)] z three)))))))) => {
-        let constants = g.is(half, 0.5) && g.is(one, 1.0) && g.is(q, 0.044715) && g.is(three, 3.0);
-        // √(2/π) = (2/√π) · (1/√2)
-        if g.same(x, y) && g.same(x, z) && constants && g.is(r, FRAC_2_SQRT_PI * FRAC_1_SQRT_2) {
+        let unmet = [
+            one_value(g, &[x, y, z], "the product, the sum in tanh and the cube"),
+            number(g, half, 0.5),
+            number(g, one, 1.0),
+            number(g, q, 0.044715),
+            number(g, three, 3.0),
+            // √(2/π) = (2/√π) · (1/√2)
+            number(g, r, FRAC_2_SQRT_PI * FRAC_1_SQRT_2),
+        ];
+        if holds(g, n, "gelu_tanh", unmet) {
             out.push(term(GeluTanh, [x.into()]));
         }
     });

@@ -6,6 +6,7 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::near::{holds, unless};
 use crate::canonicalize::stored::{self, Pattern};
 use crate::canonicalize::term::{Term, find, term, typed};
 use egg::Id;
@@ -38,27 +39,63 @@ struct Scores {
 fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Contract(weigh)) = n.op() else { return };
     let [probabilities, value] = n.args[..] else { return };
-    if g.ty(probabilities).ndim() != 4 || g.ty(value).ndim() != 4 {
-        return;
-    }
     for (class, guarded) in softmaxes(g, probabilities) {
-        for scores in all_scores(g, class) {
-            if guarded || !scores.mask.is_some_and(|mask| may_hide_a_row(g, mask)) {
-                out.extend(fused(g, weigh, value, &scores));
-            }
+        let all_scores = all_scores(g, class);
+        if let unfit @ Some(_) = unfit_mask(g, class).filter(|_| all_scores.is_empty()) {
+            holds(g, n, PATTERN, [unfit]);
+        }
+        for scores in all_scores {
+            let four = g.ty(probabilities).ndim() == 4 && g.ty(value).ndim() == 4;
+            let guarded = guarded || !scores.mask.is_some_and(|mask| may_hide_a_row(g, mask));
+            let attention = fused(g, weigh, value, &scores).filter(|_| four);
+            let unmet = [
+                unless(four, || {
+                    format!("its scores are {}, not of a batch, heads, queries and keys", g.ty(class))
+                }),
+                unless(guarded, || {
+                    "its mask may hide all keys of a query, for which nothing guards it".into()
+                }),
+                unless(!four || attention.is_some(), || {
+                    "its queries, keys or values share dims otherwise".into()
+                }),
+            ];
+            let found = holds(g, n, PATTERN, unmet);
+            out.extend(attention.filter(|_| found));
         }
     }
+}
+
+/// The name of the fused operator.
+const PATTERN: &str = "attention";
+
+/// What is wrong with the mask that scores have, if nothing else is.
+fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
+    let mut unfit = None;
+    for node in &g[class].nodes {
+        find!(g, node, (% [Op::Binary(Add)] mask product) => {
+            let mut products = Vec::new();
+            scaled_products(g, product, Some(mask), &mut products);
+            if !products.is_empty() {
+                unfit = Some(if may_be_trained(g, mask, &mut BTreeSet::new()) {
+                    format!("its mask {} may be trained, and the fused operator has no gradient for it", g.ty(mask))
+                } else {
+                    format!("its mask {} does not stretch to the scores {}", g.ty(mask), g.ty(class))
+                });
+            }
+        });
+    }
+    unfit
 }
 
 /// The operands of a softmax over the last dim in a class; and whether rows of NaN become zeros after it.
 fn softmaxes(g: &Graph, class: Id) -> Vec<(Id, bool)> {
     let mut found = Vec::new();
-    let last = g.ty(class).ndim() as u32 - 1;
+    let Some(last) = (g.ty(class).ndim() as u32).checked_sub(1) else { return found };
     find!(@arg g, class, ([Op::Softmax(softmax)] scores) => {
         if softmax.dim == last { found.push((scores, false)) }
     });
     find!(@arg g, class, ([Op::Select(_)] ([Op::Unary(IsNan)] tested) zero kept) => {
-        if g.same(tested, kept) && g.number(zero) == Some(0.0) {
+        if g.same(tested, kept) && g.choice(zero) == Some(0.0) {
             find!(@arg g, kept, ([Op::Softmax(softmax)] scores) => {
                 if softmax.dim == last { found.push((scores, true)) }
             });
@@ -86,7 +123,7 @@ fn all_scores(g: &Graph, class: Id) -> Vec<Scores> {
 
 /// Whether scores of this number are hidden. A finite one hides as -∞ does only where each row shows something.
 fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
-    g.number(hidden).is_some_and(|number| {
+    g.choice(hidden).is_some_and(|number| {
         let each_row_shows = || stored::mask(g, kept).is_some_and(|mask| !mask.hides_a_row);
         number == f64::NEG_INFINITY || number <= stored::HIDDEN && each_row_shows()
     })
@@ -193,10 +230,10 @@ fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
 
 /// Whether a class chooses between finite numbers.
 fn finite_choice(g: &Graph, class: Id) -> bool {
-    let finite = |class: Id| g.number(class).is_some_and(f64::is_finite);
+    let finite = |number: Option<f64>| number.is_some_and(f64::is_finite);
     let mut found = false;
-    find!(@arg g, class, ([Op::Select(_)] _condition x y) => { found |= finite(x) && finite(y) });
-    find!(@arg g, class, (% [Op::Binary(Mul)] factor _other) => { found |= finite(factor) });
+    find!(@arg g, class, ([Op::Select(_)] _condition x y) => { found |= finite(g.choice(x)) && finite(g.choice(y)) });
+    find!(@arg g, class, (% [Op::Binary(Mul)] factor _other) => { found |= finite(g.number(factor)) });
     found
 }
 

@@ -5,6 +5,7 @@ mod activation;
 mod algebra;
 mod attention;
 mod contraction;
+mod experts;
 mod norm;
 mod rotary;
 mod view;
@@ -23,6 +24,7 @@ pub(super) fn all<'m>() -> Vec<Rule<ENode, Typing<'m>, Term>> {
         norm::RULES,
         attention::RULES,
         rotary::RULES,
+        experts::RULES,
     ]
     .into_iter()
     .flatten()

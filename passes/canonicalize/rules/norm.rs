@@ -2,6 +2,7 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::near::{holds, number, one_value, unless};
 use crate::canonicalize::term::{Term, find, term};
 use egg::Id;
 use ir::Op;
@@ -19,13 +20,20 @@ fn mean_of_last(g: &Graph, reduce: &Reduce, x: Id) -> bool {
     reduce.kind == ReduceKind::Mean && reduce.keep && reduce.dims.iter().copied().eq(last)
 }
 
-/// Whether a class is a vector along the last dim of another.
-fn along_last(g: &Graph, vector: Id, x: Id) -> bool {
-    g.ty(vector).ndim() == 1 && g.ty(vector).dims.last() == g.ty(x).dims.last()
+/// Unmet, unless the means are over the last dim.
+fn over_last(holds: bool, mean: &Reduce) -> Option<String> {
+    unless(holds, || format!("its `{:?}` over dims {:?} is not the mean over the last", mean.kind, mean.dims))
 }
 
-fn eps(g: &Graph, class: Id) -> Option<Float> {
-    g.number(class).map(Float::new)
+/// Unmet, unless a class is a vector along the last dim of another.
+fn along_last(g: &Graph, vector: Id, x: Id, what: &str) -> Option<String> {
+    let fits = g.ty(vector).ndim() == 1 && g.ty(vector).dims.last() == g.ty(x).dims.last();
+    unless(fits, || format!("its {what} {} is no vector along the last dim of {}", g.ty(vector), g.ty(x)))
+}
+
+/// Unmet, unless what is added to the variance is a number.
+fn small(g: &Graph, eps: Id) -> Option<String> {
+    unless(g.number(eps).is_some(), || format!("what it adds to the variance is {}, no number", g.ty(eps)))
 }
 
 /// (x - mean) · rsqrt(mean((x - mean)²) + eps) · scale + bias
@@ -34,9 +42,17 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         ([Op::Binary(Sub)] x ([Op::Reduce(m1)] x1))
         ([Op::Unary(Rsqrt)] (% [Op::Binary(Add)] e ([Op::Reduce(m2)] ([Op::Binary(Pow)]
             ([Op::Binary(Sub)] x2 ([Op::Reduce(m3)] x3)) two))))))) => {
-        let one_x = g.same(x, x1) && g.same(x, x2) && g.same(x, x3) && g.is(two, 2.0);
         let means = [m1, m2, m3].into_iter().all(|mean| mean_of_last(g, mean, x));
-        if let Some(eps) = eps(g, e).filter(|_| one_x && means && along_last(g, scale, x) && along_last(g, bias, x)) {
+        let unmet = [
+            one_value(g, &[x, x1, x2, x3], "what is normalised and its statistics"),
+            number(g, two, 2.0),
+            over_last(means, m1),
+            small(g, e),
+            along_last(g, scale, x, "scale"),
+            along_last(g, bias, x, "bias"),
+        ];
+        let holds = holds(g, n, "layer_norm", unmet);
+        if let Some(eps) = g.number(e).map(Float::new).filter(|_| holds) {
             let norm = term(LayerNorm { eps }, [x.into(), scale.into(), bias.into()]);
             out.push(Term::Result(0, Box::new(norm)));
         }
@@ -47,8 +63,15 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 fn rms_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] scale (% [Op::Binary(Mul)] x
         ([Op::Unary(Rsqrt)] (% [Op::Binary(Add)] e ([Op::Reduce(mean)] ([Op::Binary(Pow)] y two)))))) => {
-        let fits = g.same(x, y) && g.is(two, 2.0) && mean_of_last(g, mean, x) && along_last(g, scale, x);
-        if let Some(eps) = eps(g, e).filter(|_| fits) {
+        let unmet = [
+            one_value(g, &[x, y], "what is normalised and its mean square"),
+            number(g, two, 2.0),
+            over_last(mean_of_last(g, mean, x), mean),
+            small(g, e),
+            along_last(g, scale, x, "scale"),
+        ];
+        let holds = holds(g, n, "rms_norm", unmet);
+        if let Some(eps) = g.number(e).map(Float::new).filter(|_| holds) {
             let norm = term(RmsNorm { eps }, [x.into(), scale.into()]);
             out.push(Term::Result(0, Box::new(norm)));
         }

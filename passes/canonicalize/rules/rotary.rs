@@ -2,6 +2,7 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::near::{holds, unless};
 use crate::canonicalize::stored;
 use crate::canonicalize::term::{Term, find, term, typed};
 use egg::Id;
@@ -18,8 +19,7 @@ fn rotary(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Add)] (% [Op::Binary(Mul)] x cos) (% [Op::Binary(Mul)] turned sin)) => {
         if let Some(width) = g.ty(x).dims.last().and_then(Dim::size)
             && is_rotate_half(g, turned, x, width)
-            && repeats_its_half(g, cos, width)
-            && repeats_its_half(g, sin, width)
+            && holds(g, n, "rotary", [cos, sin].map(|table| uneven(g, table, width)))
         {
             let parts = [x.into(), half(g, cos, width), half(g, sin, width)];
             out.push(term(Rotary { interleaved: false }, parts));
@@ -46,6 +46,16 @@ fn is_rotate_half(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
     found
 }
 
+/// Unmet, unless the halves of a table are equal.
+fn uneven(g: &Graph, table: Id, width: u64) -> Option<String> {
+    unless(repeats_its_half(g, table, width), || {
+        format!(
+            "its table {} does not repeat the first half of its last dim, as far as can be seen",
+            g.ty(table)
+        )
+    })
+}
+
 /// Whether the second half of a table's last dim equals the first.
 fn repeats_its_half(g: &Graph, table: Id, width: u64) -> bool {
     if !width.is_multiple_of(2) || g.ty(table).dims.last().and_then(Dim::size) != Some(width) {
@@ -55,10 +65,13 @@ fn repeats_its_half(g: &Graph, table: Id, width: u64) -> bool {
         .unwrap_or_else(|| repeats_by_construction(g, table, &mut BTreeSet::new()))
 }
 
-/// Whether a table is made by functions of `concat(f, f)`. `tried` has the classes that were looked at.
+/// Whether a table is made by functions of `concat(f, f)`, which may be stored. `tried` has the classes that were looked at.
 fn repeats_by_construction(g: &Graph, table: Id, tried: &mut BTreeSet<Id>) -> bool {
     if !tried.insert(g.find(table)) {
         return false;
+    }
+    if stored::repeats_its_half(g, table) == Some(true) {
+        return true;
     }
     let last = g.ty(table).ndim() as u32 - 1;
     g[table].nodes.iter().any(|node| match node.op() {

@@ -54,56 +54,66 @@ impl<'a, T> Room<'a, T> {
     }
 }
 
-/// `y = weight · windows`, for each group of each image.
+/// `y = weight · windows`, for each group of each image, or of several images side by side.
 fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scratch: &mut [S::Real]) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     let (shared, scratch) = scratch.split_at_mut(c.shared());
     let weight = reals(weight, shared);
     for_each_block(c, y, scratch, |task, y, Room { windows, made, .. }, parallel| {
-        let image = &x[task * c.image()..][..c.image()];
+        let images = y.len() / c.outputs();
+        let image = &x[task * c.images() * c.image()..][..images * c.image()];
         let weight = &weight[task % geometry.groups * c.weight()..][..c.weight()];
+        let mut multiply = |to: &mut [S::Real], matrix: Matrix, tile: &Range<usize>| {
+            let (windows, windows_matrix) = side_by_side(c, image, tile, windows, parallel);
+            gemm(
+                [outputs, terms, images * tile.len()],
+                (to, matrix),
+                (weight, weight_matrix(c)),
+                (windows, windows_matrix),
+                Multiply { factor: S::Real::ONE, add: false, parallel },
+            );
+        };
+        if images > 1 {
+            let made = &mut made[..y.len()];
+            multiply(made, Matrix::with_rows(images * positions), &(0..positions));
+            return one_by_one(made, outputs, positions, y);
+        }
         make(y, made, false, |y, _| {
-            for tile in c.tiles() {
-                let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
-                gemm(
-                    [outputs, terms, tile.len()],
-                    (&mut *y, tile_of(&tile, positions)),
-                    (weight, Matrix::with_rows(terms)),
-                    (windows, matrix),
-                    Multiply { factor: S::Real::ONE, add: false, parallel },
-                );
-            }
+            c.tiles().for_each(|tile| multiply(y, tile_of(&tile, positions), &tile));
         });
     });
 }
 
-/// `d x = weightᵀ · d y`, each element of a window added to where it was read, for each group of each image.
+/// `d x = weightᵀ · d y`, each element of a window added to where it was read, for each group of each image, or of
+/// several images side by side.
 fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [S], scratch: &mut [S::Real]) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     let (shared, scratch) = scratch.split_at_mut(c.shared());
     let weight = reals(weight, shared);
     for_each_block(c, dx, scratch, |task, dx, Room { windows, read, made }, parallel| {
-        let dy = reals(&dy[task * c.outputs()..][..c.outputs()], read);
+        let images = dx.len() / c.image();
+        let dy = &dy[task * c.images() * c.outputs()..][..images * c.outputs()];
+        let dy = columns(dy, outputs, positions, read);
         let weight = &weight[task % geometry.groups * c.weight()..][..c.weight()];
         let multiply = |to: &mut [S::Real], matrix: Matrix, tile: &Range<usize>| {
             gemm(
-                [terms, outputs, tile.len()],
+                [terms, outputs, images * tile.len()],
                 (to, matrix),
-                (weight, Matrix::with_rows(terms).transposed()),
-                (dy, tile_of(tile, positions)),
+                (weight, weight_matrix(c).transposed()),
+                (dy, tile_of(tile, images * positions)),
                 Multiply { factor: S::Real::ONE, add: false, parallel },
             );
         };
         make(dx, made, false, |dx, _| {
-            if geometry.is_pointwise() {
+            if geometry.is_pointwise() && images == 1 {
                 return multiply(dx, Matrix::with_rows(positions), &(0..positions));
             }
             dx.fill(S::Real::ZERO);
             for tile in c.tiles() {
-                let windows = &mut windows[..terms * tile.len()];
-                multiply(windows, Matrix::with_rows(tile.len()), &tile);
+                let windows = &mut windows[..terms * images * tile.len()];
+                multiply(windows, Matrix::with_rows(images * tile.len()), &tile);
                 fold(geometry, windows, &tile, dx, parallel);
             }
         });
@@ -122,15 +132,18 @@ fn weight_gradient<S: Float>(
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
     for_each_block(c, dweight, scratch, |group, dweight, Room { windows, read, made }, parallel| {
         make(dweight, made, add, |sums, mut add| {
-            for block in (0..geometry.batch).map(|image| image * geometry.groups + group) {
-                let image = &x[block * c.image()..][..c.image()];
-                let dy = reals(&dy[block * c.outputs()..][..c.outputs()], read);
+            for first in (0..geometry.batch).step_by(c.images()) {
+                let images = c.images().min(geometry.batch - first);
+                let block = first * geometry.groups + group;
+                let image = &x[block * c.image()..][..images * c.image()];
+                let dy =
+                    columns(&dy[block * c.outputs()..][..images * c.outputs()], outputs, positions, read);
                 for tile in c.tiles() {
                     let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
                     gemm(
-                        [outputs, tile.len(), terms],
-                        (&mut *sums, Matrix::with_rows(terms)),
-                        (dy, tile_of(&tile, positions)),
+                        [outputs, images * tile.len(), terms],
+                        (&mut *sums, weight_matrix(c)),
+                        (dy, tile_of(&tile, images * positions)),
                         (windows, matrix.transposed()),
                         Multiply { factor: S::Real::ONE, add, parallel },
                     );
@@ -144,8 +157,15 @@ fn weight_gradient<S: Float>(
     });
 }
 
+/// What is computed of the weight of a group.
+fn weight_matrix(c: &Convolution) -> Matrix {
+    let [offset, rows, columns] = c.weight_matrix().map(|x| x as isize);
+    Matrix { offset, rows, columns }
+}
+
 /// Calls for every block of the result with its number and room of its own: at once for as many as have room, if that
-/// keeps all threads busy, else one after the other, each with all threads (the last argument).
+/// keeps all threads busy, else one after the other, each with all threads (the last argument). The last block may have
+/// fewer images than the others.
 fn for_each_block<S: Float>(
     c: &Convolution,
     result: &mut [S],
@@ -154,22 +174,51 @@ fn for_each_block<S: Float>(
 ) {
     let (block, share, shares) = (c.block(), c.share().iter().sum::<usize>(), c.shares());
     if shares < 2 || shares < rayon::current_num_threads().min(MOST_SHARES) {
-        for (i, result) in result.chunks_exact_mut(block).enumerate() {
+        for (i, result) in result.chunks_mut(block).enumerate() {
             task(i, result, Room::of(c, &mut scratch[..share]), true);
         }
         return;
     }
-    let each = (result.len() / block).div_ceil(shares);
+    let each = result.len().div_ceil(block).div_ceil(shares);
     let parts = result.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(share)).enumerate();
     parts.for_each(|(part, (result, scratch))| {
-        for (i, result) in result.chunks_exact_mut(block).enumerate() {
+        for (i, result) in result.chunks_mut(block).enumerate() {
             task(part * each + i, result, Room::of(c, scratch), false);
         }
     });
 }
 
+/// Images `[n, channels, positions]` side by side, a row for each channel, in the type that is computed in: a single one
+/// as it is if it can be read so, else in `room`.
+fn columns<'a, S: Float>(
+    images: &'a [S],
+    channels: usize,
+    positions: usize,
+    room: &'a mut [S::Real],
+) -> &'a [S::Real] {
+    let (image, all) = (channels * positions, images.len() / channels.max(1));
+    if images.len() == image {
+        return reals(images, room);
+    }
+    let room = &mut room[..images.len()];
+    for (i, image) in images.chunks_exact(image).enumerate() {
+        let rows = room.chunks_exact_mut(all).zip(image.chunks_exact(positions));
+        rows.for_each(|(row, image)| widen(image, &mut row[i * positions..][..positions]));
+    }
+    room
+}
+
+/// What [`columns`] lays side by side, as images again.
+fn one_by_one<S: Float>(rows: &[S::Real], channels: usize, positions: usize, images: &mut [S]) {
+    let all = rows.len() / channels.max(1);
+    for (i, image) in images.chunks_exact_mut(channels * positions).enumerate() {
+        let rows = rows.chunks_exact(all).zip(image.chunks_exact_mut(positions));
+        rows.for_each(|(row, image)| narrow(&row[i * positions..][..positions], image));
+    }
+}
+
 /// The elements in the type that is computed in: themselves, or widened in `room`.
-fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) -> &'a [S::Real] {
+pub(super) fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) -> &'a [S::Real] {
     if let Some(reals) = S::as_reals(elements) {
         return reals;
     }
@@ -180,7 +229,7 @@ fn reals<'a, S: Float>(elements: &'a [S], room: &'a mut [S::Real]) -> &'a [S::Re
 
 /// Lets `numbers` make a block of the result, or add to it: in its place, or in `room`, to be rounded then. What is in
 /// `room` before means nothing, so there nothing is added.
-fn make<S: Float>(
+pub(super) fn make<S: Float>(
     block: &mut [S],
     room: &mut [S::Real],
     add: bool,
@@ -199,20 +248,22 @@ fn tile_of(tile: &Range<usize>, positions: usize) -> Matrix {
     Matrix { offset: tile.start as isize, ..Matrix::with_rows(positions) }
 }
 
-/// A tile of an image's windows side by side, a row for each of their elements: the image itself where windows are
-/// single elements, else laid out in `room`.
+/// A tile of the windows of every image side by side, a row for each of their elements: the image itself where there is
+/// one whose windows are single elements, else laid out in `room`.
 fn side_by_side<'a, S: Float>(
     c: &Convolution,
-    image: &'a [S],
+    images: &'a [S],
     tile: &Range<usize>,
     room: &'a mut [S::Real],
     parallel: bool,
 ) -> (&'a [S::Real], Matrix) {
     let geometry = &c.geometry;
-    if let Some(image) = S::as_reals(image).filter(|_| geometry.is_pointwise()) {
+    let single = images.len() == c.image() && geometry.is_pointwise();
+    if let Some(image) = S::as_reals(images).filter(|_| single) {
         return (image, tile_of(tile, geometry.positions()));
     }
-    let windows = &mut room[..geometry.terms() * tile.len()];
-    unfold(geometry, image, tile, windows, parallel);
-    (windows, Matrix::with_rows(tile.len()))
+    let columns = images.len() / c.image() * tile.len();
+    let windows = &mut room[..geometry.terms() * columns];
+    unfold(geometry, images, tile, windows, parallel);
+    (windows, Matrix::with_rows(columns))
 }

@@ -10,6 +10,7 @@ mod det;
 mod dropout;
 mod elementwise;
 mod exchange;
+mod experts;
 mod indexing;
 mod loss;
 mod norm;
@@ -68,6 +69,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
         Op::Det(_) => det::run(call),
         Op::Dropout(dropout) => dropout::run(dropout, call),
+        Op::Experts(op) => experts::run(op, call),
+        Op::ExpertsGrad(_) => experts::gradient(call),
         Op::Gather(gather) => indexing::gather(gather, call),
         Op::GatherElements(gather) => indexing::gather_elements(gather, call),
         Op::GatherElementsGrad(gather) => scatter::gather_elements_grad(gather, call),

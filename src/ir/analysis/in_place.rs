@@ -36,6 +36,8 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::ConvGradWeight(_)
         | Op::CrossEntropy(_)
         | Op::CumulativeSum(_)
+        | Op::Experts(_)
+        | Op::ExpertsGrad(_)
         | Op::Gather(_)
         | Op::Det(_)
         | Op::GatherElements(_)

@@ -168,6 +168,8 @@ operators! {
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
         Det(det::Det) "det" {}
         Dropout(dropout::Dropout) "dropout" { ratio, id, seed, dim }
+        Experts(experts::Experts) "experts" { transposed }
+        ExpertsGrad(experts::ExpertsGrad) "experts_grad" {}
         Gather(indexing::Gather) "gather" { dim }
         GatherElements(indexing::GatherElements) "gather_elements" { dim }
         GatherElementsGrad(scatter::GatherElementsGrad) "gather_elements_grad" { dim }

@@ -16,6 +16,7 @@ pub mod conv;
 pub mod det;
 pub mod dropout;
 pub mod elementwise;
+pub mod experts;
 pub mod indexing;
 pub mod loss;
 pub mod norm;

@@ -7,6 +7,8 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
+use super::names::is_generated;
+use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
 use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, Role, StateId, Type, ValueId};
@@ -140,11 +142,32 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     ))
 }
 
+/// What the user may not expect: of a batch norm that the exporter folded into a convolution, nothing is left to train.
+pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
+    let folded: Vec<&Node> = graph.nodes.iter().filter(|node| has_folded_norm(node)).collect();
+    let (first, count) = (folded.first()?, folded.len());
+    let warning = Diagnostic::new(format!(
+        "the exporter folded batch norms into {count} convolutions: each of these trains as a plain convolution"
+    ));
+    Some(warning.at(first.label()).note(
+        "to train the batch norms, export with dynamo=False, training=torch.onnx.TrainingMode.TRAINING and \
+         do_constant_folding=False",
+    ))
+}
+
+/// Whether a convolution is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
+/// exporter gives the weight and the bias, which are no longer the module's, names of its own.
+fn has_folded_norm(node: &Node) -> bool {
+    let fused = node.metadata.get("pkg.onnxscript.rewriter.rule_name");
+    let renamed = |i: usize| node.input(i).is_some_and(|name| is_generated(name) && name.contains("::"));
+    node.op_type.starts_with("Conv")
+        && (fused.is_some_and(|rules| rules.contains("FuseBatchNorm")) || renamed(1) && renamed(2))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::import::dropout::Dropouts;
-    use crate::{Attribute, Node};
+    use crate::Attribute;
     use ir::{Blob, Builder, DType, Data};
     use std::collections::BTreeMap;
 
@@ -160,7 +183,7 @@ mod tests {
             entries.insert(name.into(), Entry::Stored(data));
         }
         let b = Builder::new(&mut module, "import");
-        let mut cx = Context { b, entries, dropouts: Dropouts::default() };
+        let mut cx = Context::new(b, entries);
         for node in nodes {
             let outputs = batch_norm(&mut cx, &Call::new(node)).expect("it is imported");
             assert_eq!(outputs.len(), node.outputs.len());
@@ -205,5 +228,32 @@ mod tests {
         let inputs: Vec<ValueId> = module.states.values().map(|state| state.input).collect();
         assert_eq!(running[..2], inputs);
         assert!(running[2..].iter().all(|value| module.producer(*value).is_some()));
+    }
+
+    #[test]
+    fn a_norm_that_was_folded_is_told_from_a_bias() {
+        let conv = |weight: &str, bias: &str, rule: Option<&str>| Node {
+            op_type: "Conv".into(),
+            opset: 20,
+            inputs: ["x", weight, bias].map(String::from).into(),
+            metadata: rule
+                .map(|rule| ("pkg.onnxscript.rewriter.rule_name".into(), rule.into()))
+                .into_iter()
+                .collect(),
+            ..Node::default()
+        };
+        for (node, folded) in [
+            (conv("m.weight", "m.bias", None), false),
+            (
+                conv("m.weight", "m.weight_bias", Some("FuseBatchNormIntoConv, RemoveOptionalBiasFromConv")),
+                true,
+            ),
+            (conv("m.weight", "m.bias", Some("RemoveOptionalBiasFromConv")), false),
+            (conv("onnx::Conv_193", "onnx::Conv_194", None), true),
+            (conv("onnx::Conv_193", "m.bias", None), false),
+        ] {
+            let graph = Graph { nodes: vec![node], ..Graph::default() };
+            assert_eq!(folded_warning(&graph).is_some(), folded, "{:?}", graph.nodes);
+        }
     }
 }

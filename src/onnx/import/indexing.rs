@@ -76,6 +76,13 @@ pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
         return one(cx.b.reshape(moved, dims)?);
     }
     let indices = cx.value(call, 1)?;
+    // An index of one dim is that of a Gather, as exporters pick the matrices of experts.
+    let mut dims = cx.ty(indices).dims.clone();
+    if batch_dims == 0 && dims.last().is_some_and(Dim::is_one) {
+        dims.pop();
+        let indices = cx.b.reshape(indices, dims)?;
+        return one(cx.b.one(Gather { dim: 0 }, &[x, indices])?);
+    }
     one(cx.b.one(GatherNd { batch_dims }, &[x, indices])?)
 }
 

@@ -11,41 +11,66 @@ mod attention_mask;
 mod batch_norm;
 mod bits;
 mod call;
+mod columns;
 mod composed_attention;
 mod composed_norm;
 mod composed_reduction;
 mod context;
 mod contraction;
+mod contrib;
+mod contrib_attention;
+mod contrib_group_attention;
+mod contrib_norm;
+mod control_flow;
+#[cfg(test)]
+mod control_flow_tests;
 mod conv;
+mod deform_conv;
 mod dropout;
 mod einsum;
 mod elementwise;
 mod functions;
+mod gate;
 mod generate;
+mod honoured;
 mod indexing;
 mod integers;
+mod known;
 mod layout;
 mod loss;
+mod n_grams;
 mod names;
 mod norm;
 mod pool;
+mod quantization;
+mod quantized;
+mod quantized_model;
 mod ranking;
+mod recurrent_attention;
+mod recurrent;
+mod recurrent_cell;
 mod reduction;
 mod registry;
+mod report;
 mod resampling;
 mod resize;
 mod rotary;
+mod sampling;
+mod scan;
 mod scatter;
+mod sequence;
 mod shape;
+mod spectrum;
+mod subgraph;
 mod unpool;
 mod weighted_loss;
 
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
-use dropout::Dropouts;
 use integers::{Int, Ints};
 use ir::{At, Blob, Builder, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
+use report::Report;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the import is told.
@@ -64,76 +89,135 @@ pub struct Imported {
     pub aliases: BTreeMap<String, Vec<String>>,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
+    /// Why the program cannot be trained, although it can be run: the file is quantized.
+    pub untrainable: Option<Diagnostic>,
 }
 
 /// Imports a model. Errors: every node that cannot be imported and why; inputs without a shape.
 pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Diagnostic>> {
     let graph = &model.graph;
     let mut module = Module::new(if graph.name.is_empty() { "model" } else { &graph.name });
-    let mut problems = Vec::new();
+    let mut problems = Report::default();
     let mut entries = BTreeMap::new();
     add_inputs(&mut module, graph, options, &mut entries, &mut problems);
     add_tensors(&mut module, graph, &mut entries);
     let mut b = Builder::new(&mut module, "import");
     b.at(At::End(Phase::Forward));
-    let mut context = Context { b, entries, dropouts: Dropouts::default() };
+    let mut context = Context { problems, ..Context::new(b, entries) };
     for node in &graph.nodes {
-        import_node(&mut context, Call::new(node), &mut problems);
+        import_node(&mut context, &Call::new(node));
     }
-    let outputs = graph_outputs(&mut context, graph, &mut problems);
-    let dropouts = context.dropouts;
-    context.b.finish();
+    let outputs = graph_outputs(&mut context, graph);
+    if context.problems.is_empty() {
+        unexplained(graph, &context.entries).into_iter().for_each(|problem| context.problems.push(problem));
+    }
+    let Context { b, dropouts, problems, .. } = context;
+    b.finish();
+    let quantized = quantized_model::refusal(graph);
     if !problems.is_empty() {
-        return Err(problems);
+        return Err(refused(problems, quantized));
     }
     for (name, value) in outputs {
         module.add_output(name, value);
     }
-    let warnings = dropouts.warning().into_iter().chain(batch_norm::warning(&module)).collect();
-    Ok(Imported { module, aliases: names::aliases(graph), warnings })
+    let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
+    let warnings = warnings.into_iter().flatten().collect();
+    Ok(Imported { module, aliases: names::aliases(graph), warnings, untrainable: quantized })
+}
+
+/// Everything that is wrong. Of a quantized model it is told once what its operators are.
+fn refused(mut problems: Report, quantized: Option<Diagnostic>) -> Vec<Diagnostic> {
+    if quantized.is_some() {
+        problems.drop_operators(quantized_model::is_quantized);
+    }
+    quantized.into_iter().chain(problems.into_list()).collect()
 }
 
 /// Imports one node; what it defines stands in the entries afterwards, if only as failed.
-fn import_node(cx: &mut Context, call: Call, problems: &mut Vec<Diagnostic>) {
+fn import_node(cx: &mut Context, call: &Call) {
     let origin = call.origin();
     cx.b.origin(origin.as_str());
-    let result = match registry::find(&call) {
-        Some(import) => import(cx, &call),
+    let result = match registry::find(call) {
+        Some(import) => import(cx, call),
         None => Err(Problem::new(format!("operator {} is not supported", call.op()))),
     };
     let result = match call.mistyped() {
         Some(problem) => Err(Problem::new(problem.message)),
-        None => result,
+        None => result.and_then(|results| {
+            honoured::check(call)?;
+            fits(cx, &results)?;
+            Ok(results)
+        }),
     };
     let results = match result {
         Ok(results) => results,
         Err(Problem::Reported) => vec![],
         Err(Problem::Wrong { message, note }) => {
             let diagnostic = Diagnostic::new(message).at(origin);
-            problems.push(note.into_iter().fold(diagnostic, Diagnostic::note));
+            cx.problems.of_node(call, note.into_iter().fold(diagnostic, Diagnostic::note));
             vec![]
         }
     };
     let mut results = results.into_iter();
     for i in 0..call.output_count() {
-        let entry = results.next().unwrap_or(Entry::Failed);
+        let entry = cx.folded(results.next().unwrap_or(Entry::Failed));
         if let Some(name) = call.output(i) {
             cx.entries.insert(name.to_string(), entry);
         }
     }
 }
 
-fn graph_outputs(cx: &mut Context, graph: &Graph, problems: &mut Vec<Diagnostic>) -> Vec<(String, ValueId)> {
+/// No tensor is larger, in bytes: sizes can be added up and multiplied without a thought for overflow, and no machine
+/// has as much memory.
+const LARGEST: u64 = 1 << 48;
+
+/// Whether a type is of bound dims and larger than any memory.
+fn too_large(ty: &Type) -> bool {
+    ty.dims.iter().all(|dim| dim.size().is_some()) && ty.bytes().is_none_or(|bytes| bytes > LARGEST)
+}
+
+/// Refuses results that no memory holds.
+fn fits(cx: &Context, results: &[Entry]) -> Result<(), Problem> {
+    let mut types = results.iter().filter_map(|entry| match entry {
+        Entry::Value(value) => Some(cx.ty(*value)),
+        _ => None,
+    });
+    match types.find(|ty| too_large(ty)) {
+        Some(ty) => Err(Problem::new(format!("makes {ty}, which is larger than any memory"))),
+        None => Ok(()),
+    }
+}
+
+/// Values that are read and could not be made, where nothing says why: outputs that the import of an operator leaves
+/// out, and tensors of a type that the core has not.
+fn unexplained(graph: &Graph, entries: &BTreeMap<String, Entry>) -> Vec<Diagnostic> {
+    let inputs = graph.nodes.iter().flat_map(|node| &node.inputs);
+    let read: BTreeSet<&String> = inputs.chain(graph.outputs.iter().map(|output| &output.name)).collect();
+    let missing = |name: &String| read.contains(name) && matches!(entries.get(name), Some(Entry::Failed));
+    let tensors = graph.tensors.iter().filter(|tensor| missing(&tensor.name)).map(|tensor| {
+        let message = format!("has elements of type {}, which is not supported", tensor.dtype);
+        Diagnostic::new(message).at(tensor.label())
+    });
+    let outputs = graph.nodes.iter().flat_map(|node| {
+        let missing = node.outputs.iter().enumerate().filter(|(_, name)| missing(name));
+        missing.map(move |(i, _)| Diagnostic::new(format!("output {i} is not supported")).at(node.label()))
+    });
+    tensors.chain(outputs).collect()
+}
+
+fn graph_outputs(cx: &mut Context, graph: &Graph) -> Vec<(String, ValueId)> {
     let mut outputs = Vec::new();
     for output in &graph.outputs {
         match cx.entries.get(&output.name).cloned() {
-            None => problems.push(Diagnostic::new(format!("output `{}` is defined by nothing", output.name))),
+            None => {
+                cx.problems.push(Diagnostic::new(format!("output `{}` is defined by nothing", output.name)));
+            }
             // A sequence, or what has been reported: nothing to train on.
-            Some(Entry::Failed | Entry::Sequence(_)) => {}
+            Some(Entry::Failed | Entry::Sequence(_) | Entry::Absent) => {}
             Some(entry) => match cx.materialize(&entry) {
                 Ok(value) => outputs.push((output.name.clone(), value)),
                 Err(Problem::Wrong { message, .. }) => {
-                    problems.push(Diagnostic::new(format!("output `{}` {message}", output.name)));
+                    cx.problems.push(Diagnostic::new(format!("output `{}` {message}", output.name)));
                 }
                 Err(Problem::Reported) => {}
             },
@@ -148,7 +232,7 @@ fn add_inputs(
     graph: &Graph,
     options: &ImportOptions,
     entries: &mut BTreeMap<String, Entry>,
-    problems: &mut Vec<Diagnostic>,
+    problems: &mut Report,
 ) {
     let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     let mut seen = BTreeSet::new();
@@ -208,7 +292,11 @@ fn input_type(
         sizes.push(options.bindings.get(&name).map_or_else(|| Dim::symbol(&name), |&size| Dim::known(size)));
         seen.insert(name);
     }
-    Ok(Type::new(dtype, sizes))
+    let ty = Type::new(dtype, sizes);
+    if too_large(&ty) {
+        return Err(wrong(format!("is {ty}, which is larger than any memory")));
+    }
+    Ok(ty)
 }
 
 /// Enters the file's tensors: small integers as known, the rest into the data table.
@@ -278,8 +366,7 @@ mod tests {
         let mut module = Module::new("m");
         let x = module.add_input("x", Type::of(DType::F32, &[2, 3]), true);
         let entries = BTreeMap::from([("x".to_string(), Entry::Value(x))]);
-        let mut context =
-            Context { b: Builder::new(&mut module, "import"), entries, dropouts: Dropouts::default() };
+        let mut context = Context::new(Builder::new(&mut module, "import"), entries);
         let node = Node {
             op_type: "Softmax".into(),
             opset: 20,
@@ -288,8 +375,8 @@ mod tests {
             attributes: BTreeMap::from([("axis".to_string(), Attribute::Float(0.0))]),
             ..Node::default()
         };
-        let mut problems = Vec::new();
-        import_node(&mut context, Call::new(&node), &mut problems);
+        import_node(&mut context, &Call::new(&node));
+        let problems = std::mem::take(&mut context.problems).into_list();
         assert_eq!(problems.len(), 1);
         assert!(problems[0].message.contains("\"axis\" is FLOAT, where INT is needed"), "{}", problems[0]);
         assert!(matches!(context.entries["y"], Entry::Failed));

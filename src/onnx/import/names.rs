@@ -24,7 +24,7 @@ pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
 }
 
 /// Whether a name was made by an exporter.
-fn is_generated(name: &str) -> bool {
+pub(super) fn is_generated(name: &str) -> bool {
     let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
 }

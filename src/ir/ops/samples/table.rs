@@ -9,6 +9,7 @@ use super::super::conv::{Conv, ConvGradInput, ConvGradWeight};
 use super::super::det::Det;
 use super::super::dropout::Dropout;
 use super::super::elementwise::{Binary, Bitcast, Bitwise, Cast, Compare, Logical, Select, Unary};
+use super::super::experts::{Experts, ExpertsGrad};
 use super::super::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use super::super::list::Kinds;
 use super::super::loss::{CrossEntropy, CrossEntropyGrad};
@@ -41,6 +42,7 @@ pub fn samples() -> Vec<Sample> {
         indexing(),
         scatters(),
         determinants(),
+        experts(),
         losses(),
         dropout(),
         optimizers(),
@@ -433,6 +435,20 @@ fn indexing() -> Vec<Sample> {
         Sample::new(GatherNd { batch_dims: 1 }, [float(&[2, 3, 4]), wild(&[2, 6, 1], 3)]),
         Sample::new(GatherNd { batch_dims: 0 }, [float(&[3, 5]), wild(&[4, 2], 3)]),
     ]
+}
+
+fn experts() -> Vec<Sample> {
+    let index = of(DType::I64, &[8], Fill::Integers(-4, 4));
+    let wild = of(DType::I32, &[8], Fill::Integers(-6, 6));
+    let calls = [(false, [4, 6, 2], index), (true, [4, 2, 6], wild)];
+    let forward = |(transposed, weights, index): (bool, [u64; 3], Operand)| {
+        Sample::new(Experts { transposed }, [float(&[8, 6]), float(&weights), index])
+    };
+    let gradient = |(_, weights, index): (bool, [u64; 3], Operand)| {
+        let operands = [index, float(&[8, weights[1]]), float(&[8, weights[2]])];
+        Sample::new(ExpertsGrad, operands).declared(f32_type(&weights)).undifferentiable()
+    };
+    calls.clone().into_iter().map(forward).chain(calls.into_iter().map(gradient)).collect()
 }
 
 fn scatters() -> Vec<Sample> {

@@ -1,0 +1,95 @@
+//! Near misses: where a program has the shape of a pattern and one thing keeps the rule from holding.
+//!
+//! A rule that has found its shape says here what is unmet. What is unmet in one way and met in another spelling of the
+//! same value is found; what two conditions stand in the way of is likely to be something else.
+
+use super::graph::{Ask, ENode, Graph};
+use egg::Id;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A place where a pattern was nearly found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NearMiss {
+    /// The operator that would have stood there.
+    pub pattern: &'static str,
+    /// Where in the file.
+    pub origin: Arc<str>,
+    /// What is in the way.
+    pub reason: String,
+}
+
+/// What rules have met, by e-class and pattern.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    found: BTreeSet<(Id, &'static str)>,
+    missed: BTreeMap<(Id, &'static str), String>,
+}
+
+/// Whether nothing is unmet where a rule has found the shape of a pattern at `n`; what is unmet is kept for the user.
+pub(super) fn holds<const N: usize>(
+    g: &Graph,
+    n: &ENode,
+    pattern: &'static str,
+    unmet: [Option<String>; N],
+) -> bool {
+    let mut unmet = unmet.into_iter().flatten();
+    let (first, more) = (unmet.next(), unmet.next().is_some());
+    let holds = first.is_none();
+    if let Some(class) = g.lookup(n.clone()) {
+        let mut seen = g.analysis.seen.borrow_mut();
+        match first {
+            None => {
+                seen.found.insert((class, pattern));
+            }
+            Some(reason) if !more => {
+                seen.missed.entry((class, pattern)).or_insert(reason);
+            }
+            Some(_) => {}
+        }
+    }
+    holds
+}
+
+/// A reason, unless the condition holds.
+pub(super) fn unless(holds: bool, reason: impl FnOnce() -> String) -> Option<String> {
+    (!holds).then(reason)
+}
+
+/// Unmet, unless a class is that number.
+pub(super) fn number(g: &Graph, class: Id, expected: f64) -> Option<String> {
+    unless(g.is(class, expected), || match g.number(class) {
+        Some(number) => format!("{number} stands where {expected} should"),
+        None => format!("{} stands where the number {expected} should", g.ty(class)),
+    })
+}
+
+/// Unmet, unless the classes are one.
+pub(super) fn one_value(g: &Graph, classes: &[Id], what: &str) -> Option<String> {
+    let one = classes.windows(2).all(|pair| g.same(pair[0], pair[1]));
+    unless(one, || format!("{what} are not of one value"))
+}
+
+/// What was nearly found in the classes `stood` that the program has, in the order of the patterns' names.
+pub(super) fn report(
+    g: &Graph,
+    stood: impl Iterator<Item = Id>,
+    origins: &BTreeMap<Id, Arc<str>>,
+) -> Vec<NearMiss> {
+    let stood: BTreeSet<Id> = stood.map(|class| g.find(class)).collect();
+    let seen = g.analysis.seen.borrow();
+    let found: BTreeSet<(Id, &str)> =
+        seen.found.iter().map(|&(class, pattern)| (g.find(class), pattern)).collect();
+    let missed =
+        seen.missed.iter().filter(|((class, pattern), _)| !found.contains(&(g.find(*class), *pattern)));
+    let near = missed.map(|(&(class, pattern), reason)| (g.find(class), pattern, reason));
+    let near = near.filter(|(class, ..)| stood.contains(class)).map(|(class, pattern, reason)| NearMiss {
+        pattern,
+        origin: origins.get(&class).cloned().unwrap_or_default(),
+        reason: reason.clone(),
+    });
+    let mut near: Vec<NearMiss> = near.collect();
+    near.sort();
+    near.dedup_by(|a, b| (a.pattern, &a.origin) == (b.pattern, &b.origin));
+    near
+}

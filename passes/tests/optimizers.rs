@@ -18,7 +18,9 @@ module @given training {
   func @train(%0 "w" : f64[3, 4], %1 "b" : f64[4], %2 = @w, %3 = @b) {
     %4 = accumulate %0 : f64[3, 4] !{update}
     %5 = accumulate %1 : f64[4] !{update}
+    %6 = reduce %5 {kind = sum, dims = [0], keep = false} : f64[] !{update}
   }
+  output "loss" = %6
   output "grad.w" = %4
   output "grad.b" = %5
 }

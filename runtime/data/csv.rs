@@ -131,6 +131,11 @@ impl CsvFile {
         if line.map_err(malformed)?.is_none() {
             return Err(malformed("it is empty".to_owned()));
         }
+        if let [cell] = &first[..]
+            && let Some(other) = [';', '\t', '|'].into_iter().find(|&other| cell.contains(other))
+        {
+            return Err(malformed(format!("its cells are separated by {other:?}: write commas")));
+        }
         let has_header = first.iter().any(|cell| cell.trim().parse::<f64>().is_err());
         let header = has_header.then(|| first.iter().map(|cell| cell.trim().to_owned()).collect());
         let columns = first.len();

@@ -3,13 +3,40 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect;
+use trainyard::inspection::dot;
 
 use crate::{inspect, read};
 
 #[test]
 fn a_small_program_is_drawn_as_it_is_written() {
-    let text = read(&["models/mlp.dynamo.onnx", "--after", "canonicalize", "--format", "dot"]);
-    expect![[r#""#]].assert_eq(&text);
+    let program = r#"trainyard-ir 1
+module @tiny imported {
+  data @0 "w" : f32[3, 2]
+  func @forward(%0 "x" batched : f32[4, 3]) {
+    %1 = constant {data = @0} : f32[3, 2] !{fwd}
+    %2 = contract %0, %1 {lhs = bk, rhs = kc, out = bc} : f32[4, 2] !{fwd, origin "/dense"}
+  }
+  output "y" = %2
+}
+"#;
+    let module = ir::text::parse(program).expect("the text is a program");
+    expect![[r#"
+        digraph "tiny" {
+          node [shape=box, style=rounded, fontname="sans-serif", fontsize=10];
+          edge [fontname="sans-serif", fontsize=8];
+          input0 [label="x\nf32[4, 3]", shape=ellipse];
+          subgraph cluster_fwd {
+            label="fwd";
+            node0 [label="constant\nf32[3, 2]"];
+            node1 [label="contract\nf32[4, 2]\n/dense"];
+          }
+          output0 [label="y", shape=ellipse];
+          input0 -> node1;
+          node0 -> node1;
+          node1 -> output0;
+        }
+    "#]]
+    .assert_eq(&dot(&module));
 }
 
 /// The names of nodes, the clusters, and the edges.

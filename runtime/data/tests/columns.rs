@@ -132,7 +132,7 @@ fn cells_that_are_no_numbers_are_told_with_line_and_column() {
     for (text, expected) in [
         ("1,2,3\n1,x,3\n", "line 2: column 2, which feeds `x`, is `x`, no number"),
         ("a,b,y\n1,,3\n", "line 2: column 2 (`b`), which feeds `x`, is empty"),
-        ("1,nan,3\n", "has names of columns and no rows"),
+        ("1,nan,3\n", "line 1: column 2, which feeds `x`, is `nan`, no finite number"),
         ("1,2,3\n1,nan,3\n", "column 2, which feeds `x`, is `nan`, no finite number"),
         ("1,2,3\n-inf,2,3\n", "column 1, which feeds `x`, is `-inf`, no finite number"),
         ("1,2,3\n1,1e999,3\n", "no finite number"),
@@ -146,7 +146,8 @@ fn cells_that_are_no_numbers_are_told_with_line_and_column() {
         ("\n\n", "it is empty"),
         ("a,b,y\n", "it has names of columns and no rows"),
         ("1,2\n", "`x` takes 2 a sample, and 1 are left for it besides the labels in 2"),
-        ("1;2;3\n4;5;6\n", "has 1 columns"),
+        ("1;2;3\n4;5;6\n", "its cells are separated by ';': write commas"),
+        ("1\t2\t3\n", "its cells are separated by '\\t': write commas"),
         (
             "a,b,c\n1,2,3\n",
             "is called labels, label, target, class, y, and there are `a`, `b`, `c`: choose with --input labels=COLUMN",

@@ -232,12 +232,21 @@ pub fn states_after(compilation: &Compilation, outcome: &Outcome) -> Result<Stat
 }
 
 fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {
-    match &settings.data.train {
-        Some(DataSource::File(path)) => {
-            let error = |error| Diagnostic::new(format!("cannot read {}: {error}", path.display()));
-            Ok(DataFingerprint::of(path).map_err(error)?)
+    let of = |path: &Path| {
+        let error = |error| Diagnostic::new(format!("cannot read {}: {error}", path.display()));
+        DataFingerprint::of(path).map_err(error)
+    };
+    let data = match &settings.data.train {
+        Some(DataSource::File(path)) => of(path)?,
+        _ => DataFingerprint::synthetic(),
+    };
+    match &settings.data.tokenizer {
+        // Other tokens are other data.
+        Some(Tokenizer::File(path)) => {
+            let tokenizer = of(path)?;
+            Ok(DataFingerprint { hash: format!("{} by {}", data.hash, tokenizer.hash), ..data })
         }
-        _ => Ok(DataFingerprint::synthetic()),
+        _ => Ok(data),
     }
 }
 

@@ -23,7 +23,9 @@ use crate::pipeline::Arguments;
 use egg::Id;
 use graph::{Ask, ENode, Graph, Head, Typing};
 use ir::ops::{Cost, Operator};
-use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, Phase, Signature, Type, ValueId};
+use ir::{
+    At, Builder, Changed, Diagnostic, Inference, Module, Node, NodeId, Op, Phase, Signature, Type, ValueId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use term::Term;
@@ -175,7 +177,7 @@ fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<Val
             let leaf = || ENode { head: Head::Leaf(operand), args: Default::default() };
             args.push(*classes.entry(operand).or_insert_with(|| graph.add(leaf())));
         }
-        let declared = reads_its_type(&node.op).then(|| module.ty(node.results[0]).clone());
+        let declared = declared(module, node);
         let made =
             graph.add(ENode { head: Head::Op(node.op.clone(), declared), args: args.into_iter().collect() });
         if let [result] = node.results[..] {
@@ -190,20 +192,11 @@ fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<Val
     classes
 }
 
-/// Whether an operator's result type does not follow from its operands.
-fn reads_its_type(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Reshape(_)
-            | Op::Broadcast(_)
-            | Op::Slice(_)
-            | Op::Pad(_)
-            | Op::Iota(_)
-            | Op::Splat(_)
-            | Op::Constant(_)
-            | Op::GatherGrad(_)
-            | Op::ExpertsGrad(_)
-    )
+/// The result type of a node where it does not follow from those of the operands.
+fn declared(module: &Module, node: &Node) -> Option<Type> {
+    let operands: Vec<Type> = node.operands.iter().map(|&operand| module.ty(operand).clone()).collect();
+    let inferred = node.op.infer(&Inference { operands: &operands, declared: &[] });
+    inferred.is_err().then(|| module.ty(node.results[0]).clone())
 }
 
 /// Values made in the region that something outside reads.
@@ -290,7 +283,7 @@ fn stood(
 ) -> BTreeMap<ENode, Arc<str>> {
     let mut stood = BTreeMap::new();
     for node in region.iter().map(|&id| module.node(id)) {
-        let declared = reads_its_type(&node.op).then(|| module.ty(node.results[0]).clone());
+        let declared = declared(module, node);
         let args = node.operands.iter().map(|operand| graph.find(classes[operand])).collect();
         let standing = ENode { head: Head::Op(node.op.clone(), declared), args };
         stood.entry(standing).or_insert_with(|| node.by.clone());

@@ -131,6 +131,38 @@ impl Ints {
         })
     }
 
+    /// The elements at these places of a dim; `None` where there are none.
+    pub(super) fn picked(&self, dim: usize, places: &[usize]) -> Option<Self> {
+        let size = *self.sizes.get(dim)?;
+        let (outer, inner): (usize, usize) =
+            (self.sizes[..dim].iter().product(), self.sizes[dim + 1..].iter().product());
+        let mut elements = Vec::new();
+        for block in 0..outer {
+            for place in places.iter().filter(|&&place| place < size) {
+                let start: usize = (block * size + place) * inner;
+                elements.extend_from_slice(self.elements.get(start..start + inner)?);
+            }
+        }
+        let mut sizes = self.sizes.clone();
+        sizes[dim] = places.len();
+        (elements.len() == sizes.iter().product::<usize>()).then_some(Self { sizes, elements })
+    }
+
+    /// With its dims in another order; `None` if these are not its dims, each once.
+    pub(super) fn transposed(&self, permutation: &[u32]) -> Option<Self> {
+        let dims: Vec<usize> = permutation.iter().map(|&dim| dim as usize).collect();
+        let mut sorted = dims.clone();
+        sorted.sort_unstable();
+        if !sorted.into_iter().eq(0..self.sizes.len()) {
+            return None;
+        }
+        let own = ir::tensor::strides(&self.sizes);
+        let strides: Vec<usize> = dims.iter().map(|&dim| own[dim]).collect();
+        let sizes: Vec<usize> = dims.iter().map(|&dim| self.sizes[dim]).collect();
+        let elements = ir::tensor::offsets(&sizes, &strides).into_iter().map(|i| self.elements[i].clone());
+        Some(Self { elements: elements.collect(), sizes })
+    }
+
     /// The elements at these places of a vector, or of the rows of a matrix.
     pub(super) fn rows(&self, rows: &[usize]) -> Option<Vec<Int>> {
         let width: usize = self.sizes.get(1..)?.iter().product();
@@ -151,6 +183,20 @@ mod tests {
         assert_eq!(product.elements[1], Int::Known(6));
         assert_eq!(Ints::arithmetic("Div", &product, &Ints::scalar(Int::Known(2))), Some(batch.clone()));
         assert_eq!(Ints::arithmetic("Add", &batch, &Ints::scalar(Int::Known(1))), None);
+    }
+
+    #[test]
+    fn matrices_are_cut_and_transposed() {
+        let numbers = |sizes: &[usize], numbers: &[i64]| Ints {
+            sizes: sizes.to_vec(),
+            elements: numbers.iter().map(|&number| Int::Known(number)).collect(),
+        };
+        let matrix = numbers(&[3, 2], &[1, 2, 3, 4, 5, 6]);
+        assert_eq!(matrix.picked(0, &[2, 0]), Some(numbers(&[2, 2], &[5, 6, 1, 2])));
+        assert_eq!(matrix.picked(1, &[1]), Some(numbers(&[3, 1], &[2, 4, 6])));
+        assert_eq!(matrix.picked(1, &[2]), None);
+        assert_eq!(matrix.transposed(&[1, 0]), Some(numbers(&[2, 3], &[1, 3, 5, 2, 4, 6])));
+        assert_eq!(matrix.transposed(&[0, 0]), None);
     }
 
     #[test]

@@ -207,7 +207,9 @@ fn unexplained(graph: &Graph, entries: &BTreeMap<String, Entry>) -> Vec<Diagnost
 
 fn graph_outputs(cx: &mut Context, graph: &Graph) -> Vec<(String, ValueId)> {
     let mut outputs = Vec::new();
-    for output in &graph.outputs {
+    let mut seen = BTreeSet::new();
+    // One that is listed again is the same value.
+    for output in graph.outputs.iter().filter(|output| seen.insert(&output.name)) {
         match cx.entries.get(&output.name).cloned() {
             None => {
                 cx.problems.push(Diagnostic::new(format!("output `{}` is defined by nothing", output.name)));

@@ -43,10 +43,12 @@ pub(super) fn reshape(cx: &mut Context, call: &Call) -> Outputs {
     };
     if let (Some(ints), Some(sizes)) = (cx.ints(call, 0), known_sizes(&target)) {
         let count = ints.elements.len();
-        let open: usize = sizes.iter().filter(|&&n| n >= 0).map(|&n| n as usize).product();
+        let product = |sizes: &[usize]| sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        let given: Vec<usize> = sizes.iter().filter_map(|&n| usize::try_from(n).ok()).collect();
+        let open = product(&given).unwrap_or(usize::MAX);
         let sizes: Vec<usize> =
             sizes.iter().map(|&n| if n < 0 { count / open.max(1) } else { n as usize }).collect();
-        if sizes.iter().product::<usize>() == count {
+        if product(&sizes) == Some(count) {
             let entry = cx.entry(call, 0)?.clone();
             let Entry::Ints(_, dtype) = entry else { return Err(Problem::new("reads a sequence")) };
             return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
@@ -172,6 +174,9 @@ pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
         }
         None => (0..ndim as u32).rev().collect(),
     };
+    if let Some(ints) = cx.ints(call, 0).and_then(|ints| ints.transposed(&permutation)) {
+        return Ok(vec![Entry::Ints(ints, dtype_of(cx, call))]);
+    }
     one(cx.b.transpose(x, &permutation)?)
 }
 
@@ -221,6 +226,9 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
         None => cx.numbers(call, 1, "split")?,
     };
     let count = call.output_count().max(1) as u64;
+    if let Some(given) = call.int("num_outputs").filter(|&given| u64::try_from(given) != Ok(count)) {
+        return Err(Problem::new(format!("has {count} outputs, and num_outputs {given}")));
+    }
     let sizes: Vec<u64> = match sizes {
         Some(sizes) => sizes.iter().map(|&size| u64::try_from(size).unwrap_or(u64::MAX)).collect(),
         None => {
@@ -244,38 +252,6 @@ fn slices(cx: &mut Context, x: ValueId, dim: u32, sizes: &[u64]) -> Outputs {
     Ok(parts)
 }
 
-/// SplitToSequence: parts of one size, or of given sizes.
-pub(super) fn split_to_sequence(cx: &mut Context, call: &Call) -> Outputs {
-    let x = cx.value(call, 0)?;
-    let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
-    let size = bound_size(cx, x, dim)?;
-    let split = cx.numbers(call, 1, "split")?.unwrap_or_else(|| vec![1]);
-    let scalar = cx.ints(call, 1).is_none_or(|ints| ints.sizes.is_empty());
-    let part = split.first().copied().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
-    let part = part.ok_or_else(|| Problem::new(format!("cannot split into parts of {split:?}")))?;
-    let sizes: Vec<u64> = if scalar {
-        (0..size.div_ceil(part)).map(|i| part.min(size - i * part)).collect()
-    } else {
-        split.iter().map(|&n| n.max(0) as u64).collect()
-    };
-    if sizes.iter().sum::<u64>() != size {
-        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
-    }
-    Ok(vec![Entry::Sequence(slices(cx, x, dim, &sizes)?)])
-}
-
-/// SequenceAt.
-pub(super) fn sequence_at(cx: &mut Context, call: &Call) -> Outputs {
-    let Entry::Sequence(parts) = cx.entry(call, 0)?.clone() else {
-        return Err(Problem::new("reads a tensor as if it were a sequence"));
-    };
-    let at = cx.numbers(call, 1, "position")?.and_then(|at| at.first().copied());
-    let at = at.and_then(|at| dim(at, parts.len()));
-    let part = at.and_then(|at| parts.get(at as usize).cloned());
-    part.map(|part| vec![part])
-        .ok_or_else(|| Problem::new(format!("is outside the sequence of {}", parts.len())))
-}
-
 fn bound_size(cx: &Context, x: ValueId, dim: u32) -> Result<u64, Problem> {
     let ty = cx.ty(x);
     ty.dims[dim as usize].size().ok_or_else(|| {
@@ -292,7 +268,6 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     };
     let missing = || Problem::new("needs `starts` and `ends`");
     let starts = part(cx, "starts", 1)?.ok_or_else(missing)?;
-    let known = cx.ints(call, 0).filter(|ints| ints.sizes.len() == 1);
     // The end may be a size that is not bound, when it is the whole dim.
     let ends = match call.ints("ends") {
         Some(ends) => ends.into_iter().map(Int::Known).collect(),
@@ -303,10 +278,12 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
         return Err(Problem::new("has starts, ends, axes and steps of different lengths"));
     }
-    if let (Some(ints), [start], [Int::Known(end)], [step]) = (known, &starts[..], &ends[..], &steps[..]) {
-        let (first, step, count) = span(*start, *end, *step, ints.elements.len() as u64)?;
-        let picked = (0..count).map(|i| ints.elements[(first + step * i as i64) as usize].clone()).collect();
-        return Ok(vec![Entry::Ints(Ints::vector(picked), dtype_of(cx, call))]);
+    if let Some(ints) = cx.ints(call, 0) {
+        let spans = starts.iter().zip(&ends).zip(&axes).zip(&steps);
+        let spans = spans.map(|(((&start, end), &axis), &step)| (start, end.known(), axis, step));
+        if let Some(ints) = slice_ints(ints, spans)? {
+            return Ok(vec![Entry::Ints(ints, dtype_of(cx, call))]);
+        }
     }
     let mut x = cx.value(call, 0)?;
     for (((&start, end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
@@ -314,6 +291,21 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
         x = slice_dim(cx, x, dim, start, end, step)?;
     }
     one(x)
+}
+
+/// Known integers cut along some axes; nothing where an end is not known.
+fn slice_ints(
+    mut ints: Ints,
+    spans: impl Iterator<Item = (i64, Option<i64>, i64, i64)>,
+) -> Result<Option<Ints>, Problem> {
+    for (start, end, axis, step) in spans {
+        let (Some(end), Some(dim)) = (end, dim(axis, ints.sizes.len())) else { return Ok(None) };
+        let (first, step, count) = span(start, end, step, ints.sizes[dim as usize] as u64)?;
+        let places: Vec<usize> = (0..count).map(|i| (first + step * i as i64) as usize).collect();
+        let Some(picked) = ints.picked(dim as usize, &places) else { return Ok(None) };
+        ints = picked;
+    }
+    Ok(Some(ints))
 }
 
 fn slice_dim(

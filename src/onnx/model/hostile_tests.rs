@@ -151,3 +151,86 @@ fn sizes_that_a_tensor_only_claims_are_not_allocated() {
     let file = Bytes::from(model.encode_to_vec());
     assert!(peak_of(|| drop(Model::from_bytes(file, None))) < 100_000);
 }
+
+/// So many fields that handling each of them slowly, or more than once, would be seen.
+const MANY: usize = 10_000_000;
+
+/// A field of a message that holds `content`, which is encoded.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![number << 3 | 2];
+    prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+/// A valid model to whose graph these bytes are appended.
+fn with_graph_bytes(appended: &[u8]) -> Bytes {
+    let mut model = model(vec![node("Relu", &["x"], &["y"])]);
+    let mut graph = model.graph.take().unwrap().encode_to_vec();
+    graph.extend_from_slice(appended);
+    let mut file = model.encode_to_vec();
+    file.extend(field(7, &graph));
+    file.into()
+}
+
+/// What is said of a file, after a look at how much memory that takes.
+fn said_within_bounds(file: Bytes) -> String {
+    let size = file.len();
+    let mut said = String::new();
+    let peak =
+        peak_of(|| said = Model::from_bytes(file, None).map_or_else(|e| e.to_string(), |_| "loads".into()));
+    // As many structs as the walk admits, and vectors that grow by doubling.
+    assert!(peak < 64 * size, "{peak} bytes for a file of {size}: {said}");
+    assert!(said.len() < 10_000, "{} bytes are said", said.len());
+    said
+}
+
+#[test]
+fn ten_million_fields_of_any_kind_are_read_or_refused_in_bounded_memory() {
+    // Empty nodes, initializers, inputs, value types: two bytes each, hundreds when decoded.
+    for number in [1, 5, 11, 13] {
+        let said = said_within_bounds(with_graph_bytes(&[number << 3 | 2, 0].repeat(MANY)));
+        assert!(said.contains("bytes would take"), "{said}");
+    }
+    // Metadata without a key: all are one entry.
+    let said = said_within_bounds(with_graph_bytes(&[0x82, 0x01, 0].repeat(MANY)));
+    assert!(said == "loads" || said.contains("bytes would take"), "{said}");
+    // A node that reads nothing ten million times over.
+    let inputs = [0x0a, 0].repeat(MANY);
+    let said = said_within_bounds(with_graph_bytes(&field(1, &[&inputs[..], &field(4, b"Sum")].concat())));
+    assert_eq!(said, "loads");
+    // A tensor of ten million dims, packed and one by one.
+    let tensor = |dims: Vec<u8>| field(5, &[dims, field(8, b"w"), vec![2 << 3, 1]].concat());
+    for dims in [field(1, &vec![1; MANY]), [1 << 3, 1].repeat(MANY)] {
+        let said = said_within_bounds(with_graph_bytes(&tensor(dims)));
+        assert!(said.contains("has 10000000 dims; 64 is the most that can be read"), "{said}");
+    }
+    // The node again and again: each defines the same value.
+    let again = field(1, &node("Relu", &["x"], &["y"]).encode_to_vec()).repeat(MANY / 100);
+    let said = said_within_bounds(with_graph_bytes(&again));
+    assert!(said.contains("value \"y\" is defined twice") && said.contains("problems more"), "{said}");
+}
+
+#[test]
+fn ten_million_nested_messages_are_refused() {
+    // Written backwards, so that each level is put in front of the one inside.
+    let mut reversed: Vec<u8> = Vec::new();
+    for level in 0..MANY {
+        // A node of a graph of an attribute of a node, and so on.
+        let number = [1, 6, 5][level % 3];
+        let mut head = vec![number << 3 | 2];
+        prost::encoding::encode_varint(reversed.len() as u64, &mut head);
+        reversed.extend(head.iter().rev());
+    }
+    reversed.reverse();
+    let said = said_within_bounds(with_graph_bytes(&reversed));
+    assert!(said.contains("messages nest more than 100 deep"), "{said}");
+}
+
+#[test]
+fn names_that_are_not_utf8_are_refused_with_the_field() {
+    for (number, content) in [(2, b"\xff\xfe".to_vec()), (1, field(3, b"\xc3")), (5, field(8, b"\x80w"))] {
+        let said = said_within_bounds(with_graph_bytes(&field(number, &content)));
+        assert!(said.contains("data is not UTF-8 encoded") && said.contains("ModelProto.graph"), "{said}");
+    }
+}

@@ -153,7 +153,8 @@ fn tensor_type(code: Option<i32>, shape: Option<&TensorShapeProto>) -> Result<Op
             Some(TensorShapeProtoDimensionValue::DimValue(size)) => {
                 usize::try_from(*size).map_or(Dim::Unknown, Dim::Known)
             }
-            Some(TensorShapeProtoDimensionValue::DimParam(name)) if !name.is_empty() => {
+            // Some exporters write `?` for every dim they do not know: no name, or the dims would be one size.
+            Some(TensorShapeProtoDimensionValue::DimParam(name)) if !matches!(&name[..], "" | "?") => {
                 Dim::Named(name.clone())
             }
             Some(TensorShapeProtoDimensionValue::DimParam(_)) | None => Dim::Unknown,

@@ -1,0 +1,77 @@
+//! Every attribute of a node is honoured, or the node is refused: what an attribute asks for must not be left out in
+//! silence. [`Call`] notes which attributes a node's import has asked for; [`check`] refuses the others.
+
+use super::call::Call;
+use super::context::Problem;
+
+/// Attributes that an import reads only where they matter, or need not read at all: operators, attributes, and why.
+const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
+    (&["Attention"], &["qk_matmul_output_mode"], "says what an output is that may be left out"),
+    (
+        &["Attention"],
+        &["softmax_precision"],
+        "softmax is computed in f32 at least, whatever the scores are in",
+    ),
+    (&["AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool"], &["pads"], "auto_pad decides"),
+    (&["BatchNormalization"], &["momentum"], "moves running statistics, which inference does not"),
+    (
+        &["Cast", "CastLike", "QuantizeLinear"],
+        &["round_mode", "saturate"],
+        "are for floats of 8 bits, not built",
+    ),
+    (&["ConvTranspose"], &["output_padding", "pads"], "auto_pad or output_shape decides"),
+    (&["CumProd", "CumSum"], &["exclusive", "reverse"], "of a scalar or of known integers"),
+    (&["DequantizeLinear", "QuantizeLinear"], &["axis", "block_size"], "there is one scale for all"),
+    (&["Dropout"], &["ratio", "seed"], "nothing is dropped in inference; random numbers come from --seed"),
+    (&["Gemm"], &["beta"], "scales a summand that may be left out"),
+    (&["If"], &["else_branch", "then_branch"], "the branch that is not taken"),
+    (&["IsInf"], &["detect_negative", "detect_positive"], "either may decide alone"),
+    (&["MaxPool"], &["storage_order"], "is for the output of indices"),
+    (&["Pad"], &["value"], "is for the mode `constant`"),
+    (&[REDUCTION], &["keepdims", "noop_with_empty_axes"], "there are axes, or no dims"),
+    (&["Reshape"], &["allowzero"], "no dim is 0"),
+    (
+        &["Resize", "Upsample"],
+        &[
+            "antialias",
+            "axes",
+            "coordinate_transformation_mode",
+            "cubic_coeff_a",
+            "exclude_outside",
+            "extrapolation_value",
+            "keep_aspect_ratio_policy",
+            "nearest_mode",
+        ],
+        "each is for some modes, and exporters write all of them",
+    ),
+    (
+        &["RotaryEmbedding"],
+        &["is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"],
+        "the shapes say it, or an earlier one refuses the node",
+    ),
+    (&["SequenceEmpty"], &["dtype"], "nothing is in it"),
+    (&["SplitToSequence"], &["keepdims"], "is for parts of one element"),
+    (&["TopK"], &["sorted"], "the sorted order is one of those allowed"),
+];
+
+/// Stands for every operator whose name begins with it.
+const REDUCTION: &str = "Reduce";
+
+/// Refuses a node with an attribute that its import has not asked for.
+pub(super) fn check(call: &Call) -> Result<(), Problem> {
+    let names = call.unasked().into_iter().filter(|name| !is_conditional(call.op(), name));
+    let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let (op, opset) = (call.op(), call.opset());
+    let problem = Problem::new(format!("{op} of opset {opset} with {} is not supported", names.join(", ")));
+    Err(problem.note("what such an attribute asks for would not be done: export the model without it"))
+}
+
+fn is_conditional(op: &str, attribute: &str) -> bool {
+    let of = |ops: &[&str]| {
+        ops.iter().any(|name| *name == op || (*name == REDUCTION && op.starts_with(REDUCTION)))
+    };
+    CONDITIONAL.iter().any(|(ops, attributes, _)| of(ops) && attributes.contains(&attribute))
+}

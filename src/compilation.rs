@@ -6,6 +6,7 @@ use crate::training;
 use anyhow::anyhow;
 use ir::{Diagnostic, Module};
 use onnx::{ImportOptions, Imported, Model};
+use passes::canonicalize::NearMiss;
 use passes::parameters::{ParameterReport, RowRole};
 use passes::spmd::ShardingReport;
 use passes::{Manager, PassContext, Pipeline, Timing};
@@ -42,6 +43,8 @@ pub struct Compilation {
     pub forward: Module,
     /// What each float tensor of the file was found to be.
     pub parameters: Vec<ParameterReport>,
+    /// Where a pattern was nearly found, and what is in the way.
+    pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh, and why; empty on one device.
     pub shardings: Vec<ShardingReport>,
     /// What the user should know.
@@ -58,10 +61,14 @@ impl Source {
         Self::import(path, open(path)?, bindings)
     }
 
-    /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported.
+    /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported; a quantized model, which
+    /// cannot be trained.
     pub fn import(path: &Path, model: Model, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
         let options = ImportOptions { bindings: bindings.clone() };
         let imported = onnx::import(&model, &options).map_err(|problems| in_file(path, problems))?;
+        if let Some(refusal) = &imported.untrainable {
+            return Err(in_file(path, vec![refusal.clone()]).into());
+        }
         Ok(Self { model, imported })
     }
 
@@ -126,6 +133,7 @@ impl Forward {
             training: module,
             forward,
             parameters: cx.parameters,
+            near_misses: cx.near_misses,
             shardings: cx.shardings,
             warnings: cx.warnings,
             timings,

@@ -3,6 +3,9 @@
 use super::call::Call;
 use super::dropout::Dropouts;
 use super::integers::{Int, Ints};
+use super::known::Memo;
+use super::report::Report;
+use super::subgraph::Bodies;
 use bytes::Bytes;
 use ir::tensor::Elements;
 use ir::{Blob, Builder, DType, Data, DataId, Dim, Dims, Type, TypeError, ValueId};
@@ -19,6 +22,8 @@ pub(super) enum Entry {
     Stored(DataId),
     /// A sequence of entries (SplitToSequence).
     Sequence(Vec<Entry>),
+    /// An optional that has no element.
+    Absent,
     /// The result of a node that could not be imported, and has been reported.
     Failed,
 }
@@ -69,6 +74,29 @@ pub(super) struct Context<'m> {
     pub(super) entries: BTreeMap<String, Entry>,
     /// The dropouts met so far.
     pub(super) dropouts: Dropouts,
+    /// What cannot be imported.
+    pub(super) problems: Report,
+    /// The graphs of control flow, and what their steps have come to.
+    pub(super) bodies: Bodies,
+    /// Values that no input reaches, and which others have been found to be reached by one.
+    pub(super) evaluated: Memo,
+    /// Steps that recurrent layers have been unrolled into.
+    pub(super) recurrent_steps: u64,
+}
+
+impl<'m> Context<'m> {
+    /// An import that has met these names.
+    pub(super) fn new(b: Builder<'m>, entries: BTreeMap<String, Entry>) -> Self {
+        Self {
+            b,
+            entries,
+            dropouts: Dropouts::default(),
+            problems: Report::default(),
+            bodies: Bodies::default(),
+            evaluated: Memo::new(),
+            recurrent_steps: 0,
+        }
+    }
 }
 
 impl Context<'_> {
@@ -156,6 +184,7 @@ impl Context<'_> {
             Entry::Value(value) => Ok(*value),
             Entry::Failed => Err(Problem::Reported),
             Entry::Sequence(_) => Err(Problem::new("reads a sequence as if it were a tensor")),
+            Entry::Absent => Err(Problem::new("reads an optional that has no element")),
             Entry::Stored(data) => {
                 let row = &self.b.module().data[*data];
                 // A scalar whose bytes are here is a number.

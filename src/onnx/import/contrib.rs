@@ -88,6 +88,8 @@ fn turned(cx: &mut Context, x: ValueId, swapped: bool, batch_first: bool) -> Res
 
 /// FusedGemm: Gemm with an activation behind it.
 fn fused_gemm(cx: &mut Context, call: &Call) -> Outputs {
+    // Without a summand it scales nothing.
+    call.unneeded(&["beta"]);
     let product = contraction::gemm(cx, call)?;
     let Some(name) = call.string("activation") else { return Ok(product) };
     let number = |name: &str| call.float(name).into_iter().collect::<Vec<_>>();

@@ -111,7 +111,7 @@ mod tests {
             .into();
         let flag = |flag| Entry::Ints(Ints { sizes: vec![], elements: vec![Int::Known(flag)] }, DType::Bool);
         entries.insert("train".into(), train.map_or(Entry::Value(data), flag));
-        let mut cx = Context { b, entries, dropouts: Dropouts::default() };
+        let mut cx = Context::new(b, entries);
         let outputs = dropout(&mut cx, &Call::new(node)).unwrap_or_default();
         // One that is on beside it, so that one that is off is told of.
         let other = Node { inputs: ["x", "r", "on"].map(String::from).into(), ..node.clone() };

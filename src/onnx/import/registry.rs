@@ -3,9 +3,10 @@
 use super::call::Call;
 use super::context::{Context, Outputs};
 use super::{
-    activation, attention, batch_norm, bits, composed_norm, composed_reduction, contraction, conv, dropout,
-    einsum, elementwise, functions, generate, indexing, layout, loss, norm, pool, ranking, reduction, resize,
-    rotary, scatter, shape, unpool, weighted_loss,
+    activation, attention, batch_norm, bits, columns, composed_norm, composed_reduction, contraction,
+    contrib, control_flow, conv, deform_conv, dropout, einsum, elementwise, functions, generate, indexing,
+    layout, loss, n_grams, norm, pool, quantization, quantized, ranking, recurrent, recurrent_attention,
+    reduction, resize, rotary, sampling, scan, scatter, sequence, shape, spectrum, unpool, weighted_loss,
 };
 
 /// Imports one node.
@@ -13,10 +14,12 @@ pub(super) type Import = fn(&mut Context, &Call) -> Outputs;
 
 /// The function for a node's operator, if there is one.
 pub(super) fn find(call: &Call) -> Option<Import> {
-    if !call.is_standard() {
-        return None;
-    }
-    OPERATORS.iter().find(|(names, _)| names.contains(&call.op())).map(|(_, import)| *import)
+    let operators = match call.domain() {
+        "" => OPERATORS,
+        contrib::DOMAIN => contrib::OPERATORS,
+        _ => return None,
+    };
+    operators.iter().find(|(names, _)| names.contains(&call.op())).map(|(_, import)| *import)
 }
 
 /// Every operator of `ai.onnx` that is imported.
@@ -76,6 +79,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["BitwiseNot"], bits::bitwise_not),
     (&["BlackmanWindow", "HammingWindow", "HannWindow"], generate::window),
     (&["Cast", "CastLike"], elementwise::cast),
+    (&["CausalConvWithState"], recurrent_attention::causal_conv),
     (
         &[
             "Celu",
@@ -95,48 +99,68 @@ const OPERATORS: &[(&[&str], Import)] = &[
     ),
     (&["CenterCropPad"], layout::center_crop_pad),
     (&["Clip"], elementwise::clip),
+    (&["Col2Im"], columns::col2im),
     (&["Concat"], shape::concat),
+    (&["ConcatFromSequence"], sequence::concat),
     (&["ConstantOfShape"], shape::constant_of_shape),
     (&["CumProd"], composed_reduction::cumulative_product),
     (&["Conv"], conv::conv),
+    (&["ConvInteger"], quantized::conv_integer),
     (&["ConvTranspose"], conv::conv_transpose),
     (&["CumSum"], indexing::cumulative_sum),
+    (&["DFT"], spectrum::dft),
+    (&["DeformConv"], deform_conv::deform_conv),
     (&["Det"], functions::det),
     (&["DepthToSpace", "SpaceToDepth"], layout::space_and_depth),
+    (&["DequantizeLinear"], quantization::dequantize_linear),
     (&["Dropout"], dropout::dropout),
+    (&["DynamicQuantizeLinear"], quantization::dynamic_quantize_linear),
     (&["Einsum"], einsum::einsum),
     (&["Expand"], shape::expand),
     (&["EyeLike"], layout::eye_like),
     (&["Flatten"], shape::flatten),
     (&["Gather"], indexing::gather),
+    (&["GRU", "LSTM", "RNN"], recurrent::recurrent),
     (&["GatherElements"], indexing::gather_elements),
     (&["GatherND"], indexing::gather_nd),
     (&["Gelu"], elementwise::gelu),
     (&["Gemm"], contraction::gemm),
     (&["GlobalAveragePool"], reduction::global_average_pool),
     (&["GlobalMaxPool"], pool::global_max_pool),
+    (&["GridSample"], sampling::grid_sample),
     (&["GroupNormalization"], composed_norm::group_norm),
     (&["Hardmax"], ranking::hardmax),
     (&["Identity"], elementwise::identity),
+    (&["If"], control_flow::branch),
     (&["InstanceNormalization"], composed_norm::instance_norm),
     (&["IsInf"], activation::is_infinite),
     (&["LRN"], composed_norm::local_response),
     (&["LayerNormalization"], norm::layer_norm),
+    (&["LinearAttention"], recurrent_attention::linear_attention),
     (&["LogSoftmax", "Softmax"], elementwise::softmax),
     (&["LpNormalization"], composed_norm::lp_norm),
+    (&["Loop"], control_flow::repeat),
     (&["LpPool"], pool::lp_pool),
     (&["MatMul"], contraction::matmul),
+    (&["MatMulInteger"], quantized::matmul_integer),
     (&["MaxPool"], pool::max_pool),
     (&["MaxUnpool"], unpool::max_unpool),
     (&["Mean"], functions::mean),
     (&["MeanVarianceNormalization"], composed_norm::mean_variance),
+    (&["MelWeightMatrix"], spectrum::mel_weights),
     (&["Mod"], functions::modulo),
     (&["NegativeLogLikelihoodLoss"], weighted_loss::negative_log_likelihood),
     (&["OneHot"], ranking::one_hot),
+    (&["Optional"], sequence::optional),
+    (&["OptionalGetElement"], sequence::get_element),
+    (&["OptionalHasElement"], sequence::has_element),
     (&["PRelu"], activation::parametric_relu),
     (&["Pad"], layout::pad),
     (&["Pow"], elementwise::pow),
-    (&["RMSNormalization"], norm::rms_norm),
+    (&["QLinearConv"], quantized::q_linear_conv),
+    (&["QLinearMatMul"], quantized::q_linear_matmul),
+    (&["QuantizeLinear"], quantization::quantize_linear),
+    (&["RMSNormalization", "SimplifiedLayerNormalization"], norm::rms_norm),
     (&["Range"], generate::range),
     (
         &["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"],
@@ -147,18 +171,27 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Reshape"], shape::reshape),
     (&["Resize", "Upsample"], resize::resize),
     (&["ReverseSequence"], layout::reverse_sequence),
+    (&["RoiAlign"], sampling::roi_align),
     (&["RotaryEmbedding"], rotary::rotary_embedding),
+    (&["Scan"], scan::scan),
+    (&["STFT"], spectrum::stft),
     (&["Scatter", "ScatterElements"], scatter::scatter_elements),
     (&["ScatterND"], scatter::scatter_nd),
-    (&["SequenceAt"], shape::sequence_at),
+    (&["SequenceAt"], sequence::at),
+    (&["SequenceConstruct", "SequenceEmpty"], sequence::construct),
+    (&["SequenceErase"], sequence::erase),
+    (&["SequenceInsert"], sequence::insert),
+    (&["SequenceLength"], sequence::length),
+    (&["SequenceMap"], sequence::map),
     (&["Shape"], shape::shape),
     (&["Size"], shape::size),
     (&["Slice"], shape::slice),
     (&["SoftmaxCrossEntropyLoss"], loss::softmax_cross_entropy),
     (&["Split"], shape::split),
-    (&["SplitToSequence"], shape::split_to_sequence),
+    (&["SplitToSequence"], sequence::split),
     (&["Squeeze"], shape::squeeze),
     (&["SwiGLU"], rotary::swiglu),
+    (&["TfIdfVectorizer"], n_grams::tf_idf),
     (&["TensorScatter"], scatter::tensor_scatter),
     (&["Tile"], shape::tile),
     (&["TopK"], ranking::top_k),

@@ -156,6 +156,8 @@ pub(super) fn map(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Optional: what it is given, or nothing.
 pub(super) fn optional(cx: &mut Context, call: &Call) -> Outputs {
+    // The type of what is not there.
+    call.unneeded(&["type"]);
     Ok(vec![if call.input(0).is_some() { cx.entry(call, 0)?.clone() } else { Entry::Absent }])
 }
 

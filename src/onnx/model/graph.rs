@@ -140,6 +140,14 @@ impl Node {
         })
     }
 
+    /// A STRINGS attribute.
+    pub fn strings(&self, name: &str) -> Result<Option<&[String]>, Problem> {
+        self.typed(name, "STRINGS", |attribute| match attribute {
+            Attribute::Strings(values) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
     /// A TENSOR attribute.
     pub fn tensor(&self, name: &str) -> Result<Option<&Tensor>, Problem> {
         self.typed(name, "TENSOR", |attribute| match attribute {

@@ -181,7 +181,7 @@ fn said_within_bounds(file: Bytes) -> String {
         peak_of(|| said = Model::from_bytes(file, None).map_or_else(|e| e.to_string(), |_| "loads".into()));
     // As many structs as the walk admits, and vectors that grow by doubling.
     assert!(peak < 64 * size, "{peak} bytes for a file of {size}: {said}");
-    assert!(said.len() < 10_000, "{} bytes are said", said.len());
+    assert!(said.len() < 100_000, "{} bytes are said", said.len());
     said
 }
 

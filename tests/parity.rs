@@ -4,7 +4,8 @@
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
 
-use models::{Fixture, adamw, done, momentum, path, split};
+use ir::Tensor;
+use models::{Bounds, Fixture, adamw, done, momentum, path, split};
 use passes::optimizer::Optimizer;
 use std::collections::BTreeSet;
 use trainyard::cli::verify::Mode;
@@ -64,8 +65,62 @@ fn llama_of_opset_23_trains_as_in_pytorch() {
 }
 
 #[test]
+fn gpt2_that_the_exporter_did_not_optimize_trains_as_in_pytorch() {
+    check(&models::GPT2_UNOPTIMIZED);
+}
+
+#[test]
+fn gpt2_with_a_mask_trains_as_in_pytorch() {
+    check(&models::GPT2_MASK);
+}
+
+#[test]
+fn gpt2_of_rounded_weights_trains_as_in_pytorch() {
+    check(&models::GPT2_FP16);
+}
+
+#[test]
+fn llama_with_dynamic_dims_trains_as_in_pytorch() {
+    check(&models::LLAMA_DYNAMIC);
+}
+
+#[test]
+fn llama_with_a_mask_trains_as_in_pytorch() {
+    check(&models::LLAMA_MASK);
+}
+
+#[test]
 fn bert_of_the_dynamo_exporter_trains_as_in_pytorch() {
     check(&models::BERT_DYNAMO);
+}
+
+#[test]
+fn bert_of_the_legacy_exporter_trains_as_in_pytorch() {
+    check(&models::BERT_LEGACY);
+}
+
+#[test]
+fn mixtral_trains_as_in_pytorch() {
+    check(&models::MIXTRAL_DYNAMO);
+}
+
+#[test]
+fn mixtral_with_dynamic_dims_trains_as_in_pytorch() {
+    check(&models::MIXTRAL_DYNAMIC);
+}
+
+#[test]
+fn resnet_with_batch_norms_trains_as_in_pytorch() {
+    let fixture = &models::RESNET_TRAINMODE;
+    let subject = fixture.subject(fixture.batch, adamw());
+    check_parameters_and_gradients(fixture, &subject);
+    check_training(fixture);
+}
+
+#[test]
+fn resnet_with_folded_batch_norms_computes_what_pytorch_does() {
+    let fixture = &models::RESNET_FOLDED;
+    check_outputs(fixture, &fixture.subject(fixture.batch, adamw()));
 }
 
 #[test]
@@ -88,20 +143,29 @@ fn bert_trains_on_local_ranks_as_in_pytorch() {
     check_on_ranks(&models::BERT_DYNAMO);
 }
 
-/// The optimizers of PyTorch's losses, and how near the CPU backend's losses are to PyTorch's in f32.
-fn optimizers() -> [(&'static str, Optimizer, f64); 2] {
-    [("adamw", adamw(), 2e-5), ("sgd_momentum", momentum(), 1e-4)]
+#[test]
+fn mixtral_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::MIXTRAL_DYNAMO);
+}
+
+/// The optimizers of PyTorch's losses, and the bounds of the first ten losses and of the last ten in a mode.
+fn optimizers(bounds: &Bounds, mode: Mode) -> [(&'static str, Optimizer, [f64; 2]); 2] {
+    let [sgd, adamw_losses] = match mode {
+        Mode::Exact => bounds.exact.map(|bound| [bound; 2]),
+        _ => [[bounds.sgd; 2], bounds.adamw],
+    };
+    [("adamw", adamw(), adamw_losses), ("sgd_momentum", momentum(), sgd)]
 }
 
 /// Losses are PyTorch's on every mesh, as near as those of one device.
 fn check_on_ranks(fixture: &Fixture) {
     for mesh in ["dp:2", "tp:2", "dp:2*tp:2"] {
-        for (name, optimizer, tolerance) in optimizers() {
+        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
             let spmd = split(&format!("mesh={mesh}"));
             let subject = fixture.compiled(fixture.batch, Plan { optimizer, spmd, ..Plan::default() });
             let devices = if mesh.contains('*') { 4 } else { 2 };
             assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
-            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), tolerance);
+            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);
         }
     }
 }
@@ -110,45 +174,61 @@ fn check(fixture: &Fixture) {
     let subject = fixture.subject(fixture.batch, adamw());
     check_parameters_and_gradients(fixture, &subject);
     check_outputs(fixture, &subject);
-    for (name, optimizer, cpu_tolerance) in optimizers() {
-        let subject = fixture.subject(fixture.batch, optimizer);
-        check_losses(fixture, &subject, Mode::Exact, &format!("losses_{name}_f64"), fixture.tolerance);
-        check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), cpu_tolerance);
+    check_training(fixture);
+}
+
+fn check_training(fixture: &Fixture) {
+    for (mode, dtype) in [(Mode::Exact, "f64"), (Mode::Cpu, "f32")] {
+        for (name, optimizer, bounds) in optimizers(&fixture.bounds, mode) {
+            let subject = fixture.subject(fixture.batch, optimizer);
+            check_losses(fixture, &subject, mode, &format!("losses_{name}_{dtype}"), bounds);
+        }
     }
 }
 
-/// The numbers of one of the model's files.
+/// The numbers of one of the model's files. Where the model was run without the mask that an export takes, all is shown.
 fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
-    done(Numbers::read(&path(&format!("{}.{kind}.npz", fixture.model)), module, label.as_deref()))
+    let file = path(&format!("{}.{kind}.npz", fixture.model));
+    let mut numbers = done(Numbers::read(&file, module, label.as_deref()));
+    for input in module.inputs.iter().filter(|input| input.name == "attention_mask") {
+        let ty = module.ty(input.value);
+        let sizes = ty.sizes().expect("all dims are bound").into_iter().map(|size| size as usize);
+        let ones = Tensor::splat(ty.dtype, sizes.collect(), 1.0);
+        numbers.inputs.entry(input.name.clone()).or_insert(ones);
+    }
+    numbers
 }
 
 /// Every trained tensor is one of PyTorch's parameters, and every parameter of PyTorch's is a trained tensor; values
-/// before the step are the same, gradients within 1e-5.
+/// before the step and gradients are within their bounds.
 fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
     let numbers = numbers(fixture, subject, "train");
     assert_eq!(numbers.parameters.len(), fixture.parameters, "parameters of PyTorch's");
-    let outcome = done(against::run(subject, &numbers, Mode::Exact));
-    let unmatched: Vec<_> =
-        outcome.unmatched_here.iter().filter(|name| name.starts_with("parameter")).collect();
-    assert!(
-        outcome.unmatched_there.is_empty() && unmatched.is_empty(),
-        "{:?} {unmatched:?}",
-        outcome.unmatched_there
-    );
-    let here: BTreeSet<&str> = outcome.matched.iter().map(|found| found.here.as_str()).collect();
-    assert_eq!((here.len(), outcome.matched.len()), (fixture.parameters, fixture.parameters));
-    for difference in &outcome.differences {
-        let allowed = if difference.kind == Kind::Parameter { 0.0 } else { 1e-5 };
-        assert!(difference.error <= allowed, "{}: {difference:?}", fixture.file);
+    for (mode, bound) in [(Mode::Exact, fixture.bounds.gradients), (Mode::Cpu, fixture.bounds.gradients_cpu)]
+    {
+        let outcome = done(against::run(subject, &numbers, mode));
+        // The exporter has run the model, which moved its running statistics.
+        let missing: Vec<_> =
+            outcome.unmatched_there.iter().filter(|name| !name.starts_with("buffer.")).collect();
+        let unmatched: Vec<_> =
+            outcome.unmatched_here.iter().filter(|name| name.starts_with("parameter")).collect();
+        assert!(missing.is_empty() && unmatched.is_empty(), "{missing:?} {unmatched:?}");
+        let here: BTreeSet<&str> = outcome.matched.iter().map(|found| found.here.as_str()).collect();
+        assert_eq!((here.len(), outcome.matched.len()), (fixture.parameters, fixture.parameters));
+        for difference in &outcome.differences {
+            let allowed = if difference.kind == Kind::Parameter { fixture.bounds.parameters } else { bound };
+            assert!(difference.error <= allowed, "{} in mode {}: {difference:?}", fixture.file, mode.name());
+        }
+        let gradients = outcome.differences.iter().filter(|difference| difference.kind == Kind::Gradient);
+        assert_eq!(gradients.count(), fixture.parameters, "every parameter has a gradient");
+        let worst = outcome.differences[0].error;
+        println!("{}: largest error {worst:.1e} in mode {}", fixture.file, mode.name());
     }
-    let gradients = outcome.differences.iter().filter(|difference| difference.kind == Kind::Gradient).count();
-    assert_eq!(gradients, fixture.parameters, "every parameter has a gradient");
-    println!("{}: largest error of a gradient {:.1e}", fixture.file, outcome.differences[0].error);
 }
 
-/// The model's outputs are within 1e-5; a model that ends in its loss has no other.
+/// The model's outputs are within their bound; a model that ends in its loss has no other.
 fn check_outputs(fixture: &Fixture, subject: &Subject) {
     let numbers = numbers(fixture, subject, "io");
     if subject.compilation.training.output("logits").is_none() {
@@ -158,13 +238,17 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
     for mode in [Mode::Exact, Mode::Cpu] {
         let outcome = done(against::run(subject, &numbers, mode));
         let [logits] = outcome.differences.as_slice() else { panic!("{:?}", outcome.differences) };
-        assert!(logits.kind == Kind::Output && logits.error <= 1e-5, "{}: {logits:?}", fixture.file);
+        assert!(
+            logits.kind == Kind::Output && logits.error <= fixture.bounds.outputs,
+            "{}: {logits:?}",
+            fixture.file
+        );
         println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
     }
 }
 
-/// Each of 20 losses, before each step, is within `tolerance` of PyTorch's.
-fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, tolerance: f64) {
+/// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
+fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
     let expected = losses(fixture, key);
     let numbers = numbers(fixture, subject, "train");
     let module = &subject.compilation.training;
@@ -176,7 +260,7 @@ fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, tol
         let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");
         let apart = (loss - expected).abs();
         assert!(
-            apart <= tolerance,
+            apart <= bounds[step / 10],
             "{}: {key}[{step}] is {expected}, ours {loss}, {apart:.1e} apart",
             fixture.file
         );

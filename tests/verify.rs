@@ -54,6 +54,11 @@ fn real_models_compute_what_their_untransformed_graphs_do() {
         "llama.dynamo-op23",
         "llama.legacy-mask",
         "bert.dynamo",
+        "gpt2.dynamo-noopt",
+        "gpt2-fp16.dynamo",
+        "mixtral.dynamo",
+        "resnet.dynamo",
+        "resnet.legacy-trainmode",
     ] {
         let report = check_passes(&format!("{file}.onnx --microbatch 2 --global-batch 6"));
         assert_eq!(report.microbatches, 3);
@@ -61,12 +66,14 @@ fn real_models_compute_what_their_untransformed_graphs_do() {
             report.differences.iter().filter(|difference| difference.kind == Kind::Gradient).count() >= 6
         );
     }
-    check_passes("gpt2.dynamo-dyn.onnx --bind seq=8 --microbatch 3");
+    for file in ["gpt2.dynamo-dyn", "llama.dynamo-dyn", "bert.legacy-dyn", "mixtral.dynamo-dyn"] {
+        check_passes(&format!("{file}.onnx --bind seq=8 --microbatch 3"));
+    }
 }
 
 #[test]
 fn real_models_pass_rounded_and_on_the_cpu_backend() {
-    for file in ["mlp.dynamo", "gpt2.legacy-mask", "llama.dynamo", "bert.dynamo"] {
+    for file in ["mlp.dynamo", "gpt2.legacy-mask", "llama.dynamo", "bert.dynamo", "mixtral.dynamo"] {
         for mode in ["typed", "cpu"] {
             check_passes(&format!("{file}.onnx --mode {mode}"));
             check_passes(&format!("{file}.onnx --mode {mode} --microbatch 1 --global-batch 2 --clip 0.01"));

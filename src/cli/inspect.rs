@@ -45,7 +45,7 @@ pub struct Inspect {
     /// How to write it
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Explain the role of the tensor NAME, and how it lies over the mesh; may be repeated
+    /// Explain the role of the tensor NAME, and how it lies over the mesh; or what is in the way of the pattern NAME; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
     /// Print the program as it is after PASS

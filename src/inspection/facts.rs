@@ -3,6 +3,7 @@
 use ir::{Diagnostic, Module};
 use onnx::{Model, Problem, TensorBytes, Value};
 use passes::Timing;
+use passes::canonicalize::NearMiss;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -112,8 +113,17 @@ pub struct ProgramFacts {
 }
 
 /// Operators that exporters spell out, and that the import and `canonicalize` find again.
-const PATTERNS: [&str; 8] =
-    ["attention", "cross_entropy", "gelu", "gelu_tanh", "layer_norm", "rms_norm", "rotary", "silu"];
+pub(super) const PATTERNS: [&str; 9] = [
+    "attention",
+    "cross_entropy",
+    "experts",
+    "gelu",
+    "gelu_tanh",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "silu",
+];
 
 impl ProgramFacts {
     /// Counts the nodes of a program.
@@ -124,6 +134,24 @@ impl ProgramFacts {
         }
         let found = PATTERNS.iter().filter_map(|&name| Some((name.to_string(), *operators.get(name)?)));
         Self { patterns: found.collect(), operators }
+    }
+}
+
+/// A place where a pattern was nearly found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NearMissFacts {
+    /// The pattern, as the counts name it.
+    pub pattern: String,
+    /// Where in the file.
+    pub origin: String,
+    /// What is in the way.
+    pub reason: String,
+}
+
+impl NearMissFacts {
+    pub(super) fn of(near: &NearMiss) -> Self {
+        let NearMiss { pattern, origin, reason } = near;
+        Self { pattern: pattern.to_string(), origin: origin.to_string(), reason: reason.clone() }
     }
 }
 

@@ -16,7 +16,7 @@ mod why;
 
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
-pub use facts::{FileFacts, PassTime, Port, ProgramFacts, Told};
+pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
@@ -57,6 +57,9 @@ pub struct Inspection {
     /// Its forward program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramFacts>,
+    /// Where one of the patterns was nearly found.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub near_misses: Vec<NearMissFacts>,
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
@@ -119,6 +122,7 @@ impl Inspection {
             parameters: None,
             groups: vec![],
             program: None,
+            near_misses: vec![],
             step: None,
             shardings: vec![],
             passes: vec![],
@@ -181,6 +185,7 @@ impl Inspection {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
         self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
+        self.near_misses = compilation.near_misses.iter().map(NearMissFacts::of).collect();
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         match StepFacts::of(&compilation, question) {
@@ -208,6 +213,7 @@ impl Inspection {
         self.passes = timings.iter().map(PassTime::of).collect();
         self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
         self.parameters = Some(ParameterFacts::of(&cx.parameters, &module));
+        self.near_misses = cx.near_misses.iter().map(NearMissFacts::of).collect();
         self.program.get_or_insert_with(|| ProgramFacts::of(&module));
         self.module = Some(module);
         Ok(())

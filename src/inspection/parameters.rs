@@ -1,8 +1,9 @@
 //! What each float tensor of the file is, and why.
 
-use ir::{Module, Role};
+use ir::{Module, Role, State};
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// The float tensors that the program reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -64,17 +65,15 @@ pub struct TieFacts {
 impl ParameterFacts {
     pub(super) fn of(reports: &[ParameterReport], module: &Module) -> Self {
         let parameters = reports.iter().filter(|report| report.role == RowRole::Parameter);
-        let elements = |role: Role| {
-            let states = module
-                .states
-                .values()
-                .filter(|state| state.role == role && state.initializer.data().is_some());
-            states.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add)
-        };
+        let frozen = parameters.clone().filter(|report| report.frozen && report.tied.is_none());
+        let frozen = frozen.flat_map(|report| &report.states).map(|part| &part.state);
+        // A state may hold several parts.
+        let frozen: BTreeSet<&String> = frozen.collect();
+        let frozen = frozen.into_iter().filter_map(|name| Some(&module.states[module.state(name)?]));
         Self {
             count: parameters.filter(|report| report.tied.is_none()).count(),
-            trained: elements(Role::Parameter),
-            frozen: elements(Role::Buffer),
+            trained: elements(Role::Parameter, module.states.values()),
+            frozen: elements(Role::Buffer, frozen),
             tensors: reports.iter().map(|report| TensorRow::of(report, module)).collect(),
         }
     }
@@ -83,6 +82,12 @@ impl ParameterFacts {
     pub(super) fn of_role<'a>(&'a self, role: &'a str) -> impl Iterator<Item = &'a TensorRow> {
         self.tensors.iter().filter(move |row| row.role == role && row.tied.is_none())
     }
+}
+
+/// Elements of the states of a role that stand for tensors of the file.
+fn elements<'a>(role: Role, states: impl Iterator<Item = &'a State>) -> u64 {
+    let states = states.filter(|state| state.role == role && state.initializer.data().is_some());
+    states.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add)
 }
 
 impl TensorRow {

@@ -2,7 +2,7 @@
 
 use super::parameters::{ParameterFacts, TensorRow};
 use super::units::{bytes, count, flops, grouped, visible};
-use super::{FileFacts, Inspection, Port, ProgramFacts, StepFacts, Support, bind_hint};
+use super::{FileFacts, Inspection, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::cli::report::{Severity, render};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ impl fmt::Display for Inspection {
             self.groups.iter().try_for_each(|group| write!(f, "{group}"))?;
         }
         if let Some(program) = &self.program {
-            write_program(f, program)?;
+            write_program(f, program, &self.near_misses)?;
         }
         if let Some(step) = &self.step {
             write_step(f, step)?;
@@ -141,13 +141,19 @@ pub(super) fn details(f: &mut impl fmt::Write, row: &TensorRow) -> fmt::Result {
     Ok(())
 }
 
-fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts) -> fmt::Result {
+fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[NearMissFacts]) -> fmt::Result {
     let patterns = match program.patterns.is_empty() {
         true => "none".into(),
         false => histogram(&program.patterns),
     };
     let nodes = count(program.operators.values().sum(), "node");
-    writeln!(f, "\npatterns found: {patterns}\nforward program: {nodes}: {}", histogram(&program.operators))
+    writeln!(f, "\npatterns found: {patterns}")?;
+    if let Some(first) = near.first() {
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        near.iter().for_each(|near| *counts.entry(near.pattern.clone()).or_default() += 1);
+        writeln!(f, "nearly found: {}; --why {} says what is in the way", histogram(&counts), first.pattern)?;
+    }
+    writeln!(f, "forward program: {nodes}: {}", histogram(&program.operators))
 }
 
 fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {

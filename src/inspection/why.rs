@@ -1,6 +1,7 @@
 //! `--why NAME`: what a tensor is, and why.
 
 use super::Inspection;
+use super::facts::{NearMissFacts, PATTERNS};
 use super::parameters::TensorRow;
 use super::text::details;
 use super::units::{grouped, visible};
@@ -79,6 +80,7 @@ impl Inspection {
             return Ok(answer(self.tensor(row), Some(row.clone())));
         }
         let text = self.state(name).or_else(|| self.port(name)).or_else(|| self.stored(name));
+        let text = text.or_else(|| self.pattern(name)).or_else(|| self.node(name));
         text.map(|text| answer(text, None)).ok_or_else(|| self.unknown(name))
     }
 
@@ -145,6 +147,28 @@ impl Inspection {
         Some(format!("`{name}` {}, {elements} elements, is not a parameter\n  because: {why}\n", stored.ty))
     }
 
+    /// How often a pattern was found, and where it nearly was.
+    fn pattern(&self, name: &str) -> Option<String> {
+        let found = PATTERNS.contains(&name).then_some(self.program.as_ref()?.patterns.get(name))?;
+        let near: Vec<&NearMissFacts> = self.near_misses.iter().filter(|near| near.pattern == name).collect();
+        let nearly = if near.is_empty() { ", and nowhere nearly".into() } else { String::new() };
+        let times = match found.copied().unwrap_or(0) {
+            0 => "was not found".to_string(),
+            1 => "was found once".to_string(),
+            times => format!("was found {times} times"),
+        };
+        let near = near.iter().map(|near| near_miss(near));
+        Some(format!("`{name}` {times}{nearly}\n{}", near.collect::<String>()))
+    }
+
+    /// What was nearly found at a node of the file.
+    fn node(&self, name: &str) -> Option<String> {
+        let label = format!("node {name:?} ");
+        let near: Vec<String> =
+            self.near_misses.iter().filter(|near| near.origin.starts_with(&label)).map(near_miss).collect();
+        (!near.is_empty()).then(|| near.concat())
+    }
+
     fn unknown(&self, name: &str) -> Diagnostic {
         let mut known: BTreeSet<&str> = self.file.stored.keys().map(String::as_str).collect();
         known.extend(self.file.inputs.iter().chain(&self.file.outputs).map(|port| port.name.as_str()));
@@ -160,4 +184,10 @@ impl Inspection {
         let error = Diagnostic::new(format!("--why {name}: the model has no tensor of that name"));
         if names.is_empty() { error } else { error.note(format!("the nearest are {}", names.join(", "))) }
     }
+}
+
+/// What is in the way of a pattern.
+fn near_miss(near: &NearMissFacts) -> String {
+    let NearMissFacts { pattern, origin, reason } = near;
+    format!("  nearly `{pattern}` at {}\n    but {}\n", visible(origin), visible(reason))
 }

@@ -3,6 +3,7 @@
 mod dot;
 mod folder;
 mod groups;
+mod patterns;
 mod why;
 
 use std::fmt::Write as _;
@@ -78,28 +79,47 @@ fn every_model_is_described_or_all_reasons_are_told() {
     expect![[r#"
         models/bert.dynamo.onnx: trainable, 42 parameters, 352384 elements
             {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
+        models/bert.legacy-dyn.onnx: unbound, null parameters, null elements
+            null
+            ends at a size that is not bound
         models/gpt2-dropout.legacy.onnx: trainable, 28 parameters, 470528 elements
-            {"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt2-fp16.dynamo.onnx: trainable, 28 parameters, 466432 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2-loss.dynamo.onnx: trainable, 28 parameters, 466432 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.dynamo-dyn.onnx: unbound, null parameters, null elements
             null
             cuts dim 1 of i64[batch, seq], which is not bound
             reads sizes that are not bound as values
+        models/gpt2.dynamo-noopt.onnx: trainable, 28 parameters, 470528 elements
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.dynamo-op23.onnx: trainable, 28 parameters, 466432 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.dynamo.onnx: trainable, 28 parameters, 466432 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.legacy-mask.onnx: trainable, 28 parameters, 470528 elements
-            {"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+            {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
+        models/gpt3-175b-noweights-op23.onnx: trainable, 1156 parameters, 174615846912 elements
+            {"attention":96,"cross_entropy":1,"gelu_tanh":96,"layer_norm":193}
         models/gpt3-175b-noweights.onnx: trainable, 1156 parameters, 174615846912 elements
             {"attention":96,"cross_entropy":1,"gelu_tanh":96,"layer_norm":193}
+        models/llama.dynamo-dyn.onnx: unbound, null parameters, null elements
+            null
+            cuts dim 1 of i64[batch, seq], which is not bound
+            reads sizes that are not bound as values
         models/llama.dynamo-op23.onnx: trainable, 21 parameters, 426624 elements
             {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
         models/llama.dynamo.onnx: trainable, 21 parameters, 426624 elements
             {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
         models/llama.legacy-mask.onnx: trainable, 21 parameters, 426624 elements
-            {"cross_entropy":1,"rms_norm":5,"silu":2}
+            {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
+        models/mixtral.dynamo-dyn.onnx: unbound, null parameters, null elements
+            null
+            cuts dim 1 of i64[batch, seq], which is not bound
+            reads sizes that are not bound as values
+        models/mixtral.dynamo.onnx: trainable, 21 parameters, 287552 elements
+            {"attention":2,"cross_entropy":1,"experts":4,"rms_norm":5,"rotary":4,"silu":2}
         models/mlp-loss.dynamo.onnx: trainable, 6 parameters, 17226 elements
             {"cross_entropy":1}
         models/mlp.dynamo-dyn.onnx: unbound, 6 parameters, 17226 elements
@@ -107,6 +127,10 @@ fn every_model_is_described_or_all_reasons_are_told() {
         models/mlp.dynamo.onnx: trainable, 6 parameters, 17226 elements
             {"cross_entropy":1}
         models/mlp.legacy.onnx: trainable, 6 parameters, 17226 elements
+            {"cross_entropy":1}
+        models/resnet.dynamo.onnx: trainable, 42 parameters, 702186 elements
+            {"cross_entropy":1}
+        models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
             {"cross_entropy":1}
         gpt2-bytes.onnx: trainable, 52 parameters, 834304 elements
             {"attention":4,"cross_entropy":1,"gelu_tanh":4,"layer_norm":9}

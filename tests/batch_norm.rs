@@ -1,0 +1,134 @@
+//! Models with batch norms: statistics of the batch in training, however it is split, running ones in an evaluation and
+//! in the checkpoint; and models whose batch norms the exporter folded away.
+
+#[path = "run/workplace.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod workplace;
+
+use trainyard::cli::report::{Severity, render};
+use trainyard::cli::{Cli, Command};
+use trainyard::verification::report::Report;
+use workplace::Workplace;
+
+/// What `trainyard verify` finds of a model of `testdata/models`, which is that both programs do the same.
+#[track_caller]
+fn verify(model: &str, flags: &str) -> Report {
+    let file = format!("{}/testdata/models/{model}.onnx", env!("CARGO_MANIFEST_DIR"));
+    let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
+    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
+    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
+    let report = verify.report().unwrap_or_else(|failure| {
+        panic!("{model} {flags}: {}", render(Severity::Error, &failure.diagnostics(), false))
+    });
+    assert!(report.passed && report.failed() == 0, "{model} {flags}:\n{report}");
+    report
+}
+
+const TRAINED: &str = "resnet.legacy-trainmode";
+
+#[test]
+fn devices_that_share_a_batch_have_its_statistics() {
+    let whole = verify(TRAINED, "--microbatch 4").loss.expect("a step has a loss");
+    for flags in [
+        "--microbatch 2 --mesh dp=2",
+        "--microbatch 1 --mesh dp=4 --zero 3",
+        "--microbatch 4 --mesh tp=2",
+        "--microbatch 2 --mesh dp=2,tp=2 --zero 1",
+    ] {
+        let loss = verify(TRAINED, flags).loss.expect("a step has a loss");
+        assert!((loss - whole).abs() <= 1e-10, "{flags}: {loss}, not {whole}");
+    }
+    // Microbatches have statistics of their own.
+    let apart = verify(TRAINED, "--microbatch 2 --global-batch 4").loss.expect("a step has a loss");
+    assert!((apart - whole).abs() > 1e-3, "{apart} {whole}");
+}
+
+#[test]
+fn kernels_normalise_as_the_interpreter_does() {
+    for flags in ["", "--mesh dp=2 --microbatch 2", "--microbatch 2 --global-batch 6"] {
+        verify(TRAINED, &format!("--mode cpu --tolerance 1e-4 {flags}"));
+    }
+    verify(TRAINED, "--bf16");
+    verify("resnet.dynamo", "--mode cpu --mesh dp=2 --microbatch 2");
+    verify("resnet.dynamo", "--mesh tp=2");
+}
+
+/// A run on the images that PyTorch's numbers are of.
+const RUN: &str = "compile testdata/models/resnet.legacy-trainmode.onnx --train testdata/models/resnet.io.npz \
+                   --eval testdata/models/resnet.io.npz --optimizer momentum --lr 0.05 --seed 3";
+
+/// The eval loss that a run says it has before its first step.
+#[track_caller]
+fn before_step_0(place: &Workplace, flags: &str) -> f64 {
+    let said = place.succeed(&format!("{RUN} {flags}")).stderr;
+    let line = said.lines().find_map(|line| line.strip_prefix("before step 0: eval loss "));
+    line.and_then(|loss| loss.parse().ok()).unwrap_or_else(|| panic!("{said}"))
+}
+
+#[test]
+fn an_evaluation_uses_the_running_statistics() {
+    let place = Workplace::new();
+    // What onnx's reference evaluator makes of the file with training_mode 0, through a cross-entropy: 4.145825344.
+    for (flags, output) in
+        [("--microbatch 4", "four"), ("--microbatch 1", "one"), ("--microbatch 2 --mesh dp=2", "shared")]
+    {
+        let loss = before_step_0(&place, &format!("{flags} --steps 1 -o {output}"));
+        assert!((loss - 4.145_825).abs() <= 2e-6, "{flags}: {loss}");
+    }
+}
+
+/// The values of a running mean in a run's checkpoint.
+fn running_mean(place: &Workplace, run: &str, step: u64) -> Vec<f32> {
+    let bytes = place.read(&format!("{run}/checkpoints/step-{step}/state.safetensors"));
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a checkpoint is a safetensors file");
+    let tensor = file.tensor("m.resnet.embedder.embedder.normalization.running_mean");
+    let numbers = tensor.expect("the checkpoint has the running statistics").data();
+    numbers.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect()
+}
+
+#[test]
+fn checkpoints_and_the_trained_model_carry_running_statistics() {
+    let place = Workplace::new();
+    place.succeed(&format!("{RUN} --microbatch 4 --steps 6 --save-every 3 -o whole"));
+    place.succeed(&format!("{RUN} --microbatch 4 --steps 3 -o parts"));
+    place.succeed(&format!("{RUN} --microbatch 4 --steps 6 -o parts --resume"));
+    for file in ["checkpoints/step-6/state.safetensors", "model.onnx"] {
+        let [whole, parts] = ["whole", "parts"].map(|run| place.read(&format!("{run}/{file}")));
+        assert!(whole == parts, "{file} differs");
+    }
+    let [early, late] = [3, 6].map(|step| running_mean(&place, "whole", step));
+    assert!(early.len() == 16 && early.iter().zip(&late).all(|(early, late)| early != late));
+    // The trained model starts where the run ended.
+    let ended = place.metrics("whole")[5]["eval_loss"].as_f64().expect("the last step is evaluated");
+    let run = RUN.replace("testdata/models/resnet.legacy-trainmode.onnx", "whole/model.onnx");
+    let said = place.succeed(&format!("{run} --microbatch 4 --steps 1 -o again")).stderr;
+    assert!(said.contains(&format!("before step 0: eval loss {ended:.6}")), "{ended}: {said}");
+}
+
+#[test]
+fn a_mesh_trains_as_one_device_does() {
+    let place = Workplace::new();
+    // At the third step one of the model's ReLUs is so near zero that rounding turns it.
+    place.succeed(&format!("{RUN} --microbatch 4 --steps 2 -o one"));
+    place.succeed(&format!("{RUN} --microbatch 2 --mesh dp=2 --zero 1 --steps 2 -o two"));
+    let losses = |run: &str| -> Vec<f64> {
+        let number = |value: &serde_json::Value| value.as_f64().expect("it is a number");
+        place.metrics(run).iter().map(|line| number(&line["loss"])).collect()
+    };
+    for (one, two) in losses("one").iter().zip(losses("two")) {
+        assert!((one - two).abs() <= 1e-5, "{:?} {:?}", losses("one"), losses("two"));
+    }
+    let [one, two] = ["one", "two"].map(|run| running_mean(&place, run, 2));
+    assert!(one.iter().zip(&two).all(|(one, two)| (one - two).abs() <= 1e-5), "{one:?} {two:?}");
+}
+
+#[test]
+fn batch_norms_that_the_exporter_folded_are_told_of() {
+    let place = Workplace::new();
+    let ended = place.succeed("compile testdata/models/resnet.dynamo.onnx -o folded");
+    let told = "warning: the exporter folded batch norms into 20 convolutions: each of these trains as a plain \
+                convolution";
+    assert!(ended.stderr.contains(told), "{}", ended.stderr);
+    let ended = place.succeed("compile testdata/models/resnet.legacy-trainmode.onnx -o kept");
+    assert!(!ended.stderr.contains("plain convolution"), "{}", ended.stderr);
+}

@@ -5,6 +5,7 @@
 //! `one` (the default) is the program of steps of one microbatch, `many` that of several.
 
 use ir::analysis::{Lifetime, Lifetimes};
+use ir::{Blob, Module, Op};
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::{Instruction, Microbatches, Program, Region, Section, View};
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("many") => Microbatches::Many,
         Some(_) => return Err("one or many microbatches?".into()),
     };
-    let module = ir::text::parse(&std::fs::read_to_string(file)?)?;
+    let mut module = ir::text::parse(&std::fs::read_to_string(file)?)?;
+    fill_constants(&mut module);
     let outputs: Vec<&str> =
         ["loss", "loss.sum", "lr", "grad_norm"].into_iter().filter(|n| module.output(n).is_some()).collect();
     let program =
@@ -39,6 +41,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{bytes:>12}  {first:>5}..={last:<5} {what}");
     }
     Ok(())
+}
+
+/// Text has no bytes of the model's file, and lowering wants those of constants; where they lie does not hang on them.
+fn fill_constants(module: &mut Module) {
+    let read = module.nodes().filter_map(|(_, node)| match &node.op {
+        Op::Constant(constant) => Some(constant.data),
+        _ => None,
+    });
+    for data in read.collect::<Vec<_>>() {
+        let row = &mut module.data[data];
+        if row.bytes().is_none() {
+            row.blob = Blob::File(Some(vec![0u8; row.ty.bytes().unwrap_or(0) as usize].into()));
+        }
+    }
 }
 
 struct Buffer {

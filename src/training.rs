@@ -15,6 +15,7 @@ use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::metrics::MetricsWriter;
+use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program};
 use runtime::progress::Progress;
 use runtime::ranks;
@@ -119,9 +120,13 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
 
 /// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. Several
 /// devices are ranks, each a thread of this process.
-pub fn device(programs: &Programs) -> Result<Box<dyn Device + Send>, Failure> {
+pub fn device(
+    programs: &Programs,
+    settings: &Settings,
+    profile: Option<Profile>,
+) -> Result<Box<dyn Device + Send>, Failure> {
     let programs = vec![programs.training.clone(), programs.evaluation.clone()];
-    ranks::device(programs, None).map_err(|error| failure(error.into()))
+    ranks::device(programs, settings.device.threads, profile).map_err(|error| failure(error.into()))
 }
 
 /// Where a run begins.

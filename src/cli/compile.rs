@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use ir::Diagnostic;
 use runtime::data::Loader;
+use runtime::profile::{Profile, Share};
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
@@ -156,13 +157,17 @@ impl Compile {
             Some(Resume::Folder(from)) if !goes_on_in_place => Some(from.as_path()),
             Some(_) => Some(folder.path()),
         };
+        let profile = settings.run.profile.then(Profile::default);
         let (device, start) = match from {
             None => {
                 let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
-                (training::device(programs)?, training::start(compilation, settings, weights)?)
+                (
+                    training::device(programs, settings, profile.clone())?,
+                    training::start(compilation, settings, weights)?,
+                )
             }
             Some(from) => {
-                let device = training::device(programs)?;
+                let device = training::device(programs, settings, profile.clone())?;
                 (device, training::go_on(compilation, settings, loader, from, folder, report)?)
             }
         };
@@ -176,6 +181,10 @@ impl Compile {
         let states = training::states_after(compilation, &outcome)?;
         let exported = export::export(&source.model, compilation, &states, folder.path())?;
         summarize(&outcome, &exported, steps);
+        if let Some(profile) = profile {
+            let shares = profile.shares(&programs.training, ready.plan.microbatches);
+            eprint!("{}", profile_table(&shares, runtime::cpu::peak_gflops(settings.device.threads)));
+        }
         Ok(())
     }
 
@@ -243,6 +252,31 @@ fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, ste
         loss(outcome.eval_loss),
         exported.model.display()
     );
+}
+
+/// The time of a step by kind of kernel, and how fast those are that multiply matrices.
+fn profile_table(shares: &[Share], peak: f64) -> String {
+    let total: f64 = shares.iter().map(|share| share.milliseconds).sum();
+    let percent = |part: f64| 100.0 * part / total.max(f64::MIN_POSITIVE);
+    let mut table =
+        format!("{:>10}  {:>6}  {:>6}  {:>8}  kernel\n", "ms a step", "share", "calls", "GFLOP/s");
+    for share in shares {
+        let speed = if share.flops > 0 { format!("{:.1}", share.gflops()) } else { String::new() };
+        let Share { kernel, milliseconds, instructions, .. } = share;
+        table += &format!(
+            "{milliseconds:>10.3}  {:>5.1}%  {instructions:>6}  {speed:>8}  {kernel}\n",
+            percent(*milliseconds)
+        );
+    }
+    let products = shares.iter().filter(|share| share.flops > 0);
+    let (time, flops) =
+        products.fold((0.0, 0), |(time, flops), share| (time + share.milliseconds, flops + share.flops));
+    let speed = flops as f64 / time.max(f64::MIN_POSITIVE) / 1e6;
+    table += &format!(
+        "{total:.3} ms a step; {:.1}% of it multiplies matrices, at {speed:.1} GFLOP/s of the {peak:.1} that a large one reaches\n",
+        percent(time)
+    );
+    table
 }
 
 /// A flag that Ctrl-C and SIGTERM set.

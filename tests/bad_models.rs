@@ -183,6 +183,9 @@ fn sizes_that_no_machine_has_are_refused_where_they_arise() {
     };
     refused(made("Expand", &[HUGE, 4]), memory);
     refused(made("Tile", &[HUGE / 8, 1]), memory);
+    for pads in [[i64::MIN, 0, 0, 0], [i64::MIN, 0, i64::MIN, 0], [i64::MAX, 0, i64::MAX, 0]] {
+        assert_ne!(made("Pad", &pads).outcome(), "ready");
+    }
     assert_ne!(made("Tile", &[HUGE, 4]).outcome(), "ready");
     refused(made("Pad", &[HUGE, 0, HUGE, 0]), memory);
     refused(made("Reshape", &[HUGE, 4]), "cannot reshape f32[1, 4]");

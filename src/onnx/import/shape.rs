@@ -382,15 +382,17 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
         }
         let size = bound_size(cx, x, dim)?;
         // Negative pads cut.
-        let cut = |n: i64| (-n).max(0) as u64;
-        let Some(length) = size.checked_sub(cut(before) + cut(after)) else {
+        let cut = |n: i64| n.min(0).unsigned_abs();
+        let Some(length) = size.checked_sub(cut(before).saturating_add(cut(after))) else {
             return Err(Problem::new(format!("cuts more than dim {dim} of {} has", cx.ty(x))));
         };
         x = cx.b.slice(x, dim, cut(before), Dim::known(length))?;
         let (before, after) = (before.max(0) as u64, after.max(0) as u64);
         let mut ty = cx.ty(x).clone();
-        ty.dims[dim as usize] = Dim::known(length + before + after);
-        if before + after > 0 {
+        let padded = length.checked_add(before).and_then(|length| length.checked_add(after));
+        let padded = padded.ok_or_else(|| Problem::new(format!("pads {ty} beyond any memory")))?;
+        ty.dims[dim as usize] = Dim::known(padded);
+        if padded > length {
             x = cx.b.one_typed(Pad { dim, before, value: Float::new(value) }, &[x], ty)?;
         }
     }
@@ -399,9 +401,8 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Range: an iota, scaled and shifted; short ones stay known.
 pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
-    let parts: Option<Vec<Ints>> = (0..3).map(|i| cx.ints(call, i)).collect();
-    let Some([start, limit, delta]) = parts.map(|parts| [0, 1, 2].map(|i| parts[i].elements[0].clone()))
-    else {
+    let first = |i: usize| cx.ints(call, i)?.elements.first().cloned();
+    let (Some(start), Some(limit), Some(delta)) = (first(0), first(1), first(2)) else {
         return Err(Problem::new("has bounds that are computed from data, or are not integers")
             .note("export with static shapes"));
     };

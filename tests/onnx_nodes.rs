@@ -11,8 +11,12 @@ mod archive;
 mod case;
 #[path = "onnx_nodes/compare.rs"]
 mod compare;
+#[path = "onnx_nodes/gradients.rs"]
+mod gradients;
 #[path = "onnx_nodes/rules.rs"]
 mod rules;
+#[path = "onnx_nodes/runtime.rs"]
+mod runtime;
 #[path = "onnx_nodes/table.rs"]
 mod table;
 
@@ -24,6 +28,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// So many tests the archive has.
 const TESTS: usize = 1884;
+/// At most so many may be left out by rules.
+const MOST_EXCLUDED: usize = 400;
+/// Of the others at least this share passes.
+const LEAST_PASSED: f64 = 0.98;
+/// At least so many have gradients that are compared.
+const LEAST_GRADIENTS: usize = 500;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -43,18 +53,26 @@ fn cases() -> Vec<Case> {
 
 /// A test's outcome; the program must not panic on any.
 fn outcome(case: &Case) -> Outcome {
-    catch_unwind(AssertUnwindSafe(|| case.run())).unwrap_or_else(|_| Outcome::Failed("panics".into()))
+    catch_unwind(AssertUnwindSafe(|| case.run())).unwrap_or_else(|_| Outcome::Failed(PANICS.into()))
 }
 
+/// What becomes of a test's gradients.
+fn gradient(case: &Case) -> gradients::Outcome {
+    let check = AssertUnwindSafe(|| gradients::check(case));
+    catch_unwind(check).unwrap_or_else(|_| gradients::Outcome::Wrong(PANICS.into()))
+}
+
+const PANICS: &str = "panics";
+
 /// The outcomes of all tests, in their order, run on all processors.
-fn outcomes(cases: &[Case]) -> Vec<Outcome> {
+fn outcomes<T: Clone + Send>(cases: &[Case], run: impl Fn(&Case) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(vec![None; cases.len()]);
     let work = || {
         while let Some((i, case)) =
             Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, cases.get(i)?)))
         {
-            let outcome = outcome(case);
+            let outcome = run(case);
             outcomes.lock().expect("no holder panics")[i] = Some(outcome);
         }
     };
@@ -68,11 +86,13 @@ fn outcomes(cases: &[Case]) -> Vec<Outcome> {
 fn every_operator_does_on_onnx_node_tests_what_the_table_says() {
     let cases = cases();
     assert_eq!(cases.len(), TESTS);
-    let table = table::render(&cases, &outcomes(&cases));
+    let gradients = outcomes(&cases, gradient);
+    let outcomes = outcomes(&cases, outcome);
+    let table = table::render(&cases, &outcomes, &gradients);
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(coverage(), table).expect("the table can be written");
-        return;
+        std::fs::write(coverage(), &table).expect("the table can be written");
     }
+    check_bounds(&outcomes, &gradients);
     let written = std::fs::read_to_string(coverage()).expect("there is a table");
     let only_in = |one: &str, other: &str| -> Vec<String> {
         one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
@@ -84,4 +104,18 @@ fn every_operator_does_on_onnx_node_tests_what_the_table_says() {
         only_in(&table, &written),
         only_in(&written, &table)
     );
+}
+
+/// What holds whatever the table says: how much passes, how little the rules leave out, and that no gradient is wrong.
+fn check_bounds(outcomes: &[Outcome], gradients: &[gradients::Outcome]) {
+    let count = |is: &dyn Fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
+    let (passed, excluded) =
+        (count(&|o| *o == Outcome::Passed), count(&|o| matches!(o, Outcome::Excluded(_))));
+    assert_eq!(count(&|o| *o == Outcome::Failed(PANICS.into())), 0, "a test panics");
+    assert!(excluded <= MOST_EXCLUDED, "{excluded} tests are left out");
+    let share = passed as f64 / (outcomes.len() - excluded) as f64;
+    assert!(share >= LEAST_PASSED, "{:.1} % of the others pass", 100.0 * share);
+    let right = gradients.iter().filter(|outcome| **outcome == gradients::Outcome::Right).count();
+    let wrong = gradients.iter().filter(|outcome| matches!(outcome, gradients::Outcome::Wrong(_))).count();
+    assert!(right >= LEAST_GRADIENTS && wrong == 0, "{right} gradients are right, {wrong} wrong");
 }

@@ -26,6 +26,8 @@ pub(crate) struct Case {
     pub(crate) model: ModelProto,
     /// Inputs with the outputs that they give.
     pub(crate) sets: Vec<Set>,
+    /// How far an output may be from what it must be, beside a share of that.
+    pub(crate) absolute: f64,
 }
 
 /// Inputs and outputs in the order of the model's.
@@ -56,7 +58,11 @@ impl Case {
         };
         let sets = (0..).map(|i| Set { inputs: list(i, "input"), outputs: list(i, "output") });
         let sets: Vec<Set> = sets.take_while(|set| !set.outputs.is_empty()).collect();
-        if sets.is_empty() { Err(format!("{name} has no data")) } else { Ok(Self { name, model, sets }) }
+        if sets.is_empty() {
+            Err(format!("{name} has no data"))
+        } else {
+            Ok(Self { name, model, sets, absolute: compare::ABSOLUTE })
+        }
     }
 
     /// The graph.
@@ -69,10 +75,15 @@ impl Case {
         if let Some(rule) = rules::excluding(self) {
             return Outcome::Excluded(rule);
         }
-        match self.sets.iter().try_for_each(|set| self.run_set(set)) {
+        match self.check() {
             Ok(()) => Outcome::Passed,
             Err(reason) => Outcome::Failed(reason),
         }
+    }
+
+    /// Runs the test on all its data, whatever the rules say. An error says what is wrong.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.sets.iter().try_for_each(|set| self.run_set(set))
     }
 
     fn run_set(&self, set: &Set) -> Result<(), String> {
@@ -81,7 +92,7 @@ impl Case {
         let (inputs, outputs) = (tensors(&inputs)?, tensors(&outputs)?);
         let mut first = None;
         for constant in [inputs.len(), 1, 0] {
-            match self.module(set, &inputs, constant) {
+            match self.module(set, &inputs, &|i| i < constant) {
                 Ok(module) => return self.compare(&module, &inputs, &outputs),
                 // What is wrong with the model as it stands says more than what is wrong with it changed.
                 Err(reason) => first = first.or(Some(reason)),
@@ -90,14 +101,19 @@ impl Case {
         Err(first.unwrap_or_default())
     }
 
-    /// The program, the inputs from `constant` on being tensors of the file.
-    fn module(&self, set: &Set, inputs: &[Tensor], constant: usize) -> Result<ir::Module, String> {
+    /// The program, the inputs that are not `given` being tensors of the file.
+    pub(crate) fn module(
+        &self,
+        set: &Set,
+        inputs: &[Tensor],
+        given: &dyn Fn(usize) -> bool,
+    ) -> Result<ir::Module, String> {
         let mut model = self.model.clone();
         let graph = model.graph.as_mut().ok_or("it has no graph")?;
         let declared = std::mem::take(&mut graph.input);
         for (i, mut input) in declared.into_iter().enumerate() {
             let tensor = inputs.get(i).ok_or("it has more inputs than data")?;
-            if i < constant {
+            if given(i) {
                 input.r#type = Some(declared_type(&decode(&set.inputs[i])?, tensor));
                 graph.input.push(input);
             } else {
@@ -120,7 +136,7 @@ impl Case {
         let given = interp::step(module, Mode::Exact, &mut states, &[microbatch]).map_err(message)?;
         for (output, expected) in self.graph().output.iter().zip(outputs) {
             let given = given.get(output.name()).and_then(|given| given.first());
-            compare::check(given.ok_or("an output is missing")?, expected)?;
+            compare::check(given.ok_or("an output is missing")?, expected, self.absolute)?;
         }
         Ok(())
     }
@@ -131,7 +147,8 @@ fn first(problems: &[Diagnostic]) -> String {
     problems.first().map_or_else(String::new, |problem| problem.message.clone())
 }
 
-fn decode(bytes: &Bytes) -> Result<TensorProto, String> {
+/// A tensor of the test's.
+pub(crate) fn decode(bytes: &Bytes) -> Result<TensorProto, String> {
     TensorProto::decode(bytes.clone()).map_err(|error| error.to_string())
 }
 

@@ -2,7 +2,7 @@
 
 use super::case::{self, Case};
 use onnx::ElementType;
-use onnx::proto::{AttributeType, NodeProto, TensorProto, TypeProto, TypeProtoValue};
+use onnx::proto::{NodeProto, TensorProto, TypeProto, TypeProtoValue};
 use prost::Message;
 
 /// A rule: its name, and why it is one.
@@ -14,6 +14,13 @@ pub(crate) struct Rule {
 
 /// The rules in order; the first that applies is the one.
 pub(crate) const RULES: &[Rule] = &[
+    Rule {
+        name: "opsets before 7",
+        why: "the loader refuses them: they broadcast otherwise, and nothing has written them since 2017",
+        applies: |case| case.model.opset_import.iter().any(|set| {
+            matches!(set.domain(), "" | "ai.onnx") && set.version() < 7
+        }),
+    },
     Rule {
         name: "other operator sets",
         why: "`ai.onnx.ml` and `ai.onnx.preview.training`: trees and text, optimizers, which are a flag here",
@@ -51,18 +58,6 @@ pub(crate) const RULES: &[Rule] = &[
             has_type(case, |ty| {
                 matches!(ty, ElementType::U4 | ElementType::I4 | ElementType::U2 | ElementType::I2)
             })
-        },
-    },
-    Rule {
-        name: "subgraphs",
-        why: "If, Loop, Scan and their kin: no control flow in a static program",
-        applies: |case| {
-            let graph = |node: &NodeProto| {
-                node.attribute.iter().any(|attribute| {
-                    matches!(attribute.r#type(), AttributeType::Graph | AttributeType::Graphs)
-                })
-            };
-            case.graph().node.iter().any(graph)
         },
     },
     Rule {

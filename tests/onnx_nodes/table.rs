@@ -2,6 +2,7 @@
 
 use super::TESTS;
 use super::case::{Case, Outcome};
+use super::gradients;
 use super::rules::RULES;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -39,7 +40,7 @@ fn operator<'a>(case: &Case, by_name: &BTreeMap<&str, &'a Case>, own: &'a Case) 
 }
 
 /// The page, in Markdown.
-pub(crate) fn render(cases: &[Case], outcomes: &[Outcome]) -> String {
+pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradients::Outcome]) -> String {
     let by_name: BTreeMap<&str, &Case> = cases.iter().map(|case| (case.name.as_str(), case)).collect();
     let mut operators: BTreeMap<&str, Counts> = BTreeMap::new();
     let mut rules: BTreeMap<&str, usize> = BTreeMap::new();
@@ -60,8 +61,9 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome]) -> String {
     let mut page = format!(
         "# ONNX operators: the standard's own tests\n\n\
          Generated: `BLESS=1 cargo test --test onnx_nodes`. Each of the {TESTS} backend node tests of ONNX 1.23.2 is\n\
-         imported and interpreted in f64, and its outputs compared as ONNX's runner does (relative 1e-3, absolute 1e-7).\n\
-         A test whose operator is written out as its function counts for that operator.\n\n\
+         imported and interpreted in f64, and its outputs compared as ONNX's runner does (relative 1e-3, absolute 1e-7, or\n\
+         2⁻²³ of the largest element, which the files' own numbers, of f32, are off by where terms cancel; of bf16 two\n\
+         units in the last place). A test whose operator is written out as its function counts for that operator.\n\n\
          | operator | passed | excluded | failed |\n| --- | ---: | ---: | ---: |\n"
     );
     page += &total.row("**all**");
@@ -76,6 +78,33 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome]) -> String {
         let reason = reason.lines().next().unwrap_or_default().replace('|', "\\|");
         writeln!(page, "| {operator} | {} | {reason} | `{}` |", names.len(), names[0])
             .expect("a string takes everything");
+    }
+    page + &rendered_gradients(cases, gradients)
+}
+
+/// What became of the gradients.
+fn rendered_gradients(cases: &[Case], outcomes: &[gradients::Outcome]) -> String {
+    let right = outcomes.iter().filter(|outcome| **outcome == gradients::Outcome::Right).count();
+    let mut page = format!(
+        "\n## Gradients\n\n\
+         Of {right} tests the float inputs are made parameters, and the derivatives of a random sum of the float outputs\n\
+         in two random directions are those of central finite differences. The others:\n\n\
+         | rule | why | tests |\n| --- | --- | ---: |\n"
+    );
+    for rule in gradients::RULES {
+        let by_it = |outcome: &&gradients::Outcome| **outcome == gradients::Outcome::Left(rule.name);
+        let count = outcomes.iter().filter(by_it).count();
+        writeln!(page, "| {} | {} | {count} |", rule.name, rule.why).expect("a string takes everything");
+    }
+    let wrong = cases.iter().zip(outcomes).filter_map(|(case, outcome)| match outcome {
+        gradients::Outcome::Wrong(reason) => {
+            Some(format!("| `{}` | {} |\n", case.name, reason.replace('|', "\\|")))
+        }
+        _ => None,
+    });
+    let wrong: String = wrong.collect();
+    if !wrong.is_empty() {
+        page += &format!("\n| wrong | what is said |\n| --- | --- |\n{wrong}");
     }
     page
 }

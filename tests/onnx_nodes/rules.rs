@@ -17,9 +17,12 @@ pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "opsets before 7",
         why: "the loader refuses them: they broadcast otherwise, and nothing has written them since 2017",
-        applies: |case| case.model.opset_import.iter().any(|set| {
-            matches!(set.domain(), "" | "ai.onnx") && set.version() < 7
-        }),
+        applies: |case| {
+            case.model
+                .opset_import
+                .iter()
+                .any(|set| matches!(set.domain(), "" | "ai.onnx") && set.version() < 7)
+        },
     },
     Rule {
         name: "other operator sets",

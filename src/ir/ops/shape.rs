@@ -1,9 +1,11 @@
 //! Operators that move elements and compute nothing: reshape, transpose, broadcast, slice, concat, pad.
 
+use super::constant::Iota;
+use super::indexing::GatherGrad;
 use super::*;
 use crate::tensor::{Elements, broadcast_strides, strides};
 use crate::types::broadcast;
-use crate::{Dim, Dims, block};
+use crate::{DType, Dim, Dims, block};
 use smallvec::SmallVec;
 
 /// The same elements in row-major order, in the dims of the result type.
@@ -238,6 +240,19 @@ impl Operator for Broadcast {
     }
 }
 
+impl Slice {
+    /// The gradient with every element where it was cut out.
+    fn scattered(&self, b: &mut Builder, node: NodeRef, dout: ValueId) -> Result<ValueId, TypeError> {
+        let (ty, length) =
+            (b.ty(node.operands[0]).clone(), b.ty(node.results[0]).dims[self.dim as usize].clone());
+        let count = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [length]))?;
+        let strided = b.scale(count, self.step as f64)?;
+        let start = b.splat_like(strided, self.start as f64)?;
+        let places = b.add(strided, start)?;
+        b.one_typed(GatherGrad { dim: self.dim }, &[places, dout], Type::new(ty.dtype, ty.dims))
+    }
+}
+
 impl Operator for Slice {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
@@ -270,19 +285,17 @@ impl Operator for Slice {
         Factors::rule(&format!("{} -> {}", words("x^"), words("y^")), signature).linear_in(&[0])
     }
 
-    /// Zeros around the gradient.
+    /// Zeros around the gradient, and between its elements where the step is not 1.
     fn gradient(
         &self,
         b: &mut Builder,
         node: NodeRef,
         d: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        let Some(dout) = d[0].filter(|_| self.step == 1) else {
-            return match d[0] {
-                None => Ok(vec![None]),
-                Some(_) => Err(GradientError::Undefined("only slices of step 1 are trained through")),
-            };
-        };
+        let Some(dout) = d[0] else { return Ok(vec![None]) };
+        if self.step != 1 {
+            return Ok(vec![Some(self.scattered(b, node, dout)?)]);
+        }
         let ty = b.ty(node.operands[0]).clone();
         let pad = Pad { dim: self.dim, before: self.start as u64, value: Float::new(0.0) };
         Ok(vec![Some(b.one_typed(pad, &[dout], ty)?)])

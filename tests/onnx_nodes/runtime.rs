@@ -12,7 +12,8 @@ const ABSOLUTE: f64 = 2e-6;
 
 #[test]
 fn what_onnx_runtime_leaves_in_a_file_gives_its_numbers() {
-    let packed = std::fs::read(root().join("testdata/onnxruntime-cases.tar.gz")).expect("the cases can be read");
+    let packed =
+        std::fs::read(root().join("testdata/onnxruntime-cases.tar.gz")).expect("the cases can be read");
     let cases = archive::unpack(&packed).expect("the archive of the cases is whole");
     assert_eq!(cases.len(), CASES);
     let failure = |(name, files): (String, _)| {

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use ir::random;
 
+// The library of the fuzz targets, which is a package of its own.
 #[path = "../fuzz/src/lib.rs"]
+#[allow(unreachable_pub)]
 mod fuzz;
 
 /// Rounds of changed files, when `FUZZ_ROUNDS` does not say otherwise.

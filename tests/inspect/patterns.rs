@@ -8,7 +8,8 @@ use crate::{check, json};
 /// What `inspect` counts in a model, and what it nearly finds.
 #[track_caller]
 fn found(model: &str, flags: &[&str], expected: Value) {
-    let inspection = json(&[&[&format!("models/{model}.onnx")], flags].concat());
+    let path = format!("models/{model}.onnx");
+    let inspection = json(&[&[path.as_str()], flags].concat());
     assert_eq!(inspection["program"]["patterns"], expected, "{model}");
     assert_eq!(inspection["near_misses"], Value::Null, "{model}");
 }

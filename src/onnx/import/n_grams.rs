@@ -92,7 +92,8 @@ fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
         let (own, later) = rest.split_at_checked(count).ok_or_else(wrong)?;
         rest = later;
         // A row of the matrix that puts counts in their columns for each.
-        if !numbers.len().is_multiple_of(length) || (count as u64).saturating_mul(width as u64) > Context::MOST_COMPUTED
+        if !numbers.len().is_multiple_of(length)
+            || (count as u64).saturating_mul(width as u64) > Context::MOST_COMPUTED
         {
             return Err(wrong());
         }

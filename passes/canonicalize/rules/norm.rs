@@ -63,6 +63,10 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 fn rms_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] scale (% [Op::Binary(Mul)] x
         ([Op::Unary(Rsqrt)] (% [Op::Binary(Add)] e ([Op::Reduce(mean)] ([Op::Binary(Pow)] y two)))))) => {
+        // A number is a factor beside the norm's scale.
+        if g.number(scale).is_some() {
+            return;
+        }
         let unmet = [
             one_value(g, &[x, y], "what is normalised and its mean square"),
             number(g, two, 2.0),

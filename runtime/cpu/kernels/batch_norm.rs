@@ -2,7 +2,7 @@
 
 use super::PARALLEL;
 use crate::cpu::call::Call;
-use crate::cpu::element::with_float;
+use crate::cpu::element::{Element, with_float};
 use crate::cpu::math::Real;
 use crate::cpu::simd::{sum, vectorized};
 use crate::cpu::storage::Float;
@@ -89,23 +89,23 @@ pub(super) fn statistics(mut call: Call) {
 }
 
 vectorized! {
-    /// Gives the mean, and the sum of the squares of the distances from it.
+    /// Gives the mean, and the sum of the squares of the distances from it. Planes are added up in f64: the errors of
+    /// statistics go into every element.
     fn channel_statistics<'a; S: Float>(x: &'a [S], shape: Shape, channel: usize) -> (S::Real, S::Real) {
-        let mut total = S::Real::ZERO;
+        let mut total = 0.0;
         for plane in shape.planes(channel) {
-            let x = &x[plane];
-            total = total + plane_sum([x], |[x]| x.widen());
+            total += plane_sum([&x[plane]], |[x]| x.widen()).to_f64();
         }
-        let mean = total / S::Real::of(shape.count() as f64);
-        let mut squares = S::Real::ZERO;
+        let mean = S::Real::of(total / shape.count() as f64);
+        let mut squares = 0.0;
         for plane in shape.planes(channel) {
-            let x = &x[plane];
-            squares = squares + plane_sum([x], |[x]| {
+            let sum = plane_sum([&x[plane]], |[x]| {
                 let apart = x.widen() - mean;
                 apart * apart
             });
+            squares += sum.to_f64();
         }
-        (mean, squares)
+        (mean, S::Real::of(squares))
     }
 }
 
@@ -190,13 +190,13 @@ vectorized! {
         shape: Shape,
         channel: usize,
     ) -> (S::Real, S::Real) {
-        let (mut total, mut dot) = (S::Real::ZERO, S::Real::ZERO);
+        let (mut total, mut dot) = (0.0, 0.0);
         for plane in shape.planes(channel) {
             let (x, dy) = (&x[plane.clone()], &dy[plane]);
-            total = total + plane_sum([dy], |[dy]| dy.widen());
-            dot = dot + plane_sum([dy, x], |[dy, x]| dy.widen() * (x.widen() - mean));
+            total += plane_sum([dy], |[dy]| dy.widen()).to_f64();
+            dot += plane_sum([dy, x], |[dy, x]| dy.widen() * (x.widen() - mean)).to_f64();
         }
-        (total, dot)
+        (S::Real::of(total), S::Real::of(dot))
     }
 }
 

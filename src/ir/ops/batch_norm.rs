@@ -5,10 +5,12 @@
 //! itself. Between them stands [`InTraining`], which says what an evaluation reads instead: the running statistics. Those
 //! are buffers, which the forward phase carries on from microbatch to microbatch.
 //!
-//!     %mean, %variance, %unbiased = batch_statistics %x
-//!     %m = in_training %mean, %running_mean
-//!     %v = in_training %variance, %running_variance
-//!     %y = batch_norm %x, %m, %v, %scale, %bias
+//! ```text
+//! %mean, %variance, %unbiased = batch_statistics %x
+//! %m = in_training %mean, %running_mean
+//! %v = in_training %variance, %running_variance
+//! %y = batch_norm %x, %m, %v, %scale, %bias
+//! ```
 //!
 //! All operands have one float type.
 

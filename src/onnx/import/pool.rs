@@ -221,7 +221,8 @@ mod tests {
             (window(3, 2, (0, 0)), 5, 0),
             (window(3, 3, (1, 1)), 4, 0),
             (window(2, 2, (0, 0)), 7, 1),
-            (window(1, 3, (0, 0)), 5, 2),
+            // The next would begin after the dim.
+            (window(1, 3, (0, 0)), 5, 0),
             // The last would begin in the padding after the dim.
             (window(2, 2, (1, 1)), 5, 0),
         ] {

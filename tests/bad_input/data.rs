@@ -76,8 +76,8 @@ fn arrays_that_do_not_fit_the_model_are_refused() {
         &place,
         flags,
         expect![[r#"
-        error: nothing feeds input `x` (f32[8, 64]): the keys of `data.npz` are `labels`, `pixels`; give it with --input x=KEY, FILE, positions, ones or zeros (the model's inputs are `x`)
-    "#]],
+            error: nothing feeds input `x` (f32[8, 64]): the keys of `data.npz` are `labels`, `pixels`; give it with --input x=KEY, COLUMNS, FILE, positions, ones or zeros (the model's inputs are `x`)
+        "#]],
     );
     refused(
         &place,
@@ -151,7 +151,7 @@ fn data_that_cannot_be_trained_on_is_refused() {
         &place,
         "compile testdata/models/gpt3-175b-noweights.onnx --train text.txt --steps 1 -o run",
         expect![[r#"
-            error: `text.txt` is text, which is read as bytes, but the model has a vocabulary of 51200: give it token ids (.bin), or `--tokenizer bytes` if its tokens are bytes
+            error: `text.txt` is text, which is read as bytes, but the model has a vocabulary of 51200: give the model's tokenizer (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if its tokens are bytes
         "#]],
     );
     refused(

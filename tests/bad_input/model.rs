@@ -225,9 +225,9 @@ fn more_memory_than_there_is_is_refused_before_anything_is_drawn() {
     failed(
         &Ended::of(command.output().expect("sh can be started")),
         expect![[r#"
-        error: cannot allocate 2796571377920 bytes for the program `main_graph`: Cannot allocate memory (os error 12)
-          = a smaller --microbatch takes less; --global-batch keeps the step the same
-    "#]],
+            error: cannot allocate 2796470812928 bytes for the program `main_graph`: Cannot allocate memory (os error 12)
+              = a smaller --microbatch takes less; --global-batch keeps the step the same
+        "#]],
     );
     assert!(before == place.contents());
 }

@@ -34,7 +34,7 @@ impl Case {
     /// Makes a step of the program and chooses a mesh with the given data axes.
     pub(crate) fn new(program: Program, data: &[(&str, u64)], mut choices: Choices) -> Self {
         let Program { mut module, microbatches, trained } = program;
-        let passes = if trained { training(&mut choices, &module) } else { vec![] };
+        let passes = if trained { training(&mut choices) } else { vec![] };
         run(&Pipeline { passes }, &mut module);
         let mesh = mesh(&module, data, &mut choices);
         let shard = shards(&module, &mesh, &mut choices);
@@ -90,12 +90,8 @@ impl Case {
     }
 }
 
-fn is_parameter(state: &ir::State) -> bool {
-    state.role == ir::Role::Parameter
-}
-
 /// From a loss to a whole step.
-fn training(choices: &mut Choices, module: &Module) -> Vec<Pass> {
+fn training(choices: &mut Choices) -> Vec<Pass> {
     let half = "precision(bf16)".parse::<Pipeline>().expect("a pipeline").passes;
     let adam = Algorithm::Adam { beta1: 0.9, beta2: 0.99, eps: 1e-8, decoupled: choices.below(2) == 0 };
     // With a smaller eps, gradients that are zero but for rounding would move parameters.
@@ -113,8 +109,7 @@ fn training(choices: &mut Choices, module: &Module) -> Vec<Pass> {
         weight_decay: choices.of(&[0.0, 0.1]),
         clip: choices.of(&[None, Some(0.1)]),
         schedule,
-        // A pattern has to fit something.
-        groups: group.into_iter().filter(|_| module.states.values().any(is_parameter)).collect(),
+        groups: group.into_iter().collect(),
         keep_gradients: choices.below(2) == 0,
         ..Optimizer::default()
     };

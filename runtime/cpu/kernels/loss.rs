@@ -1,7 +1,7 @@
 //! Softmax cross-entropy and its gradient, without a second copy of the logits.
 
 use super::PARALLEL;
-use super::softmax::logsumexp;
+use super::softmax::logsumexp_parts;
 use crate::cpu::call::Call;
 use crate::cpu::element::{Element, with_float};
 use crate::cpu::math::Real;
@@ -31,11 +31,14 @@ pub(super) fn cross_entropy(op: &CrossEntropy, mut call: Call) {
         let rows = rows.with_min_len((PARALLEL / 16 / classes).max(1));
         let losses = rows.map_init(Scratch::new, |scratch, ((row, &label), total)| {
             let row = scratch.read(row);
-            *total = logsumexp(row);
+            let (largest, rest) = logsumexp_parts(row);
+            *total = largest + rest;
             let class = class(label, op.ignore_index, classes)?;
-            let target = (1.0 - smoothing) * row[class].to_f64();
-            let uniform = if smoothing == 0.0 { 0.0 } else { smoothing * row_sum(row).to_f64() / classes as f64 };
-            Some(total.to_f64() - target - uniform)
+            let below = |x: f64| largest.to_f64() - x;
+            let target = (1.0 - smoothing) * below(row[class].to_f64());
+            let uniform =
+                if smoothing == 0.0 { 0.0 } else { smoothing * below(row_sum(row).to_f64() / classes as f64) };
+            Some(rest.to_f64() + target + uniform)
         });
         let losses: Vec<Option<f64>> = losses.collect();
         // Row after row in f64: in the same order whatever the threads did.
@@ -70,7 +73,10 @@ pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
                 row.copy_from_slice(&logits[i * classes..(i + 1) * classes]);
             }
             scratch.update(row, |row| {
-                gradient_row(row, total, uniform, factor);
+                match all == classes {
+                    true => gradient_row(row, total, uniform, factor),
+                    false => gradient_part(row, total, uniform, factor),
+                }
                 if let Some(target) = class.checked_sub(first).and_then(|class| row.get_mut(class)) {
                     *target -= factor * T::of(1.0 - smoothing);
                 }
@@ -80,8 +86,18 @@ pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
 }
 
 vectorized! {
-    /// `factor·(softmax(row) - uniform)` in place.
+    /// `factor·(softmax(row) - uniform)` in place. Normalised again: of large logits the logsumexp is rounded so that
+    /// what is left of a sure class's gradient would be off in the fourth digit.
     fn gradient_row<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
+        row.iter_mut().for_each(|x| *x = (*x - logsumexp).exp());
+        let share = T::ONE / sum([&*row], |[x]| x);
+        row.iter_mut().for_each(|x| *x = factor * (*x * share - uniform));
+    }
+}
+
+vectorized! {
+    /// The same of a part of the classes.
+    fn gradient_part<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
         row.iter_mut().for_each(|x| *x = factor * ((*x - logsumexp).exp() - uniform));
     }
 }

@@ -51,14 +51,20 @@ vectorized! {
     }
 }
 
+/// `log Σ eˣ`; `-∞` where nothing but that is.
+fn logsumexp<T: Real>(row: &[T]) -> T {
+    let (largest, rest) = logsumexp_parts(row);
+    largest + rest
+}
+
 vectorized! {
-    /// `log Σ eˣ`; `-∞` where nothing but that is.
-    pub(super) fn logsumexp<'a; T: Real>(row: &'a [T]) -> T {
+    /// The largest x, and what `log Σ eˣ` is beyond it: where numbers are large, their sum has lost what the second says.
+    pub(super) fn logsumexp_parts<'a; T: Real>(row: &'a [T]) -> (T, T) {
         let largest = max(row);
         if largest == T::NEG_INFINITY {
-            return largest;
+            return (largest, T::ZERO);
         }
-        largest + sum([row], |[x]| (x - largest).exp()).ln()
+        (largest, sum([row], |[x]| (x - largest).exp()).ln())
     }
 }
 

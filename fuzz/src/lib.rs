@@ -19,8 +19,11 @@ use trainyard::compilation::Source;
 use trainyard::pipeline::Plan;
 use trainyard::training::Programs;
 
+/// What is run on every input.
+pub type Target = fn(&[u8]);
+
 /// The name of each target, which is that of its folder in the corpus, with the function that is fuzzed.
-pub const TARGETS: [(&str, fn(&[u8])); 4] =
+pub const TARGETS: [(&str, Target); 4] =
     [("model", model), ("text", text), ("checkpoint", checkpoint), ("data", data)];
 
 /// Every dim with a name is bound to this.

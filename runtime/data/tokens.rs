@@ -159,7 +159,7 @@ fn stored(path: &Path, contents: Bytes, vocabulary: Option<u64>) -> Result<(Byte
         return Ok(tokens);
     }
     let width = if vocabulary.is_none_or(|vocabulary| vocabulary <= 1 << 16) { 2 } else { 4 };
-    if contents.len() % width != 0 {
+    if !contents.len().is_multiple_of(width) {
         let (path, bytes, width) = (path.to_owned(), contents.len() as u64, width as u64);
         return Err(DataError::OddLength { path, bytes, width, vocabulary: vocabulary.unwrap_or(1 << 16) });
     }

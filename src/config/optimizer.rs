@@ -39,7 +39,7 @@ pub struct Optimizer {
     #[serde(serialize_with = "serialize_decay")]
     pub decay: Decay,
     /// Parameters whose name matches the glob learn at FACTOR times the rate, or decay by X; the last that fits wins; may
-    /// be repeated; in a config file also as tables [[group]] with the keys pattern, lr, weight-decay
+    /// be repeated; in a config file also as group tables with the keys pattern, lr, weight-decay
     #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X", value_parser = group::parse)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "group::serialize")]
     pub group: Vec<Group>,

@@ -108,8 +108,8 @@ pub(super) fn nd_rows(
     let per_batch: usize = dims.iter().product();
     let positions_of_batch = positions[batch..].iter().product::<usize>().max(1);
     let row = |position: usize| {
-        let coordinates = indices[position * indexed..][..indexed].iter().zip(dims);
-        let row = coordinates.fold(Some(0), |row, (&index, &size)| Some(row? * size + element(index, size)?));
+        let mut coordinates = indices[position * indexed..][..indexed].iter().zip(dims);
+        let row = coordinates.try_fold(0, |row, (&index, &size)| Some(row * size + element(index, size)?));
         Some(position / positions_of_batch * per_batch + row?)
     };
     ((0..positions.iter().product()).map(row).collect(), rest.iter().product())

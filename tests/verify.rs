@@ -247,7 +247,7 @@ fn files_of_numbers_that_do_not_fit_say_what_would() {
     assert!(broken.contains("--against:") && broken.contains("numbers.safetensors"), "{broken}");
     let missing = verify("mlp.dynamo.onnx --against nowhere.npz").unwrap_err();
     assert!(missing.contains("nowhere.npz"), "{missing}");
-    let wrong = verify("mlp.dynamo.onnx --against /tmp/numbers.txt").unwrap_err();
+    let wrong = verify("mlp.dynamo.onnx --against numbers.txt").unwrap_err();
     assert!(wrong.contains("not an .npz file"), "{wrong}");
     let both = verify("mlp.dynamo.onnx --bisect --against mlp.io.npz").unwrap_err();
     assert!(both.contains("give one of the two"), "{both}");

@@ -140,9 +140,9 @@ pub(crate) const RESNET_TRAINMODE: Fixture = Fixture {
     batch: 4,
     bindings: &[],
     parameters: 62,
-    // From its seventh on, losses with SGD are more than 1e-5 from PyTorch's, whichever way convolutions and statistics are
-    // summed: not yet explained.
-    bounds: Bounds { gradients_cpu: 1e-4, exact: [1e-9; 2], sgd: 2e-4, adamw: [5e-3, 5e-4], ..BOUNDS },
+    // From its seventh on, losses of the CPU kernels with SGD are up to 3.2e-5 from PyTorch's, which should be 1e-5: in
+    // the step before, something turns on rounding (a ReLU, most likely). In typed mode they are within 1.6e-7.
+    bounds: Bounds { gradients_cpu: 1e-4, exact: [1e-9; 2], sgd: 4e-5, adamw: [5e-3, 5e-4], ..BOUNDS },
 };
 /// With its batch norms folded into convolutions; PyTorch's outputs are there, its training is not.
 pub(crate) const RESNET_FOLDED: Fixture =

@@ -31,23 +31,39 @@ def make_constant_parameters_distinct(model: torch.nn.Module) -> None:
                 parameter.add_(PERTURBATION_STANDARD_DEVIATION * noise)
 
 
-def export_model(model: torch.nn.Module, input_ids: torch.Tensor, output: Path) -> None:
-    """Exports `model` with static shapes, checks the file, and writes it without the stack traces of this machine."""
+def export_model(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    inputs: dict[str, torch.Tensor],
+    output: Path,
+    small: bool = False,
+    **options,
+) -> None:
+    """Exports `model`, checks the file, and writes it without the stack traces of this machine.
+
+    `small` keeps of what is said of a node nothing but the module that it came from. `options` are the exporter's.
+    """
     torch.onnx.export(
         model,
-        (input_ids,),
+        tuple(inputs.values()),
         str(output),
         dynamo=True,
         external_data=False,
-        input_names=["input_ids"],
-        output_names=["logits"],
+        input_names=list(inputs),
         verbose=False,
+        **{"output_names": ["logits"], **options},
     )
     exported = onnx.load(str(output))
     for node in exported.graph.node:
-        kept = [entry for entry in node.metadata_props if entry.key != "pkg.torch.onnx.stack_trace"]
+        kept = [entry for entry in node.metadata_props if not is_left_out(entry.key, small)]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)
+    if small:
+        del exported.graph.value_info[:]
     onnx.checker.check_model(exported, full_check=True)
     output.write_bytes(exported.SerializeToString(deterministic=True))
     print(f"{output}: {len(exported.graph.node)} nodes, {output.stat().st_size} bytes")
+
+
+def is_left_out(key: str, small: bool) -> bool:
+    """Whether an entry of this key is left out of what is said of a node."""
+    return key != "pkg.torch.onnx.name_scopes" if small else key == "pkg.torch.onnx.stack_trace"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from graph import Graph
 
 OUTPUT = Path(__file__).resolve().parent.parent / "dropout.onnx"
 BATCH, SEQUENCE, WIDTH, HEADS, HIDDEN, VOCABULARY = 2, 8, 16, 4, 32, 64
@@ -19,28 +21,10 @@ OPSET = 20
 IR_VERSION = 10
 
 
-class Graph:
-    """Nodes and initializers, as they are added."""
+class Model(Graph):
+    """A graph with dropout."""
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-
-    def weight(self, name: str, *shape: int) -> str:
-        """f32 normal with deviation 0.2; RandomState's stream is frozen, so the file never changes."""
-        draws = numpy.random.RandomState(len(self.initializers)).standard_normal(shape)
-        return self.constant(name, (0.2 * draws).astype(numpy.float32))
-
-    def constant(self, name: str, array: numpy.ndarray) -> str:
-        self.initializers.append(numpy_helper.from_array(array, name))
-        return name
-
-    def node(self, operator: str, name: str, *inputs: str, outputs: int = 1, **attributes) -> str | list[str]:
-        results = [name] if outputs == 1 else [f"{name}.{i}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(operator, list(inputs), results, name=name, **attributes))
-        return results[0] if outputs == 1 else results
-
-    def dropout(self, name: str, x: str, ratio: float, outputs: int = 1) -> str | list[str]:
+    def dropout(self, name: str, x: str, ratio: float, outputs: list[str] | None = None) -> str:
         share = self.constant(f"{name}.ratio", numpy.array(ratio, numpy.float32))
         return self.node("Dropout", name, x, share, "training", outputs=outputs)
 
@@ -48,7 +32,7 @@ class Graph:
         return self.node("Reshape", name, x, self.constant(f"{name}.shape", numpy.array(shape, numpy.int64)))
 
 
-def embedding(g: Graph) -> str:
+def embedding(g: Model) -> str:
     g.weight("wte", VOCABULARY, WIDTH)
     g.weight("wpe", SEQUENCE, WIDTH)
     g.constant("positions", numpy.arange(SEQUENCE, dtype=numpy.int64)[None])
@@ -57,7 +41,7 @@ def embedding(g: Graph) -> str:
     return g.dropout("embedded", g.node("Add", "added", tokens, positions), 0.1)
 
 
-def attention(g: Graph, x: str) -> str:
+def attention(g: Model, x: str) -> str:
     heads = []
     for name in ("q", "k", "v"):
         projected = g.node("MatMul", f"{name}_flat", x, g.weight(f"{name}.weight", WIDTH, WIDTH))
@@ -74,7 +58,7 @@ def attention(g: Graph, x: str) -> str:
     return g.node("MatMul", "attended", joined, g.weight("o.weight", WIDTH, WIDTH))
 
 
-def feed_forward(g: Graph, x: str) -> str:
+def feed_forward(g: Model, x: str) -> str:
     flat = g.reshape("flat", x, BATCH * SEQUENCE, WIDTH)
     hidden = g.node("Gemm", "fc", flat, g.weight("fc.weight", WIDTH, HIDDEN), g.weight("fc.bias", HIDDEN))
     hidden = g.dropout("hidden", g.node("Tanh", "tanh", hidden), 0.25)
@@ -83,11 +67,12 @@ def feed_forward(g: Graph, x: str) -> str:
 
 
 def build() -> onnx.ModelProto:
-    g = Graph()
+    g = Model(deviation=0.2)
     g.constant("training", numpy.array(True))
     x = embedding(g)
     residual = g.node("Add", "residual", x, g.dropout("attended_dropped", attention(g, x), 0.1))
-    kept, mask = g.dropout("fed_dropped", feed_forward(g, residual), 0.5, outputs=2)
+    outputs = kept, mask = ["fed_dropped.0", "fed_dropped.1"]
+    g.dropout("fed_dropped", feed_forward(g, residual), 0.5, outputs)
     # What was kept counts once more.
     counted = g.node("Mul", "counted", residual, g.node("Cast", "mask", mask, to=TensorProto.FLOAT))
     final = g.node("Add", "final", g.node("Add", "summed", residual, kept), counted)

@@ -40,7 +40,7 @@ def main() -> None:
     )
     model = transformers.GPT2LMHeadModel(configuration).eval()
     input_ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
-    export_model(model, input_ids, output)
+    export_model(model, {"input_ids": input_ids}, output)
 
 
 if __name__ == "__main__":

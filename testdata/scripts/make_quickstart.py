@@ -46,7 +46,7 @@ def build_model() -> transformers.GPT2LMHeadModel:
 def main() -> None:
     output = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_OUTPUT
     input_ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.int64)
-    export_model(build_model(), input_ids, output)
+    export_model(build_model(), {"input_ids": input_ids}, output)
 
 
 if __name__ == "__main__":

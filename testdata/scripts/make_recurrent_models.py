@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from graph import Graph
 
 FOLDER = Path(__file__).resolve().parent.parent
 BATCH, SEQUENCE, WIDTH, HIDDEN, VOCABULARY = 2, 4, 6, 5, 16
@@ -20,26 +22,8 @@ OPSET = 20
 IR_VERSION = 10
 
 
-class Graph:
-    """Nodes and initializers, as they are added."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-
-    def weight(self, name: str, *shape: int) -> str:
-        """f32 normal with deviation 0.3; RandomState's stream is frozen, so the file never changes."""
-        draws = numpy.random.RandomState(len(self.initializers)).standard_normal(shape)
-        return self.constant(name, (0.3 * draws).astype(numpy.float32))
-
-    def constant(self, name: str, array: numpy.ndarray) -> str:
-        self.initializers.append(numpy_helper.from_array(array, name))
-        return name
-
-    def node(self, operator: str, name: str, *inputs: str, outputs: list[str] | None = None, **attributes) -> str:
-        results = outputs or [name]
-        self.nodes.append(helper.make_node(operator, list(inputs), results, name=name, **attributes))
-        return results[0]
+class Model(Graph):
+    """A graph with recurrent layers."""
 
     def layer(self, operator: str, name: str, x: str, gates: int, width: int, directions: int = 1, **attributes) -> str:
         """A recurrent layer over `[sequence, batch, width]`, its directions side by side."""
@@ -75,7 +59,7 @@ class Graph:
         return self.node("Scan", "scan", start, x, outputs=["scan.last", "scan.y"], body=body, num_scan_inputs=1)
 
 
-def save(graph: Graph, name: str, inputs: list, outputs: list) -> None:
+def save(graph: Model, name: str, inputs: list, outputs: list) -> None:
     proto = helper.make_graph(graph.nodes, name, inputs, outputs, graph.initializers)
     model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
     onnx.checker.check_model(model, full_check=True)
@@ -83,7 +67,7 @@ def save(graph: Graph, name: str, inputs: list, outputs: list) -> None:
 
 
 def recurrent() -> None:
-    g = Graph()
+    g = Model(deviation=0.3)
     g.weight("embedding", VOCABULARY, WIDTH)
     embedded = g.node("Gather", "embedded", "embedding", "input_ids")
     x = g.node("Transpose", "time_first", embedded, perm=[1, 0, 2])
@@ -101,7 +85,7 @@ def recurrent() -> None:
 
 
 def quantized() -> None:
-    g = Graph()
+    g = Model(deviation=0.3)
     g.constant("scale", numpy.array(0.05, numpy.float32))
     g.constant("zero", numpy.array(3, numpy.int8))
     g.constant("weight", numpy.random.RandomState(0).randint(-100, 100, (WIDTH, HIDDEN)).astype(numpy.int8))

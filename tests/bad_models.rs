@@ -5,6 +5,8 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use ir::Tensor;
+use ir::interp::{self, Missing};
 use onnx::Model;
 use onnx::proto::*;
 use passes::Manager;
@@ -131,14 +133,15 @@ impl Given {
             Err(error) => error.problems,
             Ok(model) => match compile(model) {
                 Err(problems) => problems,
-                Ok(()) => return "ready".into(),
+                Ok(_) => return "ready".into(),
             },
         };
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 }
 
-fn compile(model: Model) -> Result<(), Vec<ir::Diagnostic>> {
+/// The training program. Errors: what a user is told of the model.
+fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
     let source = Source::import(Path::new("model.onnx"), model, &Default::default());
     let source = source.map_err(|failure| failure.diagnostics())?;
     let compiled = source.compile(&Plan::default(), &Manager::default(), |_, _, _| {});
@@ -152,7 +155,7 @@ fn compile(model: Model) -> Result<(), Vec<ir::Diagnostic>> {
     let loader = runtime::data::Loader::new(&spec, &runtime::data::DataSource::Synthetic, &options);
     loader.map_err(|error| vec![ir::Diagnostic::new(error.to_string())])?;
     assert!(programs.peak() < 1 << 30, "{} bytes are planned", programs.peak());
-    Ok(())
+    Ok(compiled.training)
 }
 
 fn refused(given: Given, expected: &str) {
@@ -250,6 +253,32 @@ fn a_transposed_convolution_is_compiled() {
     let nodes = vec![node("ConvTranspose", &["x", "kernel"], &["y"])];
     let given = Given::nodes(nodes).input(&[1, 1, 3]).tensor(weight("kernel", &[1, 2, 3]));
     assert_eq!(given.outcome(), "ready");
+}
+
+#[test]
+fn the_length_of_a_vector_of_zeros_has_a_gradient() {
+    // x is zero, so the product is, and so is its length, whose gradient would be the quotient of two zeros.
+    let lengths = [
+        node("ReduceL2", &["product", "one"], &["length"]),
+        int(node("LpNormalization", &["product"], &["length"]), "p", 2),
+    ];
+    for length in lengths {
+        let nodes =
+            vec![node("MatMul", &["x", "w"], &["product"]), length, node("Add", &["product", "length"], &["y"])];
+        let file = Given::nodes(nodes).tensor(numbers("one", &[1])).file();
+        let model = Model::from_bytes(file, None).expect("the model is sound");
+        let module = compile(model).expect("it can be trained");
+        let mut states = interp::initial_states(&module, 0, Missing::Refuse).expect("the weights are there");
+        let zeros = module.inputs.iter().map(|input| {
+            let ty = module.ty(input.value);
+            let sizes = ty.sizes().expect("all dims are bound").into_iter().map(|size| size as usize);
+            (input.name.clone(), Tensor::splat(ty.dtype, sizes.collect(), 0.0))
+        });
+        let outputs = interp::step(&module, interp::Mode::Exact, &mut states, &[zeros.collect()]);
+        let norm = outputs.expect("a step runs")["grad_norm"][0].item();
+        assert!(norm.is_finite(), "the gradient's norm is {norm}");
+        assert!(states.values().flat_map(Tensor::numbers).all(f64::is_finite));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::arithmetic::Built;
 use super::call::Call;
+use super::composed_reduction::length;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Compare, Unary};
@@ -97,11 +98,7 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
             let size = cx.unary(Unary::Abs, x)?;
             cx.reduced(ReduceKind::Sum, size, &[dim])?
         }
-        2 => {
-            let square = cx.binary(Binary::Mul, x, x)?;
-            let sum = cx.reduced(ReduceKind::Sum, square, &[dim])?;
-            cx.unary(Unary::Sqrt, sum)?
-        }
+        2 => length(cx, x, &[dim])?,
         p => return Err(Problem::new(format!("takes a norm of order {p}, neither 1 nor 2"))),
     };
     let empty = cx.compare_with(Compare::Equal, norm, 0.0)?;

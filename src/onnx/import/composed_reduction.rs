@@ -39,11 +39,7 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
             let size = cx.unary(Unary::Abs, x)?;
             sum(cx, size)?
         }
-        "ReduceL2" => {
-            let square = cx.binary(Binary::Mul, x, x)?;
-            let total = sum(cx, square)?;
-            cx.unary(Unary::Sqrt, total)?
-        }
+        "ReduceL2" => length(cx, x, &over.dims)?,
         "ReduceLogSum" => {
             let total = sum(cx, x)?;
             cx.unary(Unary::Log, total)?
@@ -57,6 +53,17 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
         other => return Err(Problem::new(format!("`{other}` is not a reduction"))),
     };
     one(finished(cx, reduced, &over)?)
+}
+
+/// `√Σ x²`. Where all x are 0, its gradient is 0, as PyTorch's is, and not the quotient of two zeros.
+pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
+    let square = cx.binary(Binary::Mul, x, x)?;
+    let sum = cx.reduced(ReduceKind::Sum, square, dims)?;
+    let none = cx.compare_with(Compare::Equal, sum, 0.0)?;
+    let (zero, unit) = (cx.b.splat_like(sum, 0.0)?, cx.b.splat_like(sum, 1.0)?);
+    let positive = cx.choose(none, unit, sum)?;
+    let root = cx.unary(Unary::Sqrt, positive)?;
+    cx.choose(none, zero, root)
 }
 
 /// The reduced dims taken away, unless they stay.

@@ -9,7 +9,7 @@ all, so that a machine that is slow for a minute is slow for everyone.
     python benches/peers.py run MODELS --torch venv/bin/python --ort venv-ort/bin/python   # the table of docs/performance.md
     python benches/peers.py ranks MODELS             # dp=2 with a thread each against one rank with two
 
-benches/requirements.txt and benches/requirements-ort.txt say what the two environments have.
+testdata/requirements.txt and benches/requirements-ort.txt say what the two environments have.
 """
 
 import argparse

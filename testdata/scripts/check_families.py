@@ -6,7 +6,7 @@
 For each file: ONNX Runtime's outputs against the compiled program's on the CPU backend (`verify --against`), the training step
 against the untransformed graph (`verify`), and ten steps on made-up data (`compile`). Prints a row of the table for each
 family; what went wrong is in FOLDER/NAME.EXPORTER.log. Weights are random, sizes small: a family is its graph.
-Needs what testdata/requirements.txt and benches/requirements.txt list.
+Needs what testdata/requirements.txt lists.
 """
 
 import argparse

@@ -3,7 +3,9 @@
 mod dot;
 mod folder;
 mod groups;
+mod parameters;
 mod patterns;
+mod reasons;
 mod why;
 
 use std::fmt::Write as _;
@@ -11,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use expect_test::{Expect, expect};
 use serde_json::Value;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command, Inspect};
 
 fn testdata() -> PathBuf {
@@ -288,130 +290,6 @@ fn a_small_model_as_json() {
 }
 
 #[test]
-fn a_position_embedding_that_the_exporter_folded_is_trained_with_a_warning() {
-    let found = json(&["models/gpt2.dynamo.onnx"]);
-    let warnings = found["warnings"].as_array().expect("they are a list");
-    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
-    expect![[r#"
-        {
-          "message": "`embedding_1` f32[1, 32, 128] is trained, though it may be a constant: added to activations, as position embeddings are that the exporter folded, node \"node_add_1\" (Add, opset 20)",
-          "notes": [
-            "--freeze 'embedding_1' leaves it as it is"
-          ]
-        }
-    "#]].assert_eq(&format!("{warning:#}\n"));
-}
-
-#[test]
-fn parameters_that_the_exporter_merged_are_told() {
-    let text = read(&["gpt2-fresh.onnx"]);
-    let warnings: Vec<&str> = text.lines().filter(|line| line.contains("share one initializer")).collect();
-    assert!(!warnings.is_empty(), "{text}");
-    assert!(text.contains("export with optimize=False to keep them apart"), "{text}");
-}
-
-#[test]
-fn the_head_of_a_legacy_export_is_tied_again() {
-    for model in ["models/gpt2.legacy-mask.onnx", "odd/tied-legacy.onnx"] {
-        let found = json(&[model]);
-        let tensors = found["parameters"]["tensors"].as_array().expect("they are a list");
-        let tied: Vec<&Value> = tensors.iter().filter(|tensor| tensor["tied"].is_object()).collect();
-        let [head] = tied[..] else { panic!("{model}: {tied:?}") };
-        assert_eq!(head["tied"]["permutation"], serde_json::json!([1, 0]), "{model}");
-        let count = tensors.iter().filter(|tensor| tensor["role"] == "parameter").count();
-        assert_eq!(found["parameters"]["count"], count - 1, "{model}");
-        let untied = json(&[model, "--untied"]);
-        assert_eq!(untied["parameters"]["count"], count, "{model}");
-    }
-}
-
-#[test]
-fn all_operators_that_are_missing_are_told_at_once() {
-    check(
-        &["odd/unknown-op.onnx"],
-        expect![[r#"
-        odd/unknown-op.onnx: cannot be imported yet, for 2 reasons
-          made by  make_odd_models; IR version 10; operator sets ai.onnx 20, com.example 1
-          takes    x f32[2, 4]
-          gives    indices i64[2, ?]
-          holds    0 tensors (0 B), 2 nodes: 1 NonZero, 1 com.example.Frobnicate
-        error: operator Frobnicate is not supported
-          --> odd/unknown-op.onnx, node "/custom/Frobnicate" (com.example.Frobnicate, opset 1)
-
-        error: operator NonZero is not supported
-          --> odd/unknown-op.onnx, node "/NonZero" (NonZero, opset 20)
-    "#]],
-    );
-}
-
-#[test]
-fn dims_that_have_no_size_are_named_and_the_rest_is_shown() {
-    check(
-        &["models/mlp.dynamo-dyn.onnx"],
-        expect![[r#"
-        models/mlp.dynamo-dyn.onnx: can be trained once its dims are bound
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[batch, 64]
-          gives    logits f32[batch, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
-
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
-
-        patterns found: none
-        forward program: 8 nodes: 3 add, 3 contract, 2 relu
-
-
-        dims without a size: `batch`; to see more, bind them: --bind batch=SIZE
-    "#]],
-    );
-    let bound = json(&["models/mlp.dynamo-dyn.onnx", "--bind", "batch=4"]);
-    assert_eq!((&bound["support"], &bound["step"]["batch"]), (&"trainable".into(), &4.into()));
-}
-
-#[test]
-fn where_sizes_are_needed_to_import_they_are_asked_for() {
-    check(
-        &["models/gpt2.dynamo-dyn.onnx"],
-        expect![[r#"
-        models/gpt2.dynamo-dyn.onnx: can be trained once its dims are bound
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    input_ids i64[batch, seq]
-          gives    logits f32[batch, seq, 512]
-          holds    56 tensors (1.80 MiB), 161 nodes: 29 Reshape, 14 Concat, 12 Add, 12 Mul, 11 Transpose, 10 Unsqueeze, 9 Slice, 8 Gemm, 6 Shape, 5 Expand, 5 LayerNormalization, 5 MatMul, 4 GatherND, 3 Where, 2 And, 2 Equal, 2 Gather, 2 IsNaN, 2 Max, 2 Pow, 2 Range, 2 Softmax, 2 Split, 2 Squeeze, 2 Sub, 2 Tanh, 1 Cast, 1 CumSum, 1 LessOrEqual, 1 Not
-
-        dims without a size: `batch`, `seq`; to see more, bind them: --bind batch=SIZE,seq=SIZE
-        error: cuts dim 1 of i64[batch, seq], which is not bound
-          --> models/gpt2.dynamo-dyn.onnx, node "node_slice_1" (Slice, opset 20)
-          = bind it with --bind NAME=SIZE
-
-        error: reads sizes that are not bound as values
-          --> models/gpt2.dynamo-dyn.onnx, node "node_add_14" (Add, opset 20)
-          = bind them with --bind NAME=SIZE
-    "#]],
-    );
-    let bound = json(&["models/gpt2.dynamo-dyn.onnx", "--bind", "batch=2,seq=16"]);
-    assert_eq!((&bound["support"], &bound["parameters"]["count"]), (&"trainable".into(), &28.into()));
-}
-
-#[test]
-fn a_model_that_came_without_its_weights_says_so() {
-    let text = read(&["models/gpt3-175b-noweights.onnx", "--microbatch", "16"]);
-    for part in [
-        "can be trained, once it has weights: --weights FILE, or --init RULE",
-        "1,156 parameters, 174,615,846,912 elements trained",
-        "a step of 1 microbatch of 16 samples: 34.9 PFLOP",
-    ] {
-        assert!(text.contains(part), "no `{part}` in\n{text:.2000}");
-    }
-}
-
-#[test]
 fn costs_grow_with_the_batch_and_the_optimizer() {
     let step = |arguments: &[&str]| json(&[&["models/mlp.dynamo.onnx"], arguments].concat())["step"].clone();
     let (small, large) = (step(&["--microbatch", "4"]), step(&["--microbatch", "16"]));
@@ -447,60 +325,6 @@ fn the_program_after_a_pass_is_text_that_parses() {
         expect![[r#"
         error: --after autodiff: the pass runs once all dims are bound
           = bind them: --bind batch=SIZE
-    "#]],
-    );
-}
-
-#[test]
-fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
-    check(
-        &["models/mlp.dynamo.onnx", "--loss", "model"],
-        expect![[r#"
-        models/mlp.dynamo.onnx: can be imported, and cannot be trained so, for 1 reason
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[8, 64]
-          gives    logits f32[8, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
-
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
-
-        patterns found: none
-        forward program: 8 nodes: 3 add, 3 contract, 2 relu
-
-        error: the model has no loss: no output is a float scalar
-          = its outputs are `logits` f32[8, 10]
-          = use --loss cross-entropy
-    "#]],
-    );
-}
-
-#[test]
-fn broken_and_hostile_files_are_refused_with_their_reasons() {
-    for model in models("odd") {
-        match inspect(&[&model]).output() {
-            Ok(output) => assert!(!output.text.is_empty()),
-            Err(Failure::User(reasons)) => assert!(!reasons.is_empty(), "{model}"),
-            Err(Failure::Fault(fault)) => panic!("{model}: {fault:?}"),
-        }
-    }
-    check(
-        &["odd/cyclic.onnx"],
-        expect![[r#"
-        error: 2 nodes form a cycle: node "/loop/Mul" (Mul, opset 20) -> node "/loop/Add" (Add, opset 20) -> back to the first
-          --> odd/cyclic.onnx
-    "#]],
-    );
-    check(
-        &["nowhere.onnx"],
-        expect![[r#"
-        error: cannot read the file: No such file or directory (os error 2)
-          --> nowhere.onnx
     "#]],
     );
 }

@@ -1,0 +1,56 @@
+//! What the import made of the file's tensors is told: what is trained by a guess, merged, tied, or not there.
+
+use expect_test::expect;
+use serde_json::Value;
+
+use crate::{json, read};
+
+#[test]
+fn a_position_embedding_that_the_exporter_folded_is_trained_with_a_warning() {
+    let found = json(&["models/gpt2.dynamo.onnx"]);
+    let warnings = found["warnings"].as_array().expect("they are a list");
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    expect![[r#"
+        {
+          "message": "`embedding_1` f32[1, 32, 128] is trained, though it may be a constant: added to activations, as position embeddings are that the exporter folded, node \"node_add_1\" (Add, opset 20)",
+          "notes": [
+            "--freeze 'embedding_1' leaves it as it is"
+          ]
+        }
+    "#]].assert_eq(&format!("{warning:#}\n"));
+}
+
+#[test]
+fn parameters_that_the_exporter_merged_are_told() {
+    let text = read(&["gpt2-fresh.onnx"]);
+    let warnings: Vec<&str> = text.lines().filter(|line| line.contains("share one initializer")).collect();
+    assert!(!warnings.is_empty(), "{text}");
+    assert!(text.contains("export with optimize=False to keep them apart"), "{text}");
+}
+
+#[test]
+fn the_head_of_a_legacy_export_is_tied_again() {
+    for model in ["models/gpt2.legacy-mask.onnx", "odd/tied-legacy.onnx"] {
+        let found = json(&[model]);
+        let tensors = found["parameters"]["tensors"].as_array().expect("they are a list");
+        let tied: Vec<&Value> = tensors.iter().filter(|tensor| tensor["tied"].is_object()).collect();
+        let [head] = tied[..] else { panic!("{model}: {tied:?}") };
+        assert_eq!(head["tied"]["permutation"], serde_json::json!([1, 0]), "{model}");
+        let count = tensors.iter().filter(|tensor| tensor["role"] == "parameter").count();
+        assert_eq!(found["parameters"]["count"], count - 1, "{model}");
+        let untied = json(&[model, "--untied"]);
+        assert_eq!(untied["parameters"]["count"], count, "{model}");
+    }
+}
+
+#[test]
+fn a_model_that_came_without_its_weights_says_so() {
+    let text = read(&["models/gpt3-175b-noweights.onnx", "--microbatch", "16"]);
+    for part in [
+        "can be trained, once it has weights: --weights FILE, or --init RULE",
+        "1,156 parameters, 174,615,846,912 elements trained",
+        "a step of 1 microbatch of 16 samples: 34.9 PFLOP",
+    ] {
+        assert!(text.contains(part), "no `{part}` in\n{text:.2000}");
+    }
+}

@@ -25,6 +25,7 @@ pub struct Autodiff;
 
 impl Transform for Autodiff {
     const NAME: &'static str = "autodiff";
+    const NEEDED: bool = true;
 
     fn parse(_: &mut Arguments) -> Result<Self, String> {
         Ok(Self)

@@ -38,6 +38,7 @@ impl Default for Buckets {
 
 impl Transform for Buckets {
     const NAME: &'static str = "buckets";
+    const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         Ok(Self { bytes: arguments.value("bytes", Self::default().bytes)? })

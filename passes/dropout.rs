@@ -34,6 +34,7 @@ pub const SAMPLES: &str = "dropout.samples";
 
 impl Transform for Dropout {
     const NAME: &'static str = "dropout";
+    const NEEDED: bool = true;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let ratio = arguments.take("ratio").map(|text| match text.parse() {

@@ -21,6 +21,7 @@ pub struct Fold;
 
 impl Transform for Fold {
     const NAME: &'static str = "fold";
+    const NEEDED: bool = true;
 
     fn parse(_: &mut Arguments) -> Result<Self, String> {
         Ok(Self)

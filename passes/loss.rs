@@ -61,6 +61,7 @@ impl Transform for Loss {
     const NAME: &'static str = "loss";
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    const NEEDED: bool = true;
         let ignore =
             arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is no label")));
         Ok(Self {

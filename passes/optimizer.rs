@@ -76,6 +76,7 @@ impl Default for Optimizer {
 
 impl Transform for Optimizer {
     const NAME: &'static str = "optimizer";
+    const NEEDED: bool = true;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let default = Self::default();

@@ -52,6 +52,7 @@ pub enum Set {
 
 impl Transform for Parameters {
     const NAME: &'static str = "parameters";
+    const NEEDED: bool = true;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let untied = arguments.flag("untied");

@@ -12,6 +12,9 @@ pub trait Transform: Sized {
     /// Its name in pipelines, in `by` of nodes, in errors.
     const NAME: &'static str;
 
+    /// Whether a program that it has not run on computes something else than one that it has, or is no whole step.
+    const NEEDED: bool;
+
     /// Reads the options; those left out have their defaults. Errors say what is wrong with an option.
     fn parse(arguments: &mut Arguments) -> Result<Self, String>;
 

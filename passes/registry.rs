@@ -35,6 +35,13 @@ macro_rules! passes {
                 }
             }
 
+            /// Whether a program without it computes something else, or is no whole step.
+            pub fn is_needed(&self) -> bool {
+                match self {
+                    $(Self::$variant(_) => <$options as Transform>::NEEDED),*
+                }
+            }
+
             /// The pass of that name with these options; what it does not use stays in `arguments`.
             pub fn parse(name: &str, arguments: &mut Arguments) -> Result<Self, String> {
                 $(if name == <$options as Transform>::NAME {

@@ -19,6 +19,7 @@ pub struct Simplify;
 
 impl Transform for Simplify {
     const NAME: &'static str = "simplify";
+    const NEEDED: bool = false;
 
     fn parse(_: &mut Arguments) -> Result<Self, String> {
         Ok(Self)

@@ -120,7 +120,7 @@ impl Plan {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =
             self.forward().passes.into_iter().chain(self.training().passes).skip(done).collect();
-        all.retain(is_needed);
+        all.retain(Pass::is_needed);
         for pass in &mut all {
             if matches!(pass, Pass::Parameters(_)) {
                 *pass = given.clone();
@@ -132,19 +132,6 @@ impl Plan {
     fn given(&self, parameters: Vec<ParameterSpec>) -> Parameters {
         Parameters { set: Set::Only(parameters), ..Parameters::default() }
     }
-}
-
-/// Whether a program without this pass computes something else, or is no whole step.
-fn is_needed(pass: &Pass) -> bool {
-    !matches!(
-        pass,
-        Pass::Canonicalize(_)
-            | Pass::Precision(_)
-            | Pass::Simplify(_)
-            | Pass::Spmd(_)
-            | Pass::Collectives(_)
-            | Pass::Buckets(_)
-    )
 }
 
 fn pipeline<const N: usize>(passes: [Pass; N]) -> Pipeline {

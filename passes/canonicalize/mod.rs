@@ -63,6 +63,7 @@ pub fn rules() -> impl Iterator<Item = &'static str> {
 
 impl Transform for Canonicalize {
     const NAME: &'static str = "canonicalize";
+    const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let without = arguments.take_all("without");

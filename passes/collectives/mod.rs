@@ -44,6 +44,7 @@ pub struct Collectives {
 
 impl Transform for Collectives {
     const NAME: &'static str = "collectives";
+    const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let default = Rates::default();

@@ -78,6 +78,7 @@ const COMPUTE: [(DType, &str); 3] = [(DType::F32, "fp32"), (DType::BF16, "bf16")
 
 impl Transform for Precision {
     const NAME: &'static str = "precision";
+    const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let default = Scaling::default();

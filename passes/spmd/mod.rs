@@ -46,6 +46,7 @@ pub struct Spmd {
 
 impl Transform for Spmd {
     const NAME: &'static str = "spmd";
+    const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         options::parse(arguments)

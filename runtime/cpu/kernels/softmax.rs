@@ -69,9 +69,12 @@ vectorized! {
 }
 
 vectorized! {
-    /// The gradient where `d y` was.
+    /// The gradient where `d y` was. What is zero stays zero, also where `y` is NaN.
     fn softmax_grad_row<'a, 'b; T: Real>(y: &'a [T], dy: &'b mut [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);
+        if dot.is_nan() && is_zero(dy) {
+            return;
+        }
         dy.iter_mut().zip(y).for_each(|(dy, &y)| *dy = y * (*dy - dot));
     }
 }
@@ -80,8 +83,15 @@ vectorized! {
     /// The gradient where `y` was.
     fn softmax_grad_row_of_y<'a; T: Real>(y: &'a mut [T], dy: &'a [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);
+        if dot.is_nan() && is_zero(dy) {
+            return y.fill(T::ZERO);
+        }
         y.iter_mut().zip(dy).for_each(|(y, &dy)| *y = *y * (dy - dot));
     }
+}
+
+fn is_zero<T: Real>(row: &[T]) -> bool {
+    row.iter().all(|x| *x == T::ZERO)
 }
 
 /// Calls for every row along a dim, with the row of the second operand (empty if there is none) and that of the

@@ -5,6 +5,7 @@ use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::ops::samples::{Sample, samples};
 use ir::ops::shape::Transpose;
+use ir::ops::softmax::SoftmaxGrad;
 use ir::{At, Builder, DType, Dim, Inference, Module, Op, Operator, Phase, Tensor, Type, ValueId};
 use runtime::lower::LowerOptions;
 
@@ -186,5 +187,37 @@ fn a_contraction_of_any_order_of_labels_agrees() {
         b.finish();
         module.add_output("out", out);
         assert_agrees(&module, &LowerOptions::default(), &[vec![inputs]], 1e-13);
+    }
+}
+
+/// Rows of NaN are those of which everything was masked.
+#[test]
+fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
+    let nan = f64::NAN;
+    let y = [nan, nan, nan, nan, nan, nan, 0.25, 0.5, 0.25];
+    let dy = [0.0, 0.0, -0.0, 0.0, 2.0, 0.0, 1.0, 2.0, 4.0];
+    for through in [Through::Inputs, Through::Transposes, Through::Negations] {
+        let (mut module, mut inputs) = (Module::new("masked"), Microbatch::new());
+        let reversed = through == Through::Transposes;
+        let values = [("y", y), ("dy", dy)].map(|(name, elements)| {
+            let tensor = Tensor::float(DType::F32, vec![3, 3], elements.to_vec());
+            let tensor = if reversed { mirrored(&tensor) } else { tensor };
+            let value = module.add_input(name, tensor.ty(), false);
+            inputs.insert(name.into(), tensor);
+            value
+        });
+        let mut b = Builder::new(&mut module, "test");
+        let operands = values.map(|value| operand(&mut b, value, reversed, through));
+        let dx = b.one(SoftmaxGrad { dim: 1 }, &operands).expect("well-typed");
+        b.finish();
+        module.add_output("dx", dx);
+        let steps = [vec![inputs]];
+        let outputs = ir::interp::step(&module, Mode::Exact, &mut Default::default(), &steps[0]);
+        let dx = &outputs.expect("it runs")["dx"][0];
+        assert_eq!(dx.floats()[..3], [0.0; 3]);
+        assert!(dx.floats()[3..6].iter().all(|x| x.is_nan()), "{dx:?}");
+        for unfused in [false, true] {
+            assert_agrees(&module, &LowerOptions { unfused, ..LowerOptions::default() }, &steps, 1e-7);
+        }
     }
 }

@@ -16,7 +16,9 @@ pub struct Softmax {
     pub dim: u32,
 }
 
-/// The gradient of [`Softmax`]: operands `y, d y`; `d x = y·(d y - Σ y·d y)`.
+/// The gradient of [`Softmax`]: operands `y, d y`; `d x = y·(d y - Σ y·d y)`. A row whose `d y` is zero gives zeros also
+/// where `y` is NaN (in all of the row, as [`Softmax`] has it): nothing was computed from the row. So a fully masked row
+/// that a `Where` puts zeros for has the gradient zero, as in PyTorch's `_safe_softmax`, and not 0·NaN.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SoftmaxGrad {
     /// The dim that is normalised.
@@ -161,6 +163,9 @@ impl Operator for SoftmaxGrad {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         by_rows(cx, self.dim, |operands| {
             let pairs = || operands[0].iter().zip(&operands[1]);
+            if operands[1].iter().all(|&dy| dy == 0.0) {
+                return vec![0.0; operands[1].len()];
+            }
             let dot: f64 = pairs().map(|(y, dy)| y * dy).sum();
             pairs().map(|(y, dy)| y * (dy - dot)).collect()
         })
@@ -170,10 +175,16 @@ impl Operator for SoftmaxGrad {
         let dtype = b.ty(node.operands[0]).dtype;
         let y = b.cast(node.operands[0], sum_dtype(dtype))?;
         let dy = b.cast(node.operands[1], sum_dtype(dtype))?;
-        let products = b.mul(y, dy)?;
+        // Zero times NaN is zero: a whole row of `d y` would have to be looked at for the same, over devices.
+        let times = |b: &mut Builder, factor: ValueId| {
+            let zero = b.splat_like(y, 0.0)?;
+            let (nothing, product) = (b.one(Compare::Equal, &[factor, zero])?, b.mul(y, factor)?);
+            b.one(Select, &[nothing, zero, product])
+        };
+        let products = times(b, dy)?;
         let dot = along_dim(b, ReduceKind::Sum, products, self.dim)?;
         let apart = b.one(Binary::Sub, &[dy, dot])?;
-        let dx = b.mul(y, apart)?;
+        let dx = times(b, apart)?;
         Ok(vec![b.cast(dx, dtype)?])
     }
 }

@@ -14,7 +14,7 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::samples::{Fill, Operand, Sample, samples};
 use ir::ops::shape::Concat;
-use ir::ops::softmax::{LogSoftmax, Softmax};
+use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use ir::ops::{Float, NodeRef};
 use ir::{Builder, DType, Dim, Module, Op, Operator, Tensor, Type, TypeError, ValueId};
 use std::collections::BTreeMap;
@@ -253,6 +253,28 @@ fn rotary_turns_halves_or_neighbours() {
         Ok(vec![permuted(b, turned)?])
     });
     all_close(&halves, &neighbours);
+}
+
+/// As PyTorch's `_safe_softmax`: a fully masked row, in whose place others are put, has the gradient zero and not NaN.
+#[test]
+fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
+    let x = Tensor::float(DType::F64, vec![2, 2], vec![f64::NEG_INFINITY, f64::NEG_INFINITY, 0.5, 1.0]);
+    let [dx, split, of_nan] = <[Tensor; 3]>::try_from(evaluate(&[x], |b, x| {
+        let y = b.one(Softmax { dim: 1 }, x)?;
+        let (nothing, zero, dy) = (b.one(Unary::IsNan, &[y])?, b.splat_like(y, 0.0)?, b.one(Unary::Tanh, x)?);
+        let replaced = b.one(Select, &[nothing, zero, x[0]])?;
+        let (op, operands) = (SoftmaxGrad { dim: 1 }, [y, replaced]);
+        let dx = b.one(op.clone(), &operands)?;
+        let split = op.partition(b, NodeRef { operands: &operands, results: &[dx] })?[0];
+        Ok(vec![dx, split, b.one(op, &[y, dy])?])
+    }))
+    .expect("three results");
+    // y·(1 - y)·(x₀ - x₁)
+    let share = 1.0 / (1.0 + 0.5_f64.exp());
+    let slope = share * (1.0 - share) * -0.5;
+    let expected = Tensor::float(DType::F64, vec![2, 2], vec![0.0, 0.0, slope, -slope]);
+    all_close(&[dx, split], &[expected.clone(), expected]);
+    assert!(of_nan.floats()[..2].iter().all(|x| x.is_nan()), "{of_nan:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use ir::{
     At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, Operator,
     Phase, Role, StateId, TypeError, ValueId,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The pass; it has no options.
@@ -36,8 +36,10 @@ impl Transform for Autodiff {
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         let decision = decide(module)?;
         let changed = apply(module, &decision)?;
+        let trained: BTreeSet<&str> =
+            module.outputs.iter().filter_map(|output| output.name.strip_prefix("grad.")).collect();
         for state in module.states.values().filter(|state| state.role == Role::Parameter) {
-            if module.output(&format!("grad.{}", state.name)).is_none() {
+            if !trained.contains(state.name.as_str()) {
                 let warning =
                     Diagnostic::new(format!("the loss does not depend on parameter `{}`", state.name));
                 cx.warn(warning.note("it has no gradient and stays as it is"));

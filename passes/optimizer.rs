@@ -171,15 +171,18 @@ pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<
         let error = Diagnostic::new("the optimizer needs a program with gradients and without an optimizer");
         return Err(error.note("run `autodiff` before it, once"));
     }
+    let gradients = module.outputs.iter();
+    let gradients: BTreeMap<&str, ValueId> =
+        gradients.filter_map(|output| Some((output.name.strip_prefix("grad.")?, output.value))).collect();
     let mut updates = Vec::new();
     for (state, row) in module.states.iter().filter(|(_, row)| row.role == Role::Parameter) {
-        let Some(output) = module.output(&format!("grad.{}", row.name)) else { continue };
+        let Some(&gradient) = gradients.get(row.name.as_str()) else { continue };
         // What is a matrix is told by the file: a slice or a reshape of a bias is still a bias.
         let ndim = row.initializer.data().map_or(row.ty.ndim(), |data| module.data[data].ty.ndim());
         let decays = options.decay == Decay::All || ndim >= 2;
         let (lr_factor, own_decay) = settings(&options.groups, &names(module, row, cx));
         let weight_decay = own_decay.unwrap_or(if decays { options.weight_decay } else { 0.0 });
-        updates.push(Update { state, gradient: output.value, weight_decay, lr_factor });
+        updates.push(Update { state, gradient, weight_decay, lr_factor });
     }
     check_groups(module, options, cx, &updates)?;
     Ok(Decision { updates })

@@ -271,11 +271,6 @@ impl Program {
         &self.sections[section as usize]
     }
 
-    /// The index of the state of that name.
-    pub fn state(&self, name: &str) -> Option<usize> {
-        self.states.iter().position(|state| state.name == name)
-    }
-
     /// The index of the input of that name.
     pub fn input(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)

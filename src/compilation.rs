@@ -4,7 +4,7 @@ use crate::cli::report::Failure;
 use crate::pipeline::Plan;
 use crate::training;
 use anyhow::anyhow;
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Module, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::canonicalize::NearMiss;
 use passes::parameters::{ParameterReport, RowRole};
@@ -150,9 +150,10 @@ impl Compilation {
         value: impl Fn(&str) -> Option<&'a ir::Tensor>,
     ) -> Result<BTreeMap<String, ir::Tensor>, Diagnostic> {
         let mut tensors = BTreeMap::new();
+        let rows: BTreeMap<&str, &ir::Data> =
+            self.training.data.values().map(|data| (data.name.as_str(), data)).collect();
         for report in self.parameters.iter().filter(|report| report.role != RowRole::Constant) {
-            let row = self.training.data.values().find(|data| data.name == report.data);
-            let in_file = row.and_then(ir::interp::file_tensor);
+            let in_file = rows.get(report.data.as_str()).and_then(|row| ir::interp::file_tensor(row));
             let sizes = || report.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
             let mut tensor = in_file.unwrap_or_else(|| ir::Tensor::splat(report.ty.dtype, sizes(), 0.0));
             for part in &report.states {
@@ -182,9 +183,12 @@ fn evaluation(training: &Module) -> Module {
 /// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the
 /// end of their views.
 fn follow_padding(reports: &mut [ParameterReport], before: &Module, after: &Module) {
+    fn views(module: &Module) -> BTreeMap<&str, &View> {
+        module.states.values().map(|state| (state.name.as_str(), &state.view)).collect()
+    }
+    let (before, after) = (views(before), views(after));
     for part in reports.iter_mut().flat_map(|report| &mut report.states) {
-        let view = |module: &Module| module.state(&part.state).map(|id| module.states[id].view.clone());
-        if let (Some(before), Some(after)) = (view(before), view(after))
+        if let (Some(before), Some(after)) = (before.get(part.state.as_str()), after.get(part.state.as_str()))
             && let Some(added) = after.strip_prefix(&before[..])
             && !part.view.ends_with(added)
         {

@@ -161,21 +161,23 @@ fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
 
 /// Makes exactly these tensors parameters, each whole.
 pub(super) fn apply_specs(module: &mut Module, specs: &[ParameterSpec]) -> Result<Changed, Diagnostic> {
-    let row = |module: &Module, name: &str| {
-        let found = module.data.iter().find(|(_, data)| data.name == name).map(|(id, _)| id);
+    let rows: BTreeMap<String, DataId> =
+        module.data.iter().map(|(id, data)| (data.name.clone(), id)).collect();
+    let row = |name: &String| {
+        let found = rows.get(name).copied();
         found.ok_or_else(|| Diagnostic::new(format!("the program has no tensor `{name}` to train")))
     };
     let readers = readers(module);
     let mut b = Builder::new(module, Parameters::NAME);
     for spec in specs {
-        let data = row(b.module(), &spec.data)?;
+        let data = row(&spec.data)?;
         let ty = b.module().data[data].ty.clone();
         let id = b.tables().add_state(&spec.data, ty, Role::Parameter, Initializer::Data(data));
         let state = b.module().states[id].input;
         let identity = (0..b.ty(state).ndim() as u32).collect::<Vec<_>>();
         let mut reads = vec![(data, identity)];
         for tie in &spec.ties {
-            reads.push((row(b.module(), &tie.data)?, tie.permutation.clone()));
+            reads.push((row(&tie.data)?, tie.permutation.clone()));
         }
         for (data, permutation) in reads {
             for &value in readers.get(&data).into_iter().flatten() {

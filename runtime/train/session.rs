@@ -7,6 +7,7 @@ use crate::device::{Device, ProgramId};
 use crate::program::{Instruction, Program, Section, View};
 use ir::Tensor;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The program of the step and, if there is one, of the evaluation, on one device. They share their states.
@@ -15,6 +16,8 @@ pub struct Session<'d> {
     train: ProgramId,
     eval: Option<ProgramId>,
     outputs: Outputs,
+    /// The index of each state, by its name.
+    states: BTreeMap<String, usize>,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
     until_norm: Option<usize>,
 }
@@ -69,16 +72,18 @@ impl<'d> Session<'d> {
             microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
             scaling: scaling_outputs(program)?,
         };
+        let states: BTreeMap<String, usize> =
+            program.states.iter().enumerate().map(|(index, state)| (state.name.clone(), index)).collect();
         if let Some(eval) = eval.map(|eval| device.program(eval)) {
             output(eval, "loss.sum", Section::Microbatch)?;
             output(eval, "loss.weight", Section::Microbatch)?;
-            let place = |name: &str| program.state(name).map(|state| &program.states[state].view);
+            let place = |name: &String| states.get(name).map(|&state| &program.states[state].view);
             if let Some(alone) = eval.states.iter().find(|state| place(&state.name) != Some(&state.view)) {
                 return Err(lacks(program, "state at the place of", &alone.name));
             }
         }
         let until_norm = until_norm(program, outputs.grad_norm);
-        Ok(Self { device, train, eval, outputs, until_norm })
+        Ok(Self { device, train, eval, outputs, states, until_norm })
     }
 
     /// The training program.
@@ -209,7 +214,7 @@ impl<'d> Session<'d> {
 
 impl StateSource for Session<'_> {
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let index = self.program().state(name)?;
+        let &index = self.states.get(name)?;
         self.device.read_state(self.train, index).ok()
     }
 }

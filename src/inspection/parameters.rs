@@ -3,7 +3,7 @@
 use ir::{Module, Role, State};
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The float tensors that the program reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -69,12 +69,13 @@ impl ParameterFacts {
         let frozen = frozen.flat_map(|report| &report.states).map(|part| &part.state);
         // A state may hold several parts.
         let frozen: BTreeSet<&String> = frozen.collect();
-        let frozen = frozen.into_iter().filter_map(|name| Some(&module.states[module.state(name)?]));
+        let states: States = module.states.values().map(|state| (state.name.as_str(), state)).collect();
+        let frozen = frozen.into_iter().filter_map(|name| states.get(name.as_str()).copied());
         Self {
             count: parameters.filter(|report| report.tied.is_none()).count(),
             trained: elements(Role::Parameter, module.states.values()),
             frozen: elements(Role::Buffer, frozen),
-            tensors: reports.iter().map(|report| TensorRow::of(report, module)).collect(),
+            tensors: reports.iter().map(|report| TensorRow::of(report, &states)).collect(),
         }
     }
 
@@ -90,11 +91,14 @@ fn elements<'a>(role: Role, states: impl Iterator<Item = &'a State>) -> u64 {
     states.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add)
 }
 
+/// The states of a program by name.
+type States<'a> = BTreeMap<&'a str, &'a State>;
+
 impl TensorRow {
-    fn of(report: &ParameterReport, module: &Module) -> Self {
+    fn of(report: &ParameterReport, states: &States) -> Self {
         let part = |part: &passes::parameters::StateView| PartFacts {
             state: part.state.clone(),
-            ty: module.state(&part.state).map(|id| module.states[id].ty.to_string()).unwrap_or_default(),
+            ty: states.get(part.state.as_str()).map(|state| state.ty.to_string()).unwrap_or_default(),
             view: ir::text::view_text(&part.view),
         };
         let tie = |tie: &passes::parameters::Tie| TieFacts {

@@ -1,6 +1,6 @@
 //! An inspection as text.
 
-use super::parameters::{ParameterFacts, TensorRow};
+use super::parameters::{ParameterFacts, TensorRow, TieFacts};
 use super::units::{bytes, count, flops, grouped, visible};
 use super::{FileFacts, Inspection, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::cli::report::{Severity, render};
@@ -110,17 +110,17 @@ fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: &str) -> 
     };
     let (names, types) = (width(|row| &row.name), width(|row| &row.ty));
     for row in &rows {
+    let mut tied: BTreeMap<&str, Vec<(&TensorRow, &TieFacts)>> = BTreeMap::new();
+    for other in &parameters.tensors {
+        let Some(tie) = &other.tied else { continue };
+        tied.entry(&tie.to).or_default().push((other, tie));
+    }
         let frozen = if row.frozen { "frozen; " } else { "" };
         let (name, ty, reason) = (visible(&row.name), &row.ty, visible(&row.reason));
         writeln!(f, "  {name:names$}  {ty:types$}  {frozen}{reason}")?;
         details(f, row)?;
-        let tied = parameters
-            .tensors
-            .iter()
-            .filter(|other| other.tied.as_ref().is_some_and(|tie| tie.to == row.name));
-        for other in tied {
-            let transposed = other.tied.as_ref().is_some_and(|tie| tie.permutation == [1, 0]);
-            let how = if transposed { ", transposed" } else { "" };
+        for (other, tie) in tied.get(row.name.as_str()).into_iter().flatten() {
+            let how = if tie.permutation == [1, 0] { ", transposed" } else { "" };
             writeln!(f, "    tied: {} {}{how}", visible(&other.name), other.ty)?;
         }
     }

@@ -4,14 +4,15 @@
 //! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
 use crate::{Graph, Node};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
 pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let renamed = |name: &str| graph.tensors.iter().any(|tensor| tensor.name == name) && is_generated(name);
+    let generated = graph.tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_generated(name));
+    let generated: BTreeSet<&str> = generated.collect();
     for node in &graph.nodes {
-        for input in node.inputs.iter().filter(|name| renamed(name)) {
+        for input in node.inputs.iter().filter(|name| generated.contains(name.as_str())) {
             if let Some(path) = module_path(node).map(|path| format!("{path}.weight")) {
                 let names = aliases.entry(input.clone()).or_default();
                 if !names.contains(&path) {

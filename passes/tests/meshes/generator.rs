@@ -174,7 +174,7 @@ impl Generator<'_, '_> {
         let mut operands: Vec<ValueId> = Vec::new();
         let mut forwards: Vec<(Op, Vec<usize>, Vec<ValueId>)> = Vec::new();
         for (i, operand) in sample.operands.iter().enumerate() {
-            let closed = self.recipe.trained && (!sample.differentiable || sample.constant.contains(&i));
+            let closed = self.recipe.trained && !sample.differentiable;
             let known = if closed || jumps(&sample.op) { None } else { self.alike(operand) };
             let value = match (&operand.fill, known) {
                 (Fill::Result(op, of, result), _) => {

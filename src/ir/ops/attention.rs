@@ -1,6 +1,8 @@
 //! Scaled dot-product attention and its gradient, as one kernel each.
 
-use super::elementwise::Binary;
+use super::constant::Iota;
+use super::contract::Contract;
+use super::elementwise::{Binary, Compare, Logical, Select, Unary};
 use super::loss::sum_dtype;
 use super::*;
 use crate::tensor::{Elements, broadcast_strides};
@@ -13,7 +15,7 @@ use crate::{DType, Dim};
 /// nothing is kept of gives zeros, as the exporters' `IsNaN`/`Where` does. With `causal` query `i` sees keys `j ≤ i`
 /// (and `s = t`). Results: `out[b, h, s, e]` of q's type, and `logsumexp[b, h, s]` of the masked scores (−∞ for empty
 /// rows), f32 where q is narrower. A float mask may hold −∞, or a huge negative number: a row of nothing else is then
-/// uniform. The mask is not trained (its gradient is none), and neither is anything through `logsumexp`.
+/// uniform. Nothing is trained through `logsumexp`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attention {
     /// Factor on the scores.
@@ -185,6 +187,9 @@ impl Operator for Attention {
         for (gradient, value) in gradients.iter_mut().zip(b.push(op, &operands)?) {
             *gradient = Some(value);
         }
+        if node.operands.get(3).is_some_and(|&mask| b.ty(mask).dtype.is_float()) {
+            gradients[3] = Some(self.mask_gradient(b, node, dout)?);
+        }
         Ok(gradients)
     }
 
@@ -215,6 +220,60 @@ impl Operator for Attention {
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, out), tensor(1, logsumexps)]
     }
+}
+
+impl Attention {
+    /// d mask = d score = p·(d out·vᵀ - Σ d out·out), summed where the mask stretches. As large as the scores, which the
+    /// kernels never hold: so it is apart from them, and goes where no mask is trained.
+    fn mask_gradient(&self, b: &mut Builder, node: NodeRef, dout: ValueId) -> Result<ValueId, TypeError> {
+        let mask = node.operands[3];
+        let wide = sum_dtype(b.ty(node.operands[0]).dtype);
+        let mut of = |i: usize| b.cast(node.operands[i], wide);
+        let (q, k, v, bias) = (of(0)?, of(1)?, of(2)?, of(3)?);
+        let (out, dout) = (b.cast(node.results[0], wide)?, b.cast(dout, wide)?);
+        let product = against_keys(b, q, k)?;
+        let scaled = b.scale(product, self.scale.get())?;
+        let scores = b.add(scaled, bias)?;
+        let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|i| b.ty(scores).dims[i].clone());
+        let rows = [batch, heads, queries.clone(), Dim::known(1)];
+        let total = b.reshape(node.results[1], rows.clone())?;
+        let lowest = b.splat_like(total, f64::NEG_INFINITY)?;
+        let mut hidden = b.one(Compare::Equal, &[total, lowest])?;
+        if self.causal {
+            let places = Type::new(DType::I64, [queries, keys]);
+            let [query, key] = [0, 1].map(|dim| b.one_typed(Iota { dim }, &[], places.clone()));
+            let later = b.one(Compare::Greater, &[key?, query?])?;
+            hidden = b.one(Logical::Or, &[hidden, later])?;
+        }
+        let shifted = b.one(Binary::Sub, &[scores, total])?;
+        let exp = b.one(Unary::Exp, &[shifted])?;
+        let zero = b.splat_like(exp, 0.0)?;
+        let exp = b.one(Select, &[hidden, zero, exp])?;
+        // As in `AttentionGrad`; an empty row has no sum.
+        let sum = b.sum(exp, &[3])?;
+        let sum = b.reshape(sum, rows.clone())?;
+        let share = b.one(Binary::Div, &[exp, sum])?;
+        let probability = b.one(Select, &[hidden, zero, share])?;
+        let dprobability = against_keys(b, dout, v)?;
+        let products = b.mul(dout, out)?;
+        let dot = b.sum(products, &[3])?;
+        let dot = b.reshape(dot, rows)?;
+        let apart = b.one(Binary::Sub, &[dprobability, dot])?;
+        let dscore = b.mul(probability, apart)?;
+        let dmask = b.sum_to_like(dscore, mask)?;
+        b.cast(dmask, b.ty(mask).dtype)
+    }
+}
+
+/// `q·kᵀ` as `[b, h, s, t]`, each group of heads with the key-value head that it reads.
+fn against_keys(b: &mut Builder, q: ValueId, k: ValueId) -> Result<ValueId, TypeError> {
+    let ([batch, heads, queries, width], [groups, keys]) =
+        ([0, 1, 2, 3].map(|i| b.ty(q).dims[i].clone()), [1, 2].map(|i| b.ty(k).dims[i].clone()));
+    let shared =
+        heads.quotient(&groups).ok_or_else(|| TypeError::new("the groups do not divide the heads"))?;
+    let grouped = b.reshape(q, [batch.clone(), groups, shared, queries.clone(), width])?;
+    let scores = b.one(Contract::new("bgrsd,bgtd->bgrst"), &[grouped, k])?;
+    b.reshape(scores, [batch, heads, queries, keys])
 }
 
 /// The cost with so many contractions over the width of q and over that of v.

@@ -1,6 +1,10 @@
 //! Determinants.
 
+use super::constant::Iota;
+use super::elementwise::{Binary, Compare, Select};
+use super::indexing::Gather;
 use super::*;
+use crate::{DType, Dim};
 
 /// The determinant of each matrix `x[.., n, n]` of floats.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,15 +50,43 @@ impl Operator for Det {
         Factors::rule("* n^ n^ -> *", signature)
     }
 
+    /// The cofactors: `d x[i, j] = ±d y · det(x without row i and column j)` (Jacobi's formula). Unlike `d y · det x · x⁻ᵀ`
+    /// it holds for singular matrices too; it takes n⁵ operations, which the small matrices of models can bear.
     fn gradient(
         &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
+        b: &mut Builder,
+        node: NodeRef,
+        d: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined(
-            "a determinant's gradient is that times the inverse, which is not built",
-        ))
+        let (x, Some(dy)) = (node.operands[0], d[0]) else { return Ok(vec![None]) };
+        let dims = b.ty(x).dims.clone();
+        let rows = dims.len() as u32 - 2;
+        let leading = dims[..rows as usize].iter().cloned();
+        let dy = b.reshape(dy, leading.chain([Dim::known(1), Dim::known(1)]))?;
+        let size = dims[rows as usize].size().ok_or(GradientError::Undefined("a matrix must be bound"))?;
+        if size < 2 {
+            return Ok(vec![Some(b.broadcast(dy, dims)?)]);
+        }
+        let counted = |b: &mut Builder, dim, columns| {
+            b.one_typed(Iota { dim }, &[], Type::of(DType::I64, &[size, columns]))
+        };
+        let [own, other] = [counted(b, 0, size - 1)?, counted(b, 1, size - 1)?];
+        let beyond = b.one(Compare::GreaterEqual, &[other, own])?;
+        let beyond = b.cast(beyond, DType::I64)?;
+        let others = b.add(other, beyond)?;
+        let without_row = b.one(Gather { dim: rows }, &[x, others])?;
+        let without_both = b.one(Gather { dim: rows + 2 }, &[without_row, others])?;
+        let order: Vec<u32> = (0..rows).chain([rows, rows + 2, rows + 1, rows + 3]).collect();
+        let smaller = b.transpose(without_both, &order)?;
+        let minors = b.one(Self, &[smaller])?;
+        let [row, column] = [counted(b, 0, size)?, counted(b, 1, size)?];
+        let (place, two) = (b.add(row, column)?, b.scalar(DType::I64, 2.0)?);
+        let odd = b.one(Binary::Mod, &[place, two])?;
+        let odd = b.cast(odd, DType::Bool)?;
+        let (plus, minus) = (b.splat_like(x, 1.0)?, b.splat_like(x, -1.0)?);
+        let sign = b.one(Select, &[odd, minus, plus])?;
+        let cofactors = b.mul(minors, sign)?;
+        Ok(vec![Some(b.mul(cofactors, dy)?)])
     }
 
     /// ⅔n³ for each matrix.

@@ -9,8 +9,7 @@ use crate::{Dim, Dims};
 /// Rotary position embedding (Su et al., arXiv 2104.09864). Operands: `x[.., d]` with d even, and `cos`, `sin` of
 /// half the width, which broadcast to `[.., d/2]`. The pair (a, b) becomes `(a·cos - b·sin, b·cos + a·sin)`; it is
 /// `(x[i], x[i + d/2])`, or, `interleaved`, `(x[2i], x[2i + 1])`. All are floats, and `cos` and `sin` of one type; the
-/// result has the type of `x`. A rotation: its
-/// gradient is the rotation by `-sin`; `cos` and `sin` are constants and have none.
+/// result has the type of `x`. A rotation: its gradient is the rotation by `-sin`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rotary {
     /// Whether neighbours are paired, and not halves.
@@ -21,6 +20,19 @@ impl Rotary {
     /// Where the two elements of pair `i` of a row stand, in a row of `2·half`.
     fn pair(&self, i: usize, half: usize) -> (usize, usize) {
         if self.interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) }
+    }
+
+    /// The gradient in a table `like` of the elements `x`, which are to be summed over each pair.
+    fn of_table(&self, b: &mut Builder, x: ValueId, like: ValueId) -> Result<ValueId, TypeError> {
+        let x = b.cast(x, b.ty(like).dtype)?;
+        let (mut dims, two) = (b.ty(x).dims.clone(), Dim::known(2));
+        let last = dims.len() - 1;
+        dims[last] = dims[last].quotient(&two).ok_or_else(|| TypeError::new("an odd dim has no pairs"))?;
+        let within = if self.interleaved { last + 1 } else { last };
+        dims.insert(within, two);
+        let pairs = b.reshape(x, dims)?;
+        let sums = b.sum(pairs, &[within as u32])?;
+        b.sum_to_like(sums, like)
     }
 }
 
@@ -47,17 +59,24 @@ impl Operator for Rotary {
         Factors::rule("* d^, * c^, * c^ -> * d^", signature).linear_in(&[0]).linear_in(&[1, 2])
     }
 
-    /// The rotation back.
+    /// The rotation back; `d cos` is the sum of `x·dy` over each pair, and `d sin` of `x'·dy`, `x'` being `x` turned by a
+    /// right angle.
     fn gradient(
         &self,
         b: &mut Builder,
         node: NodeRef,
         d: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        let (cos, sin) = (node.operands[1], node.operands[2]);
+        let [x, cos, sin] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dy) = d[0] else { return Ok(vec![None; 3]) };
         let back = b.one(Unary::Neg, &[sin])?;
-        Ok(vec![Some(b.one(self.clone(), &[dy, cos, back])?), None, None])
+        let dx = b.one(self.clone(), &[dy, cos, back])?;
+        let along = b.mul(x, dy)?;
+        let table = Type::new(b.ty(cos).dtype, b.ty(cos).dims.clone());
+        let right_angle = [b.splat(table.clone(), 0.0)?, b.splat(table, 1.0)?];
+        let turned = b.one(self.clone(), &[x, right_angle[0], right_angle[1]])?;
+        let across = b.mul(turned, dy)?;
+        Ok(vec![Some(dx), Some(self.of_table(b, along, cos)?), Some(self.of_table(b, across, sin)?)])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

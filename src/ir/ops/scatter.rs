@@ -146,23 +146,75 @@ impl ScatterKind {
         b: &mut Builder,
         node: NodeRef,
         dout: ValueId,
-        [gather, scatter]: [Op; 2],
+        (gather, scatter): (Op, impl Fn(Self) -> Op),
         stays: impl FnOnce(&mut Builder) -> Result<ValueId, TypeError>,
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        let (indices, updates) = (node.operands[1], node.operands[2]);
+        let [data, indices, updates] = [0, 1, 2].map(|i| node.operands[i]);
         let (d_data, d_updates) = match self {
             Self::Add => (dout, b.one(gather, &[dout, indices])?),
             Self::Set => {
                 let zeros = b.splat(whole(b.ty(updates)), 0.0)?;
-                let d_data = b.one(scatter, &[dout, indices, zeros])?;
+                let d_data = b.one(scatter(self), &[dout, indices, zeros])?;
                 let (read, stays) = (b.one(gather, &[dout, indices])?, stays(b)?);
                 (d_data, b.one(Select, &[stays, read, zeros])?)
             }
-            Self::Mul | Self::Max | Self::Min => {
-                return Err(GradientError::Undefined("a scatter is trained through where it sets or adds"));
+            Self::Mul => {
+                let (data_factors, update_factors) = (Factor::of(b, data)?, Factor::of(b, updates)?);
+                let all = |b: &mut Builder, kind, data, updates| {
+                    let of_places = b.one(scatter(kind), &[data, indices, updates])?;
+                    Ok::<_, TypeError>([of_places, b.one(gather.clone(), &[of_places, indices])?])
+                };
+                let products = all(b, Self::Mul, data_factors.nonzero, update_factors.nonzero)?;
+                let zeros = all(b, Self::Add, data_factors.zeros, update_factors.zeros)?;
+                let of_data = data_factors.others(b, products[0], zeros[0])?;
+                let of_updates = update_factors.others(b, products[1], zeros[1])?;
+                let read = b.one(gather.clone(), &[dout, indices])?;
+                (b.mul(dout, of_data)?, b.mul(read, of_updates)?)
+            }
+            // As for a reduction: equal largest elements share.
+            Self::Max | Self::Min => {
+                let out = node.results[0];
+                let read = b.one(gather.clone(), &[out, indices])?;
+                let (of_data, of_updates) = (hits(b, data, out)?, hits(b, updates, read)?);
+                let count = b.one(scatter(Self::Add), &[of_data, indices, of_updates])?;
+                let share = b.one(Binary::Div, &[dout, count])?;
+                let read = b.one(gather, &[share, indices])?;
+                (b.mul(of_data, share)?, b.mul(of_updates, read)?)
             }
         };
         Ok(vec![Some(d_data), None, Some(d_updates)])
+    }
+}
+
+/// 1 where two tensors are equal, else 0.
+fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
+    let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
+    let equal = b.one(Compare::Equal, &[x, y])?;
+    b.one(Select, &[equal, one, zero])
+}
+
+/// A factor of products that may be zero.
+struct Factor {
+    /// The factor, or 1 where it is zero.
+    nonzero: ValueId,
+    /// 1 where it is zero, else 0.
+    zeros: ValueId,
+}
+
+impl Factor {
+    fn of(b: &mut Builder, x: ValueId) -> Result<Self, TypeError> {
+        let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
+        let is_zero = b.one(Compare::Equal, &[x, zero])?;
+        let (nonzero, zeros) = (b.one(Select, &[is_zero, one, x])?, b.one(Select, &[is_zero, one, zero])?);
+        Ok(Self { nonzero, zeros })
+    }
+
+    /// The product of the other factors, given that of all that are not zero and the number of those that are.
+    fn others(&self, b: &mut Builder, product: ValueId, zeros: ValueId) -> Result<ValueId, TypeError> {
+        let zero = b.splat_like(product, 0.0)?;
+        let alone = b.one(Compare::Equal, &[zeros, self.zeros])?;
+        let rest = b.one(Binary::Div, &[product, self.nonzero])?;
+        b.one(Select, &[alone, rest, zero])
     }
 }
 
@@ -234,7 +286,7 @@ impl Operator for ScatterElements {
     ) -> Result<Vec<Option<ValueId>>, GradientError> {
         let (data, indices, gather) = (node.operands[0], node.operands[1], GatherElements { dim: self.dim });
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
-        let ops = [gather.clone().into(), self.clone().into()];
+        let ops = (gather.clone().into(), |kind| Self { kind, ..self.clone() }.into());
         self.kind.gradient(b, node, dout, ops, |b| {
             let (places, positions) = (b.ty(data).dims.clone(), b.ty(indices).dims.clone());
             let numbers = b.one_typed(Iota { dim: self.dim }, &[], Type::new(DType::I64, positions))?;
@@ -280,7 +332,7 @@ impl Operator for ScatterNd {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let gather = GatherNd { batch_dims: self.batch_dims };
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
-        let ops = [gather.clone().into(), self.clone().into()];
+        let ops = (gather.clone().into(), |kind| Self { kind, ..self.clone() }.into());
         self.kind.gradient(b, node, dout, ops, |b| {
             let (data, index_type) = (b.ty(data).clone(), b.ty(indices).clone());
             let used = self.batch_dims as usize + gather.indexed(&data, &index_type)?;

@@ -163,7 +163,14 @@ impl Operator for Binary {
                 let zero = b.splat_like(dout, 0.0)?;
                 (b.one(Select, &[first, dout, zero])?, b.one(Select, &[first, zero, dout])?)
             }
-            Self::Mod => return Err(GradientError::Undefined("`mod` is trained through nowhere")),
+            // x mod y = x - n·y with n a whole number, which stays the same around the point.
+            Self::Mod => {
+                let covered = b.one(Self::Sub, &[x, out])?;
+                let times = b.one(Self::Div, &[covered, y])?;
+                let times = b.one(Unary::Round, &[times])?;
+                let product = b.mul(dout, times)?;
+                (dout, b.one(Unary::Neg, &[product])?)
+            }
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => {
                 return Err(GradientError::Undefined("second derivatives are not built"));
             }

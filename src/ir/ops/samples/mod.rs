@@ -21,8 +21,6 @@ pub struct Sample {
     pub data: PrimaryMap<DataId, Data>,
     /// Whether the operator has a gradient here. Where it has none [`Operator::gradient`] gives the reason.
     pub differentiable: bool,
-    /// Float operands that are treated as constants although the results depend on them (a mask, a table).
-    pub constant: Vec<usize>,
     /// Results that are kept for the gradient, or counted, and are themselves not to be trained through.
     pub statistics: Vec<usize>,
     /// Whether finite differences see the gradient: not where rounding swallows an operand.

@@ -69,18 +69,8 @@ fn f32_type(dims: &[u64]) -> Type {
 impl Sample {
     fn new(op: impl Into<Op>, operands: impl Into<Vec<Operand>>) -> Self {
         let (op, operands) = (op.into(), operands.into());
-        let (constant, statistics) = (vec![], vec![]);
-        let data = PrimaryMap::new();
-        Self {
-            op,
-            operands,
-            declared: vec![],
-            data,
-            differentiable: true,
-            constant,
-            statistics,
-            smooth: true,
-        }
+        let (declared, statistics, data) = (vec![], vec![], PrimaryMap::new());
+        Self { op, operands, declared, data, differentiable: true, statistics, smooth: true }
     }
 
     fn declared(mut self, ty: Type) -> Self {
@@ -96,11 +86,6 @@ impl Sample {
 
     fn statistics(mut self, results: &[usize]) -> Self {
         self.statistics = results.to_vec();
-        self
-    }
-
-    fn constant_in(mut self, operands: &[usize]) -> Self {
-        self.constant = operands.to_vec();
         self
     }
 }
@@ -192,13 +177,9 @@ fn binary(op: Binary) -> Vec<Sample> {
             Sample::new(op, [float(&[2, 1, 4]), float(&[6, 1])]),
         ],
     };
-    if matches!(
-        op,
-        Binary::GeluGrad | Binary::GeluTanhGrad | Binary::SiluGrad | Binary::ReluGrad | Binary::Mod
-    ) {
+    if matches!(op, Binary::GeluGrad | Binary::GeluTanhGrad | Binary::SiluGrad | Binary::ReluGrad) {
         samples = samples.into_iter().map(Sample::undifferentiable).collect();
-    }
-    if !matches!(op, Binary::GeluGrad | Binary::GeluTanhGrad | Binary::SiluGrad | Binary::ReluGrad) {
+    } else {
         let [x, y] = [Fill::Normal, Fill::Positive].map(|fill| of(DType::I64, &[4], fill));
         samples.push(Sample::new(op, [x, y]));
     }
@@ -472,7 +453,6 @@ fn scatters() -> Vec<Sample> {
         Sample::new(ScatterNd { batch_dims: 0, kind: set }, [float(&[3, 4]), indices(&[1], 3), float(&[4])]),
     ];
     for kind in [set, ScatterKind::Add, ScatterKind::Mul, ScatterKind::Max, ScatterKind::Min] {
-        let trained = matches!(kind, ScatterKind::Set | ScatterKind::Add);
         let (elements, nd) =
             (|dim| ScatterElements { dim, kind }, |batch_dims| ScatterNd { batch_dims, kind });
         let floats = [
@@ -480,14 +460,14 @@ fn scatters() -> Vec<Sample> {
             Sample::new(nd(0), [float(&[3, 5, 4]), indices(&[6, 2], 3), float(&[6, 4])]),
             Sample::new(nd(1), [float(&[2, 3, 4]), wild(&[2, 6, 1], 3), float(&[2, 6, 4])]),
         ];
-        samples.extend(floats.map(|sample| Sample { differentiable: trained, ..sample }));
+        samples.extend(floats);
         samples.push(Sample::new(elements(0), [numbers(&[4, 4]), wild(&[2, 4], 4), numbers(&[2, 4])]));
     }
     samples
 }
 
 fn determinants() -> Vec<Sample> {
-    let of = |dims: &[u64]| Sample::new(Det, [float(dims)]).undifferentiable();
+    let of = |dims: &[u64]| Sample::new(Det, [float(dims)]);
     vec![of(&[2, 4, 3, 3]), of(&[6, 1, 1]), of(&[2, 5, 5])]
 }
 
@@ -555,7 +535,6 @@ fn attention() -> Vec<Sample> {
 fn attend([b, h, g, s, t, d, e]: [u64; 7], causal: bool, mask: Option<Operand>) -> [Sample; 2] {
     let scale = Float::new(0.7);
     let op = Attention { scale, causal };
-    let constant: &[usize] = if mask.is_some() { &[3] } else { &[] };
     let smooth = !mask.as_ref().is_some_and(|mask| matches!(mask.fill, Fill::HugeMask));
     let operands: Vec<Operand> =
         [float(&[b, h, s, d]), float(&[b, g, t, d]), float(&[b, g, t, e])].into_iter().chain(mask).collect();
@@ -565,7 +544,7 @@ fn attend([b, h, g, s, t, d, e]: [u64; 7], causal: bool, mask: Option<Operand>) 
     };
     let more = [result(&[b, h, s, e], 0), result(&[b, h, s], 1), float(&[b, h, s, e])];
     let backward = operands.iter().cloned().chain(more).collect::<Vec<_>>();
-    let forward = Sample::new(op.clone(), operands.clone()).constant_in(constant).statistics(&[1]);
+    let forward = Sample::new(op.clone(), operands.clone()).statistics(&[1]);
     [Sample { smooth, ..forward }, Sample::new(AttentionGrad { scale, causal }, backward).undifferentiable()]
 }
 
@@ -586,7 +565,6 @@ fn rotary() -> Vec<Sample> {
     let tables = [&[2u64, 1, 4, 3][..], &[4, 3]];
     let sample = |interleaved, table: &[u64]| {
         Sample::new(Rotary { interleaved }, [float(&[2, 2, 4, 6]), float(table), float(table)])
-            .constant_in(&[1, 2])
     };
     [false, true].into_iter().flat_map(|interleaved| tables.map(|table| sample(interleaved, table))).collect()
 }

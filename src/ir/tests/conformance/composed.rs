@@ -5,6 +5,7 @@ use ir::interp::{Mode, StateValues, step};
 use ir::ops::attention::Attention;
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
+use ir::ops::det::Det;
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::indexing::Gather;
 use ir::ops::loss::CrossEntropy;
@@ -13,6 +14,7 @@ use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::samples::{Fill, Operand, Sample, samples};
+use ir::ops::scatter::{ScatterElements, ScatterKind};
 use ir::ops::shape::Concat;
 use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use ir::ops::{Float, NodeRef};
@@ -277,18 +279,49 @@ fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
     assert!(of_nan.floats()[..2].iter().all(|x| x.is_nan()), "{of_nan:?}");
 }
 
-#[test]
-fn equal_largest_elements_share_the_gradient() {
-    let x = Tensor::float(DType::F64, vec![1, 4], vec![3.0, 1.0, 3.0, 2.0]);
-    let dx = evaluate(&[x], |b, x| {
-        let op = Reduce { kind: ReduceKind::Max, dims: [1].into_iter().collect(), keep: false };
+/// The gradients in all operands of an operator on these, those of its result being 1.
+fn gradients_of(op: impl Into<Op>, operands: &[Tensor]) -> Vec<Tensor> {
+    let op = op.into();
+    evaluate(operands, |b, x| {
         let y = b.one(op.clone(), x)?;
         let dy = b.splat(b.ty(y).clone(), 1.0)?;
         let built =
             op.gradient(b, NodeRef { operands: x, results: &[y] }, &[Some(dy)]).expect("has a gradient");
-        Ok(vec![built[0].expect("of a float")])
-    });
-    assert_eq!(dx[0].floats(), [0.5, 0.0, 0.5, 0.0]);
+        Ok(built.into_iter().flatten().collect())
+    })
+}
+
+fn row(elements: &[f64]) -> Tensor {
+    Tensor::float(DType::F64, vec![elements.len()], elements.to_vec())
+}
+
+#[test]
+fn the_gradient_of_a_product_that_is_scattered_holds_where_factors_are_zero() {
+    let places = Tensor::int(DType::I64, vec![5], vec![0, 0, 1, 3, 3]);
+    let (data, updates) = (row(&[2.0, 0.0, 3.0, 0.0]), row(&[5.0, 0.0, 7.0, 0.0, 4.0]));
+    let built = gradients_of(ScatterElements { dim: 0, kind: ScatterKind::Mul }, &[data, places, updates]);
+    all_close(&built, &[row(&[0.0, 7.0, 1.0, 0.0]), row(&[0.0, 10.0, 0.0, 0.0, 0.0])]);
+}
+
+#[test]
+fn equal_largest_updates_share_the_gradient() {
+    let places = Tensor::int(DType::I64, vec![4], vec![0, 0, 1, 1]);
+    let (data, updates) = (row(&[1.0, 2.0]), row(&[3.0, 3.0, 2.0, 1.0]));
+    let built = gradients_of(ScatterElements { dim: 0, kind: ScatterKind::Max }, &[data, places, updates]);
+    all_close(&built, &[row(&[0.0, 0.5]), row(&[0.5, 0.5, 0.5, 0.0])]);
+}
+
+#[test]
+fn a_singular_matrix_has_the_gradient_of_a_determinant() {
+    let matrix = |elements: [f64; 4]| Tensor::float(DType::F64, vec![2, 2], elements.to_vec());
+    let built = gradients_of(Det, &[matrix([1.0, 2.0, 2.0, 4.0])]);
+    all_close(&built, &[matrix([4.0, -2.0, -2.0, 1.0])]);
+}
+
+#[test]
+fn equal_largest_elements_share_the_gradient() {
+    let op = Reduce { kind: ReduceKind::Max, dims: [0].into_iter().collect(), keep: false };
+    all_close(&gradients_of(op, &[row(&[3.0, 1.0, 3.0, 2.0])]), &[row(&[0.5, 0.0, 0.5, 0.0])]);
 }
 
 /// A parameter, a gradient and zero states, then `lr`, `weight_decay` and more f64 scalars.

@@ -1,27 +1,21 @@
 //! Models with batch norms: statistics of the batch in training, however it is split, running ones in an evaluation and
 //! in the checkpoint; and models whose batch norms the exporter folded away.
 
+#[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod verification;
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use trainyard::cli::report::{Severity, render};
-use trainyard::cli::{Cli, Command};
 use trainyard::verification::report::Report;
+use verification::testdata;
 use workplace::Workplace;
 
 /// What `trainyard verify` finds of a model of `testdata/models`, which is that both programs do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
-    let file = format!("{}/testdata/models/{model}.onnx", env!("CARGO_MANIFEST_DIR"));
-    let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
-    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
-    let report = verify.report().unwrap_or_else(|failure| {
-        panic!("{model} {flags}: {}", render(Severity::Error, &failure.diagnostics(), false))
-    });
-    assert!(report.passed && report.failed() == 0, "{model} {flags}:\n{report}");
-    report
+    verification::passing(&testdata(&format!("models/{model}.onnx")), flags)
 }
 
 const TRAINED: &str = "resnet.legacy-trainmode";

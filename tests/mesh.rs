@@ -3,6 +3,9 @@
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
+#[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod verification;
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
@@ -11,7 +14,6 @@ use expect_test::{Expect, expect};
 use models::path;
 use passes::optimizer::Algorithm;
 use trainyard::cli::report::{Severity, render};
-use trainyard::cli::{Cli, Command};
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
@@ -21,14 +23,11 @@ use workplace::Workplace;
 /// user would read.
 fn verify(arguments: &str) -> Result<Report, String> {
     let (model, flags) = arguments.split_once(' ').unwrap_or((arguments, ""));
-    let model = path(&format!("{model}.onnx")).display().to_string();
-    let words = ["trainyard", "verify", &model].map(str::to_owned).into_iter();
-    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
-    verify.report().map_err(|failure| {
+    let model = path(&format!("{model}.onnx"));
+    verification::verify(&model, flags).map_err(|failure| {
         let text = render(Severity::Error, &failure.diagnostics(), false);
         assert_eq!(failure.exit_code(), 2, "{text}");
-        text.replace(&model, "MODEL")
+        text.replace(&model.display().to_string(), "MODEL")
     })
 }
 

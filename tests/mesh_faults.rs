@@ -6,6 +6,9 @@ mod layers;
 mod models;
 #[allow(dead_code)] // each test file uses a part of it
 mod planted;
+#[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod verification;
 
 use ir::ops::collective::Collective;
 use ir::{
@@ -17,7 +20,6 @@ use passes::spmd::{AxisSize, Spmd};
 use planted::Planted;
 use smallvec::smallvec;
 use trainyard::cli::verify::Mode;
-use trainyard::cli::{Cli, Command};
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
@@ -314,11 +316,7 @@ fn without_a_fault_no_pass_is_blamed_on_a_mesh() {
 
 /// What `trainyard verify gpt2.dynamo.onnx ARGUMENTS` reports.
 fn verify_command(arguments: &str) -> Report {
-    let model = models::path("gpt2.dynamo.onnx").display().to_string();
-    let words = ["trainyard", "verify", &model].map(str::to_owned).into_iter();
-    let cli = Cli::parse_with_config(words.chain(arguments.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
-    models::done(verify.report())
+    models::done(verification::verify(&models::path("gpt2.dynamo.onnx"), arguments))
 }
 
 #[test]

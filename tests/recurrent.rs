@@ -1,25 +1,23 @@
 //! Recurrent layers and loops, which the import unrolls: every weight is trained, and every mesh and microbatch gives the
 //! gradients of the untransformed graph. A quantized model is refused.
 
+#[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod verification;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use trainyard::cli::report::{Failure, Severity, render};
-use trainyard::cli::{Cli, Command};
 use trainyard::compilation::Source;
 
 fn model(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/{name}.onnx"))
+    verification::testdata(&format!("{name}.onnx"))
 }
 
 /// Fails unless the compiled step is that of the untransformed graph.
 #[track_caller]
 fn verify(flags: &str) {
-    let file = model("recurrent").display().to_string();
-    let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
-    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
-    let report = verify.report().unwrap_or_else(|failure| panic!("{flags}: {}", told(&failure)));
-    assert!(report.passed && report.failed() == 0, "{flags}:\n{report}");
+    verification::passing(&model("recurrent"), flags);
 }
 
 fn told(failure: &Failure) -> String {

@@ -1,15 +1,21 @@
-//! Models exported with dropout: what is dropped is the same on every mesh and in any microbatches, a run goes on as if it
-//! had not stopped, and an evaluation drops nothing.
+//! Models exported with dropout: what is dropped is the same on every mesh and in any microbatches and has the right mean, a
+//! run goes on as if it had not stopped, and an evaluation drops nothing.
 //!
 //! `dropout.onnx` has it in every place where it can stand; `gpt2-dropout.legacy.onnx` is what PyTorch exports.
 
+#[path = "dropout/means.rs"]
+mod means;
+#[allow(dead_code)] // each test file uses a part of it
+mod models;
+#[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
+mod verification;
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use trainyard::cli::report::{Severity, render};
-use trainyard::cli::{Cli, Command};
 use trainyard::verification::report::Report;
+use verification::testdata;
 use workplace::Workplace;
 
 const MODELS: [&str; 2] = ["dropout", "models/gpt2-dropout.legacy"];
@@ -17,15 +23,7 @@ const MODELS: [&str; 2] = ["dropout", "models/gpt2-dropout.legacy"];
 /// What `trainyard verify` finds of a model of `testdata`, which is that both programs do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
-    let file = format!("{}/testdata/{model}.onnx", env!("CARGO_MANIFEST_DIR"));
-    let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
-    let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
-    let Command::Verify(verify) = cli.expect("the flags are right").command else { panic!("not a verify") };
-    let report = verify.report().unwrap_or_else(|failure| {
-        panic!("{model} {flags}: {}", render(Severity::Error, &failure.diagnostics(), false))
-    });
-    assert!(report.passed && report.failed() == 0, "{model} {flags}:\n{report}");
-    report
+    verification::passing(&testdata(&format!("{model}.onnx")), flags)
 }
 
 /// The loss of a step of 12 samples, those that the seed draws, whatever the flags.

@@ -25,17 +25,22 @@ pub(crate) fn is_candidate(data: &Data) -> bool {
 }
 
 /// The constants of a module: [`Known`] of every value, and values on demand.
+///
+/// Floats are computed in f64. A number that a float is cut to, or what a comparison of floats gives, follows from the
+/// floats as they are in their types: a position that is just 2 in f32 and 1.9999999 in f64 is 2.
 pub(crate) struct Constants<'m> {
     module: &'m Module,
     known: Vec<Known>,
     values: BTreeMap<ValueId, Tensor>,
+    /// Floats computed in their types, where those are others.
+    typed: BTreeMap<ValueId, Tensor>,
 }
 
 impl<'m> Constants<'m> {
     /// Looks at every node once.
     pub(crate) fn new(module: &'m Module) -> Self {
-        let mut constants =
-            Self { module, known: vec![Known::Nothing; module.value_count()], values: BTreeMap::new() };
+        let known = vec![Known::Nothing; module.value_count()];
+        let mut constants = Self { module, known, values: BTreeMap::new(), typed: BTreeMap::new() };
         for (_, node) in module.nodes() {
             for &result in &node.results {
                 constants.known[result.as_u32() as usize] = constants.known_result(node, module.ty(result));
@@ -73,8 +78,7 @@ impl<'m> Constants<'m> {
             return None;
         }
         for node in self.missing(value) {
-            let results = self.run(node)?;
-            self.values.extend(node.results.iter().copied().zip(results));
+            self.run(node)?;
         }
         self.values.get(&value)
     }
@@ -95,20 +99,39 @@ impl<'m> Constants<'m> {
         in_order.map(|(_, node)| node).collect()
     }
 
-    fn run(&self, node: &Node) -> Option<Vec<Tensor>> {
+    fn run(&mut self, node: &Node) -> Option<()> {
         if let Op::Constant(constant) = &node.op {
             let data = &self.module.data[constant.data];
             Tensor::from_bytes(&data.ty, data.bytes()?)?;
         }
-        let operands: Vec<&Tensor> =
+        let exact: Vec<&Tensor> =
             node.operands.iter().map(|value| self.values.get(value)).collect::<Option<_>>()?;
+        let typed: Vec<&Tensor> = node
+            .operands
+            .iter()
+            .zip(&exact)
+            .map(|(value, exact)| self.typed.get(value).unwrap_or(exact))
+            .collect();
         let results: Vec<Type> = node.results.iter().map(|&value| self.module.ty(value).clone()).collect();
-        Some(node.op.interp(&Interp {
-            operands: &operands,
-            results: &results,
-            data: &self.module.data,
-            parts: None,
-        }))
+        let run = |operands: &[&Tensor]| {
+            node.op.interp(&Interp { operands, results: &results, data: &self.module.data, parts: None })
+        };
+        let differ = node.operands.iter().any(|value| self.typed.contains_key(value));
+        let typed = differ.then(|| run(&typed));
+        let exact = run(&exact);
+        let typed = typed.unwrap_or_else(|| exact.clone());
+        for ((&value, exact), typed) in node.results.iter().zip(exact).zip(typed) {
+            let typed = typed.rounded();
+            if !typed.dtype.is_float() {
+                self.values.insert(value, typed);
+                continue;
+            }
+            if typed != exact {
+                self.typed.insert(value, typed);
+            }
+            self.values.insert(value, exact);
+        }
+        Some(())
     }
 }
 

@@ -185,10 +185,13 @@ fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
     if node.operands.is_empty() || ty.ndim() != 0 || matches!(node.op, Op::Accumulate(_) | Op::Dropout(_)) {
         return None;
     }
+    let is_float = ty.dtype.is_float();
     let known = |&value: &ValueId| {
         let number = splat(module, value)?;
         let ty = module.ty(value);
-        (ty.ndim() == 0).then(|| Tensor::splat(ty.dtype, vec![], number))
+        let exact = (ty.ndim() == 0).then(|| Tensor::splat(ty.dtype, vec![], number))?;
+        // What a float is cut to is that of the float as its type has it.
+        Some(if is_float { exact } else { exact.rounded() })
     };
     let operands: Vec<Tensor> = node.operands.iter().map(known).collect::<Option<_>>()?;
     let operands: Vec<&Tensor> = operands.iter().collect();
@@ -197,5 +200,5 @@ fn folded_scalar(module: &Module, node: &Node, result: ValueId) -> Option<f64> {
         node.op.interp(&Interp { operands: &operands, results: &results, data: &module.data, parts: None });
     let value = tensor.first()?.numbers()[0];
     // A splat of integers must hold the number exactly.
-    (ty.dtype.is_float() || value.abs() < 2f64.powi(53)).then_some(value)
+    (is_float || value.abs() < 2f64.powi(53)).then_some(value)
 }

@@ -11,10 +11,9 @@ use super::reshard::Resharder;
 use super::sums::{self, Sums};
 use super::zero::Demands;
 use ir::factors::{FactorAxes, FactorId, FactorKind};
-use ir::ops::elementwise::Binary;
 use ir::{
     AxisId, Builder, Diagnostic, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Phase, Sharding,
-    ValueId,
+    Type, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +94,7 @@ fn passing(module: &Module) -> BTreeSet<NodeId> {
         let only_added_up = node.results.iter().all(is_added_up);
         let passes = match node.op {
             Op::Accumulate(_) => true,
-            _ if node.phase == Phase::Update || !is_linear(&node.op) => false,
+            _ if node.phase == Phase::Update || !is_linear(module, node) => false,
             Op::Cast(_) => bytes(&node.results) <= largest || only_added_up,
             _ => bytes(&node.results) <= largest,
         };
@@ -105,21 +104,12 @@ fn passing(module: &Module) -> BTreeSet<NodeId> {
     passing
 }
 
-/// Whether an operator is cheap and may be linear; in which of its operands its factors say.
-fn is_linear(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul | Binary::Div)
-            | Op::Unary(_)
-            | Op::Cast(_)
-            | Op::Reshape(_)
-            | Op::Transpose(_)
-            | Op::Slice(_)
-            | Op::Concat(_)
-            | Op::Reduce(_)
-            | Op::Select(_)
-            | Op::GatherGrad(_)
-    )
+/// Whether a node is linear in some operands, with at most one operation for an element of its largest tensor.
+fn is_linear(module: &Module, node: &Node) -> bool {
+    let signature = module.signature(node);
+    let sizes = signature.operands.iter().chain(&signature.results).filter_map(Type::numel);
+    let cheap = node.op.cost(&signature).flops <= sizes.max().unwrap_or(0);
+    cheap && !node.op.factors(&signature).linear.is_empty()
 }
 
 struct Partition<'r, 'b, 'm> {

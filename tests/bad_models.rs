@@ -263,8 +263,11 @@ fn the_length_of_a_vector_of_zeros_has_a_gradient() {
         int(node("LpNormalization", &["product"], &["length"]), "p", 2),
     ];
     for length in lengths {
-        let nodes =
-            vec![node("MatMul", &["x", "w"], &["product"]), length, node("Add", &["product", "length"], &["y"])];
+        let nodes = vec![
+            node("MatMul", &["x", "w"], &["product"]),
+            length,
+            node("Add", &["product", "length"], &["y"]),
+        ];
         let file = Given::nodes(nodes).tensor(numbers("one", &[1])).file();
         let model = Model::from_bytes(file, None).expect("the model is sound");
         let module = compile(model).expect("it can be trained");

@@ -30,8 +30,10 @@ fn a_step_holds_little_beside_the_arena() {
         &models::MIXTRAL_DYNAMO,
         &models::RESNET_TRAINMODE,
     ];
-    let batches = fixtures.iter().flat_map(|fixture| [(fixture, fixture.batch), (fixture, 4 * fixture.batch)]);
-    let found: Vec<_> = batches.map(|(fixture, batch)| (fixture.file, batch, taken(fixture, batch))).collect();
+    let batches =
+        fixtures.iter().flat_map(|fixture| [(fixture, fixture.batch), (fixture, 4 * fixture.batch)]);
+    let found: Vec<_> =
+        batches.map(|(fixture, batch)| (fixture.file, batch, taken(fixture, batch))).collect();
     println!("{found:#?}");
     for (file, batch, taken) in found {
         assert!(taken <= THREADS * OF_A_THREAD, "{file}, {batch} samples: {taken} bytes");

@@ -10,9 +10,10 @@ use passes::optimizer::Optimizer;
 use std::collections::BTreeSet;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
+use trainyard::verification::compare::{self, Kind};
 use trainyard::verification::execute::Machine;
-use trainyard::verification::{Subject, compare::Kind};
 
 #[test]
 fn mlp_of_the_dynamo_exporter_trains_as_in_pytorch() {
@@ -110,6 +111,39 @@ fn mixtral_with_dynamic_dims_trains_as_in_pytorch() {
 }
 
 #[test]
+fn t5_trains_as_in_pytorch() {
+    check(&models::T5_DYNAMIC);
+}
+
+#[test]
+fn t5_with_folded_tables_of_bias_has_the_gradients_of_pytorch() {
+    let fixture = &models::T5_FOLDED;
+    let subject = fixture.subject(fixture.batch, adamw());
+    check_outputs(fixture, &subject);
+    check_folded_tables(fixture, &subject);
+}
+
+#[test]
+fn a_loss_with_smoothed_labels_and_weights_trains_as_in_pytorch() {
+    check(&models::SMOOTHED_LOSS);
+}
+
+#[test]
+fn a_loss_with_weights_for_classes_trains_as_in_pytorch() {
+    check(&models::WEIGHTED_LOSS);
+}
+
+#[test]
+fn a_binary_loss_with_weights_for_positives_trains_as_in_pytorch() {
+    check(&models::POSITIVES_LOSS);
+}
+
+#[test]
+fn a_sum_of_two_losses_trains_as_in_pytorch() {
+    check(&models::JOINED_LOSS);
+}
+
+#[test]
 fn resnet_with_batch_norms_trains_as_in_pytorch() {
     let fixture = &models::RESNET_TRAINMODE;
     let subject = fixture.subject(fixture.batch, adamw());
@@ -173,6 +207,11 @@ fn check_on_ranks(fixture: &Fixture) {
         }
     }
 }
+#[test]
+fn t5_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::T5_DYNAMIC);
+}
+
 
 fn check(fixture: &Fixture) {
     let subject = fixture.subject(fixture.batch, adamw());
@@ -234,7 +273,6 @@ fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
 
 /// The model's outputs are within their bound; a model that ends in its loss has no other.
 fn check_outputs(fixture: &Fixture, subject: &Subject) {
-    let numbers = numbers(fixture, subject, "io");
     if subject.compilation.training.output("logits").is_none() {
         assert!(fixture.file.contains("-loss"), "{} lost its logits", fixture.file);
         return;
@@ -253,6 +291,52 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
 
 /// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
 fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
+/// Parameters that PyTorch's module has as well have its gradients. Of a table of bias the file has the elements that are
+/// read for each pair of positions, all different: what one element of the table is read for has its gradient together.
+fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
+    let numbers = numbers(fixture, subject, "train");
+    let tables: Vec<&String> =
+        numbers.parameters.keys().filter(|name| name.contains("relative_attention_bias")).collect();
+    let [of_decoder, of_encoder] = tables[..] else { panic!("{tables:?}") };
+    for (mode, bound) in [(Mode::Exact, fixture.bounds.gradients), (Mode::Cpu, fixture.bounds.gradients_cpu)]
+    {
+        let outcome = done(against::run(subject, &numbers, mode));
+        assert_eq!(
+            outcome.unmatched_there,
+            tables.iter().map(|name| format!("parameter {name}")).collect::<Vec<_>>()
+        );
+        assert_eq!(outcome.matched.len(), fixture.parameters - tables.len());
+        for difference in &outcome.differences {
+            assert!(difference.error <= bound, "{} in mode {}: {difference:?}", fixture.file, mode.name());
+        }
+        let folded = outcome.unmatched_here.iter().filter_map(|name| name.strip_prefix("parameter "));
+        let [folded_of_encoder, folded_of_decoder] = folded.collect::<Vec<_>>()[..] else {
+            panic!("{:?}", outcome.unmatched_here)
+        };
+        let reported = outcome.execution.last_outputs(|name| name.starts_with("grad."));
+        let largest = compare::largest(numbers.gradients.values());
+        for (table, folded) in [(of_encoder, folded_of_encoder), (of_decoder, folded_of_decoder)] {
+            let expected = &numbers.gradients[table];
+            let given = gathered(
+                &numbers.parameters[table],
+                &subject.start[folded],
+                &reported[&format!("grad.{folded}")],
+            );
+            let error = compare::error(&given, expected, compare::FLOOR * largest);
+            assert!(error <= bound, "{table} in mode {}: {error:.1e}", mode.name());
+        }
+    }
+}
+
+/// For each element of a table the sum of the gradients of the elements that are equal to it.
+fn gathered(table: &Tensor, folded: &Tensor, gradient: &Tensor) -> Tensor {
+    let sum = |element: &f64| -> f64 {
+        let read = folded.floats().iter().zip(gradient.floats()).filter(|(folded, _)| *folded == element);
+        read.map(|(_, gradient)| gradient).sum()
+    };
+    Tensor::float(table.dtype, table.sizes.clone(), table.floats().iter().map(sum).collect())
+}
+
     let expected = losses(fixture, key);
     let numbers = numbers(fixture, subject, "train");
     let module = &subject.compilation.training;
@@ -260,6 +344,7 @@ fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bou
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
     let mut machine = done(Machine::new(module, mode, 1, &subject.start));
     let mut worst = 0.0f64;
+    let numbers = numbers(fixture, subject, "io");
     for (step, expected) in expected.iter().enumerate() {
         let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");
         let apart = (loss - expected).abs();

@@ -1,6 +1,7 @@
 //! Reading the bytes of constants through views, for rules that ask what a table holds.
 
 use super::graph::{Ask, Graph, Head};
+use crate::constants::any_element;
 use egg::Id;
 use ir::ops::Interp;
 use ir::tensor::Elements;
@@ -59,6 +60,16 @@ pub(super) fn repeats_its_half(g: &Graph, class: Id) -> Option<bool> {
     });
     g.analysis.tables.borrow_mut().halves.insert(class, found);
     found
+}
+
+/// Whether a class is a stored table of finite numbers, as weights are; one whose bytes are not here is taken for that.
+pub(super) fn is_finite(g: &Graph, class: Id) -> bool {
+    g[class].nodes.iter().any(|node| match node.op() {
+        Some(Op::Constant(constant)) => {
+            any_element(&g.analysis.module.data[constant.data], |x| !x.is_finite()) != Some(true)
+        }
+        _ => false,
+    })
 }
 
 /// Additive masks at or below this hide: e to that power is 0 in every float type.

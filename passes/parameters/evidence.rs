@@ -2,6 +2,7 @@
 
 use crate::constants::any_element;
 use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;
 use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
 use smallvec::SmallVec;
@@ -130,7 +131,7 @@ impl<'m> Search<'m> {
             let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
             for &id in uses {
                 let node = self.module.node(id);
-                if is_view(&node.op) {
+                if is_view(&node.op) || self.joins_tensors(node) {
                     let mut slices = slices.clone();
                     if let Op::Slice(slice) = &node.op {
                         slices.push(slice.clone());
@@ -150,9 +151,15 @@ impl<'m> Search<'m> {
         let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
         let other = || node.operands[1 - found.operand];
         let parameter = |what: &str| Evidence::Parameter(format!("{what}{place}"));
+    /// Whether a node puts tensors of the file together, as an exporter does with the gates of a cell that come in another
+    /// order.
+    fn joins_tensors(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Concat(_)) && !node.operands.iter().any(|&operand| self.varies(operand))
+    }
+
         match (&node.op, found.operand) {
             (Op::Rotary(_), 1 | 2) => Evidence::Constant(format!("rotary table{place}")),
-            (Op::Attention(_), 3) => Evidence::Constant(format!("attention mask{place}")),
+            (Op::Attention(_), 3) => on_scores(data, &place),
             (Op::Attention(_), _) => Evidence::Ambiguous(format!("read as a query, key or value{place}")),
             (Op::LayerNorm(_) | Op::RmsNorm(_), 1) => parameter("scale of a norm"),
             (Op::LayerNorm(_), 2) => parameter("bias of a norm"),
@@ -178,6 +185,9 @@ impl<'m> Search<'m> {
             (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
             (Op::Concat(_), _) if any_element(data, |x| x != 0.0) != Some(false) => {
                 Evidence::Ambiguous(format!("joined to activations, as a folded class token is{place}"))
+            (Op::Gather(_), 0) if self.weighs_classes(node) => {
+                Evidence::None(format!("weights of classes in a loss{place}"))
+            }
             }
             (op, _) => Evidence::None(format!("read by `{}` alone{place}", op.name())),
         }
@@ -185,22 +195,20 @@ impl<'m> Search<'m> {
 
     /// `x + tensor`: a bias, a mask, a number, or position embeddings that the exporter folded.
     fn added(&self, data: &Data, found: &Use, other: ValueId, place: &str) -> Evidence {
-        if any_element(data, |x| x <= MASKED) == Some(true) {
-            return Evidence::Constant(format!("mask: holds numbers below {MASKED}{place}"));
+        if holds_masked(data) {
+            return mask(place);
         }
         if !self.varies(other) {
             return Evidence::None(format!("meets constants alone{place}"));
         }
-        let scores = self.is_contraction_of_activations(other) && self.feeds_only_softmax(found.node);
-        if scores && any_element(data, |x| x != 0.0) == Some(false) {
-            return Evidence::Constant(format!("mask: zeros added to attention scores{place}"));
+        if self.are_scores(other) && self.feeds_only_softmax(found.node) {
+            return on_scores(data, place);
         }
         let large = large_dims(self.module, found.value);
         match large[..] {
             [] if !self.is_contraction(other) && !self.is_convolution(other) => {
                 Evidence::None(format!("a single number{place}"))
             }
-            _ if scores => Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}")),
             [] | [0] => Evidence::Parameter(format!("bias{place}")),
             [dim] if self.is_convolution(other) && dim + 2 == self.module.ty(other).ndim() => {
                 Evidence::Parameter(format!("bias of channels{place}"))
@@ -211,7 +219,7 @@ impl<'m> Search<'m> {
         }
     }
 
-    /// `x · tensor`: the scale of a norm that was not recognised, or a table.
+    /// `x · tensor`: the scale of a norm that was not recognised, a table, or what weighs the terms of a loss.
     fn multiplied(&self, found: &Use, other: ValueId, place: &str) -> Evidence {
         let vector = large_dims(self.module, found.value)[..] == [0];
         if !self.varies(other) {
@@ -219,10 +227,16 @@ impl<'m> Search<'m> {
         } else if self.turns_into_angles(found.node) {
             Evidence::Constant(format!("frequencies of a rotary table{place}"))
         } else if vector {
+        let factor = self.viewed(other);
+        let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
             Evidence::Parameter(format!("scale of the last dim{place}"))
         } else {
             Evidence::None(format!("a table that is multiplied in{place}"))
         }
+        } else if matches!(factor, Definition::Input(_)) {
+            Evidence::None(format!("multiplies an input{place}"))
+        } else if matches!(factor, Definition::Node(id, _) if is_log_softmax(id)) {
+            Evidence::None(format!("weights of classes in a loss{place}"))
     }
 
     /// The nodes that read what a node computes, once views, concatenations and what `through` names are passed.
@@ -264,17 +278,56 @@ impl<'m> Search<'m> {
     }
 
     fn feeds_only_softmax(&self, node: &Node) -> bool {
-        let readers = self.readers(node, |_| false);
+        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Add)));
         !readers.is_empty() && readers.iter().all(|(reader, _)| matches!(reader.op, Op::Softmax(_)))
     }
 
+    /// Whether what is looked up is a number for each label, of which terms of a loss are multiples and that are added up.
+    fn weighs_classes(&self, gather: &Node) -> bool {
+        let numbers = self.module.ty(gather.operands[0]).ndim() == 1;
+        let labels = matches!(self.viewed(gather.operands[1]), Definition::Input(_));
+        let readers = self.readers(gather, |op| matches!(op, Op::Select(_)));
+        let weighs = |(reader, _): &(&Node, ValueId)| {
+            matches!(&reader.op, Op::Binary(Binary::Mul) | Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }))
+        };
+        numbers && labels && !readers.is_empty() && readers.iter().all(weighs)
+    }
+
+    /// What defines the value that this is a view of.
+    fn viewed(&self, mut value: ValueId) -> Definition {
+        loop {
+            match self.module.value(value).definition {
+                Definition::Node(id, _) if is_view(&self.module.node(id).op) => {
+                    value = self.module.node(id).operands[0];
+                }
+                definition => return definition,
+            }
+        }
+    }
+
+    /// Whether only softmaxes read what the node computes, perhaps with more added to it.
     fn is_contraction(&self, value: ValueId) -> bool {
         self.contraction(value).is_some()
     }
 
-    /// Whether the value is a product of two tensors of activations, as attention scores are.
-    fn is_contraction_of_activations(&self, value: ValueId) -> bool {
-        self.contraction(value).is_some_and(|node| node.operands.iter().all(|&operand| self.varies(operand)))
+    /// Whether the value is a product of two tensors of activations, as attention scores are, perhaps with more added.
+    fn are_scores(&self, value: ValueId) -> bool {
+        let (mut stack, mut seen) = (vec![value], BTreeSet::new());
+        while let Some(value) = stack.pop() {
+            let is_new = seen.insert(value);
+            match self.viewed(value) {
+                Definition::Node(id, _) if matches!(self.module.node(id).op, Op::Binary(Binary::Add)) => {
+                    stack.extend(self.module.node(id).operands.iter().filter(|_| is_new));
+                }
+                _ => {
+                    let product = self.contraction(value);
+                    if product.is_some_and(|node| node.operands.iter().all(|&operand| self.varies(operand))) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
     }
 
     /// Whether the value is what a convolution makes.
@@ -304,6 +357,26 @@ impl<'m> Search<'m> {
 /// Whether an operator only moves elements of its one operand, or converts them.
 fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
+}
+
+/// Whether a tensor holds numbers that hide what they are added to.
+fn holds_masked(data: &Data) -> bool {
+    any_element(data, |x| x <= MASKED) == Some(true)
+}
+
+fn mask(place: &str) -> Evidence {
+    Evidence::Constant(format!("mask: holds numbers below {MASKED}{place}"))
+}
+
+/// A tensor that is added to attention scores: a mask, or a bias, which may have been folded by the exporter (T5's).
+fn on_scores(data: &Data, place: &str) -> Evidence {
+    if holds_masked(data) {
+        mask(place)
+    } else if any_element(data, |x| x != 0.0) == Some(false) {
+        Evidence::Constant(format!("mask: zeros added to attention scores{place}"))
+    } else {
+        Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}"))
+    }
 }
 
 /// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the

@@ -2,6 +2,7 @@
 
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, DType, Module, Tensor, random, view};
+use passes::canonicalize::Canonicalize;
 use passes::parameters::{ParameterReport, Parameters, RowRole, Set, specs};
 use passes::{Pass, PassContext};
 use std::collections::BTreeMap;
@@ -57,6 +58,45 @@ fn what_a_softmax_reads_is_trained_with_a_warning_if_it_hides_nothing() {
     let reports = run(&mut module(SCORES, normal), &mut cx, Parameters::default());
     assert_eq!(reports["mask"].role, RowRole::Parameter);
     assert_eq!(cx.warnings.len(), 1, "{:?}", cx.warnings);
+}
+
+/// T5's: a bias that the exporter has folded, then a mask.
+const BIASED: &str = "trainyard-ir 1
+module @biased imported {
+  data @0 \"bias\" : f32[1, 4, 3, 3]
+  data @1 \"mask\" : f32[1, 1, 3, 3]
+  func @forward(%0 \"q\" batched : f32[2, 4, 3, 5], %1 \"k\" batched : f32[2, 4, 3, 5], %2 \"v\" batched : f32[2, 4, 3, 5]) {
+    %3 = constant {data = @0} : f32[1, 4, 3, 3] !{fwd}
+    %4 = constant {data = @1} : f32[1, 1, 3, 3] !{fwd}
+    %5 = contract %0, %1 {lhs = bhsd, rhs = bhtd, out = bhst} : f32[2, 4, 3, 3] !{fwd}
+    %6 = add %5, %3 : f32[2, 4, 3, 3] !{fwd}
+    %7 = add %6, %4 : f32[2, 4, 3, 3] !{fwd}
+    %8 = softmax %7 {dim = 3} : f32[2, 4, 3, 3] !{fwd}
+    %9 = contract %8, %2 {lhs = bhst, rhs = bhtd, out = bhsd} : f32[2, 4, 3, 5] !{fwd}
+  }
+  output \"y\" = %9
+}";
+
+#[test]
+fn a_bias_on_scores_is_trained_with_a_warning_beside_a_mask() {
+    for hidden in [f64::from(f32::MIN), 0.0] {
+        for fused in [false, true] {
+            let mask = |i| if i % 3 > i / 3 { hidden } else { 0.0 };
+            let numbers = |name: &str, i| if name == "mask" { mask(i) } else { normal(name, i) };
+            let (mut module, mut cx) = (module(BIASED, numbers), PassContext::default());
+            if fused {
+                Pass::from(Canonicalize::default()).run(&mut module, &mut cx).expect("the pass succeeds");
+                let names: Vec<&str> = module.nodes().map(|(_, node)| node.op.name()).collect();
+                assert_eq!(names, ["constant", "attention"]);
+            }
+            let reports = run(&mut module, &mut cx, Parameters::default());
+            assert_eq!(reports["bias"].role, RowRole::Parameter, "{}", reports["bias"].reason);
+            assert_eq!(cx.warnings.len(), 1, "{:?}", cx.warnings);
+            // Fused, the mask is an attribute or gone.
+            let mask = reports.get("mask").map(|report| report.role);
+            assert_eq!(mask, (!fused).then_some(RowRole::Constant), "{hidden}");
+        }
+    }
 }
 
 #[test]

@@ -106,6 +106,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"attention":96,"cross_entropy":1,"gelu_tanh":96,"layer_norm":193}
         models/gpt3-175b-noweights.onnx: trainable, 1156 parameters, 174615846912 elements
             {"attention":96,"cross_entropy":1,"gelu_tanh":96,"layer_norm":193}
+        models/joined-loss.dynamo.onnx: trainable, 4 parameters, 361 elements
+            {"cross_entropy":1}
         models/llama.dynamo-dyn.onnx: unbound, null parameters, null elements
             null
             cuts dim 1 of i64[batch, seq], which is not bound
@@ -130,10 +132,20 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/mlp.legacy.onnx: trainable, 6 parameters, 17226 elements
             {"cross_entropy":1}
+        models/positives-loss.dynamo.onnx: trainable, 4 parameters, 276 elements
+            {}
         models/resnet.dynamo.onnx: trainable, 42 parameters, 702186 elements
             {"cross_entropy":1}
         models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
             {"cross_entropy":1}
+        models/smoothed-loss.dynamo.onnx: trainable, 4 parameters, 378 elements
+            {}
+        models/t5.dynamo-dyn.onnx: unbound, 26 parameters, 7168 elements
+            {"rms_norm":7}
+        models/t5.dynamo.onnx: trainable, 26 parameters, 10336 elements
+            {"attention":3,"cross_entropy":1,"rms_norm":7}
+        models/weighted-loss.dynamo.onnx: trainable, 4 parameters, 378 elements
+            {}
         gpt2-bytes.onnx: trainable, 52 parameters, 834304 elements
             {"attention":4,"cross_entropy":1,"gelu_tanh":4,"layer_norm":9}
         gpt2-fresh.onnx: trainable, 12 parameters, 107648 elements

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::{check, json};
+use crate::{check, inspect, json};
 
 /// What `inspect` counts in a model, and what it nearly finds.
 #[track_caller]
@@ -42,6 +42,27 @@ fn bert_has_its_patterns_in_every_export() {
     let patterns = json!({ "attention": 2, "cross_entropy": 1, "gelu": 3, "layer_norm": 6 });
     found("bert.dynamo", &[], patterns.clone());
     found("bert.legacy-dyn", &["--bind", "batch=2,seq=32"], patterns);
+}
+
+#[test]
+fn attention_of_t5_has_its_bias_in_every_export() {
+    let patterns = json!({ "attention": 3, "cross_entropy": 1, "rms_norm": 7 });
+    let bindings = ["--bind", "batch=2,seq=32,dseq=24"];
+    for (model, flags) in [("t5.dynamo", &[][..]), ("t5.dynamo-dyn", &bindings)] {
+        found(model, flags, patterns.clone());
+        let path = format!("models/{model}.onnx");
+        let arguments = [&[path.as_str(), "--after", "canonicalize"], flags].concat();
+        let module = inspect(&arguments).output().expect("the pass is there").text;
+        let module = ir::text::parse(&module).expect("the text parses");
+        let attention = |(_, node): (_, &ir::Node)| match &node.op {
+            ir::Op::Attention(op) => Some((node.operands.len(), op.causal)),
+            _ => None,
+        };
+        let mut found: Vec<(usize, bool)> = module.nodes().filter_map(attention).collect();
+        found.sort_unstable();
+        // Across, in the encoder with its bias, and in the decoder with its bias, where later positions are hidden.
+        assert_eq!(found, [(3, false), (4, false), (4, true)], "{model}");
+    }
 }
 
 #[test]

@@ -97,6 +97,17 @@ const MIXTRAL: Fixture = Fixture {
     // Momentum at this rate carries the rounding of the norms through the choice of experts.
     bounds: Bounds { exact: [1e-4, 5e-6], ..NORMS_IN_F32 },
 };
+const T5: Fixture =
+    Fixture { file: "t5.dynamo", model: "t5", batch: 2, bindings: &[], parameters: 26, bounds: BOUNDS };
+/// A small network that brings its loss.
+const OWN_LOSS: Fixture = Fixture {
+    file: "joined-loss.dynamo",
+    model: "joined-loss",
+    batch: 8,
+    bindings: &[],
+    parameters: 4,
+    bounds: Bounds { exact: [1e-9; 2], ..BOUNDS },
+};
 /// The size of the sequence where the file leaves it open.
 const SEQUENCE: &[(&str, u64)] = &[("seq", 32)];
 
@@ -133,6 +144,21 @@ pub(crate) const BERT_LEGACY: Fixture = Fixture { file: "bert.legacy-dyn", bindi
 pub(crate) const MIXTRAL_DYNAMO: Fixture = MIXTRAL;
 pub(crate) const MIXTRAL_DYNAMIC: Fixture =
     Fixture { file: "mixtral.dynamo-dyn", bindings: SEQUENCE, ..MIXTRAL };
+/// With the tables of its relative position bias folded: their elements, read for each pair of positions, are trained.
+pub(crate) const T5_FOLDED: Fixture = T5;
+pub(crate) const T5_DYNAMIC: Fixture =
+    Fixture { file: "t5.dynamo-dyn", bindings: &[("seq", 32), ("dseq", 24)], ..T5 };
+/// With label smoothing, weights for classes, and labels that do not count.
+pub(crate) const SMOOTHED_LOSS: Fixture =
+    Fixture { file: "smoothed-loss.dynamo", model: "smoothed-loss", ..OWN_LOSS };
+/// The same without smoothing.
+pub(crate) const WEIGHTED_LOSS: Fixture =
+    Fixture { file: "weighted-loss.dynamo", model: "weighted-loss", ..OWN_LOSS };
+/// Binary, with weights for the positives.
+pub(crate) const POSITIVES_LOSS: Fixture =
+    Fixture { file: "positives-loss.dynamo", model: "positives-loss", ..OWN_LOSS };
+/// The sum of two.
+pub(crate) const JOINED_LOSS: Fixture = OWN_LOSS;
 /// With batch norms that train. Rounding grows in them, and AdamW divides by it where gradients are small.
 pub(crate) const RESNET_TRAINMODE: Fixture = Fixture {
     file: "resnet.legacy-trainmode",

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention as exporters spell it.
 //!
 //! The scores `scale · q·kᵀ + mask` go through a softmax, perhaps with the `IsNaN`/`Where` that turns fully masked rows
-//! into zeros, and weigh `v`. Transposes are in the labels by then (rules of `contraction`), scales are one factor
-//! outside the contraction (rules of `algebra`).
+//! into zeros, and weigh `v`. A bias and a mask may both be added (T5); the sum of the two is the mask then. Transposes
+//! are in the labels by then (rules of `contraction`), scales are one factor outside the contraction (rules of `algebra`).
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -18,6 +18,7 @@ use ir::ops::elementwise::Binary::{Add, Mul};
 use ir::ops::elementwise::Unary::IsNan;
 use ir::ops::shape::{Reshape, Transpose};
 use ir::{Dim, Op, Type};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
 
 pub(super) const RULES: &[Row] = &[
@@ -33,8 +34,14 @@ struct Scores {
     key: Id,
     contract: Contract,
     scale: f64,
-    mask: Option<Id>,
+    masks: Masks,
 }
+
+/// What is added to the product, the last first; or one mask of bools. At most a bias and a mask.
+type Masks = SmallVec<[Id; MOST_MASKS]>;
+
+/// A sum of more is no attention of an exporter.
+const MOST_MASKS: usize = 2;
 
 fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Contract(weigh)) = n.op() else { return };
@@ -46,7 +53,7 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         }
         for scores in all_scores {
             let four = g.ty(probabilities).ndim() == 4 && g.ty(value).ndim() == 4;
-            let guarded = guarded || !scores.mask.is_some_and(|mask| may_hide_a_row(g, mask));
+            let guarded = guarded || !scores.masks.iter().any(|&mask| may_hide_a_row(g, mask));
             let attention = fused(g, weigh, value, &scores).filter(|_| four);
             let unmet = [
                 unless(four, || {
@@ -74,13 +81,9 @@ fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
     for node in &g[class].nodes {
         find!(g, node, (% [Op::Binary(Add)] mask product) => {
             let mut products = Vec::new();
-            scaled_products(g, product, Some(mask), &mut products);
+            scaled_products(g, product, &Masks::new(), &mut products);
             if !products.is_empty() {
-                unfit = Some(if may_be_trained(g, mask, &mut BTreeSet::new()) {
-                    format!("its mask {} may be trained, and the fused operator has no gradient for it", g.ty(mask))
-                } else {
-                    format!("its mask {} does not stretch to the scores {}", g.ty(mask), g.ty(class))
-                });
+                unfit = Some(format!("its mask {} does not stretch to the scores {}", g.ty(mask), g.ty(class)));
             }
         });
     }
@@ -107,18 +110,31 @@ fn softmaxes(g: &Graph, class: Id) -> Vec<(Id, bool)> {
 /// The readings of a class as `scale · q·kᵀ + mask`.
 fn all_scores(g: &Graph, class: Id) -> Vec<Scores> {
     let mut found = Vec::new();
-    scaled_products(g, class, None, &mut found);
+    sums(g, class, &Masks::new(), &mut found);
     for node in &g[class].nodes {
-        find!(g, node, (% [Op::Binary(Add)] mask product) => {
-            if mask_fits(g, mask, class) { scaled_products(g, product, Some(mask), &mut found) }
-        });
         find!(g, node, ([Op::Select(_)] kept product hidden) => {
             if hides(g, hidden, kept) && mask_fits(g, kept, class) {
-                scaled_products(g, product, Some(kept), &mut found);
+                scaled_products(g, product, &smallvec![kept], &mut found);
             }
         });
     }
     found
+}
+
+/// The readings of a class as a scaled product with something added, to which `masks` are added as well.
+fn sums(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
+    scaled_products(g, class, masks, found);
+    if masks.len() == MOST_MASKS {
+        return;
+    }
+    for node in &g[class].nodes {
+        find!(g, node, (% [Op::Binary(Add)] mask rest) => {
+            if mask_fits(g, mask, class) {
+                let masks = masks.iter().copied().chain([mask]).collect();
+                sums(g, rest, &masks, found);
+            }
+        });
+    }
 }
 
 /// Whether scores of this number are hidden. A finite one hides as -∞ does only where each row shows something.
@@ -129,33 +145,19 @@ fn hides(g: &Graph, hidden: Id, kept: Id) -> bool {
     })
 }
 
-/// Whether a class is read out of a table of floats or multiplied by a matrix: a bias that may be trained, as T5's is.
-/// The fused operator has no gradient for its mask.
-/// `tried` has the classes that were looked at.
-fn may_be_trained(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
-    let new = tried.insert(g.find(class));
-    new && g[class].nodes.iter().any(|node| match node.op() {
-        Some(Op::Gather(_)) => g.ty(node.args[0]).dtype.is_float(),
-        Some(Op::Contract(_)) => true,
-        Some(_) => node.args.iter().any(|&arg| may_be_trained(g, arg, tried)),
-        None => false,
-    })
-}
-
 /// Whether a class is a mask on these scores, of size one where it stretches; leading dims may be missing.
 fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     let (dims, scores) = (&g.ty(mask).dims, &g.ty(scores).dims);
     let stretches = |(m, s): (&Dim, &Dim)| m == s || m.is_one();
     let missing = scores.len().saturating_sub(dims.len());
     let whole_rows = dims.len() <= scores.len() && !dims.is_empty() && dims.last() == scores.last();
-    let fits = whole_rows && dims.iter().zip(&scores[missing..]).all(stretches);
-    fits && !may_be_trained(g, mask, &mut BTreeSet::new())
+    whole_rows && dims.iter().zip(&scores[missing..]).all(stretches)
 }
 
-fn scaled_products(g: &Graph, class: Id, mask: Option<Id>, found: &mut Vec<Scores>) {
+fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
     let mut product = |class: Id, scale: f64| {
         find!(@arg g, class, ([Op::Contract(contract)] query key) => {
-            found.push(Scores { query, key, contract: contract.clone(), scale, mask });
+            found.push(Scores { query, key, contract: contract.clone(), scale, masks: masks.clone() });
         });
     };
     product(class, 1.0);
@@ -203,7 +205,8 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
         ordered(key.0, key.1, &[b, h, t, d])?,
         ordered(value, &weigh.rhs, &[wb, wh, wt, e])?,
     ];
-    operands.extend(scores.mask.map(|mask| with_four_dims(g, mask)));
+    let masks = scores.masks.iter().rev().map(|&mask| with_four_dims(g, mask));
+    operands.extend(masks.reduce(|sum, mask| term(Add, [sum, mask])));
     let attention = Attention { scale: Float::new(scores.scale), causal: false };
     let out = Term::Result(0, Box::new(Term::Op(attention.into(), None, operands)));
     let order = Labels([wb, wh, ws, e].into_iter().collect());
@@ -225,34 +228,47 @@ fn transposed(x: Term, labels: &Labels, order: &[u8]) -> Option<Term> {
 /// Whether a mask might leave nothing of some row. Then a plain softmax gives NaN there and the fused operator zeros,
 /// so the two are one only if the exporter's guard is there. A finite mask never makes a NaN.
 fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
-    stored::mask(g, mask).map_or_else(|| !finite_choice(g, mask), |mask| mask.hides_a_row)
+    stored::mask(g, mask).map_or_else(|| !is_finite(g, mask, &mut BTreeSet::new()), |mask| mask.hides_a_row)
 }
 
-/// Whether a class chooses between finite numbers.
-fn finite_choice(g: &Graph, class: Id) -> bool {
+/// Whether a class has finite elements alone: it chooses between finite numbers, or is looked up in a table of weights
+/// or multiplied by a matrix, as biases that are trained are. `tried` has the classes that were looked at.
+fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
     let finite = |number: Option<f64>| number.is_some_and(f64::is_finite);
     let mut found = false;
     find!(@arg g, class, ([Op::Select(_)] _condition x y) => { found |= finite(g.choice(x)) && finite(g.choice(y)) });
     find!(@arg g, class, (% [Op::Binary(Mul)] factor _other) => { found |= finite(g.number(factor)) });
     found
+        || tried.insert(g.find(class))
+            && g[class].nodes.iter().any(|node| match node.op() {
+                Some(Op::Contract(_)) => true,
+                Some(Op::Gather(_)) => stored::is_finite(g, node.args[0]),
+                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_)) => {
+                    is_finite(g, node.args[0], tried)
+                }
+                _ => false,
+            })
 }
 
 /// A constant mask that shows every key up to the query's own is the attribute `causal`; one that hides nothing goes.
+/// Either may be added to a bias, which stays.
 fn causal_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Attention(attention)) = n.op() else { return };
     let [query, key, value, mask] = n.args[..] else { return };
-    if g.ty(mask).ndim() != 4 || g.ty(query).dims[2] != g.ty(key).dims[2] {
-        return;
-    }
-    let mut plain = |causal| {
-        let attention = Attention { causal, ..attention.clone() };
-        out.push(term(attention, [query.into(), key.into(), value.into()]));
+    let mut without = |mask: Id, rest: Option<Id>| {
+        let causal =
+            match stored::mask(g, mask).filter(|_| g.ty(mask).ndim() == 4).and_then(|mask| mask.pattern) {
+                Some(Pattern::Causal) => true,
+                Some(Pattern::Open) => attention.causal,
+                None => return,
+            };
+        let operands = [query, key, value].into_iter().chain(rest).map(Term::from).collect::<Vec<_>>();
+        out.push(Term::Op(Attention { causal, ..attention.clone() }.into(), None, operands));
     };
-    match stored::mask(g, mask).and_then(|mask| mask.pattern) {
-        Some(Pattern::Causal) => plain(true),
-        Some(Pattern::Open) => plain(attention.causal),
-        None => {}
-    }
+    without(mask, None);
+    find!(@arg g, mask, (% [Op::Binary(Add)] mask bias) => {
+        if g.ty(bias).ndim() == 4 && g.ty(bias).dims[3] == g.ty(key).dims[2] { without(mask, Some(bias)) }
+    });
 }
 
 /// A mask is stretched by the operator itself.

@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Writes small models to testdata/models, with the numbers that PyTorch computes for them, in the form of make_fixtures.py.
+
+t5              Hugging Face's T5 of one layer each: relative position bias, cross attention. `dynamo` is the exporter's own
+                form, which folds the bias tables; `dynamo-dyn` keeps them, since its sequences have no size.
+smoothed-loss   cross-entropy with label smoothing, weights for classes, and labels that do not count; taken apart before the
+                export, for the exporter's own form of it leaves the smoothing out
+weighted-loss   the same without smoothing, in the exporter's own form
+positives-loss  binary cross-entropy of logits, with weights for the positives
+joined-loss     0.7 times a cross-entropy and 0.3 times a mean squared error
+
+usage: python testdata/scripts/make_small_models.py [NAME...]    (default: all)
+"""
+
+import copy
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy
+import torch
+import torch.nn.functional as functional
+import transformers
+
+from export import export_model, make_constant_parameters_distinct
+
+FOLDER = Path(__file__).resolve().parent.parent / "models"
+SEED = 1234
+STEPS = 20
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01),
+    "sgd_momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+}
+SETTINGS = {
+    "adamw": "lr=1e-3 betas=(.9,.999) eps=1e-8 wd=0.01 on all params",
+    "sgd_momentum": "lr=0.05 momentum=0.9 dampening=0",
+    "loss": "the model's own, or mean cross entropy over all positions, no shift; losses[i] is before step i",
+}
+
+
+@dataclass
+class Example:
+    """A model with what it is fed."""
+
+    model: torch.nn.Module
+    inputs: dict[str, torch.Tensor]
+    # Of a model that gives logits; one that brings its loss has them among its inputs.
+    labels: torch.Tensor | None = None
+    # Options of the exporter, by the name of the export.
+    exports: dict[str, dict] = field(default_factory=lambda: {"dynamo": {}})
+    # Whether the exporter gets the model in PyTorch's smallest set of operators.
+    taken_apart: bool = False
+
+    def export(self, name: str) -> None:
+        model = self.model
+        if self.taken_apart:
+            model = torch.export.export(model, tuple(self.inputs.values())).run_decompositions()
+        for exporter, options in self.exports.items():
+            export_model(model, self.inputs, FOLDER / f"{name}.{exporter}.onnx", small=True, **options)
+
+    def loss(self, model: torch.nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor:
+        out = model(*inputs)
+        return out if self.labels is None else functional.cross_entropy(out.flatten(0, -2), self.labels.flatten())
+
+
+class T5Logits(torch.nn.Module):
+    """The logits alone, without a cache."""
+
+    def __init__(self, model: transformers.T5ForConditionalGeneration):
+        super().__init__()
+        self.m = model
+
+    def forward(self, input_ids, decoder_input_ids):
+        return self.m(input_ids=input_ids, decoder_input_ids=decoder_input_ids, use_cache=False).logits
+
+
+def t5() -> Example:
+    batch, vocabulary, encoded, decoded = 2, 24, 32, 24
+    configuration = transformers.T5Config(
+        d_model=32,
+        d_kv=4,
+        d_ff=24,
+        num_layers=1,
+        num_decoder_layers=1,
+        num_heads=2,
+        vocab_size=vocabulary,
+        dropout_rate=0.0,
+        relative_attention_num_buckets=8,
+        relative_attention_max_distance=16,
+        decoder_start_token_id=0,
+        attn_implementation="eager",
+    )
+    model = T5Logits(transformers.T5ForConditionalGeneration(configuration))
+    inputs = {
+        "input_ids": torch.randint(vocabulary, (batch, encoded)),
+        "decoder_input_ids": torch.randint(vocabulary, (batch, decoded)),
+    }
+    sizes = {name: torch.export.Dim(name, min=2, max=64) for name in ("batch", "seq", "dseq")}
+    dynamic = {"dynamic_shapes": tuple({0: sizes["batch"], 1: sizes[name]} for name in ("seq", "dseq"))}
+    labels = torch.randint(vocabulary, (batch, decoded))
+    return Example(model, inputs, labels, {"dynamo": {}, "dynamo-dyn": dynamic})
+
+
+class Trained(torch.nn.Module):
+    """A small network that ends in its loss. `loss` gets what the network gives, then the other inputs."""
+
+    def __init__(self, loss: Callable[..., torch.Tensor], outputs: int):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, outputs))
+        self.loss = loss
+
+
+class Supervised(Trained):
+    def forward(self, x, labels):
+        return self.loss(self.net(x), labels)
+
+
+class DoublySupervised(Trained):
+    def forward(self, x, labels, targets):
+        return self.loss(self.net(x), labels, targets)
+
+
+def weighted(label_smoothing: float = 0.0) -> Example:
+    classes = 10
+    weight = 0.5 + torch.rand(classes)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        weights = weight.to(logits.dtype)
+        return functional.cross_entropy(logits, labels, weights, ignore_index=-100, label_smoothing=label_smoothing)
+
+    labels = torch.randint(classes, (8,))
+    labels[[1, 6]] = -100
+    return own_loss(Supervised(loss, classes), {"x": torch.randn(8, 12), "labels": labels})
+
+
+def smoothed() -> Example:
+    return dataclasses.replace(weighted(label_smoothing=0.1), taken_apart=True)
+
+
+def positives() -> Example:
+    outputs = 4
+    weight = 0.5 + 3 * torch.rand(outputs)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        weights, labels = weight.to(logits.dtype), labels.to(logits.dtype)
+        return functional.binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+
+    labels = torch.randint(2, (8, outputs)).to(torch.float32)
+    return own_loss(Supervised(loss, outputs), {"x": torch.randn(8, 12), "labels": labels})
+
+
+def joined() -> Example:
+    classes = 6
+
+    def loss(out: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        named = functional.cross_entropy(out[:, :classes], labels)
+        return 0.7 * named + 0.3 * functional.mse_loss(out[:, classes:], targets)
+
+    inputs = {"x": torch.randn(8, 12), "labels": torch.randint(classes, (8,)), "targets": torch.randn(8, 3)}
+    return own_loss(DoublySupervised(loss, classes + 3), inputs)
+
+
+def own_loss(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Example:
+    return Example(model, inputs, exports={"dynamo": {"output_names": ["loss"]}})
+
+
+def numbers(example: Example) -> tuple[dict[str, numpy.ndarray], dict]:
+    """The arrays of NAME.train.npz and the content of NAME.train.json."""
+    arrays = {f"input.{name}": value.numpy() for name, value in example.inputs.items() if name != "labels"}
+    labels = example.inputs.get("labels") if example.labels is None else example.labels
+    arrays["labels"] = labels.numpy()
+    results: dict = {}
+    for dtype, name in ((torch.float32, "f32"), (torch.float64, "f64")):
+        inputs = [value.to(dtype) if value.is_floating_point() else value for value in example.inputs.values()]
+        model = copy.deepcopy(example.model).to(dtype)
+        loss = example.loss(model, inputs)
+        loss.backward()
+        results[f"loss_{name}"] = loss.item()
+        if name == "f32":
+            for parameter, value in model.named_parameters():
+                arrays[f"param.{parameter}"] = value.detach().numpy()
+                arrays[f"grad.{parameter}"] = value.grad.numpy()
+        for optimizer in OPTIMIZERS:
+            model = copy.deepcopy(example.model).to(dtype)
+            results[f"losses_{optimizer}_{name}"] = trained(example, model, inputs, optimizer)
+    return arrays, {**results, "optim": SETTINGS}
+
+
+def trained(example: Example, model: torch.nn.Module, inputs: list[torch.Tensor], optimizer: str) -> list[float]:
+    """The losses before each step."""
+    update, losses = OPTIMIZERS[optimizer](model.parameters()), []
+    for _ in range(STEPS):
+        update.zero_grad()
+        loss = example.loss(model, inputs)
+        loss.backward()
+        update.step()
+        losses.append(loss.item())
+    return losses
+
+
+EXAMPLES = {
+    "t5": t5,
+    "smoothed-loss": smoothed,
+    "weighted-loss": weighted,
+    "positives-loss": positives,
+    "joined-loss": joined,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or EXAMPLES:
+        torch.manual_seed(SEED)
+        example = EXAMPLES[name]()
+        example.model.eval()
+        make_constant_parameters_distinct(example.model)
+        example.export(name)
+        arrays, results = numbers(example)
+        numpy.savez_compressed(FOLDER / f"{name}.train.npz", **arrays)
+        (FOLDER / f"{name}.train.json").write_text(json.dumps(results, indent=1))
+        if example.labels is not None:
+            with torch.no_grad():
+                logits = example.model(*example.inputs.values()).numpy()
+            given = {key: value for key, value in arrays.items() if key.startswith("input.")}
+            numpy.savez_compressed(FOLDER / f"{name}.io.npz", logits=logits, labels=arrays["labels"], **given)
+
+
+if __name__ == "__main__":
+    main()

@@ -59,9 +59,9 @@ impl Default for Loss {
 
 impl Transform for Loss {
     const NAME: &'static str = "loss";
+    const NEEDED: bool = true;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-    const NEEDED: bool = true;
         let ignore =
             arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is no label")));
         Ok(Self {

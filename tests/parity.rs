@@ -186,6 +186,11 @@ fn mixtral_trains_on_local_ranks_as_in_pytorch() {
     check_on_ranks(&models::MIXTRAL_DYNAMO);
 }
 
+#[test]
+fn t5_trains_on_local_ranks_as_in_pytorch() {
+    check_on_ranks(&models::T5_DYNAMIC);
+}
+
 /// The optimizers of PyTorch's losses, and the bounds of the first ten losses and of the last ten in a mode.
 fn optimizers(bounds: &Bounds, mode: Mode) -> [(&'static str, Optimizer, [f64; 2]); 2] {
     let [sgd, adamw_losses] = match mode {
@@ -207,11 +212,6 @@ fn check_on_ranks(fixture: &Fixture) {
         }
     }
 }
-#[test]
-fn t5_trains_on_local_ranks_as_in_pytorch() {
-    check_on_ranks(&models::T5_DYNAMIC);
-}
-
 
 fn check(fixture: &Fixture) {
     let subject = fixture.subject(fixture.batch, adamw());
@@ -271,26 +271,6 @@ fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
     }
 }
 
-/// The model's outputs are within their bound; a model that ends in its loss has no other.
-fn check_outputs(fixture: &Fixture, subject: &Subject) {
-    if subject.compilation.training.output("logits").is_none() {
-        assert!(fixture.file.contains("-loss"), "{} lost its logits", fixture.file);
-        return;
-    }
-    for mode in [Mode::Exact, Mode::Cpu] {
-        let outcome = done(against::run(subject, &numbers, mode));
-        let [logits] = outcome.differences.as_slice() else { panic!("{:?}", outcome.differences) };
-        assert!(
-            logits.kind == Kind::Output && logits.error <= fixture.bounds.outputs,
-            "{}: {logits:?}",
-            fixture.file
-        );
-        println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
-    }
-}
-
-/// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
-fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
 /// Parameters that PyTorch's module has as well have its gradients. Of a table of bias the file has the elements that are
 /// read for each pair of positions, all different: what one element of the table is read for has its gradient together.
 fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
@@ -337,6 +317,27 @@ fn gathered(table: &Tensor, folded: &Tensor, gradient: &Tensor) -> Tensor {
     Tensor::float(table.dtype, table.sizes.clone(), table.floats().iter().map(sum).collect())
 }
 
+/// The model's outputs are within their bound; a model that ends in its loss has no other.
+fn check_outputs(fixture: &Fixture, subject: &Subject) {
+    if subject.compilation.training.output("logits").is_none() {
+        assert!(fixture.file.contains("-loss"), "{} lost its logits", fixture.file);
+        return;
+    }
+    let numbers = numbers(fixture, subject, "io");
+    for mode in [Mode::Exact, Mode::Cpu] {
+        let outcome = done(against::run(subject, &numbers, mode));
+        let [logits] = outcome.differences.as_slice() else { panic!("{:?}", outcome.differences) };
+        assert!(
+            logits.kind == Kind::Output && logits.error <= fixture.bounds.outputs,
+            "{}: {logits:?}",
+            fixture.file
+        );
+        println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
+    }
+}
+
+/// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
+fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
     let expected = losses(fixture, key);
     let numbers = numbers(fixture, subject, "train");
     let module = &subject.compilation.training;
@@ -344,7 +345,6 @@ fn gathered(table: &Tensor, folded: &Tensor, gradient: &Tensor) -> Tensor {
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
     let mut machine = done(Machine::new(module, mode, 1, &subject.start));
     let mut worst = 0.0f64;
-    let numbers = numbers(fixture, subject, "io");
     for (step, expected) in expected.iter().enumerate() {
         let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");
         let apart = (loss - expected).abs();

@@ -146,17 +146,17 @@ impl<'m> Search<'m> {
         found
     }
 
-    fn evidence(&self, data: &Data, found: &Use) -> Evidence {
-        let node = found.node;
-        let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
-        let other = || node.operands[1 - found.operand];
-        let parameter = |what: &str| Evidence::Parameter(format!("{what}{place}"));
     /// Whether a node puts tensors of the file together, as an exporter does with the gates of a cell that come in another
     /// order.
     fn joins_tensors(&self, node: &Node) -> bool {
         matches!(node.op, Op::Concat(_)) && !node.operands.iter().any(|&operand| self.varies(operand))
     }
 
+    fn evidence(&self, data: &Data, found: &Use) -> Evidence {
+        let node = found.node;
+        let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
+        let other = || node.operands[1 - found.operand];
+        let parameter = |what: &str| Evidence::Parameter(format!("{what}{place}"));
         match (&node.op, found.operand) {
             (Op::Rotary(_), 1 | 2) => Evidence::Constant(format!("rotary table{place}")),
             (Op::Attention(_), 3) => on_scores(data, &place),
@@ -180,14 +180,14 @@ impl<'m> Search<'m> {
             (Op::Gather(_), 0) if self.is_rotary_lookup(node) => Evidence::Constant(format!(
                 "table that is looked up and multiplied in, as rotary tables are{place}"
             )),
+            (Op::Gather(_), 0) if self.weighs_classes(node) => {
+                Evidence::None(format!("weights of classes in a loss{place}"))
+            }
             (Op::Gather(_), 0) => parameter("table of a gather"),
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
             (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
             (Op::Concat(_), _) if any_element(data, |x| x != 0.0) != Some(false) => {
                 Evidence::Ambiguous(format!("joined to activations, as a folded class token is{place}"))
-            (Op::Gather(_), 0) if self.weighs_classes(node) => {
-                Evidence::None(format!("weights of classes in a loss{place}"))
-            }
             }
             (op, _) => Evidence::None(format!("read by `{}` alone{place}", op.name())),
         }
@@ -222,21 +222,21 @@ impl<'m> Search<'m> {
     /// `x · tensor`: the scale of a norm that was not recognised, a table, or what weighs the terms of a loss.
     fn multiplied(&self, found: &Use, other: ValueId, place: &str) -> Evidence {
         let vector = large_dims(self.module, found.value)[..] == [0];
+        let factor = self.viewed(other);
+        let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
         if !self.varies(other) {
             Evidence::None(format!("meets constants alone{place}"))
         } else if self.turns_into_angles(found.node) {
             Evidence::Constant(format!("frequencies of a rotary table{place}"))
-        } else if vector {
-        let factor = self.viewed(other);
-        let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
-            Evidence::Parameter(format!("scale of the last dim{place}"))
-        } else {
-            Evidence::None(format!("a table that is multiplied in{place}"))
-        }
         } else if matches!(factor, Definition::Input(_)) {
             Evidence::None(format!("multiplies an input{place}"))
         } else if matches!(factor, Definition::Node(id, _) if is_log_softmax(id)) {
             Evidence::None(format!("weights of classes in a loss{place}"))
+        } else if vector {
+            Evidence::Parameter(format!("scale of the last dim{place}"))
+        } else {
+            Evidence::None(format!("a table that is multiplied in{place}"))
+        }
     }
 
     /// The nodes that read what a node computes, once views, concatenations and what `through` names are passed.
@@ -277,11 +277,6 @@ impl<'m> Search<'m> {
         !readers.is_empty() && readers.iter().all(turns)
     }
 
-    fn feeds_only_softmax(&self, node: &Node) -> bool {
-        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Add)));
-        !readers.is_empty() && readers.iter().all(|(reader, _)| matches!(reader.op, Op::Softmax(_)))
-    }
-
     /// Whether what is looked up is a number for each label, of which terms of a loss are multiples and that are added up.
     fn weighs_classes(&self, gather: &Node) -> bool {
         let numbers = self.module.ty(gather.operands[0]).ndim() == 1;
@@ -306,6 +301,11 @@ impl<'m> Search<'m> {
     }
 
     /// Whether only softmaxes read what the node computes, perhaps with more added to it.
+    fn feeds_only_softmax(&self, node: &Node) -> bool {
+        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Add)));
+        !readers.is_empty() && readers.iter().all(|(reader, _)| matches!(reader.op, Op::Softmax(_)))
+    }
+
     fn is_contraction(&self, value: ValueId) -> bool {
         self.contraction(value).is_some()
     }
@@ -354,11 +354,6 @@ impl<'m> Search<'m> {
     }
 }
 
-/// Whether an operator only moves elements of its one operand, or converts them.
-fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
-}
-
 /// Whether a tensor holds numbers that hide what they are added to.
 fn holds_masked(data: &Data) -> bool {
     any_element(data, |x| x <= MASKED) == Some(true)
@@ -377,6 +372,11 @@ fn on_scores(data: &Data, place: &str) -> Evidence {
     } else {
         Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}"))
     }
+}
+
+/// Whether an operator only moves elements of its one operand, or converts them.
+fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
 }
 
 /// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the

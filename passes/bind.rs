@@ -32,8 +32,8 @@ pub const BATCH: &str = "batch";
 
 impl Transform for Bind {
     const NAME: &'static str = "bind";
-
     const NEEDED: bool = true;
+
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let mut sizes = BTreeMap::new();
         for (name, size) in arguments.take_rest() {

@@ -109,12 +109,12 @@ fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: &str) -> 
         widths.max().unwrap_or(0)
     };
     let (names, types) = (width(|row| &row.name), width(|row| &row.ty));
-    for row in &rows {
     let mut tied: BTreeMap<&str, Vec<(&TensorRow, &TieFacts)>> = BTreeMap::new();
     for other in &parameters.tensors {
         let Some(tie) = &other.tied else { continue };
         tied.entry(&tie.to).or_default().push((other, tie));
     }
+    for row in &rows {
         let frozen = if row.frozen { "frozen; " } else { "" };
         let (name, ty, reason) = (visible(&row.name), &row.ty, visible(&row.reason));
         writeln!(f, "  {name:names$}  {ty:types$}  {frozen}{reason}")?;

@@ -17,6 +17,7 @@ use crate::{fold, local};
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use trace::batch;
 pub use trace::{Carry, Decision, Samples, decide, find_samples};
 
 /// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
@@ -58,6 +59,8 @@ impl Transform for Bind {
         let symbols = symbols(module);
         let bound = self.bind_symbols(module, &symbols)?;
         let wanted = self.sizes.get(BATCH).copied().filter(|_| !symbols.contains(BATCH));
+        // The batch that there is, is none to be changed to.
+        let wanted = wanted.filter(|&size| !matches!(batch(module), Ok(Some(from)) if from == size));
         let gathered = samples::run(module)?;
         let rescaled = match decide(module, wanted) {
             Ok(Some(decision)) => {

@@ -5,12 +5,14 @@
 //! brings its loss as a mean has it taken apart into sum and weight again. Invariants: both outputs are float
 //! scalars of the forward phase; the other outputs stay, but one that would be taken for the loss is gone.
 
+use crate::bind::{batch, find_samples};
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::Float;
-use ir::ops::elementwise::Binary;
+use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::loss::CrossEntropy;
-use ir::{At, Builder, Changed, DType, Diagnostic, Dims, Level, Module, Node, Op, Phase, Type, ValueId};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::{At, Builder, Changed, DType, Diagnostic, Dim, Dims, Level, Module, Node, Op, Phase, Type, ValueId};
 use std::fmt;
 
 /// The pass.
@@ -226,19 +228,25 @@ fn find_logits(module: &Module) -> Result<Decision, Diagnostic> {
     let is_cache = |name: &str| {
         ["past_key", "present", "cache", "hidden_state", "attentions"].iter().any(|c| name.contains(c))
     };
+    // The cross-entropy of one class is 0, whatever its logit.
+    let has_classes = |ty: &Type| ty.ndim() >= 2 && ty.dims[ty.ndim() - 1].size() != Some(1);
     let candidates: Vec<_> = module
         .outputs
         .iter()
         .filter(|output| {
             let ty = module.ty(output.value);
-            ty.dtype.is_float() && ty.ndim() >= 2 && !is_cache(&output.name.to_lowercase())
+            ty.dtype.is_float() && has_classes(ty) && !is_cache(&output.name.to_lowercase())
         })
         .collect();
     let named = candidates.iter().find(|output| output.name.to_lowercase().contains("logits"));
     let Some(output) = named.or(candidates.first()) else {
-        let error =
-            Diagnostic::new("no output can be the logits: none is a float tensor of two dims or more");
-        return Err(error.note(format!("the model's outputs are {}", output_list(module))));
+        let error = Diagnostic::new(
+            "no output can be the logits: none is a float tensor of two dims or more, of which the last has two classes or more",
+        );
+        let error = error.note(format!("the model's outputs are {}", output_list(module)));
+        return Err(error.note(
+            "a model that does not tell classes apart brings its own loss: export it with a float scalar named `loss` among its outputs",
+        ));
     };
     let others = if named.is_some() { &[][..] } else { &candidates[1..] };
     Ok(Decision::CrossEntropy {
@@ -254,8 +262,20 @@ fn before_softmax(module: &Module, value: ValueId) -> ValueId {
     match module.producer(value) {
         Some(Node { op: Op::Softmax(softmax), operands, .. }) if softmax.dim == last => operands[0],
         Some(Node { op: Op::LogSoftmax(softmax), operands, .. }) if softmax.dim == last => operands[0],
+        Some(Node { op: Op::Binary(Binary::Div), operands, .. }) => {
+            normalized_exponentials(module, operands[0], operands[1], last).unwrap_or(value)
+        }
         _ => value,
     }
+}
+
+/// `x`, if the quotient is a softmax that was written as `exp(x) / Σ exp(x)`. A maximum that was taken off `x` before
+/// changes no cross-entropy.
+fn normalized_exponentials(module: &Module, part: ValueId, sum: ValueId, last: u32) -> Option<ValueId> {
+    let Node { op: Op::Unary(Unary::Exp), operands, .. } = module.producer(part)? else { return None };
+    let total = module.producer(through_views(module, sum))?;
+    let Op::Reduce(Reduce { kind: ReduceKind::Sum, dims, .. }) = &total.op else { return None };
+    (total.operands[0] == part && dims[..] == [last]).then_some(operands[0])
 }
 
 fn output_list(module: &Module) -> String {
@@ -294,13 +314,21 @@ pub fn apply(module: &mut Module, options: &Loss, decision: &Decision) -> Result
     Ok(b.finish())
 }
 
-/// The input `labels`, of the logits' dims without the last.
+/// The input `labels`, of the logits' dims without the last. It has its samples first, as all data has; logits that have
+/// them in another dim, as those of recurrent models do, read it transposed.
 fn labels(b: &mut Builder, logits: ValueId) -> Result<ValueId, Diagnostic> {
     let mut dims: Dims = b.ty(logits).dims.clone();
     dims.pop();
-    let ty = Type::new(DType::I64, dims);
+    let ty = Type::new(DType::I64, dims.clone());
     match b.module().input("labels") {
-        None => Ok(b.tables().add_input("labels", ty, true)),
+        None => {
+            let at = dim_of_samples(b.module(), logits);
+            dims[..=at].rotate_right(1);
+            let labels = b.tables().add_input("labels", Type::new(DType::I64, dims), true);
+            let mut permutation: Vec<u32> = (0..ty.ndim() as u32).collect();
+            permutation[..=at].rotate_left(1);
+            if at == 0 { Ok(labels) } else { Ok(b.transpose(labels, &permutation)?) }
+        }
         Some(input) if b.ty(input.value).same_shape(&ty) => Ok(input.value),
         Some(input) => {
             let given = b.ty(input.value);
@@ -308,4 +336,20 @@ fn labels(b: &mut Builder, logits: ValueId) -> Result<ValueId, Diagnostic> {
             Err(Diagnostic::new(message).note("use --loss model if the model computes its loss from them"))
         }
     }
+}
+
+/// The dim of the logits that counts the samples, 0 if in doubt: where the batch was followed to, else one of its size.
+/// A batch of one is too easily found in a dim that has one element for another reason.
+fn dim_of_samples(module: &Module, logits: ValueId) -> usize {
+    let dims = &module.ty(logits).dims;
+    let dims = &dims[..dims.len() - 1];
+    let Ok(Some(batch)) = batch(module) else { return 0 };
+    let alone = |at: &usize| dims.get(*at).and_then(Dim::size) == Some(batch);
+    let at = match (batch > 1).then(|| find_samples(module)) {
+        Some(Ok(samples)) => {
+            samples.carries.get(&logits).filter(|carry| carry.minor == 1).map(|carry| carry.dim)
+        }
+        Some(Err(_)) | None => (0..dims.len()).find(alone),
+    };
+    at.filter(alone).unwrap_or(0)
 }

@@ -4,9 +4,9 @@
 
 use crate::config::Shapes;
 use ir::{Diagnostic, Module};
-use onnx::{Dim, Model};
+use onnx::{Dim, Model, Value};
 use passes::bind::BATCH;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of all dims that the flags bind: `--bind`, `--microbatch` (the batch, under whatever name the file has for
 /// it) and `--seq`. Without either, each of the data ranks takes the file's batch. Errors: flags that contradict each
@@ -50,6 +50,36 @@ pub fn bindings(
         }
     }
     Ok(sizes)
+}
+
+/// The names of dims of a model's inputs, as the import names them.
+pub fn dim_names(model: &Model) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (input, dims) in inputs(model).filter_map(|input| Some((input, input.ty.tensor()?.dims.as_ref()?))) {
+        for (i, dim) in dims.iter().enumerate() {
+            match dim {
+                Dim::Known(_) => {}
+                Dim::Named(name) => drop(names.insert(name.clone())),
+                Dim::Unknown if i == 0 => drop(names.insert(BATCH.to_string())),
+                Dim::Unknown => drop(names.insert(format!("{}_dim_{i}", input.name))),
+            }
+        }
+    }
+    names
+}
+
+/// The inputs that a user gives: old files list their tensors among them.
+pub fn inputs(model: &Model) -> impl Iterator<Item = &Value> {
+    let stored: BTreeSet<&str> = model.graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    model.graph.inputs.iter().filter(move |input| !stored.contains(input.name.as_str()))
+}
+
+/// The sizes that the passes see to: those that are not of a dim with a name, which the import has bound. `batch` is left
+/// if the model has no dim of that name, and stands for the batch that its exporter wrote in.
+pub fn left_to_passes(model: &Model, mut sizes: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let bound = dim_names(model);
+    sizes.retain(|name, _| !bound.contains(name));
+    sizes
 }
 
 /// ` on 4 data ranks`, or nothing for one.

@@ -102,8 +102,8 @@ fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
         .any(|&value| module.producer(value).is_some_and(|node| matches!(node.op, Op::Constant(_))))
 }
 
-/// The size of dim 0 of all batched inputs.
-fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
+/// The size of dim 0 of all batched inputs. An error: they differ.
+pub(crate) fn batch(module: &Module) -> Result<Option<u64>, Diagnostic> {
     let batched = module.inputs.iter().filter(|input| input.batched);
     let sizes: Vec<(&str, Option<u64>)> = batched
         .map(|input| (input.name.as_str(), module.ty(input.value).dims.first().and_then(Dim::size)))

@@ -39,7 +39,8 @@ impl Evidence {
 pub struct Finding {
     /// The strongest evidence.
     pub evidence: Evidence,
-    /// Uses as a norm's scale or bias or as a bias: of these a model has one each, so more were merged.
+    /// Nodes of the file that use it as a norm's scale or bias or as a bias: of these a model has one each, so more were
+    /// merged.
     pub vector_uses: usize,
 }
 
@@ -105,7 +106,7 @@ impl<'m> Search<'m> {
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = &self.module.data[data];
         let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
-        let mut vector_uses: BTreeMap<&[Slice], usize> = BTreeMap::new();
+        let mut vector_uses: BTreeMap<&[Slice], BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
             let evidence = self.evidence(data, found);
@@ -113,13 +114,17 @@ impl<'m> Search<'m> {
                 found.node.op,
                 Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Binary(Binary::Add)
             );
-            *vector_uses.entry(&found.slices).or_default() +=
-                usize::from(is_vector && matches!(evidence, Evidence::Parameter(_)));
+            if is_vector && matches!(evidence, Evidence::Parameter(_)) {
+                // What a loop was unrolled into comes from one node of the file, which reads its tensor in every step.
+                let origin = &*found.node.origin;
+                let place = (origin, origin.is_empty().then_some(i));
+                vector_uses.entry(&found.slices).or_default().insert(place);
+            }
             if i == 0 || evidence.strength() > finding.evidence.strength() {
                 finding.evidence = evidence;
             }
         }
-        finding.vector_uses = vector_uses.into_values().max().unwrap_or(0);
+        finding.vector_uses = vector_uses.into_values().map(|uses| uses.len()).max().unwrap_or(0);
         finding
     }
 

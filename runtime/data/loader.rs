@@ -241,7 +241,9 @@ fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
         };
         match found {
             Some((other, first)) if first != size => {
-                let reason = format!("dim 0 of `{other}` is {first}, that of `{name}` {size}");
+                let reason = format!(
+                    "dim 0 of `{other}` is {first}, that of `{name}` {size}, and both count the samples; export the model with the batch first in its inputs and outputs"
+                );
                 return Err(DataError::Batch(reason));
             }
             _ => found = Some((name, size)),

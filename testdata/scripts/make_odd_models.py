@@ -234,6 +234,29 @@ def make_tied_legacy() -> None:
     write_valid("tied-legacy", model, {"input_ids": tokens})
 
 
+def make_batch_second() -> None:
+    """Samples that do not stand first: dim 0 of the input counts the steps of a sequence."""
+    weight = numpy_helper.from_array(weights(18, 4, 7), "weight")
+    node = helper.make_node("MatMul", ["x", "weight"], ["logits"], name="/MatMul")
+    inputs, outputs = [float_value("x", ["seq", "batch", 4])], [float_value("logits", ["seq", "batch", 7])]
+    write("batch-second", make_model([node], inputs, outputs, [weight]))
+
+
+def make_pooled() -> None:
+    """An image of unbound sizes, which must be 4 or more: it is pooled twice."""
+    weight = numpy_helper.from_array(weights(19, 3, 5), "weight")
+    windows = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["half"], name="/MaxPool_0", **windows),
+        helper.make_node("MaxPool", ["half"], ["quarter"], name="/MaxPool_1", **windows),
+        helper.make_node("ReduceMax", ["quarter", "spatial"], ["largest"], name="/ReduceMax", keepdims=0),
+        helper.make_node("MatMul", ["largest", "weight"], ["logits"], name="/MatMul"),
+    ]
+    spatial = numpy_helper.from_array(numpy.array([2, 3], dtype=numpy.int64), "spatial")
+    inputs, outputs = [float_value("x", ["batch", 3, "height", "width"])], [float_value("logits", ["batch", 5])]
+    write("pooled", make_model(nodes, inputs, outputs, [weight, spatial]))
+
+
 def main() -> None:
     ODD.mkdir(exist_ok=True)
     make_truncated()
@@ -250,6 +273,8 @@ def main() -> None:
     make_function()
     make_constants_only()
     make_tied_legacy()
+    make_batch_second()
+    make_pooled()
 
 
 if __name__ == "__main__":

@@ -80,6 +80,58 @@ fn where_sizes_are_needed_to_import_they_are_asked_for() {
 }
 
 #[test]
+fn sizes_that_are_too_small_are_not_taken_for_a_model_that_cannot_be_imported() {
+    check(
+        &["odd/pooled.onnx"],
+        expect![[r#"
+        odd/pooled.onnx: can be trained once its dims are bound
+          made by  make_odd_models; IR version 10; operator sets ai.onnx 20
+          takes    x f32[batch, 3, height, width]
+          gives    logits f32[batch, 5]
+          holds    2 tensors (76 B), 4 nodes: 2 MaxPool, 1 MatMul, 1 ReduceMax
+
+        dims without a size: `batch`, `height`, `width`; to see more, bind them: --bind batch=SIZE,height=SIZE,width=SIZE
+        error: max_pool: dim 2 must be bound, since windows do not keep its size: f32[batch, 3, height, width]
+          --> odd/pooled.onnx, node "/MaxPool_0" (MaxPool, opset 20)
+          = bind the sizes with --bind NAME=SIZE
+    "#]],
+    );
+    check(
+        &["odd/pooled.onnx", "--bind", "batch=2,height=2,width=8"],
+        expect![[r#"
+        odd/pooled.onnx: cannot be imported yet, for 1 reason
+          made by  make_odd_models; IR version 10; operator sets ai.onnx 20
+          takes    x f32[batch, 3, height, width]
+          gives    logits f32[batch, 5]
+          holds    2 tensors (76 B), 4 nodes: 2 MaxPool, 1 MatMul, 1 ReduceMax
+        error: max_pool: dim 2 is 1 with its pads, less than a window of 2: f32[2, 3, 1, 4]
+          --> odd/pooled.onnx, node "/MaxPool_1" (MaxPool, opset 20)
+    "#]],
+    );
+    let bound = json(&["odd/pooled.onnx", "--bind", "batch=2,height=8,width=8"]);
+    assert_eq!(bound["support"], "trainable");
+    let own_loss = json(&["odd/pooled.onnx", "--loss", "model"]);
+    assert_eq!(own_loss["support"], "undecided");
+}
+
+#[test]
+fn a_batch_that_does_not_stand_first_is_not_taken_for_steps() {
+    check(
+        &["odd/batch-second.onnx", "--bind", "seq=5,batch=3"],
+        expect![[r#"
+        odd/batch-second.onnx: cannot be imported yet, for 1 reason
+          made by  make_odd_models; IR version 10; operator sets ai.onnx 20
+          takes    x f32[seq, batch, 4]
+          gives    logits f32[seq, batch, 7]
+          holds    1 tensor (112 B), 1 node: 1 MatMul
+        error: its batch is dim 1 of f32[seq, batch, 4], and samples are taken along dim 0
+          --> odd/batch-second.onnx, input "x"
+          = export the model with the batch first (batch_first=True, or a transpose in the model)
+    "#]],
+    );
+}
+
+#[test]
 fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
     check(
         &["models/mlp.dynamo.onnx", "--loss", "model"],

@@ -61,9 +61,10 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradient
     let mut page = format!(
         "# ONNX operators: the standard's own tests\n\n\
          Generated: `BLESS=1 cargo test --test onnx_nodes`. Each of the {TESTS} backend node tests of ONNX 1.23.2 is\n\
-         imported and interpreted in f64, and its outputs compared as ONNX's runner does (relative 1e-3, absolute 1e-7, or\n\
-         2⁻²³ of the largest element, which the files' own numbers, of f32, are off by where terms cancel; of bf16 two\n\
-         units in the last place). A test whose operator is written out as its function counts for that operator.\n\n\
+         imported and interpreted in f64, or, where floats become integers, in the types' own precision, and its outputs\n\
+         compared as ONNX's runner does (integers exactly; floats relative 1e-3, absolute 1e-7, or 2⁻²³ of the largest\n\
+         element, which the files' own numbers, of f32, are off by where terms cancel; of bf16 two units in the last\n\
+         place). A test whose operator is written out as its function counts for that operator.\n\n\
          | operator | passed | excluded | failed |\n| --- | ---: | ---: | ---: |\n"
     );
     page += &total.row("**all**");
@@ -84,11 +85,16 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradient
 
 /// What became of the gradients.
 fn rendered_gradients(cases: &[Case], outcomes: &[gradients::Outcome]) -> String {
-    let right = outcomes.iter().filter(|outcome| **outcome == gradients::Outcome::Right).count();
+    let right = |first_alone| {
+        outcomes.iter().filter(|&outcome| *outcome == gradients::Outcome::Right { first_alone }).count()
+    };
+    let (first, all) = (right(true), right(false));
     let mut page = format!(
         "\n## Gradients\n\n\
-         Of {right} tests the float inputs are made parameters, and the derivatives of a random sum of the float outputs\n\
-         in two random directions are those of central finite differences. The others:\n\n\
+         Of {all} tests the float inputs are made parameters, and the derivatives of a random sum of the float outputs\n\
+         in two random directions are those of central finite differences, whose steps shrink until two agree. So are, of\n\
+         {first} tests, those of the first output: nothing is trained through the others, which are statistics of norms.\n\
+         The other tests:\n\n\
          | rule | why | tests |\n| --- | --- | ---: |\n"
     );
     for rule in gradients::RULES {

@@ -33,7 +33,7 @@ pub(crate) fn train(
     let model = open(&compile.model)?;
     let sizes = sizes::bindings(&model, &settings.shapes, None, settings.parallel.data_ranks())?;
     let source = Source::import(&compile.model, model, &sizes)?;
-    let mut passes = Plan::new(sizes, settings.flags(), STEPS);
+    let mut passes = Plan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
     let programs = Programs::lower(&compilation, 1)?;

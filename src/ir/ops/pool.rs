@@ -135,9 +135,21 @@ fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
     }
     let first = x.ndim() - count;
     let mut dims = x.dims.clone();
-    for (dim, window) in dims[first..].iter_mut().zip(windows) {
+    for (i, (dim, window)) in dims[first..].iter_mut().zip(windows).enumerate() {
         let fits = window.slide(dim).filter(|_| window.dilation > 0);
-        let error = || format!("a window {} does not fit into a dim of {dim}, of {x}", window.print());
+        let at = first + i;
+        let error = || {
+            let Some(size) = dim.size() else {
+                return format!("dim {at} must be bound, since windows do not keep its size: {x}");
+            };
+            let padded = size.saturating_add(window.before).saturating_add(window.after);
+            match window.extent() {
+                Some(extent) if extent > padded => {
+                    format!("dim {at} is {padded} with its pads, less than a window of {extent}: {x}")
+                }
+                _ => format!("no window {} slides over dim {at} of {x}", window.print()),
+            }
+        };
         *dim = fits.ok_or_else(|| TypeError::new(error()))?;
     }
     Ok(dims)

@@ -7,8 +7,7 @@ use super::context::{Context, Entry, Outputs, Problem};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
-use ir::{Dim, Op, ValueId};
-use std::collections::BTreeSet;
+use ir::{Dim, ValueId};
 
 /// Attention in its four-dim form `[batch, heads, sequence, width]`, or the three-dim form
 /// `[batch, sequence, heads·width]` with the numbers of heads as attributes. Keys and values of the past come first.
@@ -36,9 +35,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let causal = call.int("is_causal") == Some(1);
     let aligned = causal && past == 0 && call.input(6).is_none() && cx.ty(q).dims[2] == cx.ty(k).dims[2];
     let cap = call.float("softcap").unwrap_or(0.0);
-    // The core's operator has no gradient for its mask.
-    let bias = cx.optional(call, 3)?.is_some_and(|mask| may_be_trained(cx, mask));
-    let is_formula = cap != 0.0 || call.output(3).is_some() || bias;
+    let is_formula = cap != 0.0 || call.output(3).is_some();
     let mask = mask(cx, call, [q, k], past, causal && (is_formula || !aligned))?;
     let (out, scores) = if is_formula {
         let put_out = match call.int("qk_matmul_output_mode").unwrap_or(0) {
@@ -57,20 +54,6 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let outputs =
         [Some(out), Some(k), Some(v), scores].map(|value| value.map_or(Entry::Failed, Entry::Value));
     Ok(outputs.into_iter().take(call.output_count()).collect())
-}
-
-/// Whether a value is read out of a table of floats or multiplied by a matrix: a bias that may be trained, as T5's is.
-fn may_be_trained(cx: &Context, value: ValueId) -> bool {
-    let (mut open, mut seen) = (vec![value], BTreeSet::new());
-    while let Some(value) = open.pop() {
-        let Some(node) = cx.b.module().producer(value).filter(|_| seen.insert(value)) else { continue };
-        match node.op {
-            Op::Contract(_) => return true,
-            Op::Gather(_) if cx.ty(value).dtype.is_float() => return true,
-            _ => open.extend(&node.operands),
-        }
-    }
-    false
 }
 
 /// Keys or values after those of the past, and how many these are.

@@ -248,7 +248,14 @@ fn add_inputs(
             }
         }
     }
-    let batch = types.iter().find_map(|(_, ty)| ty.dims.first().cloned());
+    let batch = match first_batch(graph, &stored) {
+        Ok(name) => name.and_then(|name| types.iter().find(|(input, _)| input == name)),
+        Err(problem) => {
+            problems.push(problem);
+            None
+        }
+    };
+    let batch = batch.or(types.iter().find(|(_, ty)| ty.ndim() > 0)).map(|(_, ty)| ty.dims[0].clone());
     for (name, ty) in types {
         let batched = ty.dims.first().is_some_and(|dim| Some(dim) == batch.as_ref());
         let value = module.add_input(name.clone(), ty, batched);
@@ -262,6 +269,33 @@ fn add_inputs(
                 if known.is_empty() { "no named dims".into() } else { format!("only {}", known.join(", ")) };
             let note = "a static batch is re-bound as --bind batch=SIZE";
             problems.push(Diagnostic::new(format!("--bind {name}: the model has {what}")).note(note));
+        }
+    }
+}
+
+/// The first input with a dim 0 that is called a batch. An error: the first dim called so stands elsewhere, so that what
+/// is taken for samples would be something else, such as the steps of a sequence.
+fn first_batch<'g>(graph: &'g Graph, stored: &BTreeSet<&str>) -> Result<Option<&'g str>, Diagnostic> {
+    let is_batch = |dim: &FileDim| match dim {
+        FileDim::Named(name) => {
+            let is_word = name.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
+            is_word && name.to_lowercase().contains("batch")
+        }
+        FileDim::Known(_) | FileDim::Unknown => false,
+    };
+    let given = graph.inputs.iter().filter(|input| !stored.contains(input.name.as_str()));
+    let batches: Vec<(&Value, usize)> = given
+        .filter_map(|input| Some((input, input.ty.tensor()?.dims.as_ref()?.iter().position(is_batch)?)))
+        .collect();
+    match (batches.iter().find(|(_, dim)| *dim == 0), batches.first()) {
+        (Some((input, _)), _) => Ok(Some(&input.name)),
+        (None, None) => Ok(None),
+        (None, Some((input, dim))) => {
+            let message =
+                format!("its batch is dim {dim} of {}, and samples are taken along dim 0", input.ty);
+            let note =
+                "export the model with the batch first (batch_first=True, or a transpose in the model)";
+            Err(Diagnostic::new(message).at(format!("input {:?}", input.name)).note(note))
         }
     }
 }

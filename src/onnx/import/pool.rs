@@ -8,7 +8,7 @@ use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
 use ir::ops::shape::Pad;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Op, Type, ValueId};
 
 /// MaxPool. Integers are pooled as floats, in which those of ONNX's types are exact.
 pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
@@ -16,7 +16,7 @@ pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
     let dtype = cx.ty(x).dtype;
     let x = if dtype.is_float() { x } else { cx.b.cast(x, DType::F32)? };
     let windows = Sliding::of(cx, call, x)?.padded();
-    let y = cx.b.one(MaxPool { windows: windows.clone() }, &[x])?;
+    let y = slid(cx, MaxPool { windows: windows.clone() }, x)?;
     let mut outputs = one(cx.b.cast(y, dtype)?)?;
     if call.output(1).is_some() {
         outputs.push(Entry::Value(unpool::indices(cx, call, x, windows)?));
@@ -48,7 +48,7 @@ fn average(
     count_padding: bool,
 ) -> Result<ValueId, Problem> {
     if !count_padding || sliding.beyond.iter().all(|&beyond| beyond == 0) {
-        return Ok(cx.b.one(AvgPool { windows: sliding.padded(), count_padding }, &[x])?);
+        return slid(cx, AvgPool { windows: sliding.padded(), count_padding }, x);
     }
     // Zeros that count are elements like others.
     let mut windows = sliding.windows;
@@ -57,7 +57,16 @@ fn average(
         x = zeros_around(cx, x, first + i, window.before, window.after)?;
         (window.before, window.after) = (0, beyond);
     }
-    Ok(cx.b.one(AvgPool { windows, count_padding: false }, &[x])?)
+    slid(cx, AvgPool { windows, count_padding: false }, x)
+}
+
+/// Pooling over dims that windows may shrink, so that their sizes must be known.
+fn slid(cx: &mut Context, pooling: impl Into<Op>, x: ValueId) -> Result<ValueId, Problem> {
+    let unbound = cx.ty(x).dims.iter().skip(2).any(|dim| dim.size().is_none());
+    cx.b.one(pooling, &[x]).map_err(|error| match Problem::from(error) {
+        problem if unbound => problem.note("bind the sizes with --bind NAME=SIZE"),
+        problem => problem,
+    })
 }
 
 fn zeros_around(

@@ -9,7 +9,7 @@ use super::integers::{Int, Ints};
 use super::{import_node, tensor_entry};
 use crate::{Attribute, Graph};
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Definition, Dim, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Loops are unrolled into so many nodes of the file in all, and no more.
@@ -106,13 +106,33 @@ impl Context<'_> {
             }
             Entry::Ints(..) => Err(Problem::new(format!("{what} depends on sizes that are not bound"))
                 .note("bind them with --bind NAME=SIZE")),
-            _ => Err(Problem::new(format!(
-                "{what} is computed from data, and a static program decides it when it is compiled"
+            entry => Err(Problem::new(format!(
+                "{what} is computed from data{}, and a static program decides it when it is compiled",
+                self.inputs_of(&entry)
             ))
             .note(
                 "export with it as a constant: trace the model, or put torch.where in place of the branch",
             )),
         }
+    }
+
+    /// ` (input `a`, `b`)`: the model's inputs that an entry is computed of; empty if there are none, or more than three.
+    fn inputs_of(&self, entry: &Entry) -> String {
+        let module = self.b.module();
+        let (mut names, mut seen, mut stack) = (BTreeSet::new(), BTreeSet::new(), vec![]);
+        stack.extend(if let Entry::Value(value) = entry { Some(*value) } else { None });
+        while let Some(value) = stack.pop() {
+            match module.value(value).definition {
+                _ if !seen.insert(value) => {}
+                Definition::Node(id, _) => stack.extend(&module.node(id).operands),
+                Definition::Input(index) => {
+                    names.insert(format!("`{}`", module.inputs[index as usize].name));
+                }
+                Definition::State(_) => {}
+            }
+        }
+        let names: Vec<String> = names.into_iter().collect();
+        if (1..=3).contains(&names.len()) { format!(" (input {})", names.join(", ")) } else { String::new() }
     }
 
     /// Entries in a new dim. Known integers stay known.

@@ -170,12 +170,7 @@ impl Operator for Attention {
         Factors::rule(&format!("{operands} -> {OUT}, {LOGSUMEXP}"), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[1].is_some() {
             return Err(GradientError::Undefined("the logsumexp of attention is not trained through"));
         }
@@ -316,13 +311,8 @@ impl Operator for AttentionGrad {
         Factors::rule(&line, signature).linear_in(&[count as u32 - 1])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     /// Five contractions; half of each if causal.

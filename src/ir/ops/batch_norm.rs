@@ -110,12 +110,7 @@ impl Operator for BatchStatistics {
     }
 
     /// `d x = (d mean + 2·(x - mean)·d variance) / N`
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[2].is_some() {
             return Err(GradientError::Undefined("running statistics are not trained through"));
         }
@@ -196,12 +191,7 @@ impl Operator for BatchNorm {
         Factors::rule("n c *, c, c, c, c -> n c *", signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = d[0] else { return Ok(vec![None; 5]) };
         let &[x, mean, variance, scale, _] = node.operands else {
             return Err(TypeError::new("a batch norm has five operands").into());
@@ -239,13 +229,8 @@ impl Operator for BatchNormGrad {
         Factors::rule("n+ c *+, c, c, c, n c * -> n c *, c, c, c, c", signature).linear_in(&[4])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -285,12 +270,7 @@ impl Operator for InTraining {
     }
 
     /// Of the first operand, which a step reads.
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         Ok(vec![d[0], None])
     }
 

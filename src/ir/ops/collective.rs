@@ -154,12 +154,7 @@ impl Operator for Collective {
         Factors::rule(&format!("{} -> {}", side(&signature.operands), side(&signature.results)), signature)
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Err(GradientError::Undefined("collectives are inserted after the gradient is built"))
     }
 

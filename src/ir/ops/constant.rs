@@ -46,12 +46,7 @@ macro_rules! source {
             }
 
             /// None: there is no operand.
-            fn gradient(
-                &self,
-                _: &mut Builder,
-                _: NodeRef,
-                _: &[Option<ValueId>],
-            ) -> Result<Vec<Option<ValueId>>, GradientError> {
+            fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
                 Ok(vec![])
             }
 

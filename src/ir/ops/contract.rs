@@ -115,12 +115,7 @@ impl Operator for Contract {
     }
 
     /// d lhs = d out × rhs, d rhs = lhs × d out, summed over what the operand lacks.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (lhs, rhs) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0] else { return Ok(vec![None, None]) };
         let dlhs = Self { lhs: self.out.clone(), rhs: self.rhs.clone(), out: self.lhs.clone() };

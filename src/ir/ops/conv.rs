@@ -190,12 +190,7 @@ impl Operator for Conv {
         factors([&signature.operands[0], &signature.operands[1], &signature.results[0]], 2)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, weight) = (node.operands[0], node.operands[1]);
         let Some(dy) = d[0] else { return Ok(vec![None; 2]) };
         let (of_x, of_weight) = (b.ty(x).clone(), b.ty(weight).clone());
@@ -229,12 +224,7 @@ impl Operator for ConvGradInput {
         factors([&signature.results[0], &signature.operands[0], &signature.operands[1]], 0)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (weight, dy) = (node.operands[0], node.operands[1]);
         let Some(dx) = d[0] else { return Ok(vec![None; 2]) };
         let of_weight = b.ty(weight).clone();
@@ -265,12 +255,7 @@ impl Operator for ConvGradWeight {
         factors([&signature.operands[0], &signature.results[0], &signature.operands[1]], 1)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, dy) = (node.operands[0], node.operands[1]);
         let Some(dweight) = d[0] else { return Ok(vec![None; 2]) };
         let of_x = b.ty(x).clone();

@@ -52,12 +52,7 @@ impl Operator for Det {
 
     /// The cofactors: `d x[i, j] = ±d y · det(x without row i and column j)` (Jacobi's formula). Unlike `d y · det x · x⁻ᵀ`
     /// it holds for singular matrices too; it takes n⁵ operations, which the small matrices of models can bear.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, Some(dy)) = (node.operands[0], d[0]) else { return Ok(vec![None]) };
         let dims = b.ty(x).dims.clone();
         let rows = dims.len() as u32 - 2;

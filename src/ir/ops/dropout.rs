@@ -63,12 +63,7 @@ impl Operator for Dropout {
     }
 
     /// `d x = keep ? d out / (1 - ratio) : 0`, of the same numbers.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let &[_, numbers] = node.operands else {
             return Err(GradientError::Undefined(
                 "its samples have no numbers; the pass `dropout` gives them",

@@ -39,12 +39,7 @@ impl Operator for Experts {
     }
 
     /// d x takes the matrices the other way round; d weights sums, for each matrix, over the rows that chose it.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let &[x, weights, index] = node.operands else {
             return Err(TypeError::new("experts have three operands").into());
         };
@@ -98,13 +93,8 @@ impl Operator for ExpertsGrad {
         Factors::rule("t+, t+ k, t+ n -> e k n", signature).linear_in(&[1]).linear_in(&[2])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

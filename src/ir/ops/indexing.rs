@@ -135,12 +135,7 @@ impl Operator for Gather {
         summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
         let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());
@@ -182,13 +177,8 @@ impl Operator for GatherGrad {
         Factors::rule(&format!("{indices}, {out} -> {data}"), signature).linear_in(&[1])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -229,12 +219,7 @@ impl Operator for GatherElements {
         summable(Factors::rule(&format!("{data}, {indices} -> {indices}"), signature), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
         let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());
@@ -311,12 +296,7 @@ impl Operator for GatherNd {
         summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 2]) };
         let ty = Type::new(b.ty(data).dtype, b.ty(data).dims.clone());

@@ -106,12 +106,7 @@ macro_rules! operators {
                 }
             }
 
-            fn gradient(
-                &self,
-                b: &mut Builder,
-                node: NodeRef,
-                d: &[Option<ValueId>],
-            ) -> Result<Vec<Option<ValueId>>, GradientError> {
+            fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
                 match self {
                     $( Self::$variant(op) => op.gradient(b, node, d), )*
                     $( Self::$kinds(op) => op.gradient(b, node, d), )*

@@ -70,12 +70,7 @@ impl Operator for CrossEntropy {
         Factors::rule("*+ v~, * -> ., ., *", signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[2].is_some() {
             return Err(GradientError::Undefined("the logsumexp of a loss is not trained through"));
         }
@@ -181,13 +176,8 @@ impl Operator for CrossEntropyGrad {
         Factors::rule("* v, *, *, . -> * v", signature).linear_in(&[3])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

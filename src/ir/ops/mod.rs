@@ -50,12 +50,7 @@ pub trait Operator {
 
     /// Adds nodes for the gradients of the operands, given those of the results (`None`: zero). `Ok(None)` for an
     /// operand that has no gradient by nature (integers, conditions); `Err` with the reason when one is not defined.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError>;
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients;
 
     /// FLOPs and bytes of the whole (unsharded) operation.
     fn cost(&self, signature: &Signature) -> Cost;
@@ -167,6 +162,9 @@ impl Interp<'_> {
     }
 }
 
+/// For each operand its gradient, if it has one.
+pub type Gradients = Result<Vec<Option<ValueId>>, GradientError>;
+
 /// Why a gradient could not be built.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GradientError {
@@ -176,6 +174,11 @@ pub enum GradientError {
     /// A gradient rule built an ill-typed node: a bug.
     #[error("the gradient rule is wrong: {0}")]
     Type(#[from] TypeError),
+}
+
+impl GradientError {
+    /// Of an operator that is a gradient itself.
+    pub const SECOND: Self = Self::Undefined("second derivatives are not built");
 }
 
 /// What an operation takes.

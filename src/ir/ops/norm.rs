@@ -78,12 +78,7 @@ impl Operator for LayerNorm {
         Factors::rule("* n^, n^, n^ -> * n^, *, *", signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = only_first(d)? else { return Ok(vec![None; 3]) };
         let (x, scale, mean, rstd) = (node.operands[0], node.operands[1], node.results[1], node.results[2]);
         let gradients = b.push(LayerNormGrad, &[x, scale, mean, rstd, dy])?;
@@ -125,13 +120,8 @@ impl Operator for LayerNormGrad {
         Factors::rule("*+ n^, n^, *, *, * n^ -> * n^, n^, n^", signature).linear_in(&[4])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -171,12 +161,7 @@ impl Operator for RmsNorm {
         Factors::rule("* n^, n^ -> * n^, *", signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = only_first(d)? else { return Ok(vec![None; 2]) };
         let (x, scale, rstd) = (node.operands[0], node.operands[1], node.results[1]);
         let gradients = b.push(RmsNormGrad, &[x, scale, rstd, dy])?;
@@ -212,13 +197,8 @@ impl Operator for RmsNormGrad {
         Factors::rule("*+ n^, n^, *, * n^ -> * n^, n^", signature).linear_in(&[3])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

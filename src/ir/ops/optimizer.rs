@@ -70,12 +70,7 @@ impl Operator for Adam {
         Factors::rule("*, *, *, *, ., ., . -> *, *, *", signature)
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Err(GradientError::Undefined("an update is not trained through"))
     }
 
@@ -118,12 +113,7 @@ impl Operator for Sgd {
         Factors::rule("*, *, *, ., . -> *, *", signature)
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Err(GradientError::Undefined("an update is not trained through"))
     }
 
@@ -154,16 +144,12 @@ impl Operator for Adagrad {
         Ok(vec![parameter::<5>(types, 3)?; 2])
     }
 
+    /// The sum starts from zeros: without eps the step would divide zero by it.
     fn factors(&self, signature: &Signature) -> Factors {
         Factors::rule("*, *, *, ., . -> *, *", signature)
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Err(GradientError::Undefined("an update is not trained through"))
     }
 

@@ -227,9 +227,6 @@ fn divisor(windows: &Windows, count_padding: bool, covered: &[usize]) -> f64 {
     }
 }
 
-/// The reason why there is no gradient of a gradient.
-const NOT_TWICE: GradientError = GradientError::Undefined("second derivatives are not built");
-
 impl Operator for MaxPool {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
@@ -241,12 +238,7 @@ impl Operator for MaxPool {
         Factors::rule(&format!("{} -> {}", words(&self.windows, "d"), words(&self.windows, "o")), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, op) = (node.operands[0], MaxPoolGrad { windows: self.windows.clone() });
         Ok(vec![d[0].map(|dy| b.one(op, &[x, dy])).transpose()?])
     }
@@ -279,13 +271,8 @@ impl Operator for MaxPoolGrad {
         Factors::rule(&format!("{x}, {y} -> {x}"), signature).linear_in(&[1])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(NOT_TWICE)
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -318,12 +305,7 @@ impl Operator for MaxPoolIndices {
     }
 
     /// None: integers.
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None])
     }
 
@@ -354,12 +336,7 @@ impl Operator for AvgPool {
         Factors::rule(&format!("{x} -> {y}"), signature).linear_in(&[0])
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let ty = b.ty(node.operands[0]);
         let ty = Type::new(ty.dtype, ty.dims.clone());
         let op = AvgPoolGrad { windows: self.windows.clone(), count_padding: self.count_padding };
@@ -397,13 +374,8 @@ impl Operator for AvgPoolGrad {
         Factors::rule(&format!("{y} -> {x}"), signature).linear_in(&[0])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(NOT_TWICE)
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

@@ -118,12 +118,7 @@ impl Operator for Reduce {
         }
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, y) = (node.operands[0], node.results[0]);
         let Some(dy) = d[0].filter(|_| b.ty(x).dtype.is_float()) else { return Ok(vec![None]) };
         let dims = b.ty(x).dims.clone();
@@ -219,12 +214,7 @@ impl Operator for CumulativeSum {
     }
 
     /// The running sum of the gradient from the other end.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = d[0].filter(|_| b.ty(node.operands[0]).dtype.is_float()) else {
             return Ok(vec![None]);
         };

@@ -61,12 +61,7 @@ impl Operator for Rotary {
 
     /// The rotation back; `d cos` is the sum of `x·dy` over each pair, and `d sin` of `x'·dy`, `x'` being `x` turned by a
     /// right angle.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let [x, cos, sin] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dy) = d[0] else { return Ok(vec![None; 3]) };
         let back = b.one(Unary::Neg, &[sin])?;

@@ -148,7 +148,7 @@ impl ScatterKind {
         dout: ValueId,
         (gather, scatter): (Op, impl Fn(Self) -> Op),
         stays: impl FnOnce(&mut Builder) -> Result<ValueId, TypeError>,
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    ) -> Gradients {
         let [data, indices, updates] = [0, 1, 2].map(|i| node.operands[i]);
         let (d_data, d_updates) = match self {
             Self::Add => (dout, b.one(gather, &[dout, indices])?),
@@ -248,12 +248,7 @@ fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>
 }
 
 /// The gradient of a sum into zeros, in the updates: what stands in their places.
-fn read_back(
-    b: &mut Builder,
-    gather: Op,
-    node: NodeRef,
-    d: &[Option<ValueId>],
-) -> Result<Vec<Option<ValueId>>, GradientError> {
+fn read_back(b: &mut Builder, gather: Op, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
     Ok(vec![None, d[0].map(|dout| b.one(gather, &[dout, node.operands[0]])).transpose()?])
 }
 
@@ -278,12 +273,7 @@ impl Operator for ScatterElements {
     }
 
     /// Of several updates in one place the last has the gradient.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices, gather) = (node.operands[0], node.operands[1], GatherElements { dim: self.dim });
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
         let ops = (gather.clone().into(), |kind| Self { kind, ..self.clone() }.into());
@@ -323,12 +313,7 @@ impl Operator for ScatterNd {
     }
 
     /// Of several updates in one place the last has the gradient.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (data, indices) = (node.operands[0], node.operands[1]);
         let gather = GatherNd { batch_dims: self.batch_dims };
         let Some(dout) = d[0].filter(|_| b.ty(data).dtype.is_float()) else { return Ok(vec![None; 3]) };
@@ -374,12 +359,7 @@ impl Operator for GatherElementsGrad {
         Factors::rule(&format!("{positions}, {positions} -> {whole}"), signature).linear_in(&[1])
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         read_back(b, GatherElements { dim: self.dim }.into(), node, d)
     }
 
@@ -405,12 +385,7 @@ impl Operator for GatherNdGrad {
         Factors::rule(&format!("{indices}, {updates} -> {data}"), signature).linear_in(&[1])
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         read_back(b, GatherNd { batch_dims: self.batch_dims }.into(), node, d)
     }
 

@@ -89,12 +89,7 @@ impl Operator for Reshape {
     }
 
     /// The gradient in the operand's dims.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let dims = b.ty(node.operands[0]).dims.clone();
         Ok(vec![d[0].map(|dout| b.reshape(dout, dims)).transpose()?])
     }
@@ -182,12 +177,7 @@ impl Operator for Transpose {
     }
 
     /// The inverse permutation.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        _: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, _: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let mut inverse = self.permutation.clone();
         self.permutation.iter().enumerate().for_each(|(i, &p)| inverse[p as usize] = i as u32);
         Ok(vec![d[0].map(|dout| b.transpose(dout, &inverse)).transpose()?])
@@ -220,12 +210,7 @@ impl Operator for Broadcast {
     }
 
     /// The sum over the stretched dims.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         Ok(vec![d[0].map(|dout| b.sum_to_like(dout, node.operands[0])).transpose()?])
     }
 
@@ -286,12 +271,7 @@ impl Operator for Slice {
     }
 
     /// Zeros around the gradient, and between its elements where the step is not 1.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dout) = d[0] else { return Ok(vec![None]) };
         if self.step != 1 {
             return Ok(vec![Some(self.scattered(b, node, dout)?)]);
@@ -362,12 +342,7 @@ impl Operator for Concat {
     }
 
     /// A slice for each operand.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dout) = d[0] else { return Ok(vec![None; node.operands.len()]) };
         let mut start = 0;
         let mut gradients = Vec::new();
@@ -426,12 +401,7 @@ impl Operator for Pad {
     }
 
     /// The slice that holds the operand.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let length = b.ty(node.operands[0]).dims[self.dim as usize].clone();
         Ok(vec![d[0].map(|dout| b.slice(dout, self.dim, self.before, length)).transpose()?])
     }

@@ -100,12 +100,7 @@ impl Operator for Softmax {
         Factors::rule(&format!("{words} -> {words}"), signature)
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let y = node.results[0];
         Ok(vec![d[0].map(|dy| b.one(SoftmaxGrad { dim: self.dim }, &[y, dy])).transpose()?])
     }
@@ -147,13 +142,8 @@ impl Operator for SoftmaxGrad {
         Factors::rule(&format!("{words}, {words} -> {words}"), signature).linear_in(&[1])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
-        Err(GradientError::Undefined("second derivatives are not built"))
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
+        Err(GradientError::SECOND)
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -200,12 +190,7 @@ impl Operator for LogSoftmax {
     }
 
     /// d x = d y - eʸ·Σ d y
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = d[0] else { return Ok(vec![None]) };
         let dims = SmallVec::from_slice(&[self.dim]);
         let sum = b.one(Reduce { kind: ReduceKind::Sum, dims, keep: true }, &[dy])?;

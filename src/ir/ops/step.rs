@@ -20,12 +20,7 @@ impl Operator for Accumulate {
         Factors::elementwise(signature).linear_in(&[0])
     }
 
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Err(GradientError::Undefined("nothing is differentiated after the update has begun"))
     }
 

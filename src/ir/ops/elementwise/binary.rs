@@ -126,12 +126,7 @@ impl Operator for Binary {
         }
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, y, out) = (node.operands[0], node.operands[1], node.results[0]);
         let Some(dout) = d[0] else { return Ok(vec![None, None]) };
         if !b.ty(out).dtype.is_float() {
@@ -172,7 +167,7 @@ impl Operator for Binary {
                 (dout, b.one(Unary::Neg, &[product])?)
             }
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => {
-                return Err(GradientError::Undefined("second derivatives are not built"));
+                return Err(GradientError::SECOND);
             }
         };
         Ok(vec![Some(b.sum_to_like(dx, x)?), Some(b.sum_to_like(dy, y)?)])

@@ -65,12 +65,7 @@ impl Operator for Bitwise {
     }
 
     /// None: integers.
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
 
@@ -102,12 +97,7 @@ impl Operator for Bitcast {
     }
 
     /// None through integers.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         if b.ty(node.operands[0]).dtype.is_float() && self.to.is_float() {
             return Err(GradientError::Undefined("the bits of a float are no smooth function of it"));
         }

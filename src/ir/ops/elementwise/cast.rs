@@ -24,12 +24,7 @@ impl Operator for Cast {
     }
 
     /// The gradient, cast back; none through integers.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let from = b.ty(node.operands[0]).dtype;
         match d[0] {
             Some(dout) if from.is_float() && self.to.is_float() => {

@@ -63,12 +63,7 @@ impl Operator for Compare {
     }
 
     /// None: the result is a bool.
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
 
@@ -114,12 +109,7 @@ impl Operator for Logical {
     }
 
     /// None: bools.
-    fn gradient(
-        &self,
-        _: &mut Builder,
-        _: NodeRef,
-        _: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         Ok(vec![None, None])
     }
 
@@ -154,12 +144,7 @@ impl Operator for Select {
     }
 
     /// The gradient goes to the operand that was selected.
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let [condition, x, y] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dout) = d[0].filter(|_| b.ty(x).dtype.is_float()) else { return Ok(vec![None; 3]) };
         let zero = b.splat_like(dout, 0.0)?;

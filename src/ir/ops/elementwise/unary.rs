@@ -139,12 +139,7 @@ impl Operator for Unary {
         if *self == Self::Neg { factors.linear_in(&[0]) } else { factors }
     }
 
-    fn gradient(
-        &self,
-        b: &mut Builder,
-        node: NodeRef,
-        d: &[Option<ValueId>],
-    ) -> Result<Vec<Option<ValueId>>, GradientError> {
+    fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let (x, y) = (node.operands[0], node.results[0]);
         let Some(dy) = d[0] else { return Ok(vec![None]) };
         let dx = match self {

@@ -3,13 +3,12 @@
 use super::{Check, interp};
 use ir::interp::{Mode, StateValues, step};
 use ir::ops::samples::Sample;
-use ir::ops::{GradientError, NodeRef};
+use ir::ops::{GradientError, Gradients, NodeRef};
 use ir::{Builder, Module, Op, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
 
 /// How a gradient is built: [`ir::Operator::gradient`], or a wrong one.
-pub(crate) type Rule<'a> =
-    &'a dyn Fn(&Op, &mut Builder, NodeRef, &[Option<ValueId>]) -> Result<Vec<Option<ValueId>>, GradientError>;
+pub(crate) type Rule<'a> = &'a dyn Fn(&Op, &mut Builder, NodeRef, &[Option<ValueId>]) -> Gradients;
 
 /// Half the distance of the two points of a difference.
 const STEP: f64 = 1e-5;

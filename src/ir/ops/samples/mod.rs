@@ -1,6 +1,11 @@
 //! Sample calls of every operator, for the conformance tests of `ir` and of the backends. Plain data.
 
+mod elementwise;
+mod products;
+mod reductions;
+mod shapes;
 mod table;
+mod training;
 
 pub use table::samples;
 

@@ -1,0 +1,61 @@
+//! Samples: losses, dropout, the updates of optimizers.
+
+use super::table::{f32_type, float, of};
+use super::*;
+use crate::ops::dropout::Dropout;
+use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
+use crate::ops::optimizer::{Adagrad, Adam, Sgd};
+
+pub(super) fn losses() -> Vec<Sample> {
+    let mut samples = vec![];
+    // Positions, classes, smoothing, and what is ignored, which may be a class.
+    let calls = [(&[2u64, 4][..], 6, 0.0, -100), (&[6], 4, 0.1, -1), (&[2, 6], 4, 0.1, 1)];
+    for (positions, classes, smoothing, ignore_index) in calls {
+        let label_smoothing = Float::new(smoothing);
+        let loss = CrossEntropy { ignore_index, label_smoothing };
+        let logits = float(&[positions, &[classes]].concat());
+        let labels = of(DType::I64, positions, Fill::Labels(classes as i64, ignore_index));
+        let logsumexp =
+            Operand { ty: f32_type(positions), fill: Fill::Result(loss.clone().into(), vec![0, 1], 2) };
+        samples.push(Sample::new(loss, [logits.clone(), labels.clone()]).statistics(&[2]));
+        let grad = CrossEntropyGrad { ignore_index, label_smoothing };
+        samples.push(Sample::new(grad, [logits, labels, logsumexp, float(&[])]).undifferentiable());
+    }
+    samples
+}
+
+/// The samples alone in a dim, before others in one, and after others; one for all; none, as in an evaluation.
+pub(super) fn dropout() -> Vec<Sample> {
+    let op = |ratio, id, seed, dim| Dropout { ratio: Float::new(ratio), id, seed, dim };
+    let numbers = |samples| of(DType::I64, &[samples], Fill::Integers(-3, 1 << 40));
+    vec![
+        Sample::new(op(0.5, 0, 7, 0), [float(&[2, 4, 6]), numbers(2)]),
+        Sample::new(op(0.25, 3, u64::MAX, 0), [float(&[4, 6]), numbers(2)]),
+        Sample::new(op(0.1, 1, 0, 1), [float(&[4, 2, 10]), numbers(2)]),
+        Sample::new(op(0.5, u32::MAX, 0, 0), [float(&[4, 2]), numbers(1)]),
+        Sample::new(op(0.5, 2, 0, 0), [float(&[4])]).undifferentiable(),
+    ]
+}
+
+pub(super) fn optimizers() -> Vec<Sample> {
+    let scalar = |value| of(DType::F64, &[], Fill::Value(value));
+    let mut samples = vec![];
+    for decoupled in [false, true] {
+        let adam = Adam { beta1: Float::new(0.9), beta2: Float::new(0.99), eps: Float::new(1e-8), decoupled };
+        let tensors =
+            [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), of(DType::F32, &[2, 4], Fill::Positive)];
+        let scalars = [scalar(1e-2), scalar(0.1), scalar(3.0)];
+        samples.push(
+            Sample::new(adam, tensors.into_iter().chain(scalars).collect::<Vec<_>>()).undifferentiable(),
+        );
+    }
+    for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
+        let sgd = Sgd { momentum: Float::new(momentum), nesterov };
+        let operands = [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), scalar(1e-2), scalar(0.1)];
+        samples.push(Sample::new(sgd, operands).undifferentiable());
+    }
+    let sum = of(DType::F32, &[2, 4], Fill::Positive);
+    let operands = [float(&[2, 4]), float(&[2, 4]), sum, scalar(1e-2), scalar(0.1)];
+    samples.push(Sample::new(Adagrad { eps: Float::new(1e-10) }, operands).undifferentiable());
+    samples
+}

@@ -9,7 +9,7 @@ use super::Spmd;
 use crate::pass::Transform;
 use ir::factors::{DimFactors, FactorId, Factors};
 use ir::ops::constant::{Iota, Splat};
-use ir::ops::elementwise::{Binary, Compare, Select, Unary};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::{Float, Operator};
 use ir::{
     At, Builder, DType, Definition, Diagnostic, Dim, Level, Module, Node, NodeId, Op, Role, StateId, Type,
@@ -157,24 +157,16 @@ enum Kind {
     Other,
 }
 
-/// Whether zeros along a dim stay zeros and add nothing to anything else.
+/// Whether zeros along a dim stay zeros and add nothing to anything else, and what the node says of the dim.
 fn keeps_zeros(node: &Node, rule: &Factors, factor: FactorId) -> Option<Kind> {
     let has = |dims: &[DimFactors]| dims.iter().any(|dim| dim.contains(&factor));
     let smooth = |smoothing: Float| (smoothing.get() == 0.0).then_some(Kind::Loss);
     match &node.op {
-        Op::Gather(_) => Some(if has(&rule.results[0]) { Kind::Other } else { Kind::Vocabulary }),
-        Op::GatherGrad(_) => Some(if has(&rule.operands[1]) { Kind::Other } else { Kind::Vocabulary }),
+        Op::Gather(_) if !has(&rule.results[0]) => Some(Kind::Vocabulary),
+        Op::GatherGrad(_) if !has(&rule.operands[1]) => Some(Kind::Vocabulary),
         Op::CrossEntropy(loss) => smooth(loss.label_smoothing),
         Op::CrossEntropyGrad(loss) => smooth(loss.label_smoothing),
-        Op::Contract(_) | Op::Transpose(_) | Op::Cast(_) | Op::Accumulate(_) => Some(Kind::Other),
-        Op::Adam(_) | Op::Sgd(_) => Some(Kind::Other),
-        // The sum starts from zeros: without eps it would divide by it.
-        Op::Adagrad(adagrad) => (adagrad.eps.get() > 0.0).then_some(Kind::Other),
-        Op::Binary(Binary::Add | Binary::Sub | Binary::Mul) | Op::Unary(Unary::Neg) | Op::Select(_) => {
-            Some(Kind::Other)
-        }
-        Op::Reduce(reduce) if reduce.kind == ir::ops::reduce::ReduceKind::Sum => Some(Kind::Other),
-        _ => None,
+        _ => rule.keeps_zeros_along(factor).then_some(Kind::Other),
     }
 }
 

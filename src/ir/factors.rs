@@ -44,6 +44,8 @@ pub struct Factors {
     pub results: Vec<Vec<DimFactors>>,
     /// Sets of operands in which the operation is linear (jointly), so that a partial sum passes through.
     pub linear: Vec<SmallVec<[u32; 2]>>,
+    /// Whether it leaves zeros zeros: see [`Factors::keeps_zeros_along`].
+    pub zeros: bool,
 }
 
 /// A factor: an iteration dimension of the operation.
@@ -95,6 +97,21 @@ impl Factors {
     pub fn linear_in(mut self, operands: &[u32]) -> Self {
         self.linear.push(SmallVec::from_slice(operands));
         self
+    }
+
+    /// Says that the operation leaves zeros zeros, so that dims may be padded with them.
+    pub fn keeping_zeros(mut self) -> Self {
+        self.zeros = true;
+        self
+    }
+
+    /// Whether a factor may have more steps, at its end, in which every operand that has it is zero: then the results
+    /// that have it are zero there too, and everything else is as it was.
+    pub fn keeps_zeros_along(&self, factor: FactorId) -> bool {
+        let has = |operand: usize| self.operands[operand].iter().any(|dim| dim.contains(&factor));
+        let all = (0..self.operands.len()).all(|operand| has(operand) || self.operands[operand].is_empty());
+        let linear = |set: &SmallVec<[u32; 2]>| set.iter().all(|&operand| has(operand as usize));
+        self.zeros && (all || self.linear.iter().any(linear))
     }
 
     /// Spreads the axes that split a dim over the dim's factors, major first. `Err` has the first axis that finds no
@@ -241,7 +258,7 @@ impl RuleParser {
         };
         operands.iter_mut().zip(&signature.operands).for_each(|(dims, ty)| stretch(dims, ty));
         results.iter_mut().zip(&signature.results).for_each(|(dims, ty)| stretch(dims, ty));
-        Factors { factors, operands, results, linear: Vec::new() }
+        Factors { factors, operands, results, linear: Vec::new(), zeros: false }
     }
 }
 

@@ -111,7 +111,7 @@ impl Operator for Contract {
             labels.0.iter().map(word).collect::<Vec<_>>().join(" ")
         };
         let line = format!("{}, {} -> {}", words(&self.lhs), words(&self.rhs), words(&self.out));
-        Factors::rule(&line, signature).linear_in(&[0]).linear_in(&[1])
+        Factors::rule(&line, signature).linear_in(&[0]).linear_in(&[1]).keeping_zeros()
     }
 
     /// d lhs = d out × rhs, d rhs = lhs × d out, summed over what the operand lacks.

@@ -169,7 +169,7 @@ fn factors([x, weight, y]: [&Type; 3], result: usize) -> Factors {
             factor.kind = FactorKind::Reduced(PartialKind::Sum);
         }
     }
-    let rule = Factors { factors, operands: tensors, results: vec![result], linear: vec![] };
+    let rule = Factors { factors, operands: tensors, results: vec![result], linear: vec![], zeros: false };
     rule.linear_in(&[0]).linear_in(&[1])
 }
 

@@ -132,7 +132,7 @@ impl Operator for Gather {
         let indexed = indexed_word(&signature.operands[0]);
         let [data, indices] = [0, 1].map(|i| signature.operands[i].ndim());
         let [data, indices, out] = gather_words(self.dim, data, indices, indexed, "");
-        summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature)
+        summable(Factors::rule(&format!("{data}, {indices} -> {out}"), signature), signature).keeping_zeros()
     }
 
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
@@ -174,7 +174,7 @@ impl Operator for GatherGrad {
     fn factors(&self, signature: &Signature) -> Factors {
         let (indices, data) = (signature.operands[0].ndim(), signature.results[0].ndim());
         let [data, indices, out] = gather_words(self.dim, data, indices, "v", "+");
-        Factors::rule(&format!("{indices}, {out} -> {data}"), signature).linear_in(&[1])
+        Factors::rule(&format!("{indices}, {out} -> {data}"), signature).linear_in(&[1]).keeping_zeros()
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {

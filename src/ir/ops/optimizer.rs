@@ -67,7 +67,7 @@ impl Operator for Adam {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::rule("*, *, *, *, ., ., . -> *, *, *", signature)
+        Factors::rule("*, *, *, *, ., ., . -> *, *, *", signature).keeping_zeros()
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
@@ -110,7 +110,7 @@ impl Operator for Sgd {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::rule("*, *, *, ., . -> *, *", signature)
+        Factors::rule("*, *, *, ., . -> *, *", signature).keeping_zeros()
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
@@ -146,7 +146,8 @@ impl Operator for Adagrad {
 
     /// The sum starts from zeros: without eps the step would divide zero by it.
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::rule("*, *, *, ., . -> *, *", signature)
+        let factors = Factors::rule("*, *, *, ., . -> *, *", signature);
+        if self.eps.get() > 0.0 { factors.keeping_zeros() } else { factors }
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {

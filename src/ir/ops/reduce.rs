@@ -113,7 +113,8 @@ impl Operator for Reduce {
         }
         let factors = Factors::rule(&format!("{} -> {}", operand.join(" "), result.join(" ")), signature);
         match self.kind {
-            ReduceKind::Sum | ReduceKind::Mean => factors.linear_in(&[0]),
+            ReduceKind::Sum => factors.linear_in(&[0]).keeping_zeros(),
+            ReduceKind::Mean => factors.linear_in(&[0]),
             ReduceKind::Max | ReduceKind::Min => factors,
         }
     }

@@ -173,7 +173,7 @@ impl Operator for Transpose {
             |dims: &mut dyn Iterator<Item = u32>| dims.map(|i| format!("f{i}")).collect::<Vec<_>>().join(" ");
         let operand = words(&mut (0..self.permutation.len() as u32));
         let result = words(&mut self.permutation.iter().copied());
-        Factors::rule(&format!("{operand} -> {result}"), signature).linear_in(&[0])
+        Factors::rule(&format!("{operand} -> {result}"), signature).linear_in(&[0]).keeping_zeros()
     }
 
     /// The inverse permutation.

@@ -17,7 +17,7 @@ impl Operator for Accumulate {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::elementwise(signature).linear_in(&[0])
+        Factors::elementwise(signature).linear_in(&[0]).keeping_zeros()
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {

@@ -117,8 +117,8 @@ impl Operator for Binary {
     fn factors(&self, signature: &Signature) -> Factors {
         let factors = Factors::elementwise(signature);
         match self {
-            Self::Add | Self::Sub => factors.linear_in(&[0, 1]),
-            Self::Mul => factors.linear_in(&[0]).linear_in(&[1]),
+            Self::Add | Self::Sub => factors.linear_in(&[0, 1]).keeping_zeros(),
+            Self::Mul => factors.linear_in(&[0]).linear_in(&[1]).keeping_zeros(),
             // Integers truncate, which is not linear.
             Self::Div if signature.operands[0].dtype.is_float() => factors.linear_in(&[0]),
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => factors.linear_in(&[1]),

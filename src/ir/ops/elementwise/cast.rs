@@ -18,7 +18,7 @@ impl Operator for Cast {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        let factors = Factors::elementwise(signature);
+        let factors = Factors::elementwise(signature).keeping_zeros();
         let floats = signature.operands[0].dtype.is_float() && self.to.is_float();
         if floats { factors.linear_in(&[0]) } else { factors }
     }

@@ -140,7 +140,7 @@ impl Operator for Select {
     }
 
     fn factors(&self, signature: &Signature) -> Factors {
-        Factors::elementwise(signature).linear_in(&[1, 2])
+        Factors::elementwise(signature).linear_in(&[1, 2]).keeping_zeros()
     }
 
     /// The gradient goes to the operand that was selected.

@@ -136,7 +136,7 @@ impl Operator for Unary {
 
     fn factors(&self, signature: &Signature) -> Factors {
         let factors = Factors::elementwise(signature);
-        if *self == Self::Neg { factors.linear_in(&[0]) } else { factors }
+        if *self == Self::Neg { factors.linear_in(&[0]).keeping_zeros() } else { factors }
     }
 
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {

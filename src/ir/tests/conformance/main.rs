@@ -6,6 +6,7 @@
 mod composed;
 mod differences;
 mod hostile;
+mod padding;
 mod partition;
 mod splitting;
 
@@ -32,6 +33,7 @@ fn every_operator_does_what_it_declares() {
             ("attributes", attributes(sample)),
             ("gradient", differences::check(sample, &Operator::gradient)),
             ("factors", splitting::check(sample, &sample.op.factors(&signature(sample)))),
+            ("zeros", padding::check(sample, &sample.op.factors(&signature(sample)))),
         ];
         let failed = checks.into_iter().filter_map(|(name, result)| Some((name, result.err()?)));
         failures.extend(failed.map(|(name, message)| format!("{name} of {}: {message}", describe(sample))));
@@ -286,6 +288,16 @@ fn a_wrong_claim_of_linearity_is_caught() {
         let wrong = sample.op.factors(&signature(&sample)).linear_in(operands);
         let message = splitting::check(&sample, &wrong).expect_err(name);
         assert!(message.contains("not linear"), "{name}: {message}");
+    }
+}
+
+#[test]
+fn a_wrong_claim_on_zeros_is_caught() {
+    for name in ["exp", "div", "pow", "equal", "dropout"] {
+        let sample = sample_of(name);
+        let wrong = sample.op.factors(&signature(&sample)).keeping_zeros();
+        let message = padding::check(&sample, &wrong).expect_err(name);
+        assert!(message.contains("do not stay zeros"), "{name}: {message}");
     }
 }
 

@@ -79,13 +79,18 @@ fn memory(file: &Path, way: Way) -> Memory {
 
 fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
     let model = done(compilation::open(file));
-    let sizes = sizes(&model);
+    let sizes = if keeps_its_batch(file) { BTreeMap::new() } else { sizes(&model) };
     let spmd = if mesh.is_empty() { Spmd::default() } else { split(mesh) };
     let precision = Precision { compute, ..Precision::default() };
     let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
     done(Programs::lower(&compilation, microbatches))
+}
+
+/// Whether a model cannot be given another batch: its loss is a mean over the one that the exporter wrote in.
+fn keeps_its_batch(file: &Path) -> bool {
+    file.file_stem().is_some_and(|stem| stem == "joined-loss.dynamo")
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

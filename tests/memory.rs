@@ -79,7 +79,7 @@ fn memory(file: &Path, way: Way) -> Memory {
 
 fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
     let model = done(compilation::open(file));
-    let sizes = if keeps_its_batch(file) { BTreeMap::new() } else { sizes(&model) };
+    let sizes = if keeps_its_batch(&model) { BTreeMap::new() } else { sizes(&model) };
     let spmd = if mesh.is_empty() { Spmd::default() } else { split(mesh) };
     let precision = Precision { compute, ..Precision::default() };
     let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
@@ -88,9 +88,9 @@ fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
     done(Programs::lower(&compilation, microbatches))
 }
 
-/// Whether a model cannot be given another batch: its loss is a mean over the one that the exporter wrote in.
-fn keeps_its_batch(file: &Path) -> bool {
-    file.file_stem().is_some_and(|stem| stem == "joined-loss.dynamo")
+/// Whether a model keeps the batch that its exporter wrote in: its own loss may be a mean over just that.
+fn keeps_its_batch(model: &Model) -> bool {
+    model.graph.outputs.iter().any(|output| output.name == "loss")
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

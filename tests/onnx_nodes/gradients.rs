@@ -180,7 +180,7 @@ fn point(
     inputs: &Point,
     microbatch: &BTreeMap<String, Tensor>,
 ) -> Result<(Point, BTreeMap<String, Tensor>), String> {
-    let at = |near: &dyn Fn(&Tensor, u32) -> Tensor| {
+    let at = |near: &Moved| {
         let point = inputs.iter().map(|(&id, tensor)| (id, near(tensor, id.as_u32()))).collect();
         let given = outputs(module, &point, microbatch)?;
         let floats = given.values().filter(|tensor| tensor.dtype.is_float());
@@ -188,7 +188,7 @@ fn point(
         Ok::<_, String>((infinite, point, given))
     };
     let mut best = at(&|tensor, stream| near(tensor, 0.98, stream))?;
-    let others: [&dyn Fn(&Tensor, u32) -> Tensor; 2] =
+    let others: [&Moved; 2] =
         [&|tensor, stream| near(tensor, 1.01, stream), &|tensor, stream| near(&finite(tensor), 0.98, stream)];
     for other in others {
         if best.0 > 0 {
@@ -198,6 +198,9 @@ fn point(
     }
     Ok((best.1, best.2))
 }
+
+/// A tensor near another, by the stream of its random numbers.
+type Moved<'a> = dyn Fn(&Tensor, u32) -> Tensor + 'a;
 
 /// The tensor with 1 in place of what is not finite.
 fn finite(tensor: &Tensor) -> Tensor {

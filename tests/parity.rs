@@ -133,6 +133,16 @@ fn a_loss_with_weights_for_classes_trains_as_in_pytorch() {
     check(&models::WEIGHTED_LOSS);
 }
 
+/// Samples of which none may count are microbatches too.
+#[test]
+fn a_loss_with_weights_for_classes_is_the_mean_over_all_microbatches() {
+    let fixture = &models::WEIGHTED_LOSS;
+    for batch in [1, 2, 4] {
+        let subject = fixture.subject(batch, adamw());
+        check_losses(fixture, &subject, Mode::Exact, "losses_adamw_f64", fixture.bounds.exact);
+    }
+}
+
 #[test]
 fn a_binary_loss_with_weights_for_positives_trains_as_in_pytorch() {
     check(&models::POSITIVES_LOSS);
@@ -364,7 +374,7 @@ fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bou
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
-    let mut machine = done(Machine::new(module, mode, 1, &subject.start));
+    let mut machine = done(Machine::new(module, mode, inputs.len(), &subject.start));
     let mut worst = 0.0f64;
     for (step, expected) in expected.iter().enumerate() {
         let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");

@@ -12,7 +12,11 @@ use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::loss::CrossEntropy;
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::{At, Builder, Changed, DType, Diagnostic, Dim, Dims, Level, Module, Node, Op, Phase, Type, ValueId};
+use ir::{
+    At, Builder, Changed, DType, Definition, Diagnostic, Dim, Dims, Level, Module, Node, Op, Output, Phase,
+    Role, Type, ValueId,
+};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The pass.
@@ -163,7 +167,7 @@ pub fn decide(module: &Module, options: &Loss) -> Result<Decision, Diagnostic> {
     }
 }
 
-/// The model's own loss: a float scalar among the outputs, best a mean of cross-entropies.
+/// The model's own loss: a float scalar among the outputs, best a mean.
 fn own_loss(module: &Module) -> Option<Decision> {
     let scalars = || {
         let outputs = module.outputs.iter().filter(|output| {
@@ -172,28 +176,56 @@ fn own_loss(module: &Module) -> Option<Decision> {
         });
         outputs.filter(|output| matches!(module.value(output.value).definition, ir::Definition::Node(..)))
     };
-    let mean = scalars().find_map(|output| {
-        let (sum, weight) = mean_of_cross_entropies(module, output.value)?;
+    let mean = |output: &Output, is_mean: fn(&Module, ValueId, ValueId) -> bool| {
+        let (sum, weight) =
+            quotient(module, output.value).filter(|&(sum, weight)| is_mean(module, sum, weight))?;
         Some(Decision::Mean { output: output.name.clone(), sum, weight })
-    });
+    };
+    let of_cross_entropies = scalars().find_map(|output| mean(output, is_cross_entropy));
     let named = || scalars().find(|output| output.name.to_lowercase().contains("loss"));
     let only = || if module.outputs.len() == 1 { scalars().next() } else { None };
-    mean.or_else(|| {
+    of_cross_entropies.or_else(|| {
         let output = named().or_else(only)?;
-        Some(Decision::Opaque { output: output.name.clone(), value: output.value })
+        let opaque = Decision::Opaque { output: output.name.clone(), value: output.value };
+        Some(mean(output, are_sums).unwrap_or(opaque))
     })
 }
 
-/// Sum and weight, if the value is a cross-entropy's sum over its weight, in whatever shape.
-fn mean_of_cross_entropies(module: &Module, value: ValueId) -> Option<(ValueId, ValueId)> {
+/// What a value, in whatever shape, is the quotient of.
+fn quotient(module: &Module, value: ValueId) -> Option<(ValueId, ValueId)> {
     let division = module.producer(through_views(module, value))?;
     let Op::Binary(Binary::Div) = division.op else { return None };
-    let (sum, weight) =
-        (through_views(module, division.operands[0]), through_views(module, division.operands[1]));
-    let node = module.producer(sum)?;
-    let is_loss =
-        matches!(node.op, Op::CrossEntropy(_)) && node.results[0] == sum && node.results[1] == weight;
-    is_loss.then_some((sum, weight))
+    Some((through_views(module, division.operands[0]), through_views(module, division.operands[1])))
+}
+
+/// Whether these are the sum and the weight of a cross-entropy.
+fn is_cross_entropy(module: &Module, sum: ValueId, weight: ValueId) -> bool {
+    module.producer(sum).is_some_and(|node| {
+        matches!(node.op, Op::CrossEntropy(_)) && node.results[0] == sum && node.results[1] == weight
+    })
+}
+
+/// Whether these are sums of whatever a microbatch has, and the weight is not trained: a mean where classes have weights,
+/// or a mask says what counts.
+fn are_sums(module: &Module, sum: ValueId, weight: ValueId) -> bool {
+    let is_sum = |value: ValueId| {
+        let adds = |node: &Node| matches!(&node.op, Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }));
+        module.producer(value).is_some_and(adds) && module.ty(value).ndim() == 0
+    };
+    is_sum(sum) && is_sum(weight) && module.ty(weight).dtype.is_float() && !is_trained(module, weight)
+}
+
+/// Whether a value depends on a parameter.
+fn is_trained(module: &Module, value: ValueId) -> bool {
+    let (mut stack, mut seen) = (vec![value], BTreeSet::new());
+    while let Some(value) = stack.pop() {
+        match module.value(value).definition {
+            Definition::State(id) if module.states[id].role == Role::Parameter => return true,
+            Definition::Node(id, _) if seen.insert(id) => stack.extend(&module.node(id).operands),
+            _ => {}
+        }
+    }
+    false
 }
 
 fn through_views(module: &Module, mut value: ValueId) -> ValueId {
@@ -217,8 +249,8 @@ fn check_own(module: &Module, options: &Loss, decision: &Decision) -> Result<(),
         (Some(Op::CrossEntropy(own)), Some(index)) if own.ignore_index != index => {
             return error(&format!("--ignore-index {index} (the model ignores {})", own.ignore_index));
         }
-        (None, Some(index)) => return error(&format!("--ignore-index {index}")),
-        _ => {}
+        (Some(Op::CrossEntropy(_)), _) | (_, None) => {}
+        (_, Some(index)) => return error(&format!("--ignore-index {index}")),
     }
     if options.label_smoothing != 0.0 { error("--label-smoothing") } else { Ok(()) }
 }

@@ -212,6 +212,16 @@ impl Planes {
     }
 }
 
+/// The sizes of the result of pooling, and what `of` gives for a plane of `x` and what a position covers of it.
+fn pooled<T>(windows: &Windows, x: &Tensor, of: impl Fn(&[f64], &[usize]) -> T) -> (Vec<usize>, Vec<T>) {
+    let planes = Planes::new(windows, &x.sizes);
+    let mut out = Vec::new();
+    for plane in x.floats().chunks_exact(planes.len) {
+        out.extend(planes.covered.iter().map(|covered| of(plane, covered)));
+    }
+    (planes.sizes, out)
+}
+
 /// The first of the largest elements, where a NaN is larger than any number; `None` of nothing.
 fn first_largest(plane: &[f64], covered: &[usize]) -> Option<usize> {
     let larger = |x: f64, best: f64| x > best || (x.is_nan() && !best.is_nan());
@@ -248,14 +258,11 @@ impl Operator for MaxPool {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let x = cx.operands[0];
-        let planes = Planes::new(&self.windows, &x.sizes);
-        let mut out = Vec::new();
-        for plane in x.floats().chunks_exact(planes.len) {
-            let largest = |covered: &Vec<usize>| first_largest(plane, covered).map(|i| plane[i]);
-            out.extend(planes.covered.iter().map(|covered| largest(covered).unwrap_or(f64::NEG_INFINITY)));
-        }
-        vec![Tensor::float(cx.results[0].dtype, planes.sizes, out)]
+        let largest = |plane: &[f64], covered: &[usize]| first_largest(plane, covered).map(|i| plane[i]);
+        let (sizes, out) = pooled(&self.windows, cx.operands[0], |plane, covered| {
+            largest(plane, covered).unwrap_or(f64::NEG_INFINITY)
+        });
+        vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
 }
 
@@ -314,14 +321,10 @@ impl Operator for MaxPoolIndices {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let x = cx.operands[0];
-        let planes = Planes::new(&self.windows, &x.sizes);
-        let mut out = Vec::new();
-        for plane in x.floats().chunks_exact(planes.len) {
-            let place = |covered: &Vec<usize>| first_largest(plane, covered).map_or(-1, |i| i as i64);
-            out.extend(planes.covered.iter().map(place));
-        }
-        vec![Tensor::int(DType::I64, planes.sizes, out)]
+        let (sizes, out) = pooled(&self.windows, cx.operands[0], |plane, covered| {
+            first_largest(plane, covered).map_or(-1, |i| i as i64)
+        });
+        vec![Tensor::int(DType::I64, sizes, out)]
     }
 }
 
@@ -348,17 +351,11 @@ impl Operator for AvgPool {
     }
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
-        let x = cx.operands[0];
-        let planes = Planes::new(&self.windows, &x.sizes);
-        let mut out = Vec::new();
-        for plane in x.floats().chunks_exact(planes.len) {
-            let mean = |covered: &Vec<usize>| {
-                let sum: f64 = covered.iter().map(|&i| plane[i]).sum();
-                sum / divisor(&self.windows, self.count_padding, covered)
-            };
-            out.extend(planes.covered.iter().map(mean));
-        }
-        vec![Tensor::float(cx.results[0].dtype, planes.sizes, out)]
+        let (sizes, out) = pooled(&self.windows, cx.operands[0], |plane, covered| {
+            let sum: f64 = covered.iter().map(|&i| plane[i]).sum();
+            sum / divisor(&self.windows, self.count_padding, covered)
+        });
+        vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
 }
 

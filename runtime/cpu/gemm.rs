@@ -24,6 +24,16 @@ impl Matrix {
         Self { rows: self.columns, columns: self.rows, ..self }
     }
 
+    /// Without the rows before `row`.
+    pub(super) fn from_row(self, row: usize) -> Self {
+        Self { offset: self.offset + row as isize * self.rows, ..self }
+    }
+
+    /// Without the columns before `column`.
+    pub(super) fn from_column(self, column: usize) -> Self {
+        self.transposed().from_row(column).transposed()
+    }
+
     /// Whether all elements of a matrix of these sizes lie in a slice of `len`.
     fn fits(&self, rows: usize, columns: usize, len: usize) -> bool {
         let far = |size: usize, stride: isize| (size as i128 - 1) * stride as i128;

@@ -15,7 +15,7 @@ const LIMIT_BYTES: u64 = 1 << 26;
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     masks: BTreeMap<Id, Option<Mask>>,
-    halves: BTreeMap<Id, Option<bool>>,
+    pairs: BTreeMap<(Id, bool), Option<bool>>,
 }
 
 /// What a stored attention mask does.
@@ -47,18 +47,25 @@ pub(super) fn mask(g: &Graph, class: Id) -> Option<Mask> {
     found
 }
 
-/// Whether the second half of a stored table's last dim equals the first; `None` if it is not stored.
-pub(super) fn repeats_its_half(g: &Graph, class: Id) -> Option<bool> {
+/// Whether the second half of a stored table's last dim equals the first, or, of neighbours, each second number the one
+/// before; `None` if it is not stored.
+pub(super) fn has_equal_pairs(g: &Graph, class: Id, neighbours: bool) -> Option<bool> {
     let class = g.find(class);
-    if let Some(known) = g.analysis.tables.borrow().halves.get(&class) {
+    if let Some(known) = g.analysis.tables.borrow().pairs.get(&(class, neighbours)) {
         return *known;
     }
     let found = seen_through(g, class, &mut BTreeSet::new()).map(|table| {
         let width = table.sizes.last().copied().unwrap_or(1).max(1);
         let Elements::Float(elements) = &table.elements else { return false };
-        elements.chunks(width).all(|row| row[..row.len() / 2] == row[row.len() / 2..])
+        elements.chunks(width).all(|row| {
+            if neighbours {
+                row.chunks(2).all(|pair| pair[0] == pair[pair.len() - 1])
+            } else {
+                row[..row.len() / 2] == row[row.len() / 2..]
+            }
+        })
     });
-    g.analysis.tables.borrow_mut().halves.insert(class, found);
+    g.analysis.tables.borrow_mut().pairs.insert((class, neighbours), found);
     found
 }
 
@@ -70,6 +77,24 @@ pub(super) fn is_finite(g: &Graph, class: Id) -> bool {
         }
         _ => false,
     })
+}
+
+/// Whether a class is a tensor of the file seen through views.
+pub(super) fn is_stored(g: &Graph, class: Id) -> bool {
+    let (mut pending, mut tried) = (vec![g.find(class)], BTreeSet::new());
+    while let Some(class) = pending.pop() {
+        for node in g[class].nodes.iter().filter(|_| !tried.contains(&class)) {
+            match node.op() {
+                Some(Op::Constant(_)) => return true,
+                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_)) => {
+                    pending.push(g.find(node.args[0]));
+                }
+                _ => {}
+            }
+        }
+        tried.insert(class);
+    }
+    false
 }
 
 /// Additive masks at or below this hide: e to that power is 0 in every float type.

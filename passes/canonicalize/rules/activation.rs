@@ -17,6 +17,9 @@ pub(super) const RULES: &[Row] = &[
     ("log softmax", &["log"], log_softmax),
 ];
 
+/// √(2/π) = (2/√π) · (1/√2)
+const SQRT_2_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+
 /// ½ · (x · (1 + erf(x/√2)))
 fn gelu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
@@ -33,8 +36,24 @@ fn gelu(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// ½ · (x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))))
+/// ½ · (x · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))), and with x · (1 + 0.044715 · x²) for the sum in tanh
 fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
+        ([Op::Unary(Tanh)] (% [Op::Binary(Mul)] r (% [Op::Binary(Mul)] y (% [Op::Binary(Add)] inner
+        (% [Op::Binary(Mul)] q ([Op::Binary(Pow)] z two))))))))) => {
+        let unmet = [
+            one_value(g, &[x, y, z], "the products and the square"),
+            number(g, half, 0.5),
+            number(g, one, 1.0),
+            number(g, inner, 1.0),
+            number(g, q, 0.044715),
+            number(g, two, 2.0),
+            number(g, r, SQRT_2_PI),
+        ];
+        if holds(g, n, "gelu_tanh", unmet) {
+            out.push(term(GeluTanh, [x.into()]));
+        }
+    });
     find!(g, n, (% [Op::Binary(Mul)] half (% [Op::Binary(Mul)] x (% [Op::Binary(Add)] one
         ([Op::Unary(Tanh)] (% [Op::Binary(Mul)] r (% [Op::Binary(Add)] y (% [Op::Binary(Mul)] q
         ([Op::Binary(Pow)] z three)))))))) => {
@@ -44,8 +63,7 @@ fn gelu_tanh(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             number(g, one, 1.0),
             number(g, q, 0.044715),
             number(g, three, 3.0),
-            // √(2/π) = (2/√π) · (1/√2)
-            number(g, r, FRAC_2_SQRT_PI * FRAC_1_SQRT_2),
+            number(g, r, SQRT_2_PI),
         ];
         if holds(g, n, "gelu_tanh", unmet) {
             out.push(term(GeluTanh, [x.into()]));

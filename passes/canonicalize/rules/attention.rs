@@ -52,7 +52,7 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             holds(g, n, PATTERN, [unfit]);
         }
         for scores in all_scores {
-            let four = g.ty(probabilities).ndim() == 4 && g.ty(value).ndim() == 4;
+            let four = g.ty(probabilities).ndim() == 4 && matches!(g.ty(value).ndim(), 3 | 4);
             let guarded = guarded || !scores.masks.iter().any(|&mask| may_hide_a_row(g, mask));
             let attention = fused(g, weigh, value, &scores).filter(|_| four);
             let unmet = [
@@ -178,33 +178,32 @@ fn with_four_dims(g: &Graph, mask: Id) -> Term {
     typed(Reshape, [mask.into()], Type::new(ty.dtype, ones.chain(ty.dims.iter().cloned())))
 }
 
-/// The fused operator, with transposes that bring operands and result into its order of dims.
+/// The fused operator, with transposes that bring operands and result into its order of dims. Keys and values without
+/// a dim of heads, which all queries share (Shazeer, arXiv 1911.02150), get one of size one.
 fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term> {
     let [b, h, s, t] = scores.contract.out.0[..] else { return None };
-    let roles = scores.contract.roles();
-    let [d] = roles.summed[..] else { return None };
-    if roles.batch != [b, h] {
-        return None;
-    }
-    let (rows, columns) = (&roles.rows[..], &roles.columns[..]);
+    let [d] = scores.contract.roles().summed[..] else { return None };
     let lhs = (scores.query, &scores.contract.lhs);
     let rhs = (scores.key, &scores.contract.rhs);
-    let (query, key) = match (rows, columns) {
-        ([r], [c]) if (*r, *c) == (s, t) => (lhs, rhs),
-        ([r], [c]) if (*r, *c) == (t, s) => (rhs, lhs),
-        _ => return None,
-    };
+    let ((query, query_labels), (key, key_labels)) =
+        if lhs.1.0.contains(&s) { (lhs, rhs) } else { (rhs, lhs) };
     let [wb, wh, ws, wt] = weigh.lhs.0[..] else { return None };
     let weigh_roles = weigh.roles();
     let [e] = weigh_roles.columns[..] else { return None };
-    if weigh_roles.summed != [wt] || weigh_roles.rows != [ws] || weigh_roles.batch.len() != 2 {
+    if weigh_roles.summed != [wt] {
         return None;
     }
-    let mut operands = vec![
-        ordered(query.0, query.1, &[b, h, s, d])?,
-        ordered(key.0, key.1, &[b, h, t, d])?,
-        ordered(value, &weigh.rhs, &[wb, wh, wt, e])?,
-    ];
+    let query = ordered(query, query_labels, &[b, h, s, d])?;
+    let each_head = (ordered(key, key_labels, &[b, h, t, d]), ordered(value, &weigh.rhs, &[wb, wh, wt, e]));
+    let (key, value) = match each_head {
+        (Some(key), Some(value)) => (key, value),
+        (None, None) => (
+            for_all_heads(g, key, key_labels, &[b, t, d])?,
+            for_all_heads(g, value, &weigh.rhs, &[wb, wt, e])?,
+        ),
+        _ => return None,
+    };
+    let mut operands = vec![query, key, value];
     let masks = scores.masks.iter().rev().map(|&mask| with_four_dims(g, mask));
     operands.extend(masks.reduce(|sum, mask| term(Add, [sum, mask])));
     let attention = Attention { scale: Float::new(scores.scale), causal: false };
@@ -215,7 +214,16 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
 
 /// A class whose dims have these labels, with its dims in that order.
 fn ordered(class: Id, labels: &Labels, order: &[u8]) -> Option<Term> {
-    transposed(class.into(), labels, order)
+    (labels.0.len() == order.len()).then(|| transposed(class.into(), labels, order))?
+}
+
+/// The same of keys or values that all heads share, with one head.
+fn for_all_heads(g: &Graph, class: Id, labels: &Labels, order: &[u8; 3]) -> Option<Term> {
+    let shared = ordered(class, labels, order)?;
+    let dim = |label: &u8| labels.0.iter().position(|l| l == label).map(|i| g.ty(class).dims[i].clone());
+    let [batch, keys, width] = [dim(&order[0])?, dim(&order[1])?, dim(&order[2])?];
+    let ty = Type::new(g.ty(class).dtype, [batch, Dim::known(1), keys, width]);
+    Some(typed(Reshape, [shared], ty))
 }
 
 fn transposed(x: Term, labels: &Labels, order: &[u8]) -> Option<Term> {

@@ -1,4 +1,5 @@
-//! Rotary position embedding as exporters spell it: `x · cos + rotate_half(x) · sin`.
+//! Rotary position embedding as exporters spell it: `x · cos + turned(x) · sin`, where what is turned are halves or
+//! neighbours (GPT-J), and a table holds each number for both of a pair.
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
@@ -17,14 +18,25 @@ pub(super) const RULES: &[Row] = &[("rotary embedding", &["add"], rotary)];
 
 fn rotary(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, (% [Op::Binary(Add)] (% [Op::Binary(Mul)] x cos) (% [Op::Binary(Mul)] turned sin)) => {
-        if let Some(width) = g.ty(x).dims.last().and_then(Dim::size)
-            && is_rotate_half(g, turned, x, width)
-            && holds(g, n, "rotary", [cos, sin].map(|table| uneven(g, table, width)))
+        let Some(width) = g.ty(x).dims.last().and_then(Dim::size) else { continue };
+        for (interleaved, is_turned) in
+            [(false, is_rotate_half(g, turned, x, width)), (true, is_rotate_neighbours(g, turned, x, width))]
         {
-            let parts = [x.into(), half(g, cos, width), half(g, sin, width)];
-            out.push(term(Rotary { interleaved: false }, parts));
+            let pairs = Pairs { interleaved, width };
+            if is_turned && holds(g, n, "rotary", [cos, sin].map(|table| uneven(g, table, pairs))) {
+                let parts = [x.into(), one_of_each(g, cos, pairs), one_of_each(g, sin, pairs)];
+                out.push(term(Rotary { interleaved }, parts));
+            }
         }
     });
+}
+
+/// How a last dim of that width lies in pairs.
+#[derive(Clone, Copy)]
+struct Pairs {
+    /// Whether neighbours are paired, and not halves.
+    interleaved: bool,
+    width: u64,
 }
 
 /// Whether a class is `concat(-x[.., d/2..], x[.., ..d/2])`.
@@ -46,56 +58,102 @@ fn is_rotate_half(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
     found
 }
 
-/// Unmet, unless the halves of a table are equal.
-fn uneven(g: &Graph, table: Id, width: u64) -> Option<String> {
-    unless(repeats_its_half(g, table, width), || {
-        format!(
-            "its table {} does not repeat the first half of its last dim, as far as can be seen",
-            g.ty(table)
-        )
+/// Whether a class is `-x[.., 1::2]` and `x[.., ::2]` in turns, put together along a new last dim.
+fn is_rotate_neighbours(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
+    let last = g.ty(x).ndim() as u32 - 1;
+    let every_other = |slice: &Slice, part: Id, start: i64| {
+        let length = g.ty(part).dims.last().and_then(Dim::size);
+        (slice.dim, slice.start, slice.step) == (last, start, 2) && length == Some(width / 2)
+    };
+    let one_each = |single: Id, part: Id| {
+        let dims = &g.ty(single).dims;
+        dims.split_last().is_some_and(|(one, dims)| one.is_one() && *dims == g.ty(part).dims[..])
+    };
+    let mut found = false;
+    find!(@arg g, turned, ([Op::Reshape(_)] ([Op::Concat(concat)] first second)) => {
+        find!(@arg g, first, ([Op::Reshape(_)] negated) => {
+            find!(@arg g, second, ([Op::Reshape(_)] even) => {
+                let in_turns = concat.dim == last + 1 && one_each(first, negated) && one_each(second, even);
+                find!(@arg g, negated, ([Op::Unary(Neg)] odd) => {
+                    find!(@arg g, odd, ([Op::Slice(high)] x1) => {
+                        find!(@arg g, even, ([Op::Slice(low)] x2) => {
+                            found |= in_turns && g.same(x, x1) && g.same(x, x2)
+                                && every_other(high, odd, 1) && every_other(low, even, 0);
+                        });
+                    });
+                });
+            });
+        });
+    });
+    found
+}
+
+/// Unmet, unless the numbers of each pair of a table are equal.
+fn uneven(g: &Graph, table: Id, pairs: Pairs) -> Option<String> {
+    let what = if pairs.interleaved { "each number" } else { "the first half" };
+    unless(is_even(g, table, pairs), || {
+        format!("its table {} does not repeat {what} of its last dim, as far as can be seen", g.ty(table))
     })
 }
 
-/// Whether the second half of a table's last dim equals the first.
-fn repeats_its_half(g: &Graph, table: Id, width: u64) -> bool {
-    if !width.is_multiple_of(2) || g.ty(table).dims.last().and_then(Dim::size) != Some(width) {
+/// Whether the numbers of each pair of a table's last dim are equal.
+fn is_even(g: &Graph, table: Id, pairs: Pairs) -> bool {
+    if !pairs.width.is_multiple_of(2) || g.ty(table).dims.last().and_then(Dim::size) != Some(pairs.width) {
         return false;
     }
-    stored::repeats_its_half(g, table)
-        .unwrap_or_else(|| repeats_by_construction(g, table, &mut BTreeSet::new()))
+    stored::has_equal_pairs(g, table, pairs.interleaved)
+        .unwrap_or_else(|| even_by_construction(g, table, pairs, &mut BTreeSet::new()))
 }
 
-/// Whether a table is made by functions of `concat(f, f)`, which may be stored. `tried` has the classes that were looked at.
-fn repeats_by_construction(g: &Graph, table: Id, tried: &mut BTreeSet<Id>) -> bool {
+/// Whether a table is made by functions of one that repeats, which may be stored. `tried` has the classes that were
+/// looked at.
+fn even_by_construction(g: &Graph, table: Id, pairs: Pairs, tried: &mut BTreeSet<Id>) -> bool {
     if !tried.insert(g.find(table)) {
         return false;
     }
-    if stored::repeats_its_half(g, table) == Some(true) {
+    if stored::has_equal_pairs(g, table, pairs.interleaved) == Some(true) || is_repeated(g, table, pairs) {
         return true;
     }
-    let last = g.ty(table).ndim() as u32 - 1;
     g[table].nodes.iter().any(|node| match node.op() {
-        Some(Op::Concat(concat)) => {
-            concat.dim == last && node.args.len() == 2 && g.same(node.args[0], node.args[1])
-        }
-        Some(Op::Unary(_)) => repeats_by_construction(g, node.args[0], tried),
+        Some(Op::Unary(_)) => even_by_construction(g, node.args[0], pairs, tried),
         Some(Op::Reshape(_)) => {
             g.ty(node.args[0]).dims.last() == g.ty(table).dims.last()
-                && repeats_by_construction(g, node.args[0], tried)
+                && even_by_construction(g, node.args[0], pairs, tried)
         }
         Some(Op::Binary(Mul)) => match (g.number(node.args[0]), g.number(node.args[1])) {
-            (Some(_), _) => repeats_by_construction(g, node.args[1], tried),
-            (_, Some(_)) => repeats_by_construction(g, node.args[0], tried),
+            (Some(_), _) => even_by_construction(g, node.args[1], pairs, tried),
+            (_, Some(_)) => even_by_construction(g, node.args[0], pairs, tried),
             _ => false,
         },
         _ => false,
     })
 }
 
-/// The first half of a table.
-fn half(g: &Graph, table: Id, width: u64) -> Term {
+/// Whether a table is `concat(f, f)`, or, for neighbours, f with a last dim of one stretched to two and merged.
+fn is_repeated(g: &Graph, table: Id, pairs: Pairs) -> bool {
+    let last = g.ty(table).ndim() as u32 - 1;
+    let mut found = false;
+    if pairs.interleaved {
+        find!(@arg g, table, ([Op::Reshape(_)] stretched) => {
+            find!(@arg g, stretched, ([Op::Broadcast(_)] single) => {
+                let (one, two) = (g.ty(single).dims.last(), g.ty(stretched).dims.last());
+                let same_ndim = g.ty(single).ndim() == g.ty(stretched).ndim();
+                found |= same_ndim && one.is_some_and(Dim::is_one) && two.and_then(Dim::size) == Some(2);
+            });
+        });
+    } else {
+        find!(@arg g, table, ([Op::Concat(concat)] first second) => {
+            found |= concat.dim == last && g.same(first, second);
+        });
+    }
+    found
+}
+
+/// One number of each pair of a table.
+fn one_of_each(g: &Graph, table: Id, pairs: Pairs) -> Term {
     let mut ty = g.ty(table).clone();
     let last = ty.ndim() - 1;
-    ty.dims[last] = Dim::known(width / 2);
-    typed(Slice { dim: last as u32, start: 0, step: 1 }, [table.into()], ty)
+    ty.dims[last] = Dim::known(pairs.width / 2);
+    let step = if pairs.interleaved { 2 } else { 1 };
+    typed(Slice { dim: last as u32, start: 0, step }, [table.into()], ty)
 }

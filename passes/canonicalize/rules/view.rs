@@ -3,6 +3,7 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
+use crate::canonicalize::stored;
 use crate::canonicalize::term::{Term, find, term, typed};
 use egg::Id;
 use ir::ops::contract::Contract;
@@ -18,10 +19,14 @@ pub(super) const RULES: &[Row] = &[
     ("merge past a transpose", &["reshape"], merge_past_transpose),
     ("view past a function", ELEMENTWISE_UNARY, past_function),
     ("view past arithmetic", ELEMENTWISE_BINARY, past_arithmetic),
+    ("merge past arithmetic", ELEMENTWISE_BINARY, merge_past_arithmetic),
     ("broadcast into arithmetic", ELEMENTWISE_BINARY, broadcast_into_arithmetic),
+    ("ones past a broadcast", &["reshape"], ones_past_broadcast),
     ("slice of a sum", &["slice"], slice_of_sum),
     ("slice of a contraction", &["slice"], slice_of_contraction),
     ("slice of a transpose", &["slice"], slice_of_transpose),
+    ("slice of a split dim", &["slice"], slice_of_split),
+    ("one index of a gather", &["gather"], one_index),
 ];
 
 const ELEMENTWISE_UNARY: &[&str] = &[
@@ -188,6 +193,58 @@ fn below_reshape(g: &Graph, inner: Id, reshaped: Id, y: Id) -> bool {
     y.len() <= kept && y.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.is_one())
 }
 
+/// merge(x) ∘ y = merge(x ∘ split(y)), where y is stretched along some dim, and each other is split as x was
+fn merge_past_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    let Some(Op::Binary(op)) = n.op() else { return };
+    for (first, x, y) in [(true, n.args[0], n.args[1]), (false, n.args[1], n.args[0])] {
+        find!(@arg g, x, ([Op::Reshape(_)] inner) => {
+            if let Some(dims) = split_alike(&g.ty(inner).dims, &g.ty(x).dims, &g.ty(y).dims) {
+                let split = reshape(y.into(), &Type::new(g.ty(y).dtype, dims));
+                let operands = if first { [inner.into(), split] } else { [split, inner.into()] };
+                out.push(reshape(term(*op, operands), g.ty(x)));
+            }
+        });
+    }
+}
+
+/// The dims of an operand of as many dims as what it meets, of size one somewhere, if the other dims are split as those
+/// of `merged` are in `inner`.
+fn split_alike(inner: &[Dim], merged: &[Dim], operand: &[Dim]) -> Option<Vec<Dim>> {
+    let stretches = |(dim, whole): (&Dim, &Dim)| dim.is_one() && !whole.is_one();
+    if operand.len() != merged.len() || !operand.iter().zip(merged).any(stretches) {
+        return None;
+    }
+    let mut dims = Vec::new();
+    for ((run, whole), dim) in merges(inner, merged)?.into_iter().zip(merged).zip(operand) {
+        match dim {
+            dim if dim == whole => dims.extend_from_slice(&inner[run]),
+            dim if dim.is_one() => dims.extend(run.map(|_| Dim::known(1))),
+            _ => return None,
+        }
+    }
+    Some(dims)
+}
+
+/// reshape(broadcast(x)) = broadcast(reshape(x)), where the reshape moves ones alone
+fn ones_past_broadcast(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Reshape(_)] wide) => {
+        find!(@arg g, wide, ([Op::Broadcast(_)] x) => {
+            let (narrow, wide, to) = (&g.ty(x).dims, &g.ty(wide).dims, &declared(n).dims);
+            let large = |dims: &[Dim]| dims.iter().filter(|dim| !dim.is_one()).cloned().collect::<Vec<_>>();
+            if narrow.len() != wide.len() || large(wide) != large(to) {
+                continue;
+            }
+            // What x has where the result is large: there, too, x may be of size one.
+            let mut kept = wide.iter().zip(narrow).filter(|(dim, _)| !dim.is_one()).map(|(_, own)| own.clone());
+            let own = |dim: &Dim| if dim.is_one() { Some(dim.clone()) } else { kept.next() };
+            if let Some(dims) = to.iter().map(own).collect::<Option<Vec<Dim>>>() {
+                let narrow = reshape(x.into(), &Type::new(g.ty(x).dtype, dims));
+                out.push(typed(Broadcast, [narrow], declared(n).clone()));
+            }
+        });
+    });
+}
+
 /// x ∘ broadcast(y) = x ∘ y, where the result has the same dims without it
 fn broadcast_into_arithmetic(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Binary(op)) = n.op() else { return };
@@ -239,5 +296,48 @@ fn slice_of_transpose(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Slice(slice)] ([Op::Transpose(view)] x)) => {
         let dim = view.permutation[slice.dim as usize] as usize;
         out.push(term(view.clone(), [sliced(g, x, slice, dim, declared(n), slice.dim as usize)]));
+    });
+}
+
+/// slice(split(x)) = split(slice(x)), along the outermost dim of what was one
+fn slice_of_split(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Slice(slice)] split) => {
+        let cut = slice.dim as usize;
+        find!(@arg g, split, ([Op::Reshape(_)] x) => {
+            let (whole, parts, to) = (&g.ty(x).dims, &g.ty(split).dims, &declared(n).dims);
+            let Some(runs) = merges(parts, whole).filter(|_| slice.step == 1 && slice.start >= 0) else { continue };
+            let Some(dim) = runs.iter().position(|run| run.contains(&cut)) else { continue };
+            let run = runs[dim].clone();
+            let inner = parts[cut + 1..run.end].iter().try_fold(Dim::known(1), |size, dim| size.product(dim));
+            let Some(inner) = inner.filter(|_| run.len() > 1 && parts[run.start..cut].iter().all(Dim::is_one))
+            else {
+                continue;
+            };
+            if let (Some(size), Some(length)) = (inner.size(), to[cut].product(&inner)) {
+                let mut ty = g.ty(x).clone();
+                ty.dims[dim] = length;
+                let start = slice.start * size as i64;
+                out.push(reshape(typed(Slice { dim: dim as u32, start, step: 1 }, [x.into()], ty), declared(n)));
+            }
+        });
+    });
+}
+
+/// gather(x, number) = slice(x), where x is computed: of what is stored, a row that is looked up says what it is
+fn one_index(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
+    find!(g, n, ([Op::Gather(gather)] x index) => {
+        let (from, dim) = (g.ty(x), gather.dim as usize);
+        let Some(size) = from.dims[dim].size() else { return };
+        let number = g.number(index).filter(|_| g.ty(index).numel() == Some(1));
+        let start = number.map(|number| if number < 0.0 { number as i64 + size as i64 } else { number as i64 });
+        let Some(start) = start.filter(|start| (0..size as i64).contains(start)) else { return };
+        if stored::is_stored(g, x) {
+            return;
+        }
+        let mut ty = from.clone();
+        ty.dims[dim] = Dim::known(1);
+        let row = typed(Slice { dim: dim as u32, start, step: 1 }, [x.into()], ty);
+        let dims = from.dims[..dim].iter().chain(&g.ty(index).dims).chain(&from.dims[dim + 1..]);
+        out.push(reshape(row, &Type::new(from.dtype, dims.cloned())));
     });
 }

@@ -2,10 +2,12 @@
 
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
-use crate::canonicalize::term::{Term, find, scalar, term};
+use crate::canonicalize::term::{Term, find, scalar, term, typed};
+use egg::Id;
 use ir::Op;
 use ir::ops::elementwise::Binary::{Add, Div, Mul, Pow};
 use ir::ops::elementwise::Unary::{Reciprocal, Rsqrt, Sqrt};
+use ir::ops::shape::Reshape;
 
 pub(super) const RULES: &[Row] = &[
     ("division by a constant", &["div"], division_by_constant),
@@ -99,11 +101,25 @@ fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 
 /// (c · x) × y = c · (x × y), on either side
 fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
-    let scaled = |c, like, contraction| Some(term(Mul, [scalar(g.ty(like), g.number(c)?), contraction]));
-    find!(g, n, ([Op::Contract(contract)] (% [Op::Binary(Mul)] c x) y) => {
-        out.extend(scaled(c, x, term(contract.clone(), [x.into(), y.into()])));
+    let scaled = |c, x, contraction| term(Mul, [scalar(g.ty(x), c), contraction]);
+    find!(g, n, ([Op::Contract(contract)] x y) => {
+        for (c, x) in multiples(g, x) {
+            out.push(scaled(c, y, term(contract.clone(), [x, y.into()])));
+        }
+        for (c, y) in multiples(g, y) {
+            out.push(scaled(c, x, term(contract.clone(), [x.into(), y])));
+        }
     });
-    find!(g, n, ([Op::Contract(contract)] x (% [Op::Binary(Mul)] c y)) => {
-        out.extend(scaled(c, y, term(contract.clone(), [x.into(), y.into()])));
+}
+
+/// What a class is a multiple of, and of how much; the product may have been reshaped.
+fn multiples(g: &Graph, class: Id) -> Vec<(f64, Term)> {
+    let mut found = Vec::new();
+    find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {
+        found.extend(g.number(c).map(|c| (c, x.into())));
     });
+    find!(@arg g, class, ([Op::Reshape(_)] (% [Op::Binary(Mul)] c x)) => {
+        found.extend(g.number(c).map(|c| (c, typed(Reshape, [x.into()], g.ty(class).clone()))));
+    });
+    found
 }

@@ -46,23 +46,26 @@ const MOST_MASKS: usize = 2;
 fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     let Some(Op::Contract(weigh)) = n.op() else { return };
     let [probabilities, value] = n.args[..] else { return };
+    let four = g.ty(probabilities).ndim() == 4 && matches!(g.ty(value).ndim(), 3 | 4);
+    // One head that has no dim is left to contractions, which any mesh splits: attention is split by its heads.
+    let several = !four || g.ty(value).ndim() == 4 || !g.ty(probabilities).dims[1].is_one();
     for (class, guarded) in softmaxes(g, probabilities) {
         let all_scores = all_scores(g, class);
         if let unfit @ Some(_) = unfit_mask(g, class).filter(|_| all_scores.is_empty()) {
             holds(g, n, PATTERN, [unfit]);
         }
         for scores in all_scores {
-            let four = g.ty(probabilities).ndim() == 4 && matches!(g.ty(value).ndim(), 3 | 4);
             let guarded = guarded || !scores.masks.iter().any(|&mask| may_hide_a_row(g, mask));
-            let attention = fused(g, weigh, value, &scores).filter(|_| four);
+            let attention = fused(g, weigh, value, &scores).filter(|_| four && several);
             let unmet = [
                 unless(four, || {
                     format!("its scores are {}, not of a batch, heads, queries and keys", g.ty(class))
                 }),
+                unless(several, || "it has one head, and its values no dim of heads".into()),
                 unless(guarded, || {
                     "its mask may hide all keys of a query, for which nothing guards it".into()
                 }),
-                unless(!four || attention.is_some(), || {
+                unless(!four || !several || attention.is_some(), || {
                     "its queries, keys or values share dims otherwise".into()
                 }),
             ];
@@ -240,7 +243,8 @@ fn may_hide_a_row(g: &Graph, mask: Id) -> bool {
 }
 
 /// Whether a class has finite elements alone: it chooses between finite numbers, or is looked up in a table of weights
-/// or multiplied by a matrix, as biases that are trained are. `tried` has the classes that were looked at.
+/// or multiplied by a matrix, as biases that are trained are, or is a product of weights and integers, as a bias by
+/// distance is. `tried` has the classes that were looked at.
 fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
     let finite = |number: Option<f64>| number.is_some_and(f64::is_finite);
     let mut found = false;
@@ -251,6 +255,9 @@ fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
             && g[class].nodes.iter().any(|node| match node.op() {
                 Some(Op::Contract(_)) => true,
                 Some(Op::Gather(_)) => stored::is_finite(g, node.args[0]),
+                Some(Op::Constant(_)) => stored::is_finite(g, class),
+                Some(Op::Cast(_)) => !g.ty(node.args[0]).dtype.is_float(),
+                Some(Op::Binary(Mul)) => node.args.iter().all(|&factor| is_finite(g, factor, tried)),
                 Some(Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_)) => {
                     is_finite(g, node.args[0], tried)
                 }

@@ -10,7 +10,7 @@ use egg::Id;
 use ir::ops::elementwise::Binary::{Add, Mul};
 use ir::ops::elementwise::Unary::Neg;
 use ir::ops::rotary::Rotary;
-use ir::ops::shape::Slice;
+use ir::ops::shape::{Reshape, Slice};
 use ir::{Dim, Op};
 use std::collections::BTreeSet;
 
@@ -132,20 +132,26 @@ fn even_by_construction(g: &Graph, table: Id, pairs: Pairs, tried: &mut BTreeSet
 /// Whether a table is `concat(f, f)`, or, for neighbours, f with a last dim of one stretched to two and merged.
 fn is_repeated(g: &Graph, table: Id, pairs: Pairs) -> bool {
     let last = g.ty(table).ndim() as u32 - 1;
-    let mut found = false;
-    if pairs.interleaved {
-        find!(@arg g, table, ([Op::Reshape(_)] stretched) => {
-            find!(@arg g, stretched, ([Op::Broadcast(_)] single) => {
-                let (one, two) = (g.ty(single).dims.last(), g.ty(stretched).dims.last());
-                let same_ndim = g.ty(single).ndim() == g.ty(stretched).ndim();
-                found |= same_ndim && one.is_some_and(Dim::is_one) && two.and_then(Dim::size) == Some(2);
-            });
+    let mut found = pairs.interleaved && before_stretch(g, table).is_some();
+    find!(@arg g, table, ([Op::Concat(concat)] first second) => {
+        found |= !pairs.interleaved && concat.dim == last && g.same(first, second);
+    });
+    found
+}
+
+/// What has a last dim of one that is stretched to two, and merged into a table.
+fn before_stretch(g: &Graph, table: Id) -> Option<Id> {
+    let mut found = None;
+    find!(@arg g, table, ([Op::Reshape(_)] stretched) => {
+        find!(@arg g, stretched, ([Op::Broadcast(_)] single) => {
+            if let (Some((one, same)), Some((two, kept))) =
+                (g.ty(single).dims.split_last(), g.ty(stretched).dims.split_last())
+                && (one.size(), two.size(), same) == (Some(1), Some(2), kept)
+            {
+                found = Some(single);
+            }
         });
-    } else {
-        find!(@arg g, table, ([Op::Concat(concat)] first second) => {
-            found |= concat.dim == last && g.same(first, second);
-        });
-    }
+    });
     found
 }
 
@@ -154,6 +160,9 @@ fn one_of_each(g: &Graph, table: Id, pairs: Pairs) -> Term {
     let mut ty = g.ty(table).clone();
     let last = ty.ndim() - 1;
     ty.dims[last] = Dim::known(pairs.width / 2);
+    if let Some(single) = before_stretch(g, table).filter(|_| pairs.interleaved) {
+        return typed(Reshape, [single.into()], ty);
+    }
     let step = if pairs.interleaved { 2 } else { 1 };
     typed(Slice { dim: last as u32, start: 0, step }, [table.into()], ty)
 }

@@ -1,6 +1,7 @@
 //! Arithmetic with constants: one spelling for what exporters spell in several ways.
 
 use super::Row;
+use super::view::moves_ones_alone;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
 use crate::canonicalize::term::{Term, find, scalar, term, typed};
 use egg::Id;
@@ -112,14 +113,18 @@ fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     });
 }
 
-/// What a class is a multiple of, and of how much; the product may have been reshaped.
+/// What a class is a multiple of, and of how much; the product may have lost or got dims of size one.
 fn multiples(g: &Graph, class: Id) -> Vec<(f64, Term)> {
     let mut found = Vec::new();
     find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {
         found.extend(g.number(c).map(|c| (c, x.into())));
     });
-    find!(@arg g, class, ([Op::Reshape(_)] (% [Op::Binary(Mul)] c x)) => {
-        found.extend(g.number(c).map(|c| (c, typed(Reshape, [x.into()], g.ty(class).clone()))));
+    find!(@arg g, class, ([Op::Reshape(_)] product) => {
+        if moves_ones_alone(&g.ty(product).dims, &g.ty(class).dims) {
+            find!(@arg g, product, (% [Op::Binary(Mul)] c x) => {
+                found.extend(g.number(c).map(|c| (c, typed(Reshape, [x.into()], g.ty(class).clone()))));
+            });
+        }
     });
     found
 }

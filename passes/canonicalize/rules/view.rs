@@ -225,13 +225,17 @@ fn split_alike(inner: &[Dim], merged: &[Dim], operand: &[Dim]) -> Option<Vec<Dim
     Some(dims)
 }
 
+/// Whether a reshape puts in and takes out dims of size one, and does nothing else.
+pub(super) fn moves_ones_alone(from: &[Dim], to: &[Dim]) -> bool {
+    from.iter().filter(|dim| !dim.is_one()).eq(to.iter().filter(|dim| !dim.is_one()))
+}
+
 /// reshape(broadcast(x)) = broadcast(reshape(x)), where the reshape moves ones alone
 fn ones_past_broadcast(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Reshape(_)] wide) => {
         find!(@arg g, wide, ([Op::Broadcast(_)] x) => {
             let (narrow, wide, to) = (&g.ty(x).dims, &g.ty(wide).dims, &declared(n).dims);
-            let large = |dims: &[Dim]| dims.iter().filter(|dim| !dim.is_one()).cloned().collect::<Vec<_>>();
-            if narrow.len() != wide.len() || large(wide) != large(to) {
+            if narrow.len() != wide.len() || !moves_ones_alone(wide, to) {
                 continue;
             }
             // What x has where the result is large: there, too, x may be of size one.

@@ -136,11 +136,12 @@ fn a_loss_with_weights_for_classes_trains_as_in_pytorch() {
 /// Samples of which none may count are microbatches too.
 #[test]
 fn a_loss_with_weights_for_classes_is_the_mean_over_all_microbatches() {
-    let fixture = &models::WEIGHTED_LOSS;
-    for batch in [1, 2, 4] {
-        let subject = fixture.subject(batch, adamw());
-        check_losses(fixture, &subject, Mode::Exact, "losses_adamw_f64", fixture.bounds.exact);
-    }
+    check_in_microbatches(&models::WEIGHTED_LOSS);
+}
+
+#[test]
+fn a_binary_loss_is_the_mean_over_all_microbatches() {
+    check_in_microbatches(&models::POSITIVES_LOSS);
 }
 
 #[test]
@@ -248,6 +249,14 @@ fn check(fixture: &Fixture) {
     check_parameters_and_gradients(fixture, &subject);
     check_outputs(fixture, &subject);
     check_training(fixture);
+}
+
+/// Whatever the microbatches, the losses are those of the whole batch.
+fn check_in_microbatches(fixture: &Fixture) {
+    for batch in [1, 2, 4] {
+        let subject = fixture.subject(batch, adamw());
+        check_losses(fixture, &subject, Mode::Exact, "losses_adamw_f64", fixture.bounds.exact);
+    }
 }
 
 fn check_training(fixture: &Fixture) {

@@ -2,6 +2,7 @@
 
 use crate::constants::{Constants, Known};
 use ir::factors::{FactorId, FactorKind};
+use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{
     Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Tensor, Type,
     ValueId,
@@ -129,6 +130,11 @@ fn by_position(op: &Op, factors: &Factors, factor: FactorId) -> bool {
     factors.operands[place.0][place.1].contains(&factor)
 }
 
+/// Whether an operator gives statistics of the batch. Of another batch they are others, but of each batch its own.
+fn describes_the_batch(op: &Op) -> bool {
+    matches!(op, Op::BatchStatistics(_) | Op::Reduce(Reduce { kind: ReduceKind::Mean, .. }))
+}
+
 struct Trace<'m> {
     module: &'m Module,
     from: u64,
@@ -208,8 +214,7 @@ impl<'m> Trace<'m> {
                 self.summed.insert(id);
             }
             FactorKind::Reduced(_) => {}
-            // Of another batch these are other statistics, but of each batch its own.
-            FactorKind::Custom if matches!(node.op, Op::BatchStatistics(_)) => {}
+            FactorKind::Custom if describes_the_batch(&node.op) => {}
             FactorKind::Whole | FactorKind::Custom => return Err("works along the batch".into()),
         }
         for (i, dims) in factors.operands.iter().enumerate() {

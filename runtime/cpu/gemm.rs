@@ -1,6 +1,9 @@
 //! The one door to the gemm crate.
 
 use super::math::Real;
+use super::simd::vectorized;
+use rayon::prelude::*;
+use std::cell::Cell;
 
 /// How a matrix lies in a slice.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +59,121 @@ pub(super) struct Multiply<T> {
 }
 
 /// `out[m, n] (+)= factor · lhs[m, k] · rhs[k, n]`. Panics if a matrix is not in its slice.
-#[allow(unsafe_code)]
 pub(super) fn gemm<T: Real>(
+    [m, k, n]: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    // The crate multiplies into columns, and mirrors what has rows.
+    if out_matrix.rows.abs() > out_matrix.columns.abs() {
+        return into_columns(
+            [n, k, m],
+            (out, out_matrix.transposed()),
+            (rhs, rhs_matrix.transposed()),
+            (lhs, lhs_matrix.transposed()),
+            how,
+        );
+    }
+    into_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+}
+
+/// Rows and columns of a left operand that are laid out anew at a time.
+const ROWS: usize = 256;
+const DEPTH: usize = 512;
+/// Whatever is smaller is left as it is.
+const SMALL: usize = 32;
+
+thread_local! {
+    /// Where a left operand is laid out anew.
+    static ROOM: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+}
+
+/// A left operand of rows, such as a weight `[outputs, inputs]`, is turned block by block: the crate would gather each of its
+/// columns element by element.
+fn into_columns<T: Real>(
+    [m, k, n]: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    let has_rows = lhs_matrix.columns == 1 && lhs_matrix.rows > 1;
+    if !has_rows || [m, k, n].iter().any(|&size| size < SMALL) {
+        return multiply([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
+    }
+    // Taken, not borrowed: while this thread waits for others, it may be given another multiplication.
+    let mut room = ROOM.take();
+    let needed = (ROWS.min(m) * DEPTH.min(k) * size_of::<T>()).div_ceil(size_of::<u64>());
+    room.resize(room.len().max(needed), 0);
+    for first in (0..k).step_by(DEPTH) {
+        let depth = DEPTH.min(k - first);
+        for row in (0..m).step_by(ROWS) {
+            let rows = ROWS.min(m - row);
+            let turned = &mut bytemuck::cast_slice_mut(&mut room)[..rows * depth];
+            let block = lhs_matrix.from_row(row).from_column(first);
+            turn(lhs, block, rows, turned, how.parallel);
+            multiply(
+                [rows, depth, n],
+                (&mut *out, out_matrix.from_row(row)),
+                (turned, Matrix::with_rows(rows).transposed()),
+                (rhs, rhs_matrix.from_row(first)),
+                Multiply { add: how.add || first > 0, ..how },
+            );
+        }
+    }
+    ROOM.set(room);
+}
+
+/// Columns that a task turns.
+const TURNED: usize = 64;
+
+/// Lays `rows` rows of a matrix out column after column.
+fn turn<T: Real>(from: &[T], matrix: Matrix, rows: usize, to: &mut [T], parallel: bool) {
+    let distance = matrix.rows as usize;
+    let task = |index: usize, to: &mut [T]| {
+        let from = &from[matrix.offset as usize + index * TURNED..];
+        turn_columns(from, distance, rows, to);
+    };
+    if parallel {
+        to.par_chunks_mut(rows * TURNED).enumerate().for_each(|(index, to)| task(index, to));
+    } else {
+        to.chunks_mut(rows * TURNED).enumerate().for_each(|(index, to)| task(index, to));
+    }
+}
+
+/// A square of this side is turned at once.
+const SIDE: usize = 16;
+
+vectorized! {
+    fn turn_columns<'a; T: Real>(from: &'a [T], distance: usize, rows: usize, to: &'a mut [T]) {
+        let columns = to.len() / rows;
+        let (whole_rows, whole_columns) = (rows - rows % SIDE, columns - columns % SIDE);
+        for row in (0..whole_rows).step_by(SIDE) {
+            for column in (0..whole_columns).step_by(SIDE) {
+                let mut square = [[T::ZERO; SIDE]; SIDE];
+                for (i, line) in square.iter_mut().enumerate() {
+                    line.copy_from_slice(&from[(row + i) * distance + column..][..SIDE]);
+                }
+                for j in 0..SIDE {
+                    let line: [T; SIDE] = std::array::from_fn(|i| square[i][j]);
+                    to[(column + j) * rows + row..][..SIDE].copy_from_slice(&line);
+                }
+            }
+        }
+        for row in 0..rows {
+            let done = if row < whole_rows { whole_columns } else { 0 };
+            for column in done..columns {
+                to[column * rows + row] = from[row * distance + column];
+            }
+        }
+    }
+}
+
+/// [`gemm`] as the crate does it.
+#[allow(unsafe_code)]
+fn multiply<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
     (lhs, lhs_matrix): (&[T], Matrix),
@@ -120,6 +236,45 @@ mod tests {
             let mut out = [7.0f64; 4];
             gemm([2, 0, 2], (&mut out, matrix), (&[], matrix), (&[], matrix), how);
             assert_eq!(out, [expected; 4]);
+        }
+    }
+
+    /// Left operands of rows and of columns, of more than a block and of odd sizes, into rows and into columns.
+    #[test]
+    fn whichever_way_the_matrices_lie_the_product_is_the_same() {
+        let numbers = |count: usize, prime: usize| -> Vec<f64> {
+            (0..count).map(|i| (i * prime % 23) as f64 - 11.0).collect()
+        };
+        let lies = |rows: usize, columns: usize, transposed: bool| {
+            let offset = 3;
+            if transposed {
+                Matrix { offset, ..Matrix::with_rows(rows + 2).transposed() }
+            } else {
+                Matrix { offset, ..Matrix::with_rows(columns + 2) }
+            }
+        };
+        let at = |matrix: &Matrix, row: usize, column: usize| {
+            (matrix.offset + row as isize * matrix.rows + column as isize * matrix.columns) as usize
+        };
+        for [m, k, n] in [[ROWS + 37, DEPTH + 45, 33], [SMALL, 2 * SIDE + 1, 3 * SIDE + 5], [SIDE, 40, 40]] {
+            for way in 0..8 {
+                let [left, right, result] =
+                    [lies(m, k, way & 1 > 0), lies(k, n, way & 2 > 0), lies(m, n, way & 4 > 0)];
+                let room = |rows: usize, columns: usize| (rows + 2) * (columns + 2) + 3;
+                let (lhs, rhs) = (numbers(room(m, k), 7), numbers(room(k, n), 11));
+                let before = numbers(room(m, n), 5);
+                let mut out = before.clone();
+                let how = Multiply { factor: 2.0, add: true, parallel: way % 3 == 0 };
+                gemm([m, k, n], (&mut out, result), (&lhs, left), (&rhs, right), how);
+                let mut expected = before;
+                for row in 0..m {
+                    for column in 0..n {
+                        let terms = (0..k).map(|i| lhs[at(&left, row, i)] * rhs[at(&right, i, column)]);
+                        expected[at(&result, row, column)] += 2.0 * terms.sum::<f64>();
+                    }
+                }
+                assert!(out == expected, "[{m}, {k}, {n}] {left:?} {right:?} {result:?}");
+            }
         }
     }
 }

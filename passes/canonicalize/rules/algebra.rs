@@ -94,35 +94,41 @@ fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         if let (Some(a), None) = (g.number(c), g.number(x)) {
             out.push(match g.number(y) {
                 Some(b) => term(Mul, [scalar(g.ty(x), a * b), x.into()]),
-                None => term(Mul, [scalar(g.ty(x), a), term(Mul, [x.into(), y.into()])]),
+                None => term(Mul, [factor(g, c, a), term(Mul, [x.into(), y.into()])]),
             });
         }
     });
 }
 
+/// The class of a number, without dims.
+fn factor(g: &Graph, class: Id, number: f64) -> Term {
+    // To say what number another stands for takes long, and the class has it already.
+    if g.ty(class).ndim() == 0 { class.into() } else { scalar(g.ty(class), number) }
+}
+
 /// (c · x) × y = c · (x × y), on either side
 fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
-    let scaled = |c, x, contraction| term(Mul, [scalar(g.ty(x), c), contraction]);
     find!(g, n, ([Op::Contract(contract)] x y) => {
         for (c, x) in multiples(g, x) {
-            out.push(scaled(c, y, term(contract.clone(), [x, y.into()])));
+            out.push(term(Mul, [c, term(contract.clone(), [x, y.into()])]));
         }
         for (c, y) in multiples(g, y) {
-            out.push(scaled(c, x, term(contract.clone(), [x.into(), y])));
+            out.push(term(Mul, [c, term(contract.clone(), [x.into(), y])]));
         }
     });
 }
 
-/// What a class is a multiple of, and of how much; the product may have lost or got dims of size one.
-fn multiples(g: &Graph, class: Id) -> Vec<(f64, Term)> {
+/// Of how much a class is a multiple, and of what; the product may have lost or got dims of size one.
+fn multiples(g: &Graph, class: Id) -> Vec<(Term, Term)> {
     let mut found = Vec::new();
     find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {
-        found.extend(g.number(c).map(|c| (c, x.into())));
+        found.extend(g.number(c).map(|number| (factor(g, c, number), x.into())));
     });
     find!(@arg g, class, ([Op::Reshape(_)] product) => {
         if moves_ones_alone(&g.ty(product).dims, &g.ty(class).dims) {
             find!(@arg g, product, (% [Op::Binary(Mul)] c x) => {
-                found.extend(g.number(c).map(|c| (c, typed(Reshape, [x.into()], g.ty(class).clone()))));
+                let reshaped = || typed(Reshape, [x.into()], g.ty(class).clone());
+                found.extend(g.number(c).map(|number| (factor(g, c, number), reshaped())));
             });
         }
     });

@@ -27,14 +27,14 @@ impl Matrix {
         Self { rows: self.columns, columns: self.rows, ..self }
     }
 
-    /// Without the rows before `row`.
-    pub(super) fn from_row(self, row: usize) -> Self {
-        Self { offset: self.offset + row as isize * self.rows, ..self }
+    /// Without so many first rows.
+    pub(super) fn skip_rows(self, count: usize) -> Self {
+        Self { offset: self.offset + count as isize * self.rows, ..self }
     }
 
-    /// Without the columns before `column`.
-    pub(super) fn from_column(self, column: usize) -> Self {
-        self.transposed().from_row(column).transposed()
+    /// Without so many first columns.
+    pub(super) fn skip_columns(self, count: usize) -> Self {
+        self.transposed().skip_rows(count).transposed()
     }
 
     /// Whether all elements of a matrix of these sizes lie in a slice of `len`.
@@ -112,13 +112,13 @@ fn into_columns<T: Real>(
         for row in (0..m).step_by(ROWS) {
             let rows = ROWS.min(m - row);
             let turned = &mut bytemuck::cast_slice_mut(&mut room)[..rows * depth];
-            let block = lhs_matrix.from_row(row).from_column(first);
+            let block = lhs_matrix.skip_rows(row).skip_columns(first);
             turn(lhs, block, rows, turned, how.parallel);
             multiply(
                 [rows, depth, n],
-                (&mut *out, out_matrix.from_row(row)),
+                (&mut *out, out_matrix.skip_rows(row)),
                 (turned, Matrix::with_rows(rows).transposed()),
-                (rhs, rhs_matrix.from_row(first)),
+                (rhs, rhs_matrix.skip_rows(first)),
                 Multiply { add: how.add || first > 0, ..how },
             );
         }

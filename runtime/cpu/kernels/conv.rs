@@ -75,8 +75,8 @@ fn convolve<S: Float>(c: &Convolution, [x, weight]: [&[S]; 2], y: &mut [S], scra
                 gemm(
                     [outputs, DEPTH.min(terms - first), images * tile.len()],
                     (&mut *to, matrix),
-                    (weight, weight_matrix(c).from_column(first)),
-                    (windows, windows_matrix.from_row(first)),
+                    (weight, weight_matrix(c).skip_columns(first)),
+                    (windows, windows_matrix.skip_rows(first)),
                     Multiply { factor: S::Real::ONE, add: first > 0, parallel },
                 );
             }

@@ -2,8 +2,7 @@
 //!
 //! Values are folded where the rest of the program reads them. A stretched constant stays small: the broadcast stays
 //! in the program. Invariants: floats of the file, but for single numbers, are never folded through, because they
-//! may become parameters; what the program computes does not change. A single number may be a bias, and stays stored
-//! where it is more than a factor.
+//! may become parameters; what the program computes does not change.
 
 use crate::constants::{Constants, Known, Literals, all_equal};
 use crate::dead::remove_dead;
@@ -11,13 +10,9 @@ use crate::local;
 use crate::numbers::meant_in;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
-use ir::interp::file_tensor;
 use ir::ops::constant::Constant;
-use ir::ops::elementwise::Binary;
-use ir::{
-    At, Builder, Changed, DataId, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId,
-};
-use std::collections::{BTreeMap, BTreeSet};
+use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The pass; it has no options.
@@ -35,8 +30,7 @@ impl Transform for Fold {
     fn print(&self, _: &mut Arguments) {}
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
-        let written = write_factors(module)?;
-        let sharpened = written.or(sharpen(module)?);
+        let sharpened = sharpen(module)?;
         let rewritten = sharpened.or(local::run(module, Self::NAME)?);
         let decision = decide(module);
         let folded = apply(module, &decision)?;
@@ -44,39 +38,6 @@ impl Transform for Fold {
         let again = local::run(module, Self::NAME)?;
         Ok(rewritten.or(folded).or(again).or(remove_dead(module, Self::NAME)))
     }
-}
-
-/// Writes stored single numbers that nothing is done with but to multiply and to divide, as exporters store a scale,
-/// into the program, as the import does those without dims.
-fn write_factors(module: &mut Module) -> Result<Changed, TypeError> {
-    let (uses, roots) = (module.uses(), module.roots().collect::<BTreeSet<_>>());
-    let multiplies = |&id: &NodeId| matches!(module.node(id).op, Op::Binary(Binary::Mul | Binary::Div));
-    let mut values: BTreeMap<DataId, Vec<(NodeId, ValueId)>> = BTreeMap::new();
-    for (id, node) in module.nodes() {
-        if let Op::Constant(constant) = &node.op {
-            values.entry(constant.data).or_default().push((id, node.results[0]));
-        }
-    }
-    let mut factors = Vec::new();
-    for (data, values) in values {
-        let row = &module.data[data];
-        let is_factor =
-            |(_, value): &(NodeId, ValueId)| !roots.contains(value) && uses[*value].iter().all(multiplies);
-        if row.ty.dtype.is_float()
-            && row.ty.numel() == Some(1)
-            && values.iter().all(is_factor)
-            && let Some(tensor) = file_tensor(row)
-        {
-            factors.extend(values.into_iter().map(|(id, value)| (id, value, row.ty.clone(), tensor.item())));
-        }
-    }
-    let mut b = Builder::new(module, Fold::NAME);
-    for (id, value, ty, number) in factors {
-        let written = b.at(At::Before(id)).splat(ty, number)?;
-        b.replace(value, written);
-        b.remove(id);
-    }
-    Ok(b.finish())
 }
 
 /// Gives numbers that were rounded to their type the value they stand for.

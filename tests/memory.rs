@@ -79,18 +79,13 @@ fn memory(file: &Path, way: Way) -> Memory {
 
 fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
     let model = done(compilation::open(file));
-    let sizes = if keeps_its_batch(&model) { BTreeMap::new() } else { sizes(&model) };
+    let sizes = sizes(&model);
     let spmd = if mesh.is_empty() { Spmd::default() } else { split(mesh) };
     let precision = Precision { compute, ..Precision::default() };
     let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
     done(Programs::lower(&compilation, microbatches))
-}
-
-/// Whether a model keeps the batch that its exporter wrote in: its own loss may be a mean over just that.
-fn keeps_its_batch(model: &Model) -> bool {
-    model.graph.outputs.iter().any(|output| output.name == "loss")
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

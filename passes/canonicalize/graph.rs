@@ -167,11 +167,18 @@ impl Ask for Graph<'_> {
     }
 
     fn choice(&self, class: Id) -> Option<f64> {
-        let stored = |node: &ENode| match node.op() {
-            Some(Op::Constant(constant)) => one_number(&self.analysis.module.data[constant.data]),
+        let stored = |class: Id| {
+            self[class].nodes.iter().find_map(|node| match node.op() {
+                Some(Op::Constant(constant)) => one_number(&self.analysis.module.data[constant.data]),
+                _ => None,
+            })
+        };
+        let reshaped = |node: &ENode| match node.op() {
+            Some(Op::Reshape(_)) => stored(node.args[0]),
             _ => None,
         };
-        self.number(class).or_else(|| self[class].nodes.iter().find_map(stored))
+        let viewed = || self[class].nodes.iter().find_map(reshaped);
+        self.number(class).or_else(|| stored(class)).or_else(viewed)
     }
 
     fn is(&self, class: Id, number: f64) -> bool {

@@ -5,10 +5,10 @@ use super::view::moves_ones_alone;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
 use crate::canonicalize::term::{Term, find, scalar, term, typed};
 use egg::Id;
-use ir::Op;
 use ir::ops::elementwise::Binary::{Add, Div, Mul, Pow};
 use ir::ops::elementwise::Unary::{Reciprocal, Rsqrt, Sqrt};
 use ir::ops::shape::Reshape;
+use ir::{Op, Type};
 
 pub(super) const RULES: &[Row] = &[
     ("division by a constant", &["div"], division_by_constant),
@@ -94,19 +94,24 @@ fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         if let (Some(a), None) = (g.number(c), g.number(x)) {
             out.push(match g.number(y) {
                 Some(b) => term(Mul, [scalar(g.ty(x), a * b), x.into()]),
-                None => term(Mul, [factor(g, c, a), term(Mul, [x.into(), y.into()])]),
+                None => term(Mul, [factor(g, c), term(Mul, [x.into(), y.into()])]),
             });
         }
     });
 }
 
-/// The class of a number, without dims.
-fn factor(g: &Graph, class: Id, number: f64) -> Term {
-    // To say what number another stands for takes long, and the class has it already.
-    if g.ty(class).ndim() == 0 { class.into() } else { scalar(g.ty(class), number) }
+/// A factor as one without dims: the class of a number is that already, or is spelled anew; what is stored stays so.
+fn factor(g: &Graph, class: Id) -> Term {
+    let ty = g.ty(class);
+    match g.number(class) {
+        // To say what number another stands for takes long, and the class has it already.
+        _ if ty.ndim() == 0 => class.into(),
+        Some(number) => scalar(ty, number),
+        None => typed(Reshape, [class.into()], Type::scalar(ty.dtype)),
+    }
 }
 
-/// (c · x) × y = c · (x × y), on either side
+/// (c · x) × y = c · (x × y), on either side; c may be stored, and trained
 fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     find!(g, n, ([Op::Contract(contract)] x y) => {
         for (c, x) in multiples(g, x) {
@@ -122,13 +127,16 @@ fn constant_out_of_contraction(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 fn multiples(g: &Graph, class: Id) -> Vec<(Term, Term)> {
     let mut found = Vec::new();
     find!(@arg g, class, (% [Op::Binary(Mul)] c x) => {
-        found.extend(g.number(c).map(|number| (factor(g, c, number), x.into())));
+        if g.choice(c).is_some() {
+            found.push((factor(g, c), x.into()));
+        }
     });
     find!(@arg g, class, ([Op::Reshape(_)] product) => {
         if moves_ones_alone(&g.ty(product).dims, &g.ty(class).dims) {
             find!(@arg g, product, (% [Op::Binary(Mul)] c x) => {
-                let reshaped = || typed(Reshape, [x.into()], g.ty(class).clone());
-                found.extend(g.number(c).map(|number| (factor(g, c, number), reshaped())));
+                if g.choice(c).is_some() {
+                    found.push((factor(g, c), typed(Reshape, [x.into()], g.ty(class).clone())));
+                }
             });
         }
     });

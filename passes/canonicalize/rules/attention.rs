@@ -157,17 +157,20 @@ fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     whole_rows && dims.iter().zip(&scores[missing..]).all(stretches)
 }
 
+/// Numbers that scores may be multiplied by before they are one: queries and keys are each.
+const MOST_FACTORS: usize = 2;
+
 fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
-    let mut product = |class: Id, scale: f64| {
+    let mut pending = vec![(class, 1.0, 0)];
+    while let Some((class, scale, factors)) = pending.pop() {
         find!(@arg g, class, ([Op::Contract(contract)] query key) => {
             found.push(Scores { query, key, contract: contract.clone(), scale, masks: masks.clone() });
         });
-    };
-    product(class, 1.0);
-    for node in &g[class].nodes {
-        find!(g, node, (% [Op::Binary(Mul)] scale scores) => {
-            if let Some(scale) = g.number(scale) { product(scores, scale) }
-        });
+        if factors < MOST_FACTORS {
+            find!(@arg g, class, (% [Op::Binary(Mul)] factor scores) => {
+                pending.extend(g.choice(factor).map(|factor| (scores, scale * factor, factors + 1)));
+            });
+        }
     }
 }
 

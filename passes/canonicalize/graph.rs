@@ -6,12 +6,11 @@
 
 use super::near::Seen;
 use super::stored::Tables;
-use egg::{Analysis, DidMerge, Id, Language};
+use crate::egraph::{self, Sound, Symbol};
+use egg::{Analysis, DidMerge, Id};
 use ir::ops::{Inference, Operator};
 use ir::{Data, Module, Op, Type, ValueId};
-use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::fmt;
 
 /// What stands at the head of an e-node; its arguments stand beside it.
 #[allow(clippy::large_enum_variant)] // nearly every head is an operator
@@ -27,48 +26,24 @@ pub(super) enum Head {
     Root,
 }
 
-/// A node of the e-graph.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ENode {
-    pub(super) head: Head,
-    pub(super) args: SmallVec<[Id; 4]>,
+impl Symbol for Head {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Op(op, _) => op.name(),
+            Self::Leaf(_) => "",
+            Self::Result(_) => "result",
+            Self::Root => "root",
+        }
+    }
 }
+
+/// A node of the e-graph.
+pub(super) type ENode = egraph::ENode<Head>;
 
 impl ENode {
     /// The operator, if one stands at the head.
     pub(super) fn op(&self) -> Option<&Op> {
         if let Head::Op(op, _) = &self.head { Some(op) } else { None }
-    }
-}
-
-impl Language for ENode {
-    type Discriminant = &'static str;
-
-    fn discriminant(&self) -> Self::Discriminant {
-        match &self.head {
-            Head::Op(op, _) => op.name(),
-            Head::Leaf(_) => "",
-            Head::Result(_) => "result",
-            Head::Root => "root",
-        }
-    }
-
-    fn matches(&self, other: &Self) -> bool {
-        self.head == other.head && self.args.len() == other.args.len()
-    }
-
-    fn children(&self) -> &[Id] {
-        &self.args
-    }
-
-    fn children_mut(&mut self) -> &mut [Id] {
-        &mut self.args
-    }
-}
-
-impl fmt::Display for ENode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.head)
     }
 }
 
@@ -133,6 +108,17 @@ impl Analysis<ENode> for Typing<'_> {
         let (had, has) = (a.splat.is_some(), b.splat.is_some());
         a.splat = a.splat.or(b.splat);
         DidMerge(!had && has, had && !has)
+    }
+}
+
+impl Sound<Head> for Typing<'_> {
+    fn admits(graph: &Graph, node: &ENode) -> bool {
+        infer(graph, node).is_ok()
+    }
+
+    /// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
+    fn alike(graph: &Graph, a: Id, b: Id) -> bool {
+        graph[a].data.types == graph[b].data.types
     }
 }
 

@@ -28,7 +28,6 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use term::Term;
 
 /// What the search found: the nodes to put in place of the region.
 #[derive(Debug)]
@@ -106,7 +105,7 @@ impl Canonicalize {
 
 fn decide<'m>(
     module: &'m Module,
-    rules: &[Rule<ENode, Typing<'m>, Term>],
+    rules: &[Rule<Head, Typing<'m>>],
 ) -> Result<(Option<Decision>, Vec<NearMiss>), Diagnostic> {
     let region: Vec<NodeId> = module
         .nodes()
@@ -120,7 +119,7 @@ fn decide<'m>(
         exits(module, &region).into_iter().map(|value| (value, classes[&value])).collect();
     let root = graph.add(ENode { head: Head::Root, args: exits.iter().map(|&(_, class)| class).collect() });
     let limits = Limits { iterations: 100, nodes: 100_000.max(20 * region.len()) };
-    let end = saturate(&mut graph, rules, limits, alike);
+    let end = saturate(&mut graph, rules, limits);
     if !end.complete {
         let message =
             format!("canonicalize stopped after {} rounds: the graph stays as it is", end.iterations);
@@ -161,11 +160,6 @@ fn decide<'m>(
     }
     inherit_origins(&graph, &mut nodes);
     Ok((Some(Decision { nodes, region, exits }), near_misses))
-}
-
-/// Whether two classes have the same types. Without a stretched operand the result of a term may be narrower.
-fn alike(graph: &Graph, a: Id, b: Id) -> bool {
-    graph[a].data.types == graph[b].data.types
 }
 
 /// Puts the region into the graph; the class of every value it reads or makes.

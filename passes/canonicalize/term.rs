@@ -1,38 +1,27 @@
 //! Terms: what a rule says a class is equal to; and the macros to find and to write them.
 
-use super::graph::{ENode, Graph, Head, Typing, infer};
-use crate::egraph::Equal;
-use egg::Id;
+use super::graph::Head;
+use crate::egraph;
 use ir::ops::Float;
 use ir::ops::constant::Splat;
 use ir::{DType, Op, Type};
 
-/// A tree over e-classes.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // lives only from a match to its application
-pub(super) enum Term {
-    /// A class that is there already.
-    Class(Id),
-    /// An operator over terms, with its result type where it reads that.
-    Op(Op, Option<Type>, Vec<Term>),
-    /// One result of an operator with several.
-    Result(u32, Box<Term>),
-}
-
-impl From<Id> for Term {
-    fn from(class: Id) -> Self {
-        Self::Class(class)
-    }
-}
+/// What a rule says a class is equal to.
+pub(super) type Term = egraph::Term<Head>;
 
 /// An operator over terms.
-pub(super) fn term<const N: usize>(op: impl Into<Op>, args: [Term; N]) -> Term {
-    Term::Op(op.into(), None, args.into())
+pub(super) fn term(op: impl Into<Op>, args: impl Into<Vec<Term>>) -> Term {
+    Term::Node(Head::Op(op.into(), None), args.into())
 }
 
 /// An operator over terms that reads its result type.
-pub(super) fn typed<const N: usize>(op: impl Into<Op>, args: [Term; N], ty: Type) -> Term {
-    Term::Op(op.into(), Some(ty), args.into())
+pub(super) fn typed(op: impl Into<Op>, args: impl Into<Vec<Term>>, ty: Type) -> Term {
+    Term::Node(Head::Op(op.into(), Some(ty)), args.into())
+}
+
+/// One result of an operator with several.
+pub(super) fn result(index: u32, tuple: Term) -> Term {
+    Term::Node(Head::Result(index), vec![tuple])
 }
 
 /// A scalar. Computed numbers are those that their f32 stands for, so that two ways to compute one meet.
@@ -40,27 +29,6 @@ pub(super) fn scalar(like: &Type, value: f64) -> Term {
     let value = if like.dtype == DType::F64 { value } else { crate::numbers::meant_by(value as f32) };
     let splat = Splat { value: Float::new(value) };
     typed(splat, [], Type::scalar(like.dtype))
-}
-
-impl<'m> Equal<ENode, Typing<'m>> for Term {
-    fn add(&self, graph: &mut Graph<'m>) -> Option<Id> {
-        let mut node = match self {
-            Self::Class(id) => return Some(*id),
-            Self::Op(op, ty, args) => {
-                let args = args.iter().map(|arg| arg.add(graph)).collect::<Option<_>>()?;
-                ENode { head: Head::Op(op.clone(), ty.clone()), args }
-            }
-            Self::Result(i, tuple) => {
-                ENode { head: Head::Result(*i), args: smallvec::smallvec![tuple.add(graph)?] }
-            }
-        };
-        // Every round finds again what the rounds before have found: that has a type.
-        if let Some(known) = graph.lookup(&mut node) {
-            return Some(known);
-        }
-        infer(graph, &node).ok()?;
-        Some(graph.add(node))
-    }
 }
 
 /// `find!(graph, node, ([PATTERN] argument …) => { … })` runs the block for every match below one e-node. `PATTERN`

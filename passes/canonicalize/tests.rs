@@ -1,7 +1,7 @@
 //! The extraction on random programs, against the program that went in.
 
 use super::graph::{ENode, Graph, Head, Typing};
-use super::{alike, exits, insert, price, rules, stood, stored};
+use super::{exits, insert, price, rules, stood, stored};
 use crate::egraph::{Limits, Problem, saturate};
 use ir::{DType, Module, NodeId, Phase, testing};
 
@@ -14,7 +14,7 @@ fn cost(module: &Module, with_rules: bool) -> u64 {
     let args = exits(module, &region).iter().map(|value| classes[value]).collect();
     let root = graph.add(ENode { head: Head::Root, args });
     let applied = if with_rules { rules::all() } else { vec![] };
-    assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }, alike).complete);
+    assert!(saturate(&mut graph, &applied, Limits { iterations: 100, nodes: 100_000 }).complete);
     let tables = stored(&graph);
     let problem = Problem::new(&graph, root, |_, node| Some(price(&graph, &tables, node)));
     let stood = stood(module, &graph, &region, &classes);

@@ -5,7 +5,8 @@
 //! stage, copy) is part of a node, so what must stay apart does.
 
 use super::rows::{self, Dims};
-use egg::{Analysis, DidMerge, Id, Language};
+use crate::egraph::{self, Sound, Symbol};
+use egg::{Analysis, DidMerge, Id};
 use ir::factors::{FactorId, Factors};
 use ir::ops::Operator;
 use ir::ops::collective::Collective;
@@ -13,7 +14,6 @@ use ir::{AxisId, Module, Op, Phase, Sharding, Signature, Type, ValueId};
 use smallvec::{SmallVec, smallvec};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 
 /// When and where a node runs.
@@ -46,19 +46,22 @@ pub(super) enum Head {
     Root,
 }
 
-/// A node of the e-graph.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ENode {
-    pub(super) head: Head,
-    pub(super) args: SmallVec<[Id; 4]>,
+impl Symbol for Head {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Op(op, ..) => op.name(),
+            Self::Leaf(_) => "",
+            Self::Result(_) => "result",
+            Self::Saved(_) => "saved",
+            Self::Root => "root",
+        }
+    }
 }
 
-impl ENode {
-    /// A node over these classes.
-    pub(super) fn new(head: Head, args: impl IntoIterator<Item = Id>) -> Self {
-        Self { head, args: args.into_iter().collect() }
-    }
+/// A node of the e-graph.
+pub(super) type ENode = egraph::ENode<Head>;
 
+impl ENode {
     /// The collective of one operand, if that is what the node is.
     pub(super) fn collective(&self) -> Option<(Collective, TypeId, Place)> {
         match (&self.head, &self.args[..]) {
@@ -67,38 +70,6 @@ impl ENode {
             }
             _ => None,
         }
-    }
-}
-
-impl Language for ENode {
-    type Discriminant = &'static str;
-
-    fn discriminant(&self) -> Self::Discriminant {
-        match &self.head {
-            Head::Op(op, ..) => op.name(),
-            Head::Leaf(_) => "",
-            Head::Result(_) => "result",
-            Head::Saved(_) => "saved",
-            Head::Root => "root",
-        }
-    }
-
-    fn matches(&self, other: &Self) -> bool {
-        self.head == other.head && self.args.len() == other.args.len()
-    }
-
-    fn children(&self) -> &[Id] {
-        &self.args
-    }
-
-    fn children_mut(&mut self) -> &mut [Id] {
-        &mut self.args
-    }
-}
-
-impl fmt::Display for ENode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.head)
     }
 }
 
@@ -271,6 +242,22 @@ impl Analysis<ENode> for Program<'_> {
         let changed = DidMerge(merged != *a, merged != b);
         *a = merged;
         changed
+    }
+}
+
+impl Sound<Head> for Program<'_> {
+    /// Rules write the types of what they make.
+    fn admits(_: &Graph, _: &ENode) -> bool {
+        true
+    }
+
+    /// Whether the types of two classes are the same, and what `update` reads is not made by a microbatch, from which
+    /// values come by `accumulate` alone.
+    fn alike(graph: &Graph, a: Id, b: Id) -> bool {
+        let [a, b] = [&graph[a].data, &graph[b].data];
+        let apart = |a: Place, b: Place| a.phase.is_microbatch() && b.phase == Phase::Update;
+        let places = a.place.zip(b.place);
+        a.types == b.types && !places.is_some_and(|(a, b)| apart(a, b) || apart(b, a))
     }
 }
 

@@ -27,7 +27,7 @@ use crate::pipeline::Arguments;
 use decision::Search;
 use graph::{ENode, Graph, Place, Program};
 use insert::insert;
-use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, Phase, ValueId};
+use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, ValueId};
 use order::Chosen;
 use price::Prices;
 use smallvec::SmallVec;
@@ -92,7 +92,7 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
     let inserted = insert(&mut graph, module);
     let original = graph.nodes().len();
     let limits = Limits { iterations: 100, nodes: 100_000.max(20 * original) };
-    let end = saturate(&mut graph, &rules::all(), limits, alike);
+    let end = saturate(&mut graph, &rules::all(), limits);
     if !end.complete {
         let message =
             format!("collectives stopped after {} rounds: the program stays as it is", end.iterations);
@@ -116,15 +116,6 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
     let chosen: Vec<Chosen> = chosen.collect();
     Ok(Search { module, graph: &graph, inserted, stood, original, provenance: end.provenance }
         .decision(&chosen))
-}
-
-/// Whether two classes may be one: their types are the same, and what `update` reads is not made by a microbatch, from
-/// which values come by `accumulate` alone.
-fn alike(graph: &Graph, a: egg::Id, b: egg::Id) -> bool {
-    let [a, b] = [&graph[a].data, &graph[b].data];
-    let apart = |a: Place, b: Place| a.phase.is_microbatch() && b.phase == Phase::Update;
-    let places = a.place.zip(b.place);
-    a.types == b.types && !places.is_some_and(|(a, b)| apart(a, b) || apart(b, a))
 }
 
 /// Puts the new program in place of the old.

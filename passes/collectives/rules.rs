@@ -24,7 +24,7 @@ use ir::{AxisId, Op, PartialKind, Phase, Type};
 use smallvec::SmallVec;
 
 /// Every rule, in the order it is tried.
-pub(super) fn all<'m>() -> Vec<egraph::Rule<ENode, Program<'m>, Term>> {
+pub(super) fn all<'m>() -> Vec<egraph::Rule<Head, Program<'m>>> {
     RULES.iter().map(|&(name, roots, find)| egraph::Rule { name, roots, find }).collect()
 }
 
@@ -319,10 +319,4 @@ fn is(g: &Graph, class: Id, collective: Collective) -> bool {
 fn change(g: &Graph, from: Id, to: TypeId) -> Option<Change> {
     let (from, to) = (g.ty(from), g.analysis.ty(to));
     Change::between(&from.sharding, &to.sharding, from.ndim()).ok()
-}
-
-impl From<Id> for Term {
-    fn from(class: Id) -> Self {
-        Self::Class(class)
-    }
 }

@@ -1,21 +1,24 @@
 //! Applying rules until nothing new comes: the same result every time, on every machine.
 
-use egg::{Analysis, EGraph, Id, Language};
+use super::term::{ENode, Symbol, Term};
+use egg::{Analysis, EGraph, Id};
 
-/// What a rule says a class is equal to.
-pub(crate) trait Equal<L: Language, N: Analysis<L>> {
-    /// Adds it, and says which class it is. `None` when it is ill-typed: then the rule does not apply.
-    fn add(&self, graph: &mut EGraph<L, N>) -> Option<Id>;
+/// What an analysis says of nodes and classes that rules come with.
+pub(crate) trait Sound<S: Symbol>: Analysis<ENode<S>> {
+    /// Whether a node may stand in the graph: an ill-typed one may not.
+    fn admits(graph: &EGraph<ENode<S>, Self>, node: &ENode<S>) -> bool;
+    /// Whether two classes may be one.
+    fn alike(graph: &EGraph<ENode<S>, Self>, a: Id, b: Id) -> bool;
 }
 
 /// A rewrite: terms equal to an e-node, found by a function.
-pub(crate) struct Rule<L: Language, N: Analysis<L>, T> {
+pub(crate) struct Rule<S: Symbol, N: Sound<S>> {
     /// Name, kept on the nodes it made.
     pub(crate) name: &'static str,
     /// Names of the operators it looks at; none: all nodes.
     pub(crate) roots: &'static [&'static str],
     /// Pushes a term for every match.
-    pub(crate) find: fn(&EGraph<L, N>, &L, &mut Vec<T>),
+    pub(crate) find: fn(&EGraph<ENode<S>, N>, &ENode<S>, &mut Vec<Term<S>>),
 }
 
 /// Limits on the search; counts, never seconds.
@@ -38,30 +41,22 @@ pub(crate) struct Saturation {
     pub(crate) provenance: Vec<(usize, &'static str)>,
 }
 
-/// Applies the rules to saturation or to a limit. `alike` says whether a term's class may be one with the class it was
-/// found for; a rule whose term may not does not hold there.
-pub(crate) fn saturate<L, N, T>(
-    graph: &mut EGraph<L, N>,
-    rules: &[Rule<L, N, T>],
+/// Applies the rules to saturation or to a limit. A rule whose term is not sound does not hold there.
+pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
+    graph: &mut EGraph<ENode<S>, N>,
+    rules: &[Rule<S, N>],
     limits: Limits,
-    alike: impl Fn(&EGraph<L, N>, Id, Id) -> bool,
-) -> Saturation
-where
-    L: Language<Discriminant = &'static str>,
-    N: Analysis<L>,
-    T: Equal<L, N>,
-{
+) -> Saturation {
     let mut end = Saturation { complete: false, iterations: 0, provenance: Vec::new() };
     graph.rebuild();
     while end.iterations < limits.iterations {
         end.iterations += 1;
         let before = graph.nodes().len();
         let mut changed = false;
-        let (places, terms) = search(graph, rules);
-        for (&(rule, class), term) in places.iter().zip(&terms) {
+        for Match { rule, class, term } in search(graph, rules) {
             let first = graph.nodes().len();
             let Some(new) = term.add(graph) else { continue };
-            if graph.find(class) == graph.find(new) || !alike(graph, class, new) {
+            if graph.find(class) == graph.find(new) || !N::alike(graph, class, new) {
                 continue;
             }
             if graph.nodes().len() > first {
@@ -82,30 +77,34 @@ where
     end
 }
 
-/// A rule's name, and the class it was found for.
-type Place = (&'static str, Id);
+/// A term, the name of the rule that found it, and the class it was found for.
+struct Match<S> {
+    rule: &'static str,
+    class: Id,
+    term: Term<S>,
+}
 
-/// All matches of all rules, in the order of rules and classes: for each where it was found, and the term.
-fn search<L, N, T>(graph: &EGraph<L, N>, rules: &[Rule<L, N, T>]) -> (Vec<Place>, Vec<T>)
-where
-    L: Language<Discriminant = &'static str>,
-    N: Analysis<L>,
-{
+/// All matches of all rules that the graph does not hold yet, in the order of rules and classes.
+fn search<S: Symbol, N: Sound<S>>(graph: &EGraph<ENode<S>, N>, rules: &[Rule<S, N>]) -> Vec<Match<S>> {
     let sorted = |mut classes: Vec<Id>| {
         classes.sort_unstable();
         classes
     };
     let every = || sorted(graph.classes().map(|class| class.id).collect());
     let all = if rules.iter().any(|rule| rule.roots.is_empty()) { every() } else { Vec::new() };
-    // Terms are large: each is written once, to where it stays.
-    let (mut places, mut terms) = (Vec::new(), Vec::new());
+    let (mut terms, mut matches) = (Vec::new(), Vec::new());
     for rule in rules {
         let mut visit = |classes: &[Id], root: Option<&str>| {
             for &class in classes {
                 let nodes = graph[class].nodes.iter();
-                for node in nodes.filter(|node| root.is_none_or(|root| node.discriminant() == root)) {
+                for node in nodes.filter(|node| root.is_none_or(|root| node.head.name() == root)) {
                     (rule.find)(graph, node, &mut terms);
-                    places.resize(terms.len(), (rule.name, class));
+                }
+                // Every round finds again what the rounds before have found: nearly all of it.
+                for term in terms.drain(..).map(|term| term.known(graph)) {
+                    if !matches!(term, Term::Class(known) if graph.find(known) == class) {
+                        matches.push(Match { rule: rule.name, class, term });
+                    }
                 }
             }
         };
@@ -116,5 +115,5 @@ where
             visit(&sorted(graph.classes_for_op(root).into_iter().flatten().collect()), Some(root));
         }
     }
-    (places, terms)
+    matches
 }

@@ -8,7 +8,7 @@ use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
 use crate::canonicalize::near::{holds, unless};
 use crate::canonicalize::stored::{self, Pattern};
-use crate::canonicalize::term::{Term, find, term, typed};
+use crate::canonicalize::term::{Term, find, result, term, typed};
 use egg::Id;
 use ir::ops::Float;
 use ir::ops::Labels;
@@ -157,7 +157,7 @@ fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     whole_rows && dims.iter().zip(&scores[missing..]).all(stretches)
 }
 
-/// Numbers that scores may be multiplied by before they are one: queries and keys are each.
+/// Numbers that scores may be multiplied by before they are one: queries and keys by a stored one each.
 const MOST_FACTORS: usize = 2;
 
 fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
@@ -168,7 +168,10 @@ fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>)
         });
         if factors < MOST_FACTORS {
             find!(@arg g, class, (% [Op::Binary(Mul)] factor scores) => {
-                pending.extend(g.choice(factor).map(|factor| (scores, scale * factor, factors + 1)));
+                // Written numbers are one already, the outermost.
+                if factors == 0 || g.number(factor).is_none() {
+                    pending.extend(g.choice(factor).map(|factor| (scores, scale * factor, factors + 1)));
+                }
             });
         }
     }
@@ -213,7 +216,7 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
     let masks = scores.masks.iter().rev().map(|&mask| with_four_dims(g, mask));
     operands.extend(masks.reduce(|sum, mask| term(Add, [sum, mask])));
     let attention = Attention { scale: Float::new(scores.scale), causal: false };
-    let out = Term::Result(0, Box::new(Term::Op(attention.into(), None, operands)));
+    let out = result(0, term(attention, operands));
     let order = Labels([wb, wh, ws, e].into_iter().collect());
     transposed(out, &order, &weigh.out.0)
 }
@@ -281,7 +284,7 @@ fn causal_mask(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
                 None => return,
             };
         let operands = [query, key, value].into_iter().chain(rest).map(Term::from).collect::<Vec<_>>();
-        out.push(Term::Op(Attention { causal, ..attention.clone() }.into(), None, operands));
+        out.push(term(Attention { causal, ..attention.clone() }, operands));
     };
     without(mask, None);
     find!(@arg g, mask, (% [Op::Binary(Add)] mask bias) => {
@@ -305,9 +308,9 @@ fn grouped_heads(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
     for key in unrepeated(g, key) {
         for value in unrepeated(g, value) {
             if g.ty(key).dims[1] == g.ty(value).dims[1] {
-                let operands =
+                let operands: Vec<Term> =
                     [query, key, value].into_iter().chain(mask.iter().copied()).map(Term::from).collect();
-                out.push(Term::Op(attention.clone().into(), None, operands));
+                out.push(term(attention.clone(), operands));
             }
         }
     }

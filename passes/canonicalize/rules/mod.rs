@@ -10,12 +10,12 @@ mod norm;
 mod rotary;
 mod view;
 
-use super::graph::{ENode, Graph, Typing};
+use super::graph::{ENode, Graph, Head, Typing};
 use super::term::Term;
 use crate::egraph::Rule;
 
 /// Every rule, in the order it is tried.
-pub(super) fn all<'m>() -> Vec<Rule<ENode, Typing<'m>, Term>> {
+pub(super) fn all<'m>() -> Vec<Rule<Head, Typing<'m>>> {
     [
         algebra::RULES,
         view::RULES,

@@ -3,7 +3,7 @@
 use super::Row;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
 use crate::canonicalize::near::{holds, number, one_value, unless};
-use crate::canonicalize::term::{Term, find, term};
+use crate::canonicalize::term::{Term, find, result, term};
 use egg::Id;
 use ir::Op;
 use ir::ops::Float;
@@ -54,7 +54,7 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         let holds = holds(g, n, "layer_norm", unmet);
         if let Some(eps) = g.number(e).map(Float::new).filter(|_| holds) {
             let norm = term(LayerNorm { eps }, [x.into(), scale.into(), bias.into()]);
-            out.push(Term::Result(0, Box::new(norm)));
+            out.push(result(0, norm));
         }
     });
 }
@@ -77,7 +77,7 @@ fn rms_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
         let holds = holds(g, n, "rms_norm", unmet);
         if let Some(eps) = g.number(e).map(Float::new).filter(|_| holds) {
             let norm = term(RmsNorm { eps }, [x.into(), scale.into()]);
-            out.push(Term::Result(0, Box::new(norm)));
+            out.push(result(0, norm));
         }
     });
 }

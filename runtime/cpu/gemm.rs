@@ -1,9 +1,13 @@
 //! The one door to the gemm crate.
+//!
+//! The crate multiplies into columns, from a left operand of columns: one of rows, such as a weight `[outputs, inputs]`, it
+//! gathers element by element. Where that is slow, another way is taken.
+
+mod turn;
 
 use super::math::Real;
-use super::simd::vectorized;
-use rayon::prelude::*;
 use std::cell::Cell;
+use turn::turn;
 
 /// How a matrix lies in a slice.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +70,6 @@ pub(super) fn gemm<T: Real>(
     (rhs, rhs_matrix): (&[T], Matrix),
     how: Multiply<T>,
 ) {
-    // The crate multiplies into columns, and mirrors what has rows.
     if out_matrix.rows.abs() > out_matrix.columns.abs() {
         return into_columns(
             [n, k, m],
@@ -79,96 +82,101 @@ pub(super) fn gemm<T: Real>(
     into_columns([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
 }
 
-/// Rows and columns of a left operand that are laid out anew at a time.
-const ROWS: usize = 256;
-const DEPTH: usize = 512;
-/// Whatever is smaller is left as it is.
+/// Whatever is smaller is left to the crate.
 const SMALL: usize = 32;
+/// A product of more columns is not mirrored.
+const LARGE: usize = 512;
+/// Rows so many bytes apart, or a multiple of it, fall into the same few sets of an L1 cache of 4 KiB a way, out of which
+/// gathering a column throws what the next column needs.
+const SAME_SETS: usize = 2048;
 
-thread_local! {
-    /// Where a left operand is laid out anew.
-    static ROOM: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+fn into_columns<T: Real>(
+    sizes: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    let [m, k, n] = sizes;
+    let is_gathered =
+        lhs_matrix.columns == 1 && lhs_matrix.rows > 1 && sizes.iter().all(|&size| size >= SMALL);
+    let has_columns = out_matrix.rows == 1 && out_matrix.columns >= m as isize;
+    let way = if is_gathered && has_columns && n <= LARGE && m * k > n * (k + 2 * m) {
+        mirrored
+    } else if is_gathered && lhs_matrix.rows as usize * size_of::<T>() % SAME_SETS == 0 {
+        turned
+    } else {
+        multiply
+    };
+    way(sizes, (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
 }
 
-/// A left operand of rows, such as a weight `[outputs, inputs]`, is turned block by block: the crate would gather each of its
-/// columns element by element.
-fn into_columns<T: Real>(
+/// Elements of working memory: what stays in an L2 cache.
+const ROOM: usize = 1 << 17;
+
+/// Calls with that much memory of this thread.
+fn with_room<T: Real>(f: impl FnOnce(&mut [T])) {
+    thread_local! {
+        static MEMORY: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    }
+    // Taken, not borrowed: while this thread waits for others, it may be given another multiplication.
+    let mut memory = MEMORY.take();
+    memory.resize(ROOM * size_of::<T>() / size_of::<u64>(), 0);
+    f(bytemuck::cast_slice_mut(&mut memory));
+    MEMORY.set(memory);
+}
+
+/// The product of few columns as one of few rows, turned afterwards: then the smaller operand is the one gathered.
+fn mirrored<T: Real>(
     [m, k, n]: [usize; 3],
     (out, out_matrix): (&mut [T], Matrix),
     (lhs, lhs_matrix): (&[T], Matrix),
     (rhs, rhs_matrix): (&[T], Matrix),
     how: Multiply<T>,
 ) {
-    let has_rows = lhs_matrix.columns == 1 && lhs_matrix.rows > 1;
-    if !has_rows || [m, k, n].iter().any(|&size| size < SMALL) {
-        return multiply([m, k, n], (out, out_matrix), (lhs, lhs_matrix), (rhs, rhs_matrix), how);
-    }
-    // Taken, not borrowed: while this thread waits for others, it may be given another multiplication.
-    let mut room = ROOM.take();
-    let needed = (ROWS.min(m) * DEPTH.min(k) * size_of::<T>()).div_ceil(size_of::<u64>());
-    room.resize(room.len().max(needed), 0);
-    for first in (0..k).step_by(DEPTH) {
-        let depth = DEPTH.min(k - first);
-        for row in (0..m).step_by(ROWS) {
-            let rows = ROWS.min(m - row);
-            let turned = &mut bytemuck::cast_slice_mut(&mut room)[..rows * depth];
-            let block = lhs_matrix.skip_rows(row).skip_columns(first);
-            turn(lhs, block, rows, turned, how.parallel);
+    with_room(|room| {
+        for row in (0..m).step_by(ROOM / n) {
+            let rows = (ROOM / n).min(m - row);
             multiply(
-                [rows, depth, n],
-                (&mut *out, out_matrix.skip_rows(row)),
-                (turned, Matrix::with_rows(rows).transposed()),
-                (rhs, rhs_matrix.skip_rows(first)),
-                Multiply { add: how.add || first > 0, ..how },
+                [n, k, rows],
+                (&mut *room, Matrix::with_rows(n).transposed()),
+                (rhs, rhs_matrix.transposed()),
+                (lhs, lhs_matrix.skip_rows(row).transposed()),
+                Multiply { add: false, ..how },
             );
+            let out = &mut out[out_matrix.skip_rows(row).offset as usize..];
+            turn([rows, n], (room, n), (out, out_matrix.columns as usize), how.add, how.parallel);
         }
-    }
-    ROOM.set(room);
+    });
 }
 
-/// Columns that a task turns.
-const TURNED: usize = 64;
-
-/// Lays `rows` rows of a matrix out column after column.
-fn turn<T: Real>(from: &[T], matrix: Matrix, rows: usize, to: &mut [T], parallel: bool) {
-    let distance = matrix.rows as usize;
-    let task = |index: usize, to: &mut [T]| {
-        let from = &from[matrix.offset as usize + index * TURNED..];
-        turn_columns(from, distance, rows, to);
-    };
-    if parallel {
-        to.par_chunks_mut(rows * TURNED).enumerate().for_each(|(index, to)| task(index, to));
-    } else {
-        to.chunks_mut(rows * TURNED).enumerate().for_each(|(index, to)| task(index, to));
-    }
-}
-
-/// A square of this side is turned at once.
-const SIDE: usize = 16;
-
-vectorized! {
-    fn turn_columns<'a; T: Real>(from: &'a [T], distance: usize, rows: usize, to: &'a mut [T]) {
-        let columns = to.len() / rows;
-        let (whole_rows, whole_columns) = (rows - rows % SIDE, columns - columns % SIDE);
-        for row in (0..whole_rows).step_by(SIDE) {
-            for column in (0..whole_columns).step_by(SIDE) {
-                let mut square = [[T::ZERO; SIDE]; SIDE];
-                for (i, line) in square.iter_mut().enumerate() {
-                    line.copy_from_slice(&from[(row + i) * distance + column..][..SIDE]);
-                }
-                for j in 0..SIDE {
-                    let line: [T; SIDE] = std::array::from_fn(|i| square[i][j]);
-                    to[(column + j) * rows + row..][..SIDE].copy_from_slice(&line);
-                }
+/// The product by blocks of the left operand that are turned first.
+fn turned<T: Real>(
+    [m, k, n]: [usize; 3],
+    (out, out_matrix): (&mut [T], Matrix),
+    (lhs, lhs_matrix): (&[T], Matrix),
+    (rhs, rhs_matrix): (&[T], Matrix),
+    how: Multiply<T>,
+) {
+    const ROWS: usize = 256;
+    const DEPTH: usize = ROOM / ROWS;
+    with_room(|room| {
+        for first in (0..k).step_by(DEPTH) {
+            let depth = DEPTH.min(k - first);
+            for row in (0..m).step_by(ROWS) {
+                let rows = ROWS.min(m - row);
+                let block = &lhs[lhs_matrix.skip_rows(row).skip_columns(first).offset as usize..];
+                turn([rows, depth], (block, lhs_matrix.rows as usize), (room, rows), false, how.parallel);
+                multiply(
+                    [rows, depth, n],
+                    (&mut *out, out_matrix.skip_rows(row)),
+                    (room, Matrix::with_rows(rows).transposed()),
+                    (rhs, rhs_matrix.skip_rows(first)),
+                    Multiply { add: how.add || first > 0, ..how },
+                );
             }
         }
-        for row in 0..rows {
-            let done = if row < whole_rows { whole_columns } else { 0 };
-            for column in done..columns {
-                to[column * rows + row] = from[row * distance + column];
-            }
-        }
-    }
+    });
 }
 
 /// [`gemm`] as the crate does it.
@@ -239,7 +247,8 @@ mod tests {
         }
     }
 
-    /// Left operands of rows and of columns, of more than a block and of odd sizes, into rows and into columns.
+    /// Operands of rows and of columns, with rows that fall into the same sets and with others, of more than a block and of
+    /// odd sizes, into rows and into columns.
     #[test]
     fn whichever_way_the_matrices_lie_the_product_is_the_same() {
         let numbers = |count: usize, prime: usize| -> Vec<f64> {
@@ -256,21 +265,27 @@ mod tests {
         let at = |matrix: &Matrix, row: usize, column: usize| {
             (matrix.offset + row as isize * matrix.rows + column as isize * matrix.columns) as usize
         };
-        for [m, k, n] in [[ROWS + 37, DEPTH + 45, 33], [SMALL, 2 * SIDE + 1, 3 * SIDE + 5], [SIDE, 40, 40]] {
-            for way in 0..8 {
+        // Rows lie two elements further apart than they are long.
+        let turned = [293, 3 * SAME_SETS / size_of::<f64>() - 2, 170];
+        let mirrored = [ROOM / 100 + 90, 250, 100];
+        for [m, k, n] in [turned, mirrored, [SMALL, SMALL + 1, 53], [SMALL / 2, 40, 40]] {
+            for way in 0..16 {
                 let [left, right, result] =
                     [lies(m, k, way & 1 > 0), lies(k, n, way & 2 > 0), lies(m, n, way & 4 > 0)];
                 let room = |rows: usize, columns: usize| (rows + 2) * (columns + 2) + 3;
                 let (lhs, rhs) = (numbers(room(m, k), 7), numbers(room(k, n), 11));
                 let before = numbers(room(m, n), 5);
                 let mut out = before.clone();
-                let how = Multiply { factor: 2.0, add: true, parallel: way % 3 == 0 };
+                let (add, parallel) = (way & 8 > 0, way % 3 == 0);
+                let how = Multiply { factor: 2.0, add, parallel };
                 gemm([m, k, n], (&mut out, result), (&lhs, left), (&rhs, right), how);
                 let mut expected = before;
+                let kept = if add { 1.0 } else { 0.0 };
                 for row in 0..m {
                     for column in 0..n {
                         let terms = (0..k).map(|i| lhs[at(&left, row, i)] * rhs[at(&right, i, column)]);
-                        expected[at(&result, row, column)] += 2.0 * terms.sum::<f64>();
+                        let expected = &mut expected[at(&result, row, column)];
+                        *expected = kept * *expected + 2.0 * terms.sum::<f64>();
                     }
                 }
                 assert!(out == expected, "[{m}, {k}, {n}] {left:?} {right:?} {result:?}");

@@ -41,6 +41,10 @@ pub(crate) struct Saturation {
     pub(crate) provenance: Vec<(usize, &'static str)>,
 }
 
+/// How many nodes deep the next round looks for what has changed. A round that finds nothing new is followed by one that
+/// looks everywhere, so patterns that see deeper are found too, only later.
+const REACH: usize = 8;
+
 /// Applies the rules to saturation or to a limit. A rule whose term is not sound does not hold there.
 pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
     graph: &mut EGraph<ENode<S>, N>,
@@ -49,11 +53,12 @@ pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
 ) -> Saturation {
     let mut end = Saturation { complete: false, iterations: 0, provenance: Vec::new() };
     graph.rebuild();
+    let mut near = None;
     while end.iterations < limits.iterations {
         end.iterations += 1;
         let before = graph.nodes().len();
-        let mut changed = false;
-        for Match { rule, class, term } in search(graph, rules) {
+        let mut changed = Vec::new();
+        for Match { rule, class, term } in search(graph, rules, near.as_deref()) {
             let first = graph.nodes().len();
             let Some(new) = term.add(graph) else { continue };
             if graph.find(class) == graph.find(new) || !N::alike(graph, class, new) {
@@ -62,19 +67,33 @@ pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
             if graph.nodes().len() > first {
                 end.provenance.push((first, rule));
             }
-            changed |= graph.union(class, new);
+            graph.union(class, new);
+            changed.push(class);
             if graph.nodes().len() > limits.nodes {
                 graph.rebuild();
                 return end;
             }
         }
         graph.rebuild();
-        if !changed && graph.nodes().len() == before {
-            end.complete = true;
+        changed.extend((before..graph.nodes().len()).map(Id::from));
+        end.complete = changed.is_empty() && near.is_none();
+        if end.complete {
             break;
         }
+        near = (!changed.is_empty()).then(|| around(graph, changed));
     }
     end
+}
+
+/// For every class, whether one of these is at most [`REACH`] nodes below it.
+fn around<S: Symbol, N: Sound<S>>(graph: &EGraph<ENode<S>, N>, mut classes: Vec<Id>) -> Vec<bool> {
+    let mut around = vec![false; graph.nodes().len()];
+    for _ in 0..=REACH {
+        classes.iter_mut().for_each(|class| *class = graph.find(*class));
+        classes.retain(|&class| !std::mem::replace(&mut around[usize::from(class)], true));
+        classes = classes.iter().flat_map(|&class| graph[class].parents()).collect();
+    }
+    around
 }
 
 /// A term, the name of the rule that found it, and the class it was found for.
@@ -84,9 +103,15 @@ struct Match<S> {
     term: Term<S>,
 }
 
-/// All matches of all rules that the graph does not hold yet, in the order of rules and classes.
-fn search<S: Symbol, N: Sound<S>>(graph: &EGraph<ENode<S>, N>, rules: &[Rule<S, N>]) -> Vec<Match<S>> {
+/// The matches of all rules that the graph does not hold yet, in the order of rules and classes; with `near`, only those
+/// for classes of which it is true.
+fn search<S: Symbol, N: Sound<S>>(
+    graph: &EGraph<ENode<S>, N>,
+    rules: &[Rule<S, N>],
+    near: Option<&[bool]>,
+) -> Vec<Match<S>> {
     let sorted = |mut classes: Vec<Id>| {
+        classes.retain(|&class| near.is_none_or(|near| near[usize::from(class)]));
         classes.sort_unstable();
         classes
     };

@@ -119,13 +119,16 @@ impl<'m> Constants<'m> {
         let differ = node.operands.iter().any(|value| self.typed.contains_key(value));
         let typed = differ.then(|| run(&typed));
         let exact = run(&exact);
-        let typed = typed.unwrap_or_else(|| exact.clone());
+        let typed: Vec<_> = match typed {
+            Some(typed) => typed.into_iter().map(Some).collect(),
+            None => vec![None; exact.len()],
+        };
         for ((&value, exact), typed) in node.results.iter().zip(exact).zip(typed) {
-            let typed = typed.rounded();
-            if !typed.dtype.is_float() {
-                self.values.insert(value, typed);
+            if !exact.dtype.is_float() {
+                self.values.insert(value, typed.unwrap_or(exact));
                 continue;
             }
+            let typed = typed.unwrap_or_else(|| exact.clone()).rounded();
             if typed != exact {
                 self.typed.insert(value, typed);
             }

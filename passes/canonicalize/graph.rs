@@ -11,15 +11,15 @@ use egg::{Analysis, DidMerge, Id};
 use ir::ops::{Inference, Operator};
 use ir::{Data, Module, Op, Type, ValueId};
 use std::cell::RefCell;
+use std::rc::Rc;
 
 /// What stands at the head of an e-node; its arguments stand beside it.
-#[allow(clippy::large_enum_variant)] // nearly every head is an operator
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Head {
     /// A value from outside the region.
     Leaf(ValueId),
-    /// An operator; with its result type where the operator reads that.
-    Op(Op, Option<Type>),
+    /// An operator; with its result type where the operator reads that. Shared: the graph has each node several times.
+    Op(Rc<Op>, Option<Rc<Type>>),
     /// One result of an operator with several.
     Result(u32),
     /// All values that must come out of the region.
@@ -41,6 +41,11 @@ impl Symbol for Head {
 pub(super) type ENode = egraph::ENode<Head>;
 
 impl ENode {
+    /// An operator over classes; with its result type where the operator reads that.
+    pub(super) fn of(op: Op, declared: Option<Type>, args: impl IntoIterator<Item = Id>) -> Self {
+        Self::new(Head::Op(op.into(), declared.map(Rc::new)), args)
+    }
+
     /// The operator, if one stands at the head.
     pub(super) fn op(&self) -> Option<&Op> {
         if let Head::Op(op, _) = &self.head { Some(op) } else { None }
@@ -74,7 +79,7 @@ impl<'m> Typing<'m> {
     }
 }
 
-pub(super) type Graph<'m> = egg::EGraph<ENode, Typing<'m>>;
+pub(super) type Graph<'m> = egraph::Graph<Head, Typing<'m>>;
 
 /// The types of an e-node, or why it has none.
 pub(super) fn infer(graph: &Graph, node: &ENode) -> Result<Vec<Type>, ir::TypeError> {
@@ -84,7 +89,8 @@ pub(super) fn infer(graph: &Graph, node: &ENode) -> Result<Vec<Type>, ir::TypeEr
         Head::Result(i) => Ok(vec![graph[node.args[0]].data.types[*i as usize].clone()]),
         Head::Op(op, declared) => {
             let operands: Vec<Type> = node.args.iter().map(|&arg| graph.ty(arg).clone()).collect();
-            op.infer(&Inference { operands: &operands, declared: declared.as_slice() })
+            let declared = declared.as_deref().map_or(&[][..], std::slice::from_ref);
+            op.infer(&Inference { operands: &operands, declared })
         }
     }
 }
@@ -94,10 +100,10 @@ impl Analysis<ENode> for Typing<'_> {
 
     fn make(graph: &mut Graph, node: &ENode, _: Id) -> Facts {
         let types = infer(graph, node).expect("terms are checked before they are added");
-        let splat = match &node.head {
-            Head::Op(Op::Splat(splat), _) => Some(splat.value.get()),
+        let splat = match node.op() {
+            Some(Op::Splat(splat)) => Some(splat.value.get()),
             // A broadcast or reshape of equal elements has equal elements.
-            Head::Op(Op::Broadcast(_) | Op::Reshape(_), _) => graph[node.args[0]].data.splat,
+            Some(Op::Broadcast(_) | Op::Reshape(_)) => graph[node.args[0]].data.splat,
             _ => None,
         };
         Facts { types, splat }

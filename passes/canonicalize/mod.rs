@@ -173,8 +173,7 @@ fn insert(graph: &mut Graph, module: &Module, region: &[NodeId]) -> BTreeMap<Val
             args.push(*classes.entry(operand).or_insert_with(|| graph.add(leaf())));
         }
         let declared = declared(module, node);
-        let made =
-            graph.add(ENode { head: Head::Op(node.op.clone(), declared), args: args.into_iter().collect() });
+        let made = graph.add(ENode::of(node.op.clone(), declared, args));
         if let [result] = node.results[..] {
             classes.insert(result, made);
             continue;
@@ -210,7 +209,7 @@ fn exits(module: &Module, region: &[NodeId]) -> BTreeSet<ValueId> {
 /// are free: they become views of a state. What is not a kernel costs the least.
 fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;
-    let Head::Op(op, _) = &node.head else { return 1 };
+    let Some(op) = node.op() else { return 1 };
     let free = match op {
         Op::Reshape(_) | Op::Constant(_) | Op::Splat(_) => true,
         Op::Slice(_) | Op::Transpose(_) => stored.contains(&graph.find(node.args[0])),
@@ -279,8 +278,8 @@ fn stood(
     let mut stood = BTreeMap::new();
     for node in region.iter().map(|&id| module.node(id)) {
         let declared = declared(module, node);
-        let args = node.operands.iter().map(|operand| graph.find(classes[operand])).collect();
-        let standing = ENode { head: Head::Op(node.op.clone(), declared), args };
+        let args = node.operands.iter().map(|operand| graph.find(classes[operand]));
+        let standing = ENode::of(node.op.clone(), declared, args);
         stood.entry(standing).or_insert_with(|| node.by.clone());
     }
     stood
@@ -330,10 +329,10 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
             Head::Root => break,
             Head::Op(op, declared) => {
                 let operands: Vec<ValueId> = chosen.node.args.iter().map(first).collect();
-                let types: Vec<Type> = declared.iter().cloned().collect();
+                let types: Vec<Type> = declared.as_deref().cloned().into_iter().collect();
                 b.origin(chosen.origin.clone());
                 b.by(&chosen.by);
-                let made = b.push_typed(op.clone(), &operands, &types);
+                let made = b.push_typed(Op::clone(op), &operands, &types);
                 made.map_err(|error| {
                     Diagnostic::new(format!("canonicalize built an ill-typed node: {error}"))
                 })?

@@ -1,6 +1,6 @@
 //! Reading the bytes of constants through views, for rules that ask what a table holds.
 
-use super::graph::{Ask, Graph, Head};
+use super::graph::{Ask, Graph};
 use crate::constants::any_element;
 use egg::Id;
 use ir::ops::Interp;
@@ -134,7 +134,7 @@ fn seen_through(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> Option<Tensor
         return None;
     }
     g[class].nodes.iter().find_map(|node| {
-        let Head::Op(op, _) = &node.head else { return None };
+        let op = node.op()?;
         let operands = match op {
             Op::Constant(constant) => {
                 g.analysis.module.data[constant.data].bytes()?;

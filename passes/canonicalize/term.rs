@@ -5,18 +5,19 @@ use crate::egraph;
 use ir::ops::Float;
 use ir::ops::constant::Splat;
 use ir::{DType, Op, Type};
+use std::rc::Rc;
 
 /// What a rule says a class is equal to.
 pub(super) type Term = egraph::Term<Head>;
 
 /// An operator over terms.
 pub(super) fn term(op: impl Into<Op>, args: impl Into<Vec<Term>>) -> Term {
-    Term::Node(Head::Op(op.into(), None), args.into())
+    Term::Node(Head::Op(Rc::new(op.into()), None), args.into())
 }
 
 /// An operator over terms that reads its result type.
 pub(super) fn typed(op: impl Into<Op>, args: impl Into<Vec<Term>>, ty: Type) -> Term {
-    Term::Node(Head::Op(op.into(), Some(ty)), args.into())
+    Term::Node(Head::Op(Rc::new(op.into()), Some(Rc::new(ty))), args.into())
 }
 
 /// One result of an operator with several.

@@ -73,6 +73,16 @@ impl ENode {
     }
 }
 
+/// What a rule says a class is equal to.
+pub(super) type Term = egraph::Term<Head>;
+
+impl Term {
+    /// A collective over a term.
+    pub(super) fn collective(collective: Collective, operand: Self, ty: TypeId, place: Place) -> Self {
+        Self::Node(Head::Op(Op::Collective(collective), smallvec![ty], place), vec![operand])
+    }
+}
+
 /// What is known of every e-class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Facts {
@@ -118,7 +128,7 @@ pub(super) struct Program<'m> {
 /// A call, a factor of it, and the axes to split that over.
 type SplitKey = (Call, FactorId, SmallVec<[AxisId; 2]>);
 
-pub(super) type Graph<'m> = egg::EGraph<ENode, Program<'m>>;
+pub(super) type Graph<'m> = egraph::Graph<Head, Program<'m>>;
 
 impl<'m> Program<'m> {
     pub(super) fn new(module: &'m Module, any: bool) -> Self {

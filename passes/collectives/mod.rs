@@ -16,7 +16,6 @@ mod price;
 mod rows;
 mod rules;
 mod split;
-mod term;
 
 pub use decision::Decision;
 pub use price::Rates;

@@ -14,9 +14,8 @@
 //! stage 3) stays so: a gather of a slice is not taken apart, and what goes from forward to backward is kept apart by
 //! [`Head::Saved`].
 
-use super::graph::{Ask, Call, ENode, Graph, Head, Place, Program, Split, TypeId};
+use super::graph::{Ask, Call, ENode, Graph, Head, Place, Program, Split, Term, TypeId};
 use super::split::{Tensor, add_axes, differs, split};
-use super::term::Term;
 use crate::egraph;
 use egg::Id;
 use ir::ops::collective::{Change, Collective};

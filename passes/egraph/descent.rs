@@ -7,7 +7,11 @@
 
 use super::problem::Problem;
 use egg::Language;
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
+
+/// Classes to go on with, without the heap: most tries touch a few.
+type Stack = SmallVec<[usize; 8]>;
 
 /// The space between the positions of neighbours in a new order.
 const GAP: u64 = 1 << 32;
@@ -208,13 +212,13 @@ impl<'p, L: Language> Descent<'p, L> {
 
     /// One more use of a class: what that adds to the cost.
     fn take(&mut self, class: usize) -> i64 {
-        let (mut change, mut stack) = (0, vec![class]);
+        let (mut change, mut stack) = (0, Stack::from_slice(&[class]));
         while let Some(class) = stack.pop() {
             self.count[class] += 1;
             if let (1, Some(chosen)) = (self.count[class], self.choice[class]) {
                 let candidate = &self.problem.classes[class][chosen];
                 change += candidate.cost as i64;
-                stack.extend(&candidate.needs);
+                stack.extend_from_slice(&candidate.needs);
             }
         }
         change
@@ -222,14 +226,14 @@ impl<'p, L: Language> Descent<'p, L> {
 
     /// One use of a class less: what that takes from the cost, negative.
     fn drop(&mut self, class: usize) -> i64 {
-        let (mut change, mut stack) = (0, vec![class]);
+        let (mut change, mut stack) = (0, Stack::from_slice(&[class]));
         while let Some(class) = stack.pop() {
             self.count[class] -= 1;
             if let (0, Some(chosen)) = (self.count[class], self.choice[class]) {
                 let candidate = &self.problem.classes[class][chosen];
                 change -= candidate.cost as i64;
                 self.gone.push(class);
-                stack.extend(&candidate.needs);
+                stack.extend_from_slice(&candidate.needs);
             }
         }
         change

@@ -12,4 +12,4 @@ mod term;
 
 pub(crate) use problem::Problem;
 pub(crate) use saturate::{Limits, Rule, Sound, saturate};
-pub(crate) use term::{ENode, Symbol, Term};
+pub(crate) use term::{ENode, Graph, Symbol, Term};

@@ -1,15 +1,18 @@
 //! Applying rules until nothing new comes: the same result every time, on every machine.
 
-use super::term::{ENode, Symbol, Term};
-use egg::{Analysis, EGraph, Id};
+use super::term::{ENode, Graph, Symbol, Term};
+use egg::{Analysis, Id};
 
 /// What an analysis says of nodes and classes that rules come with.
 pub(crate) trait Sound<S: Symbol>: Analysis<ENode<S>> {
     /// Whether a node may stand in the graph: an ill-typed one may not.
-    fn admits(graph: &EGraph<ENode<S>, Self>, node: &ENode<S>) -> bool;
+    fn admits(graph: &Graph<S, Self>, node: &ENode<S>) -> bool;
     /// Whether two classes may be one.
-    fn alike(graph: &EGraph<ENode<S>, Self>, a: Id, b: Id) -> bool;
+    fn alike(graph: &Graph<S, Self>, a: Id, b: Id) -> bool;
 }
+
+/// Pushes a term for every match at a node.
+pub(crate) type Find<S, N> = fn(&Graph<S, N>, &ENode<S>, &mut Vec<Term<S>>);
 
 /// A rewrite: terms equal to an e-node, found by a function.
 pub(crate) struct Rule<S: Symbol, N: Sound<S>> {
@@ -17,8 +20,8 @@ pub(crate) struct Rule<S: Symbol, N: Sound<S>> {
     pub(crate) name: &'static str,
     /// Names of the operators it looks at; none: all nodes.
     pub(crate) roots: &'static [&'static str],
-    /// Pushes a term for every match.
-    pub(crate) find: fn(&EGraph<ENode<S>, N>, &ENode<S>, &mut Vec<Term<S>>),
+    /// How matches are found.
+    pub(crate) find: Find<S, N>,
 }
 
 /// Limits on the search; counts, never seconds.
@@ -47,7 +50,7 @@ const REACH: usize = 8;
 
 /// Applies the rules to saturation or to a limit. A rule whose term is not sound does not hold there.
 pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
-    graph: &mut EGraph<ENode<S>, N>,
+    graph: &mut Graph<S, N>,
     rules: &[Rule<S, N>],
     limits: Limits,
 ) -> Saturation {
@@ -86,7 +89,7 @@ pub(crate) fn saturate<S: Symbol, N: Sound<S>>(
 }
 
 /// For every class, whether one of these is at most [`REACH`] nodes below it.
-fn around<S: Symbol, N: Sound<S>>(graph: &EGraph<ENode<S>, N>, mut classes: Vec<Id>) -> Vec<bool> {
+fn around<S: Symbol, N: Sound<S>>(graph: &Graph<S, N>, mut classes: Vec<Id>) -> Vec<bool> {
     let mut around = vec![false; graph.nodes().len()];
     for _ in 0..=REACH {
         classes.iter_mut().for_each(|class| *class = graph.find(*class));
@@ -106,7 +109,7 @@ struct Match<S> {
 /// The matches of all rules that the graph does not hold yet, in the order of rules and classes; with `near`, only those
 /// for classes of which it is true.
 fn search<S: Symbol, N: Sound<S>>(
-    graph: &EGraph<ENode<S>, N>,
+    graph: &Graph<S, N>,
     rules: &[Rule<S, N>],
     near: Option<&[bool]>,
 ) -> Vec<Match<S>> {
@@ -141,4 +144,62 @@ fn search<S: Symbol, N: Sound<S>>(
         }
     }
     matches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    struct Name(&'static str);
+
+    impl Symbol for Name {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+    }
+
+    impl Sound<Name> for () {
+        fn admits(_: &Graph<Name, ()>, _: &ENode<Name>) -> bool {
+            true
+        }
+
+        fn alike(_: &Graph<Name, ()>, _: Id, _: Id) -> bool {
+            true
+        }
+    }
+
+    /// The leaf below a node, through all that has one argument.
+    fn leaf(graph: &Graph<Name, ()>, node: &ENode<Name>) -> Id {
+        let mut class = node.args[0];
+        while let Some(&below) = graph[class].nodes[0].args.first() {
+            class = below;
+        }
+        class
+    }
+
+    #[test]
+    fn what_is_deeper_than_a_round_reaches_is_found_in_the_end() {
+        let mut graph = Graph::new(());
+        let mut class = graph.add(ENode::new(Name("a"), []));
+        for _ in 0..2 * REACH {
+            class = graph.add(ENode::new(Name("f"), [class]));
+        }
+        let top = graph.add(ENode::new(Name("top"), [class]));
+        let leaf_is_b =
+            Rule { name: "b", roots: &["a"], find: |_, _, out| out.push(Term::Node(Name("b"), vec![])) };
+        let top_over_b = Rule {
+            name: "found",
+            roots: &["top"],
+            find: |graph, node, out| {
+                let below = &graph[leaf(graph, node)].nodes;
+                if below.iter().any(|node| node.head.name() == "b") {
+                    out.push(Term::Node(Name("found"), vec![]));
+                }
+            },
+        };
+        let end = saturate(&mut graph, &[leaf_is_b, top_over_b], Limits { iterations: 10, nodes: 100 });
+        assert!(end.complete);
+        assert!(graph[top].nodes.iter().any(|node| node.head.name() == "found"));
+    }
 }

@@ -1,7 +1,7 @@
 //! What an e-graph is made of: nodes, and the terms that rules write.
 
 use super::saturate::Sound;
-use egg::{Analysis, EGraph, Id, Language};
+use egg::{Analysis, Id, Language};
 use smallvec::SmallVec;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -46,6 +46,9 @@ impl<S: Symbol> Language for ENode<S> {
     }
 }
 
+/// An e-graph of such nodes.
+pub(crate) type Graph<S, N> = egg::EGraph<ENode<S>, N>;
+
 /// A tree over e-classes: what a rule says a class is equal to.
 #[derive(Clone, Debug)]
 pub(crate) enum Term<S> {
@@ -67,7 +70,7 @@ impl<S: Symbol> Term<S> {
     }
 
     /// The same, with a class in place of all that the graph has already.
-    pub(crate) fn known<N: Analysis<ENode<S>>>(self, graph: &EGraph<ENode<S>, N>) -> Self {
+    pub(crate) fn known<N: Analysis<ENode<S>>>(self, graph: &Graph<S, N>) -> Self {
         let Self::Node(head, args) = self else { return self };
         let args: Vec<Self> = args.into_iter().map(|arg| arg.known(graph)).collect();
         let Some(classes) = args.iter().map(Self::class).collect::<Option<_>>() else {
@@ -78,7 +81,7 @@ impl<S: Symbol> Term<S> {
     }
 
     /// Adds it, and says which class it is. `None` when a node of it is not sound: then the rule does not apply.
-    pub(crate) fn add<N: Sound<S>>(self, graph: &mut EGraph<ENode<S>, N>) -> Option<Id> {
+    pub(crate) fn add<N: Sound<S>>(self, graph: &mut Graph<S, N>) -> Option<Id> {
         let Self::Node(head, args) = self else { return self.class() };
         let args = args.into_iter().map(|arg| arg.add(graph)).collect::<Option<_>>()?;
         let mut node = ENode { head, args };

@@ -101,9 +101,10 @@ fn into_columns<T: Real>(
     let is_gathered =
         lhs_matrix.columns == 1 && lhs_matrix.rows > 1 && sizes.iter().all(|&size| size >= SMALL);
     let has_columns = out_matrix.rows == 1 && out_matrix.columns >= m as isize;
+    let distance = lhs_matrix.rows.unsigned_abs() * size_of::<T>();
     let way = if is_gathered && has_columns && n <= LARGE && m * k > n * (k + 2 * m) {
         mirrored
-    } else if is_gathered && lhs_matrix.rows as usize * size_of::<T>() % SAME_SETS == 0 {
+    } else if is_gathered && distance.is_multiple_of(SAME_SETS) {
         turned
     } else {
         multiply

@@ -4,6 +4,7 @@ pub mod checkpoint;
 pub mod comm;
 mod convolution;
 pub mod cpu;
+pub mod cuda;
 pub mod data;
 pub mod device;
 pub mod layout;

@@ -2,6 +2,7 @@
 
 pub mod compile;
 pub mod completions;
+pub mod doctor;
 pub mod inspect;
 pub mod opt;
 pub mod reference;
@@ -15,6 +16,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use compile::Compile;
 pub use completions::Completions;
+pub use doctor::Doctor;
 pub use inspect::Inspect;
 pub use opt::Opt;
 pub use report::{Failure, Outcome};
@@ -42,6 +44,8 @@ pub enum Command {
     Opt(Box<Opt>),
     /// Compare the transformed program with the untransformed graph
     Verify(Box<Verify>),
+    /// Say what this machine has to train on
+    Doctor(Doctor),
     /// Write what makes a shell complete the flags
     Completions(Completions),
 }
@@ -97,6 +101,7 @@ impl Command {
             Self::Inspect(inspect) => inspect.run(),
             Self::Opt(opt) => opt.run(),
             Self::Verify(verify) => verify.run(),
+            Self::Doctor(doctor) => doctor.run(),
             Self::Completions(completions) => completions.run(),
         }
     }
@@ -107,7 +112,7 @@ impl Command {
             Self::Compile(compile) => compile.settings.check(),
             Self::Inspect(inspect) => inspect.parallel.check(),
             Self::Verify(verify) => verify.parallel.check(),
-            Self::Opt(_) | Self::Completions(_) => vec![],
+            Self::Opt(_) | Self::Doctor(_) | Self::Completions(_) => vec![],
         }
     }
 }

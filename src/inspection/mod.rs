@@ -11,7 +11,7 @@ mod parameters;
 mod shares;
 mod step;
 mod text;
-mod units;
+pub(crate) mod units;
 mod why;
 
 pub use collectives::{CollectiveFacts, Communication};

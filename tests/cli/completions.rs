@@ -14,9 +14,17 @@ fn script(shell: &str) -> String {
 fn every_shell_gets_every_subcommand_and_the_flags() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
         let script = script(shell);
-        for word in
-            ["compile", "inspect", "opt", "verify", "completions", "lr-schedule", "global-batch", "bisect"]
-        {
+        for word in [
+            "compile",
+            "inspect",
+            "opt",
+            "verify",
+            "doctor",
+            "completions",
+            "lr-schedule",
+            "global-batch",
+            "bisect",
+        ] {
             assert!(script.contains(word), "no `{word}` for {shell}");
         }
         // Values that a flag can have are completed too, by the shells whose scripts can.

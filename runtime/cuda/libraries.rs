@@ -1,0 +1,283 @@
+//! Finding CUDA's libraries: in the folders that `TRAINYARD_CUDA_LIBS` names, where the system's loader looks, in a Python
+//! environment's packages, and where NVIDIA's installer puts them.
+//!
+//! cudarc opens a library by its name alone, and panics without it. One that lies elsewhere is opened here first, by its
+//! path; the loader then gives cudarc what is open already, because it goes by the name that a library says it has.
+
+use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
+use std::collections::BTreeSet;
+use std::env;
+use std::error::Error as _;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The environment variable with folders to look in first, separated as in `PATH`.
+pub const FOLDERS: &str = "TRAINYARD_CUDA_LIBS";
+
+/// A library of CUDA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Library {
+    /// The driver.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix multiplication.
+    CublasLt,
+    /// Convolution and attention.
+    Cudnn,
+    /// Collectives.
+    Nccl,
+}
+
+impl Library {
+    /// Every library.
+    pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Cudnn, Self::Nccl];
+
+    /// What NVIDIA calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "NVIDIA driver",
+            Self::Nvrtc => "NVRTC",
+            Self::CublasLt => "cuBLASLt",
+            Self::Cudnn => "cuDNN",
+            Self::Nccl => "NCCL",
+        }
+    }
+
+    /// The file, by the name that it says it has (its SONAME).
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::Driver => "libcuda.so.1",
+            Self::Nvrtc => "libnvrtc.so.13",
+            Self::CublasLt => "libcublasLt.so.13",
+            Self::Cudnn => "libcudnn.so.9",
+            Self::Nccl => "libnccl.so.2",
+        }
+    }
+
+    /// How to come by it.
+    pub fn source(self) -> &'static str {
+        match self {
+            Self::Driver => "install NVIDIA's driver, 580 or newer",
+            Self::Nvrtc => "pip install nvidia-cuda-nvrtc==13.0.*",
+            Self::CublasLt => "pip install nvidia-cublas==13.0.*",
+            Self::Cudnn => "pip install nvidia-cudnn-cu13",
+            Self::Nccl => "pip install nvidia-nccl-cu13",
+        }
+    }
+
+    /// How the names of files beside it begin that it opens by name itself.
+    fn companions(self) -> Option<&'static str> {
+        match self {
+            Self::Nvrtc => Some("libnvrtc-builtins.so."),
+            Self::Cudnn => Some("libcudnn_"),
+            Self::Driver | Self::CublasLt | Self::Nccl => None,
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where libraries are looked for besides where the system's loader looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Folders {
+    /// Those a user names: before the loader's.
+    pub given: Vec<PathBuf>,
+    /// Those of installed packages: after them.
+    pub installed: Vec<PathBuf>,
+}
+
+impl Folders {
+    /// Of this process: [`FOLDERS`]; the Python environment that is active, and the one that `python3` belongs to; and
+    /// `/usr/local/cuda`.
+    pub fn of_process() -> Self {
+        let listed =
+            |name: &str| env::var_os(name).map_or_else(Vec::new, |list| env::split_paths(&list).collect());
+        let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+        let python =
+            listed("PATH").into_iter().map(|folder| folder.join("python3")).find(|file| file.exists());
+        let of_python = python.iter().filter_map(|file| file.parent()?.parent()).map(Path::to_owned);
+        let packages = active.chain(of_python).flat_map(|prefix| of_packages(&prefix));
+        let mut seen = BTreeSet::new();
+        let installed = packages.chain([PathBuf::from("/usr/local/cuda/lib64")]);
+        // In many environments `lib64` is a link to `lib`.
+        let installed = installed.filter_map(|folder| folder.canonicalize().ok());
+        let installed = installed.filter(|folder| seen.insert(folder.clone())).collect();
+        Self { given: listed(FOLDERS), installed }
+    }
+}
+
+/// `PREFIX/lib/python3.*/site-packages/nvidia/*/lib`, in order of their names.
+fn of_packages(prefix: &Path) -> Vec<PathBuf> {
+    let children = |folder: &Path| -> BTreeSet<PathBuf> {
+        fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
+    };
+    let pythons = ["lib", "lib64"].into_iter().flat_map(|lib| children(&prefix.join(lib)));
+    let packages = pythons.flat_map(|python| {
+        ["site-packages", "dist-packages"].map(|packages| python.join(packages).join("nvidia"))
+    });
+    let folders = packages.flat_map(|nvidia| children(&nvidia)).map(|package| package.join("lib"));
+    folders.filter(|folder| folder.is_dir()).collect()
+}
+
+/// A library that is open, and stays so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Which.
+    pub library: Library,
+    /// Where it lies; its name alone where the system's loader found it.
+    pub path: PathBuf,
+    /// Its version, if it says one.
+    pub version: Option<String>,
+}
+
+/// A library that is not there, or does not open.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpened {
+    /// It is nowhere.
+    #[error("{} is not there: looked in the system's own folders{}", library.file(), and_in(.looked))]
+    Missing {
+        /// Which.
+        library: Library,
+        /// The folders looked in besides.
+        looked: Vec<PathBuf>,
+    },
+    /// A file of that name does not open.
+    #[error("{} does not open: {reason}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What the loader says.
+        reason: String,
+    },
+}
+
+fn and_in(folders: &[PathBuf]) -> String {
+    folders.iter().map(|folder| format!(", in {}", folder.display())).collect()
+}
+
+/// Opens a library, for the rest of the process.
+///
+/// # Errors
+/// It is nowhere; or the first file of its name does not open, though a user named its folder or no other does.
+pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
+    let within = |folders: &[PathBuf]| -> Vec<PathBuf> {
+        let files = folders.iter().map(|folder| folder.join(library.file()));
+        files.filter(|file| file.exists()).collect()
+    };
+    let by_name = PathBuf::from(library.file());
+    let mut refused = None;
+    for path in within(&folders.given).into_iter().chain([by_name.clone()]).chain(within(&folders.installed))
+    {
+        match load(&path) {
+            Ok(handle) => {
+                load_companions(library, &path);
+                return Ok(Opened { library, version: version(library, &handle), path });
+            }
+            // The loader does not say whether there is no such file or a bad one.
+            Err(_) if path == by_name => {}
+            Err(reason) => refused = refused.or(Some(NotOpened::Refused { path, reason })),
+        }
+    }
+    let looked = folders.given.iter().chain(&folders.installed).cloned().collect();
+    Err(refused.unwrap_or(NotOpened::Missing { library, looked }))
+}
+
+/// A library that is never closed: cudarc keeps addresses in it.
+type Kept = std::mem::ManuallyDrop<Handle>;
+
+#[allow(unsafe_code)]
+fn load(path: &Path) -> Result<Kept, String> {
+    // SAFETY: opening a library runs its initialisers; those of CUDA's do nothing but set up the library itself.
+    let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    // What the loader says is the error's cause.
+    handle
+        .map(Kept::new)
+        .map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+}
+
+/// Opens what a library will look for by name, where it lies beside it. What does not open is missed when it is needed.
+fn load_companions(library: Library, path: &Path) {
+    let (Some(start), Some(folder)) = (library.companions(), path.parent()) else { return };
+    let is_companion = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with(start));
+    let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let companions: BTreeSet<PathBuf> =
+        files.filter(|file| file.file_name().is_some_and(is_companion)).collect();
+    for companion in companions {
+        let _ = load(&companion);
+    }
+}
+
+/// What a library says its version is: `13.0`, `9.19.1`.
+#[allow(unsafe_code)]
+fn version(library: Library, handle: &Handle) -> Option<String> {
+    let in_hundreds =
+        |version: usize| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+    // SAFETY: each function has this type in NVIDIA's headers, and does nothing but say a version.
+    unsafe {
+        match library {
+            Library::Driver => None,
+            Library::Nvrtc => {
+                let ask =
+                    handle.get::<unsafe extern "C" fn(*mut i32, *mut i32) -> i32>(b"nvrtcVersion").ok()?;
+                let (mut major, mut minor) = (0, 0);
+                (ask(&mut major, &mut minor) == 0).then(|| format!("{major}.{minor}"))
+            }
+            Library::CublasLt => {
+                let ask = handle.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?;
+                Some(in_hundreds(ask()))
+            }
+            Library::Cudnn => {
+                let ask = handle.get::<unsafe extern "C" fn() -> usize>(b"cudnnGetVersion").ok()?;
+                Some(in_hundreds(ask()))
+            }
+            Library::Nccl => {
+                let ask = handle.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"ncclGetVersion").ok()?;
+                let mut version = 0;
+                (ask(&mut version) == 0).then(|| in_hundreds(version as usize))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_nowhere_is_missed_with_the_folders_looked_in() {
+        let folders = Folders { given: vec!["/nowhere/a".into()], installed: vec!["/nowhere/b".into()] };
+        let error = open(Library::Nccl, &folders).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "libnccl.so.2 is not there: looked in the system's own folders, in /nowhere/a, in /nowhere/b"
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(Library::Cudnn.file());
+        fs::write(&file, "not a library").unwrap();
+        let folders = Folders { given: vec![folder.path().into()], installed: vec![] };
+        let Err(NotOpened::Refused { path, reason }) = open(Library::Cudnn, &folders) else { panic!() };
+        assert_eq!(path, file);
+        assert!(reason.contains("file too short") || reason.contains("ELF"), "{reason}");
+    }
+
+    #[test]
+    fn packages_of_a_python_environment_are_found_in_order() {
+        let prefix = tempfile::tempdir().unwrap();
+        let nvidia = prefix.path().join("lib/python3.12/site-packages/nvidia");
+        for package in ["cudnn/lib", "cu13/lib", "cu13/include"] {
+            fs::create_dir_all(nvidia.join(package)).unwrap();
+        }
+        assert_eq!(of_packages(prefix.path()), [nvidia.join("cu13/lib"), nvidia.join("cudnn/lib")]);
+    }
+}

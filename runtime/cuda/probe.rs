@@ -1,0 +1,154 @@
+//! What a machine has for CUDA: asked once, before any other call, without a panic on any machine.
+
+use super::libraries::{self, Folders, Library, NotOpened, Opened};
+use cudarc::driver::{result, sys};
+use std::fmt;
+
+/// The version of CUDA that the bindings are of.
+pub const NEEDED: Version = Version(13_000);
+
+/// What is there.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// The driver and its devices, or why nothing can run on a GPU.
+    pub driver: Result<Driver, Unavailable>,
+    /// The other libraries.
+    pub libraries: Vec<(Library, Result<Opened, NotOpened>)>,
+}
+
+/// A driver that works.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    /// Where it lies.
+    pub opened: Opened,
+    /// The newest version of CUDA that it supports.
+    pub version: Version,
+    /// The devices, by their ordinal; at least one.
+    pub devices: Vec<DeviceFacts>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// What NVIDIA calls it.
+    pub name: String,
+    /// Its architecture: `(9, 0)` is sm_90.
+    pub capability: (i32, i32),
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+}
+
+/// Why nothing can run on a GPU here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// There is no driver.
+    #[error(transparent)]
+    Library(#[from] NotOpened),
+    /// The driver is too old.
+    #[error("the NVIDIA driver supports CUDA {0}; needed is {NEEDED}, which driver 580 has")]
+    OldDriver(Version),
+    /// The driver does not work.
+    #[error("the NVIDIA driver {what}: {error}")]
+    Driver {
+        /// What it did not do.
+        what: &'static str,
+        /// What it says.
+        error: String,
+    },
+    /// There is no device.
+    #[error("the NVIDIA driver finds no GPU")]
+    NoDevice,
+}
+
+/// A version as the driver counts: 1000 times the major number and 10 times the minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub i32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// Looks at the machine.
+pub fn probe(folders: &Folders) -> Probe {
+    let open = |library| libraries::open(library, folders);
+    let others = Library::ALL.into_iter().filter(|&library| library != Library::Driver);
+    Probe {
+        driver: open(Library::Driver).map_err(Unavailable::from).and_then(driver),
+        libraries: others.map(|library| (library, open(library))).collect(),
+    }
+}
+
+fn driver(opened: Opened) -> Result<Driver, Unavailable> {
+    let refused = |what| move |error: result::DriverError| Unavailable::Driver { what, error: told(error) };
+    // Its version can be asked before it starts, and every driver has that function; others came later.
+    let version = version().map_err(refused("does not say its version"))?;
+    if version < NEEDED {
+        return Err(Unavailable::OldDriver(version));
+    }
+    result::init().map_err(refused("does not start"))?;
+    let count = result::device::get_count().map_err(refused("does not count its devices"))?;
+    let devices = (0..count).map(device).collect::<Result<Vec<_>, _>>();
+    let devices = devices.map_err(refused("does not describe a device"))?;
+    if devices.is_empty() {
+        return Err(Unavailable::NoDevice);
+    }
+    Ok(Driver { opened, version, devices })
+}
+
+fn told(error: result::DriverError) -> String {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    text.unwrap_or_else(|_| format!("{error:?}"))
+}
+
+#[allow(unsafe_code)]
+fn version() -> Result<Version, result::DriverError> {
+    let mut version = 0;
+    // SAFETY: the driver writes one number to the place it is given.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
+    Ok(Version(version))
+}
+
+#[allow(unsafe_code)]
+fn device(ordinal: i32) -> Result<DeviceFacts, result::DriverError> {
+    use sys::CUdevice_attribute as Attribute;
+    let device = result::device::get(ordinal)?;
+    // SAFETY: the device was given by the driver just now.
+    let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    Ok(DeviceFacts {
+        name: result::device::get_name(device)?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        // SAFETY: as above.
+        memory: unsafe { result::device::total_mem(device) }? as u64,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_written_as_people_write_it() {
+        assert_eq!([Version(12_040), NEEDED].map(|version| version.to_string()), ["12.4", "13.0"]);
+    }
+
+    /// On a machine with a GPU as on one without: an answer, and no panic.
+    #[test]
+    fn every_machine_has_an_answer() {
+        let probe = probe(&Folders::of_process());
+        assert_eq!(probe.libraries.len(), Library::ALL.len() - 1);
+        match probe.driver {
+            Ok(driver) => assert!(!driver.devices.is_empty() && driver.version >= NEEDED),
+            Err(error) => {
+                assert!(error.to_string().contains("NVIDIA") || error.to_string().contains("libcuda"))
+            }
+        }
+    }
+}

@@ -11,5 +11,5 @@ mod saturate;
 mod term;
 
 pub(crate) use problem::Problem;
-pub(crate) use saturate::{Limits, Rule, Sound, saturate};
-pub(crate) use term::{ENode, Graph, Symbol, Term};
+pub(crate) use saturate::{Limits, Rule, saturate};
+pub(crate) use term::{ENode, Graph, Sound, Symbol, Term};

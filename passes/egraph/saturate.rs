@@ -1,15 +1,7 @@
 //! Applying rules until nothing new comes: the same result every time, on every machine.
 
-use super::term::{ENode, Graph, Symbol, Term};
-use egg::{Analysis, Id};
-
-/// What an analysis says of nodes and classes that rules come with.
-pub(crate) trait Sound<S: Symbol>: Analysis<ENode<S>> {
-    /// Whether a node may stand in the graph: an ill-typed one may not.
-    fn admits(graph: &Graph<S, Self>, node: &ENode<S>) -> bool;
-    /// Whether two classes may be one.
-    fn alike(graph: &Graph<S, Self>, a: Id, b: Id) -> bool;
-}
+use super::term::{ENode, Graph, Sound, Symbol, Term};
+use egg::Id;
 
 /// Pushes a term for every match at a node.
 pub(crate) type Find<S, N> = fn(&Graph<S, N>, &ENode<S>, &mut Vec<Term<S>>);

@@ -1,6 +1,5 @@
 //! What an e-graph is made of: nodes, and the terms that rules write.
 
-use super::saturate::Sound;
 use egg::{Analysis, Id, Language};
 use smallvec::SmallVec;
 use std::fmt::Debug;
@@ -48,6 +47,14 @@ impl<S: Symbol> Language for ENode<S> {
 
 /// An e-graph of such nodes.
 pub(crate) type Graph<S, N> = egg::EGraph<ENode<S>, N>;
+
+/// What an analysis says of nodes and classes that rules come with.
+pub(crate) trait Sound<S: Symbol>: Analysis<ENode<S>> {
+    /// Whether a node may stand in the graph: an ill-typed one may not.
+    fn admits(graph: &Graph<S, Self>, node: &ENode<S>) -> bool;
+    /// Whether two classes may be one.
+    fn alike(graph: &Graph<S, Self>, a: Id, b: Id) -> bool;
+}
 
 /// A tree over e-classes: what a rule says a class is equal to.
 #[derive(Clone, Debug)]

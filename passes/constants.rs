@@ -117,13 +117,9 @@ impl<'m> Constants<'m> {
             node.op.interp(&Interp { operands, results: &results, data: &self.module.data, parts: None })
         };
         let differ = node.operands.iter().any(|value| self.typed.contains_key(value));
-        let typed = differ.then(|| run(&typed));
-        let exact = run(&exact);
-        let typed: Vec<_> = match typed {
-            Some(typed) => typed.into_iter().map(Some).collect(),
-            None => vec![None; exact.len()],
-        };
-        for ((&value, exact), typed) in node.results.iter().zip(exact).zip(typed) {
+        let mut typed = differ.then(|| run(&typed).into_iter());
+        for (&value, exact) in node.results.iter().zip(run(&exact)) {
+            let typed = typed.as_mut().and_then(Iterator::next);
             if !exact.dtype.is_float() {
                 self.values.insert(value, typed.unwrap_or(exact));
                 continue;

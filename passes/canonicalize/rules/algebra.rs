@@ -101,7 +101,7 @@ fn constant_out_of_product(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
 }
 
 /// A factor as one without dims: the class of a number is that already, or is spelled anew; what is stored stays so.
-fn factor(g: &Graph, class: Id) -> Term {
+pub(super) fn factor(g: &Graph, class: Id) -> Term {
     let ty = g.ty(class);
     match g.number(class) {
         // To say what number another stands for takes long, and the class has it already.

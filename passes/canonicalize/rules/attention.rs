@@ -5,6 +5,7 @@
 //! are in the labels by then (rules of `contraction`), scales are one factor outside the contraction (rules of `algebra`).
 
 use super::Row;
+use super::algebra::factor;
 use crate::canonicalize::graph::{Ask, ENode, Graph};
 use crate::canonicalize::near::{holds, unless};
 use crate::canonicalize::stored::{self, Pattern};
@@ -34,8 +35,15 @@ struct Scores {
     key: Id,
     contract: Contract,
     scale: f64,
+    /// Stored numbers that multiply them as well.
+    factors: Factors,
     masks: Masks,
 }
+
+/// The outermost first: queries and keys may have been multiplied by one each.
+type Factors = SmallVec<[Id; MOST_FACTORS]>;
+
+const MOST_FACTORS: usize = 2;
 
 /// What is added to the product, the last first; or one mask of bools. At most a bias and a mask.
 type Masks = SmallVec<[Id; MOST_MASKS]>;
@@ -157,23 +165,25 @@ fn mask_fits(g: &Graph, mask: Id, scores: Id) -> bool {
     whole_rows && dims.iter().zip(&scores[missing..]).all(stretches)
 }
 
-/// Numbers that scores may be multiplied by before they are one: queries and keys by a stored one each.
-const MOST_FACTORS: usize = 2;
-
 fn scaled_products(g: &Graph, class: Id, masks: &Masks, found: &mut Vec<Scores>) {
-    let mut pending = vec![(class, 1.0, 0)];
+    let mut pending = vec![(class, None, Factors::new())];
     while let Some((class, scale, factors)) = pending.pop() {
         find!(@arg g, class, ([Op::Contract(contract)] query key) => {
-            found.push(Scores { query, key, contract: contract.clone(), scale, masks: masks.clone() });
+            let (contract, masks, factors) = (contract.clone(), masks.clone(), factors.clone());
+            found.push(Scores { query, key, contract, scale: scale.unwrap_or(1.0), factors, masks });
         });
-        if factors < MOST_FACTORS {
-            find!(@arg g, class, (% [Op::Binary(Mul)] factor scores) => {
+        find!(@arg g, class, (% [Op::Binary(Mul)] factor scores) => {
+            match g.number(factor) {
                 // Written numbers are one already, the outermost.
-                if factors == 0 || g.number(factor).is_none() {
-                    pending.extend(g.choice(factor).map(|factor| (scores, scale * factor, factors + 1)));
+                Some(number) if scale.is_none() && factors.is_empty() => {
+                    pending.push((scores, Some(number), Factors::new()));
                 }
-            });
-        }
+                None if factors.len() < MOST_FACTORS && g.choice(factor).is_some() => {
+                    pending.push((scores, scale, factors.iter().copied().chain([factor]).collect()));
+                }
+                _ => {}
+            }
+        });
     }
 }
 
@@ -202,7 +212,9 @@ fn fused(g: &Graph, weigh: &Contract, value: Id, scores: &Scores) -> Option<Term
     if weigh_roles.summed != [wt] {
         return None;
     }
-    let query = ordered(query, query_labels, &[b, h, s, d])?;
+    // A stored number may be a temperature that is trained: it stays what it is, on the queries.
+    let scaled = |query, &number: &Id| term(Mul, [factor(g, number), query]);
+    let query = scores.factors.iter().fold(ordered(query, query_labels, &[b, h, s, d])?, scaled);
     let each_head = (ordered(key, key_labels, &[b, h, t, d]), ordered(value, &weigh.rhs, &[wb, wh, wt, e]));
     let (key, value) = match each_head {
         (Some(key), Some(value)) => (key, value),

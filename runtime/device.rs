@@ -193,7 +193,45 @@ pub enum DeviceError {
         /// What the panic says.
         message: String,
     },
+    /// Something has no kernel on this device.
+    #[error(transparent)]
+    Kernel(Box<ir::Diagnostic>),
+    /// A GPU's driver refuses.
+    #[error("{}{error}", of_operator(operator, origin))]
+    Driver {
+        /// The operator that was run, if one was.
+        operator: String,
+        /// The ONNX node it came from.
+        origin: Arc<str>,
+        /// What the driver says.
+        error: crate::cuda::driver::DriverError,
+    },
     /// Ranks that ended with an error were asked for more.
     #[error("the ranks have ended with an error")]
     Ended,
+}
+
+fn of_operator(operator: &str, origin: &str) -> String {
+    match (operator, origin) {
+        ("", _) => String::new(),
+        (operator, "") => format!("`{operator}`: "),
+        (operator, origin) => format!("`{operator}` of {origin}: "),
+    }
+}
+
+impl DeviceError {
+    /// Refuses bytes that are not those of a rank's part of a type.
+    pub(crate) fn check_size(name: &str, ty: &ir::Type, mesh: &ir::Mesh, bytes: &[u8]) -> Result<(), Self> {
+        let local = ty.local(mesh).map(|sizes| sizes.iter().product::<u64>() * ty.dtype.bytes());
+        let (taken, given) = (local.unwrap_or(u64::MAX), bytes.len() as u64);
+        if taken == given {
+            return Ok(());
+        }
+        Err(Self::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
+    }
+
+    /// Something has no kernel.
+    pub(crate) fn kernel(diagnostic: ir::Diagnostic) -> Self {
+        Self::Kernel(Box::new(diagnostic))
+    }
 }

@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod comm;
+mod contraction;
 mod convolution;
 pub mod cpu;
 pub mod cuda;

@@ -290,6 +290,20 @@ impl Program {
     }
 }
 
+impl Chain {
+    /// An elementwise instruction of one operator, as a chain of one step.
+    pub(crate) fn of_one(op: &Op, instruction: &Instruction) -> Self {
+        let step = ChainStep {
+            op: op.clone(),
+            sources: (0..instruction.operands.len() as u32).map(ChainSource::Operand).collect(),
+            dtype: instruction.results[0].dtype,
+            node: instruction.node,
+            origin: instruction.origin.clone(),
+        };
+        Self { steps: vec![step], stores: SmallVec::from_slice(&[0]) }
+    }
+}
+
 impl View {
     /// The bytes it spans, from the start of its region.
     pub fn bytes(&self) -> std::ops::Range<u64> {

@@ -45,8 +45,7 @@ impl Arena {
         &memory[range(view)]
     }
 
-    /// What an instruction reads and writes. An operand that is the place of a result has no slice of its own: the
-    /// result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
+    /// What an instruction reads and writes; see [`borrow`].
     pub(super) fn borrow<'a>(
         &'a mut self,
         constants: &'a Constants,
@@ -54,46 +53,57 @@ impl Arena {
         first: bool,
         place: Place<'a>,
     ) -> Call<'a> {
-        let written = instruction.results.iter().chain(&instruction.scratch);
-        let mut order: SmallVec<[(Range<usize>, usize); 4]> =
-            written.map(range).enumerate().map(|(index, range)| (range, index)).collect();
-        order.sort_by_key(|(range, index)| (range.start, range.end, *index));
-        let mut results: SmallVec<[Option<&mut [u8]>; 4]> = order.iter().map(|_| None).collect();
-        // Cut the arena at the results and the scratch; operands lie between.
-        let mut between: SmallVec<[(usize, &[u8]); 5]> = SmallVec::new();
-        let (mut rest, mut at): (&mut [u8], usize) = (&mut self.0, 0);
-        for (range, index) in order {
-            let (before, tail) = rest.split_at_mut(range.start - at);
-            let (result, tail) = tail.split_at_mut(range.len());
-            between.push((at, before));
-            results[index] = Some(result);
-            (rest, at) = (tail, range.end);
+        borrow((&mut self.0, &constants.0), instruction, instruction.accumulates && !first, place)
+    }
+}
+
+/// What an instruction reads and writes, of the arena and the constants. An operand that is the place of a result has no
+/// slice of its own: the result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
+pub(super) fn borrow<'a>(
+    (arena, constants): (&'a mut [u8], &'a [u8]),
+    instruction: &'a Instruction,
+    add: bool,
+    place: Place<'a>,
+) -> Call<'a> {
+    let written = instruction.results.iter().chain(&instruction.scratch);
+    let mut order: SmallVec<[(Range<usize>, usize); 4]> =
+        written.map(range).enumerate().map(|(index, range)| (range, index)).collect();
+    order.sort_by_key(|(range, index)| (range.start, range.end, *index));
+    let mut results: SmallVec<[Option<&mut [u8]>; 4]> = order.iter().map(|_| None).collect();
+    // Cut the arena at the results and the scratch; operands lie between.
+    let mut between: SmallVec<[(usize, &[u8]); 5]> = SmallVec::new();
+    let (mut rest, mut at): (&mut [u8], usize) = (arena, 0);
+    for (range, index) in order {
+        let (before, tail) = rest.split_at_mut(range.start - at);
+        let (result, tail) = tail.split_at_mut(range.len());
+        between.push((at, before));
+        results[index] = Some(result);
+        (rest, at) = (tail, range.end);
+    }
+    between.push((at, rest));
+    let operand = |(index, view): (usize, &View)| {
+        let range = range(view);
+        if instruction.in_place.iter().any(|(operand, _)| *operand == index as u32) {
+            return None;
         }
-        between.push((at, rest));
-        let operand = |(index, view): (usize, &View)| {
-            let range = range(view);
-            if instruction.in_place.iter().any(|(operand, _)| *operand == index as u32) {
-                return None;
-            }
-            if view.region == Region::Constants {
-                return Some(&constants.0[range]);
-            }
-            let whole = |(start, slice): &(usize, &'a [u8])| {
-                let slice: &'a [u8] = slice;
-                slice.get(range.start.checked_sub(*start)?..range.end - start)
-            };
-            Some(between.iter().find_map(whole).expect("the memory plan keeps operands clear of results"))
+        if view.region == Region::Constants {
+            return Some(&constants[range]);
+        }
+        let whole = |(start, slice): &(usize, &'a [u8])| {
+            let slice: &'a [u8] = slice;
+            slice.get(range.start.checked_sub(*start)?..range.end - start)
         };
-        let operands = instruction.operands.iter().enumerate().map(operand).collect();
-        let scratch = instruction.scratch.as_ref().and_then(|_| results.pop().flatten());
-        Call {
-            instruction,
-            operands,
-            scratch: scratch.unwrap_or_default(),
-            results: results.into_iter().flatten().collect(),
-            add: instruction.accumulates && !first,
-            place,
-        }
+        Some(between.iter().find_map(whole).expect("the memory plan keeps operands clear of results"))
+    };
+    let operands = instruction.operands.iter().enumerate().map(operand).collect();
+    let scratch = instruction.scratch.as_ref().and_then(|_| results.pop().flatten());
+    Call {
+        instruction,
+        operands,
+        scratch: scratch.unwrap_or_default(),
+        results: results.into_iter().flatten().collect(),
+        add,
+        place,
     }
 }
 

@@ -14,6 +14,9 @@ mod simd;
 mod storage;
 mod walk;
 
+pub(crate) use kernels::copy::gather;
+pub(crate) use non_finite::{Kind, kind_of, worst};
+
 use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
@@ -166,7 +169,7 @@ impl Device for Cpu {
     fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let program = self.loaded(program)?.program.clone();
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
-        check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
+        DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
         self.arena.write(&slot.view, bytes);
         Ok(())
     }
@@ -180,7 +183,7 @@ impl Device for Cpu {
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let program = self.loaded(program)?.program.clone();
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
-        check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
+        DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
         slot.view.iter().for_each(|view| self.arena.write(view, bytes));
         Ok(())
     }
@@ -281,18 +284,34 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
     }
 }
 
+/// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in.
+pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], add: bool) {
+    let mesh = ir::Mesh::default();
+    let call = arena::borrow((arena, constants), instruction, add, Place { mesh: &mesh, rank: 0 });
+    // Only collectives fail, and they are no instructions of one device.
+    let _ = kernels::run(call, None);
+}
+
+/// `lhs[m, k] · rhs[k, n]`, row-major, in f32.
+pub(crate) fn product_f32(sizes: [usize; 3], lhs: &[f32], rhs: &[f32]) -> Vec<f32> {
+    product(sizes, lhs, rhs)
+}
+
+/// `lhs[m, k] · rhs[k, n]`, row-major, in f64.
+pub(crate) fn product_f64(sizes: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
+    product(sizes, lhs, rhs)
+}
+
+fn product<T: math::Real>([m, k, n]: [usize; 3], lhs: &[T], rhs: &[T]) -> Vec<T> {
+    let mut out = vec![T::ZERO; m * n];
+    let how = gemm::Multiply { factor: T::ONE, add: false, parallel: true };
+    let [lhs_rows, rhs_rows] = [k, n].map(gemm::Matrix::with_rows);
+    gemm::gemm([m, k, n], (&mut out, rhs_rows), (lhs, lhs_rows), (rhs, rhs_rows), how);
+    out
+}
+
 /// A program that was not made for so many devices.
 pub(crate) fn devices_error(program: &Program, given: u64) -> DeviceError {
     let (mesh, devices) = (Box::new(program.mesh.clone()), program.mesh.devices());
     DeviceError::Devices { program: program.name.clone(), mesh, devices, given }
-}
-
-/// A rank is given its part.
-fn check_size(name: &str, ty: &ir::Type, mesh: &ir::Mesh, bytes: &[u8]) -> Result<(), DeviceError> {
-    let local = ty.local(mesh).map(|sizes| sizes.iter().product::<u64>() * ty.dtype.bytes());
-    let (taken, given) = (local.unwrap_or(u64::MAX), bytes.len() as u64);
-    if taken == given {
-        return Ok(());
-    }
-    Err(DeviceError::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
 }

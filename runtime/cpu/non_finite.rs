@@ -67,18 +67,20 @@ fn made_by(
     Ok(made.into_iter().filter_map(found).collect())
 }
 
+/// What a number is that is not finite, the better first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+pub(crate) enum Kind {
     Infinity,
     NaN,
 }
 
-fn worst(kinds: impl Iterator<Item = Option<(Kind, f64)>>) -> Option<(Kind, f64)> {
+/// The worst of several.
+pub(crate) fn worst(kinds: impl Iterator<Item = Option<(Kind, f64)>>) -> Option<(Kind, f64)> {
     kinds.flatten().reduce(|a, b| if b.0 > a.0 { b } else { a })
 }
 
 /// The worst number, among these bytes, that is not finite.
-fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
+pub(crate) fn kind_of(view: &View, bytes: &[u8]) -> Option<(Kind, f64)> {
     let worst_of = |numbers: &mut dyn Iterator<Item = f64>| {
         let kind = |x: f64| if x.is_nan() { Kind::NaN } else { Kind::Infinity };
         worst(numbers.filter(|x| !x.is_finite()).map(|x| Some((kind(x), x))))

@@ -60,7 +60,7 @@ fn add<T: Float>(walk: &Walk, elements: &[T], start: usize, out: &mut [T]) {
 }
 
 /// The elements of a view, whose bytes these are, in row-major order. Needs no alignment.
-pub(in crate::cpu) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
+pub(crate) fn gather(bytes: &[u8], view: &View, out: &mut [u8]) {
     let width = view.dtype.bytes() as usize;
     let walk = Walk::row_major(&rebased(&view.layout));
     walk.for_runs(0, out.len() / width, |at, position, stride, count| {

@@ -24,9 +24,8 @@ mod softmax;
 
 use super::call::Call;
 use crate::comm::{CommError, Communicator};
-use crate::program::{Chain, ChainSource, ChainStep, Kernel};
+use crate::program::{Chain, Kernel};
 use ir::Op;
-use smallvec::smallvec;
 
 /// Below this number of elements a second thread costs more than it brings.
 const PARALLEL: usize = 1 << 15;
@@ -95,9 +94,9 @@ fn run_operator(op: &Op, call: Call) {
         Op::SoftmaxGrad(softmax) => softmax::softmax_grad(softmax.dim, call),
         // Lowering makes chains of these; one alone is a chain of one step.
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
-            elementwise::run(&single(op, &call), call);
+            elementwise::run(&Chain::of_one(op, call.instruction), call);
         }
-        Op::Select(_) | Op::Cast(_) => elementwise::run(&single(op, &call), call),
+        Op::Select(_) | Op::Cast(_) => elementwise::run(&Chain::of_one(op, call.instruction), call),
         // Lowering makes views of these; what it copies it copies as `Kernel::Copy`. On one device collectives are
         // nothing; on several they are `Kernel::Part` and `Kernel::Collective`.
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
@@ -108,16 +107,4 @@ fn run_operator(op: &Op, call: Call) {
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }
-}
-
-fn single(op: &Op, call: &Call) -> Chain {
-    let instruction = call.instruction;
-    let step = ChainStep {
-        op: op.clone(),
-        sources: (0..instruction.operands.len() as u32).map(ChainSource::Operand).collect(),
-        dtype: instruction.results[0].dtype,
-        node: instruction.node,
-        origin: instruction.origin.clone(),
-    };
-    Chain { steps: vec![step], stores: smallvec![0] }
 }

@@ -3,7 +3,8 @@
 //!
 //! The tiles follow from the sizes and the scratch alone, so the result does not depend on the number of threads.
 
-use super::{Plan, Run, SMALL, dot, shifted};
+use super::{SMALL, dot};
+use crate::contraction::{Plan, Run, shifted};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::storage::{Float, narrow, narrow_add, widen};
 use rayon::prelude::*;
@@ -99,21 +100,13 @@ impl<S: Float<Real = f32>> Tiles<'_, S> {
         let inner: usize = self.plan.inner.iter().map(|run| run.size).product();
         for rows in ranges(self.plan.rows.size, rows) {
             for columns in ranges(self.plan.columns.size, columns) {
-                let to = Lines::of(
-                    self.plan,
-                    2,
-                    (self.plan.rows, &rows),
-                    (self.plan.columns, &columns),
-                    self.starts[2],
-                );
+                let to = Lines::of(2, (self.plan.rows, &rows), (self.plan.columns, &columns), self.starts[2]);
                 let sums = &mut sums[..rows.len() * columns.len()];
                 let mut first = true;
                 for step in 0..inner {
                     let starts = shifted(self.starts, &self.plan.inner, step);
                     for summed in ranges(self.plan.summed.size, summed) {
-                        let lines = |tensor, rows, columns| {
-                            Lines::of(self.plan, tensor, rows, columns, starts[tensor])
-                        };
+                        let lines = |tensor, rows, columns| Lines::of(tensor, rows, columns, starts[tensor]);
                         let k = (self.plan.summed, &summed);
                         let left = left.bring(self.operands[0], lines(0, (self.plan.rows, &rows), k));
                         let right = right.bring(self.operands[1], lines(1, k, (self.plan.columns, &columns)));
@@ -153,14 +146,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn of(
-        plan: &Plan,
-        tensor: usize,
-        rows: (Run, &Range<usize>),
-        columns: (Run, &Range<usize>),
-        start: isize,
-    ) -> Self {
-        let Matrix { rows: down, columns: right, offset } = plan.matrix(tensor, rows.0, columns.0, start);
+    fn of(tensor: usize, rows: (Run, &Range<usize>), columns: (Run, &Range<usize>), start: isize) -> Self {
+        let Matrix { rows: down, columns: right, offset } = super::matrix(tensor, rows.0, columns.0, start);
         let start = offset + rows.1.start as isize * down + columns.1.start as isize * right;
         let (down, right) = ((rows.1.len(), down), (columns.1.len(), right));
         let by_rows = right.1 == 1 || down.1 != 1;

@@ -1,4 +1,4 @@
-//! Runs a module on the CPU backend and by the interpreter, and holds one against the other.
+//! Runs a module on a device and by the interpreter, and holds one against the other.
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::tensor::Elements;
@@ -28,20 +28,20 @@ pub(crate) fn bytes(program: &Program, microbatch: &Microbatch) -> Vec<Vec<u8>> 
 }
 
 /// The states of a device as tensors.
-pub(crate) fn states(cpu: &Cpu, module: &Module) -> StateValues {
+pub(crate) fn states(device: &dyn Device, module: &Module) -> StateValues {
     let tensor = |(index, (id, state)): (usize, (StateId, &ir::State))| {
-        let bytes = cpu.read_state(ProgramId(0), index).expect("the state is there");
+        let bytes = device.read_state(ProgramId(0), index).expect("the state is there");
         (id, Tensor::from_bytes(&state.ty, &bytes).expect("whole tensors"))
     };
     module.states.iter().enumerate().map(tensor).collect()
 }
 
-/// One step on the CPU.
-pub(crate) fn step_on_cpu(cpu: &mut Cpu, module: &Module, microbatches: &[Microbatch]) -> StepOutputs {
-    let program = cpu.program(ProgramId(0)).clone();
+/// One step on a device.
+pub(crate) fn step_on(device: &mut dyn Device, module: &Module, microbatches: &[Microbatch]) -> StepOutputs {
+    let program = device.program(ProgramId(0)).clone();
     let inputs: Vec<Vec<Vec<u8>>> =
         microbatches.iter().map(|microbatch| bytes(&program, microbatch)).collect();
-    let outputs = step(cpu, ProgramId(0), &inputs).expect("the step runs");
+    let outputs = step(device, ProgramId(0), &inputs).expect("the step runs");
     let tensor = |name: &str, bytes: &Vec<u8>| {
         let ty = module.ty(module.output(name).expect("the module's output").value);
         Tensor::from_bytes(ty, bytes).expect("whole tensors")
@@ -72,14 +72,36 @@ pub(crate) fn assert_agrees_in(
     steps: &[Vec<Microbatch>],
     tolerance: impl Fn(DType) -> f64,
 ) {
+    assert_agrees_on(&cpu, mode, module, options, steps, tolerance);
+}
+
+/// What makes a device with a program.
+pub(crate) type Make<'a> = &'a dyn Fn(Program) -> Box<dyn Device>;
+
+fn cpu(program: Program) -> Box<dyn Device> {
+    Box::new(Cpu::new(vec![Arc::new(program)], Some(2)).expect("the arena fits"))
+}
+
+/// As [`assert_agrees_in`], on a device that is made.
+pub(crate) fn assert_agrees_on(
+    make: Make,
+    mode: Mode,
+    module: &Module,
+    options: &LowerOptions,
+    steps: &[Vec<Microbatch>],
+    tolerance: impl Fn(DType) -> f64,
+) {
     let program = lower(module, options).unwrap_or_else(|error| panic!("{error}"));
     let mut expected_states = interp::initial_states(module, 1, Missing::Draw).expect("states can be drawn");
     expected_states.values_mut().for_each(|tensor| *tensor = tensor.clone().rounded());
-    let mut cpu = device(program, &expected_states, 2);
+    let mut device = make(program);
+    for (index, tensor) in expected_states.values().enumerate() {
+        device.write_state(ProgramId(0), index, &tensor.to_bytes()).expect("states fit");
+    }
     for (index, microbatches) in steps.iter().enumerate() {
         let expected = interp::step(module, mode, &mut expected_states, microbatches);
         let expected = expected.unwrap_or_else(|error| panic!("{error}"));
-        let given = step_on_cpu(&mut cpu, module, microbatches);
+        let given = step_on(&mut *device, module, microbatches);
         for (name, tensors) in &expected {
             let pairs = tensors.iter().zip(&given[name]);
             pairs.for_each(|(expected, given)| {
@@ -88,7 +110,7 @@ pub(crate) fn assert_agrees_in(
             });
             assert_eq!(tensors.len(), given[name].len());
         }
-        for (id, given) in states(&cpu, module) {
+        for (id, given) in states(&*device, module) {
             let what = format!("step {index}, state {}", module.states[id].name);
             assert_close(&what, &given, &expected_states[&id], tolerance(given.dtype));
         }

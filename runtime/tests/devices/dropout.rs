@@ -1,6 +1,6 @@
 //! Dropout's kernel keeps what the interpreter keeps, element by element, by any number of threads.
 
-use crate::compare::{Microbatch, device, step_on_cpu};
+use crate::compare::{Microbatch, device, step_on};
 use ir::interp::{self, Mode, StateValues};
 use ir::ops::Float;
 use ir::ops::dropout::Dropout;
@@ -57,7 +57,7 @@ fn chunks_groups_and_rows_of_any_length_keep_the_same_elements() {
             for threads in [1, 3] {
                 let program = lower(&module, &LowerOptions::default()).expect("it lowers");
                 let mut cpu = device(program, &StateValues::new(), threads);
-                let given = step_on_cpu(&mut cpu, &module, &inputs);
+                let given = step_on(&mut cpu, &module, &inputs);
                 for (i, (given, expected)) in given["dropped"][0].floats().iter().zip(expected).enumerate() {
                     let what = format!("{dtype} {sizes:?}, {threads} threads: element {i}");
                     assert_eq!(*given == 0.0, *expected == 0.0, "{what}");

@@ -11,7 +11,7 @@ use runtime::lower::LowerOptions;
 
 /// How the operands of a sample reach it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Through {
+pub(crate) enum Through {
     /// As inputs.
     Inputs,
     /// As inputs with all dims in reverse order, transposed back: strided.
@@ -21,19 +21,31 @@ enum Through {
 }
 
 /// A program that runs a sample's operator, and its inputs.
-fn program(sample: &Sample, through: Through) -> (Module, Microbatch) {
-    let mut module = Module::new("sample");
+pub(crate) fn program(sample: &Sample, through: Through) -> (Module, Microbatch) {
+    let (mut module, mut inputs) = (Module::new("sample"), Microbatch::new());
     module.data = sample.data.clone();
-    let mut inputs = Microbatch::new();
+    add(&mut module, &mut inputs, "", sample, through);
+    (module, inputs)
+}
+
+/// Adds a sample's operator to a program whose data table is the sample's, or is not looked at by it; names begin with
+/// `prefix`.
+pub(crate) fn add(
+    module: &mut Module,
+    inputs: &mut Microbatch,
+    prefix: &str,
+    sample: &Sample,
+    through: Through,
+) {
     let mut values = Vec::new();
     for (i, tensor) in sample.fill(5).into_iter().enumerate() {
         let reversed = through == Through::Transposes && tensor.sizes.len() > 1;
         let tensor = if reversed { mirrored(&tensor) } else { tensor };
-        let name = format!("operand.{i}");
+        let name = format!("{prefix}operand.{i}");
         values.push((module.add_input(&name, tensor.ty(), false), reversed));
         inputs.insert(name, tensor);
     }
-    let mut b = Builder::new(&mut module, "test");
+    let mut b = Builder::new(module, "test");
     let operands: Vec<ValueId> =
         values.into_iter().map(|(value, reversed)| operand(&mut b, value, reversed, through)).collect();
     if matches!(sample.op, Op::Accumulate(_)) {
@@ -43,9 +55,8 @@ fn program(sample: &Sample, through: Through) -> (Module, Microbatch) {
         b.push_typed(sample.op.clone(), &operands, &sample.declared).expect("samples are well-typed");
     b.finish();
     for (i, result) in results.into_iter().enumerate() {
-        module.add_output(format!("result.{i}"), result);
+        module.add_output(format!("{prefix}result.{i}"), result);
     }
-    (module, inputs)
 }
 
 fn operand(b: &mut Builder, value: ValueId, reversed: bool, through: Through) -> ValueId {
@@ -79,7 +90,7 @@ fn mirrored(tensor: &Tensor) -> Tensor {
 
 /// The sample with what is f32 in this type instead, its constants rounded to it: all operands, or all but the one
 /// that stays f32 (the gradient of a sum).
-fn retyped(sample: &Sample, dtype: DType) -> Sample {
+pub(crate) fn retyped(sample: &Sample, dtype: DType) -> Sample {
     let kept = std::iter::once(None).chain((0..sample.operands.len()).map(Some));
     let mut retyped = kept.map(|kept| with_operands(sample.clone(), dtype, kept));
     let fits = |sample: &Sample| {
@@ -112,7 +123,7 @@ fn check(through: Through, options: &LowerOptions) {
     }
 }
 
-fn is_single(ty: &Type) -> bool {
+pub(crate) fn is_single(ty: &Type) -> bool {
     ty.dtype == DType::F32
 }
 

@@ -1,0 +1,149 @@
+//! A contraction as multiplications of strided matrices: labels of one role that one stride reaches through become one dim
+//! of the matrix; what is left over is looped over. So a transposed operand costs no copy.
+
+use crate::layout::Layout;
+use ir::ops::Labels;
+use ir::ops::contract::Contract;
+use std::ops::Range;
+
+/// A size with the strides it has in left operand, right operand and result.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) size: usize,
+    pub(crate) strides: [isize; 3],
+}
+
+pub(crate) const ONE: Run = Run { size: 1, strides: [0; 3] };
+
+/// A contraction as loops around one multiplication.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) rows: Run,
+    pub(crate) columns: Run,
+    pub(crate) summed: Run,
+    /// Each step writes elsewhere.
+    pub(crate) outer: Vec<Run>,
+    /// Each step adds to the same place.
+    pub(crate) inner: Vec<Run>,
+    /// Where each tensor starts.
+    pub(crate) offsets: [isize; 3],
+}
+
+impl Plan {
+    pub(crate) fn of(contract: &Contract, layouts: [Layout; 3]) -> Self {
+        let labels = [&contract.lhs, &contract.rhs, &contract.out];
+        let run = |label: &u8| {
+            let at = |labels: &Labels| labels.0.iter().position(|l| l == label);
+            let [lhs, rhs, out] =
+                [0, 1, 2].map(|i| at(labels[i]).map(|dim| (layouts[i].sizes[dim], layouts[i].strides[dim])));
+            let size = lhs.or(rhs).map_or(1, |(size, _)| size);
+            Run { size, strides: [lhs, rhs, out].map(|dim| dim.map_or(0, |(_, stride)| stride)) }
+        };
+        let roles = contract.roles();
+        let runs = |labels: &[u8], by: usize| merged(labels.iter().map(run).collect(), by);
+        let (mut outer, mut inner) = (runs(&roles.batch, 2), vec![]);
+        let take = |mut runs: Vec<Run>, rest: &mut Vec<Run>| {
+            let largest = (0..runs.len()).max_by_key(|&i| (runs[i].size, i));
+            let taken = largest.map_or(ONE, |i| runs.remove(i));
+            rest.extend(runs);
+            taken
+        };
+        let rows = take(runs(&roles.rows, 2), &mut outer);
+        let columns = take(runs(&roles.columns, 2), &mut outer);
+        let summed = take(runs(&roles.summed, 0), &mut inner);
+        Self { rows, columns, summed, outer, inner, offsets: layouts.map(|layout| layout.offset) }
+    }
+
+    /// Where the tensors of a step of the outer loops start.
+    pub(crate) fn outer_step(&self, step: usize) -> [isize; 3] {
+        shifted(self.offsets, &self.outer, step)
+    }
+
+    /// The distance between the results of neighbouring outer steps, if each is a block of its own after the one
+    /// before.
+    pub(crate) fn block(&self) -> Option<usize> {
+        let mut next = self.extent();
+        for (i, run) in self.outer.iter().rev().enumerate() {
+            let stride = usize::try_from(run.strides[2]).ok()?;
+            if (i == 0 && stride < next) || (i > 0 && stride != next) {
+                return None;
+            }
+            next = stride * run.size;
+        }
+        self.outer.last().map(|run| run.strides[2] as usize)
+    }
+
+    /// From the first to the last element of one multiplication's result.
+    fn extent(&self) -> usize {
+        [self.rows, self.columns]
+            .iter()
+            .map(|run| (run.size - 1) * run.strides[2].unsigned_abs())
+            .sum::<usize>()
+            + 1
+    }
+
+    /// What a contraction into one number reads of each operand, if that is a stretch without holes.
+    pub(crate) fn stretches(&self) -> Option<[Range<usize>; 2]> {
+        let [rows, columns] = [self.rows.size, self.columns.size];
+        let one = rows == 1 && columns == 1 && self.outer.is_empty() && self.inner.is_empty();
+        let dense = self.summed.size > 1 && self.summed.strides[..2] == [1, 1];
+        let stretch = |offset: isize| offset as usize..offset as usize + self.summed.size;
+        (one && dense).then(|| [stretch(self.offsets[0]), stretch(self.offsets[1])])
+    }
+}
+
+/// Runs from the largest stride in tensor `by` to the smallest, neighbours merged where every tensor allows it.
+fn merged(mut runs: Vec<Run>, by: usize) -> Vec<Run> {
+    runs.retain(|run| run.size != 1);
+    runs.sort_by_key(|run| std::cmp::Reverse(run.strides[by]));
+    let mut merged: Vec<Run> = Vec::new();
+    for run in runs {
+        match merged.last_mut() {
+            Some(last) if (0..3).all(|i| last.strides[i] == run.strides[i] * run.size as isize) => {
+                *last = Run { size: last.size * run.size, strides: run.strides };
+            }
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// Offsets after `step` of nested loops.
+pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[Run], mut step: usize) -> [isize; 3] {
+    for run in loops.iter().rev() {
+        let index = (step % run.size) as isize;
+        step /= run.size;
+        (0..3).for_each(|i| offsets[i] += index * run.strides[i]);
+    }
+    offsets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(text: &str, sizes: [&[usize]; 3]) -> Plan {
+        Plan::of(&Contract::new(text), sizes.map(Layout::dense))
+    }
+
+    #[test]
+    fn a_linear_layer_is_one_multiplication() {
+        let plan = plan("bsh,hk->bsk", [&[4, 8, 16], &[16, 32], &[4, 8, 32]]);
+        assert!(plan.outer.is_empty() && plan.inner.is_empty());
+        assert_eq!([plan.rows.size, plan.summed.size, plan.columns.size], [32, 16, 32]);
+    }
+
+    #[test]
+    fn a_weight_gradient_sums_batch_and_sequence_at_once() {
+        let plan = plan("bsh,bsk->hk", [&[4, 8, 16], &[4, 8, 32], &[16, 32]]);
+        assert!(plan.outer.is_empty() && plan.inner.is_empty());
+        assert_eq!([plan.rows.size, plan.summed.size, plan.columns.size], [16, 32, 32]);
+    }
+
+    #[test]
+    fn heads_between_batch_and_sequence_are_looped_over() {
+        let plan = plan("bshd,hdk->bsk", [&[4, 8, 3, 16], &[3, 16, 32], &[4, 8, 32]]);
+        assert_eq!([plan.rows.size, plan.summed.size, plan.columns.size], [32, 48, 32]);
+        assert!(plan.inner.is_empty());
+    }
+}

@@ -1,0 +1,97 @@
+//! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
+
+use crate::cuda::driver::DriverError;
+use crate::cuda::lower::source::PRELUDE;
+use crate::cuda::program::{File, Kernel};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+const HOST: &str = include_str!("host.h");
+
+/// The kernels of a program, loaded.
+pub(super) struct Compiled {
+    functions: Vec<Entry>,
+    names: Vec<String>,
+    /// The threads that a library counts are its own: one launch at a time.
+    library: Arc<Mutex<Library>>,
+}
+
+type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> bool;
+
+/// A kernel that can be run.
+pub(super) struct Function {
+    entry: Entry,
+    library: Arc<Mutex<Library>>,
+}
+
+impl Function {
+    /// Runs it: the grid's sizes and the block's, and its arguments. Whether it came to its end.
+    #[allow(unsafe_code)]
+    pub(super) fn run(&self, sizes: &[u32; 4], words: &[u64], order: u32) -> bool {
+        let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
+        // SAFETY: the entry was written with the kernel, and takes these; what the kernel does with addresses is what is
+        // tested.
+        unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) }
+    }
+}
+
+impl Compiled {
+    pub(super) fn function(&self, kernel: usize) -> Function {
+        Function { entry: self.functions[kernel], library: self.library.clone() }
+    }
+
+    pub(super) fn name(&self, kernel: usize) -> &str {
+        &self.names[kernel]
+    }
+}
+
+/// All of a program's kernels as one source.
+fn source(kernels: &[Kernel]) -> String {
+    let mut files: Vec<&File> = kernels.iter().filter_map(|kernel| kernel.file).collect();
+    files.sort_by_key(|file| file.name);
+    files.dedup_by_key(|file| file.name);
+    let mut text = format!("{HOST}\n{}\n", PRELUDE.text);
+    files.iter().for_each(|file| text += file.text);
+    for kernel in kernels {
+        let name = &kernel.name;
+        let _ = write!(
+            text,
+            "{}extern \"C\" __attribute__((visibility(\"default\"))) bool host_{name}(const u32* sizes, const uint64_t* words, u32 order) {{\n    \
+             return host::run(&{name}, sizes, words, order);\n}}\n",
+            kernel.text
+        );
+    }
+    text
+}
+
+#[allow(unsafe_code)]
+pub(super) fn compile(kernels: &[Kernel]) -> Result<Compiled, DriverError> {
+    let failed = |what: &str, error: &dyn std::fmt::Display| DriverError(format!("{what}: {error}"));
+    let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", &error))?;
+    let [from, to] = ["kernels.cpp", "kernels.so"].map(|name| folder.path().join(name));
+    fs::write(&from, source(kernels)).map_err(|error| failed("kernels.cpp", &error))?;
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
+    // Sums stay as they are written, one rounding a step, and pointers may be of any type.
+    let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+    let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
+    let output = output.map_err(|error| failed(&compiler, &error))?;
+    if !output.status.success() {
+        return Err(failed(&compiler, &String::from_utf8_lossy(&output.stderr)));
+    }
+    // SAFETY: the library is what was just compiled; it runs nothing when it is opened.
+    let library = unsafe { Library::open(Some(&to), RTLD_NOW | RTLD_LOCAL) };
+    let library = library.map_err(|error| failed("kernels.so", &error))?;
+    let function = |kernel: &Kernel| {
+        // SAFETY: `source` writes this function with this type.
+        let entry = unsafe { library.get::<Entry>(format!("host_{}", kernel.name).as_bytes()) };
+        entry.map(|entry| *entry).map_err(|error| failed(&kernel.name, &error))
+    };
+    let functions = kernels.iter().map(function).collect::<Result<_, _>>()?;
+    let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+    Ok(Compiled { functions, names, library: Arc::new(Mutex::new(library)) })
+}

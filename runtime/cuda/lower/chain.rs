@@ -1,0 +1,327 @@
+//! Chains of elementwise operators as kernels: a thread computes a few neighbours of the result, all steps in registers.
+//!
+//! What a step makes of f16 or bf16 is rounded to it, as if it had been stored: so fusing changes no number.
+
+use super::source::{ELEMENTWISE, Run, computed, index_type, is_aligned, stored};
+use crate::layout::Sizes;
+use crate::program::{Chain, ChainSource, ChainStep, Instruction, View};
+use ir::ops::elementwise::{Binary, Bitwise, Compare, Logical, Unary};
+use ir::{DType, Op};
+use smallvec::SmallVec;
+
+/// The kernel of a chain. Its results lie alike, without holes.
+pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
+    let Instruction { operands, results, .. } = instruction;
+    let dims = Dims::of(operands, &results[0]);
+    let width = neighbours(&dims, operands, results);
+    let count: usize = dims.sizes.iter().product();
+    let mut run = Run::of("chain", &ELEMENTWISE);
+    let sources: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
+    let targets: Vec<String> = results.iter().map(|result| run.writes(result)).collect();
+    let index = index_type(count);
+    run.line(format!("const {index} first = ({index})thread_index();"));
+    run.line(format!("if (first >= {}) return;", count / width));
+    places(&mut run, &dims, width, index);
+    let reads: Vec<Read> = (0..operands.len())
+        .map(|i| {
+            let read = Read::of(&dims, i, &operands[i], width);
+            read.load(&mut run, i, &operands[i], &sources[i], &dims, width);
+            read
+        })
+        .collect();
+    for (i, result) in results.iter().enumerate() {
+        run.line(format!("Pack<{}, {width}> r{i};", stored(result.dtype)));
+    }
+    run.line("#pragma unroll");
+    run.line(format!("for (int e = 0; e < {width}; e++) {{"));
+    for (i, operand) in operands.iter().enumerate() {
+        let element = reads[i].element(i, &sources[i]);
+        run.line(format!("    const {} x{i} = widen({element});", computed(operand.dtype)));
+    }
+    let dtype_of = |source: &ChainSource| match *source {
+        ChainSource::Operand(operand) => operands[operand as usize].dtype,
+        ChainSource::Step(step) => chain.steps[step as usize].dtype,
+    };
+    for (i, step) in chain.steps.iter().enumerate() {
+        let names: SmallVec<[String; 3]> = step
+            .sources
+            .iter()
+            .map(|source| match source {
+                ChainSource::Operand(operand) => format!("x{operand}"),
+                ChainSource::Step(step) => format!("t{step}"),
+            })
+            .collect();
+        let made = expression(step, &names, dtype_of(&step.sources[0]));
+        let made = match step.dtype {
+            DType::F16 | DType::BF16 => format!("rounded<{}>({made})", stored(step.dtype)),
+            dtype => format!("({})({made})", computed(dtype)),
+        };
+        run.line(format!("    const {} t{i} = {made};", computed(step.dtype)));
+        for (r, _) in chain.stores.iter().enumerate().filter(|(_, stored)| **stored == i as u32) {
+            run.line(format!("    r{r}.at[e] = narrow<{}>(t{i});", stored(results[r].dtype)));
+        }
+    }
+    run.line("}");
+    for (i, target) in targets.iter().enumerate() {
+        run.line(format!("store({target} + place, r{i});"));
+    }
+    run.threads(count / width)
+}
+
+/// The dims of a chain in the order in which its results lie in memory, neighbours merged where all operands allow it.
+struct Dims {
+    sizes: Sizes,
+    /// For each operand its strides.
+    strides: Vec<SmallVec<[isize; 6]>>,
+}
+
+impl Dims {
+    fn of(operands: &[View], result: &View) -> Self {
+        let layout = &result.layout;
+        let order = layout.memory_order().unwrap_or_else(|| (0..layout.sizes.len()).collect());
+        let mut dims =
+            Self { sizes: Sizes::new(), strides: operands.iter().map(|_| SmallVec::new()).collect() };
+        for &dim in order.iter().filter(|&&dim| layout.sizes[dim] != 1) {
+            let size = layout.sizes[dim];
+            let own: SmallVec<[isize; 8]> =
+                operands.iter().map(|operand| operand.layout.strides[dim]).collect();
+            let merges =
+                !dims.sizes.is_empty()
+                    && dims.strides.iter().zip(&own).all(|(strides, own)| {
+                        strides.last().is_some_and(|last| *last == own * size as isize)
+                    });
+            if merges {
+                *dims.sizes.last_mut().expect("it has one") *= size;
+                dims.strides.iter_mut().zip(&own).for_each(|(strides, own)| {
+                    *strides.last_mut().expect("it has one") = *own;
+                });
+            } else {
+                dims.sizes.push(size);
+                dims.strides.iter_mut().zip(&own).for_each(|(strides, own)| strides.push(*own));
+            }
+        }
+        dims
+    }
+
+    fn inner(&self) -> usize {
+        self.sizes.last().copied().unwrap_or(1)
+    }
+
+    fn inner_stride(&self, operand: usize) -> isize {
+        self.strides[operand].last().copied().unwrap_or(0)
+    }
+}
+
+/// How many neighbours a thread computes: what the narrowest type has in 16 bytes, at most 8, if the inner dim divides.
+fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
+    let moved =
+        operands.iter().enumerate().filter(|(i, _)| dims.strides[*i].iter().any(|&stride| stride != 0));
+    let widths =
+        moved.map(|(_, view)| view.dtype.bytes()).chain(results.iter().map(|view| view.dtype.bytes()));
+    let most = 16 / widths.min().unwrap_or(16).max(2) as usize;
+    let mut width = most.min(8);
+    let fits = |width: usize| {
+        dims.inner().is_multiple_of(width)
+            && results.iter().all(|view| is_aligned(view, 16.min(width * view.dtype.bytes() as usize)))
+    };
+    while width > 1 && !fits(width) {
+        width /= 2;
+    }
+    width.max(1)
+}
+
+/// Writes the indices of the first element along all dims but those of size one, and its place in the results.
+fn places(run: &mut Run, dims: &Dims, width: usize, index: &str) {
+    run.line(format!("const i64 place = (i64)first * {width};"));
+    let count = dims.sizes.len();
+    if count < 2 {
+        if count == 1 {
+            run.line("const i64 i0 = place;");
+        }
+        return;
+    }
+    run.line(format!("{index} rest = first;"));
+    for dim in (0..count).rev() {
+        let (size, scale) =
+            if dim + 1 == count { (dims.sizes[dim] / width, width) } else { (dims.sizes[dim], 1) };
+        if dim == 0 {
+            run.line(format!("const i64 i0 = (i64)rest * {scale};"));
+        } else {
+            run.line(format!("const i64 i{dim} = (i64)(rest % {size}u) * {scale};"));
+            run.line(format!("rest /= {size}u;"));
+        }
+    }
+}
+
+/// How a thread reads an operand.
+enum Read {
+    /// One element for all of the thread's.
+    One,
+    /// Neighbours at once.
+    Pack,
+    /// Element by element, so far apart.
+    Apart(isize),
+}
+
+impl Read {
+    fn of(dims: &Dims, operand: usize, view: &View, width: usize) -> Self {
+        let stride = dims.inner_stride(operand);
+        if stride == 0 || dims.inner() == 1 {
+            return Self::One;
+        }
+        let bytes = view.dtype.bytes() as usize;
+        let at_once = 16.min(width * bytes);
+        let outer = dims.strides[operand].iter().rev().skip(1);
+        let steps_fit = |stride: &isize| (stride.unsigned_abs() * bytes).is_multiple_of(at_once);
+        if stride == 1 && is_aligned(view, at_once) && { outer }.all(steps_fit) {
+            return Self::Pack;
+        }
+        Self::Apart(stride)
+    }
+
+    fn load(&self, run: &mut Run, index: usize, view: &View, source: &str, dims: &Dims, width: usize) {
+        let terms = dims.strides[index].iter().enumerate().filter(|(_, stride)| **stride != 0);
+        let terms: Vec<String> = terms.map(|(dim, stride)| format!("i{dim} * {stride}")).collect();
+        let place = if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") };
+        let ty = stored(view.dtype);
+        match self {
+            Self::One => run.line(format!("const {ty} p{index} = {source}[{place}];")),
+            Self::Pack => {
+                run.line(format!("const Pack<{ty}, {width}> p{index} = load<{width}>({source} + {place});"));
+            }
+            // All operands are read before a result is written, which may take their place.
+            Self::Apart(stride) => {
+                run.line(format!("Pack<{ty}, {width}> p{index};"));
+                run.line("#pragma unroll");
+                run.line(format!(
+                    "for (int e = 0; e < {width}; e++) p{index}.at[e] = {source}[{place} + e * {stride}];"
+                ));
+            }
+        }
+    }
+
+    fn element(&self, index: usize, _source: &str) -> String {
+        match self {
+            Self::One => format!("p{index}"),
+            Self::Pack | Self::Apart(_) => format!("p{index}.at[e]"),
+        }
+    }
+}
+
+/// A step as an expression over its sources. Operands of one step have one type, but for a choice's condition.
+fn expression(step: &ChainStep, names: &[String], dtype: DType) -> String {
+    let x = &names[0];
+    let [float, own] = [dtype.is_float(), step.dtype.is_float()];
+    match &step.op {
+        Op::Unary(op) => unary(*op, x, float),
+        Op::Binary(op) => binary(*op, x, &names[1], float),
+        Op::Bitwise(op) => bitwise(*op, x, &names[1], dtype),
+        Op::Compare(op) => {
+            let sign = match op {
+                Compare::Equal => "==",
+                Compare::Less => "<",
+                Compare::LessEqual => "<=",
+                Compare::Greater => ">",
+                Compare::GreaterEqual => ">=",
+            };
+            format!("{x} {sign} {}", names[1])
+        }
+        Op::Logical(op) => {
+            let sign = match op {
+                Logical::And => "&&",
+                Logical::Or => "||",
+                Logical::Xor => "!=",
+            };
+            format!("({x} != 0) {sign} ({} != 0)", names[1])
+        }
+        Op::Select(_) => format!("{x} != 0 ? {} : {}", names[1], names[2]),
+        Op::Cast(_) => match (float, own) {
+            _ if step.dtype == DType::Bool => format!("{x} != 0"),
+            (true, false) => format!("elementwise::to_integer({x})"),
+            // f32 between would round twice.
+            (false, true) if step.dtype.bytes() == 2 => format!("(double){x}"),
+            _ => x.clone(),
+        },
+        other => unreachable!("`{}` is not elementwise", other.name()),
+    }
+}
+
+fn unary(op: Unary, x: &str, float: bool) -> String {
+    match op {
+        Unary::Not => return format!("{x} == 0"),
+        Unary::IsNan => return format!("{x} != {x}"),
+        Unary::Neg if float => return format!("-{x}"),
+        _ => {}
+    }
+    let name = match op {
+        Unary::Abs if float => "fabs",
+        Unary::Abs => "integer::abs",
+        Unary::Neg => "integer::neg",
+        Unary::Sign if float => "elementwise::sign",
+        Unary::Sign => "integer::sign",
+        Unary::Exp => "exp",
+        Unary::Log => "log",
+        Unary::Sqrt => "sqrt",
+        Unary::Rsqrt => "elementwise::reciprocal_root",
+        Unary::Reciprocal => "1 / ",
+        Unary::Sin => "sin",
+        Unary::Cos => "cos",
+        Unary::Atan => "atan",
+        Unary::Tanh => "tanh",
+        Unary::Erf => "erf",
+        Unary::Sigmoid => "elementwise::sigmoid",
+        Unary::Relu => "elementwise::relu",
+        Unary::Gelu => "elementwise::gelu",
+        Unary::GeluTanh => "elementwise::gelu_tanh",
+        Unary::Silu => "elementwise::silu",
+        Unary::Floor => "floor",
+        Unary::Ceil => "ceil",
+        Unary::Round => "rint",
+        Unary::Not | Unary::IsNan => unreachable!("written above"),
+    };
+    format!("{name}({x})")
+}
+
+fn binary(op: Binary, x: &str, y: &str, float: bool) -> String {
+    let sign = match op {
+        Binary::Add => "+",
+        Binary::Sub => "-",
+        Binary::Mul => "*",
+        Binary::Div => "/",
+        _ => "",
+    };
+    if float && !sign.is_empty() {
+        return format!("{x} {sign} {y}");
+    }
+    let name = match (op, float) {
+        (Binary::Add, _) => "integer::add",
+        (Binary::Sub, _) => "integer::sub",
+        (Binary::Mul, _) => "integer::mul",
+        (Binary::Div, _) => "integer::div",
+        (Binary::Pow, true) => "elementwise::power",
+        (Binary::Pow, false) => "integer::power",
+        (Binary::Max, true) => "larger",
+        (Binary::Max, false) => "integer::largest",
+        (Binary::Min, true) => "smaller",
+        (Binary::Min, false) => "integer::smallest",
+        (Binary::Mod, true) => "elementwise::modulo",
+        (Binary::Mod, false) => "integer::modulo",
+        (Binary::GeluGrad, _) => "elementwise::gelu_grad",
+        (Binary::GeluTanhGrad, _) => "elementwise::gelu_tanh_grad",
+        (Binary::SiluGrad, _) => "elementwise::silu_grad",
+        (Binary::ReluGrad, _) => "elementwise::relu_grad",
+    };
+    format!("{name}({x}, {y})")
+}
+
+fn bitwise(op: Bitwise, x: &str, y: &str, dtype: DType) -> String {
+    let bits = 8 * dtype.bytes();
+    let wide = if matches!(dtype, DType::I64 | DType::I32 | DType::I16 | DType::I8) { "i64" } else { "u64" };
+    match op {
+        Bitwise::And => format!("{x} & {y}"),
+        Bitwise::Or => format!("{x} | {y}"),
+        Bitwise::Xor => format!("{x} ^ {y}"),
+        Bitwise::ShiftLeft => format!("integer::shift_left({x}, (i64){y}, {bits})"),
+        Bitwise::ShiftRight => format!("integer::shift_right(({wide}){x}, (i64){y}, {bits})"),
+    }
+}

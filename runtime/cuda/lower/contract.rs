@@ -1,0 +1,111 @@
+//! Contractions: multiplications by cuBLASLt where it takes the matrices, else a kernel of their own.
+
+use super::Step;
+use super::source::{CONTRACT, Run, computed, layout};
+use crate::contraction::{Plan, shifted};
+use crate::cuda::program::{Argument, Matrices, Multiply};
+use crate::layout::Layout;
+use crate::program::{Instruction, View};
+use ir::ops::contract::Contract;
+use ir::{DType, Diagnostic};
+
+/// Multiplications that a contraction may become; more take longer to start than one kernel to run.
+const MOST: usize = 16;
+
+pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    match multiplications(contract, instruction) {
+        Some(all) => Ok(all.into_iter().map(Step::Multiply).collect()),
+        None => Ok(vec![Step::Run(kernel(contract, instruction))]),
+    }
+}
+
+fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec<Multiply>> {
+    let views = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
+    let dtype = views[2].dtype;
+    let plan = Plan::of(contract, views.map(|view| view.layout.clone()));
+    let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
+    if !dtype.is_float() || !plan.inner.is_empty() || sizes.contains(&0) {
+        return None;
+    }
+    let mut outer = plan.outer.clone();
+    let largest = (0..outer.len()).max_by_key(|&i| outer[i].size);
+    let batch = largest.map_or(crate::contraction::ONE, |i| outer.remove(i));
+    let steps: usize = outer.iter().map(|run| run.size).product();
+    if steps == 0 || steps > MOST || batch.size == 0 {
+        return None;
+    }
+    let [rows, summed, columns] = [plan.rows, plan.summed, plan.columns];
+    let multiply = |step: usize| {
+        let starts = shifted(plan.offsets, &outer, step);
+        let matrices = |tensor: usize, sides: [(usize, isize); 2]| {
+            let start = views[tensor].base as i64 + starts[tensor] as i64 * dtype.bytes() as i64;
+            Some(Matrices {
+                region: views[tensor].region,
+                start,
+                strides: strides(sides)?,
+                apart: batch.strides[tensor] as i64,
+            })
+        };
+        let side = |run: crate::contraction::Run, tensor: usize| (run.size, run.strides[tensor]);
+        Some(Multiply {
+            sizes,
+            batch: batch.size,
+            lhs: matrices(0, [side(rows, 0), side(summed, 0)])?,
+            rhs: matrices(1, [side(summed, 1), side(columns, 1)])?,
+            out: matrices(2, [side(rows, 2), side(columns, 2)])?,
+            dtype,
+            accumulates: instruction.accumulates,
+        })
+    };
+    (0..steps).map(multiply).collect()
+}
+
+/// The strides of a matrix, if one is 1 and the other reaches over a whole line; a side of one element takes any.
+fn strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Option<[i64; 2]> {
+    let lines_of = |length: usize, along: isize, count: usize, across: isize| {
+        let along_fits = length == 1 || along == 1;
+        let across = if count == 1 { length as isize } else { across };
+        (along_fits && across >= length as isize).then_some(across as i64)
+    };
+    lines_of(columns, right, rows, down)
+        .map(|down| [down, 1])
+        .or_else(|| lines_of(rows, down, columns, right).map(|right| [1, right]))
+}
+
+/// A thread an element of the result.
+fn kernel(contract: &Contract, instruction: &Instruction) -> Run {
+    let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
+    let to = &instruction.results[0];
+    let dim = |labels: &ir::ops::Labels, view: &View, label: u8| {
+        let at = labels.0.iter().position(|own| *own == label)?;
+        Some((view.layout.sizes[at], view.layout.strides[at]))
+    };
+    let size = |label: u8| {
+        let found = dim(&contract.lhs, lhs, label).or_else(|| dim(&contract.rhs, rhs, label));
+        found.map_or(1, |(size, _)| size)
+    };
+    // An operand laid out over other labels; along those it lacks it does not move.
+    let over = |labels: &ir::ops::Labels, view: &View, over: &[u8]| Layout {
+        sizes: over.iter().map(|&label| size(label)).collect(),
+        strides: over.iter().map(|&label| dim(labels, view, label).map_or(0, |(_, stride)| stride)).collect(),
+        offset: 0,
+    };
+    let (made, summed) = (&contract.out.0, contract.roles().summed);
+    let layouts = [
+        over(&contract.lhs, lhs, made),
+        over(&contract.rhs, rhs, made),
+        to.layout.clone(),
+        over(&contract.lhs, lhs, &summed),
+        over(&contract.rhs, rhs, &summed),
+    ];
+    let layouts: Vec<String> = layouts.iter().map(layout).collect();
+    let sums = if to.dtype.is_float() { computed(to.dtype) } else { computed(DType::I64) };
+    let mut run = Run::of("contract", &CONTRACT);
+    let (x, y, out) = (run.reads(lhs), run.reads(rhs), run.writes(to));
+    let adds = match instruction.accumulates {
+        true => run.parameter("i64", Argument::Adds),
+        false => "0".into(),
+    };
+    run.line(format!("contract<{}, {sums}>({x}, {y}, {out}, {adds});", layouts.join(", ")));
+    run.threads(to.layout.len())
+}

@@ -1,0 +1,167 @@
+//! From a program to what a GPU is told: each instruction becomes one command or a few, then each command gets its stream
+//! and what it waits for.
+
+mod chain;
+mod contract;
+mod order;
+mod reduce;
+pub(crate) mod source;
+
+use super::program::{Argument, Command, CudaProgram, Launch, Multiply, Place, Task};
+use crate::program::{Instruction, Kernel, Part, Program, Section, View};
+use ir::{Diagnostic, Op};
+use smallvec::SmallVec;
+use source::{COPY, Kernels, Run, index_type, layout, word};
+use std::sync::Arc;
+
+/// Writes a program for a GPU: for the rank 0 of its mesh.
+///
+/// # Errors
+/// What has no kernel.
+pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
+    let mut kernels = Kernels::default();
+    let mut sections = [vec![], vec![], vec![]];
+    for (section, _) in Section::ALL {
+        for (index, instruction) in program.section(section).iter().enumerate() {
+            if instruction.results.iter().all(|result| result.layout.is_empty()) {
+                continue;
+            }
+            let steps =
+                steps(&program, instruction).map_err(|error| error.at(instruction.origin.to_string()))?;
+            let commands = steps.into_iter().map(|step| command(step, instruction, index, &mut kernels));
+            sections[section as usize].extend(commands);
+        }
+    }
+    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0 };
+    order::order(&mut cuda);
+    Ok(cuda)
+}
+
+/// A part of an instruction.
+enum Step {
+    /// A kernel.
+    Run(Run),
+    /// A multiplication.
+    Multiply(Multiply),
+    /// The whole of it, by a library.
+    Library,
+}
+
+/// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself.
+fn command(step: Step, instruction: &Instruction, index: usize, kernels: &mut Kernels) -> Command {
+    let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
+    let scratch = instruction.scratch.iter().map(Place::of);
+    let mut reads: SmallVec<[Place; 6]> =
+        all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
+    let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
+    if instruction.accumulates {
+        reads.extend(all(&instruction.results));
+    }
+    let task = match step {
+        Step::Run(run) => Task::Launch(kernels.launch(run)),
+        Step::Library => Task::Library,
+        Step::Multiply(multiply) => {
+            let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
+            let out = multiply.out.place(dtype, batch, [m, n]);
+            reads = SmallVec::from_iter([
+                multiply.lhs.place(dtype, batch, [m, k]),
+                multiply.rhs.place(dtype, batch, [k, n]),
+            ]);
+            reads.extend(multiply.accumulates.then(|| out.clone()));
+            writes = SmallVec::from_iter([out]);
+            Task::Multiply(Box::new(multiply))
+        }
+    };
+    Command {
+        stream: super::program::Stream::Main,
+        waits: SmallVec::new(),
+        records: None,
+        task,
+        reads,
+        writes,
+        instruction: index,
+    }
+}
+
+/// What an instruction becomes.
+fn steps(program: &Program, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let one = |run| Ok(vec![Step::Run(run)]);
+    match &instruction.kernel {
+        Kernel::Op(op) => operator(op, instruction),
+        Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
+        Kernel::Copy => one(copy(instruction)),
+        Kernel::Accumulate => one(accumulate(instruction)),
+        Kernel::Part(part) => one(self::part(program, part, instruction)),
+        Kernel::Collective(_) => Err(missing("collectives between GPUs")),
+    }
+}
+
+fn missing(what: &str) -> Diagnostic {
+    Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
+}
+
+/// The kernels of an operator.
+fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let one = |run| Ok(vec![Step::Run(run)]);
+    match op {
+        Op::Contract(op) => contract::steps(op, instruction),
+        Op::Reduce(op) => one(reduce::run(op, instruction)),
+        Op::Accumulate(_) => one(accumulate(instruction)),
+        Op::Bitcast(_)
+        | Op::Broadcast(_)
+        | Op::Reshape(_)
+        | Op::Slice(_)
+        | Op::Transpose(_)
+        | Op::Collective(_)
+        | Op::InTraining(_) => one(copy(instruction)),
+        Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
+            one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
+        }
+        Op::Select(_) | Op::Cast(_) => {
+            one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
+        }
+        // Lowering puts these among the constants.
+        Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Ok(vec![]),
+        other => Err(missing(&format!("`{}`", other.name()))),
+    }
+}
+
+/// The first operand in the layout of the result, element for element in the order of its sizes.
+fn copy(instruction: &Instruction) -> Run {
+    moved(instruction, &instruction.operands[0])
+}
+
+fn moved(instruction: &Instruction, from: &View) -> Run {
+    let to = &instruction.results[0];
+    let word = word(to.dtype);
+    let mut run = Run::of("copy", &COPY);
+    let pointer = [format!("const {word}*"), format!("{word}*")];
+    let source = run.parameter(&pointer[0], source::address(from));
+    let target = run.parameter(&pointer[1], source::address(to));
+    let (from, count) = (layout(&from.layout), to.layout.len());
+    let (to, index) = (layout(&to.layout), index_type(count));
+    run.line(format!("copy<{from}, {to}, {index}>({source}, {target});"));
+    run.threads(count)
+}
+
+fn accumulate(instruction: &Instruction) -> Run {
+    let (from, to) = (&instruction.operands[0], &instruction.results[0]);
+    let mut run = Run::of("accumulate", &COPY);
+    let (source, target) = (run.reads(from), run.writes(to));
+    let adds = run.parameter("i64", Argument::Adds);
+    let count = to.layout.len();
+    let (from, to, index) = (layout(&from.layout), layout(&to.layout), index_type(count));
+    run.line(format!("accumulate<{from}, {to}, {index}>({source}, {target}, {adds});"));
+    run.threads(count)
+}
+
+/// The rank's part of what every rank has.
+fn part(program: &Program, part: &Part, instruction: &Instruction) -> Run {
+    let mut from = instruction.operands[0].clone();
+    for (dim, axes) in &part.dims {
+        let size = instruction.results[0].layout.sizes[*dim];
+        let start = program.mesh.place(0, axes) as i64 * size as i64;
+        from.layout = from.layout.slice(*dim, start, 1, size);
+    }
+    moved(instruction, &from)
+}

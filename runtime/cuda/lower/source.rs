@@ -1,0 +1,198 @@
+//! Writing kernels: names of types and layouts in CUDA C++, and the function around a body.
+
+use super::super::program::{Argument, File, Kernel};
+use crate::layout::Layout;
+use crate::program::View;
+use ir::DType;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+macro_rules! files {
+    ($($constant:ident $name:literal;)*) => {
+        $(
+            #[doc = concat!("`kernels/", $name, "`.")]
+            pub(crate) static $constant: File =
+                File { name: $name, text: include_str!(concat!("../kernels/", $name)) };
+        )*
+    };
+}
+
+files! {
+    PRELUDE "prelude.cuh";
+    ELEMENTWISE "elementwise.cuh";
+    COPY "copy.cuh";
+    REDUCE "reduce.cuh";
+    CONTRACT "contract.cuh";
+}
+
+/// The type of stored elements. Bools are bytes.
+pub(super) fn stored(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "double",
+        DType::F32 => "float",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::I64 => "i64",
+        DType::I32 => "i32",
+        DType::I16 => "i16",
+        DType::I8 => "i8",
+        DType::U64 => "u64",
+        DType::U32 => "u32",
+        DType::U16 => "u16",
+        DType::U8 | DType::Bool => "u8",
+    }
+}
+
+/// The type that elements are computed in.
+pub(super) fn computed(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 | DType::BF16 => "float",
+        dtype => stored(dtype),
+    }
+}
+
+/// The unsigned type of elements of so many bytes, for what only moves them.
+pub(super) fn word(dtype: DType) -> &'static str {
+    match dtype.bytes() {
+        1 => "u8",
+        2 => "u16",
+        4 => "u32",
+        _ => "u64",
+    }
+}
+
+/// `Layout<List<sizes…>, List<strides…>>` of the prelude, which counts from the first element.
+pub(super) fn layout(layout: &Layout) -> String {
+    let runs = layout.collapsed();
+    let list = |numbers: &mut dyn Iterator<Item = i64>| {
+        let numbers: Vec<String> = numbers.map(|number| number.to_string()).collect();
+        format!("List<{}>", numbers.join(", "))
+    };
+    let sizes = list(&mut runs.iter().map(|run| run.0 as i64));
+    let strides = list(&mut runs.iter().map(|run| run.1 as i64));
+    format!("Layout<{sizes}, {strides}>")
+}
+
+/// The type that so many elements are counted in.
+pub(super) fn index_type(count: usize) -> &'static str {
+    if count < 1 << 31 { "u32" } else { "i64" }
+}
+
+/// Where the element `[0, 0, …]` of a view is.
+pub(super) fn address(view: &View) -> Argument {
+    Argument::Address(view.region, view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64)
+}
+
+/// A kernel with its arguments: written parameter by parameter, then its body.
+pub(super) struct Run {
+    of: String,
+    file: Option<&'static File>,
+    parameters: Vec<String>,
+    arguments: Vec<Argument>,
+    body: String,
+    grid: [u32; 3],
+    block: u32,
+}
+
+/// Threads of a block, where nothing speaks for another number.
+pub(super) const BLOCK: u32 = 256;
+
+impl Run {
+    /// A kernel of this name, an instance of something in a file.
+    pub(super) fn of(name: impl Into<String>, file: &'static File) -> Self {
+        Self {
+            of: name.into(),
+            file: Some(file),
+            parameters: vec![],
+            arguments: vec![],
+            body: String::new(),
+            grid: [1; 3],
+            block: BLOCK,
+        }
+    }
+
+    /// A pointer to the view's first element, to be read; gives the parameter's name.
+    pub(super) fn reads(&mut self, view: &View) -> String {
+        self.parameter(format!("const {}*", stored(view.dtype)), address(view))
+    }
+
+    /// A pointer to the view's first element, to be written; gives the parameter's name.
+    pub(super) fn writes(&mut self, view: &View) -> String {
+        self.parameter(format!("{}*", stored(view.dtype)), address(view))
+    }
+
+    /// A parameter of this type, of 8 bytes when it travels; gives its name.
+    pub(super) fn parameter(&mut self, ty: impl AsRef<str>, argument: Argument) -> String {
+        let name = format!("a{}", self.arguments.len());
+        self.parameters.push(format!("{} {name}", ty.as_ref()));
+        self.arguments.push(argument);
+        name
+    }
+
+    /// Adds to the body.
+    pub(super) fn line(&mut self, text: impl AsRef<str>) {
+        let _ = writeln!(self.body, "    {}", text.as_ref());
+    }
+
+    /// A thread for each of so many.
+    pub(super) fn threads(self, count: usize) -> Self {
+        let block = if count < BLOCK as usize { count.next_multiple_of(32) as u32 } else { BLOCK };
+        self.blocks(count.div_ceil(block as usize), block)
+    }
+
+    /// So many blocks of so many threads.
+    pub(super) fn blocks(mut self, count: usize, threads: u32) -> Self {
+        // Sizes beyond this are beyond any device's memory.
+        self.grid = [u32::try_from(count).unwrap_or(u32::MAX), 1, 1];
+        self.block = threads;
+        self
+    }
+
+    /// Blocks along y as well.
+    pub(super) fn blocks_along_y(mut self, count: usize) -> Self {
+        self.grid[1] = u32::try_from(count).unwrap_or(u32::MAX);
+        self
+    }
+}
+
+/// The kernels of a program, each once.
+#[derive(Default)]
+pub(super) struct Kernels {
+    kernels: Vec<Kernel>,
+    known: BTreeMap<(&'static str, u32, String, String), usize>,
+}
+
+impl Kernels {
+    /// The kernel that a run needs, by its index, and the run as a launch of it.
+    pub(super) fn launch(&mut self, run: Run) -> super::Launch {
+        let Run { of, file, parameters, arguments, body, grid, block } = run;
+        let key = (file.map_or("", |file| file.name), block, parameters.join(", "), body);
+        let kernel = *self.known.entry(key).or_insert_with_key(|(file_name, block, parameters, body)| {
+            let text = format!("({parameters}) {{\n{body}}}\n");
+            let hash = fnv(&format!("{file_name} {block} {text}"));
+            let name = format!("{of}_{hash:016x}");
+            let text = format!("KERNEL({block}) {name}{text}");
+            self.kernels.push(Kernel { name, file, text });
+            self.kernels.len() - 1
+        });
+        super::Launch { kernel, grid, block, arguments }
+    }
+
+    pub(super) fn finish(self) -> Vec<Kernel> {
+        self.kernels
+    }
+}
+
+/// FNV-1a, 64 bits.
+fn fnv(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Whether a program's address is a multiple of this many bytes. Memory itself begins at one of 256.
+pub(super) fn is_aligned(view: &View, bytes: usize) -> bool {
+    match address(view) {
+        Argument::Address(_, start) => start.rem_euclid(bytes as i64) == 0,
+        Argument::Number(_) | Argument::Adds => false,
+    }
+}

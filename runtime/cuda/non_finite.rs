@@ -1,0 +1,42 @@
+//! Which instruction made the first number that is not finite, on a GPU.
+
+use super::device::Cuda;
+use super::driver::Driver;
+use crate::cpu::{Kind, kind_of, worst};
+use crate::device::{DeviceError, NonFinite, ProgramId};
+use crate::program::{Section, View};
+
+/// Runs the microbatch section, looking at every result until a NaN is found. An infinity that a mask brought in is no
+/// fault: only an instruction whose operands have none of a kind can make the first of that kind.
+pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+    let program = cuda.lowered(id)?.clone();
+    let mut infinity: Option<NonFinite> = None;
+    cuda.begin_again(id);
+    for (index, instruction) in program.section(Section::Microbatch).iter().enumerate() {
+        let before = worst_of(cuda, id, &instruction.operands)?;
+        cuda.execute(id, Section::Microbatch, index..index + 1)?;
+        let after = worst_of(cuda, id, &instruction.results)?;
+        let Some((kind, value)) = after.filter(|(kind, _)| before.is_none_or(|(before, _)| *kind > before))
+        else {
+            continue;
+        };
+        let (operator, origin) = (instruction.name(), instruction.origin.clone());
+        let found = NonFinite { operator, origin, value, rank: None, infinity: None };
+        match kind {
+            Kind::NaN => return Ok(Some(NonFinite { infinity: infinity.map(Box::new), ..found })),
+            Kind::Infinity => {
+                infinity.get_or_insert(found);
+            }
+        }
+    }
+    Ok(infinity)
+}
+
+fn worst_of<D: Driver>(
+    cuda: &Cuda<D>,
+    id: ProgramId,
+    views: &[View],
+) -> Result<Option<(Kind, f64)>, DeviceError> {
+    let kinds = views.iter().map(|view| Ok(kind_of(view, &cuda.read_view(id, view)?)));
+    Ok(worst(kinds.collect::<Result<Vec<_>, DeviceError>>()?.into_iter()))
+}

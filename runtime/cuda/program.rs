@@ -1,0 +1,228 @@
+//! What a GPU is told to do: kernels, and commands on streams. Made from a [`Program`] by [`super::lower`]; the memory is
+//! the program's, place for place.
+
+use crate::program::{Program, Region, Section, View};
+use smallvec::SmallVec;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A program for a GPU.
+#[derive(Clone, Debug)]
+pub struct CudaProgram {
+    /// What it was made from: memory, inputs, outputs, states.
+    pub program: Arc<Program>,
+    /// The kernels, each once.
+    pub kernels: Vec<Kernel>,
+    /// The commands of each section, by [`Section`]; those of one instruction follow each other.
+    pub sections: [Vec<Command>; 3],
+    /// How many events there are.
+    pub events: u32,
+}
+
+/// A function that runs on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// The function's name: what it is of, and a hash of its text.
+    pub name: String,
+    /// The file of `kernels/` that it is an instance of, if it is not all its own.
+    pub file: Option<&'static File>,
+    /// The function, in CUDA C++.
+    pub text: String,
+}
+
+/// A file of `kernels/`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says.
+    pub text: &'static str,
+}
+
+/// A queue of commands; those of one queue run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stream {
+    /// What everything else waits for sooner or later.
+    Main,
+    /// What is not needed soon: gradients of weights.
+    Side,
+}
+
+impl Stream {
+    /// Every stream.
+    pub const ALL: [Self; 2] = [Self::Main, Self::Side];
+}
+
+/// A mark on a stream that another stream can wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Event(pub u32);
+
+/// Something that a device does, on a stream.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// The stream.
+    pub stream: Stream,
+    /// What it waits for besides the commands before it on its stream.
+    pub waits: SmallVec<[Event; 2]>,
+    /// What is marked when it is done.
+    pub records: Option<Event>,
+    /// What is done.
+    pub task: Task,
+    /// The memory that it reads.
+    pub reads: SmallVec<[Place; 6]>,
+    /// The memory that it writes.
+    pub writes: SmallVec<[Place; 3]>,
+    /// The instruction of the section that it is of.
+    pub instruction: usize,
+}
+
+/// What a command does.
+#[derive(Clone, Debug)]
+pub enum Task {
+    /// Runs a kernel.
+    Launch(Launch),
+    /// Multiplies matrices, by cuBLASLt.
+    Multiply(Box<Multiply>),
+    /// Runs the instruction by cuDNN.
+    Library,
+}
+
+/// Bytes of a program's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which memory.
+    pub region: Region,
+    /// The bytes.
+    pub bytes: Range<u64>,
+}
+
+/// A kernel and what it is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Its index among the program's.
+    pub kernel: usize,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block, along x.
+    pub block: u32,
+    /// What it is given: 8 bytes each.
+    pub arguments: Vec<Argument>,
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Argument {
+    /// The address of a byte of a memory.
+    Address(Region, i64),
+    /// A number.
+    Number(i64),
+    /// 1 if results are added to what is there, else 0: an instruction that accumulates adds from a step's second
+    /// microbatch on.
+    Adds,
+}
+
+/// `out = lhs · rhs`, or that added to `out`, for each of a number of matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Multiply {
+    /// Rows of the left side, terms of a sum, columns of the right side.
+    pub sizes: [usize; 3],
+    /// How many matrices.
+    pub batch: usize,
+    /// `[rows, terms]`
+    pub lhs: Matrices,
+    /// `[terms, columns]`
+    pub rhs: Matrices,
+    /// `[rows, columns]`
+    pub out: Matrices,
+    /// Element type of all three; sums are f32, of f64 f64.
+    pub dtype: ir::DType,
+    /// Whether it adds to `out` from a step's second microbatch on.
+    pub accumulates: bool,
+}
+
+/// Matrices that lie alike, one after the other; distances are counted in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Matrices {
+    /// Where the first begins.
+    pub region: Region,
+    /// Its first byte.
+    pub start: i64,
+    /// Between rows, and between columns; one of them is 1.
+    pub strides: [i64; 2],
+    /// Between matrices.
+    pub apart: i64,
+}
+
+impl CudaProgram {
+    /// The commands of a section.
+    pub fn section(&self, section: Section) -> &[Command] {
+        &self.sections[section as usize]
+    }
+
+    /// The mark of a stream where a section ends.
+    pub fn end_of(&self, stream: Stream) -> Event {
+        Event(self.events - 1 - stream as u32)
+    }
+
+    /// The section's commands that these instructions became.
+    pub fn of_instructions(&self, section: Section, instructions: &Range<usize>) -> &[Command] {
+        let commands = self.section(section);
+        let at = |index| commands.partition_point(|command| command.instruction < index);
+        &commands[at(instructions.start)..at(instructions.end)]
+    }
+}
+
+impl Place {
+    /// What a view spans.
+    pub fn of(view: &View) -> Self {
+        Self { region: view.region, bytes: view.bytes() }
+    }
+
+    /// Whether two places share a byte.
+    pub fn meets(&self, other: &Self) -> bool {
+        self.region == other.region
+            && self.bytes.start < other.bytes.end
+            && other.bytes.start < self.bytes.end
+    }
+}
+
+impl Matrices {
+    /// The bytes that these matrices span.
+    pub fn place(&self, dtype: ir::DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
+        let reach = |count: usize, stride: i64| (count as i64 - 1).max(0) * stride;
+        let last = reach(rows, self.strides[0]) + reach(columns, self.strides[1]) + reach(batch, self.apart);
+        let width = dtype.bytes();
+        Place { region: self.region, bytes: self.start as u64..self.start as u64 + (last as u64 + 1) * width }
+    }
+}
+
+impl fmt::Display for CudaProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (section, name) in Section::ALL {
+            writeln!(f, "{name}:")?;
+            for command in self.section(section) {
+                write!(f, "  {:?}", command.stream)?;
+                command.waits.iter().try_for_each(|event| write!(f, " after {}", event.0))?;
+                match &command.task {
+                    Task::Launch(launch) => {
+                        let [x, y, z] = launch.grid;
+                        write!(
+                            f,
+                            " {} [{x}, {y}, {z}] x {}",
+                            self.kernels[launch.kernel].name, launch.block
+                        )?;
+                    }
+                    Task::Multiply(multiply) => {
+                        let ([m, k, n], batch) = (multiply.sizes, multiply.batch);
+                        write!(f, " multiply {} {batch} x [{m}, {k}] [{k}, {n}]", multiply.dtype)?;
+                    }
+                    Task::Library => write!(f, " library")?,
+                }
+                command.records.iter().try_for_each(|event| write!(f, " marks {}", event.0))?;
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+}

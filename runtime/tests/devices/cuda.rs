@@ -1,0 +1,89 @@
+//! Kernels for CUDA on the stand-in, against the interpreter. They need a C++ compiler, and take long to compile.
+
+use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::operators::{Through, add, is_single, program, retyped};
+use ir::interp::Mode;
+use ir::ops::samples::{Sample, samples};
+use ir::{DType, Module, Op};
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::device::Device;
+use runtime::lower::{LowerOptions, lower};
+use runtime::program::Program;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+fn host(program: Program, order: Order) -> Box<dyn Device> {
+    Box::new(Cuda::new(Host::new(order), vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Whether every kernel that a sample needs is there.
+fn is_covered(sample: &Sample) -> bool {
+    let (module, _) = program(sample, Through::Inputs);
+    let program = lower(&module, &LowerOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+    runtime::cuda::lower::lower(Arc::new(program)).is_ok()
+}
+
+/// The samples of a type, as one program: compiling is what takes long.
+fn all(samples: &[Sample], through: Through) -> (Module, Microbatch) {
+    let (mut module, mut inputs) = (Module::new("samples"), Microbatch::new());
+    for (index, sample) in samples.iter().enumerate() {
+        let prefix = format!("{index} {} ", sample.op.name());
+        add(&mut module, &mut inputs, &prefix, sample, through);
+    }
+    (module, inputs)
+}
+
+/// The samples that the kernels take, but for those that bring constants: `Constant` alone, which has no kernel.
+fn covered() -> Vec<Sample> {
+    samples()
+        .into_iter()
+        .filter(|sample| !matches!(sample.op, Op::Constant(_)) && is_covered(sample))
+        .collect()
+}
+
+fn check(through: Through, options: &LowerOptions, order: Order) {
+    let samples = covered();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let (kept, mode): (Vec<Sample>, _) = match dtype {
+            DType::F32 => (samples.clone(), Mode::Exact),
+            half => {
+                let single = samples.iter().filter(|sample| {
+                    sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single)
+                });
+                (single.map(|sample| retyped(sample, half)).collect(), Mode::Typed)
+            }
+        };
+        let (module, inputs) = all(&kept, through);
+        let make = |program: Program| host(program, order);
+        assert_agrees_on(&make, mode, &module, options, &[vec![inputs]], unit);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn kernels_agree_with_the_interpreter() {
+    check(Through::Inputs, &LowerOptions::default(), Order::default());
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn kernels_read_transposed_operands_in_any_order_of_threads() {
+    check(Through::Transposes, &LowerOptions::default(), Order { threads: 1, first: None });
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn kernels_take_the_place_of_dying_operands() {
+    let unfused = LowerOptions { unfused: true, ..LowerOptions::default() };
+    check(Through::Negations, &unfused, Order { threads: 2, first: None });
+    check(Through::Negations, &LowerOptions::default(), Order { threads: 3, first: None });
+}
+
+/// What is still to be written. An operator that gets its kernels goes from this list.
+#[test]
+fn operators_without_kernels_are_these() {
+    let missing: BTreeSet<&str> =
+        samples().iter().filter(|sample| !is_covered(sample)).map(|sample| sample.op.name()).collect();
+    expect_test::expect![[r#""#]].assert_eq(&missing.into_iter().collect::<Vec<_>>().join("\n"));
+}

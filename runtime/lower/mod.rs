@@ -33,6 +33,18 @@ pub struct LowerOptions<'a> {
     pub states_of: Option<&'a Program>,
     /// Whether elementwise nodes stay single instructions.
     pub unfused: bool,
+    /// Whose kernels it is for.
+    pub target: Target,
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU backend.
+    #[default]
+    Cpu,
+    /// A GPU, or its stand-in.
+    Cuda,
 }
 
 /// Lowers a module.

@@ -1,9 +1,9 @@
 //! Addresses: dying buffers are taken over in place, the rest is planned into one arena, and every view is fixed.
 
-use super::LowerOptions;
 use super::commit::{may_overwrite, section_of};
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use super::policy;
+use super::{LowerOptions, Target};
 use crate::layout::Layout;
 use crate::program::{
     ConstantSlot, InputSlot, Instruction, Memory, Microbatches, OutputSlot, Program, Region, Section,
@@ -19,7 +19,7 @@ use std::ops::Range;
 /// Fixes the addresses of a drafted program.
 pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Program, Diagnostic> {
     drafts.instructions.sort_by_key(|draft| draft.section);
-    let scratch = scratch(&mut drafts);
+    let scratch = scratch(&mut drafts, options.target);
     let positions = Positions::of(&drafts.instructions);
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
@@ -79,8 +79,8 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
 }
 
 /// A buffer for the scratch of each instruction that needs some.
-fn scratch(drafts: &mut Drafts) -> Vec<Option<Located>> {
-    let wanted: Vec<usize> = drafts.instructions.iter().map(policy::scratch).collect();
+fn scratch(drafts: &mut Drafts, target: Target) -> Vec<Option<Located>> {
+    let wanted: Vec<usize> = drafts.instructions.iter().map(|draft| policy::scratch(draft, target)).collect();
     let buffer = |numbers| (numbers > 0).then(|| drafts.allocate(DType::F32, Layout::dense(&[numbers])));
     wanted.into_iter().map(buffer).collect()
 }

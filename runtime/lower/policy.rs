@@ -1,7 +1,10 @@
 //! Which kernel reads which layouts, in which layout it writes, and how much scratch it needs.
 
-use super::draft::Draft;
+use super::Target;
+use super::draft::{Draft, Located};
 use crate::convolution::Convolution;
+use crate::cuda;
+use crate::cuda::lower::Unplaced;
 use crate::layout::{Layout, Sizes};
 use crate::program::Kernel;
 use ir::ops::contract::Contract;
@@ -169,8 +172,14 @@ const MOST_SHARES: usize = 16;
 
 /// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
 /// there, whole ones if they are small, else tile by tile.
-pub(super) fn scratch(draft: &Draft) -> usize {
+pub(super) fn scratch(draft: &Draft, target: Target) -> usize {
     let Kernel::Op(op) = &draft.kernel else { return 0 };
+    let convolutes = matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
+    if target == Target::Cuda && !convolutes {
+        let unplaced = |located: &Located| Unplaced { dtype: located.dtype, layout: located.layout.clone() };
+        let all = |views: &[Located]| views.iter().map(unplaced).collect::<Vec<_>>();
+        return cuda::lower::scratch(op, &all(&draft.operands), &all(&draft.results));
+    }
     if let Op::Experts(_) | Op::ExpertsGrad(_) = op {
         return experts_scratch(op, draft);
     }

@@ -1,15 +1,30 @@
 //! From a program to what a GPU is told: each instruction becomes one command or a few, then each command gets its stream
 //! and what it waits for.
 
+mod attention;
+mod batch_norm;
 mod chain;
 mod contract;
+mod det;
+mod dropout;
+mod experts;
+mod indexing;
+mod loss;
+mod norm;
+mod optimizer;
 mod order;
+mod pool;
 mod reduce;
+mod rotary;
+mod scatter;
+mod shape;
+mod softmax;
 pub(crate) mod source;
 
 use super::program::{Argument, Command, CudaProgram, Launch, Multiply, Place, Task};
+use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Part, Program, Section, View};
-use ir::{Diagnostic, Op};
+use ir::{DType, Diagnostic, Op};
 use smallvec::SmallVec;
 use source::{COPY, Kernels, Run, index_type, layout, word};
 use std::sync::Arc;
@@ -100,6 +115,30 @@ fn missing(what: &str) -> Diagnostic {
     Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
 }
 
+/// A tensor that has no place yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Unplaced {
+    pub(crate) dtype: DType,
+    pub(crate) layout: Layout,
+}
+
+/// The f32 numbers of scratch that an instruction's kernels take.
+pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+    match op {
+        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results),
+        Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::BatchStatistics(_) => {
+            batch_norm::scratch(op, operands, results)
+        }
+        Op::AttentionGrad(_) => attention::scratch(op, operands, results),
+        Op::GatherGrad(_) => indexing::scratch(op, operands, results),
+        Op::CrossEntropy(_) => loss::scratch(op, operands, results),
+        Op::CumulativeSum(_) => shape::scratch(op, operands, results),
+        Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),
+        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results),
+        _ => 0,
+    }
+}
+
 /// The kernels of an operator.
 fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
@@ -122,7 +161,45 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         }
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Ok(vec![]),
-        other => Err(missing(&format!("`{}`", other.name()))),
+        Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Ok(vec![Step::Library]),
+        Op::Adagrad(op) => optimizer::adagrad(op, instruction),
+        Op::Adam(op) => optimizer::adam(op, instruction),
+        Op::Attention(op) => attention::attention(op, instruction),
+        Op::AttentionGrad(op) => attention::attention_grad(op, instruction),
+        Op::AvgPool(op) => pool::avg_pool(op, instruction),
+        Op::AvgPoolGrad(op) => pool::avg_pool_grad(op, instruction),
+        Op::BatchNorm(op) => batch_norm::normalize(op, instruction),
+        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction),
+        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction),
+        Op::Concat(op) => shape::concat(op, instruction),
+        Op::CrossEntropy(op) => loss::cross_entropy(op, instruction),
+        Op::CrossEntropyGrad(op) => loss::cross_entropy_grad(op, instruction),
+        Op::CumulativeSum(op) => shape::cumulative_sum(op, instruction),
+        Op::Det(op) => det::det(op, instruction),
+        Op::Dropout(op) => dropout::dropout(op, instruction),
+        Op::Experts(op) => experts::experts(op, instruction),
+        Op::ExpertsGrad(op) => experts::experts_grad(op, instruction),
+        Op::Gather(op) => indexing::gather(op, instruction),
+        Op::GatherElements(op) => indexing::gather_elements(op, instruction),
+        Op::GatherElementsGrad(op) => indexing::gather_elements_grad(op, instruction),
+        Op::GatherGrad(op) => indexing::gather_grad(op, instruction),
+        Op::GatherNd(op) => indexing::gather_nd(op, instruction),
+        Op::GatherNdGrad(op) => indexing::gather_nd_grad(op, instruction),
+        Op::LayerNorm(op) => norm::layer_norm(op, instruction),
+        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction),
+        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction),
+        Op::MaxPool(op) => pool::max_pool(op, instruction),
+        Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
+        Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
+        Op::Pad(op) => shape::pad(op, instruction),
+        Op::RmsNorm(op) => norm::rms_norm(op, instruction),
+        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction),
+        Op::Rotary(op) => rotary::rotary(op, instruction),
+        Op::ScatterElements(op) => scatter::scatter_elements(op, instruction),
+        Op::ScatterNd(op) => scatter::scatter_nd(op, instruction),
+        Op::Sgd(op) => optimizer::sgd(op, instruction),
+        Op::Softmax(op) => softmax::softmax(op, instruction),
+        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction),
     }
 }
 

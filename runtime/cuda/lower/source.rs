@@ -19,10 +19,24 @@ macro_rules! files {
 
 files! {
     PRELUDE "prelude.cuh";
-    ELEMENTWISE "elementwise.cuh";
-    COPY "copy.cuh";
-    REDUCE "reduce.cuh";
+    ATTENTION "attention.cuh";
+    BATCH_NORM "batch_norm.cuh";
     CONTRACT "contract.cuh";
+    COPY "copy.cuh";
+    DET "det.cuh";
+    DROPOUT "dropout.cuh";
+    ELEMENTWISE "elementwise.cuh";
+    EXPERTS "experts.cuh";
+    INDEXING "indexing.cuh";
+    LOSS "loss.cuh";
+    NORM "norm.cuh";
+    OPTIMIZER "optimizer.cuh";
+    POOL "pool.cuh";
+    REDUCE "reduce.cuh";
+    ROTARY "rotary.cuh";
+    SCATTER "scatter.cuh";
+    SHAPE "shape.cuh";
+    SOFTMAX "softmax.cuh";
 }
 
 /// The type of stored elements. Bools are bytes.

@@ -1,0 +1,1 @@
+// Batch norm: statistics, normalization, gradient.

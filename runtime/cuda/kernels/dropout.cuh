@@ -1,0 +1,1 @@
+// Dropout, with the numbers of the interpreter.

@@ -1,0 +1,1 @@
+// Rows times the matrix of the expert each belongs to.

@@ -1,0 +1,1 @@
+// Reading at indices, and the gradients of that, summed in one order.

@@ -1,0 +1,1 @@
+// Writing at indices, in one order.

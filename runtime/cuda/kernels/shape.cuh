@@ -1,0 +1,1 @@
+// Laying tensors together, padding, running sums.

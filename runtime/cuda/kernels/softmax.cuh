@@ -1,0 +1,1 @@
+// Softmax along any dim, its logarithm, its gradient.

@@ -7,7 +7,8 @@ mod models;
 mod workplace;
 
 use ir::{DType, Tensor};
-use models::{Fixture, adamw, done};
+use models::half::check_half;
+use models::{BERT_DYNAMO, Fixture, GPT2_DYNAMO, LLAMA_DYNAMO, adamw, done};
 use passes::precision::Precision;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
@@ -18,54 +19,17 @@ use workplace::Workplace;
 
 #[test]
 fn gpt2_in_half_is_what_the_interpreter_rounds() {
-    check(&models::GPT2_DYNAMO);
+    check_half(&GPT2_DYNAMO, Mode::Cpu);
 }
 
 #[test]
 fn llama_in_half_is_what_the_interpreter_rounds() {
-    check(&models::LLAMA_DYNAMO);
+    check_half(&LLAMA_DYNAMO, Mode::Cpu);
 }
 
 #[test]
 fn bert_in_half_is_what_the_interpreter_rounds() {
-    check(&models::BERT_DYNAMO);
-}
-
-/// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
-fn check(fixture: &Fixture) {
-    for compute in [DType::BF16, DType::F16] {
-        let precision = Precision { compute, ..Precision::default() };
-        let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
-        let subject = fixture.compiled(fixture.batch, plan);
-        let module = &subject.compilation.training;
-        let microbatches = done(inputs::draw(module, 5, 2));
-        let [cpu, typed] = [Mode::Cpu, Mode::Typed]
-            .map(|mode| done(subject.run(Tested { module, cut: true }, mode, &microbatches)));
-        let what = format!("{} in {compute}", fixture.file);
-        let [ours, theirs] = [&cpu, &typed].map(|run| run.loss().expect("a step has a loss"));
-        assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
-        check_gradients(&what, &cpu, &typed);
-    }
-}
-
-/// Gradients have a cosine of 0.999 at least, but for those that are zero but for rounding.
-fn check_gradients(what: &str, cpu: &Execution, typed: &Execution) {
-    let is_gradient = |name: &str| name.starts_with("grad.");
-    let (cpu, typed) = (cpu.last_outputs(is_gradient), typed.last_outputs(is_gradient));
-    assert!(cpu.keys().eq(typed.keys()), "{what}");
-    let floor = FLOOR * largest(typed.values());
-    let above = || typed.iter().filter(|(_, gradient)| largest([*gradient].into_iter()) > floor);
-    assert!(above().count() + 4 >= typed.len() && above().count() > 15, "{what}: little is left to compare");
-    for (name, gradient) in above() {
-        let cosine = cosine(&cpu[name], gradient);
-        assert!(cosine >= 0.999, "{what}: `{name}` has a cosine of {cosine}");
-    }
-}
-
-fn cosine(a: &Tensor, b: &Tensor) -> f64 {
-    let (a, b) = (a.numbers(), b.numbers());
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt()
+    check_half(&BERT_DYNAMO, Mode::Cpu);
 }
 
 /// The README's model on the README's text, at a rate at which rounding does not grow into another run.

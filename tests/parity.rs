@@ -5,13 +5,14 @@
 mod models;
 
 use ir::Tensor;
-use models::{Bounds, Fixture, adamw, done, momentum, path, split};
+use models::losses::{check_losses, losses, numbers, optimizers};
+use models::{Fixture, adamw, done, momentum, split};
 use passes::optimizer::Optimizer;
 use std::collections::BTreeSet;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Subject;
-use trainyard::verification::against::{self, file::Numbers};
+use trainyard::verification::against;
 use trainyard::verification::compare::{self, Kind};
 use trainyard::verification::execute::Machine;
 
@@ -222,15 +223,6 @@ fn t5_trains_on_local_ranks_as_in_pytorch() {
     check_on_ranks(&models::T5_DYNAMIC);
 }
 
-/// The optimizers of PyTorch's losses, and the bounds of the first ten losses and of the last ten in a mode.
-fn optimizers(bounds: &Bounds, mode: Mode) -> [(&'static str, Optimizer, [f64; 2]); 2] {
-    let [sgd, adamw_losses] = match mode {
-        Mode::Exact => bounds.exact.map(|bound| [bound; 2]),
-        _ => [[bounds.sgd; 2], bounds.adamw],
-    };
-    [("adamw", adamw(), adamw_losses), ("sgd_momentum", momentum(), sgd)]
-}
-
 /// Losses are PyTorch's on every mesh, as near as those of one device.
 fn check_on_ranks(fixture: &Fixture) {
     for mesh in ["dp:2", "tp:2", "dp:2*tp:2"] {
@@ -266,21 +258,6 @@ fn check_training(fixture: &Fixture) {
             check_losses(fixture, &subject, mode, &format!("losses_{name}_{dtype}"), bounds);
         }
     }
-}
-
-/// The numbers of one of the model's files. Where the model was run without the mask that an export takes, all is shown.
-fn numbers(fixture: &Fixture, subject: &Subject, kind: &str) -> Numbers {
-    let module = &subject.compilation.training;
-    let label = done(against::label_name(module));
-    let file = path(&format!("{}.{kind}.npz", fixture.model));
-    let mut numbers = done(Numbers::read(&file, module, label.as_deref()));
-    for input in module.inputs.iter().filter(|input| input.name == "attention_mask") {
-        let ty = module.ty(input.value);
-        let sizes = ty.sizes().expect("all dims are bound").into_iter().map(|size| size as usize);
-        let ones = Tensor::splat(ty.dtype, sizes.collect(), 1.0);
-        numbers.inputs.entry(input.name.clone()).or_insert(ones);
-    }
-    numbers
 }
 
 /// Every trained tensor is one of PyTorch's parameters, and every parameter of PyTorch's is a trained tensor; values
@@ -373,36 +350,4 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
         );
         println!("{}: error of the logits {:.1e} in mode {}", fixture.file, logits.error, mode.name());
     }
-}
-
-/// Each of 20 losses, before each step, is PyTorch's within the bound of the first ten or of the last ten.
-fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key: &str, bounds: [f64; 2]) {
-    let expected = losses(fixture, key);
-    let numbers = numbers(fixture, subject, "train");
-    let module = &subject.compilation.training;
-    let label = done(against::label_name(module));
-    let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
-    let mut machine = done(Machine::new(module, mode, inputs.len(), &subject.start));
-    let mut worst = 0.0f64;
-    for (step, expected) in expected.iter().enumerate() {
-        let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");
-        let apart = (loss - expected).abs();
-        assert!(
-            apart <= bounds[step / 10],
-            "{}: {key}[{step}] is {expected}, ours {loss}, {apart:.1e} apart",
-            fixture.file
-        );
-        worst = worst.max(apart);
-    }
-    let mesh = &module.mesh;
-    println!("{}: {key} within {worst:.1e} in mode {} on {mesh}", fixture.file, mode.name());
-}
-
-fn losses(fixture: &Fixture, key: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(path(&format!("{}.train.json", fixture.model)))
-        .expect("the fixture is there");
-    let json: serde_json::Value = serde_json::from_str(&text).expect("the fixture is JSON");
-    let list = json[key].as_array().unwrap_or_else(|| panic!("no {key}"));
-    assert_eq!(list.len(), 20);
-    list.iter().map(|loss| loss.as_f64().expect("a loss is a number")).collect()
 }

@@ -27,7 +27,10 @@ Examples:
   The CPU backend, as it runs:
     trainyard verify gpt2.onnx --mode cpu
 
-  The same on a mesh of four devices, which are simulated:
+  The program for a GPU, on a machine without one:
+    trainyard verify gpt2.onnx --mode cuda --bf16
+
+  The program for a mesh of four devices, which are simulated:
     trainyard verify gpt2.onnx --mesh dp=2,tp=2 --zero 1
 
   Which pass broke it:
@@ -99,6 +102,8 @@ pub enum Mode {
     Typed,
     /// The CPU backend
     Cpu,
+    /// The program that a GPU runs, run on the processor: slow, and needs a C++ compiler (CXX, or c++)
+    Cuda,
 }
 
 impl Verify {
@@ -127,6 +132,7 @@ impl Mode {
             Self::Exact => "exact",
             Self::Typed => "typed",
             Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
         }
     }
 }

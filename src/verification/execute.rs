@@ -1,11 +1,13 @@
-//! Running a program step by step: in the interpreter, or on the CPU backend.
+//! Running a program step by step: in the interpreter, on the CPU backend, or on the stand-in of a GPU.
 
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
 use ir::{Blob, Diagnostic, Module, State, Tensor, Type};
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
 use runtime::device::{self, Device, DeviceError, ProgramId};
-use runtime::lower::{LowerOptions, lower};
+use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Microbatches;
 use runtime::ranks;
 use std::collections::BTreeMap;
@@ -67,7 +69,8 @@ impl<'m> Machine<'m> {
         let runs_on = match mode {
             Mode::Exact => RunsOn::Interpreter(interp::Mode::Exact, states),
             Mode::Typed => RunsOn::Interpreter(interp::Mode::Typed, states),
-            Mode::Cpu => RunsOn::Device(on_device(module, microbatches, &states)?),
+            Mode::Cpu => RunsOn::Device(on_device(module, microbatches, &states, Target::Cpu)?),
+            Mode::Cuda => RunsOn::Device(on_device(module, microbatches, &states, Target::Cuda)?),
         };
         Ok(Self { module, runs_on })
     }
@@ -99,16 +102,20 @@ fn named(module: &Module, states: StateValues) -> Tensors {
     states.into_iter().map(|(id, value)| (module.states[id].name.clone(), value)).collect()
 }
 
-/// The program on the CPU backend, lowered as a run of so many microbatches lowers it; each of several devices is a rank
-/// with a thread of its own.
+/// The program on the CPU backend or on the stand-in of a GPU, lowered as a run of so many microbatches lowers it; each of
+/// several devices is a rank with a thread of its own.
 fn on_device(
     module: &Module,
     microbatches: usize,
     states: &StateValues,
+    target: Target,
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let program = lower(module, &LowerOptions { microbatches, ..LowerOptions::default() })?;
-    let mut device = ranks::device(vec![Arc::new(program)], None, None).map_err(refused)?;
+    let program = Arc::new(lower(module, &LowerOptions { microbatches, target, ..LowerOptions::default() })?);
+    let mut device: Box<dyn Device + Send> = match target {
+        Target::Cpu => ranks::device(vec![program], None, None).map_err(refused)?,
+        Target::Cuda => Box::new(Cuda::new(Host::new(Order::default()), vec![program]).map_err(refused)?),
+    };
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
     }

@@ -1,6 +1,8 @@
 //! The models of `testdata/models`, how each is bound, and how a test compiles one.
 
 pub(crate) mod configurations;
+pub(crate) mod half;
+pub(crate) mod losses;
 
 use passes::bind::{BATCH, Bind};
 use passes::optimizer::{Algorithm, Decay, Optimizer};

@@ -1,0 +1,47 @@
+//! A compiled model's step in half precision against the interpreter that rounds each value.
+
+use super::{Fixture, adamw, done};
+use ir::{DType, Tensor};
+use passes::precision::Precision;
+use trainyard::cli::verify::Mode;
+use trainyard::pipeline::Plan;
+use trainyard::verification::compare::{FLOOR, largest};
+use trainyard::verification::execute::Execution;
+use trainyard::verification::{Tested, inputs};
+
+/// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
+pub(crate) fn check_half(fixture: &Fixture, mode: Mode) {
+    for compute in [DType::BF16, DType::F16] {
+        let precision = Precision { compute, ..Precision::default() };
+        let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+        let subject = fixture.compiled(fixture.batch, plan);
+        let module = &subject.compilation.training;
+        let microbatches = done(inputs::draw(module, 5, 2));
+        let [given, typed] = [mode, Mode::Typed]
+            .map(|mode| done(subject.run(Tested { module, cut: true }, mode, &microbatches)));
+        let what = format!("{} in {compute}, mode {}", fixture.file, mode.name());
+        let [ours, theirs] = [&given, &typed].map(|run| run.loss().expect("a step has a loss"));
+        assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
+        check_gradients(&what, &given, &typed);
+    }
+}
+
+/// Gradients have a cosine of 0.999 at least, but for those that are zero but for rounding.
+fn check_gradients(what: &str, given: &Execution, typed: &Execution) {
+    let is_gradient = |name: &str| name.starts_with("grad.");
+    let (given, typed) = (given.last_outputs(is_gradient), typed.last_outputs(is_gradient));
+    assert!(given.keys().eq(typed.keys()), "{what}");
+    let floor = FLOOR * largest(typed.values());
+    let above = || typed.iter().filter(|(_, gradient)| largest([*gradient].into_iter()) > floor);
+    assert!(above().count() + 4 >= typed.len() && above().count() > 15, "{what}: little is left to compare");
+    for (name, gradient) in above() {
+        let cosine = cosine(&given[name], gradient);
+        assert!(cosine >= 0.999, "{what}: `{name}` has a cosine of {cosine}");
+    }
+}
+
+fn cosine(a: &Tensor, b: &Tensor) -> f64 {
+    let (a, b) = (a.numbers(), b.numbers());
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt()
+}

@@ -1,1 +1,129 @@
 // The updates of optimizers.
+//
+// A thread takes a few neighbours of the parameter and of the states at a time. The rates are f64 scalars in memory; what
+// follows from them, powers and roots, one thread of a block works out for all.
+
+namespace optimizer {
+
+// The parameter, then the states.
+template <class T, int Count> struct Tensors { T* at[Count]; };
+
+// The numbers of Adam's rule.
+template <class C> struct AdamRule {
+    // A factor on the parameter: decay that bypasses the moments.
+    C keep;
+    // The share of the parameter in the gradient: decay that does not.
+    C decay;
+    C beta1, beta2, rest1, rest2;
+    // The learning rate over the first moment's correction.
+    C rate;
+    // The root of one over the second moment's correction.
+    C root;
+    C eps;
+};
+
+template <bool Decoupled, class C>
+DEVICE AdamRule<C> adam_rule(double beta1, double beta2, double eps, double rate, double decay, double step) {
+    AdamRule<C> rule;
+    rule.keep = (C)(Decoupled ? 1.0 - rate * decay : 1.0);
+    rule.decay = (C)(Decoupled ? 0.0 : decay);
+    rule.beta1 = (C)beta1;
+    rule.beta2 = (C)beta2;
+    rule.rest1 = (C)(1.0 - beta1);
+    rule.rest2 = (C)(1.0 - beta2);
+    rule.rate = (C)(rate / (1.0 - pow(beta1, step)));
+    rule.root = (C)(1.0 / sqrt(1.0 - pow(beta2, step)));
+    rule.eps = (C)eps;
+    return rule;
+}
+
+// One element: `x` has the parameter and the moments.
+template <class C> DEVICE void apply(const AdamRule<C>& rule, C g, C (&x)[3]) {
+    g += rule.decay * x[0];
+    x[1] = rule.beta1 * x[1] + rule.rest1 * g;
+    x[2] = rule.beta2 * x[2] + rule.rest2 * g * g;
+    x[0] = rule.keep * x[0] - rule.rate * x[1] / (sqrt(x[2]) * rule.root + rule.eps);
+}
+
+template <bool Nesterov, class C> struct SgdRule { C rate, decay, momentum; };
+
+// One element: `x` has the parameter and the velocity.
+template <bool Nesterov, class C> DEVICE void apply(const SgdRule<Nesterov, C>& rule, C g, C (&x)[2]) {
+    g += rule.decay * x[0];
+    x[1] = rule.momentum * x[1] + g;
+    x[0] -= rule.rate * (Nesterov ? g + rule.momentum * x[1] : x[1]);
+}
+
+template <class C> struct AdagradRule { C rate, decay, eps; };
+
+// One element: `x` has the parameter and the sum of squares.
+template <class C> DEVICE void apply(const AdagradRule<C>& rule, C g, C (&x)[2]) {
+    g += rule.decay * x[0];
+    x[1] += g * g;
+    x[0] -= rule.rate * g / (sqrt(x[1]) + rule.eps);
+}
+
+// `N` neighbours of the gradient, which lies as it likes; `I` counts its elements.
+template <class Gradient, class I, int N, class T> struct Neighbours {
+    DEVICE Pack<T, N> load(const T* from, i64 first) {
+        Pack<T, N> pack;
+#pragma unroll
+        for (int e = 0; e < N; e++) pack.at[e] = from[Gradient::at((I)(first + e))];
+        return pack;
+    }
+};
+template <i64 Size, class I, int N, class T> struct Neighbours<Layout<List<Size>, List<1>>, I, N, T> {
+    DEVICE Pack<T, N> load(const T* from, i64 first) { return ::load<N>(from + first); }
+};
+
+// Updates all elements, `N` neighbours at a time. The results may lie where the old numbers do.
+template <class Gradient, class I, int N, class Rule, class T, int Count>
+DEVICE void update(const Rule& rule, const T* gradient, const Tensors<const T, Count>& from, const Tensors<T, Count>& to) {
+    typedef Computed<T> C;
+    const i64 step = (i64)gridDim.x * blockDim.x * N;
+    for (i64 i = thread_index() * N; i < Gradient::size; i += step) {
+        const Pack<T, N> g = Neighbours<Gradient, I, N, T>::load(gradient, i);
+        Pack<T, N> packs[Count];
+#pragma unroll
+        for (int t = 0; t < Count; t++) packs[t] = load<N>(from.at[t] + i);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            C x[Count];
+#pragma unroll
+            for (int t = 0; t < Count; t++) x[t] = widen(packs[t].at[e]);
+            apply(rule, (C)widen(g.at[e]), x);
+#pragma unroll
+            for (int t = 0; t < Count; t++) packs[t].at[e] = narrow<T>(x[t]);
+        }
+#pragma unroll
+        for (int t = 0; t < Count; t++) store(to.at[t] + i, packs[t]);
+    }
+}
+
+template <bool Decoupled, class Gradient, class I, int N, class T>
+DEVICE void adam(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
+                 const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to) {
+    typedef Computed<T> C;
+    SHARED(AdamRule<C>, rule, 1);
+    if (threadIdx.x == 0) *rule = adam_rule<Decoupled, C>(beta1, beta2, eps, *rate, *decay, *step);
+    __syncthreads();
+    update<Gradient, I, N>(*rule, gradient, from, to);
+}
+
+template <bool Nesterov, class Gradient, class I, int N, class T>
+DEVICE void sgd(double momentum, const double* rate, const double* decay, const T* gradient,
+                const Tensors<const T, 2>& from, const Tensors<T, 2>& to) {
+    typedef Computed<T> C;
+    const SgdRule<Nesterov, C> rule = {(C)*rate, (C)*decay, (C)momentum};
+    update<Gradient, I, N>(rule, gradient, from, to);
+}
+
+template <class Gradient, class I, int N, class T>
+DEVICE void adagrad(double eps, const double* rate, const double* decay, const T* gradient,
+                    const Tensors<const T, 2>& from, const Tensors<T, 2>& to) {
+    typedef Computed<T> C;
+    const AdagradRule<C> rule = {(C)*rate, (C)*decay, (C)eps};
+    update<Gradient, I, N>(rule, gradient, from, to);
+}
+
+}  // namespace optimizer

@@ -1,21 +1,68 @@
 //! The updates of optimizers.
 
-use super::{Step, missing};
-use crate::program::Instruction;
+use super::Step;
+use super::source::{BLOCK, OPTIMIZER, Run, index_type, is_aligned, layout, stored};
+use crate::program::{Instruction, View};
 use ir::Diagnostic;
 use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 
+/// Neighbours that a thread takes, one after the other, where there are more than fill a device.
+const EACH: usize = 8;
+/// Threads that fill a large device.
+const FULL: usize = 1 << 18;
+
 pub(super) fn adam(op: &Adam, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`adam`"))
+    let numbers = format!("{:?}, {:?}, {:?}", op.beta1.get(), op.beta2.get(), op.eps.get());
+    Ok(update("adam", &format!("{}, ", op.decoupled), &numbers, &[0, 2, 3], &[4, 5, 6], instruction))
 }
 
 pub(super) fn adagrad(op: &Adagrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`adagrad`"))
+    Ok(update("adagrad", "", &format!("{:?}", op.eps.get()), &[0, 2], &[3, 4], instruction))
 }
 
 pub(super) fn sgd(op: &Sgd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`sgd`"))
+    let numbers = format!("{:?}", op.momentum.get());
+    Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction))
+}
+
+/// The update of `tensors`, the parameter and the states, by the gradient, operand 1. `flags` and `numbers` are the
+/// rule's, as template arguments and as arguments; `scalars` are the operands that are single numbers.
+fn update(
+    rule: &str,
+    flags: &str,
+    numbers: &str,
+    tensors: &[usize],
+    scalars: &[usize],
+    instruction: &Instruction,
+) -> Vec<Step> {
+    let Instruction { operands, results, .. } = instruction;
+    let old: Vec<&View> = tensors.iter().map(|&operand| &operands[operand]).collect();
+    let gradient = &operands[1];
+    let count = gradient.layout.len();
+    let width = neighbours(&old, gradient, results);
+    let mut run = Run::of(rule, &OPTIMIZER);
+    let scalars: Vec<String> = scalars.iter().map(|&operand| run.reads(&operands[operand])).collect();
+    let from: Vec<String> = old.iter().map(|view| run.reads(view)).collect();
+    let from_gradient = run.reads(gradient);
+    let to: Vec<String> = results.iter().map(|view| run.writes(view)).collect();
+    let (ty, tensors) = (stored(gradient.dtype), to.len());
+    let [scalars, from, to] = [scalars, from, to].map(|names| names.join(", "));
+    let (gradient, index) = (layout(&gradient.layout), index_type(count));
+    run.line(format!("const optimizer::Tensors<const {ty}, {tensors}> from = {{{{{from}}}}};"));
+    run.line(format!("const optimizer::Tensors<{ty}, {tensors}> to = {{{{{to}}}}};"));
+    run.line(format!(
+        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {from_gradient}, from, to);"
+    ));
+    let packs = count / width;
+    let each = (packs / FULL).clamp(1, EACH);
+    vec![Step::Run(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
+}
+
+/// How many neighbours are read and written at once: 16 bytes of them, if everything allows it.
+fn neighbours(old: &[&View], gradient: &View, results: &[View]) -> usize {
+    let width = 16 / gradient.dtype.bytes() as usize;
+    let dense = gradient.layout.collapsed().len() == 1 && gradient.layout.is_dense();
+    let moved = old.iter().copied().chain(results).chain(dense.then_some(gradient));
+    let fits = gradient.layout.len().is_multiple_of(width) && { moved }.all(|view| is_aligned(view, 16));
+    if fits { width } else { 1 }
 }

@@ -1,0 +1,115 @@
+//! A module of many operators: compiling is what takes long.
+
+use super::host;
+use crate::compare::{Microbatch, assert_agrees_on, unit};
+use ir::interp::Mode;
+use ir::ops::elementwise::Unary;
+use ir::{Builder, DType, Module, Op, Tensor, Type, ValueId, random};
+use runtime::cuda::host::Order;
+use runtime::lower::{LowerOptions, Target};
+
+/// A program that is being written: every result of an operator is an output.
+pub(super) struct Writer {
+    module: Module,
+    inputs: Microbatch,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Self { module: Module::new("large"), inputs: Microbatch::new() }
+    }
+}
+
+impl Writer {
+    pub(super) fn input(&mut self, tensor: Tensor) -> ValueId {
+        let name = format!("input.{}", self.inputs.len());
+        let value = self.module.add_input(&name, tensor.ty(), false);
+        self.inputs.insert(name, tensor);
+        value
+    }
+
+    /// Normal numbers.
+    pub(super) fn floats(&mut self, dtype: DType, sizes: &[usize]) -> ValueId {
+        self.numbers(dtype, sizes, |x| x)
+    }
+
+    /// What a function makes of normal numbers.
+    pub(super) fn numbers(&mut self, dtype: DType, sizes: &[usize], of: impl Fn(f64) -> f64) -> ValueId {
+        let stream = self.inputs.len() as u64;
+        let number = |i: usize| of(random::normal(2, stream, i as u64));
+        let elements = (0..sizes.iter().product()).map(number).collect();
+        self.input(Tensor::float(dtype, sizes.to_vec(), elements).rounded())
+    }
+
+    /// Integers from `range`.
+    pub(super) fn integers(&mut self, dtype: DType, sizes: &[usize], range: std::ops::Range<i64>) -> ValueId {
+        let stream = self.inputs.len() as u64;
+        let number = |i: usize| (random::normal(2, stream, i as u64).abs() * 1e6) as i64;
+        let elements =
+            (0..sizes.iter().product()).map(|i| range.start + number(i) % (range.end - range.start));
+        self.input(Tensor::int(dtype, sizes.to_vec(), elements.collect()))
+    }
+
+    /// What a function builds of a value, without being an output.
+    pub(super) fn built(&mut self, build: impl FnOnce(&mut Builder) -> ValueId) -> ValueId {
+        let mut b = Builder::new(&mut self.module, "test");
+        let value = build(&mut b);
+        b.finish();
+        value
+    }
+
+    pub(super) fn scalar(&mut self, dtype: DType, value: f64) -> ValueId {
+        self.built(|b| b.scalar(dtype, value).expect("a scalar"))
+    }
+
+    pub(super) fn transposed(&mut self, x: ValueId, permutation: &[u32]) -> ValueId {
+        self.built(|b| b.transpose(x, permutation).expect("a permutation"))
+    }
+
+    /// The elements of a dim from a place on.
+    pub(super) fn cut(&mut self, x: ValueId, dim: u32, start: u64) -> ValueId {
+        self.built(|b| {
+            let size = b.ty(x).dims[dim as usize].size().expect("bound") - start;
+            b.slice(x, dim, start, ir::Dim::known(size)).expect("it is as wide")
+        })
+    }
+
+    /// The same numbers, in a place that dies where they are read.
+    pub(super) fn dying(&mut self, x: ValueId) -> ValueId {
+        self.built(|b| {
+            let once = b.one(Unary::Neg, &[x]).expect("a number");
+            b.one(Unary::Neg, &[once]).expect("a number")
+        })
+    }
+
+    pub(super) fn op(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Vec<ValueId> {
+        self.typed(op, operands, &[])
+    }
+
+    pub(super) fn typed(
+        &mut self,
+        op: impl Into<Op>,
+        operands: &[ValueId],
+        declared: &[Type],
+    ) -> Vec<ValueId> {
+        let op = op.into();
+        let name = op.name();
+        let mut b = Builder::new(&mut self.module, "test");
+        let results = b.push_typed(op, operands, declared).unwrap_or_else(|error| panic!("{error}"));
+        b.finish();
+        for &result in &results {
+            let count = self.module.outputs.len();
+            self.module.add_output(format!("{name}.{count}"), result);
+        }
+        results.to_vec()
+    }
+
+    /// Runs it with threads in this order, and holds it against the interpreter.
+    pub(super) fn check(&self, threads: u32) {
+        let make = |program| host(program, Order { threads, first: None });
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        assert_agrees_on(&make, Mode::Typed, &self.module, &options, &[vec![self.inputs.clone()]], unit);
+    }
+}
+
+pub(super) const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];

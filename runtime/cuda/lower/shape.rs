@@ -1,28 +1,183 @@
 //! Laying tensors together, padding, running sums.
 
-use super::{Step, Unplaced, missing};
-use crate::program::Instruction;
+use super::source::{
+    BLOCK, COPY, Run, SHAPE, address, computed, index_type, is_aligned, layout, stored, word,
+};
+use super::{Step, Unplaced};
+use crate::cuda::program::Argument;
+use crate::layout::{Layout, Sizes};
+use crate::program::{Instruction, View};
 use ir::ops::reduce::CumulativeSum;
 use ir::ops::shape::{Concat, Pad};
-use ir::{Diagnostic, Op};
+use ir::{DType, Diagnostic, Op, Tensor};
 
+/// A copy for each operand.
 pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`concat`"))
+    let (result, dim) = (&instruction.results[0], op.dim as usize);
+    let mut start = 0;
+    let mut steps = vec![];
+    for operand in &instruction.operands {
+        let size = operand.layout.sizes[dim];
+        let mut place = result.clone();
+        place.layout = place.layout.slice(dim, start, 1, size);
+        start += size as i64;
+        if !place.layout.is_empty() {
+            steps.push(Step::Run(copied(operand, &place)));
+        }
+    }
+    Ok(steps)
+}
+
+/// A copy between two places, as many neighbours at a time as both allow.
+fn copied(from: &View, to: &View) -> Run {
+    let width = [from, to].map(widest).into_iter().min().unwrap_or(1);
+    let (ty, count) = (word_of(from.dtype, width), to.layout.len() / width);
+    let mut run = Run::of("concat", &COPY);
+    let source = run.parameter(format!("const {ty}*"), address(from));
+    let target = run.parameter(format!("{ty}*"), address(to));
+    let [from, to] = [from, to].map(|view| layout(&in_words(&view.layout, width)));
+    run.line(format!("copy<{from}, {to}, {}>({source}, {target});", index_type(count)));
+    run.threads(count)
+}
+
+/// How many neighbours of a view can be read at once, everywhere: a power of two, 16 bytes at most.
+fn widest(view: &View) -> usize {
+    let runs = view.layout.collapsed();
+    let Some(((size, 1), outer)) = runs.split_last() else { return 1 };
+    let bytes = view.dtype.bytes() as usize;
+    let fits = |width: usize| {
+        size.is_multiple_of(width)
+            && outer.iter().all(|(_, stride)| stride.unsigned_abs().is_multiple_of(width))
+            && is_aligned(view, width * bytes)
+    };
+    [16, 8, 4, 2].into_iter().find(|width| width * bytes <= 16 && fits(*width)).unwrap_or(1)
+}
+
+/// The layout of words of so many neighbours.
+fn in_words(layout: &Layout, width: usize) -> Layout {
+    let mut runs = layout.collapsed();
+    if let (2.., Some((last, outer))) = (width, runs.split_last_mut()) {
+        last.0 /= width;
+        outer.iter_mut().for_each(|(_, stride)| *stride /= width as isize);
+    }
+    let sizes: Sizes = runs.iter().map(|run| run.0).collect();
+    Layout { sizes, strides: runs.iter().map(|run| run.1).collect(), offset: 0 }
+}
+
+/// The type of so many neighbours, for what only moves them.
+fn word_of(dtype: DType, width: usize) -> &'static str {
+    match dtype.bytes() as usize * width {
+        16 => "Pack<u32, 4>",
+        8 => "u64",
+        4 => "u32",
+        2 => "u16",
+        _ => word(dtype),
+    }
 }
 
 pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`pad`"))
+    let ([from], [to]) = (&instruction.operands[..], &instruction.results[..]) else {
+        unreachable!("one is padded")
+    };
+    let dim = op.dim as usize;
+    let inner: usize = to.layout.sizes[dim + 1..].iter().product();
+    let in_a_row =
+        [to.layout.sizes[dim], op.before as usize, from.layout.sizes[dim]].map(|size| size * inner);
+    // An empty operand is not read.
+    let of_from = if from.layout.is_empty() { widest(to) } else { widest(from) };
+    let mut width = of_from.min(widest(to));
+    while !in_a_row.iter().all(|count| count.is_multiple_of(width)) {
+        width /= 2;
+    }
+    let [row, start, count] = in_a_row.map(|count| count / width);
+    let total = to.layout.len() / width;
+    let (ty, index) = (word_of(to.dtype, width), index_type(total));
+    let mut run = Run::of("pad", &SHAPE);
+    let source = run.parameter(format!("const {ty}*"), address(from));
+    let target = run.parameter(format!("{ty}*"), address(to));
+    let (from, rows, pattern) =
+        (layout(&in_words(&from.layout, width)), total / row, pattern(to.dtype, op.value.get()));
+    run.line(format!(
+        "shape::pad<{from}, {rows}, {row}, {start}, {count}, {index}>({source}, {target}, {pattern:#x}ull);"
+    ));
+    Ok(vec![Step::Run(run.threads(total))])
+}
+
+/// 8 bytes of an element over and over.
+fn pattern(dtype: DType, value: f64) -> u64 {
+    let element = Tensor::splat(dtype, vec![], value).to_bytes();
+    let bytes: Vec<u8> = element.iter().copied().cycle().take(8).collect();
+    bytes.iter().rev().fold(0, |pattern, byte| pattern << 8 | u64::from(*byte))
 }
 
 pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`cumulative_sum`"))
+    let (from, to) = (&instruction.operands[0], &instruction.results[0]);
+    let rows = Rows::of(op, &to.layout);
+    let sums = sums_of(from.dtype);
+    let way = if rows.by_block { "block" } else { "thread" };
+    let run = |phase: &str| {
+        let mut run = Run::of(format!("cumulative_{phase}"), &SHAPE);
+        let source = run.reads(from);
+        let target = (phase == "run").then(|| run.writes(to) + ", ").unwrap_or_default();
+        let scratch = match &instruction.scratch {
+            Some(scratch) => run.parameter(format!("{sums}*"), address(scratch)),
+            None => run.parameter(format!("{sums}*"), Argument::Number(0)),
+        };
+        let Rows { outer, size, inner, chunk, .. } = rows;
+        let numbers = format!("{outer}, {size}, {inner}, {chunk}, {}, {}", op.exclusive, op.reverse);
+        let of = format!("shape::Rows<{numbers}>, {sums}, {}", stored(from.dtype));
+        run.line(format!("shape::{phase}_by_{way}<{of}>({source}, {target}{scratch});"));
+        let count = rows.count() * rows.chunks();
+        let threads = size.min(chunk).next_multiple_of(32).min(BLOCK as usize) as u32;
+        Step::Run(if rows.by_block { run.blocks(count, threads) } else { run.threads(count) })
+    };
+    Ok(if rows.chunks() > 1 { vec![run("sums"), run("run")] } else { vec![run("run")] })
 }
 
-/// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+/// The type that running sums are made in; integers wrap.
+fn sums_of(dtype: DType) -> &'static str {
+    if dtype.is_float() { computed(dtype) } else { "u64" }
+}
+
+/// How rows are cut into chunks.
+struct Rows {
+    outer: usize,
+    size: usize,
+    inner: usize,
+    chunk: usize,
+    /// Whether a block takes a chunk, or a thread.
+    by_block: bool,
+}
+
+impl Rows {
+    fn of(op: &CumulativeSum, layout: &Layout) -> Self {
+        let (before, after) = layout.sizes.split_at(op.dim as usize);
+        let (outer, size, inner) = (before.iter().product(), after[0], after[1..].iter().product());
+        let by_block = inner == 1 && size > 32;
+        let has_many = outer * inner >= 1 << 16;
+        let chunk = match by_block {
+            true if size <= 4096 => size,
+            true => 2048,
+            false if size <= 64 || has_many && size <= 256 => size,
+            false => size.isqrt().clamp(64, 256),
+        };
+        Self { outer, size, inner, chunk: chunk.max(1), by_block }
+    }
+
+    fn count(&self) -> usize {
+        self.outer * self.inner
+    }
+
+    fn chunks(&self) -> usize {
+        self.size.div_ceil(self.chunk)
+    }
+}
+
+/// The f32 numbers of scratch that the kernels take: a sum for each chunk.
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced]) -> usize {
+    let Op::CumulativeSum(op) = op else { return 0 };
+    let Unplaced { dtype, layout } = &operands[0];
+    let rows = Rows::of(op, layout);
+    let width = if sums_of(*dtype) == "float" { 1 } else { 2 };
+    if rows.chunks() > 1 { rows.count() * rows.chunks() * width } else { 0 }
 }

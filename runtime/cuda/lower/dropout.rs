@@ -1,11 +1,75 @@
 //! Dropout, with the numbers of the interpreter.
 
-use super::{Step, missing};
-use crate::program::Instruction;
-use ir::Diagnostic;
-use ir::ops::dropout::Dropout;
+use super::Step;
+use super::source::{DROPOUT, Run, computed, index_type, is_aligned, layout};
+use crate::cuda::program::Argument;
+use crate::layout::Layout;
+use crate::program::{Instruction, View};
+use ir::ops::dropout::{Dropout, Positions};
+use ir::{Diagnostic, Span, Type};
 
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`dropout`"))
+    let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {
+        // Nothing is dropped of samples without numbers.
+        return Ok(vec![Step::Run(super::copy(instruction))]);
+    };
+    let (positions, start) = positions(op, instruction);
+    let width = neighbours(&positions, x, y, instruction.parts.is_some());
+    let count = y.layout.len();
+    let mut run = Run::of("dropout", &DROPOUT);
+    let (from, samples, to) = (run.reads(x), run.reads(numbers), run.writes(y));
+    // The run's seed and the operator's id are arguments, so that all of a model's dropouts are one kernel.
+    let numbers = [op.key() as i64, i64::from(op.id), start];
+    let [key, id, start] = numbers.map(|number| run.parameter("i64", Argument::Number(number)));
+    let [elements, of_samples] = layouts(&positions).map(|own| layout(&own));
+    let (index, sums) = (index_type(count), computed(y.dtype));
+    run.line(format!(
+        "dropout::apply<{elements}, {of_samples}, {index}, {width}, {sums}>({from}, {samples}, {to}, {key}, \
+         {id}, {start}, {}ull, ({sums}){:?});",
+        op.threshold(),
+        op.scale()
+    ));
+    Ok(vec![Step::Run(run.threads(count / width))])
+}
+
+/// Where the elements stand in their samples, and where the first does: on the rank 0, whose part of a tensor is the
+/// first.
+fn positions(op: &Dropout, instruction: &Instruction) -> (Positions, i64) {
+    let (x, numbers) = (&instruction.results[0].layout.sizes, &instruction.operands[1].layout.sizes);
+    let whole = |ty: Option<&Type>, dim: usize, own: usize| {
+        ty.and_then(|ty| ty.dims[dim].size()).unwrap_or(own as u64)
+    };
+    let parts = instruction.parts.as_ref();
+    let samples = whole(parts.map(|parts| &parts.operands[1]), 0, numbers[0]);
+    let span = |dim| Span { start: 0, size: whole(parts.map(|parts| &parts.results[0]), dim, x[dim]) };
+    let positions = op.positions(x, numbers[0], samples, span);
+    let start = positions.dims.iter().map(|along| along.start * along.stride).sum::<u64>();
+    (positions, start as i64)
+}
+
+/// An element's place in its sample, and its sample, by its index.
+fn layouts(positions: &Positions) -> [Layout; 2] {
+    let of = |stride: &dyn Fn(usize) -> isize| Layout {
+        sizes: positions.dims.iter().map(|along| along.size).collect(),
+        strides: (0..positions.dims.len()).map(stride).collect(),
+        offset: 0,
+    };
+    [of(&|dim| positions.dims[dim].stride as isize), of(&|dim| isize::from(dim == positions.samples))]
+}
+
+/// How many neighbours a thread takes: 4 or more where they share random words, else 1.
+fn neighbours(positions: &Positions, x: &View, y: &View, split: bool) -> usize {
+    let width = (16 / y.dtype.bytes() as usize).max(4);
+    let shares = |&(size, stride): &(usize, isize)| match stride {
+        1 => size.is_multiple_of(width),
+        stride => stride.unsigned_abs().is_multiple_of(4),
+    };
+    let runs = layouts(positions)[0].collapsed();
+    // A rank's part may begin at a multiple of its size along any dim.
+    let begins =
+        |stride: u64, size: usize| stride.is_multiple_of(4) || (stride * size as u64).is_multiple_of(4);
+    let begins = !split || positions.dims.iter().all(|along| begins(along.stride, along.size));
+    let in_order = runs.last().is_some_and(|run| run.1 == 1);
+    let fits = in_order && runs.iter().all(shares) && begins;
+    if fits && [x, y].into_iter().all(|view| is_aligned(view, 16)) { width } else { 1 }
 }

@@ -1,27 +1,150 @@
 //! Batch norm: statistics, normalization, gradient.
 
-use super::{Step, Unplaced, missing};
-use crate::program::Instruction;
+use super::source::{BATCH_NORM, BLOCK, Run, address, computed, index_type, is_aligned};
+use super::{Step, Unplaced};
+use crate::layout::Layout;
+use crate::program::{Instruction, View};
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
-use ir::{Diagnostic, Op};
+use ir::{DType, Diagnostic, Op};
 
-pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`normalize`"))
+pub(super) fn statistics(_: &BatchStatistics, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let (x, results) = (&instruction.operands[0], &instruction.results);
+    let slices = Slices::of(&x.layout);
+    let width = slices.neighbours(&[x]);
+    let ty = slices.ty(width);
+    let mut parts = Run::of("statistics_of_slices", &BATCH_NORM);
+    let (source, scratch) = (parts.reads(x), scratch_of(&mut parts, instruction));
+    parts.line(format!("batch_norm::statistics_of_slices<{ty}>({source}, {scratch});"));
+    let mut whole = Run::of("statistics", &BATCH_NORM);
+    let scratch = scratch_of(&mut whole, instruction);
+    let targets: Vec<String> = results.iter().map(|result| whole.writes(result)).collect();
+    whole.line(format!("batch_norm::statistics<{ty}>({scratch}, {});", targets.join(", ")));
+    Ok(slices.steps(parts, whole, width))
 }
 
 pub(super) fn gradient(op: &BatchNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gradient`"))
+    let Instruction { operands, results, .. } = instruction;
+    let slices = Slices::of(&operands[0].layout);
+    let width = slices.neighbours(&[&operands[0], &operands[4], &results[0]]);
+    let (ty, eps) = (slices.ty(width), op.eps.get());
+    let mut parts = Run::of("gradient_of_slices", &BATCH_NORM);
+    let sources: Vec<String> = operands.iter().map(|operand| parts.reads(operand)).collect();
+    let (target, scratch) = (parts.writes(&results[0]), scratch_of(&mut parts, instruction));
+    let sources = sources.join(", ");
+    parts.line(format!("batch_norm::gradient_of_slices<{ty}>({sources}, {target}, {scratch}, {eps:?});"));
+    let mut whole = Run::of("gradient", &BATCH_NORM);
+    let scratch = scratch_of(&mut whole, instruction);
+    let [variance, scale] = [2, 3].map(|operand| whole.reads(&operands[operand]));
+    let targets: Vec<String> = results[1..].iter().map(|result| whole.writes(result)).collect();
+    let targets = targets.join(", ");
+    whole.line(format!("batch_norm::gradient<{ty}>({scratch}, {variance}, {scale}, {targets}, {eps:?});"));
+    Ok(slices.steps(parts, whole, width))
 }
 
-pub(super) fn statistics(op: &BatchStatistics, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`statistics`"))
+pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let Instruction { operands, results, .. } = instruction;
+    let (x, y) = (&operands[0], &results[0]);
+    let count = y.layout.len();
+    let width = 16 / y.dtype.bytes() as usize;
+    let fits = count.is_multiple_of(width) && is_aligned(x, 16) && is_aligned(y, 16);
+    let width = if fits { width } else { 1 };
+    let mut run = Run::of("normalize", &BATCH_NORM);
+    let sources: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
+    let (sources, target) = (sources.join(", "), run.writes(y));
+    let (shape, index, eps) = (Slices::of(&x.layout).shape(), index_type(count), op.eps.get());
+    run.line(format!("batch_norm::normalize<{shape}, {width}, {index}>({sources}, {target}, {eps:?});"));
+    Ok(vec![Step::Run(run.threads(count / width))])
 }
 
-/// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+/// The f32 numbers of scratch that the kernels take: two for each slice.
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced]) -> usize {
+    let Unplaced { dtype, layout } = &operands[0];
+    let slices = Slices::of(layout);
+    match op {
+        Op::BatchNorm(_) => 0,
+        _ => slices.channels * slices.count() * 2 * if *dtype == DType::F64 { 2 } else { 1 },
+    }
+}
+
+fn scratch_of(run: &mut Run, instruction: &Instruction) -> String {
+    let sums = computed(instruction.operands[0].dtype);
+    let scratch = instruction.scratch.as_ref().expect("slices leave their sums in scratch");
+    run.parameter(format!("{sums}*"), address(scratch))
+}
+
+/// A tensor `[samples, channels, ..]`, and how its channels are cut.
+struct Slices {
+    samples: usize,
+    channels: usize,
+    /// Elements that a sample has of a channel.
+    plane: usize,
+    /// Elements that a thread takes.
+    each: usize,
+}
+
+/// Channels that a block takes where planes are shorter than what memory gives at once.
+const LANES: usize = 32;
+/// Blocks that keep a large device busy.
+const BUSY: usize = 528;
+
+impl Slices {
+    fn of(layout: &Layout) -> Self {
+        let sizes = &layout.sizes;
+        let (samples, channels, plane) = (sizes[0], sizes[1], sizes[2..].iter().product());
+        let mut slices = Self { samples, channels, plane, each: 32 };
+        while slices.each > 8 && slices.blocks() < BUSY {
+            slices.each /= 2;
+        }
+        slices
+    }
+
+    fn lanes(&self) -> usize {
+        if self.plane < 8 { LANES } else { 1 }
+    }
+
+    /// Elements of a slice.
+    fn elements(&self) -> usize {
+        BLOCK as usize / self.lanes() * self.each
+    }
+
+    /// Slices of a channel.
+    fn count(&self) -> usize {
+        (self.samples * self.plane).div_ceil(self.elements())
+    }
+
+    fn blocks(&self) -> usize {
+        self.channels.div_ceil(self.lanes()) * self.count()
+    }
+
+    /// How many neighbours a thread takes at once of these views.
+    fn neighbours(&self, views: &[&View]) -> usize {
+        let width = 16 / views[0].dtype.bytes() as usize;
+        let fits = self.lanes() == 1
+            && self.plane.is_multiple_of(width)
+            && views.iter().all(|view| is_aligned(view, 16));
+        if fits { width } else { 1 }
+    }
+
+    fn shape(&self) -> String {
+        let Self { samples, channels, plane, .. } = self;
+        format!("batch_norm::Shape<{samples}, {channels}, {plane}>")
+    }
+
+    fn ty(&self, width: usize) -> String {
+        let (shape, elements, lanes, packs) =
+            (self.shape(), self.elements(), self.lanes(), self.each / width);
+        format!("batch_norm::Slices<{shape}, {elements}, {lanes}, {width}, {packs}>")
+    }
+
+    /// The launch over slices, and the one that puts these together.
+    fn steps(&self, parts: Run, whole: Run, width: usize) -> Vec<Step> {
+        let warps = |threads: usize| (threads.next_multiple_of(32) as u32).min(BLOCK);
+        let threads =
+            if self.lanes() == 1 { warps((self.samples * self.plane).div_ceil(width)) } else { BLOCK };
+        let of_slices = warps(self.count());
+        vec![
+            Step::Run(parts.blocks(self.blocks(), threads)),
+            Step::Run(whole.blocks(self.channels, of_slices)),
+        ]
+    }
 }

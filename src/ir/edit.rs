@@ -206,6 +206,12 @@ impl<'m> Builder<'m> {
         self.changed = Changed::Yes;
     }
 
+    /// Gives a value another element type. What its node then does is for those to know who run it.
+    pub fn set_dtype(&mut self, value: ValueId, dtype: crate::DType) {
+        self.module.values[value].ty.dtype = dtype;
+        self.changed = Changed::Yes;
+    }
+
     /// Makes a node read another value instead of its operand, from now on.
     pub fn set_operand(&mut self, node: NodeId, operand: usize, value: ValueId) {
         self.module.nodes[node].operands[operand] = value;

@@ -189,11 +189,11 @@ pub fn open(library: Library, folders: &Folders) -> Result<Opened, NotOpened> {
     Err(refused.unwrap_or(NotOpened::Missing { library, looked }))
 }
 
-/// A library that is never closed: cudarc keeps addresses in it.
-type Kept = std::mem::ManuallyDrop<Handle>;
+/// A library that is never closed: addresses in it are kept.
+pub(super) type Kept = std::mem::ManuallyDrop<Handle>;
 
 #[allow(unsafe_code)]
-fn load(path: &Path) -> Result<Kept, String> {
+pub(super) fn load(path: &Path) -> Result<Kept, String> {
     // SAFETY: opening a library runs its initialisers; those of CUDA's do nothing but set up the library itself.
     let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     // What the loader says is the error's cause.

@@ -1,13 +1,17 @@
 //! NVIDIA GPUs. CUDA's libraries are opened at run time, so one binary runs with and without them.
 //!
 //! `lower` writes a program as commands and kernels (`program`); `device` gives them to a driver (`driver`), which is
-//! the real one or, in `host`, its stand-in on the processor.
+//! the real one or, in `host`, its stand-in on the processor. Kernels are compiled by NVRTC (`nvrtc`) and kept on disk
+//! (`cache`).
 
+pub mod cache;
+pub mod cubins;
 pub mod device;
 pub mod driver;
 pub mod host;
 pub mod libraries;
 pub mod lower;
 mod non_finite;
+pub mod nvrtc;
 pub mod probe;
 pub mod program;

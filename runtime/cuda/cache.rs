@@ -1,0 +1,125 @@
+//! Compiled kernels on disk, so that a program starts at once the second time.
+//!
+//! A file is written beside its place and renamed, and checked when it is read: whatever is found there, by however many
+//! processes at once, at worst a kernel is compiled again.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The environment variable with the folder that is used instead of the user's.
+pub const FOLDER: &str = "TRAINYARD_CACHE";
+
+/// A folder of compiled kernels.
+#[derive(Debug, Default)]
+pub struct Cache {
+    /// None where nothing is kept.
+    folder: Option<PathBuf>,
+    trouble: OnceLock<String>,
+}
+
+/// What a compiled kernel is found by: a hash of everything it depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key(u128);
+
+impl Key {
+    /// The key of what is made from these texts.
+    pub fn of(texts: &[&str]) -> Self {
+        // FNV-1a, 128 bits; each text's length keeps it apart from the next.
+        let bytes =
+            texts.iter().flat_map(|text| (text.len() as u64).to_le_bytes().into_iter().chain(text.bytes()));
+        let hash =
+            |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+        Self(bytes.fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, hash))
+    }
+}
+
+/// What a file begins with. Another form of files gets another number.
+const MAGIC: [u8; 8] = *b"cubin 1\n";
+
+/// Magic, key, length, checksum.
+const HEADER: usize = 8 + 16 + 8 + 8;
+
+impl Cache {
+    /// The cache of this process: [`FOLDER`]; else `trainyard` in the user's folder for caches.
+    pub fn of_process() -> Self {
+        Self { folder: folder(|name| env::var_os(name)), trouble: OnceLock::new() }
+    }
+
+    /// A cache in a folder, which is made when it is needed.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()), trouble: OnceLock::new() }
+    }
+
+    /// What is kept for the key; else what is made, which is kept if that can be done.
+    ///
+    /// # Errors
+    /// Those of `make` alone.
+    pub fn get_or<E>(&self, key: Key, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+        let Some(folder) = &self.folder else { return make() };
+        let path = folder.join(format!("{:032x}.cubin", key.0));
+        match fs::read(&path) {
+            Ok(file) => match unpacked(key, &file) {
+                Some(bytes) => return Ok(bytes.to_vec()),
+                None => self.note(&path, "is damaged and written again"),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => self.note(&path, &error.to_string()),
+        }
+        let bytes = make()?;
+        if let Err(error) = write(folder, &path, &packed(key, &bytes)) {
+            self.note(folder, &format!("compiled kernels are not kept: {error}"));
+        }
+        Ok(bytes)
+    }
+
+    /// The first thing that went wrong: worth a warning, no more.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.get().map(String::as_str)
+    }
+
+    fn note(&self, path: &Path, what: &str) {
+        self.trouble.get_or_init(|| format!("the cache of kernels, {}: {what}", path.display()));
+    }
+}
+
+fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // A relative XDG_CACHE_HOME is to be ignored, says its specification.
+    let of_user = || set("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+    let own =
+        || of_user().or_else(|| Some(set("HOME")?.join(".cache"))).map(|caches| caches.join("trainyard"));
+    Some(set(FOLDER).or_else(own)?.join("cubins"))
+}
+
+fn packed(key: Key, bytes: &[u8]) -> Vec<u8> {
+    let length = (bytes.len() as u64).to_le_bytes();
+    [&MAGIC, &key.0.to_le_bytes()[..], &length, &checksum(bytes).to_le_bytes(), bytes].concat()
+}
+
+/// What was packed under this key, if that is what the file has, whole.
+fn unpacked(key: Key, file: &[u8]) -> Option<&[u8]> {
+    let (header, bytes) = file.split_at_checked(HEADER)?;
+    (packed(key, bytes)[..HEADER] == *header).then_some(bytes)
+}
+
+/// FNV-1a, 64 bits.
+fn checksum(bytes: &[u8]) -> u64 {
+    let hash = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)
+}
+
+fn write(folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::create_dir_all(folder)?;
+    let readable = fs::Permissions::from_mode(0o644);
+    let mut file = tempfile::Builder::new().prefix(".writing").permissions(readable).tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,380 @@
+//! Kernels compiled for a device by NVRTC: one cubin a kernel, and what its assembler says of registers.
+//!
+//! NVRTC's functions are taken from the very library that was opened: there may be others of other versions.
+
+use super::libraries::{self, Folders, Library, NotOpened, Opened};
+use super::lower::source::PRELUDE;
+use super::program::Kernel;
+use libloading::os::unix::Library as Handle;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::ptr;
+
+/// What every kernel is compiled with.
+///
+/// Division and square roots stay exactly rounded and small numbers are not flushed to zero, as NVRTC does unless told
+/// otherwise: fast ones miss the bounds of f32. A product and a sum become one instruction, rounded once: that is closer
+/// to the truth than two roundings. Functions of the prelude that a kernel does not need are no matter (177).
+pub const OPTIONS: [&str; 3] = ["--std=c++17", "--diag-suppress=177", "--ptxas-options=-v"];
+
+/// NVRTC, open.
+pub struct Nvrtc {
+    functions: Functions,
+    opened: Opened,
+    architectures: Vec<u32>,
+}
+
+/// A kernel for one architecture.
+#[derive(Clone, Debug)]
+pub struct Cubin {
+    /// What a driver loads.
+    pub bytes: Vec<u8>,
+    /// What it takes of a multiprocessor.
+    pub resources: Resources,
+    /// What the compiler says.
+    pub log: String,
+}
+
+/// What a kernel takes, each thread or each block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of registers that a thread writes to memory because there are too few.
+    pub spill_stores: u32,
+    /// Bytes that it reads back.
+    pub spill_loads: u32,
+    /// Bytes of a thread's stack.
+    pub stack: u32,
+    /// Bytes of a block's shared memory.
+    pub shared: u32,
+}
+
+/// Why there is no cubin.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NvrtcError {
+    /// There is no NVRTC.
+    #[error("{missing}; it compiles kernels: {}", Library::Nvrtc.source())]
+    Missing {
+        /// Where it was looked for.
+        #[from]
+        missing: NotOpened,
+    },
+    /// The library is not what its name says.
+    #[error("{} is not NVRTC: {reason}", opened.path.display())]
+    Strange {
+        /// The library.
+        opened: Box<Opened>,
+        /// What is missing.
+        reason: String,
+    },
+    /// It knows no such device.
+    #[error("NVRTC {version} compiles for {}; the device is sm_{}{}", listed(.known), capability.0, capability.1)]
+    Architecture {
+        /// The device's.
+        capability: (i32, i32),
+        /// What it compiles for.
+        known: Vec<u32>,
+        /// Its version.
+        version: String,
+    },
+    /// A kernel does not compile.
+    #[error("the kernel `{kernel}` does not compile for {architecture}: {reason}\n{log}")]
+    Kernel {
+        /// The kernel.
+        kernel: String,
+        /// For what.
+        architecture: String,
+        /// What NVRTC calls it.
+        reason: String,
+        /// The compiler's messages, with lines of the source.
+        log: String,
+    },
+}
+
+fn listed(architectures: &[u32]) -> String {
+    architectures.iter().map(|architecture| format!("sm_{architecture}")).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Debug for Nvrtc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nvrtc").field("opened", &self.opened).finish_non_exhaustive()
+    }
+}
+
+impl Nvrtc {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It is nowhere, or is something else.
+    pub fn open(folders: &Folders) -> Result<Self, NvrtcError> {
+        let opened = libraries::open(Library::Nvrtc, folders)?;
+        let strange = |reason| NvrtcError::Strange { opened: Box::new(opened.clone()), reason };
+        let handle = libraries::load(&opened.path).map_err(strange)?;
+        let functions = Functions::of(&handle).map_err(strange)?;
+        let architectures =
+            functions.architectures().map_err(|error| strange(functions.text(error).to_owned()))?;
+        Ok(Self { functions, opened, architectures })
+    }
+
+    /// Its version.
+    pub fn version(&self) -> &str {
+        self.opened.version.as_deref().unwrap_or("of no version")
+    }
+
+    /// What to compile for a device of this compute capability.
+    ///
+    /// # Errors
+    /// Devices that are older or newer than NVRTC.
+    pub fn architecture(&self, capability: (i32, i32)) -> Result<String, NvrtcError> {
+        architecture(&self.architectures, capability).ok_or_else(|| NvrtcError::Architecture {
+            capability,
+            known: self.architectures.clone(),
+            version: self.version().to_owned(),
+        })
+    }
+
+    /// Compiles a kernel for an architecture: `sm_80`, `sm_90a`. May be called on several threads at once.
+    ///
+    /// # Errors
+    /// What the compiler refuses.
+    pub fn compile(&self, kernel: &Kernel, architecture: &str) -> Result<Cubin, NvrtcError> {
+        let refused = |reason: &str, log: String| NvrtcError::Kernel {
+            kernel: kernel.name.clone(),
+            architecture: architecture.to_owned(),
+            reason: reason.to_owned(),
+            log,
+        };
+        let told = |error| refused(self.functions.text(error), String::new());
+        let program = Compilation::new(&self.functions, &source(kernel)).map_err(told)?;
+        let result = program.run(&options(architecture));
+        let log = program.log().map_err(told)?;
+        result.map_err(|error| refused(self.functions.text(error), log.clone()))?;
+        Ok(Cubin { bytes: program.cubin().map_err(told)?, resources: Resources::of(&log), log })
+    }
+}
+
+/// What a kernel is compiled with, for an architecture.
+pub fn options(architecture: &str) -> Vec<String> {
+    let architecture = format!("--gpu-architecture={architecture}");
+    std::iter::once(architecture).chain(OPTIONS.map(str::to_owned)).collect()
+}
+
+/// All that the compiler is given of a kernel; its messages name the files that it is made from.
+pub fn source(kernel: &Kernel) -> String {
+    let files = [&PRELUDE].into_iter().chain(kernel.file);
+    let mut text: String =
+        files.map(|file| format!("#line 1 \"{}\"\n{}\n", file.name, file.text)).collect();
+    text += &format!("#line 1 \"{}\"\n{}", kernel.name, kernel.text);
+    text
+}
+
+/// The newest architecture that the device runs: its own, with what only it has; else an older one of its generation.
+fn architecture(known: &[u32], (major, minor): (i32, i32)) -> Option<String> {
+    let number = u32::try_from(major.checked_mul(10)?.checked_add(minor)?).ok()?;
+    if known.contains(&number) {
+        let own = if number >= 90 { "a" } else { "" };
+        return Some(format!("sm_{number}{own}"));
+    }
+    let older = known.iter().filter(|&&other| other / 10 == number / 10 && other < number).max();
+    older.map(|older| format!("sm_{older}"))
+}
+
+impl Resources {
+    /// As `ptxas -v` writes them; of several functions the sum of spills and the most of the rest.
+    fn of(log: &str) -> Self {
+        let all = |unit: &str| -> Vec<u32> { log.lines().filter_map(|line| before(line, unit)).collect() };
+        let most = |unit: &str| all(unit).into_iter().max().unwrap_or_default();
+        Self {
+            registers: most(" registers"),
+            spill_stores: all(" bytes spill stores").into_iter().sum(),
+            spill_loads: all(" bytes spill loads").into_iter().sum(),
+            stack: most(" bytes stack frame"),
+            shared: most(" bytes smem"),
+        }
+    }
+}
+
+/// The number that stands before a unit.
+fn before(line: &str, unit: &str) -> Option<u32> {
+    let text = &line[..line.find(unit)?];
+    text.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// 0 is success.
+type Status = c_int;
+type Program = *mut c_void;
+type GetSize = unsafe extern "C" fn(Program, *mut usize) -> Status;
+type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Status;
+
+/// Functions of NVRTC, as its header declares them.
+struct Functions {
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    log: (GetSize, GetBytes),
+    cubin: (GetSize, GetBytes),
+    text: unsafe extern "C" fn(Status) -> *const c_char,
+    count_architectures: unsafe extern "C" fn(*mut c_int) -> Status,
+    architectures: unsafe extern "C" fn(*mut c_int) -> Status,
+}
+
+impl Functions {
+    #[allow(unsafe_code)]
+    fn of(handle: &Handle) -> Result<Self, String> {
+        fn get<F: Copy>(handle: &Handle, name: &str) -> Result<F, String> {
+            // SAFETY: `F` is the type that NVRTC's header declares for the name; the library is never closed.
+            unsafe { handle.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+        }
+        Ok(Self {
+            create: get(handle, "nvrtcCreateProgram")?,
+            compile: get(handle, "nvrtcCompileProgram")?,
+            destroy: get(handle, "nvrtcDestroyProgram")?,
+            log: (get(handle, "nvrtcGetProgramLogSize")?, get(handle, "nvrtcGetProgramLog")?),
+            cubin: (get(handle, "nvrtcGetCUBINSize")?, get(handle, "nvrtcGetCUBIN")?),
+            text: get(handle, "nvrtcGetErrorString")?,
+            count_architectures: get(handle, "nvrtcGetNumSupportedArchs")?,
+            architectures: get(handle, "nvrtcGetSupportedArchs")?,
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn architectures(&self) -> Result<Vec<u32>, Status> {
+        let mut count = 0;
+        // SAFETY: it writes one number.
+        succeeded(unsafe { (self.count_architectures)(&mut count) })?;
+        let mut all = vec![0; usize::try_from(count).unwrap_or_default()];
+        // SAFETY: it writes as many numbers as it said just now.
+        succeeded(unsafe { (self.architectures)(all.as_mut_ptr()) })?;
+        Ok(all.into_iter().filter_map(|architecture| u32::try_from(architecture).ok()).collect())
+    }
+
+    /// What NVRTC calls an error.
+    #[allow(unsafe_code)]
+    fn text(&self, error: Status) -> &str {
+        // SAFETY: it gives a text for any number, which is part of the library; null is taken care of.
+        let text = unsafe {
+            let text = (self.text)(error);
+            if text.is_null() { None } else { CStr::from_ptr(text).to_str().ok() }
+        };
+        text.unwrap_or("an unknown error")
+    }
+}
+
+fn succeeded(status: Status) -> Result<(), Status> {
+    if status == 0 { Ok(()) } else { Err(status) }
+}
+
+/// `NVRTC_ERROR_INVALID_INPUT`, for what is no text of C.
+const INVALID_INPUT: Status = 3;
+
+/// A program of NVRTC, which is destroyed in the end.
+struct Compilation<'a> {
+    functions: &'a Functions,
+    program: Program,
+    /// The program may point to it.
+    _source: CString,
+}
+
+impl<'a> Compilation<'a> {
+    #[allow(unsafe_code)]
+    fn new(functions: &'a Functions, source: &str) -> Result<Self, Status> {
+        let source = CString::new(source).map_err(|_| INVALID_INPUT)?;
+        let mut program = ptr::null_mut();
+        // SAFETY: the texts end with zeros and outlive the program; there are no headers.
+        let status = unsafe {
+            let (name, none) = (c"kernel.cu".as_ptr(), ptr::null());
+            (functions.create)(&mut program, source.as_ptr(), name, 0, none, none)
+        };
+        succeeded(status)?;
+        Ok(Self { functions, program, _source: source })
+    }
+
+    #[allow(unsafe_code)]
+    fn run(&self, options: &[String]) -> Result<(), Status> {
+        let options = options.iter().map(|option| CString::new(option.as_str()));
+        let options: Vec<CString> = options.collect::<Result<_, _>>().map_err(|_| INVALID_INPUT)?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is alive; there are so many options, which end with zeros.
+        succeeded(unsafe {
+            (self.functions.compile)(self.program, pointers.len() as c_int, pointers.as_ptr())
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn bytes(&self, (size_of, bytes_of): (GetSize, GetBytes)) -> Result<Vec<u8>, Status> {
+        let mut size = 0;
+        // SAFETY: the program is alive; it writes one number.
+        succeeded(unsafe { size_of(self.program, &mut size) })?;
+        let mut bytes = vec![0_u8; size];
+        // SAFETY: it writes as many bytes as it said just now.
+        succeeded(unsafe { bytes_of(self.program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+
+    fn log(&self) -> Result<String, Status> {
+        let bytes = self.bytes(self.functions.log)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned())
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, Status> {
+        self.bytes(self.functions.cubin)
+    }
+}
+
+impl Drop for Compilation<'_> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the program is alive, and nothing uses it any more.
+        unsafe { (self.functions.destroy)(&mut self.program) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_assembler_says_is_read() {
+        let log = "ptxas info    : 16 bytes gmem\n\
+            ptxas info    : Compiling entry function 'f' for 'sm_90a'\n\
+            ptxas info    : Function properties for f\n\
+            ptxas         .     40 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n\
+            ptxas info    : Used 14 registers, used 1 barriers, 40 bytes cumulative stack size, 128 bytes smem\n";
+        let read = Resources { registers: 14, spill_stores: 12, spill_loads: 8, stack: 40, shared: 128 };
+        assert_eq!(Resources::of(log), read);
+        assert_eq!(Resources::of("nothing of the kind"), Resources::default());
+    }
+
+    #[test]
+    fn a_device_gets_its_own_architecture_or_an_older_one_of_its_generation() {
+        let known = [75, 80, 86, 89, 90, 100, 103, 120];
+        let of = |capability| architecture(&known, capability);
+        assert_eq!(of((8, 0)).as_deref(), Some("sm_80"));
+        assert_eq!(of((9, 0)).as_deref(), Some("sm_90a"));
+        assert_eq!(of((10, 3)).as_deref(), Some("sm_103a"));
+        assert_eq!(of((8, 7)).as_deref(), Some("sm_86"));
+        assert_eq!(of((12, 1)).as_deref(), Some("sm_120"));
+        assert_eq!([of((7, 0)), of((11, 0)), of((-1, 0)), of((i32::MAX, 0))], [const { None }; 4]);
+    }
+
+    #[test]
+    fn without_nvrtc_the_error_says_what_to_install() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(Library::Nvrtc.file());
+        std::fs::write(&file, "not a library").unwrap();
+        let folders = Folders { given: vec![folder.path().into()], installed: vec![] };
+        // A machine may have it where the loader looks.
+        if let Err(error) = Nvrtc::open(&folders) {
+            let text = error.to_string();
+            assert!(text.contains(&file.display().to_string()) && text.contains("pip install"), "{text}");
+        }
+    }
+}

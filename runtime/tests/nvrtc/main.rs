@@ -1,0 +1,194 @@
+//! Every kernel compiles for devices: with NVRTC, which needs no GPU.
+//!
+//! `TRAINYARD_CUDA_LIBS=FOLDER cargo test -p runtime --test nvrtc -- --ignored`
+
+use ir::ops::samples::{Sample, samples};
+use ir::{At, Builder, DType, Inference, Module, Op, Operator, Phase, Tensor, Type};
+use runtime::cuda::cache::Cache;
+use runtime::cuda::cubins::Cubins;
+use runtime::cuda::libraries::Folders;
+use runtime::cuda::nvrtc::{Cubin, Nvrtc, NvrtcError};
+use runtime::cuda::program::{File, Kernel};
+use runtime::lower::{LowerOptions, Target, lower};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+
+/// The generations that are trained on: A100, H100 and H200, B200.
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
+
+/// The most that a kernel of one elementwise operator takes: half of a multiprocessor's 2048 threads find a place. A
+/// thread makes up to eight elements, and as many gradients of GELU take this many.
+const REGISTERS_OF_ELEMENTWISE: u32 = 64;
+
+/// The most that a thread can have.
+const REGISTERS: u32 = 255;
+
+fn nvrtc() -> Nvrtc {
+    Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"))
+}
+
+/// The sample with what is f32 in this type, but for the operand that has to stay f32 if one does.
+fn retyped(sample: &Sample, dtype: DType) -> Option<Sample> {
+    let kept = std::iter::once(None).chain((0..sample.operands.len()).map(Some));
+    let with = |kept: Option<usize>| {
+        let mut sample = sample.clone();
+        let operands = sample.operands.iter_mut().enumerate().filter(|(index, _)| Some(*index) != kept);
+        let types = sample.declared.iter_mut().chain(operands.map(|(_, operand)| &mut operand.ty));
+        types.filter(|ty| ty.dtype == DType::F32).for_each(|ty| ty.dtype = dtype);
+        sample
+    };
+    kept.map(with).find(|sample| {
+        let operands: Vec<Type> = sample.fill(5).iter().map(Tensor::ty).collect();
+        sample.op.infer(&Inference { operands: &operands, declared: &sample.declared }).is_ok()
+    })
+}
+
+/// The kernels of a sample; none if one is still to be written.
+fn kernels_of(sample: &Sample) -> Vec<Kernel> {
+    let mut module = Module::new("sample");
+    module.data = sample.data.clone();
+    let operands = sample.fill(5).into_iter().enumerate();
+    let operands: Vec<_> =
+        operands.map(|(i, tensor)| module.add_input(format!("operand.{i}"), tensor.ty(), false)).collect();
+    let mut b = Builder::new(&mut module, "test");
+    if matches!(sample.op, Op::Accumulate(_)) {
+        b.at(At::End(Phase::Update));
+    }
+    let results = b.push_typed(sample.op.clone(), &operands, &sample.declared).expect("well-typed");
+    b.finish();
+    for (i, result) in results.into_iter().enumerate() {
+        module.add_output(format!("result.{i}"), result);
+    }
+    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
+    runtime::cuda::lower::lower(Arc::new(program)).map_or_else(|_| vec![], |cuda| cuda.kernels)
+}
+
+/// The kernels of all samples, in single and half precision, each once.
+fn kernels() -> Vec<Kernel> {
+    let mut all = BTreeMap::new();
+    for sample in samples().iter().filter(|sample| !matches!(sample.op, Op::Constant(_))) {
+        let halves = [DType::F16, DType::BF16].into_iter().filter_map(|half| retyped(sample, half));
+        let kernels = halves.chain([sample.clone()]).flat_map(|sample| kernels_of(&sample));
+        all.extend(kernels.map(|kernel| (kernel.name.clone(), kernel)));
+    }
+    all.into_values().collect()
+}
+
+/// What `f` makes of each, on two threads.
+fn on_two_threads<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let (first, second) = items.split_at(items.len() / 2);
+    thread::scope(|scope| {
+        let second = scope.spawn(|| second.iter().map(&f).collect::<Vec<R>>());
+        let mut all: Vec<R> = first.iter().map(&f).collect();
+        all.extend(second.join().expect("it does not panic"));
+        all
+    })
+}
+
+/// What is wrong with a kernel.
+fn fault(kernel: &Kernel, architecture: &str, compiled: &Result<Cubin, NvrtcError>) -> Option<String> {
+    let resources = match compiled {
+        Ok(cubin) => cubin.resources,
+        Err(error) => return Some(error.to_string()),
+    };
+    let elementwise = kernel.file.is_some_and(|file| file.name == "elementwise.cuh");
+    let most = if elementwise { REGISTERS_OF_ELEMENTWISE } else { REGISTERS };
+    let spills = resources.spill_stores + resources.spill_loads > 0;
+    // Of a kernel that was compiled, the assembler says how many registers it takes: some.
+    let fits = (1..=most).contains(&resources.registers);
+    (spills || !fits).then(|| format!("{}\nfor {architecture}: {resources:?}\n{}", kernel.name, kernel.text))
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn every_kernel_compiles_within_its_registers() {
+    let (nvrtc, kernels) = (nvrtc(), kernels());
+    assert!(kernels.len() > 100, "{} kernels", kernels.len());
+    let mut most: BTreeMap<&str, (u32, &str)> = BTreeMap::new();
+    let mut faults = Vec::new();
+    for architecture in ARCHITECTURES {
+        let compiled = on_two_threads(&kernels, |kernel| nvrtc.compile(kernel, architecture));
+        for (kernel, compiled) in kernels.iter().zip(&compiled) {
+            faults.extend(fault(kernel, architecture, compiled));
+            let registers = compiled.as_ref().map_or(0, |cubin| cubin.resources.registers);
+            let most = most.entry(kernel.file.map_or("", |file| file.name)).or_default();
+            *most = (*most).max((registers, &kernel.name));
+        }
+    }
+    println!("{} kernels; most registers: {most:#?}", kernels.len());
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+}
+
+static BROKEN: File = File {
+    name: "broken.cuh",
+    text: "// A template.\ntemplate <class T> DEVICE T twice(T x) { return x + unknown(x); }\n",
+};
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn an_error_names_the_kernel_and_shows_the_line() {
+    let text = "KERNEL(32) wrong(float* x) {\n    x[0] = twice(x[0]);\n}\n".to_owned();
+    let kernel = Kernel { name: "wrong".into(), file: Some(&BROKEN), text };
+    let error = nvrtc().compile(&kernel, "sm_90a").expect_err("nothing is unknown").to_string();
+    for part in [
+        "the kernel `wrong` does not compile for sm_90a",
+        "broken.cuh(2): error",
+        "return x + unknown(x);",
+        "line 2 of wrong",
+    ] {
+        assert!(error.contains(part), "{part} is not in:\n{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn an_architecture_that_nobody_makes_is_refused() {
+    let kernel = Kernel { name: "empty".into(), file: None, text: "KERNEL(32) empty() {}\n".into() };
+    let error = nvrtc().compile(&kernel, "sm_12").expect_err("it is too old").to_string();
+    assert!(error.contains("`empty`") && error.contains("sm_12"), "{error}");
+}
+
+/// A thread's registers run out: what the parsed numbers are for.
+#[test]
+#[ignore = "needs NVRTC"]
+fn spills_are_seen() {
+    let text = "KERNEL(1024) spills(float* x) {\n    float held[128];\n    \
+        for (int i = 0; i < 128; ++i) held[i] = x[i * 1024 + threadIdx.x];\n    __syncthreads();\n    \
+        for (int i = 0; i < 128; ++i) x[(127 - i) * 1024 + threadIdx.x] = held[i] * held[(i * 7) % 128];\n}\n";
+    let kernel = Kernel { name: "spills".into(), file: None, text: text.into() };
+    let resources = nvrtc().compile(&kernel, "sm_90a").unwrap_or_else(|error| panic!("{error}")).resources;
+    assert!(resources.spill_stores > 0 && resources.spill_loads > 0, "{resources:?}");
+    assert!(fault(&kernel, "sm_90a", &nvrtc().compile(&kernel, "sm_90a")).is_some());
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn cubins_are_compiled_once_and_come_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let kernel = |i: usize| Kernel {
+        name: format!("kernel_{i}"),
+        file: None,
+        text: format!("KERNEL(32) kernel_{i}(u32* x) {{ x[0] = {i}; }}\n"),
+    };
+    let kernels: Vec<Kernel> = (0..5).map(kernel).collect();
+    let kernels: Vec<&Kernel> = kernels.iter().collect();
+    let all = |architecture: &str| {
+        let cubins = Cubins::new(nvrtc(), Cache::at(folder.path()), architecture);
+        let all = cubins.of_all(&kernels).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(cubins.trouble(), None);
+        all
+    };
+    let first = all("sm_90a");
+    for (kernel, cubin) in kernels.iter().zip(&first) {
+        assert!(cubin.starts_with(b"\x7fELF"));
+        let name = kernel.name.as_bytes();
+        assert!(cubin.windows(name.len()).any(|window| window == name), "{} is in its cubin", kernel.name);
+    }
+    assert_eq!(first, all("sm_90a"));
+    let kept = || std::fs::read_dir(folder.path()).expect("it is there").count();
+    assert_eq!(kept(), 5);
+    all("sm_80");
+    assert_eq!(kept(), 10, "another architecture's are others");
+}

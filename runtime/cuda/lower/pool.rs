@@ -1,34 +1,131 @@
 //! Pooling over windows.
 
-use super::{Step, missing};
-use crate::program::Instruction;
+use super::source::{POOL, Run, address, stored};
+use super::{Step, Unplaced};
+use crate::program::{Instruction, View};
 use ir::Diagnostic;
-use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices};
+use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
 
 pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`avg_pool`"))
+    let (x, y) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(&op.windows, &x.layout.sizes, &y.layout.sizes);
+    let mut run = Run::of("avg_pool", &POOL);
+    let (source, target) = (run.reads(x), run.writes(y));
+    let Slides { plane, planes, index, .. } = &slides;
+    let (lanes, count_padding) = (slides.lanes(), op.count_padding);
+    run.line(format!(
+        "pool::avg_pool<{plane}, {planes}, {lanes}, {count_padding}, {index}>({source}, {target});"
+    ));
+    Ok(vec![Step::Run(run.threads(y.layout.len() * lanes))])
 }
 
 pub(super) fn avg_pool_grad(op: &AvgPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`avg_pool_grad`"))
+    let (dy, dx) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(&op.windows, &dx.layout.sizes, &dy.layout.sizes);
+    let mut run = Run::of("avg_pool_grad", &POOL);
+    let (source, target) = (run.reads(dy), run.writes(dx));
+    let Slides { plane, planes, index, .. } = &slides;
+    let count_padding = op.count_padding;
+    run.line(format!(
+        "pool::avg_pool_grad<{plane}, {planes}, {count_padding}, {index}>({source}, {target});"
+    ));
+    Ok(vec![Step::Run(run.threads(dx.layout.len()))])
 }
 
 pub(super) fn max_pool(op: &MaxPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`max_pool`"))
-}
-
-pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`max_pool_grad`"))
+    let (x, y) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(&op.windows, &x.layout.sizes, &y.layout.sizes);
+    Ok(vec![slides.largest("max_pool", x, stored(y.dtype), y)])
 }
 
 pub(super) fn max_pool_indices(
     op: &MaxPoolIndices,
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`max_pool_indices`"))
+    let (x, places) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(&op.windows, &x.layout.sizes, &places.layout.sizes);
+    Ok(vec![slides.largest("max_pool_indices", x, "i64", places)])
+}
+
+/// First where the largest elements are, then what each element gets.
+pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let [x, dy] = [0, 1].map(|operand| &instruction.operands[operand]);
+    let dx = &instruction.results[0];
+    let slides = Slides::of(&op.windows, &x.layout.sizes, &dy.layout.sizes);
+    let scratch = instruction.scratch.as_ref().expect("places of the largest are kept in scratch");
+    let Slides { plane, planes, index, .. } = &slides;
+    let mut gather = Run::of("max_pool_grad", &POOL);
+    let places = gather.parameter(format!("const {index}*"), address(scratch));
+    let (source, target) = (gather.reads(dy), gather.writes(dx));
+    gather.line(format!("pool::max_pool_grad<{plane}, {planes}>({places}, {source}, {target});"));
+    let find = slides.largest("max_pool_indices", x, index, scratch);
+    Ok(vec![find, Step::Run(gather.threads(dx.layout.len()))])
+}
+
+/// The f32 numbers of scratch that the kernels take: the place of each window's largest element.
+pub(super) fn scratch(op: &MaxPoolGrad, operands: &[Unplaced], _: &[Unplaced]) -> usize {
+    let [x, y] = [0, 1].map(|operand| &operands[operand].layout);
+    let slides = Slides::of(&op.windows, &x.sizes, &y.sizes);
+    y.len() * if slides.index == "i64" { 2 } else { 1 }
+}
+
+/// Windows over the last dims of a tensor.
+struct Slides {
+    /// Their type in CUDA C++.
+    plane: String,
+    /// The product of the other dims.
+    planes: usize,
+    /// The type that elements are counted in; signed.
+    index: &'static str,
+    /// Elements of a window.
+    size: u64,
+    /// Elements of `y`.
+    results: usize,
+}
+
+/// Elements from which on a warp shares a window.
+const LARGE: u64 = 64;
+
+impl Slides {
+    /// Over an `x` of these sizes that is pooled to a `y` of these.
+    fn of(windows: &Windows, x: &[usize], y: &[usize]) -> Self {
+        let (leading, lengths) = x.split_at(x.len() - windows.len());
+        let positions = &y[leading.len()..];
+        let along = windows.iter().zip(lengths).zip(positions);
+        let types: Vec<String> =
+            { along }.map(|((window, length), positions)| along_dim(window, *length, *positions)).collect();
+        let padded =
+            windows.iter().zip(lengths).map(|(window, &length)| length as u64 + window.before + window.after);
+        let counts = [x, y].map(|sizes| sizes.iter().product::<usize>() as u64);
+        let is_small = padded.chain(counts).all(|count| count < 1 << 30);
+        Self {
+            plane: format!("pool::Plane<{}>", types.join(", ")),
+            planes: leading.iter().product(),
+            index: if is_small { "i32" } else { "i64" },
+            size: windows.iter().map(|window| window.size).product(),
+            results: y.iter().product(),
+        }
+    }
+
+    /// Threads that share a window.
+    fn lanes(&self) -> usize {
+        if self.size > LARGE { 32 } else { 1 }
+    }
+
+    /// The kernel of this name, which looks for the largest element of each window and writes results of this type.
+    fn largest(&self, name: &str, source: &View, ty: &str, target: &View) -> Step {
+        let Self { plane, planes, index, .. } = self;
+        let (mut run, lanes) = (Run::of(name, &POOL), self.lanes());
+        let [from, to] = [run.reads(source), run.parameter(format!("{ty}*"), address(target))];
+        run.line(format!("pool::{name}<{plane}, {planes}, {lanes}, {index}>({from}, {to});"));
+        Step::Run(run.threads(self.results * lanes))
+    }
+}
+
+/// Distances that nothing is counted in, of one position or one element, are 1.
+fn along_dim(window: &Window, length: usize, positions: usize) -> String {
+    let Window { size, stride, dilation, before, .. } = *window;
+    let stride = if positions == 1 { 1 } else { stride };
+    let dilation = if size == 1 { 1 } else { dilation };
+    format!("pool::Window<{size}, {stride}, {dilation}, {before}, {length}, {positions}>")
 }

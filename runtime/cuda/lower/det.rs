@@ -1,11 +1,41 @@
 //! Determinants.
 
-use super::{Step, missing};
+use super::source::{BLOCK, DET, Run, address};
+use super::{Step, Unplaced};
+use crate::layout::Layout;
 use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::det::Det;
 
-pub(super) fn det(op: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`det`"))
+/// Rows of a matrix that registers hold, and of one that shared memory does.
+const IN_REGISTERS: usize = 8;
+const IN_SHARED: usize = 76;
+
+pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let (x, out) = (&instruction.operands[0], &instruction.results[0]);
+    let (count, n) = (out.layout.len(), rows(&x.layout));
+    let mut run = Run::of("det", &DET);
+    let (source, target) = (run.reads(x), run.writes(out));
+    if n <= IN_REGISTERS {
+        run.line(format!("det::by_thread<{count}, {n}>({source}, {target});"));
+        return Ok(vec![Step::Run(run.threads(count))]);
+    }
+    match &instruction.scratch {
+        None => run.line(format!("det::by_block<{n}>({source}, {target});")),
+        Some(scratch) => {
+            let scratch = run.parameter("double*", address(scratch));
+            run.line(format!("det::in_scratch<{n}>({source}, {scratch}, {target});"));
+        }
+    }
+    Ok(vec![Step::Run(run.blocks(count, BLOCK))])
+}
+
+fn rows(layout: &Layout) -> usize {
+    layout.sizes.last().copied().unwrap_or(0)
+}
+
+/// The f32 numbers of scratch that the kernel takes: matrices in f64 that nothing else holds.
+pub(super) fn scratch(operands: &[Unplaced]) -> usize {
+    let x = &operands[0].layout;
+    if rows(x) > IN_SHARED { 2 * x.len() } else { 0 }
 }

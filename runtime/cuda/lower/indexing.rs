@@ -1,49 +1,146 @@
 //! Reading at indices, and the gradients of that, summed in one order.
 
-use super::{Step, Unplaced, missing};
-use crate::program::Instruction;
+use super::Step;
+use super::scatter;
+use super::source::{INDEXING, Run, address, index_type, is_aligned, word};
+use crate::cuda::program::Argument;
+use crate::program::{Instruction, View};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
-use ir::{Diagnostic, Op};
+use ir::{Diagnostic, Type};
 
-pub(super) fn gather(op: &Gather, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather`"))
+/// How indices say which row of the data another row stands for.
+pub(super) struct Way {
+    /// The kernels' name of it, but for the type that is counted in.
+    name: String,
+    /// How often the same indices count, each time for other places.
+    pub(super) outer: usize,
+    /// Rows that are read or written each time.
+    pub(super) rows: usize,
+    /// Rows of the data each time.
+    pub(super) places: usize,
+    /// Elements of a row.
+    pub(super) width: usize,
+    /// The dim of the data that counts across devices, if one does.
+    dim: Option<usize>,
 }
 
-pub(super) fn gather_grad(op: &GatherGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather_grad`"))
+impl Way {
+    /// One index a position along a dim. Sizes: of the data, of the indices.
+    pub(super) fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
+        let dim = dim as usize;
+        let (size, rows) = (data[dim], indices.iter().product());
+        let (outer, width) = (data[..dim].iter().product(), data[dim + 1..].iter().product());
+        Self { name: format!("Along<{size}, {rows}"), outer, rows, places: size, width, dim: Some(dim) }
+    }
+
+    /// One index an element.
+    pub(super) fn elements([data, indices]: [&[usize]; 2], dim: u32) -> Self {
+        let dim = dim as usize;
+        let inner: usize = data[dim + 1..].iter().product();
+        let name = format!("Elements<{}, {}, {inner}", data[dim], indices[dim]);
+        let (rows, places) = (indices.iter().product(), data.iter().product());
+        Self { name, outer: 1, rows, places, width: 1, dim: Some(dim) }
+    }
+
+    /// A row of coordinates a position.
+    pub(super) fn coordinates([data, indices]: [&[usize]; 2], batch_dims: u32) -> Self {
+        let (batch, last) = (batch_dims as usize, indices.len() - 1);
+        let used = batch + indices[last];
+        let positions: usize = indices[batch..last].iter().product();
+        let sizes: Vec<String> = data[batch..used].iter().map(usize::to_string).collect();
+        let name = format!("Coordinates<{positions}, List<{}>", sizes.join(", "));
+        let (rows, places) = (indices[..last].iter().product(), data[..used].iter().product());
+        Self { name, outer: 1, rows, places, width: data[used..].iter().product(), dim: None }
+    }
+
+    /// The kernels' name of it.
+    pub(super) fn name(&self, index: &str) -> String {
+        format!("indexing::{}, {index}>", self.name)
+    }
+
+    /// The arguments that say which part of the indexed dim the data has.
+    pub(super) fn span(&self, run: &mut Run, ty: Option<&Type>, data: &View) -> [String; 2] {
+        self.dim.map_or_else(|| ["0".into(), "0".into()], |dim| span(run, ty, data, dim).1)
+    }
+}
+
+/// Whether a tensor has all of a dim; the first index that it has, and the size of the whole dim, as arguments.
+pub(super) fn span(run: &mut Run, ty: Option<&Type>, part: &View, dim: usize) -> (bool, [String; 2]) {
+    let own = part.layout.sizes[dim];
+    let split = ty.filter(|ty| !ty.sharding.axes(dim).is_empty());
+    let Some(all) = split.and_then(|ty| ty.dims[dim].size()) else {
+        return (true, ["0".into(), own.to_string()]);
+    };
+    // The first rank's part begins the whole.
+    let numbers = [0, all as i64].map(|number| run.parameter("i64", Argument::Number(number)));
+    (all == own as u64, numbers)
+}
+
+/// Neighbours that are read and written at once, of rows of this width.
+pub(super) fn neighbours(width: usize, views: &[&View]) -> usize {
+    let bytes = views[0].dtype.bytes() as usize;
+    let fits = |count: &usize| {
+        width.is_multiple_of(*count) && views.iter().all(|view| is_aligned(view, count * bytes))
+    };
+    [16, 8, 4, 2].into_iter().filter(|count| count * bytes <= 16).find(fits).unwrap_or(1)
+}
+
+pub(super) fn sizes<'v>(data: &'v View, indices: &'v View) -> [&'v [usize]; 2] {
+    [&data.layout.sizes, &indices.layout.sizes]
+}
+
+/// A thread for each pack of the result.
+fn read(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let ([data, indices], out) = (&instruction.operands[..], &instruction.results[0]) else {
+        unreachable!("two operands");
+    };
+    let (width, word) = (neighbours(way.width, &[data, out]), word(data.dtype));
+    let (rows, packs) = (way.outer * way.rows, way.width / width);
+    let index = index_type(out.layout.len());
+    let mut run = Run::of("gather", &INDEXING);
+    let source = run.parameter(format!("const {word}*"), address(data));
+    let places = run.reads(indices);
+    let target = run.parameter(format!("{word}*"), address(out));
+    let ty = instruction.parts.as_ref().map(|parts| &parts.operands[0]);
+    let [start, all] = way.span(&mut run, ty, data);
+    let types = format!("{}, {rows}, {packs}, {width}, {index}", way.name(index));
+    run.line(format!("indexing::gather<{types}>({source}, {places}, {target}, {start}, {all});"));
+    Ok(vec![Step::Run(run.threads(rows * packs))])
+}
+
+pub(super) fn gather(op: &Gather, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
+    read(&Way::along(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_elements(
     op: &GatherElements,
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather_elements`"))
+    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
+    read(&Way::elements(sizes, op.dim), instruction)
+}
+
+pub(super) fn gather_nd(op: &GatherNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
+    read(&Way::coordinates(sizes, op.batch_dims), instruction)
+}
+
+pub(super) fn gather_grad(op: &GatherGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
+    scatter::sums(&Way::along(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_elements_grad(
     op: &GatherElementsGrad,
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather_elements_grad`"))
-}
-
-pub(super) fn gather_nd(op: &GatherNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather_nd`"))
+    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
+    scatter::sums(&Way::elements(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_nd_grad(op: &GatherNdGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`gather_nd_grad`"))
-}
-
-/// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
+    scatter::sums(&Way::coordinates(sizes, op.batch_dims), instruction)
 }

@@ -1,25 +1,108 @@
 //! Cross-entropy over a large vocabulary, without its probabilities in memory.
 
-use super::{Step, Unplaced, missing};
-use crate::program::Instruction;
+use super::indexing::span;
+use super::source::{LOSS, Run, address, is_aligned, stored};
+use super::{Step, Unplaced};
+use crate::cuda::program::Argument;
+use crate::program::{Instruction, View};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::{Diagnostic, Op};
 
+/// Logits as rows of classes, and the threads that share a row.
+struct Rows {
+    count: usize,
+    classes: usize,
+    team: u32,
+}
+
+impl Rows {
+    fn of(logits: &View) -> Self {
+        let classes = logits.layout.sizes.last().map_or(1, |&classes| classes.max(1));
+        let team = match classes {
+            0..=1024 => 32,
+            1025..=16384 => 256,
+            _ => 512,
+        };
+        Self { count: logits.layout.len() / classes, classes, team }
+    }
+
+    fn launch(&self, run: Run) -> Run {
+        match self.team {
+            32 => run.blocks(self.count.div_ceil(8), 256),
+            threads => run.blocks(self.count, threads),
+        }
+    }
+}
+
+/// Neighbours that are read at once: wherever a row begins, packs of it lie alike in all of these.
+fn width(views: &[&View]) -> usize {
+    let aligned = views.iter().all(|view| is_aligned(view, 16));
+    if aligned { 16 / views[0].dtype.bytes() as usize } else { 1 }
+}
+
+/// Rows by themselves, their losses into scratch; then the sum of these.
 pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`cross_entropy`"))
+    let ([logits, labels], [sum, weight, logsumexps]) = (&instruction.operands[..], &instruction.results[..])
+    else {
+        unreachable!("two operands, three results");
+    };
+    let rows = Rows::of(logits);
+    let Rows { count, classes, team } = rows;
+    let losses = |run: &mut Run, pointer: &str| match &instruction.scratch {
+        Some(scratch) => run.parameter(pointer, address(scratch)),
+        None => "nullptr".into(),
+    };
+    let mut steps = vec![];
+    if count > 0 {
+        let mut run = Run::of("cross_entropy", &LOSS);
+        let (x, y, to) = (run.reads(logits), run.reads(labels), run.writes(logsumexps));
+        let scratch = losses(&mut run, "double*");
+        let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
+        let (smoothing, width) = (op.label_smoothing.get(), width(&[logits]));
+        let smooth = smoothing != 0.0;
+        let types = format!("loss::Team<{team}>, {smooth}, {count}, {classes}, {width}");
+        run.line(format!("loss::rows<{types}>({x}, {y}, {to}, {scratch}, {ignored}, {smoothing:?});"));
+        steps.push(Step::Run(rows.launch(run)));
+    }
+    let mut run = Run::of("cross_entropy_total", &LOSS);
+    let scratch = losses(&mut run, "const double*");
+    let (y, sum, weight) = (run.reads(labels), run.writes(sum), run.writes(weight));
+    let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
+    run.line(format!("loss::total<{count}, {classes}>({scratch}, {y}, {sum}, {weight}, {ignored});"));
+    steps.push(Step::Run(run.blocks(1, 1024)));
+    Ok(steps)
 }
 
 pub(super) fn cross_entropy_grad(
     op: &CrossEntropyGrad,
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`cross_entropy_grad`"))
+    let ([logits, labels, logsumexps, factor], [result]) =
+        (&instruction.operands[..], &instruction.results[..])
+    else {
+        unreachable!("four operands, one result");
+    };
+    let rows = Rows::of(logits);
+    let Rows { count, classes, team } = rows;
+    let mut run = Run::of("cross_entropy_grad", &LOSS);
+    let (x, y, from) = (run.reads(logits), run.reads(labels), run.reads(logsumexps));
+    let (factor, to) = (run.reads(factor), run.writes(result));
+    let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
+    let dim = logits.layout.sizes.len() - 1;
+    let ty = instruction.parts.as_ref().map(|parts| &parts.operands[0]);
+    let (whole, [start, all]) = span(&mut run, ty, logits, dim);
+    let (smoothing, width) = (op.label_smoothing.get(), width(&[logits, result]));
+    let types = format!("loss::Team<{team}>, {count}, {classes}, {whole}, {width}, {}", stored(result.dtype));
+    run.line(format!(
+        "loss::gradient<{types}>({x}, {y}, {from}, {factor}, {to}, {ignored}, {smoothing:?}, {start}, {all});"
+    ));
+    Ok(vec![Step::Run(rows.launch(run))])
 }
 
-/// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+/// The f32 numbers of scratch that the kernels take: an f64 a row.
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], _results: &[Unplaced]) -> usize {
+    match op {
+        Op::CrossEntropy(_) => operands[1].layout.len().saturating_mul(2),
+        _ => 0,
+    }
 }

@@ -130,7 +130,10 @@ pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
             batch_norm::scratch(op, operands, results)
         }
         Op::AttentionGrad(_) => attention::scratch(op, operands, results),
-        Op::GatherGrad(_) => indexing::scratch(op, operands, results),
+        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
+            scatter::scratch(op, operands, results)
+        }
+        Op::ScatterElements(_) | Op::ScatterNd(_) => scatter::scratch(op, operands, results),
         Op::CrossEntropy(_) => loss::scratch(op, operands, results),
         Op::CumulativeSum(_) => shape::scratch(op, operands, results),
         Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),

@@ -1,19 +1,271 @@
-//! Writing at indices, in one order.
+//! Writing at indices, in one order: updates are sorted by where they go, then those of one place are combined.
+//!
+//! Scratch has their keys, 8 bytes each, twice if a block is not enough to sort them; then what threads leave that
+//! combine only some of the updates of a place.
 
-use super::{Step, missing};
-use crate::program::Instruction;
-use ir::Diagnostic;
-use ir::ops::scatter::{ScatterElements, ScatterNd};
+use super::indexing::{Way, neighbours, sizes};
+use super::source::{INDEXING, Run, SCATTER, address, computed, index_type, word};
+use super::{Step, Unplaced, copy};
+use crate::cuda::program::Argument;
+use crate::program::{Instruction, View};
+use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
+use ir::{DType, Diagnostic, Op, Type};
+
+/// Keys that a thread sorts, and threads of a block that does.
+const EACH: usize = 4;
+const MOST_THREADS: usize = 1024;
+/// Updates that a thread combines, as the kernels' `RUN`.
+const RUN: usize = 64;
+
+/// The scratch of a way: f32 numbers from its start.
+struct Room {
+    /// Where the keys lie that are sorted, and where those that are merged.
+    keys: [usize; 2],
+    /// Where what runs leave begins.
+    left: usize,
+    end: usize,
+}
+
+impl Room {
+    fn of(way: &Way, kind: ScatterKind, dtype: DType) -> Self {
+        // Multiples of 16 bytes.
+        let keys = way.rows.saturating_mul(2).next_multiple_of(4);
+        let second = if way.rows > EACH * MOST_THREADS { keys } else { 0 };
+        let left = keys.saturating_add(second);
+        let runs = way.rows.div_ceil(RUN);
+        let leaves = if runs > 1 && kind != ScatterKind::Set { runs * 2 } else { 0 };
+        let width = way.width * number(kind, dtype).1;
+        let end = left.saturating_add(leaves.saturating_mul(width).saturating_mul(way.outer));
+        Self { keys: [0, second], left, end }
+    }
+}
+
+/// The type that updates are combined in, and the f32 numbers that take its place.
+fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
+    match dtype {
+        DType::F64 => (computed(dtype), 2),
+        dtype if dtype.is_float() => (computed(dtype), 1),
+        // Sums and products wrap, and integers compare as the widest that have a sign.
+        _ if matches!(kind, ScatterKind::Max | ScatterKind::Min) => ("i64", 2),
+        _ => ("u64", 2),
+    }
+}
+
+/// The f32 numbers of scratch that the kernels take.
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+    let result = &results[0];
+    let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> Way, argument| {
+        of([&result.layout.sizes, &indices.layout.sizes], argument)
+    };
+    let (way, kind) = match op {
+        Op::GatherGrad(op) => (sizes(&operands[0], Way::along, op.dim), ScatterKind::Add),
+        Op::GatherElementsGrad(op) => (sizes(&operands[0], Way::elements, op.dim), ScatterKind::Add),
+        Op::GatherNdGrad(op) => (sizes(&operands[0], Way::coordinates, op.batch_dims), ScatterKind::Add),
+        Op::ScatterElements(op) => (sizes(&operands[1], Way::elements, op.dim), op.kind),
+        Op::ScatterNd(op) => (sizes(&operands[1], Way::coordinates, op.batch_dims), op.kind),
+        _ => return 0,
+    };
+    Room::of(&way, kind, result.dtype).end
+}
+
+/// Updates on their way into a result.
+struct Scatter<'a> {
+    way: &'a Way,
+    kind: ScatterKind,
+    indices: &'a View,
+    updates: &'a View,
+    result: &'a View,
+    scratch: Option<&'a View>,
+    /// The whole result, if this is a part of it.
+    whole: Option<&'a Type>,
+    /// Whether what comes is combined with what is there: as a parameter, or always.
+    adds: Option<Argument>,
+}
+
+impl Scatter<'_> {
+    /// Bits for the number of a row of updates.
+    fn bits(&self) -> u32 {
+        usize::BITS - (self.way.rows - 1).leading_zeros()
+    }
+
+    /// A pointer into the scratch, so many f32 numbers from its start.
+    fn pointer(&self, run: &mut Run, ty: &str, numbers: usize) -> String {
+        match self.scratch {
+            Some(scratch) => {
+                let Argument::Address(region, start) = address(scratch) else { unreachable!("an address") };
+                run.parameter(ty, Argument::Address(region, start + 4 * numbers as i64))
+            }
+            None => "nullptr".into(),
+        }
+    }
+
+    fn adds(&self, run: &mut Run) -> String {
+        self.adds.map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let room = Room::of(self.way, self.kind, self.result.dtype);
+        let mut steps = vec![self.keys()];
+        let sorted = self.sort(room.keys, &mut steps);
+        if self.kind == ScatterKind::Set {
+            steps.push(self.set(sorted));
+            return steps;
+        }
+        steps.push(self.combine("fold", sorted, room.left));
+        if self.way.rows > RUN {
+            steps.push(self.combine("join", sorted, room.left));
+        }
+        steps
+    }
+
+    /// The keys, in the order of the updates.
+    fn keys(&self) -> Step {
+        let Way { rows, places, .. } = *self.way;
+        let mut run = Run::of("keys", &INDEXING);
+        let (indices, keys) = (run.reads(self.indices), self.pointer(&mut run, "u64*", 0));
+        let [start, all] = self.way.span(&mut run, self.whole, self.result);
+        let (index, bits) = (index_type(rows), self.bits());
+        let types = format!("{}, {rows}, {places}, {bits}, {index}", self.way.name(index));
+        run.line(format!("indexing::keys<{types}>({indices}, {keys}, {start}, {all});"));
+        Step::Run(run.threads(rows))
+    }
+
+    /// Sorts the keys; gives the place where they are then.
+    fn sort(&self, [mut from, mut to]: [usize; 2], steps: &mut Vec<Step>) -> usize {
+        let rows = self.way.rows;
+        let threads = rows.div_ceil(EACH).next_multiple_of(32).min(MOST_THREADS);
+        let mut run = Run::of("sort", &SCATTER);
+        let keys = self.pointer(&mut run, "u64*", from);
+        run.line(format!("scatter::sort<{threads}, {EACH}, {rows}>({keys});"));
+        steps.push(Step::Run(run.blocks(rows.div_ceil(EACH * threads), threads as u32)));
+        let mut length = EACH * threads;
+        while length < rows {
+            let mut run = Run::of("merge", &SCATTER);
+            let source = self.pointer(&mut run, "const u64*", from);
+            let target = self.pointer(&mut run, "u64*", to);
+            let sorted = run.parameter("i64", Argument::Number(length as i64));
+            let index = index_type(2 * rows);
+            run.line(format!("scatter::merge<{rows}, {index}>({source}, {target}, {sorted});"));
+            steps.push(Step::Run(run.threads(rows)));
+            (from, to, length) = (to, from, 2 * length);
+        }
+        from
+    }
+
+    /// What the kernels call `Sorted`, and its neighbours.
+    fn sorted(&self) -> (String, usize) {
+        let Way { outer, rows, places, width, .. } = *self.way;
+        let most = match self.kind {
+            ScatterKind::Set => 16,
+            // In the type that is computed in a thread has 32 bytes.
+            _ => 8 / number(self.kind, self.result.dtype).1,
+        };
+        let neighbours = neighbours(width, &[self.updates, self.result]).min(most);
+        let (bits, index) = (self.bits(), index_type(self.updates.layout.len()));
+        let name =
+            format!("scatter::Sorted<{rows}, {bits}, {places}, {width}, {outer}, {neighbours}, {index}>");
+        (name, neighbours)
+    }
+
+    /// A thread for each key and pack, or for what each run may have left.
+    fn combine(&self, name: &str, keys: usize, left: usize) -> Step {
+        let combine = match self.kind {
+            ScatterKind::Set | ScatterKind::Add => "Sum",
+            ScatterKind::Mul => "scatter::Product",
+            ScatterKind::Max => "Largest",
+            ScatterKind::Min => "Smallest",
+        };
+        let number = number(self.kind, self.result.dtype).0;
+        let mut run = Run::of(name, &SCATTER);
+        let (sorted, neighbours) = self.sorted();
+        let keys = self.pointer(&mut run, "const u64*", keys);
+        let left = self.pointer(&mut run, &format!("{number}*"), left);
+        let (result, adds) = (run.writes(self.result), self.adds(&mut run));
+        let columns = self.way.width / neighbours * self.way.outer;
+        if name == "join" {
+            let types = format!("{combine}, {sorted}, {number}");
+            run.line(format!("scatter::join<{types}>({keys}, {left}, {result}, {adds});"));
+            return Step::Run(run.threads(columns * self.way.rows.div_ceil(RUN)));
+        }
+        let updates = run.reads(self.updates);
+        run.line(format!(
+            "scatter::fold<{combine}, {sorted}, {number}>({keys}, {updates}, {result}, {left}, {adds});"
+        ));
+        Step::Run(run.threads(columns * self.way.rows))
+    }
+
+    /// A thread for each key and pack: the last of a place is what stays.
+    fn set(&self, keys: usize) -> Step {
+        let word = word(self.result.dtype);
+        let mut run = Run::of("set", &SCATTER);
+        let (sorted, neighbours) = self.sorted();
+        let keys = self.pointer(&mut run, "const u64*", keys);
+        let updates = run.parameter(format!("const {word}*"), address(self.updates));
+        let result = run.parameter(format!("{word}*"), address(self.result));
+        run.line(format!("scatter::set<{sorted}>({keys}, {updates}, {result});"));
+        Step::Run(run.threads(self.way.width / neighbours * self.way.rows))
+    }
+}
+
+/// The gradient of reading: sums of updates, and zeros where none go.
+pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let ([indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
+        unreachable!("two operands");
+    };
+    let scatter = Scatter {
+        way,
+        kind: ScatterKind::Add,
+        indices,
+        updates,
+        result,
+        scratch: instruction.scratch.as_ref(),
+        whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
+        adds: instruction.accumulates.then_some(Argument::Adds),
+    };
+    let mut run = Run::of("clear", &SCATTER);
+    let (target, adds) = (run.writes(result), scatter.adds(&mut run));
+    let count = result.layout.len();
+    let neighbours = neighbours(count, &[result]);
+    let packs = count / neighbours;
+    run.line(format!("scatter::clear<{packs}, {neighbours}>({target}, {adds});"));
+    let mut steps = vec![Step::Run(run.threads(packs))];
+    if way.rows > 0 {
+        steps.extend(scatter.steps());
+    }
+    Ok(steps)
+}
+
+/// The data, changed by updates.
+fn changed(way: &Way, kind: ScatterKind, instruction: &Instruction) -> Vec<Step> {
+    let ([_, indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
+        unreachable!("three operands");
+    };
+    let scatter = Scatter {
+        way,
+        kind,
+        indices,
+        updates,
+        result,
+        scratch: instruction.scratch.as_ref(),
+        whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
+        adds: Some(Argument::Number(1)),
+    };
+    let mut steps = vec![Step::Run(copy(instruction))];
+    if way.rows > 0 {
+        steps.extend(scatter.steps());
+    }
+    steps
+}
 
 pub(super) fn scatter_elements(
     op: &ScatterElements,
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`scatter_elements`"))
+    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
+    Ok(changed(&Way::elements(sizes, op.dim), op.kind, instruction))
 }
 
 pub(super) fn scatter_nd(op: &ScatterNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`scatter_nd`"))
+    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
+    Ok(changed(&Way::coordinates(sizes, op.batch_dims), op.kind, instruction))
 }

@@ -8,7 +8,7 @@ use ir::Diagnostic;
 use ir::ops::det::Det;
 
 /// Rows of a matrix that registers hold, and of one that shared memory does.
-const IN_REGISTERS: usize = 8;
+const IN_REGISTERS: usize = 5;
 const IN_SHARED: usize = 76;
 
 pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -27,7 +27,8 @@ pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagn
             run.line(format!("det::in_scratch<{n}>({source}, {scratch}, {target});"));
         }
     }
-    Ok(vec![Step::Run(run.blocks(count, BLOCK))])
+    // A row of up to 32 is a warp's; more warps would wait for each other.
+    Ok(vec![Step::Run(run.blocks(count, if n <= 32 { 32 } else { BLOCK }))])
 }
 
 fn rows(layout: &Layout) -> usize {

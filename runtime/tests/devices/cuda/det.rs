@@ -9,7 +9,7 @@ use ir::ops::det::Det;
 fn determinants_of_matrices_of_any_size() {
     for (order, dtype) in FLOATS.into_iter().enumerate() {
         let mut w = Writer::default();
-        for (count, n) in [(300, 1), (70, 2), (5, 3), (40, 8), (3, 9), (2, 40), (2, 77)] {
+        for (count, n) in [(300, 1), (70, 2), (5, 3), (40, 5), (3, 6), (2, 32), (2, 40), (2, 77)] {
             // So that determinants stay near 1.
             let x = w.numbers(dtype, &[count, n, n], |x| 1.6 * x / (n as f64).sqrt());
             w.op(Det, &[x]);

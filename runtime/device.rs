@@ -193,6 +193,12 @@ pub enum DeviceError {
         /// What the panic says.
         message: String,
     },
+    /// A program for a device of another kind.
+    #[error("the program `{program}` was lowered for a device of another kind")]
+    Target {
+        /// The program.
+        program: String,
+    },
     /// Something has no kernel on this device.
     #[error(transparent)]
     Kernel(Box<ir::Diagnostic>),

@@ -4,6 +4,7 @@
 use crate::layout::Layout;
 use bytes::Bytes;
 use ir::ops::collective::Collective;
+use ir::ops::contract::Contract;
 use ir::text::type_text;
 use ir::{AxisId, DType, Mesh, NodeId, Op, PartialKind, Phase, Role, Signature, Type};
 use smallvec::SmallVec;
@@ -29,6 +30,8 @@ pub struct Program {
     pub constants: Vec<ConstantSlot>,
     /// How many microbatches a step may have.
     pub microbatches: Microbatches,
+    /// Whose kernels it is for.
+    pub target: Target,
     /// How much memory it takes.
     pub memory: Memory,
     /// FNV-1a of the program's text and constants: equal for equal programs, on every machine.
@@ -60,6 +63,16 @@ impl From<Phase> for Section {
             Phase::Update => Self::Update,
         }
     }
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU backend.
+    #[default]
+    Cpu,
+    /// A GPU, or its stand-in.
+    Cuda,
 }
 
 /// How many microbatches a step may have.
@@ -123,6 +136,8 @@ pub enum Kernel {
     Op(Op),
     /// A chain of elementwise operators, run block by block.
     Elementwise(Chain),
+    /// A contraction and what is done to its result before it is stored; on a GPU alone.
+    Contract(Box<FusedContract>),
     /// The operand's elements in the result's layout.
     Copy,
     /// The operand, added to what the result held before; in a step's first microbatch instead of it.
@@ -131,6 +146,37 @@ pub enum Kernel {
     Part(Part),
     /// A collective: operands and results are dense, each in its own place.
     Collective(Exchange),
+}
+
+/// `out = activation(lhs · rhs + bias + addend)`, row by row. Operands: both sides, then, those that there are, bias, addend,
+/// and what the gradient of an activation was applied to. Results: `out`, then, those that there are, what the activation
+/// was applied to, and the sum over the rows of a side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FusedContract {
+    /// The contraction. What it sums over is no dim of its result, whose last dim counts columns.
+    pub contract: Contract,
+    /// Whether there is a bias: one number a column.
+    pub bias: bool,
+    /// Whether there is an addend, of the result's dims.
+    pub addend: bool,
+    /// What is done after that.
+    pub activation: Activation,
+    /// Whether what the activation is applied to is a result as well.
+    pub keeps: bool,
+    /// The side (0 or 1) whose rows are summed to another result.
+    pub sums: Option<u32>,
+}
+
+/// What a contraction does to its result at last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// GELU by tanh.
+    GeluTanh,
+    /// It is multiplied by the derivative of GELU by tanh at an operand.
+    GeluTanhGrad,
 }
 
 /// What a device keeps of a tensor.
@@ -320,6 +366,7 @@ impl Instruction {
             Kernel::Elementwise(chain) => {
                 chain.steps.iter().map(|step| step.op.name()).collect::<Vec<_>>().join("+")
             }
+            Kernel::Contract(_) => "contract".into(),
             Kernel::Copy => "copy".into(),
             Kernel::Accumulate => "accumulate".into(),
             Kernel::Part(_) => Op::from(Collective::AllSlice).name().into(),
@@ -344,6 +391,16 @@ impl fmt::Display for Instruction {
                 op.attributes().iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?
             }
             Kernel::Elementwise(chain) => write_chain(f, chain)?,
+            Kernel::Contract(fused) => {
+                let labels = Op::from(fused.contract.clone()).attributes();
+                labels.iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?;
+                let extras = [(fused.bias, "bias"), (fused.addend, "addend"), (fused.keeps, "kept")];
+                extras.iter().filter(|(there, _)| *there).try_for_each(|(_, name)| write!(f, " {name}"))?;
+                if fused.activation != Activation::None {
+                    write!(f, " {:?}", fused.activation)?;
+                }
+                fused.sums.map_or(Ok(()), |side| write!(f, " sums {side}"))?;
+            }
             Kernel::Copy | Kernel::Accumulate => {}
             Kernel::Part(part) => write!(f, " {:?}", part.dims.as_slice())?,
             Kernel::Collective(exchange) => write!(f, "{exchange}")?,

@@ -20,7 +20,7 @@ pub(crate) use non_finite::{Kind, kind_of, worst};
 use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
-use crate::program::{Instruction, Microbatches, Program, Section};
+use crate::program::{Instruction, Microbatches, Program, Section, Target};
 use arena::{Arena, Constants};
 use call::Place;
 use std::borrow::Cow;
@@ -75,6 +75,9 @@ impl Cpu {
         threads: Option<usize>,
         communicator: Option<Arc<dyn Communicator>>,
     ) -> Result<Self, DeviceError> {
+        if let Some(program) = programs.iter().find(|program| program.target != Target::Cpu) {
+            return Err(DeviceError::Target { program: program.name.clone() });
+        }
         let largest = programs.iter().max_by_key(|program| program.memory.arena);
         let bytes = largest.map_or(0, |program| program.memory.arena);
         let arena = Arena::new(bytes).map_err(|source| {

@@ -2,7 +2,7 @@
 
 use super::driver::{Address, Driver, DriverError, LibraryTask, Loaded, MultiplyPlaces};
 use super::lower::lower;
-use super::program::{Argument, Command, CudaProgram, Stream, Task};
+use super::program::{Argument, Command, CudaProgram, Matrices, Start, Stream, Task};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::program::{Microbatches, Program, Region, Section, View};
 use std::borrow::Cow;
@@ -153,10 +153,19 @@ impl Ready {
                 driver.launch(stream, self.loaded, launch, &words)?;
             }
             Task::Multiply(multiply) => {
-                let [lhs, rhs, out] = [&multiply.lhs, &multiply.rhs, &multiply.out]
-                    .map(|matrices| address(matrices.region, matrices.start));
-                let add = multiply.accumulates && later;
-                driver.multiply(stream, multiply, MultiplyPlaces { lhs, rhs, out }, add)?;
+                let begin = |matrices: &Matrices| address(matrices.region, matrices.start);
+                let start = |start: Start| address(start.region, start.byte);
+                let epilogue = &multiply.epilogue;
+                let places = MultiplyPlaces {
+                    lhs: begin(&multiply.lhs),
+                    rhs: begin(&multiply.rhs),
+                    out: begin(&multiply.out),
+                    bias: epilogue.bias.map(start),
+                    addend: epilogue.addend.as_ref().map(begin),
+                    aux: epilogue.aux.as_ref().map(begin),
+                    sums: epilogue.sums.map(|(_, place)| start(place)),
+                };
+                driver.multiply(stream, multiply, places, multiply.accumulates && later)?;
             }
             Task::Library => {
                 let instruction = &self.cuda.program.section(section)[command.instruction];

@@ -72,6 +72,14 @@ pub struct MultiplyPlaces {
     pub rhs: Address,
     /// The result.
     pub out: Address,
+    /// Of the epilogue what there is: bias, addend, what the activation is applied to, sums.
+    pub bias: Option<Address>,
+    /// See `bias`.
+    pub addend: Option<Address>,
+    /// See `bias`.
+    pub aux: Option<Address>,
+    /// See `bias`.
+    pub sums: Option<Address>,
 }
 
 /// An instruction for a library, and where its memory is.

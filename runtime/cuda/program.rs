@@ -1,7 +1,7 @@
 //! What a GPU is told to do: kernels, and commands on streams. Made from a [`Program`] by [`super::lower`]; the memory is
 //! the program's, place for place.
 
-use crate::program::{Program, Region, Section, View};
+use crate::program::{Activation, Program, Region, Section, View};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
@@ -25,8 +25,8 @@ pub struct CudaProgram {
 pub struct Kernel {
     /// The function's name: what it is of, and a hash of its text.
     pub name: String,
-    /// The file of `kernels/` that it is an instance of, if it is not all its own.
-    pub file: Option<&'static File>,
+    /// The files of `kernels/` that stand before its text, in order.
+    pub files: Vec<&'static File>,
     /// The function, in CUDA C++.
     pub text: String,
 }
@@ -38,6 +38,15 @@ pub struct File {
     pub name: &'static str,
     /// What it says.
     pub text: &'static str,
+    /// The files that stand before it, besides the prelude.
+    pub after: &'static [&'static File],
+}
+
+impl File {
+    /// It, and before it the files that it needs.
+    pub(super) fn all(&'static self) -> impl Iterator<Item = &'static Self> {
+        self.after.iter().copied().chain([self])
+    }
 }
 
 /// A queue of commands; those of one queue run in order.
@@ -122,7 +131,7 @@ pub enum Argument {
     Adds,
 }
 
-/// `out = lhs · rhs`, or that added to `out`, for each of a number of matrices.
+/// `out = activation(lhs · rhs + bias + addend)`, or that added to `out`, for each of a number of matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Multiply {
     /// Rows of the left side, terms of a sum, columns of the right side.
@@ -135,10 +144,40 @@ pub struct Multiply {
     pub rhs: Matrices,
     /// `[rows, columns]`
     pub out: Matrices,
-    /// Element type of all three; sums are f32, of f64 f64.
+    /// Element type of both sides; sums are f32, of f64 f64.
     pub dtype: ir::DType,
+    /// Element type of the result.
+    pub out_dtype: ir::DType,
     /// Whether it adds to `out` from a step's second microbatch on.
     pub accumulates: bool,
+    /// What is done to a product before it is stored. There is none of several matrices.
+    pub epilogue: Epilogue,
+}
+
+/// What is done to a product before it is stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Epilogue {
+    /// The vector that is added to every row, of the result's type.
+    pub bias: Option<Start>,
+    /// The matrix that is added, of the result's type.
+    pub addend: Option<Matrices>,
+    /// What is done then.
+    pub activation: Activation,
+    /// What the activation is applied to, of the result's type: it is stored there, or, by the activation's gradient, read
+    /// there.
+    pub aux: Option<Matrices>,
+    /// The sums over the terms of the left side (0), one a row of the result, or of the right side (1), one a column, of
+    /// the result's type.
+    pub sums: Option<(u32, Start)>,
+}
+
+/// Where something begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Which memory.
+    pub region: Region,
+    /// Its first byte.
+    pub byte: i64,
 }
 
 /// Matrices that lie alike, one after the other; distances are counted in elements.
@@ -215,7 +254,9 @@ impl fmt::Display for CudaProgram {
                     }
                     Task::Multiply(multiply) => {
                         let ([m, k, n], batch) = (multiply.sizes, multiply.batch);
-                        write!(f, " multiply {} {batch} x [{m}, {k}] [{k}, {n}]", multiply.dtype)?;
+                        let types = (multiply.dtype, multiply.out_dtype);
+                        write!(f, " multiply {} -> {} {batch} x [{m}, {k}] [{k}, {n}]", types.0, types.1)?;
+                        write!(f, "{}", multiply.epilogue)?;
                     }
                     Task::Library => write!(f, " library")?,
                 }
@@ -224,5 +265,18 @@ impl fmt::Display for CudaProgram {
             }
         }
         Ok(())
+    }
+}
+
+/// ` bias addend GeluTanh aux sums 1`
+impl fmt::Display for Epilogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bias.map_or(Ok(()), |_| write!(f, " bias"))?;
+        self.addend.as_ref().map_or(Ok(()), |_| write!(f, " addend"))?;
+        if self.activation != Activation::None {
+            write!(f, " {:?}", self.activation)?;
+        }
+        self.aux.as_ref().map_or(Ok(()), |_| write!(f, " aux"))?;
+        self.sums.map_or(Ok(()), |(side, _)| write!(f, " sums {side}"))
     }
 }

@@ -156,6 +156,7 @@ pub(super) fn may_overwrite(draft: &Draft, operand: usize, result: usize) -> boo
         Kernel::Op(op) => in_place::candidates(op).contains(&(operand, result)),
         Kernel::Elementwise(_) => true,
         // Other devices read the operand of a collective while its result is written.
+        Kernel::Contract(_) => false,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) | Kernel::Collective(_) => false,
     };
     allowed && !draft.accumulates && from.layout == to.layout && from.dtype.bytes() == to.dtype.bytes()

@@ -186,6 +186,7 @@ impl<'m> Drafts<'m> {
         let module = self.module;
         match item {
             Item::Chain { nodes, stored } => self.chain(nodes, stored),
+            Item::Contract(fused) => self.fused_contract(fused),
             Item::Node(id) => {
                 let node = module.node(*id);
                 match &node.op {

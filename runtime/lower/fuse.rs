@@ -3,6 +3,7 @@
 //! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
 
+use super::epilogue::Fused;
 use super::{LowerOptions, select};
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
@@ -15,6 +16,8 @@ pub(super) enum Item {
     Node(NodeId),
     /// Elementwise nodes in order, and the results among theirs that are stored.
     Chain { nodes: Vec<NodeId>, stored: Vec<ValueId> },
+    /// A contraction that does more than multiply.
+    Contract(Box<Fused>),
 }
 
 impl Item {
@@ -22,6 +25,16 @@ impl Item {
         match self {
             Self::Node(node) => module.node(*node).phase.into(),
             Self::Chain { nodes, .. } => module.node(nodes[0]).phase.into(),
+            Self::Contract(fused) => module.node(fused.node).phase.into(),
+        }
+    }
+
+    /// Its nodes; of a contraction the contraction alone.
+    pub(super) fn nodes(&self) -> &[NodeId] {
+        match self {
+            Self::Node(node) => std::slice::from_ref(node),
+            Self::Chain { nodes, .. } => nodes,
+            Self::Contract(fused) => std::slice::from_ref(&fused.node),
         }
     }
 }

@@ -1,15 +1,17 @@
 //! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
 //! parts of the tensors.
 //!
-//! In order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains;
+//! In order: `absorb` leaves casts to a GPU's kernels; `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains;
 //! `draft` writes instructions over buffers without addresses (views cost nothing, `policy` says which kernel
 //! reads which layout, `constants` makes the bytes that never change, `ranks` says what devices exchange); `commit`
 //! brings new state values into the
 //! states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
+mod absorb;
 mod commit;
 mod constants;
 mod draft;
+mod epilogue;
 mod fuse;
 mod place;
 mod policy;
@@ -17,6 +19,7 @@ mod ranks;
 mod select;
 mod sums;
 
+pub use crate::program::Target;
 use crate::program::{Microbatches, Program, Section};
 use draft::Drafts;
 use ir::{Diagnostic, Module};
@@ -37,23 +40,18 @@ pub struct LowerOptions<'a> {
     pub target: Target,
 }
 
-/// A kind of device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Target {
-    /// The CPU backend.
-    #[default]
-    Cpu,
-    /// A GPU, or its stand-in.
-    Cuda,
-}
-
 /// Lowers a module.
 ///
 /// Errors: unbound dims, constants whose bytes are not here, outputs that do not exist, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     check(module, options)?;
+    let absorbed = (options.target == Target::Cuda).then(|| absorb::casts(module));
+    let module = absorbed.as_ref().unwrap_or(module);
     let live = select::live_nodes(module, options);
-    let items = fuse::items(module, &live, options);
+    let mut items = fuse::items(module, &live, options);
+    if options.target == Target::Cuda && !options.unfused {
+        items = epilogue::items(module, &live, options, items);
+    }
     let mut drafts = Drafts::new(module, options, &live)?;
     for (section, _) in Section::ALL {
         for item in items.iter().filter(|item| item.section(module) == section) {

@@ -71,6 +71,7 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
         constants: constants.collect(),
         sections,
         microbatches: drafts.microbatches,
+        target: options.target,
         memory,
         hash: 0,
     };

@@ -8,7 +8,7 @@ use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target, lower};
-use runtime::program::Microbatches;
+use runtime::program::{Microbatches, Program};
 use runtime::ranks;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,20 +59,33 @@ impl<'m> Machine<'m> {
         microbatches: usize,
         start: &Tensors,
     ) -> Result<Self, Failure> {
-        let given = |state: &State| {
-            let sizes = state.ty.sizes()?;
-            let fits =
-                |given: &&Tensor| given.sizes.iter().map(|&size| size as u64).eq(sizes.iter().copied());
-            start.get(&state.name).filter(fits).cloned()
-        };
-        let states = interp::initial_states_but(module, 0, interp::Missing::Refuse, given)?;
-        let runs_on = match mode {
-            Mode::Exact => RunsOn::Interpreter(interp::Mode::Exact, states),
-            Mode::Typed => RunsOn::Interpreter(interp::Mode::Typed, states),
-            Mode::Cpu => RunsOn::Device(on_device(module, microbatches, &states, Target::Cpu)?),
-            Mode::Cuda => RunsOn::Device(on_device(module, microbatches, &states, Target::Cuda)?),
-        };
-        Ok(Self { module, runs_on })
+        match mode {
+            Mode::Exact | Mode::Typed => {
+                let mode = if mode == Mode::Exact { interp::Mode::Exact } else { interp::Mode::Typed };
+                Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
+            }
+            // Each of several devices is a rank with a thread of its own.
+            Mode::Cpu => Self::on(module, Target::Cpu, microbatches, start, |program| {
+                ranks::device(vec![program], None, None)
+            }),
+            Mode::Cuda => Self::on(module, Target::Cuda, microbatches, start, |program| {
+                Ok(Box::new(Cuda::new(Host::new(Order::default()), vec![program])?))
+            }),
+        }
+    }
+
+    /// A program on a device that is made for it, lowered for its kind: so a test looks at, or changes, what runs.
+    /// Errors: as of [`Machine::new`].
+    pub fn on(
+        module: &'m Module,
+        target: Target,
+        microbatches: usize,
+        start: &Tensors,
+        make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
+    ) -> Result<Self, Failure> {
+        let states = initial(module, start)?;
+        let device = on_device(module, microbatches, &states, target, make)?;
+        Ok(Self { module, runs_on: RunsOn::Device(device) })
     }
 
     /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
@@ -102,20 +115,27 @@ fn named(module: &Module, states: StateValues) -> Tensors {
     states.into_iter().map(|(id, value)| (module.states[id].name.clone(), value)).collect()
 }
 
-/// The program on the CPU backend or on the stand-in of a GPU, lowered as a run of so many microbatches lowers it; each of
-/// several devices is a rank with a thread of its own.
+/// The states before step 0.
+fn initial(module: &Module, start: &Tensors) -> Result<StateValues, Failure> {
+    let given = |state: &State| {
+        let sizes = state.ty.sizes()?;
+        let fits = |given: &&Tensor| given.sizes.iter().map(|&size| size as u64).eq(sizes.iter().copied());
+        start.get(&state.name).filter(fits).cloned()
+    };
+    Ok(interp::initial_states_but(module, 0, interp::Missing::Refuse, given)?)
+}
+
+/// A device with the program, lowered as a run of so many microbatches lowers it, and with these states.
 fn on_device(
     module: &Module,
     microbatches: usize,
     states: &StateValues,
     target: Target,
+    make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let program = Arc::new(lower(module, &LowerOptions { microbatches, target, ..LowerOptions::default() })?);
-    let mut device: Box<dyn Device + Send> = match target {
-        Target::Cpu => ranks::device(vec![program], None, None).map_err(refused)?,
-        Target::Cuda => Box::new(Cuda::new(Host::new(Order::default()), vec![program]).map_err(refused)?),
-    };
+    let program = lower(module, &LowerOptions { microbatches, target, ..LowerOptions::default() })?;
+    let mut device = make(Arc::new(program)).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
     }

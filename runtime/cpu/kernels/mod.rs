@@ -38,6 +38,7 @@ pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result
     match &call.instruction.kernel {
         Kernel::Op(op) => run_operator(op, call),
         Kernel::Elementwise(chain) => elementwise::run(chain, call),
+        Kernel::Contract(_) => unreachable!("`Cpu::new` takes no program for a GPU"),
         Kernel::Copy => copy::run(call),
         Kernel::Accumulate => copy::accumulate(call),
         Kernel::Part(part) => copy::part(part, call),

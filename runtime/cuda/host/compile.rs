@@ -1,7 +1,6 @@
 //! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
 
 use crate::cuda::driver::DriverError;
-use crate::cuda::lower::source::PRELUDE;
 use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::env;
@@ -51,10 +50,14 @@ impl Compiled {
 
 /// All of a program's kernels as one source.
 fn source(kernels: &[Kernel]) -> String {
-    let mut files: Vec<&File> = kernels.iter().filter_map(|kernel| kernel.file).collect();
-    files.sort_by_key(|file| file.name);
-    files.dedup_by_key(|file| file.name);
-    let mut text = format!("{HOST}\n{}\n", PRELUDE.text);
+    let mut files: Vec<&File> = Vec::new();
+    // Each once, and after those that stand before it wherever it does.
+    for file in kernels.iter().flat_map(|kernel| &kernel.files) {
+        if !files.iter().any(|known| known.name == file.name) {
+            files.push(file);
+        }
+    }
+    let mut text = format!("{HOST}\n");
     files.iter().for_each(|file| text += file.text);
     for kernel in kernels {
         let name = &kernel.name;

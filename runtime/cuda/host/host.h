@@ -30,6 +30,9 @@ struct Index { unsigned x, y, z; };
 
 enum class Waits { Nothing, Block, Warp };
 
+// A copy that is under way.
+struct Copy { void* to; const void* from; size_t bytes; };
+
 struct Fiber {
     void* stack_pointer = nullptr;
     char* stack = nullptr;
@@ -38,6 +41,8 @@ struct Fiber {
     Waits waits = Waits::Nothing;
     unsigned warp_mask = 0;
     bool done = false;
+    // A copy is made when its thread waits for it: one that nobody waits for is never there.
+    std::vector<Copy> copies;
 };
 
 // What a warp's threads show each other.
@@ -88,6 +93,7 @@ inline void prepare(Fiber& fiber) {
     fiber.stack_pointer = top;
     fiber.done = false;
     fiber.waits = Waits::Nothing;
+    fiber.copies.clear();
 }
 
 // The order in which threads run: 0 is by number, 1 the reverse, others are shuffled by it.
@@ -198,12 +204,33 @@ template <class T> T shuffle(unsigned mask, T value, unsigned from) {
     return value;
 }
 
+// What `of` makes of what the threads of a warp have: it is given the 32, by their numbers.
+template <class T, class Of> auto of_warp(const T& own, Of of) {
+    static_assert(sizeof(T) <= sizeof(Exchange::words[0]));
+    Exchange& exchange = exchanges[current->number / 32];
+    memcpy(exchange.words[current->number % 32], &own, sizeof(T));
+    wait_for_warp(~0u);
+    const auto made = of([&](unsigned lane) -> const T& { return *(const T*)exchange.words[lane]; });
+    wait_for_warp(~0u);
+    return made;
+}
+
+// Copies as much, or zeros, when the thread waits for its copies.
+inline void copy_later(void* to, const void* from, size_t bytes) { current->copies.push_back({to, from, bytes}); }
+inline void wait_for_copies() {
+    for (const Copy& copy : current->copies)
+        copy.from ? (void)memcpy(copy.to, copy.from, copy.bytes) : (void)memset(copy.to, 0, copy.bytes);
+    current->copies.clear();
+}
+
 // The shared memory of the place with this number.
 template <class T> T* shared(size_t place, size_t count) {
     if (shared_memory.size() <= place) shared_memory.resize(place + 1);
     auto& memory = shared_memory[place];
-    if (memory.size() < count * sizeof(T)) memory.resize(count * sizeof(T), (char)0xff);
-    return (T*)memory.data();
+    // Types are aligned to 256 bytes at most.
+    const size_t bytes = count * sizeof(T) + 255;
+    if (memory.size() < bytes) memory.resize(bytes, (char)0xff);
+    return (T*)((uintptr_t)(memory.data() + 255) & ~(uintptr_t)255);
 }
 
 inline size_t next_place() { static size_t places = 0; return places++; }

@@ -101,8 +101,17 @@ impl Host {
             }
             Queued::Multiply { multiply, places, add } => {
                 let memory = |at: Address| state.bytes(at, None);
-                let [lhs, rhs, out] = [places.lhs, places.rhs, places.out].map(memory);
-                multiply::multiply(&multiply, lhs?, rhs?, out?, add);
+                let part = |at: Option<Address>| at.map(memory).transpose();
+                let matrices = multiply::Memory {
+                    lhs: memory(places.lhs)?,
+                    rhs: memory(places.rhs)?,
+                    out: memory(places.out)?,
+                    bias: part(places.bias)?,
+                    addend: part(places.addend)?,
+                    aux: part(places.aux)?,
+                    sums: part(places.sums)?,
+                };
+                multiply::multiply(&multiply, matrices, add);
             }
             Queued::Library { instruction, arena, constants, add } => {
                 let at = |region: Region| match region {

@@ -2,59 +2,112 @@
 
 use crate::cpu::{product_f32, product_f64};
 use crate::cuda::program::{Matrices, Multiply};
-use bytemuck::Pod;
+use crate::program::Activation;
 use half::{bf16, f16};
 use ir::DType;
-use std::ops::Add;
+use ir::ops::elementwise::{Binary, Unary};
+use std::ops::Range;
 
-/// Slices begin where the first matrix does.
-pub(super) fn multiply(multiply: &Multiply, lhs: &[u8], rhs: &[u8], out: &mut [u8], add: bool) {
-    match multiply.dtype {
-        DType::F64 => of_type(multiply, [lhs, rhs], out, add, (|x: f64| x, |x| x, product_f64)),
-        DType::F16 => of_type(multiply, [lhs, rhs], out, add, (f16::to_f32, f16::from_f32, product_f32)),
-        DType::BF16 => of_type(multiply, [lhs, rhs], out, add, (bf16::to_f32, bf16::from_f32, product_f32)),
-        _ => of_type(multiply, [lhs, rhs], out, add, (|x: f32| x, |x| x, product_f32)),
-    }
+/// The memory of a multiplication: slices that begin where its matrices and vectors do.
+pub(super) struct Memory<'a> {
+    pub(super) lhs: &'a [u8],
+    pub(super) rhs: &'a [u8],
+    pub(super) out: &'a mut [u8],
+    pub(super) bias: Option<&'a mut [u8]>,
+    pub(super) addend: Option<&'a mut [u8]>,
+    pub(super) aux: Option<&'a mut [u8]>,
+    pub(super) sums: Option<&'a mut [u8]>,
 }
 
-/// Elements are widened to be computed with, multiplied, and narrowed to be stored.
-fn of_type<T: Pod, C: Copy + Add<Output = C>>(
-    multiply: &Multiply,
-    [lhs, rhs]: [&[u8]; 2],
-    out: &mut [u8],
-    add: bool,
-    (widen, narrow, product): (impl Fn(T) -> C, impl Fn(C) -> T, impl Fn([usize; 3], &[C], &[C]) -> Vec<C>),
-) {
+pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {
     let [m, k, n] = multiply.sizes;
+    let (dtype, out_dtype) = (multiply.dtype, multiply.out_dtype);
     for matrix in 0..multiply.batch {
-        let left = dense(lhs, &multiply.lhs, matrix, [m, k], &widen);
-        let right = dense(rhs, &multiply.rhs, matrix, [k, n], &widen);
-        for (i, product) in product([m, k, n], &left, &right).into_iter().enumerate() {
-            let at = place::<T>(&multiply.out, matrix, [i / n, i % n]);
-            let held = widen(bytemuck::pod_read_unaligned::<T>(&out[at.clone()]));
-            let sum = if add { held + product } else { product };
-            out[at].copy_from_slice(bytemuck::bytes_of(&narrow(sum)));
+        let left = dense(memory.lhs, dtype, &multiply.lhs, matrix, [m, k]);
+        let right = dense(memory.rhs, dtype, &multiply.rhs, matrix, [k, n]);
+        for (i, product) in product(dtype, [m, k, n], &left, &right).into_iter().enumerate() {
+            let element = [i / n, i % n];
+            let at = place(&multiply.out, out_dtype, matrix, element);
+            let held = if add { read(out_dtype, &memory.out[at.clone()]) } else { 0.0 };
+            let made = held + epilogue(multiply, &mut memory, element, product);
+            write(out_dtype, &mut memory.out[at], made);
+        }
+        if let (Some((side, _)), Some(sums)) = (multiply.epilogue.sums, &mut memory.sums) {
+            let width = out_dtype.bytes() as usize;
+            for (i, bytes) in sums.chunks_exact_mut(width).take([m, n][side as usize]).enumerate() {
+                let term = |t: usize| if side == 0 { left[i * k + t] } else { right[t * n + i] };
+                write(out_dtype, bytes, (0..k).map(term).sum());
+            }
         }
     }
 }
 
-fn place<T>(matrices: &Matrices, matrix: usize, [row, column]: [usize; 2]) -> std::ops::Range<usize> {
-    let [down, right] = matrices.strides;
-    let element = matrix as i64 * matrices.apart + row as i64 * down + column as i64 * right;
-    let start = element as usize * size_of::<T>();
-    start..start + size_of::<T>()
+/// What is stored of an element of the product. Everything is computed in f32 or better, and rounded where it is stored.
+fn epilogue(multiply: &Multiply, memory: &mut Memory, element: [usize; 2], product: f64) -> f64 {
+    let (epilogue, dtype) = (&multiply.epilogue, multiply.out_dtype);
+    let mut x = product;
+    if let Some(bias) = &memory.bias {
+        let width = dtype.bytes() as usize;
+        x += read(dtype, &bias[element[1] * width..][..width]);
+    }
+    if let (Some(matrices), Some(addend)) = (&epilogue.addend, &memory.addend) {
+        x += read(dtype, &addend[place(matrices, dtype, 0, element)]);
+    }
+    let aux = epilogue.aux.as_ref().map(|matrices| place(matrices, dtype, 0, element));
+    match (epilogue.activation, aux.zip(memory.aux.as_deref_mut())) {
+        (Activation::None, _) => x,
+        (Activation::GeluTanh, kept) => {
+            if let Some((at, aux)) = kept {
+                write(dtype, &mut aux[at], x);
+            }
+            Unary::GeluTanh.scalar(x)
+        }
+        (Activation::GeluTanhGrad, Some((at, aux))) => Binary::GeluTanhGrad.scalar(read(dtype, &aux[at]), x),
+        (Activation::GeluTanhGrad, None) => unreachable!("a gradient is taken somewhere"),
+    }
 }
 
-fn dense<T: Pod, C>(
+/// The product of two dense matrices, in the type that sums are made in.
+fn product(dtype: DType, sizes: [usize; 3], lhs: &[f64], rhs: &[f64]) -> Vec<f64> {
+    if dtype == DType::F64 {
+        return product_f64(sizes, lhs, rhs);
+    }
+    let single = |numbers: &[f64]| numbers.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    product_f32(sizes, &single(lhs), &single(rhs)).into_iter().map(f64::from).collect()
+}
+
+fn place(matrices: &Matrices, dtype: DType, matrix: usize, [row, column]: [usize; 2]) -> Range<usize> {
+    let [down, right] = matrices.strides;
+    let element = matrix as i64 * matrices.apart + row as i64 * down + column as i64 * right;
+    let width = dtype.bytes() as usize;
+    element as usize * width..(element as usize + 1) * width
+}
+
+fn dense(
     bytes: &[u8],
+    dtype: DType,
     matrices: &Matrices,
     matrix: usize,
     [rows, columns]: [usize; 2],
-    widen: &impl Fn(T) -> C,
-) -> Vec<C> {
-    let element = |i: usize| {
-        let at = place::<T>(matrices, matrix, [i / columns, i % columns]);
-        widen(bytemuck::pod_read_unaligned::<T>(&bytes[at]))
-    };
+) -> Vec<f64> {
+    let element = |i| read(dtype, &bytes[place(matrices, dtype, matrix, [i / columns, i % columns])]);
     (0..rows * columns).map(element).collect()
+}
+
+fn read(dtype: DType, bytes: &[u8]) -> f64 {
+    match dtype {
+        DType::F64 => bytemuck::pod_read_unaligned(bytes),
+        DType::F16 => bytemuck::pod_read_unaligned::<f16>(bytes).to_f64(),
+        DType::BF16 => bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64(),
+        _ => f64::from(bytemuck::pod_read_unaligned::<f32>(bytes)),
+    }
+}
+
+fn write(dtype: DType, bytes: &mut [u8], x: f64) {
+    match dtype {
+        DType::F64 => bytes.copy_from_slice(&x.to_le_bytes()),
+        DType::F16 => bytes.copy_from_slice(&f16::from_f32(x as f32).to_le_bytes()),
+        DType::BF16 => bytes.copy_from_slice(&bf16::from_f32(x as f32).to_le_bytes()),
+        _ => bytes.copy_from_slice(&(x as f32).to_le_bytes()),
+    }
 }

@@ -2,8 +2,8 @@
 
 // One thread an element of the result. `Lhs` and `Rhs` have the place where an element's terms begin, for each element of
 // the result; `LhsTerms` and `RhsTerms` the terms.
-template <class Lhs, class Rhs, class To, class LhsTerms, class RhsTerms, class C, class T>
-DEVICE void contract(const T* lhs, const T* rhs, T* to, i64 adds) {
+template <class Lhs, class Rhs, class To, class LhsTerms, class RhsTerms, class C, class T, class R>
+DEVICE void contract(const T* lhs, const T* rhs, R* to, i64 adds) {
     const i64 own = thread_index();
     if (own >= To::size) return;
     const T* const x = lhs + Lhs::at(own);
@@ -16,6 +16,6 @@ DEVICE void contract(const T* lhs, const T* rhs, T* to, i64 adds) {
             sum += (C)widen(x[LhsTerms::at(i)]) * (C)widen(y[RhsTerms::at(i)]);
         total += sum;
     }
-    T* const at = to + To::at(own);
-    *at = narrow<T>(adds ? (C)(widen(*at) + total) : total);
+    R* const at = to + To::at(own);
+    *at = narrow<R>(adds ? (C)(widen(*at) + total) : total);
 }

@@ -3,9 +3,9 @@
 use super::Step;
 use super::source::{CONTRACT, Run, computed, layout};
 use crate::contraction::{Plan, shifted};
-use crate::cuda::program::{Argument, Matrices, Multiply};
+use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
-use crate::program::{Instruction, View};
+use crate::program::{FusedContract, Instruction, View};
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic};
 
@@ -19,9 +19,34 @@ pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Ve
     }
 }
 
+/// A contraction with an epilogue: one multiplication, as [`FusedContract`] is made.
+pub(super) fn fused(fused: &FusedContract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let mut all = multiplications(&fused.contract, instruction).unwrap_or_default();
+    let (Some(mut multiply), true) = (all.pop(), all.is_empty()) else {
+        return Err(super::missing("a contraction with an epilogue whose matrices do not lie in rows"));
+    };
+    let mut operands = instruction.operands[2..].iter();
+    let mut results = instruction.results[1..].iter();
+    let start = |view: &View| Start {
+        region: view.region,
+        byte: view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64,
+    };
+    // They are dense, as the result is.
+    let like_out =
+        |view: &View| Matrices { region: view.region, start: start(view).byte, ..multiply.out.clone() };
+    multiply.epilogue = Epilogue {
+        bias: fused.bias.then(|| operands.next().map(start)).flatten(),
+        addend: fused.addend.then(|| operands.next().map(like_out)).flatten(),
+        activation: fused.activation,
+        aux: if fused.keeps { results.next().map(like_out) } else { operands.next().map(like_out) },
+        sums: fused.sums.and_then(|side| Some((side, start(results.next()?)))),
+    };
+    Ok(vec![Step::Multiply(multiply)])
+}
+
 fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec<Multiply>> {
     let views = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
-    let dtype = views[2].dtype;
+    let [dtype, out_dtype] = [views[0].dtype, views[2].dtype];
     let plan = Plan::of(contract, views.map(|view| view.layout.clone()));
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
     if !dtype.is_float() || !plan.inner.is_empty() || sizes.contains(&0) {
@@ -38,7 +63,8 @@ fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec
     let multiply = |step: usize| {
         let starts = shifted(plan.offsets, &outer, step);
         let matrices = |tensor: usize, sides: [(usize, isize); 2]| {
-            let start = views[tensor].base as i64 + starts[tensor] as i64 * dtype.bytes() as i64;
+            let start =
+                views[tensor].base as i64 + starts[tensor] as i64 * views[tensor].dtype.bytes() as i64;
             Some(Matrices {
                 region: views[tensor].region,
                 start,
@@ -54,7 +80,9 @@ fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec
             rhs: matrices(1, [side(summed, 1), side(columns, 1)])?,
             out: matrices(2, [side(rows, 2), side(columns, 2)])?,
             dtype,
+            out_dtype,
             accumulates: instruction.accumulates,
+            epilogue: Epilogue::default(),
         })
     };
     (0..steps).map(multiply).collect()

@@ -16,12 +16,15 @@ mod order;
 mod pool;
 mod reduce;
 mod rotary;
+mod rows;
 mod scatter;
 mod shape;
 mod softmax;
 pub(crate) mod source;
 
-use super::program::{Argument, Command, CudaProgram, Launch, Multiply, Place, Task};
+pub use order::races;
+
+use super::program::{Argument, Command, CudaProgram, Epilogue, Launch, Multiply, Place, Task};
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Part, Program, Section, View};
 use ir::{DType, Diagnostic, Op};
@@ -76,14 +79,10 @@ fn command(step: Step, instruction: &Instruction, index: usize, kernels: &mut Ke
         Step::Run(run) => Task::Launch(kernels.launch(run)),
         Step::Library => Task::Library,
         Step::Multiply(multiply) => {
-            let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
-            let out = multiply.out.place(dtype, batch, [m, n]);
-            reads = SmallVec::from_iter([
-                multiply.lhs.place(dtype, batch, [m, k]),
-                multiply.rhs.place(dtype, batch, [k, n]),
-            ]);
-            reads.extend(multiply.accumulates.then(|| out.clone()));
-            writes = SmallVec::from_iter([out]);
+            // Of an instruction that became several, each has its own part.
+            if multiply.epilogue == Epilogue::default() {
+                (reads, writes) = places(&multiply);
+            }
             Task::Multiply(Box::new(multiply))
         }
     };
@@ -98,12 +97,25 @@ fn command(step: Step, instruction: &Instruction, index: usize, kernels: &mut Ke
     }
 }
 
+/// What a multiplication without an epilogue reads and writes.
+fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
+    let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
+    let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
+    let mut reads = SmallVec::from_iter([
+        multiply.lhs.place(dtype, batch, [m, k]),
+        multiply.rhs.place(dtype, batch, [k, n]),
+    ]);
+    reads.extend(multiply.accumulates.then(|| out.clone()));
+    (reads, SmallVec::from_iter([out]))
+}
+
 /// What an instruction becomes.
 fn steps(program: &Program, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match &instruction.kernel {
         Kernel::Op(op) => operator(op, instruction),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
+        Kernel::Contract(fused) => contract::fused(fused, instruction),
         Kernel::Copy => one(copy(instruction)),
         Kernel::Accumulate => one(accumulate(instruction)),
         Kernel::Part(part) => one(self::part(program, part, instruction)),
@@ -113,6 +125,23 @@ fn steps(program: &Program, instruction: &Instruction) -> Result<Vec<Step>, Diag
 
 fn missing(what: &str) -> Diagnostic {
     Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
+}
+
+/// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.
+pub(crate) fn reads_half(op: &Op, index: usize) -> bool {
+    let _ = (op, index);
+    false
+}
+
+/// Whether the kernel of an operator writes result `index` as `to`, though the operator makes `made`.
+pub(crate) fn writes_as(op: &Op, index: usize, made: DType, to: DType) -> bool {
+    let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+    let _ = index;
+    match op {
+        // cuBLASLt adds up in f32 anyway.
+        Op::Contract(_) => half(made) && to == DType::F32,
+        _ => false,
+    }
 }
 
 /// A tensor that has no place yet.
@@ -137,6 +166,8 @@ pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
         Op::CrossEntropy(_) => loss::scratch(op, operands, results),
         Op::CumulativeSum(_) => shape::scratch(op, operands, results),
         Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),
+        Op::MaxPoolGrad(op) => pool::scratch(op, operands, results),
+        Op::Det(_) => det::scratch(operands),
         Op::Reduce(reduce) => reduce::scratch(reduce, operands, results),
         _ => 0,
     }
@@ -147,7 +178,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
     let one = |run| Ok(vec![Step::Run(run)]);
     match op {
         Op::Contract(op) => contract::steps(op, instruction),
-        Op::Reduce(op) => one(reduce::run(op, instruction)),
+        Op::Reduce(op) => Ok(reduce::steps(op, instruction)),
         Op::Accumulate(_) => one(accumulate(instruction)),
         Op::Bitcast(_)
         | Op::Broadcast(_)

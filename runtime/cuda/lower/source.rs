@@ -8,11 +8,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 macro_rules! files {
-    ($($constant:ident $name:literal;)*) => {
+    ($($constant:ident $name:literal $(after $($first:ident)+)?;)*) => {
         $(
             #[doc = concat!("`kernels/", $name, "`.")]
-            pub(crate) static $constant: File =
-                File { name: $name, text: include_str!(concat!("../kernels/", $name)) };
+            pub(crate) static $constant: File = File {
+                name: $name,
+                text: include_str!(concat!("../kernels/", $name)),
+                after: &[$($(&$first),+)?],
+            };
         )*
     };
 }
@@ -20,6 +23,9 @@ macro_rules! files {
 files! {
     PRELUDE "prelude.cuh";
     ATTENTION "attention.cuh";
+    ATTENTION_GRAD "attention_grad.cuh" after ATTENTION;
+    ATTENTION_MMA "attention_mma.cuh" after ATTENTION MMA;
+    ATTENTION_MMA_GRAD "attention_mma_grad.cuh" after ATTENTION MMA ATTENTION_MMA;
     BATCH_NORM "batch_norm.cuh";
     CONTRACT "contract.cuh";
     COPY "copy.cuh";
@@ -29,14 +35,16 @@ files! {
     EXPERTS "experts.cuh";
     INDEXING "indexing.cuh";
     LOSS "loss.cuh";
-    NORM "norm.cuh";
+    MMA "mma.cuh";
+    NORM "norm.cuh" after ROWS;
     OPTIMIZER "optimizer.cuh";
     POOL "pool.cuh";
-    REDUCE "reduce.cuh";
+    REDUCE "reduce.cuh" after ROWS;
     ROTARY "rotary.cuh";
+    ROWS "rows.cuh";
     SCATTER "scatter.cuh";
     SHAPE "shape.cuh";
-    SOFTMAX "softmax.cuh";
+    SOFTMAX "softmax.cuh" after ROWS;
 }
 
 /// The type of stored elements. Bools are bytes.
@@ -185,8 +193,10 @@ impl Kernels {
             let text = format!("({parameters}) {{\n{body}}}\n");
             let hash = fnv(&format!("{file_name} {block} {text}"));
             let name = format!("{of}_{hash:016x}");
+            let files = file.into_iter().flat_map(File::all);
+            let files = std::iter::once(&PRELUDE).chain(files).collect();
             let text = format!("KERNEL({block}) {name}{text}");
-            self.kernels.push(Kernel { name, file, text });
+            self.kernels.push(Kernel { name, files, text });
             self.kernels.len() - 1
         });
         super::Launch { kernel, grid, block, arguments }

@@ -1,8 +1,10 @@
 //! The programs that a GPU runs, on its stand-in: PyTorch's losses, as near as the CPU backend's, and in half precision what
 //! the interpreter computes. They need a C++ compiler.
 
+#[path = "../models/mod.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
+mod planted;
 
 use models::Fixture;
 use models::half::check_half;

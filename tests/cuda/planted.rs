@@ -1,0 +1,170 @@
+//! Faults planted in a GPU's program, each with what finds it: the check of the order, or numbers that are not PyTorch's.
+
+use crate::models::losses::{losses, numbers};
+use crate::models::{self, adamw, done};
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::cuda::lower::{lower, races};
+use runtime::cuda::program::{CudaProgram, File, Stream, Task};
+use runtime::lower::Target;
+use runtime::program::{Instruction, Program, Section, View};
+use std::sync::Arc;
+use trainyard::verification::against;
+use trainyard::verification::execute::Machine;
+
+/// Steps whose losses are looked at.
+const STEPS: usize = 4;
+
+/// How far the first losses of a changed program are from PyTorch's, at most; infinite if it does not run.
+fn distance(order: Order, change: impl Fn(Program) -> CudaProgram) -> f64 {
+    let fixture = &models::GPT2_DYNAMO;
+    let subject = fixture.subject(fixture.batch, adamw());
+    let module = &subject.compilation.training;
+    let numbers = numbers(fixture, &subject, "train");
+    let label = done(against::label_name(module));
+    let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
+    let make = |program: Arc<Program>| {
+        let cuda = change(Arc::unwrap_or_clone(program));
+        Cuda::with(Host::new(order), vec![cuda]).map(|cuda| Box::new(cuda) as Box<_>)
+    };
+    let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, make));
+    let mut worst = 0.0f64;
+    for expected in losses(fixture, "losses_adamw_f32").iter().take(STEPS) {
+        let Ok(execution) = machine.step(&inputs) else { return f64::INFINITY };
+        let loss = execution.loss().expect("a step has a loss");
+        worst = if loss.is_nan() { f64::INFINITY } else { worst.max((loss - expected).abs()) };
+    }
+    println!("{worst:.1e} from PyTorch's losses");
+    worst
+}
+
+/// The bound of the losses where nothing is planted.
+const NEAR: f64 = 2e-5;
+
+fn lowered(program: Program) -> CudaProgram {
+    done(lower(Arc::new(program)))
+}
+
+fn all_races(cuda: &CudaProgram) -> usize {
+    Section::ALL.iter().map(|(section, _)| races(cuda.section(*section)).len()).sum()
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn where_nothing_is_planted_nothing_is_found_in_any_order() {
+    for (threads, first) in [(0, Stream::Main), (1, Stream::Side), (2, Stream::Side)] {
+        let order = Order { threads, first: Some(first) };
+        let check = |program| {
+            let cuda = lowered(program);
+            assert_eq!(all_races(&cuda), 0);
+            cuda
+        };
+        assert!(distance(order, check) <= NEAR);
+    }
+}
+
+/// The check names the commands, and where the side stream runs first its commands read what is not there yet.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_missing_wait_between_streams_is_a_race_and_shows() {
+    let forget = |program| {
+        let mut cuda = lowered(program);
+        let commands = &mut cuda.sections[Section::Microbatch as usize];
+        let side = commands.iter_mut().filter(|command| command.stream == Stream::Side);
+        side.for_each(|command| command.waits.clear());
+        assert!(all_races(&cuda) > 0);
+        cuda
+    };
+    assert!(distance(Order { threads: 0, first: Some(Stream::Side) }, forget) > NEAR);
+}
+
+/// Two tensors that live at the same time at one place: what is read is not what was written.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn two_tensors_at_one_place_show() {
+    let overlap = |mut program: Program| {
+        let (from, to) = both_alive(program.section(Section::Microbatch));
+        for instruction in program.sections.iter_mut().flatten() {
+            let all = instruction.operands.iter_mut().chain(&mut instruction.results);
+            all.filter(|view| view.base == from.base && view.region == from.region)
+                .for_each(|view| view.base = to.base);
+        }
+        lowered(program)
+    };
+    assert!(distance(Order::default(), overlap) > NEAR);
+}
+
+/// Results of an instruction and of a later one, the first of which is read after the second was made.
+fn both_alive(instructions: &[Instruction]) -> (View, View) {
+    let made_once = |view: &View| {
+        let same = |other: &&View| other.base == view.base;
+        instructions.iter().flat_map(|i| &i.results).filter(same).count() == 1
+    };
+    for (index, instruction) in instructions.iter().enumerate() {
+        for later in &instructions[index + 1..] {
+            let [first, second] = [&instruction.results[0], &later.results[0]];
+            let after = instructions.iter().skip_while(|i| !std::ptr::eq(*i, later)).skip(1);
+            let is_read = { after }.any(|i| i.operands.iter().any(|operand| operand.base == first.base));
+            let alike = first.bytes().end - first.bytes().start == second.bytes().end - second.bytes().start;
+            if is_read && alike && first.base != second.base && made_once(first) && made_once(second) {
+                return (second.clone(), first.clone());
+            }
+        }
+    }
+    panic!("no two tensors are alive at once")
+}
+
+/// A chain's kernel, off by a few elements, within the memory there is.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_wrong_index_shows() {
+    let shift = |program| {
+        let mut cuda = lowered(program);
+        let chain =
+            cuda.kernels.iter_mut().find(|kernel| kernel.text.contains("i64 place = ")).expect("a chain");
+        chain.text = chain.text.replacen("i64 place = ", "i64 place = 8 + ", 1);
+        cuda
+    };
+    assert!(distance(Order::default(), shift) > NEAR);
+}
+
+/// A barrier less in what all sums over a block go through: some order of threads shows it.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_missing_barrier_shows_in_some_order_of_threads() {
+    let forget = |program| {
+        let mut cuda = lowered(program);
+        for kernel in &mut cuda.kernels {
+            for file in &mut kernel.files {
+                *file = without_barrier(file);
+            }
+        }
+        cuda
+    };
+    let found = (0..4).any(|threads| distance(Order { threads, first: None }, forget) > NEAR);
+    assert!(found);
+}
+
+/// The prelude without the barrier before the sums of warps are read; other files as they are.
+fn without_barrier(file: &'static File) -> &'static File {
+    const BARRIER: &str = "of_warps[warp] = x;\n    __syncthreads();";
+    let text = file.text.replace(BARRIER, "of_warps[warp] = x;");
+    if text == file.text {
+        return file;
+    }
+    Box::leak(Box::new(File { text: Box::leak(text.into_boxed_str()), ..*file }))
+}
+
+/// The section of a microbatch has work for both streams, so that the faults above are possible.
+#[test]
+fn gradients_of_weights_run_aside() {
+    let fixture = &models::GPT2_DYNAMO;
+    let subject = fixture.subject(fixture.batch, adamw());
+    let options = runtime::lower::LowerOptions { target: Target::Cuda, ..Default::default() };
+    let cuda = lowered(done(runtime::lower::lower(&subject.compilation.training, &options)));
+    let microbatch = cuda.section(Section::Microbatch);
+    let aside = microbatch.iter().filter(|command| command.stream == Stream::Side);
+    assert!({ aside }.all(|command| matches!(command.task, Task::Multiply(_))));
+    assert!(microbatch.iter().any(|command| command.stream == Stream::Side));
+    assert!(microbatch.iter().any(|command| !command.waits.is_empty()));
+}

@@ -118,7 +118,7 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> R
     let run = |phase: &str| {
         let mut run = Run::of(format!("cumulative_{phase}"), &SHAPE);
         let source = run.reads(from);
-        let target = (phase == "run").then(|| run.writes(to) + ", ").unwrap_or_default();
+        let target = if phase == "run" { run.writes(to) + ", " } else { String::new() };
         let scratch = match &instruction.scratch {
             Some(scratch) => run.parameter(format!("{sums}*"), address(scratch)),
             None => run.parameter(format!("{sums}*"), Argument::Number(0)),

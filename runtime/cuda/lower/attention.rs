@@ -1,22 +1,265 @@
-//! Attention and its gradient.
+//! Attention and its gradient: by tensor cores what they take, all else in tiles of any type, width and mask.
 
-use super::{Step, Unplaced, missing};
-use crate::program::Instruction;
+mod matrices;
+
+use super::source::{ATTENTION, ATTENTION_GRAD, Run, address, computed, is_aligned};
+use super::{Step, Unplaced};
+use crate::cuda::program::Argument;
+use crate::layout::Layout;
+use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
-use ir::{Diagnostic, Op};
+use ir::{DType, Diagnostic, Op};
 
 pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`attention`"))
+    let call = Call::of(&instruction.operands, op.scale.get(), op.causal);
+    let [out, logsumexp] = &instruction.results[..] else { unreachable!("infer has counted") };
+    if matrices::take(&call, &[out]) {
+        return Ok(vec![Step::Run(matrices::forward(&call, out, logsumexp))]);
+    }
+    let tiles = call.tiles(&[out], 2);
+    let mut run = Run::of("attention", &ATTENTION);
+    let mut arguments: Vec<String> = [call.q, call.k, call.v].iter().map(|view| run.reads(view)).collect();
+    arguments.push(call.mask(&mut run));
+    arguments.extend([out, logsumexp].iter().map(|view| run.writes(view)));
+    arguments.extend(call.numbers(&mut run));
+    let types =
+        [call.text(), rows(call.q), rows(call.k), rows(call.v), rows(out), call.mask_text(), tiles.text()];
+    let (columns, across) = tiles.columns(call.value_width);
+    run.line(format!("attention::forward<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
+    let run = tiles.blocks(run, call.queries, call.batch * call.heads);
+    Ok(vec![Step::Run(run.blocks_along_y(across))])
 }
 
 pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`attention_grad`"))
+    let Some((forward, [out, logsumexp, dout])) = instruction.operands.split_last_chunk::<3>() else {
+        unreachable!("infer has counted");
+    };
+    let call = Call::of(forward, op.scale.get(), op.causal);
+    let gradient = Gradient { call, out, logsumexp, dout, instruction };
+    if matrices::take(
+        &gradient.call,
+        &[&[out, dout], &instruction.results.iter().collect::<Vec<_>>()[..]].concat(),
+    ) {
+        return Ok(matrices::gradient(&gradient).into_iter().map(Step::Run).collect());
+    }
+    let mut runs = vec![];
+    if gradient.call.queries > 0 {
+        runs.push(gradient.prepare());
+        // Only a float can be so huge that a logsumexp says nothing of the sum.
+        runs.extend(gradient.call.mask.filter(|mask| mask.dtype.is_float()).map(|_| gradient.normalize()));
+        runs.push(gradient.by_queries());
+    }
+    if gradient.call.keys > 0 {
+        runs.push(gradient.by_keys());
+    }
+    Ok(runs.into_iter().map(Step::Run).collect())
 }
 
-/// The f32 numbers of scratch that the kernels take.
+/// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or what tensor cores take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+    let (Op::AttentionGrad(_), Some(dq)) = (op, results.first()) else { return 0 };
+    let (heads, queries) = (dq.layout.sizes[0] * dq.layout.sizes[1], dq.layout.sizes[2]);
+    let numbers = if operands[0].dtype == DType::F64 { 6 } else { 3 };
+    // One at least: where there are no queries it is there, and not used.
+    (numbers * heads * queries).max(matrices::scratch(heads, queries)).max(1)
+}
+
+/// What forward and gradient share.
+struct Call<'a> {
+    q: &'a View,
+    k: &'a View,
+    v: &'a View,
+    mask: Option<&'a View>,
+    scale: f64,
+    causal: bool,
+    batch: usize,
+    heads: usize,
+    /// Key-value heads.
+    groups: usize,
+    queries: usize,
+    keys: usize,
+    /// Of queries and keys.
+    width: usize,
+    value_width: usize,
+}
+
+impl<'a> Call<'a> {
+    /// Of `q, k, v` and perhaps a mask.
+    fn of(operands: &'a [View], scale: f64, causal: bool) -> Self {
+        let [q, k, v, mask @ ..] = operands else { unreachable!("infer has counted") };
+        let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
+        let [groups, keys] = [1, 2].map(|dim| k.layout.sizes[dim]);
+        let (mask, value_width) = (mask.first(), v.layout.sizes[3]);
+        Self { q, k, v, mask, scale, causal, batch, heads, groups, queries, keys, width, value_width }
+    }
+
+    fn text(&self) -> String {
+        let Self { heads, queries, keys, width, value_width, causal, .. } = self;
+        let group = heads / self.groups.max(1);
+        format!("attention::Call<{heads}, {group}, {queries}, {keys}, {width}, {value_width}, {causal}>")
+    }
+
+    fn mask_text(&self) -> String {
+        let Some(mask) = self.mask else { return "attention::NoMask".into() };
+        let layout = mask.layout.broadcast(&[self.batch, self.heads, self.queries, self.keys]);
+        format!("attention::Mask<{}>", numbers(&layout, 4))
+    }
+
+    /// The mask as an argument.
+    fn mask(&self, run: &mut Run) -> String {
+        self.mask.map_or_else(|| "(const u8*)0".into(), |mask| run.reads(mask))
+    }
+
+    /// The factor on the scores, and where the first query stands among all.
+    fn numbers(&self, run: &mut Run) -> [String; 2] {
+        let first = run.parameter("i64", Argument::Number(0));
+        [format!("({}){:e}", computed(self.q.dtype), self.scale), first]
+    }
+
+    /// How the work is cut, with what is read and written besides; `most` tiles of columns a block.
+    fn tiles(&self, others: &[&View], most: usize) -> Tiles {
+        let dtype = self.q.dtype;
+        let blocks = self.batch * self.heads * self.queries.div_ceil(64);
+        // Smaller tiles make more blocks, where there are few for a device.
+        let size = if dtype == DType::F64 || blocks < 256 { 32 } else { 64 };
+        let pack = if self.in_packs(others) { self.pack() } else { 1 };
+        Tiles { dtype, size, pack, most }
+    }
+
+    /// The elements of 16 bytes.
+    fn pack(&self) -> usize {
+        16 / self.q.dtype.bytes() as usize
+    }
+
+    /// Whether all rows, of others too, consist of whole and aligned packs.
+    fn in_packs(&self, others: &[&View]) -> bool {
+        let pack = self.pack();
+        let fits = |view: &&View| {
+            let layout = &view.layout;
+            let steps_fit =
+                layout.strides[..3].iter().all(|stride| stride.unsigned_abs().is_multiple_of(pack));
+            steps_fit && is_aligned(view, 16) && layout.sizes[3].is_multiple_of(pack.max(4))
+        };
+        [self.q, self.k, self.v].iter().chain(others).all(fits)
+    }
+}
+
+/// How work is cut into tiles of rows and columns.
+struct Tiles {
+    dtype: DType,
+    size: usize,
+    /// Elements that are read at once.
+    pack: usize,
+    /// Tiles of columns that a block has, at most.
+    most: usize,
+}
+
+impl Tiles {
+    fn text(&self) -> String {
+        format!("attention::Tile<{}, {}, {}>", computed(self.dtype), self.size, self.pack)
+    }
+
+    /// The tiles of columns that a block has, and how many blocks that takes.
+    fn columns(&self, width: usize) -> (usize, usize) {
+        let tiles = width.div_ceil(self.size).clamp(1, self.most);
+        (tiles, width.div_ceil(tiles * self.size).max(1))
+    }
+
+    /// A block for each tile of the rows of so many heads.
+    fn blocks(&self, run: Run, rows: usize, heads: usize) -> Run {
+        let lanes = self.size as u32 / 4;
+        run.blocks(rows.div_ceil(self.size) * heads, lanes * lanes)
+    }
+}
+
+/// The gradient.
+struct Gradient<'a> {
+    call: Call<'a>,
+    out: &'a View,
+    logsumexp: &'a View,
+    dout: &'a View,
+    instruction: &'a Instruction,
+}
+
+impl Gradient<'_> {
+    /// What is needed of each row of the scores, in scratch.
+    fn prepare(&self) -> Run {
+        let Self { call, out, logsumexp, dout, .. } = self;
+        let mut run = Run::of("attention_rows", &ATTENTION_GRAD);
+        let sources = [out, dout, logsumexp].map(|view| run.reads(view)).join(", ");
+        let (kept, count) = (self.rows(&mut run), call.batch * call.heads * call.queries);
+        let types = [call.text(), rows(out), rows(dout)].join(", ");
+        run.line(format!("attention::prepare<{types}>({sources}, {kept}, {count});"));
+        run.threads(count * 32)
+    }
+
+    fn normalize(&self) -> Run {
+        let call = &self.call;
+        let tiles = call.tiles(&[], 1);
+        let mut run = Run::of("attention_normalize", &ATTENTION_GRAD);
+        let mut arguments =
+            vec![run.reads(call.q), run.reads(call.k), call.mask(&mut run), self.rows(&mut run)];
+        arguments.extend(call.numbers(&mut run));
+        let types = [call.text(), rows(call.q), rows(call.k), call.mask_text(), tiles.text()].join(", ");
+        run.line(format!("attention::normalize<{types}>({});", arguments.join(", ")));
+        tiles.blocks(run, call.queries, call.batch * call.heads)
+    }
+
+    fn by_keys(&self) -> Run {
+        let call = &self.call;
+        let [_, dk, dv] = &self.instruction.results[..] else { unreachable!("infer has counted") };
+        let run = Run::of("attention_by_keys", &ATTENTION_GRAD);
+        self.by("by_keys", run, &[dk, dv], call.width.max(call.value_width), [call.keys, call.groups])
+    }
+
+    fn by_queries(&self) -> Run {
+        let (call, dq) = (&self.call, &self.instruction.results[0]);
+        let run = Run::of("attention_by_queries", &ATTENTION_GRAD);
+        self.by("by_queries", run, &[dq], call.width, [call.queries, call.heads])
+    }
+
+    /// The kernel that computes these results of that width, for so many rows and heads.
+    fn by(
+        &self,
+        name: &str,
+        mut run: Run,
+        results: &[&View],
+        width: usize,
+        [count, heads]: [usize; 2],
+    ) -> Run {
+        let call = &self.call;
+        // Two columns of doubles more do not fit into a thread's registers.
+        let most = if self.dout.dtype == DType::F64 { 1 } else { 2 };
+        let others: Vec<&View> = [self.dout].into_iter().chain(results.iter().copied()).collect();
+        let tiles = call.tiles(&others, most);
+        let mut arguments = [call.q, call.k, call.v].map(|view| run.reads(view)).to_vec();
+        arguments.extend([call.mask(&mut run), run.reads(self.dout), self.rows(&mut run)]);
+        arguments.extend(results.iter().map(|view| run.writes(view)));
+        arguments.extend(call.numbers(&mut run));
+        let mut types = vec![call.text()];
+        types.extend([call.q, call.k, call.v].iter().map(|view| rows(view)));
+        types.extend(others.iter().map(|view| rows(view)));
+        types.extend([call.mask_text(), tiles.text()]);
+        let (columns, across) = tiles.columns(width);
+        run.line(format!("attention::{name}<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
+        tiles.blocks(run, count, call.batch * heads).blocks_along_y(across)
+    }
+
+    /// The rows in scratch, as an argument.
+    fn rows(&self, run: &mut Run) -> String {
+        let scratch = self.instruction.scratch.as_ref().expect("`scratch` has asked for it");
+        let ty = format!("attention::Row<{}>*", computed(self.dout.dtype));
+        run.parameter(ty, address(scratch))
+    }
+}
+
+/// Where a view's rows begin.
+fn rows(view: &View) -> String {
+    format!("attention::Rows<{}>", numbers(&view.layout, 3))
+}
+
+/// The first strides of a layout.
+fn numbers(layout: &Layout, count: usize) -> String {
+    let strides: Vec<String> = layout.strides[..count].iter().map(|stride| stride.to_string()).collect();
+    strides.join(", ")
 }

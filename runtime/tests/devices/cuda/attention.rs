@@ -1,0 +1,97 @@
+//! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in several ways.
+
+use super::writer::Writer;
+use ir::ops::attention::{Attention, AttentionGrad};
+use ir::{DType, Tensor, ValueId, random};
+
+/// Batch, query heads, key-value heads, queries, keys, widths of queries and values.
+type Sizes = [usize; 7];
+
+/// How a mask is broadcast, and of what type.
+type Masked = Option<([bool; 3], DType)>;
+
+/// A mask that hides some keys from some queries, and from some all.
+fn mask(writer: &mut Writer, [b, h, _, s, t, ..]: Sizes, (whole, dtype): ([bool; 3], DType)) -> ValueId {
+    let [b, h, s] =
+        [(whole[0], b), (whole[1], h), (whole[2], s)].map(|(whole, size)| if whole { size } else { 1 });
+    let number = |i: usize| random::normal(6, 9, i as u64);
+    let hidden = |i: usize| i / t % 3 == 2 || i / t % 3 == 1 && number(i) < 0.0;
+    let (sizes, places) = (vec![b, h, s, t], 0..b * h * s * t);
+    writer.input(match dtype {
+        DType::Bool => Tensor::bool(sizes, places.map(|i| !hidden(i)).collect()),
+        // Beside the last number of f32 a score is nothing.
+        DType::F64 => {
+            let huge = |i: usize| if hidden(i) { f64::from(f32::MIN) } else { number(i) };
+            Tensor::float(dtype, sizes, places.map(huge).collect())
+        }
+        _ => {
+            let added = |i: usize| if hidden(i) { f64::NEG_INFINITY } else { number(i) };
+            Tensor::float(dtype, sizes, places.map(added).collect()).rounded()
+        }
+    })
+}
+
+/// Attention and its gradient. Everything lies as `[batch, position, head, width]`, rows so many elements apart.
+fn attend(writer: &mut Writer, dtype: DType, sizes: Sizes, causal: bool, masked: Masked, apart: usize) {
+    let [b, h, g, s, t, d, e] = sizes;
+    let [q, k, v, dout] = [(h, s, d), (g, t, d), (g, t, e), (h, s, e)].map(|(heads, positions, width)| {
+        let x = writer.floats(dtype, &[b, positions, heads, width + apart]);
+        let x = writer.cut(x, 3, apart as u64);
+        writer.transposed(x, &[0, 2, 1, 3])
+    });
+    let scale = (1.0 / (d as f64).sqrt()).into();
+    let mut operands = vec![q, k, v];
+    operands.extend(masked.map(|masked| mask(writer, sizes, masked)));
+    let results = writer.op(Attention { scale, causal }, &operands);
+    operands.extend(results);
+    operands.push(dout);
+    writer.op(AttentionGrad { scale, causal }, &operands);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn attention_of_any_size_and_mask() {
+    let mut writer = Writer::default();
+    let mut attend = |dtype, sizes, causal, masked| attend(&mut writer, dtype, sizes, causal, masked, 0);
+    attend(DType::F32, [1, 2, 2, 40, 70, 20, 12], false, None);
+    attend(DType::F32, [1, 4, 1, 45, 45, 33, 70], true, None);
+    attend(DType::F64, [1, 2, 1, 34, 37, 35, 40], false, Some(([true, false, true], DType::Bool)));
+    attend(DType::F64, [2, 2, 2, 33, 33, 36, 36], true, None);
+    attend(DType::F16, [1, 2, 1, 35, 35, 40, 72], true, Some(([false, true, false], DType::F32)));
+    attend(DType::F32, [2, 2, 1, 33, 40, 8, 9], false, Some(([false, false, true], DType::F64)));
+    attend(DType::BF16, [2, 1, 1, 1, 66, 40, 40], false, Some(([true, true, true], DType::BF16)));
+    // Enough for the larger tiles.
+    attend(DType::F32, [8, 16, 2, 65, 65, 4, 80], true, None);
+    for threads in [0, 1, 3] {
+        writer.check(threads);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn attention_by_tensor_cores() {
+    let mut writer = Writer::default();
+    let mut attend = |dtype, sizes, causal, apart| attend(&mut writer, dtype, sizes, causal, None, apart);
+    attend(DType::BF16, [1, 4, 2, 150, 150, 64, 64], true, 0);
+    attend(DType::F16, [1, 2, 2, 70, 130, 64, 64], false, 8);
+    attend(DType::F16, [1, 2, 1, 100, 100, 128, 128], true, 0);
+    attend(DType::BF16, [2, 2, 1, 40, 33, 128, 128], false, 0);
+    // Enough for the larger blocks.
+    attend(DType::BF16, [16, 16, 16, 20, 20, 64, 64], true, 0);
+    attend(DType::F16, [16, 16, 16, 17, 20, 128, 128], false, 0);
+    // Rows that are not aligned are not theirs.
+    attend(DType::F16, [1, 1, 1, 20, 20, 64, 64], false, 3);
+    for threads in [0, 1, 3] {
+        writer.check(threads);
+    }
+}
+
+/// Rows of 0 keys, and no rows.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn attention_to_nothing_gives_zeros() {
+    let mut writer = Writer::default();
+    attend(&mut writer, DType::F32, [1, 2, 2, 5, 0, 4, 4], false, None, 0);
+    attend(&mut writer, DType::F32, [1, 2, 2, 0, 5, 4, 4], false, None, 0);
+    writer.check(0);
+}

@@ -5,6 +5,7 @@ pub mod compilation;
 pub mod config;
 pub mod export;
 pub mod feed;
+pub mod hardware;
 pub mod initialization;
 pub mod inspection;
 pub mod output;

@@ -11,12 +11,13 @@ use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
 };
+use runtime::cuda::gpu::{Options, gpu};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::metrics::MetricsWriter;
 use runtime::profile::Profile;
-use runtime::program::{Microbatches, Program};
+use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
 use runtime::train::{Outcome, Run, Schedule, Session, TrainError, resume};
@@ -42,15 +43,16 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Lowers a compilation for steps of so many microbatches.
-    pub fn lower(compilation: &Compilation, microbatches: u64) -> Result<Self, Diagnostic> {
+    /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
+    pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
         let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
         let module = &compilation.training;
         let outputs = outputs(module);
         let outputs = Some(&outputs[..]);
-        let training = lower(module, &LowerOptions { microbatches, outputs, ..LowerOptions::default() })?;
+        let options = LowerOptions { microbatches, outputs, target, ..LowerOptions::default() };
+        let training = lower(module, &options)?;
         let outputs = Some(&EVALUATION_OUTPUTS[..]);
-        let shared = LowerOptions { outputs, states_of: Some(&training), ..LowerOptions::default() };
+        let shared = LowerOptions { outputs, states_of: Some(&training), target, ..LowerOptions::default() };
         let evaluation = lower(&compilation.evaluation, &shared)?;
         Ok(Self { training: Arc::new(training), evaluation: Arc::new(evaluation) })
     }
@@ -118,15 +120,20 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
     settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
 }
 
-/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. Several
-/// devices are ranks, each a thread of this process.
+/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. It is of
+/// the kind that the programs are for; several devices are ranks, each a thread of this process.
 pub fn device(
     programs: &Programs,
     settings: &Settings,
     profile: Option<Profile>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
+    let target = programs.training.target;
     let programs = vec![programs.training.clone(), programs.evaluation.clone()];
-    ranks::device(programs, settings.device.threads, profile).map_err(|error| failure(error.into()))
+    let device = match target {
+        Target::Cpu => ranks::device(programs, settings.device.threads, profile),
+        Target::Cuda => gpu(programs, 0, Options::default()),
+    };
+    device.map_err(|error| failure(error.into()))
 }
 
 /// Where a run begins.

@@ -13,6 +13,7 @@ use runtime::profile::{Profile, Share};
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
+use crate::hardware::{self, Chosen};
 use crate::output::Folder;
 use crate::pipeline::Plan;
 use crate::training::{self, Programs, Setup};
@@ -66,9 +67,13 @@ impl Compile {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let goes_on_in_place = self.check_folder(&folder)?;
-        let ready = self.compile()?;
+        let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
+        let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
         self.tell(&ready.plan);
+        if ready.training.is_some() {
+            eprintln!("device: {}", device.described);
+        }
         match &ready.training {
             None => {
                 folder.clear()?;
@@ -108,7 +113,7 @@ impl Compile {
         Ok(in_place)
     }
 
-    fn compile(&self) -> Result<Ready, Failure> {
+    fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
         let settings = &self.settings;
         let data_ranks = settings.parallel.data_ranks();
         let model = compilation::open(&self.model)?;
@@ -133,7 +138,7 @@ impl Compile {
         if let Some(rule) = settings.initial.init {
             initialization::initialize(&mut compilation, rule);
         }
-        let programs = Programs::lower(&compilation, microbatches)?;
+        let programs = Programs::lower(&compilation, microbatches, device.target)?;
         let plan = plan::Plan::new(&compilation, &programs, microbatches);
         Ok(Ready { source, compilation, programs, plan, training })
     }

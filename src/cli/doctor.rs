@@ -55,7 +55,7 @@ fn found(threads: usize, folders: &Folders, probe: &Probe) -> String {
     let looked = folders.given.iter().chain(&folders.installed);
     let looked: String = looked.map(|folder| format!(", {}", folder.display())).collect();
     text += &format!("\nlooked in the system's own folders{looked}; {FOLDERS}=FOLDER:FOLDER adds others\n");
-    text + "programs run on the processor; a GPU is not used yet\n"
+    text + "programs run on the processor; --device cuda runs them on a GPU\n"
 }
 
 fn devices(driver: &Driver) -> String {
@@ -120,7 +120,7 @@ mod tests {
             NCCL           libnccl.so.2 is not there: pip install nvidia-nccl-cu13
 
             looked in the system's own folders, /env/nvidia/cu13/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds others
-            programs run on the processor; a GPU is not used yet
+            programs run on the processor; --device cuda runs them on a GPU
         "#]].assert_eq(&found(16, &folders, &probe));
     }
 }

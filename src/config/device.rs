@@ -22,11 +22,13 @@ pub struct Device {
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceChoice {
-    /// The best there is
+    /// The processor; it says what is in the way of a GPU, or that there is one
     #[default]
     Auto,
     /// The processor
     Cpu,
+    /// An NVIDIA GPU
+    Cuda,
 }
 
 fn positive_usize(text: &str) -> Result<usize, ValueError> {

@@ -8,6 +8,7 @@ use crate::sizes;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::{Diagnostic, Module, Phase, Role};
+use runtime::program::Target;
 use serde::Serialize;
 
 /// A step of training.
@@ -90,7 +91,7 @@ impl StepFacts {
             microbatches,
             flops: cost.step(microbatches).flops,
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
-            memory: MemoryFacts::of(module, Programs::lower(compilation, microbatches)?.peak()),
+            memory: MemoryFacts::of(module, Programs::lower(compilation, microbatches, Target::Cpu)?.peak()),
             mesh: MeshFacts::of(module, microbatches),
         })
     }

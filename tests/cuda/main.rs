@@ -4,6 +4,7 @@
 #[path = "../models/mod.rs"]
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
+mod nvrtc;
 mod planted;
 
 use models::Fixture;

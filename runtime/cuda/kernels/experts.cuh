@@ -70,7 +70,8 @@ constexpr i64 RUN = 256;
 
 // Adds to the sums the products of the terms of a tile.
 template <class C> DEVICE void add_products(const C* left, const C* right, Sums<C>& sums) {
-#pragma unroll
+    // Not all at once: the sums leave few registers for what is ahead.
+#pragma unroll 4
     for (int term = 0; term < TERMS; term++) {
         const Pack<C, 4> x = load<4>(left + term * (ROWS + 4) + Sums<C>::row(0));
         const Pack<C, 4> low = load<4>(right + term * (COLUMNS + 4) + Sums<C>::column(0));

@@ -1,5 +1,6 @@
 //! Kernels for CUDA on the stand-in, against the interpreter. They need a C++ compiler, and take long to compile.
 
+mod attention;
 mod batch_norm;
 mod det;
 mod dropout;
@@ -102,8 +103,5 @@ fn kernels_take_the_place_of_dying_operands() {
 fn operators_without_kernels_are_these() {
     let missing: BTreeSet<&str> =
         samples().iter().filter(|sample| !is_covered(sample)).map(|sample| sample.op.name()).collect();
-    expect_test::expect![[r#"
-        attention
-        attention_grad"#]]
-    .assert_eq(&missing.into_iter().collect::<Vec<_>>().join("\n"));
+    expect_test::expect![""].assert_eq(&missing.into_iter().collect::<Vec<_>>().join("\n"));
 }

@@ -35,11 +35,14 @@ template <class Call, class C> DEVICE Row<C> row_of(const Row<C>* rows, int batc
     return rows[(i64)(batch * Call::heads + head) * Call::queries + query];
 }
 
-// Weights in place of their scores.
-template <class C> DEVICE void weights_of(C (&scores)[4][4], const Row<C> (&rows)[4]) {
+// Weights in place of their scores. Where nothing is added to scores their logsumexp says all of their sum.
+template <class M, class C> DEVICE void weights_of(C (&scores)[4][4], const Row<C> (&rows)[4]) {
+    constexpr bool added = sizeof(M) > 1;
     #pragma unroll
-    for (int i = 0; i < 16; i++)
-        scores[i / 4][i % 4] = exp(scores[i / 4][i % 4] - rows[i / 4].logsumexp) * rows[i / 4].factor;
+    for (int i = 0; i < 16; i++) {
+        const C weight = exp(scores[i / 4][i % 4] - rows[i / 4].logsumexp);
+        scores[i / 4][i % 4] = added ? weight * rows[i / 4].factor : weight;
+    }
 }
 
 // What the queries' weights must be multiplied by to add up to 1. A tile of queries a block.
@@ -59,7 +62,7 @@ DEVICE void normalize(const T* q, const T* k, const M* mask, Row<C>* rows, C sca
         Tile::template rows_by_rows<Call::width>(scores, panels, Q::of(q, b, h, query), Q::step, Call::queries - query,
                                                  K::of(k, b, group, key), K::step, Call::keys - key);
         masked<Call, Tile, Mask>(scores, scale, mask, b, h, query, key, first);
-        weights_of(scores, own);
+        weights_of<M>(scores, own);
         #pragma unroll
         for (int i = 0; i < 4; i++) totals[i] += scores[i][0] + scores[i][1] + (scores[i][2] + scores[i][3]);
     }
@@ -112,7 +115,7 @@ DEVICE void by_keys(const T* q, const T* k, const T* v, const M* mask, const T* 
             Row<C> own[4];
             #pragma unroll
             for (int i = 0; i < 4; i++) own[i] = row_of<Call>(rows, b, h, query + Tile::row() + i);
-            weights_of(weights, own);
+            weights_of<M>(weights, own);
             Tile::rows_as_terms(panel, weights);
             Tile::template rows_by_rows<Call::value_width>(gradients, panels, gradients_at, DOut::step, queries,
                                                            V::of(v, b, group, key), V::step, Call::keys - key);
@@ -162,7 +165,7 @@ DEVICE void by_queries(const T* q, const T* k, const T* v, const M* mask, const 
         Tile::template rows_by_rows<Call::width>(weights, panels, Q::of(q, b, h, query), Q::step, queries, keys_at,
                                                  K::step, keys);
         masked<Call, Tile, Mask>(weights, scale, mask, b, h, query, key, first);
-        weights_of(weights, own);
+        weights_of<M>(weights, own);
         Tile::template rows_by_rows<Call::value_width>(gradients, panels, DOut::of(dout, b, h, query), DOut::step,
                                                        queries, V::of(v, b, group, key), V::step, keys);
         score_gradients(gradients, weights, own, scale);

@@ -4,7 +4,7 @@ use super::driver::{Address, Driver, DriverError, LibraryTask, Loaded, MultiplyP
 use super::lower::lower;
 use super::program::{Argument, Command, CudaProgram, Matrices, Start, Stream, Task};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
-use crate::program::{Microbatches, Program, Region, Section, View};
+use crate::program::{Microbatches, Program, Region, Section, Target, View};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,8 +37,11 @@ impl<D: Driver> Cuda<D> {
     /// As [`Self::new`], of programs that are lowered already.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// A program for another kind of device; what the driver refuses.
     pub fn with(mut driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
+        if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
+            return Err(DeviceError::Target { program: cuda.program.name.clone() });
+        }
         let bytes = programs.iter().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
         let arena = driver.allocate(bytes).map_err(refused)?;
         let ready = |cuda: CudaProgram| {

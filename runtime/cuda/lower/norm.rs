@@ -1,35 +1,112 @@
 //! Layer norm and RMS norm, and their gradients.
+//!
+//! Blocks of a gradient's kernel go through the rows; the sums for scale and bias of each go to scratch, where a second
+//! kernel adds them up.
 
-use super::{Step, Unplaced, missing};
+use super::reduce::{Axes, Plan, sums, words};
+use super::rows::{Along, BLOCKS, Held, unplaced};
+use super::source::{NORM, REDUCE, Run, address, computed, stored};
+use super::{Step, Unplaced};
 use crate::program::Instruction;
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use ir::{Diagnostic, Op};
 
 pub(super) fn layer_norm(op: &LayerNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`layer_norm`"))
+    Ok(forward("layer_norm", op.eps.get(), instruction))
 }
 
-pub(super) fn layer_norm_grad(
-    op: &LayerNormGrad,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`layer_norm_grad`"))
+pub(super) fn layer_norm_grad(_: &LayerNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    Ok(gradient("layer_norm_grad", [2, 3, 4], instruction))
 }
 
 pub(super) fn rms_norm(op: &RmsNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`rms_norm`"))
+    Ok(forward("rms_norm", op.eps.get(), instruction))
 }
 
-pub(super) fn rms_norm_grad(op: &RmsNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`rms_norm_grad`"))
+pub(super) fn rms_norm_grad(_: &RmsNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    // There is no mean: nothing reads what stands for it.
+    Ok(gradient("rms_norm_grad", [2, 2, 3], instruction))
+}
+
+fn forward(name: &str, eps: f64, instruction: &Instruction) -> Vec<Step> {
+    let Instruction { operands, results, .. } = instruction;
+    let tensors: Vec<Unplaced> = operands.iter().chain(&results[..1]).map(unplaced).collect();
+    let along = along(&tensors, Held::ONE);
+    let mut run = Run::of(name, &NORM);
+    let mut arguments: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
+    arguments.extend(results.iter().map(|result| run.writes(result)));
+    let (shape, computed) = (along.name(), computed(operands[0].dtype));
+    run.line(format!("norms::{name}<{shape}, {computed}>({}, ({computed}){eps:e});", arguments.join(", ")));
+    vec![Step::Run(run.blocks(along.rows.div_ceil(along.groups), along.threads()))]
+}
+
+/// The rows of the first of these, which lie alike but for the offsets.
+fn along(tensors: &[Unplaced], held: Held) -> Along {
+    let (last, leading) = tensors[0].layout.sizes.split_last().expect("`infer` has found a last dim");
+    Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held)
+}
+
+/// A gradient's blocks.
+struct Blocks {
+    along: Along,
+    count: usize,
+    /// Sums of a column that each leaves.
+    sums: usize,
+}
+
+impl Blocks {
+    fn of(op: [&Unplaced; 4], centred: bool) -> Self {
+        // Besides two rows a thread has its columns' sums.
+        let held = Held { by_warp: 24, by_block: 16, threads: 512 };
+        let along = along(&op.map(Unplaced::clone), held);
+        let rounds = along.rows.div_ceil(along.groups);
+        // So many that the device is busy, or that each adds up at most 64 terms; few sums to add up later.
+        let least = if along.own() <= 8 { 2 * BLOCKS } else { BLOCKS };
+        let most = if along.held { least } else { least.min(along.rows.div_ceil(4)) };
+        Self { count: rounds.min(most.max(rounds.div_ceil(64))), along, sums: if centred { 2 } else { 1 } }
+    }
+}
+
+/// `operands` are the places of mean, rstd and d y among the instruction's.
+fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<Step> {
+    let Instruction { operands: views, results, .. } = instruction;
+    let centred = results.len() == 3;
+    let tensors = [&views[0], &views[1], &views[operands[2]], &results[0]].map(unplaced);
+    let blocks = Blocks::of(tensors.each_ref(), centred);
+    let mut steps = vec![];
+    let Some(scratch) = &instruction.scratch else { unreachable!("sums go there") };
+    let dtype = views[0].dtype;
+    let computed = computed(dtype);
+    if blocks.count > 0 {
+        let mut run = Run::of(name, &NORM);
+        let places = [0, 1, operands[0], operands[1], operands[2]];
+        let sources: Vec<String> = places.iter().map(|&place| run.reads(&views[place])).collect();
+        let target = run.writes(&results[0]);
+        let partial = run.parameter(format!("{computed}*"), address(scratch));
+        let (shape, sources) = (blocks.along.name(), sources.join(", "));
+        run.line(format!("norms::gradient<{shape}, {centred}, {computed}>({sources}, {target}, {partial});"));
+        steps.push(Step::Run(run.blocks(blocks.count, blocks.along.threads())));
+    }
+    let size = blocks.along.size;
+    let plan = Plan::of(sums(dtype), Axes::of_columns(blocks.count, size, blocks.sums * size), false);
+    let mut run = Run::of(format!("{name}_sums"), &REDUCE);
+    let source = run.parameter(format!("const {}*", stored(sums(dtype))), address(scratch));
+    let targets: Vec<String> = results[1..].iter().map(|result| run.writes(result)).collect();
+    // Which of the sums a block adds up.
+    let source = format!("{source} + blockIdx.y * {size}");
+    let target = match &targets[..] {
+        [scale, bias] => format!("blockIdx.y == 0 ? {scale} : {bias}"),
+        targets => targets.join(""),
+    };
+    run.line(plan.line(["Sum", computed, "1", "0"], &source, &target));
+    steps.push(Step::Run(plan.launch(run).blocks_along_y(blocks.sums)));
+    steps
 }
 
 /// The f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (op, operands, results);
-    0
+    let Some(dy) = operands.last() else { return 0 };
+    let centred = matches!(op, Op::LayerNormGrad(_));
+    let blocks = Blocks::of([&operands[0], &operands[1], dy, &results[0]], centred);
+    blocks.count.max(1) * blocks.sums * blocks.along.size * words(operands[0].dtype)
 }

@@ -1,62 +1,244 @@
-//! Reductions.
+//! Reductions: what is read by neighbouring threads are neighbours in memory, of one result or of several; where results
+//! are few, blocks share the work on each, and a second kernel combines what they leave in scratch.
 
-use super::Unplaced;
-use super::source::{REDUCE, Run, computed, layout};
+use super::rows::{BLOCKS, width};
+use super::source::{REDUCE, Run, address, layout, stored};
+use super::{Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::layout::Layout;
 use crate::program::Instruction;
 use ir::DType;
 use ir::ops::reduce::{Reduce, ReduceKind};
 
-/// A block an element of the result where many elements make one, else a thread.
-pub(super) fn run(reduce: &Reduce, instruction: &Instruction) -> Run {
+/// Threads of a block.
+const THREADS: usize = 256;
+
+pub(super) fn steps(reduce: &Reduce, instruction: &Instruction) -> Vec<Step> {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let (kept, gone) = split(&from.layout, &reduce.dims);
+    let plan = Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true);
     let combine = match reduce.kind {
         ReduceKind::Sum | ReduceKind::Mean => "Sum",
         ReduceKind::Max => "Largest",
         ReduceKind::Min => "Smallest",
     };
-    let (terms, results) = (gone.len(), to.layout.len());
-    let sums =
-        if from.dtype.is_integer() || from.dtype == DType::Bool { "i64" } else { computed(from.dtype) };
-    let factor = match reduce.kind {
-        ReduceKind::Mean => format!("({sums})(1.0 / {terms})"),
-        _ => format!("({sums})1"),
-    };
     let mut run = Run::of("reduce", &REDUCE);
-    let (source, target) = (run.reads(from), run.writes(to));
+    let source = run.reads(from);
+    let mut steps = vec![];
+    let (last, source, mut run) = match &instruction.scratch {
+        Some(scratch) if plan.slices > 1 => {
+            let sums = stored(sums(from.dtype));
+            let target = run.parameter(format!("{sums}*"), address(scratch));
+            run.line(plan.line([combine, sums, "1", "0"], &source, &target));
+            steps.push(Step::Run(plan.launch(run)));
+            let mut run = Run::of("reduce_slices", &REDUCE);
+            let source = run.parameter(format!("const {sums}*"), address(scratch));
+            (plan.of_slices(self::sums(from.dtype)), source, run)
+        }
+        _ => (plan, source, run),
+    };
+    let target = run.writes(to);
     let adds = match instruction.accumulates {
         true => run.parameter("i64", Argument::Adds),
         false => "0".into(),
     };
-    // Few results leave most of a device idle, unless blocks share the work on each.
-    let by_block = terms >= 64 && results < 1 << 14 || terms >= 1024;
-    let way = if by_block { "by_block" } else { "by_thread" };
-    let layouts = [layout(&kept), layout(&gone), layout(&to.layout)].join(", ");
-    run.line(format!("reduce::{way}<{combine}, {layouts}, {sums}>({source}, {target}, {factor}, {adds});"));
-    match by_block {
-        true => run.blocks(results, if terms >= 1024 { 256 } else { 64 }),
-        false => run.threads(results),
-    }
+    let factor = match reduce.kind {
+        ReduceKind::Mean => format!("1.0 / {}", from.layout.len() / to.layout.len()),
+        _ => "1".into(),
+    };
+    run.line(last.line([combine, stored(sums(from.dtype)), &factor, &adds], &source, &target));
+    steps.push(Step::Run(last.launch(run)));
+    steps
 }
 
-/// The dims of the operand that stay, and those that go; the first keep the offset out, which the pointer has.
-fn split(from: &Layout, gone: &[u32]) -> (Layout, Layout) {
-    let pick = |wanted: bool| {
-        let dims = (0..from.sizes.len()).filter(|dim| gone.contains(&(*dim as u32)) == wanted);
-        let dims: Vec<usize> = dims.collect();
-        Layout {
-            sizes: dims.iter().map(|&dim| from.sizes[dim]).collect(),
-            strides: dims.iter().map(|&dim| from.strides[dim]).collect(),
-            offset: 0,
-        }
-    };
-    (pick(false), pick(true))
+/// The type that elements are combined in.
+pub(super) fn sums(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        dtype if dtype.is_float() => DType::F32,
+        _ => DType::I64,
+    }
 }
 
 /// The f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(reduce: &Reduce, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let _ = (reduce, operands, results);
-    0
+    let (from, to) = (&operands[0], &results[0]);
+    if to.layout.is_empty() {
+        return 0;
+    }
+    match Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true).slices {
+        1 => 0,
+        slices => slices * to.layout.len() * words(from.dtype),
+    }
+}
+
+/// What a combined number takes, in f32 numbers.
+pub(super) fn words(dtype: DType) -> usize {
+    (sums(dtype).bytes() / DType::F32.bytes()) as usize
+}
+
+/// The dims of a reduction, each kind with the largest strides first: those that stay, in the operand and in the result,
+/// and those that go.
+pub(super) struct Axes {
+    kept: Layout,
+    to: Layout,
+    gone: Layout,
+    offset: isize,
+}
+
+impl Axes {
+    fn of(reduce: &Reduce, from: &Layout, to: &Layout) -> Self {
+        let goes = |dim: usize| reduce.dims.contains(&(dim as u32));
+        let (gone, kept): (Vec<usize>, Vec<usize>) = (0..from.sizes.len()).partition(|&dim| goes(dim));
+        let of_result = |(index, &dim)| if reduce.keep { dim } else { index };
+        let to_dims: Vec<usize> = kept.iter().enumerate().map(of_result).collect();
+        Self::sorted(pick(from, &kept), pick(to, &to_dims), pick(from, &gone), from.offset)
+    }
+
+    /// Of `rows` rows that are so far apart, over the rows, to neighbours.
+    pub(super) fn of_columns(rows: usize, columns: usize, apart: usize) -> Self {
+        let one = |size: usize, stride: usize| Layout {
+            sizes: [size].into_iter().collect(),
+            strides: [stride as isize].into_iter().collect(),
+            offset: 0,
+        };
+        Self { kept: one(columns, 1), to: one(columns, 1), gone: one(rows, apart), offset: 0 }
+    }
+
+    fn sorted(kept: Layout, to: Layout, gone: Layout, offset: isize) -> Self {
+        let order = |layout: &Layout| {
+            let mut dims: Vec<usize> = (0..layout.sizes.len()).collect();
+            dims.sort_by_key(|&dim| std::cmp::Reverse(distance(layout, dim)));
+            dims
+        };
+        let (order_of_kept, order_of_gone) = (order(&kept), order(&gone));
+        let [kept, to] = [kept, to].map(|layout| layout.transpose(&order_of_kept));
+        Self { kept, to, gone: gone.transpose(&order_of_gone), offset }
+    }
+}
+
+/// These dims alone; the offset is the pointer's.
+fn pick(layout: &Layout, dims: &[usize]) -> Layout {
+    Layout { offset: 0, ..layout.transpose(dims) }
+}
+
+/// How far apart neighbours along a dim are; of those that are none, as far as can be.
+fn distance(layout: &Layout, dim: usize) -> usize {
+    match (layout.sizes[dim], layout.strides[dim].unsigned_abs()) {
+        (1, _) | (_, 0) => usize::MAX,
+        (_, distance) => distance,
+    }
+}
+
+fn nearest(layout: &Layout) -> usize {
+    (0..layout.sizes.len()).map(|dim| distance(layout, dim)).min().unwrap_or(usize::MAX)
+}
+
+/// How the threads share a reduction.
+pub(super) struct Plan {
+    axes: Axes,
+    way: Way,
+    /// Neighbours that are read at once.
+    width: usize,
+    /// Parts of a result that blocks of their own combine.
+    slices: usize,
+}
+
+enum Way {
+    /// Neighbours are combined; a result has so many threads.
+    Along { group: usize },
+    /// Neighbours are of different results; of a block's threads so many have neighbours, and so many the same.
+    Across { across: usize, down: usize },
+}
+
+impl Plan {
+    /// With one slice, unless it `may_slice`.
+    pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool) -> Self {
+        let along = nearest(&axes.gone) <= nearest(&axes.kept);
+        let (inner, other) = if along { (&axes.gone, &axes.kept) } else { (&axes.kept, &axes.gone) };
+        // Of what slices leave there is little: each thread takes one, so that there are many.
+        let width = if may_slice { width_of(dtype, inner, other, axes.offset) } else { 1 };
+        let (kept, gone) = (axes.kept.len(), axes.gone.len());
+        let (way, slices) =
+            if along { along_way(kept, gone / width) } else { across_way(kept / width, gone) };
+        let terms = if along { gone / width } else { gone };
+        let slices = if may_slice { slices.clamp(1, terms.max(1)) } else { 1 };
+        // Of as many terms each, so that none is without.
+        let slices = terms.max(1).div_ceil(terms.max(1).div_ceil(slices));
+        Self { axes, way, width, slices }
+    }
+
+    /// Of what the slices of this one leave.
+    fn of_slices(&self, sums: DType) -> Self {
+        let Axes { kept, to, .. } = &self.axes;
+        let results = Layout::dense(&kept.sizes);
+        let gone = Axes::of_columns(self.slices, 1, kept.len()).gone;
+        Self::of(sums, Axes { kept: results, to: to.clone(), gone, offset: 0 }, false)
+    }
+
+    /// The kernel's line; `how` are: what combines, in which type, a factor, whether it adds.
+    pub(super) fn line(&self, how: [&str; 4], source: &str, target: &str) -> String {
+        let [combine, sums, factor, adds] = how;
+        let Axes { kept, to, gone, .. } = &self.axes;
+        let to = if self.slices > 1 { layout(&Layout::dense(&kept.sizes)) } else { layout(to) };
+        let (width, slices) = (self.width, self.slices);
+        let (way, kept, gone, threads) = match self.way {
+            Way::Along { group } => ("along", layout(kept), layout(&packs(gone, width)), group.to_string()),
+            Way::Across { across, down } => {
+                ("across", layout(&packs(kept, width)), layout(gone), format!("{across}, {down}"))
+            }
+        };
+        format!(
+            "reduce::{way}<{combine}, {kept}, {gone}, {to}, {width}, {threads}, {slices}, {sums}>({source}, {target}, \
+             ({sums})({factor}), {adds});"
+        )
+    }
+
+    pub(super) fn launch(&self, run: Run) -> Run {
+        let results = self.axes.kept.len();
+        let blocks = match self.way {
+            Way::Along { group } => results.div_ceil(THREADS / group),
+            Way::Across { across, .. } => (results / self.width).div_ceil(across),
+        };
+        run.blocks(blocks, THREADS as u32).blocks_along_y(self.slices)
+    }
+}
+
+/// Few packs make a result: few threads have one. A warp has one of many, a block one of few.
+fn along_way(results: usize, packs: usize) -> (Way, usize) {
+    let most = if packs >= 1024 || results * 32 < BLOCKS * THREADS { THREADS } else { 32 };
+    let group = packs.div_ceil(4).next_power_of_two().min(most);
+    let blocks = results.div_ceil(THREADS / group);
+    let slices = (2 * BLOCKS / blocks.max(1)).min(packs / (4 * THREADS));
+    (Way::Along { group }, if group == THREADS { slices } else { 1 })
+}
+
+/// A warp reads neighbours, if there are as many.
+fn across_way(packs: usize, rows: usize) -> (Way, usize) {
+    let most = THREADS / packs.next_power_of_two().min(32);
+    let down = rows.div_ceil(4).next_power_of_two().min(most);
+    let across = THREADS / down;
+    let slices = (2 * BLOCKS / packs.div_ceil(across).max(1)).min(rows / (8 * down));
+    (Way::Across { across, down }, slices)
+}
+
+/// How many neighbours along `inner` can be read at once, wherever along the dims of `other`.
+fn width_of(dtype: DType, inner: &Layout, other: &Layout, offset: isize) -> usize {
+    let runs = inner.collapsed();
+    let Some((&(size, 1), outer)) = runs.split_last() else { return 1 };
+    let strides = outer.iter().map(|run| run.1).chain(other.collapsed().into_iter().map(|run| run.1));
+    let steps: Vec<usize> = strides.chain([offset]).map(isize::unsigned_abs).chain([size]).collect();
+    width(dtype, |width| steps.iter().all(|step| step.is_multiple_of(width)))
+}
+
+/// The packs of a layout whose innermost run has neighbours.
+fn packs(layout: &Layout, width: usize) -> Layout {
+    let mut runs = layout.collapsed();
+    if let Some(inner) = runs.last_mut().filter(|_| width > 1) {
+        *inner = (inner.0 / width, width as isize);
+    }
+    Layout {
+        sizes: runs.iter().map(|run| run.0).collect(),
+        strides: runs.iter().map(|run| run.1).collect(),
+        offset: 0,
+    }
 }

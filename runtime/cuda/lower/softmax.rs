@@ -1,21 +1,33 @@
 //! Softmax along any dim, its logarithm, its gradient.
 
-use super::{Step, missing};
+use super::Step;
+use super::rows::{Held, Shape, unplaced};
+use super::source::{Run, SOFTMAX, computed};
 use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 
 pub(super) fn softmax(op: &Softmax, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`softmax`"))
+    Ok(by_rows("softmax", op.dim, instruction, Held::ONE))
 }
 
 pub(super) fn log_softmax(op: &LogSoftmax, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`log_softmax`"))
+    Ok(by_rows("log_softmax", op.dim, instruction, Held::ONE))
 }
 
 pub(super) fn softmax_grad(op: &SoftmaxGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let _ = (op, instruction);
-    Err(missing("`softmax_grad`"))
+    Ok(by_rows("gradient", op.dim, instruction, Held::TWO))
+}
+
+/// A kernel that reads a row of each operand and writes one of the result.
+fn by_rows(way: &str, dim: u32, instruction: &Instruction, held: Held) -> Vec<Step> {
+    let views = instruction.operands.iter().chain(&instruction.results);
+    let tensors: Vec<_> = views.map(unplaced).collect();
+    let shape = Shape::of(&tensors.iter().collect::<Vec<_>>(), dim as usize, held);
+    let mut run = Run::of(way.replace("gradient", "softmax_grad"), &SOFTMAX);
+    let sources: Vec<String> = instruction.operands.iter().map(|operand| run.reads(operand)).collect();
+    let target = run.writes(&instruction.results[0]);
+    let (name, sums) = (&shape.name, computed(instruction.results[0].dtype));
+    run.line(format!("softmax::{way}<{name}, {sums}>({}, {target});", sources.join(", ")));
+    vec![Step::Run(run.blocks(shape.blocks, shape.threads))]
 }

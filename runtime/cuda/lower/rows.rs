@@ -1,0 +1,134 @@
+//! How rows go to the threads of a kernel: the shapes of `kernels/rows.cuh`.
+
+use super::Unplaced;
+use crate::program::View;
+use ir::DType;
+
+/// Blocks that keep all of a large device busy, at least: two on each of 132 multiprocessors.
+pub(super) const BLOCKS: usize = 264;
+
+/// How much of a row a kernel may hold in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Held {
+    /// Elements of a thread, where a warp or less has a row.
+    pub(super) by_warp: usize,
+    /// Elements of a thread where more have one.
+    pub(super) by_block: usize,
+    /// Threads that have a row, at most.
+    pub(super) threads: usize,
+}
+
+impl Held {
+    /// Kernels that hold one row, which leaves registers for much of it.
+    pub(super) const ONE: Self = Self { by_warp: 32, by_block: 32, threads: 1024 };
+    /// Kernels that hold two.
+    pub(super) const TWO: Self = Self { by_warp: 32, by_block: 32, threads: 512 };
+
+    /// In packs of so many elements; of wide ones registers hold half as many.
+    fn packs(self, dtype: DType, width: usize) -> [usize; 2] {
+        let share = if dtype == DType::F64 { 2 } else { 1 };
+        [self.by_warp, self.by_block].map(|elements| (elements / share / width).max(1))
+    }
+}
+
+/// Rows whose elements are neighbours, one row after the other.
+pub(super) struct Along {
+    pub(super) rows: usize,
+    pub(super) size: usize,
+    /// Elements that are read at once.
+    width: usize,
+    /// Threads of a row.
+    group: usize,
+    /// Rows that a block does at once.
+    pub(super) groups: usize,
+    /// Whether registers hold a row.
+    pub(super) held: bool,
+}
+
+impl Along {
+    /// The rows of operands and results of one type, each dense.
+    pub(super) fn of(tensors: &[&Unplaced], rows: usize, size: usize, held: Held) -> Self {
+        let dtype = tensors[0].dtype;
+        let width = width(dtype, |width| {
+            let begins = |tensor: &&Unplaced| tensor.layout.offset.unsigned_abs().is_multiple_of(width);
+            size.is_multiple_of(width) && tensors.iter().all(begins)
+        });
+        let (packs, [by_warp, by_block]) = (size / width, held.packs(dtype, width));
+        let mut group = packs.next_power_of_two().min(32);
+        let mut most = by_warp;
+        while group < held.threads && packs > group * most {
+            (group, most) = (2 * group, by_block);
+        }
+        let mut groups = (256 / group).max(1);
+        while groups > 1 && groups * group > 64 && rows.div_ceil(groups) < BLOCKS {
+            groups /= 2;
+        }
+        Self { rows, size, width, group, groups, held: packs <= group * most }
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        (self.group * self.groups) as u32
+    }
+
+    /// Elements of a thread.
+    pub(super) fn own(&self) -> usize {
+        self.size.div_ceil(self.group)
+    }
+
+    /// The shape's name.
+    pub(super) fn name(&self) -> String {
+        let Self { rows, size, width, group, groups, held } = self;
+        format!("rows::Along<{rows}, {size}, {width}, {group}, {groups}, {held}>")
+    }
+}
+
+/// Rows along any dim of dense tensors.
+pub(super) struct Shape {
+    /// The shape's name.
+    pub(super) name: String,
+    pub(super) blocks: usize,
+    /// Threads of a block.
+    pub(super) threads: u32,
+}
+
+impl Shape {
+    /// Rows along a dim.
+    pub(super) fn of(tensors: &[&Unplaced], dim: usize, held: Held) -> Self {
+        let sizes = &tensors[0].layout.sizes;
+        let size = sizes[dim];
+        let (outer, inner): (usize, usize) =
+            (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product());
+        if inner == 1 {
+            let along = Along::of(tensors, outer, size, held);
+            let blocks = along.rows.div_ceil(along.groups);
+            return Self { name: along.name(), blocks, threads: along.threads() };
+        }
+        let rows = outer * inner;
+        // Neighbouring threads read neighbouring rows; of few rows each has more threads.
+        let most = if rows < 2048 { 32 } else { 8 };
+        let mut down = 1;
+        while down < most && size >= 4 * down && (size > 32 * down || rows * down < 1 << 16) {
+            down *= 2;
+        }
+        let across = 256 / down;
+        let [own, _] = held.packs(tensors[0].dtype, 1);
+        let is_held = size <= down * own;
+        let name = format!("rows::Across<{outer}, {size}, {inner}, {across}, {down}, {is_held}>");
+        Self { name, blocks: rows.div_ceil(across), threads: 256 }
+    }
+}
+
+/// The most elements of a type that are read at once and fit.
+pub(super) fn width(dtype: DType, fits: impl Fn(usize) -> bool) -> usize {
+    let mut width = (16 / dtype.bytes() as usize).min(8);
+    while width > 1 && !fits(width) {
+        width /= 2;
+    }
+    width
+}
+
+/// A tensor without its place: what can be said before memory is planned. A place begins at a multiple of 64 bytes.
+pub(super) fn unplaced(view: &View) -> Unplaced {
+    Unplaced { dtype: view.dtype, layout: view.layout.clone() }
+}

@@ -1,13 +1,14 @@
 //! NVIDIA GPUs. CUDA's libraries are opened at run time, so one binary runs with and without them.
 //!
 //! `lower` writes a program as commands and kernels (`program`); `device` gives them to a driver (`driver`), which is
-//! the real one or, in `host`, its stand-in on the processor. Kernels are compiled by NVRTC (`nvrtc`) and kept on disk
+//! the real one (`gpu`) or its stand-in on the processor (`host`). Kernels are compiled by NVRTC (`nvrtc`) and kept on disk
 //! (`cache`).
 
 pub mod cache;
 pub mod cubins;
 pub mod device;
 pub mod driver;
+pub mod gpu;
 pub mod host;
 pub mod libraries;
 pub mod lower;

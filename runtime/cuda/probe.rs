@@ -77,12 +77,17 @@ pub fn probe(folders: &Folders) -> Probe {
     let open = |library| libraries::open(library, folders);
     let others = Library::ALL.into_iter().filter(|&library| library != Library::Driver);
     Probe {
-        driver: open(Library::Driver).map_err(Unavailable::from).and_then(driver),
+        driver: find_driver(folders),
         libraries: others.map(|library| (library, open(library))).collect(),
     }
 }
 
-fn driver(opened: Opened) -> Result<Driver, Unavailable> {
+/// The driver and its devices.
+///
+/// # Errors
+/// Why nothing can run on a GPU.
+pub fn find_driver(folders: &Folders) -> Result<Driver, Unavailable> {
+    let opened = libraries::open(Library::Driver, folders)?;
     let refused = |what| move |error: result::DriverError| Unavailable::Driver { what, error: told(error) };
     // Its version can be asked before it starts, and every driver has that function; others came later.
     let version = version().map_err(refused("does not say its version"))?;

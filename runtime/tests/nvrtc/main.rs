@@ -87,13 +87,24 @@ fn on_two_threads<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> 
     })
 }
 
+/// The file that a kernel is an instance of.
+fn own_file(kernel: &Kernel) -> &'static str {
+    kernel.files.last().map_or("", |file| file.name)
+}
+
+/// A kernel of its own, behind the file that all begin with.
+fn kernel(name: &str, text: impl Into<String>) -> Kernel {
+    let any = samples().iter().find_map(|sample| kernels_of(sample).pop()).expect("there are kernels");
+    Kernel { name: name.into(), files: any.files[..1].to_vec(), text: text.into() }
+}
+
 /// What is wrong with a kernel.
 fn fault(kernel: &Kernel, architecture: &str, compiled: &Result<Cubin, NvrtcError>) -> Option<String> {
     let resources = match compiled {
         Ok(cubin) => cubin.resources,
         Err(error) => return Some(error.to_string()),
     };
-    let elementwise = kernel.file.is_some_and(|file| file.name == "elementwise.cuh");
+    let elementwise = own_file(kernel) == "elementwise.cuh";
     let most = if elementwise { REGISTERS_OF_ELEMENTWISE } else { REGISTERS };
     let spills = resources.spill_stores + resources.spill_loads > 0;
     // Of a kernel that was compiled, the assembler says how many registers it takes: some.
@@ -113,7 +124,7 @@ fn every_kernel_compiles_within_its_registers() {
         for (kernel, compiled) in kernels.iter().zip(&compiled) {
             faults.extend(fault(kernel, architecture, compiled));
             let registers = compiled.as_ref().map_or(0, |cubin| cubin.resources.registers);
-            let most = most.entry(kernel.file.map_or("", |file| file.name)).or_default();
+            let most = most.entry(own_file(kernel)).or_default();
             *most = (*most).max((registers, &kernel.name));
         }
     }
@@ -123,14 +134,15 @@ fn every_kernel_compiles_within_its_registers() {
 
 static BROKEN: File = File {
     name: "broken.cuh",
+    after: &[],
     text: "// A template.\ntemplate <class T> DEVICE T twice(T x) { return x + unknown(x); }\n",
 };
 
 #[test]
 #[ignore = "needs NVRTC"]
 fn an_error_names_the_kernel_and_shows_the_line() {
-    let text = "KERNEL(32) wrong(float* x) {\n    x[0] = twice(x[0]);\n}\n".to_owned();
-    let kernel = Kernel { name: "wrong".into(), file: Some(&BROKEN), text };
+    let mut kernel = kernel("wrong", "KERNEL(32) wrong(float* x) {\n    x[0] = twice(x[0]);\n}\n");
+    kernel.files.push(&BROKEN);
     let error = nvrtc().compile(&kernel, "sm_90a").expect_err("nothing is unknown").to_string();
     for part in [
         "the kernel `wrong` does not compile for sm_90a",
@@ -145,7 +157,7 @@ fn an_error_names_the_kernel_and_shows_the_line() {
 #[test]
 #[ignore = "needs NVRTC"]
 fn an_architecture_that_nobody_makes_is_refused() {
-    let kernel = Kernel { name: "empty".into(), file: None, text: "KERNEL(32) empty() {}\n".into() };
+    let kernel = kernel("empty", "KERNEL(32) empty() {}\n");
     let error = nvrtc().compile(&kernel, "sm_12").expect_err("it is too old").to_string();
     assert!(error.contains("`empty`") && error.contains("sm_12"), "{error}");
 }
@@ -157,7 +169,7 @@ fn spills_are_seen() {
     let text = "KERNEL(1024) spills(float* x) {\n    float held[128];\n    \
         for (int i = 0; i < 128; ++i) held[i] = x[i * 1024 + threadIdx.x];\n    __syncthreads();\n    \
         for (int i = 0; i < 128; ++i) x[(127 - i) * 1024 + threadIdx.x] = held[i] * held[(i * 7) % 128];\n}\n";
-    let kernel = Kernel { name: "spills".into(), file: None, text: text.into() };
+    let kernel = kernel("spills", text);
     let resources = nvrtc().compile(&kernel, "sm_90a").unwrap_or_else(|error| panic!("{error}")).resources;
     assert!(resources.spill_stores > 0 && resources.spill_loads > 0, "{resources:?}");
     assert!(fault(&kernel, "sm_90a", &nvrtc().compile(&kernel, "sm_90a")).is_some());
@@ -167,12 +179,9 @@ fn spills_are_seen() {
 #[ignore = "needs NVRTC"]
 fn cubins_are_compiled_once_and_come_in_order() {
     let folder = tempfile::tempdir().expect("a folder");
-    let kernel = |i: usize| Kernel {
-        name: format!("kernel_{i}"),
-        file: None,
-        text: format!("KERNEL(32) kernel_{i}(u32* x) {{ x[0] = {i}; }}\n"),
-    };
-    let kernels: Vec<Kernel> = (0..5).map(kernel).collect();
+    let storing =
+        |i: u32| kernel(&format!("kernel_{i}"), format!("KERNEL(32) kernel_{i}(u32* x) {{ x[0] = {i}; }}\n"));
+    let kernels: Vec<Kernel> = (0..5).map(storing).collect();
     let kernels: Vec<&Kernel> = kernels.iter().collect();
     let all = |architecture: &str| {
         let cubins = Cubins::new(nvrtc(), Cache::at(folder.path()), architecture);

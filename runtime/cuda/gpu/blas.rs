@@ -1,0 +1,170 @@
+//! A multiplication in cuBLASLt's terms, as numbers: what it is told, without a device.
+//!
+//! cuBLASLt counts matrices column after column. One whose rows are contiguous is to it the transpose of that. So a
+//! result whose rows are contiguous is made as its transpose: `outᵀ = rhsᵀ · lhsᵀ`, with the right side first.
+
+use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
+use crate::cuda::program::{Epilogue, Matrices, Multiply};
+use crate::program::Activation;
+use ir::DType;
+
+/// What cuBLASLt is told for a multiplication.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Call {
+    /// What the choice of an algorithm depends on.
+    pub(super) problem: Problem,
+    /// Where the first and the second side, what is added and the result begin.
+    pub(super) places: [Address; 4],
+    /// The bias, or where sums go.
+    pub(super) vector: Option<Address>,
+    /// What the activation is applied to.
+    pub(super) aux: Option<Address>,
+    /// Whether what is added is added.
+    pub(super) adds: bool,
+}
+
+/// The shape of a multiplication: those that are alike are done alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Problem {
+    /// The first and the second side, what is added and the result.
+    pub(super) matrices: [Columns; 4],
+    /// Whether the first and the second side are transposed before they are multiplied.
+    pub(super) transposed: [bool; 2],
+    /// How many matrices each of them stands for.
+    pub(super) batch: i32,
+    /// The type of both sides, and of the rest.
+    pub(super) types: [DType; 2],
+    /// What is done at last.
+    pub(super) finish: Finish,
+    /// Of the six addresses of a call, powers of two that divide them.
+    pub(super) alignments: [u32; 6],
+}
+
+/// Matrices as cuBLASLt counts them: column after column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Columns {
+    pub(super) rows: u64,
+    pub(super) columns: u64,
+    /// Elements from a column to the next.
+    pub(super) leading: i64,
+    /// Elements from a matrix to the next.
+    pub(super) apart: i64,
+}
+
+/// What is done to a product before it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Finish {
+    /// Nothing, but perhaps a bias.
+    Plain { bias: bool },
+    /// GELU; what it is applied to may be stored, with so many elements from a column to the next.
+    Gelu { bias: bool, aux: Option<i64> },
+    /// GELU's gradient at what was stored.
+    GeluGradient { aux: i64 },
+    /// The terms of the first side, or of the second, are summed as well.
+    Sums { of_first: bool },
+}
+
+/// Matrices whose columns are contiguous, or the transposes of such.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    columns: Columns,
+    transposed: bool,
+}
+
+impl Call {
+    /// `add` to what the result holds.
+    pub(super) fn of(multiply: &Multiply, places: &MultiplyPlaces, add: bool) -> Result<Self, DriverError> {
+        Self::of_lines(multiply, places, add).ok_or_else(|| {
+            DriverError(format!("cuBLASLt multiplies no matrices that lie like this: {multiply:?}"))
+        })
+    }
+
+    fn of_lines(multiply: &Multiply, places: &MultiplyPlaces, add: bool) -> Option<Self> {
+        let [m, k, n] = multiply.sizes;
+        let out = Seen::of(&multiply.out, [m, n])?;
+        let sides = [Seen::of(&multiply.lhs, [m, k])?, Seen::of(&multiply.rhs, [k, n])?];
+        // The transpose of a result has the sides in the other order, each transposed once more.
+        let [first, second] = if out.transposed { [sides[1], sides[0]] } else { sides };
+        let transposed = [first, second].map(|side| side.transposed != out.transposed);
+        let epilogue = &multiply.epilogue;
+        let added = epilogue.addend.as_ref().map_or(Some(out), |addend| Seen::of(addend, [m, n]))?;
+        let mut matrices = [first, second, added, out].map(|seen| seen.columns);
+        if multiply.batch == 1 {
+            matrices.iter_mut().for_each(|columns| columns.apart = 0);
+        }
+        let [left, right] = [places.lhs, places.rhs];
+        let [left, right] = if out.transposed { [right, left] } else { [left, right] };
+        let places_in_order = [left, right, places.addend.unwrap_or(places.out), places.out];
+        let vector = places.bias.or(places.sums);
+        let of_all = places_in_order.map(Some).into_iter().chain([vector, places.aux]);
+        let mut alignments = [0; 6];
+        alignments.iter_mut().zip(of_all).for_each(|(to, place)| *to = place.map_or(0, alignment));
+        let can_add = !add || epilogue.addend.is_none() && epilogue.activation == Activation::None;
+        let problem = Problem {
+            matrices,
+            transposed,
+            batch: i32::try_from(multiply.batch).ok()?,
+            types: [multiply.dtype, multiply.out_dtype],
+            finish: Finish::of(epilogue, [m, n], out.transposed)?,
+            alignments,
+        };
+        let plain = *epilogue == Epilogue::default();
+        let possible = can_add && added.transposed == out.transposed && (plain || multiply.batch == 1);
+        let adds = add || epilogue.addend.is_some();
+        possible.then_some(Self { problem, places: places_in_order, vector, aux: places.aux, adds })
+    }
+}
+
+/// The largest power of two up to 256 that divides an address.
+fn alignment(at: Address) -> u32 {
+    1 << at.0.trailing_zeros().min(8)
+}
+
+impl Seen {
+    fn of(matrices: &Matrices, [rows, columns]: [usize; 2]) -> Option<Self> {
+        let [down, right] = matrices.strides;
+        // Of one line the distance to the next means nothing, but cuBLASLt asks for one that is long enough.
+        let across = |lines: usize, distance: i64, length: usize| {
+            let least = i64::try_from(length).ok()?;
+            if lines == 1 { Some(distance.max(least)) } else { (distance >= least).then_some(distance) }
+        };
+        let seen = |transposed, length: usize, lines: usize, distance| {
+            let leading = across(lines, distance, length)?;
+            let columns =
+                Columns { rows: length as u64, columns: lines as u64, leading, apart: matrices.apart };
+            Some(Self { columns, transposed })
+        };
+        let by_rows = || seen(true, columns, rows, down).filter(|_| right == 1);
+        let by_columns = || seen(false, rows, columns, right).filter(|_| down == 1);
+        by_rows().or_else(by_columns)
+    }
+}
+
+impl Finish {
+    fn of(epilogue: &Epilogue, sizes: [usize; 2], transposed: bool) -> Option<Self> {
+        let bias = epilogue.bias.is_some();
+        let aux = match &epilogue.aux {
+            None => None,
+            Some(aux) => {
+                let seen = Seen::of(aux, sizes)?;
+                Some((seen.transposed == transposed).then_some(seen.columns.leading)?)
+            }
+        };
+        // cuBLASLt adds a bias to each of its columns, and has one vector for it and for sums.
+        if bias && (!transposed || epilogue.sums.is_some()) {
+            return None;
+        }
+        match (epilogue.activation, epilogue.sums, aux) {
+            (Activation::None, None, None) => Some(Self::Plain { bias }),
+            (Activation::None, Some((side, _)), None) => {
+                Some(Self::Sums { of_first: (side == 0) != transposed })
+            }
+            (Activation::GeluTanh, None, aux) => Some(Self::Gelu { bias, aux }),
+            (Activation::GeluTanhGrad, None, Some(aux)) if !bias => Some(Self::GeluGradient { aux }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! NVRTC's functions and programs.
+
+use libloading::os::unix::Library as Handle;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr;
+
+/// 0 is success.
+pub(super) type Status = c_int;
+type Program = *mut c_void;
+type GetSize = unsafe extern "C" fn(Program, *mut usize) -> Status;
+type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Status;
+
+/// Functions of NVRTC, as its header declares them.
+pub(super) struct Functions {
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
+    destroy: unsafe extern "C" fn(*mut Program) -> Status,
+    log: (GetSize, GetBytes),
+    cubin: (GetSize, GetBytes),
+    text: unsafe extern "C" fn(Status) -> *const c_char,
+    count_architectures: unsafe extern "C" fn(*mut c_int) -> Status,
+    architectures: unsafe extern "C" fn(*mut c_int) -> Status,
+}
+
+impl Functions {
+    /// Of the library itself, which stays open.
+    #[allow(unsafe_code)]
+    pub(super) fn of(handle: &Handle) -> Result<Self, String> {
+        fn get<F: Copy>(handle: &Handle, name: &str) -> Result<F, String> {
+            // SAFETY: `F` is the type that NVRTC's header declares for the name; the library is never closed.
+            unsafe { handle.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+        }
+        Ok(Self {
+            create: get(handle, "nvrtcCreateProgram")?,
+            compile: get(handle, "nvrtcCompileProgram")?,
+            destroy: get(handle, "nvrtcDestroyProgram")?,
+            log: (get(handle, "nvrtcGetProgramLogSize")?, get(handle, "nvrtcGetProgramLog")?),
+            cubin: (get(handle, "nvrtcGetCUBINSize")?, get(handle, "nvrtcGetCUBIN")?),
+            text: get(handle, "nvrtcGetErrorString")?,
+            count_architectures: get(handle, "nvrtcGetNumSupportedArchs")?,
+            architectures: get(handle, "nvrtcGetSupportedArchs")?,
+        })
+    }
+
+    /// The devices that it compiles for: 90 is sm_90.
+    #[allow(unsafe_code)]
+    pub(super) fn architectures(&self) -> Result<Vec<u32>, Status> {
+        let mut count = 0;
+        // SAFETY: it writes one number.
+        succeeded(unsafe { (self.count_architectures)(&mut count) })?;
+        let mut all = vec![0; usize::try_from(count).unwrap_or_default()];
+        // SAFETY: it writes as many numbers as it said just now.
+        succeeded(unsafe { (self.architectures)(all.as_mut_ptr()) })?;
+        Ok(all.into_iter().filter_map(|architecture| u32::try_from(architecture).ok()).collect())
+    }
+
+    /// What NVRTC calls an error.
+    #[allow(unsafe_code)]
+    pub(super) fn text(&self, error: Status) -> &str {
+        // SAFETY: it gives a text for any number, which is part of the library; null is taken care of.
+        let text = unsafe {
+            let text = (self.text)(error);
+            if text.is_null() { None } else { CStr::from_ptr(text).to_str().ok() }
+        };
+        text.unwrap_or("an unknown error")
+    }
+}
+
+fn succeeded(status: Status) -> Result<(), Status> {
+    if status == 0 { Ok(()) } else { Err(status) }
+}
+
+/// `NVRTC_ERROR_INVALID_INPUT`, for what is no text of C.
+const INVALID_INPUT: Status = 3;
+
+/// A program of NVRTC, which is destroyed in the end.
+pub(super) struct Compilation<'a> {
+    functions: &'a Functions,
+    program: Program,
+    /// The program may point to it.
+    _source: CString,
+}
+
+impl<'a> Compilation<'a> {
+    /// Of a source.
+    #[allow(unsafe_code)]
+    pub(super) fn new(functions: &'a Functions, source: &str) -> Result<Self, Status> {
+        let source = CString::new(source).map_err(|_| INVALID_INPUT)?;
+        let mut program = ptr::null_mut();
+        // SAFETY: the texts end with zeros and outlive the program; there are no headers.
+        let status = unsafe {
+            let (name, none) = (c"kernel.cu".as_ptr(), ptr::null());
+            (functions.create)(&mut program, source.as_ptr(), name, 0, none, none)
+        };
+        succeeded(status)?;
+        Ok(Self { functions, program, _source: source })
+    }
+
+    /// Compiles it.
+    #[allow(unsafe_code)]
+    pub(super) fn run(&self, options: &[String]) -> Result<(), Status> {
+        let options = options.iter().map(|option| CString::new(option.as_str()));
+        let options: Vec<CString> = options.collect::<Result<_, _>>().map_err(|_| INVALID_INPUT)?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is alive; there are so many options, which end with zeros.
+        succeeded(unsafe {
+            (self.functions.compile)(self.program, pointers.len() as c_int, pointers.as_ptr())
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn bytes(&self, (size_of, bytes_of): (GetSize, GetBytes)) -> Result<Vec<u8>, Status> {
+        let mut size = 0;
+        // SAFETY: the program is alive; it writes one number.
+        succeeded(unsafe { size_of(self.program, &mut size) })?;
+        let mut bytes = vec![0_u8; size];
+        // SAFETY: it writes as many bytes as it said just now.
+        succeeded(unsafe { bytes_of(self.program, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+
+    /// What the compiler says.
+    pub(super) fn log(&self) -> Result<String, Status> {
+        let bytes = self.bytes(self.functions.log)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned())
+    }
+
+    /// What it was compiled to.
+    pub(super) fn cubin(&self) -> Result<Vec<u8>, Status> {
+        self.bytes(self.functions.cubin)
+    }
+}
+
+impl Drop for Compilation<'_> {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: the program is alive, and nothing uses it any more.
+        unsafe { (self.functions.destroy)(&mut self.program) };
+    }
+}

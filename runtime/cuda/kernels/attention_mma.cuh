@@ -5,7 +5,7 @@
 namespace attention {
 
 // Exponentials are powers of two, of scores in units of log 2.
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 // 16 rows of a matrix as left sides.
 template <class M, class T>
@@ -20,7 +20,8 @@ template <int N> DEVICE void clear(float (&sums)[N][4]) {
 }
 
 // 16 rows against `N` eights of rows of a matrix in shared memory.
-template <class M, class T, int N> DEVICE void rows_by_rows(float (&products)[N][4], const u32 (&left)[M::WIDTH / 16][4], const T* matrix) {
+template <class M, class T, int N>
+DEVICE void rows_by_rows(float (&products)[N][4], const u32 (&left)[M::WIDTH / 16][4], const T* matrix) {
     clear(products);
     #pragma unroll
     for (int term = 0; term < M::WIDTH / 16; term++)
@@ -34,7 +35,8 @@ template <class M, class T, int N> DEVICE void rows_by_rows(float (&products)[N]
 }
 
 // The same, of 16 rows that are in shared memory as well.
-template <class M, class T, int N> DEVICE void rows_by_rows(float (&products)[N][4], const T* rows, const T* matrix) {
+template <class M, class T, int N>
+DEVICE void rows_by_rows(float (&products)[N][4], const T* rows, const T* matrix) {
     clear(products);
     #pragma unroll
     for (int term = 0; term < M::WIDTH / 16; term++) {
@@ -51,7 +53,8 @@ template <class M, class T, int N> DEVICE void rows_by_rows(float (&products)[N]
 }
 
 // Adds what 16 rows of weights, of `N` eights of terms, make of rows of a matrix in shared memory.
-template <class M, class T, int N> DEVICE void weigh(float (&sums)[M::GROUPS][4], const float (&weights)[N][4], const T* matrix) {
+template <class M, class T, int N>
+DEVICE void weigh(float (&sums)[M::GROUPS][4], const float (&weights)[N][4], const T* matrix) {
     #pragma unroll
     for (int term = 0; term < N; term += 2) {
         u32 left[4];

@@ -36,10 +36,8 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     };
     let call = Call::of(forward, op.scale.get(), op.causal);
     let gradient = Gradient { call, out, logsumexp, dout, instruction };
-    if matrices::take(
-        &gradient.call,
-        &[&[out, dout], &instruction.results.iter().collect::<Vec<_>>()[..]].concat(),
-    ) {
+    let others: Vec<&View> = [out, dout].into_iter().chain(&instruction.results).collect();
+    if matrices::take(&gradient.call, &others) {
         return Ok(matrices::gradient(&gradient).into_iter().map(Step::Run).collect());
     }
     let mut runs = vec![];

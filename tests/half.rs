@@ -6,15 +6,9 @@ mod models;
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use ir::{DType, Tensor};
 use models::half::check_half;
-use models::{BERT_DYNAMO, Fixture, GPT2_DYNAMO, LLAMA_DYNAMO, adamw, done};
-use passes::precision::Precision;
+use models::{BERT_DYNAMO, GPT2_DYNAMO, LLAMA_DYNAMO};
 use trainyard::cli::verify::Mode;
-use trainyard::pipeline::Plan;
-use trainyard::verification::compare::{FLOOR, largest};
-use trainyard::verification::execute::Execution;
-use trainyard::verification::{Tested, inputs};
 use workplace::Workplace;
 
 #[test]

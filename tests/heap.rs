@@ -10,6 +10,7 @@ use peak_alloc::PeakAlloc;
 use runtime::cpu::Cpu;
 use runtime::device::{Device, ProgramId};
 use runtime::program::Section;
+use runtime::program::Target;
 use trainyard::training::Programs;
 
 #[global_allocator]
@@ -44,7 +45,7 @@ fn a_step_holds_little_beside_the_arena() {
 fn taken(fixture: &Fixture, batch: u64) -> usize {
     let (source, plan) = fixture.source(batch, adamw());
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    let Programs { training: program, .. } = done(Programs::lower(&compilation, 1));
+    let Programs { training: program, .. } = done(Programs::lower(&compilation, 1, Target::Cpu));
     let mut cpu = Cpu::new(vec![program.clone()], Some(THREADS)).expect("there is memory for it");
     let id = ProgramId(0);
     let states = done(initial_states(&compilation.training, 0, Missing::Draw));

@@ -7,7 +7,6 @@ mod models;
 use ir::Tensor;
 use models::losses::{check_losses, losses, numbers, optimizers};
 use models::{Fixture, adamw, done, momentum, split};
-use passes::optimizer::Optimizer;
 use std::collections::BTreeSet;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;

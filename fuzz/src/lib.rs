@@ -14,6 +14,7 @@ use passes::bind::Bind;
 use runtime::checkpoint::{Checkpoint, DataFingerprint, load_weights};
 use runtime::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use runtime::lower::{LowerOptions, lower};
+use runtime::program;
 use trainyard::cli::report::Failure;
 use trainyard::compilation::Source;
 use trainyard::pipeline::Plan;
@@ -39,7 +40,11 @@ pub fn model(bytes: &[u8]) {
     }
     let plan = Plan { bind: Bind { sizes }, ..Plan::default() };
     match source.compile(&plan, &Manager::default(), |_, _, _| {}) {
-        Ok(compilation) => drop(Programs::lower(&compilation, 1)),
+        Ok(compilation) => {
+            for target in [program::Target::Cpu, program::Target::Cuda] {
+                drop(Programs::lower(&compilation, 1, target));
+            }
+        }
         Err(Failure::User(_)) => {}
         Err(Failure::Fault(fault)) => panic!("{fault:?}"),
     }

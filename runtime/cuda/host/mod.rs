@@ -54,7 +54,7 @@ struct Aligned(#[allow(dead_code)] [u8; 256]);
 
 enum Queued {
     Launch { kernel: compile::Function, sizes: [u32; 4], words: Vec<u64>, name: String },
-    Multiply { multiply: Multiply, places: MultiplyPlaces, add: bool },
+    Multiply { multiply: Box<Multiply>, places: MultiplyPlaces, add: bool },
     Library { instruction: Box<Instruction>, arena: Address, constants: Address, add: bool },
     Record(Event),
     Wait(Event, u64),
@@ -211,7 +211,7 @@ impl Driver for Host {
         places: MultiplyPlaces,
         add: bool,
     ) -> Result<(), DriverError> {
-        self.push(stream, Queued::Multiply { multiply: multiply.clone(), places, add });
+        self.push(stream, Queued::Multiply { multiply: Box::new(multiply.clone()), places, add });
         Ok(())
     }
 

@@ -1,12 +1,12 @@
-// Layer norm and RMS norm, and their gradients. Gradients of scale and bias are summed over the rows of each block here,
+// Layer norm and RMS norm, and their gradients. Rows may be of one type, scale and bias of another. Gradients of scale and bias are summed over the rows of each block here,
 // and over the blocks by a reduction.
 
 // `norm` is a function of CUDA's.
 namespace norms {
 
 // `(x - mean)·rstd·scale + bias`, with the rows' statistics.
-template <class Shape, class C, class T, class S>
-DEVICE void layer_norm(const T* x, const T* scale, const T* bias, T* y, S* mean, S* rstd, C eps) {
+template <class Shape, class C, class T, class P, class R, class S>
+DEVICE void layer_norm(const T* x, const P* scale, const P* bias, R* y, S* mean, S* rstd, C eps) {
     const i64 own = Shape::row(blockIdx.x), start = Shape::start(own);
     const auto row = rows::read<Shape>(x + start, own < Shape::ROWS);
     C centre[1], variance[1];
@@ -38,8 +38,8 @@ DEVICE void layer_norm(const T* x, const T* scale, const T* bias, T* y, S* mean,
 }
 
 // `x·rstd·scale`, with the rows' statistic.
-template <class Shape, class C, class T, class S>
-DEVICE void rms_norm(const T* x, const T* scale, T* y, S* rstd, C eps) {
+template <class Shape, class C, class T, class P, class R, class S>
+DEVICE void rms_norm(const T* x, const P* scale, R* y, S* rstd, C eps) {
     const i64 own = Shape::row(blockIdx.x), start = Shape::start(own);
     const auto row = rows::read<Shape>(x + start, own < Shape::ROWS);
     C squares[1];
@@ -118,8 +118,8 @@ template <class Shape, bool CENTRED, class C> DEVICE void finish(const Columns<S
 
 // With x̂ = (x - mean)·rstd and g = d y·scale: `d x = rstd·(g - mean(g) - x̂·mean(g·x̂))`, where rows are `CENTRED`; else
 // with mean and mean(g) zero. The blocks' sums for scale and bias go to `blocks`.
-template <class Shape, bool CENTRED, class C, class T, class S>
-DEVICE void gradient(const T* x, const T* scale, const S* mean, const S* rstd, const T* dy, T* dx, C* blocks) {
+template <class Shape, bool CENTRED, class C, class T, class P, class S, class D, class R>
+DEVICE void gradient(const T* x, const P* scale, const S* mean, const S* rstd, const D* dy, R* dx, C* blocks) {
     constexpr int SUMS = CENTRED ? 2 : 1;
     Columns<Shape, CENTRED, C> columns;
     clear(columns, blocks);

@@ -129,17 +129,24 @@ fn missing(what: &str) -> Diagnostic {
 
 /// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.
 pub(crate) fn reads_half(op: &Op, index: usize) -> bool {
-    let _ = (op, index);
-    false
+    match op {
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Reduce(_) => index == 0,
+        // x, and d y.
+        Op::LayerNormGrad(_) => index == 0 || index == 4,
+        Op::RmsNormGrad(_) => index == 0 || index == 3,
+        _ => false,
+    }
 }
 
 /// Whether the kernel of an operator writes result `index` as `to`, though the operator makes `made`.
 pub(crate) fn writes_as(op: &Op, index: usize, made: DType, to: DType) -> bool {
     let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
-    let _ = index;
     match op {
         // cuBLASLt adds up in f32 anyway.
         Op::Contract(_) => half(made) && to == DType::F32,
+        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => {
+            index == 0 && made == DType::F32 && half(to)
+        }
         _ => false,
     }
 }

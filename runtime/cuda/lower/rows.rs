@@ -46,7 +46,7 @@ pub(super) struct Along {
 }
 
 impl Along {
-    /// The rows of operands and results of one type, each dense.
+    /// The rows of operands and results, each dense; what is computed goes by the type of the first.
     pub(super) fn of(tensors: &[&Unplaced], rows: usize, size: usize, held: Held) -> Self {
         let dtype = tensors[0].dtype;
         let width = width(dtype, |width| {

@@ -52,7 +52,7 @@ fn refused(what: &'static str) -> impl Fn(result::CublasError) -> DriverError {
             let text = sys::cublasLtGetStatusString(error.0);
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
         };
-        DriverError(format!("cuBLASLt, {what}: {error}, {text}"))
+        DriverError(format!("cuBLASLt, {what}: {:?}, {text}", error.0))
     }
 }
 

@@ -5,6 +5,7 @@ mod batch_norm;
 mod det;
 mod dropout;
 mod experts;
+mod gpu;
 mod indexing;
 mod loss;
 mod norm;
@@ -17,7 +18,7 @@ mod shape;
 mod softmax;
 mod writer;
 
-use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::compare::{Make, Microbatch, assert_agrees_on, unit};
 use crate::operators::{Through, add, is_single, program, retyped};
 use ir::interp::Mode;
 use ir::ops::samples::{Sample, samples};
@@ -60,22 +61,28 @@ fn covered() -> Vec<Sample> {
         .collect()
 }
 
+/// The samples in a type, and how the interpreter computes them.
+fn in_type(samples: &[Sample], dtype: DType) -> (Vec<Sample>, Mode) {
+    if dtype == DType::F32 {
+        return (samples.to_vec(), Mode::Exact);
+    }
+    let has_single = |sample: &&Sample| {
+        sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single)
+    };
+    (samples.iter().filter(has_single).map(|sample| retyped(sample, dtype)).collect(), Mode::Typed)
+}
+
 pub(crate) fn check(through: Through, unfused: bool, order: Order) {
     let options = LowerOptions { target: Target::Cuda, unfused, ..LowerOptions::default() };
-    let samples = covered();
+    check_on(&|program| host(program, order), &covered(), through, &options);
+}
+
+/// Samples in single and half precision, on a device.
+fn check_on(make: Make, samples: &[Sample], through: Through, options: &LowerOptions) {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let (kept, mode): (Vec<Sample>, _) = match dtype {
-            DType::F32 => (samples.clone(), Mode::Exact),
-            half => {
-                let single = samples.iter().filter(|sample| {
-                    sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single)
-                });
-                (single.map(|sample| retyped(sample, half)).collect(), Mode::Typed)
-            }
-        };
+        let (kept, mode) = in_type(samples, dtype);
         let (module, inputs) = all(&kept, through);
-        let make = |program: Program| host(program, order);
-        assert_agrees_on(&make, mode, &module, &options, &[vec![inputs]], unit);
+        assert_agrees_on(make, mode, &module, options, &[vec![inputs]], unit);
     }
 }
 

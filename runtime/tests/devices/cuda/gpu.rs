@@ -1,0 +1,103 @@
+//! A GPU itself: that it keeps what it is given, and computes what the interpreter does. On a machine with one:
+//!
+//! `cargo test -p runtime --test devices gpu -- --ignored`
+
+use super::{check_on, covered};
+use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::operators::Through;
+use ir::interp::Mode;
+use ir::ops::contract::Contract;
+use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
+use runtime::cuda::device::Cuda;
+use runtime::cuda::driver::{Address, Driver};
+use runtime::cuda::gpu::{Gpu, Options};
+use runtime::device::Device;
+use runtime::lower::{LowerOptions, Target};
+use runtime::program::Program;
+use std::sync::Arc;
+
+fn open() -> Gpu {
+    Gpu::open(0, Options::default()).unwrap_or_else(|error| panic!("this test needs a GPU: {error}"))
+}
+
+fn gpu(program: Program) -> Box<dyn Device> {
+    Box::new(Cuda::new(open(), vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn options(unfused: bool) -> LowerOptions<'static> {
+    LowerOptions { target: Target::Cuda, unfused, ..LowerOptions::default() }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn memory_is_zero_and_keeps_what_is_written() {
+    let mut gpu = open();
+    let bytes: Vec<u8> = (0..13_000_003_usize).map(|i| (i * 7 % 251) as u8).collect();
+    let at = gpu.allocate(bytes.len() as u64 + 512).expect("a few megabytes are free");
+    assert_eq!(at.0 % 256, 0);
+    let mut zeros = vec![1; bytes.len() + 512];
+    gpu.read(at, &mut zeros).expect("it is there");
+    assert!(zeros.iter().all(|&byte| byte == 0));
+    for offset in [0, 256, 3] {
+        let place = Address(at.0 + offset);
+        gpu.write(place, &bytes).expect("it fits");
+        let mut read = vec![0; bytes.len()];
+        gpu.read(place, &mut read).expect("it is there");
+        assert!(read == bytes, "at {offset}");
+    }
+    gpu.write(at, &[]).expect("nothing is nothing");
+    gpu.finish().expect("nothing failed");
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn more_memory_than_there_is_is_refused_and_then_less_is_given() {
+    let mut gpu = open();
+    let error = gpu.allocate(1 << 50).expect_err("nobody has a pebibyte").to_string();
+    assert!(error.contains("1125899906842624 bytes on GPU 0") && error.contains("are free"), "{error}");
+    gpu.allocate(0).expect("nothing fits");
+    gpu.allocate(1).expect("a byte fits");
+}
+
+/// Nothing but cuBLASLt: sides transposed, in batches, one matrix for many.
+#[test]
+#[ignore = "needs a GPU"]
+fn contractions_by_cublaslt_agree() {
+    let sizes = |label: u8| [2, 24, 40, 56, 3, 5][(label - b'a') as usize];
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let (mut module, mut inputs) = (Module::new("contractions"), Microbatch::new());
+        let texts = ["bc,cd->bd", "cb,cd->bd", "bc,dc->bd", "cb,dc->bd", "bc,cd->db", "abc,acd->abd"];
+        let batches =
+            ["abc,cd->abd", "bac,adc->bad", "abc,adc->abd", "b,d->bd", "bc,c->b", "eabc,eacd->eabd"];
+        for text in texts.into_iter().chain(batches) {
+            let contract = Contract::new(text);
+            let mut add = |side: &str, labels: &ir::ops::Labels| {
+                let sizes: Vec<usize> = labels.0.iter().map(|&label| sizes(label)).collect();
+                let ty = Type::new(dtype, sizes.iter().map(|&size| Dim::known(size as u64)));
+                let number =
+                    |i: usize| ir::random::normal(3, text.len() as u64 + side.len() as u64, i as u64);
+                let elements = (0..sizes.iter().product()).map(|i: usize| number(i) / 4.0).collect();
+                let name = format!("{text} {side}");
+                inputs.insert(name.clone(), Tensor::float(dtype, sizes, elements).rounded());
+                module.add_input(name, ty, false)
+            };
+            let operands = [add("lhs", &contract.lhs), add("rhs", &contract.rhs)];
+            let mut b = Builder::new(&mut module, "test");
+            let out = b.one(contract, &operands).expect(text);
+            b.finish();
+            module.add_output(text, out);
+        }
+        assert_agrees_on(&gpu, Mode::Typed, &module, &options(false), &[vec![inputs]], unit);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn kernels_agree_with_the_interpreter_on_a_gpu() {
+    // Convolutions are for cuDNN, which is not called yet.
+    let convolves = |op: &Op| matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
+    let samples: Vec<_> = covered().into_iter().filter(|sample| !convolves(&sample.op)).collect();
+    check_on(&gpu, &samples, Through::Inputs, &options(false));
+    check_on(&gpu, &samples, Through::Transposes, &options(false));
+    check_on(&gpu, &samples, Through::Negations, &options(true));
+}

@@ -34,7 +34,8 @@ pub trait Device {
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError>;
 
     /// Runs some instructions of `update`: all of them, in order and each once, are what [`Device::run`] does with
-    /// that section. In between, what was made so far can be looked at, and the step be given up.
+    /// that section. In between, what was made so far can be looked at, and the step be given up. A device may refuse to
+    /// stop elsewhere than after an instruction that makes an output.
     fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError>;
 
     /// The bytes of an output, after the section it belongs to.
@@ -198,6 +199,12 @@ pub enum DeviceError {
     Target {
         /// The program.
         program: String,
+    },
+    /// Instructions of which some are run with others.
+    #[error("the device runs some of the instructions {instructions:?} together with others")]
+    Apart {
+        /// Those asked for.
+        instructions: Range<usize>,
     },
     /// Something has no kernel on this device.
     #[error(transparent)]

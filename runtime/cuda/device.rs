@@ -20,6 +20,7 @@ struct Ready {
     cuda: CudaProgram,
     loaded: Loaded,
     constants: Address,
+    tables: Address,
     /// Microbatches run in this step.
     microbatches: u64,
 }
@@ -49,7 +50,13 @@ impl<D: Driver> Cuda<D> {
             for constant in &cuda.program.constants {
                 driver.write(Address(constants.0 + constant.base), &constant.bytes)?;
             }
-            Ok(Ready { loaded: driver.load(&cuda)?, cuda, constants, microbatches: 0 })
+            let tables = driver.allocate(8 * cuda.tables.len() as u64)?;
+            let loaded = driver.load(&cuda)?;
+            let ready = Ready { cuda, loaded, constants, tables, microbatches: 0 };
+            let words = ready.cuda.tables.iter().map(|argument| ready.word(arena, argument));
+            let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            driver.write(tables, &bytes)?;
+            Ok(ready)
         };
         let programs = programs.into_iter().map(ready).collect::<Result<_, _>>().map_err(refused)?;
         Ok(Self { driver, programs, arena })
@@ -86,9 +93,10 @@ impl<D: Driver> Cuda<D> {
         if instructions.end > ready.cuda.program.section(section).len() {
             return Err(DeviceError::Unknown { what: "instruction", index: instructions.end });
         }
-        for command in ready.cuda.of_instructions(section, &instructions) {
+        let commands = ready.cuda.of_instructions(section, &instructions);
+        for command in commands.ok_or(DeviceError::Apart { instructions: instructions.clone() })? {
             ready.issue(&mut self.driver, arena, section, command).map_err(|error| {
-                let instruction = &ready.cuda.program.section(section)[command.instruction];
+                let instruction = &ready.cuda.program.section(section)[command.instructions.start];
                 DeviceError::Driver {
                     operator: instruction.name(),
                     origin: instruction.origin.clone(),
@@ -133,6 +141,16 @@ impl Ready {
         }
     }
 
+    /// An argument as the 8 bytes that a kernel gets.
+    fn word(&self, arena: Address, argument: &Argument) -> u64 {
+        match *argument {
+            Argument::Address(region, start) => self.base(arena, region).0.wrapping_add_signed(start),
+            Argument::Number(number) => number as u64,
+            Argument::Table(index) => self.tables.0 + 8 * index as u64,
+            Argument::Adds => u64::from(self.microbatches > 1),
+        }
+    }
+
     /// Gives the driver a command.
     fn issue(
         &self,
@@ -147,12 +165,8 @@ impl Ready {
         command.waits.iter().try_for_each(|&event| driver.wait(stream, event))?;
         match &command.task {
             Task::Launch(launch) => {
-                let word = |argument: &Argument| match *argument {
-                    Argument::Address(region, start) => address(region, start).0,
-                    Argument::Number(number) => number as u64,
-                    Argument::Adds => u64::from(later),
-                };
-                let words: Vec<u64> = launch.arguments.iter().map(word).collect();
+                let words: Vec<u64> =
+                    launch.arguments.iter().map(|argument| self.word(arena, argument)).collect();
                 driver.launch(stream, self.loaded, launch, &words)?;
             }
             Task::Multiply(multiply) => {
@@ -171,7 +185,7 @@ impl Ready {
                 driver.multiply(stream, multiply, places, multiply.accumulates && later)?;
             }
             Task::Library => {
-                let instruction = &self.cuda.program.section(section)[command.instruction];
+                let instruction = &self.cuda.program.section(section)[command.instructions.start];
                 let add = instruction.accumulates && later;
                 driver.library(stream, LibraryTask { instruction, arena, constants: self.constants, add })?;
             }

@@ -14,10 +14,12 @@ pub struct CudaProgram {
     pub program: Arc<Program>,
     /// The kernels, each once.
     pub kernels: Vec<Kernel>,
-    /// The commands of each section, by [`Section`]; those of one instruction follow each other.
+    /// The commands of each section, by [`Section`].
     pub sections: [Vec<Command>; 3],
     /// How many events there are.
     pub events: u32,
+    /// The arguments of launches that are several in one, one after the other: they go to the device once.
+    pub tables: Vec<Argument>,
 }
 
 /// A function that runs on a device.
@@ -82,8 +84,8 @@ pub struct Command {
     pub reads: SmallVec<[Place; 6]>,
     /// The memory that it writes.
     pub writes: SmallVec<[Place; 3]>,
-    /// The instruction of the section that it is of.
-    pub instruction: usize,
+    /// From the first to the last of the section's instructions that it is of.
+    pub instructions: Range<usize>,
 }
 
 /// What a command does.
@@ -111,7 +113,7 @@ pub struct Place {
 pub struct Launch {
     /// Its index among the program's.
     pub kernel: usize,
-    /// Blocks along x, y and z.
+    /// Blocks along x, y and z; of several launches in one each is a layer along z.
     pub grid: [u32; 3],
     /// Threads of a block, along x.
     pub block: u32,
@@ -126,6 +128,8 @@ pub enum Argument {
     Address(Region, i64),
     /// A number.
     Number(i64),
+    /// The address of the program's table from this argument on.
+    Table(usize),
     /// 1 if results are added to what is there, else 0: an instruction that accumulates adds from a step's second
     /// microbatch on.
     Adds,
@@ -204,11 +208,18 @@ impl CudaProgram {
         Event(self.events - 1 - stream as u32)
     }
 
-    /// The section's commands that these instructions became.
-    pub fn of_instructions(&self, section: Section, instructions: &Range<usize>) -> &[Command] {
-        let commands = self.section(section);
-        let at = |index| commands.partition_point(|command| command.instruction < index);
-        &commands[at(instructions.start)..at(instructions.end)]
+    /// The section's commands that these instructions became; none if there is one that is of others as well.
+    pub fn of_instructions(&self, section: Section, instructions: &Range<usize>) -> Option<Vec<&Command>> {
+        let mut own = Vec::new();
+        for command in self.section(section) {
+            let [first, last] = [command.instructions.start, command.instructions.end - 1];
+            match [first, last].map(|instruction| instructions.contains(&instruction)) {
+                [true, true] => own.push(command),
+                [false, false] => {}
+                _ => return None,
+            }
+        }
+        Some(own)
     }
 }
 

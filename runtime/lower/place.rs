@@ -21,7 +21,7 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
     drafts.instructions.sort_by_key(|draft| draft.section);
     let scratch = scratch(&mut drafts, options.target);
     let positions = Positions::of(&drafts.instructions);
-    let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
+    let mut lifetimes = lifetimes(&drafts, &scratch, &positions, options.target);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
     let (addresses, memory) = addresses(&drafts, &lifetimes, options)?;
     let view = |located: &Located| {
@@ -111,6 +111,10 @@ impl Positions {
         index as u32 + [0, 2, 3][section as usize]
     }
 
+    fn start_of_update(&self) -> u32 {
+        self.of_instruction((self.counts[0] + self.counts[1]) as usize, Section::Update)
+    }
+
     fn after(&self, section: Section) -> u32 {
         let [prepare, microbatch, update] = self.counts;
         match section {
@@ -126,7 +130,15 @@ impl Positions {
 }
 
 /// The lifetime of every buffer that does not take another's place.
-fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions) -> Vec<Option<Lifetime>> {
+/// Bytes of what a GPU's update keeps to its end: where no place is used twice, one launch makes the norms of all gradients.
+const SMALL: u64 = 4096;
+
+fn lifetimes(
+    drafts: &Drafts,
+    scratch: &[Option<Located>],
+    positions: &Positions,
+    target: Target,
+) -> Vec<Option<Lifetime>> {
     let repeated = match drafts.microbatches {
         // What has been read for the last time no other microbatch reads again.
         Microbatches::One => 0..0,
@@ -146,8 +158,16 @@ fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions
     let mut used = vec![false; drafts.buffers.len()];
     for (index, (draft, scratch)) in drafts.instructions.iter().zip(scratch).enumerate() {
         for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
-            used[root(located.buffer)] = true;
-            lifetimes.access(root(located.buffer), positions.of_instruction(index, draft.section));
+            let buffer = root(located.buffer);
+            used[buffer] = true;
+            lifetimes.access(buffer, positions.of_instruction(index, draft.section));
+            if target == Target::Cuda
+                && draft.section == Section::Update
+                && drafts.buffers[buffer].bytes <= SMALL
+            {
+                lifetimes.access(buffer, positions.start_of_update());
+                lifetimes.access(buffer, positions.after(Section::Update));
+            }
         }
     }
     for (output, located) in drafts.module.outputs.iter().zip(&drafts.outputs) {

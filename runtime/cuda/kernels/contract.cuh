@@ -19,3 +19,28 @@ DEVICE void contract(const T* lhs, const T* rhs, R* to, i64 adds) {
     R* const at = to + To::at(own);
     *at = narrow<R>(adds ? (C)(widen(*at) + total) : total);
 }
+
+// Each block's slice of `Σ x·y`, read `N` neighbours at a time.
+template <i64 COUNT, int N, class C, class T> DEVICE void dot(const T* x, const T* y, C* slices) {
+    const i64 step = (i64)gridDim.x * blockDim.x;
+    C total = (C)0;
+    for (i64 i = thread_index(); i < COUNT / N;) {
+        C sum = (C)0;
+        for (int n = 0; n < 64 / N && i < COUNT / N; n++, i += step) {
+            const Pack<T, N> left = load<N>(x + i * N), right = load<N>(y + i * N);
+            #pragma unroll
+            for (int e = 0; e < N; e++) sum += (C)widen(left.at[e]) * (C)widen(right.at[e]);
+        }
+        total += sum;
+    }
+    total = sum_over_block(total);
+    if (threadIdx.x == 0) slices[blockIdx.x] = total;
+}
+
+// The sum of the slices, or that added to what is there. One block.
+template <int SLICES, class C, class R> DEVICE void dot_total(const C* slices, R* to, i64 adds) {
+    C total = (C)0;
+    for (int i = threadIdx.x; i < SLICES; i += blockDim.x) total += slices[i];
+    total = sum_over_block(total);
+    if (threadIdx.x == 0) *to = narrow<R>(adds ? (C)(widen(*to) + total) : total);
+}

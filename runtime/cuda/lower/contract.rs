@@ -1,7 +1,7 @@
 //! Contractions: multiplications by cuBLASLt where it takes the matrices, else a kernel of their own.
 
-use super::Step;
-use super::source::{CONTRACT, Run, computed, layout};
+use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
+use super::{Step, Unplaced};
 use crate::contraction::{Plan, shifted};
 use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
@@ -13,10 +13,65 @@ use ir::{DType, Diagnostic};
 const MOST: usize = 16;
 
 pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    if let Some(steps) = dot(contract, instruction) {
+        return Ok(steps);
+    }
     match multiplications(contract, instruction) {
         Some(all) => Ok(all.into_iter().map(Step::Multiply).collect()),
         None => Ok(vec![Step::Run(kernel(contract, instruction))]),
     }
+}
+
+/// A sum of products, of tensors that lie alike: each block its slice of it, then one block adds up.
+fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
+    let scratch = instruction.scratch.as_ref()?;
+    let [x, y, to] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
+    let terms = terms(contract, [&x.layout, &y.layout, &to.layout])?;
+    let computed = computed(to.dtype);
+    let (blocks, width) = (slices(terms), pack(terms, [x, y]));
+    let mut part = Run::of("dot", &CONTRACT);
+    let (x, y) = (part.reads(x), part.reads(y));
+    let sums = part.parameter(format!("{computed}*"), address(scratch));
+    part.line(format!("dot<{terms}, {width}, {computed}>({x}, {y}, {sums});"));
+    let mut total = Run::of("dot_total", &CONTRACT);
+    let sums = total.parameter(format!("const {computed}*"), address(scratch));
+    let out = total.writes(to);
+    let adds = match instruction.accumulates {
+        true => total.parameter("i64", Argument::Adds),
+        false => "0".into(),
+    };
+    total.line(format!("dot_total<{blocks}, {computed}>({sums}, {out}, {adds});"));
+    Some(vec![Step::Run(part.blocks(blocks, BLOCK)), Step::Run(total.blocks(1, BLOCK))])
+}
+
+/// How many products a contraction of two tensors that lie alike, one after the other, adds up; none if it makes more than
+/// one number.
+fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<usize> {
+    let plan = Plan::of(contract, layouts.map(Layout::clone));
+    let one = plan.rows.size == 1 && plan.columns.size == 1 && plan.outer.is_empty() && plan.inner.is_empty();
+    let neighbours = plan.summed.size > 1 && plan.summed.strides[..2] == [1, 1];
+    (one && neighbours).then_some(plan.summed.size)
+}
+
+/// Blocks that share the terms: few enough to be added up by one.
+fn slices(terms: usize) -> usize {
+    terms.div_ceil(BLOCK as usize * 16).min(MOST_SLICES)
+}
+
+const MOST_SLICES: usize = 264;
+
+/// Neighbours that are read at once.
+fn pack(terms: usize, views: [&View; 2]) -> usize {
+    let most = 16 / views[0].dtype.bytes() as usize;
+    let fits = |view: &View| is_aligned(view, most * view.dtype.bytes() as usize);
+    if terms.is_multiple_of(most) && views.into_iter().all(fits) { most } else { 1 }
+}
+
+/// The f32 numbers of scratch that the kernels take.
+pub(super) fn scratch(contract: &Contract, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+    let layouts = [&operands[0].layout, &operands[1].layout, &results[0].layout];
+    let width = if results[0].dtype == DType::F64 { 2 } else { 1 };
+    terms(contract, layouts).map_or(0, |terms| slices(terms) * width)
 }
 
 /// A contraction with an epilogue: one multiplication, as [`FusedContract`] is made.

@@ -10,6 +10,7 @@ mod dropout;
 mod experts;
 mod indexing;
 mod loss;
+mod merge;
 mod norm;
 mod optimizer;
 mod order;
@@ -38,19 +39,21 @@ use std::sync::Arc;
 /// What has no kernel.
 pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
     let mut kernels = Kernels::default();
-    let mut sections = [vec![], vec![], vec![]];
+    let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
     for (section, _) in Section::ALL {
+        let mut drafts = Vec::new();
         for (index, instruction) in program.section(section).iter().enumerate() {
             if instruction.results.iter().all(|result| result.layout.is_empty()) {
                 continue;
             }
             let steps =
                 steps(&program, instruction).map_err(|error| error.at(instruction.origin.to_string()))?;
-            let commands = steps.into_iter().map(|step| command(step, instruction, index, &mut kernels));
-            sections[section as usize].extend(commands);
+            drafts.extend(steps.into_iter().map(|step| Draft::of(step, instruction, index)));
         }
+        let drafts = merge::merged(&program, section, drafts, &mut tables);
+        sections[section as usize] = drafts.into_iter().map(|draft| draft.command(&mut kernels)).collect();
     }
-    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0 };
+    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0, tables };
     order::order(&mut cuda);
     Ok(cuda)
 }
@@ -65,35 +68,59 @@ enum Step {
     Library,
 }
 
-/// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself.
-fn command(step: Step, instruction: &Instruction, index: usize, kernels: &mut Kernels) -> Command {
-    let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
-    let scratch = instruction.scratch.iter().map(Place::of);
-    let mut reads: SmallVec<[Place; 6]> =
-        all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
-    let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
-    if instruction.accumulates {
-        reads.extend(all(&instruction.results));
-    }
-    let task = match step {
-        Step::Run(run) => Task::Launch(kernels.launch(run)),
-        Step::Library => Task::Library,
-        Step::Multiply(multiply) => {
-            // Of an instruction that became several, each has its own part.
-            if multiply.epilogue == Epilogue::default() {
-                (reads, writes) = places(&multiply);
-            }
-            Task::Multiply(Box::new(multiply))
+impl Step {
+    fn into_run(self) -> Option<Run> {
+        match self {
+            Self::Run(run) => Some(run),
+            Self::Multiply(_) | Self::Library => None,
         }
-    };
-    Command {
-        stream: super::program::Stream::Main,
-        waits: SmallVec::new(),
-        records: None,
-        task,
-        reads,
-        writes,
-        instruction: index,
+    }
+}
+
+/// A command whose kernel has no number yet.
+struct Draft {
+    step: Step,
+    reads: SmallVec<[Place; 6]>,
+    writes: SmallVec<[Place; 3]>,
+    /// The first and the last of the section's instructions that it is of.
+    first: usize,
+    last: usize,
+}
+
+impl Draft {
+    /// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself.
+    fn of(step: Step, instruction: &Instruction, index: usize) -> Self {
+        let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
+        let scratch = instruction.scratch.iter().map(Place::of);
+        let mut reads: SmallVec<[Place; 6]> =
+            all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
+        let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
+        if instruction.accumulates {
+            reads.extend(all(&instruction.results));
+        }
+        // Of an instruction that became several, each has its own part.
+        if let Step::Multiply(multiply) = &step
+            && multiply.epilogue == Epilogue::default()
+        {
+            (reads, writes) = places(multiply);
+        }
+        Self { step, reads, writes, first: index, last: index }
+    }
+
+    fn touches(&self) -> order::Touches<'_> {
+        [&self.reads, &self.writes]
+    }
+
+    fn command(self, kernels: &mut Kernels) -> Command {
+        let Self { step, reads, writes, first, last } = self;
+        let task = match step {
+            Step::Run(run) => Task::Launch(kernels.launch(run)),
+            Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
+            Step::Library => Task::Library,
+        };
+        let stream = super::program::Stream::Main;
+        let instructions = first..last + 1;
+        Command { stream, waits: SmallVec::new(), records: None, task, reads, writes, instructions }
     }
 }
 
@@ -176,6 +203,7 @@ pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
         Op::MaxPoolGrad(op) => pool::scratch(op, operands, results),
         Op::Det(_) => det::scratch(operands),
         Op::Reduce(reduce) => reduce::scratch(reduce, operands, results),
+        Op::Contract(contract) => contract::scratch(contract, operands, results),
         _ => 0,
     }
 }

@@ -36,12 +36,19 @@ fn streams(commands: &mut [Command], section: Section) {
     }
 }
 
+/// What a command reads and writes.
+pub(super) type Touches<'a> = [&'a [Place]; 2];
+
+fn touches(command: &Command) -> Touches<'_> {
+    [&command.reads, &command.writes]
+}
+
 /// Whether two commands may not change places.
-fn conflict(a: &Command, b: &Command) -> bool {
+pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: Touches) -> bool {
     let meet = |these: &[Place], those: &[Place]| {
         these.iter().any(|this| this.region == Region::Arena && those.iter().any(|that| this.meets(that)))
     };
-    meet(&a.writes, &b.writes) || meet(&a.writes, &b.reads) || meet(&a.reads, &b.writes)
+    meet(writes, later_writes) || meet(writes, later_reads) || meet(reads, later_writes)
 }
 
 /// Adds waits and marks, counting events from `next`; gives the next number.
@@ -53,7 +60,7 @@ fn marks(commands: &mut [Command], mut next: u32) -> u32 {
         let last = (0..index).rev().find(|&earlier| {
             commands[earlier].stream as usize != own
                 && seen[own].is_none_or(|seen| earlier > seen)
-                && conflict(&commands[earlier], &commands[index])
+                && conflict(touches(&commands[earlier]), touches(&commands[index]))
         });
         let Some(earlier) = last else { continue };
         seen[own] = Some(earlier);
@@ -86,7 +93,7 @@ pub fn races(commands: &[Command]) -> Vec<(usize, usize)> {
         let unordered = (0..index).filter(|earlier| !before[index].contains(earlier));
         races.extend(
             unordered
-                .filter(|&earlier| conflict(&commands[earlier], command))
+                .filter(|&earlier| conflict(touches(&commands[earlier]), touches(command)))
                 .map(|earlier| (earlier, index)),
         );
     }

@@ -170,6 +170,45 @@ impl Run {
         self
     }
 
+    /// Whether both are the same kernel on as many blocks, and what they are given is known when the program is loaded.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let file = |run: &Self| run.file.map(|file| file.name);
+        file(self) == file(other)
+            && (self.grid, self.block) == (other.grid, other.block)
+            && self.parameters == other.parameters
+            && self.body == other.body
+            && !self.arguments.contains(&Argument::Adds)
+    }
+
+    /// Several launches that are alike as one: what each is given stands in a table, of which the launch has a layer of
+    /// blocks each.
+    pub(super) fn many(all: Vec<Self>, table: &mut Vec<Argument>) -> Self {
+        let start = table.len();
+        let count = all.len();
+        all.iter().for_each(|run| table.extend_from_slice(&run.arguments));
+        let mut runs = all.into_iter();
+        let Some(first) = runs.next() else { unreachable!("there are several") };
+        let mut many = Self {
+            of: format!("{}_many", first.of),
+            file: first.file,
+            parameters: vec![],
+            arguments: vec![],
+            body: String::new(),
+            grid: [first.grid[0], first.grid[1], count as u32],
+            block: first.block,
+        };
+        many.parameters.push("const u64* table".into());
+        many.arguments.push(Argument::Table(start));
+        let each = first.parameters.len();
+        many.line(format!("const u64* const own = table + (i64)blockIdx.z * {each};"));
+        for (index, parameter) in first.parameters.iter().enumerate() {
+            let ty = parameter.rsplit_once(' ').map_or("", |(ty, _)| ty);
+            many.line(format!("{parameter} = ({ty})own[{index}];"));
+        }
+        many.body += &first.body;
+        many
+    }
+
     /// Blocks along y as well.
     pub(super) fn blocks_along_y(mut self, count: usize) -> Self {
         self.grid[1] = u32::try_from(count).unwrap_or(u32::MAX);
@@ -217,6 +256,6 @@ fn fnv(text: &str) -> u64 {
 pub(super) fn is_aligned(view: &View, bytes: usize) -> bool {
     match address(view) {
         Argument::Address(_, start) => start.rem_euclid(bytes as i64) == 0,
-        Argument::Number(_) | Argument::Adds => false,
+        Argument::Number(_) | Argument::Table(_) | Argument::Adds => false,
     }
 }

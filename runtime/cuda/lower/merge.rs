@@ -1,0 +1,96 @@
+//! Launches that are alike as one: the updates of all parameters of one shape, the casts of all weights.
+//!
+//! Not within a microbatch, whose instructions are looked at one by one when a number is not finite; nor across an
+//! instruction that makes an output, because the loop may look at that before it goes on.
+
+use super::order::conflict;
+use super::source::Run;
+use super::{Draft, Step};
+use crate::cuda::program::Argument;
+use crate::program::{Program, Section};
+
+/// The same with fewer launches.
+pub(super) fn merged(
+    program: &Program,
+    section: Section,
+    drafts: Vec<Draft>,
+    table: &mut Vec<Argument>,
+) -> Vec<Draft> {
+    if section == Section::Microbatch {
+        return drafts;
+    }
+    let ends = ends(program, section);
+    let part = |draft: &Draft| ends.partition_point(|&end| end <= draft.last);
+    let mut result: Vec<Draft> = Vec::new();
+    let mut drafts = drafts.into_iter().peekable();
+    while let Some(first) = drafts.peek() {
+        let own = part(first);
+        let stretch: Vec<Draft> = std::iter::from_fn(|| drafts.next_if(|draft| part(draft) == own)).collect();
+        result.extend(within(stretch, table));
+    }
+    result
+}
+
+/// The numbers of the instructions that come after those that make an output, ascending.
+fn ends(program: &Program, section: Section) -> Vec<usize> {
+    let outputs = program.outputs.iter().filter(|output| output.section == section);
+    let instructions = program.section(section);
+    let end = |bytes: std::ops::Range<u64>| {
+        let made = instructions.iter().rposition(|instruction| {
+            instruction.results.iter().any(|result| {
+                let own = result.bytes();
+                own.start < bytes.end && bytes.start < own.end
+            })
+        });
+        made.map(|index| index + 1)
+    };
+    let mut ends: Vec<usize> = outputs.filter_map(|output| end(output.view.bytes())).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// Launches that nothing keeps apart and that are alike, as one each. What comes first is what waits for nothing, then
+/// what waits for that alone, and so on.
+fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
+    let mut levels: Vec<usize> = Vec::new();
+    for (index, draft) in stretch.iter().enumerate() {
+        let waits = |earlier: &usize| conflict(stretch[*earlier].touches(), draft.touches());
+        let level = (0..index).filter(waits).map(|earlier| levels[earlier] + 1).max();
+        levels.push(level.unwrap_or_default());
+    }
+    let count = levels.iter().max().map_or(0, |most| most + 1);
+    let mut groups: Vec<Vec<Vec<Draft>>> = (0..count).map(|_| vec![]).collect();
+    for (draft, level) in stretch.into_iter().zip(levels) {
+        let alike = |group: &&mut Vec<Draft>| match (&group[0].step, &draft.step) {
+            (Step::Run(first), Step::Run(run)) => first.is_like(run) && group.len() < MOST,
+            _ => false,
+        };
+        match groups[level].iter_mut().find(alike) {
+            Some(group) => group.push(draft),
+            None => groups[level].push(vec![draft]),
+        }
+    }
+    groups.into_iter().flatten().map(|group| one(group, table)).collect()
+}
+
+/// Layers of blocks that a launch may have.
+const MOST: usize = 65_535;
+
+fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
+    let mut drafts = group.into_iter();
+    let Some(mut first) = drafts.next() else { unreachable!("no group is empty") };
+    let mut runs: Vec<Run> = Vec::new();
+    for draft in drafts {
+        first.reads.extend(draft.reads);
+        first.writes.extend(draft.writes);
+        first.last = draft.last;
+        runs.extend(draft.step.into_run());
+    }
+    if runs.is_empty() {
+        return first;
+    }
+    let Step::Run(run) = first.step else { unreachable!("only kernels are alike") };
+    runs.insert(0, run);
+    Draft { step: Step::Run(Run::many(runs, table)), ..first }
+}

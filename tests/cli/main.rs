@@ -155,7 +155,7 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             "--lr-schedule wsd:warmup=5,decay=6,steps=10",
             "--label-smoothing 1.5",
             "--input mask",
-            "--device cuda",
+            "--device tpu",
             "--mesh dp",
             "--mesh dp=0",
             "--mesh dp=two",
@@ -207,7 +207,7 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'wsd:warmup=5,decay=6,steps=10' for '--lr-schedule <NAME[:KEY=X,…]>': a warm-up of 5 steps and a decay of 6 do not fit into the schedule's 10 steps
             error: invalid value '1.5' for '--label-smoothing <X>': `1.5` is not a number from 0 to below 1
             error: invalid value 'mask' for '--input <NAME=SOURCE>': `mask` is not of the form NAME=SOURCE, such as position_ids=positions
-            error: invalid value 'cuda' for '--device <DEVICE>'
+            error: invalid value 'tpu' for '--device <DEVICE>'
             error: invalid value 'dp' for '--mesh <AXIS=SIZE,…>': `dp` is not of the form axis=size, such as dp=2
             error: invalid value 'dp=0' for '--mesh <AXIS=SIZE,…>': axis `dp`: `0` is not a whole number from 1 to 4294967295
             error: invalid value 'dp=two' for '--mesh <AXIS=SIZE,…>': axis `dp`: `two` is not a whole number from 1 to 4294967295

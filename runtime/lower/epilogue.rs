@@ -15,7 +15,7 @@ use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::ReduceKind;
-use ir::{DType, Diagnostic, Module, Node, NodeId, Op, ValueId};
+use ir::{DType, Diagnostic, Dim, Module, Node, NodeId, Op, ValueId};
 
 /// A contraction with what it does besides.
 #[derive(Clone, Debug)]
@@ -168,7 +168,9 @@ impl<'m> Search<'m> {
     fn take(&self, fused: &mut Fused, node: &Node, nodes: &[NodeId]) -> bool {
         let (made, result) = (fused.out, node.results[0]);
         let ty = self.module.ty(made);
-        let half = matches!(ty.dtype, DType::F16 | DType::BF16);
+        // cuBLASLt has GELU for half types, and keeps what it is applied to in rows of 16 bytes.
+        let columns = ty.dims.last().and_then(Dim::size).unwrap_or_default();
+        let has_gelu = matches!(ty.dtype, DType::F16 | DType::BF16) && columns.is_multiple_of(8);
         let within = |value: ValueId| nodes.iter().any(|&node| self.module.node(node).results[0] == value);
         let other = match node.operands[..] {
             [first, second] if first == made && second != made => Some(second),
@@ -188,14 +190,13 @@ impl<'m> Search<'m> {
                 };
                 *place = Some(other);
             }
-            // cuBLASLt's own is of half types.
-            (Op::Unary(Unary::GeluTanh), _) if half => {
+            (Op::Unary(Unary::GeluTanh), _) if has_gelu => {
                 let read_again = self.readers[made].len() > 1 || self.held.contains(made);
                 fused.kept = read_again.then_some(made);
                 fused.activation = Activation::GeluTanh;
             }
             (Op::Binary(Binary::GeluTanhGrad), Some(aux))
-                if half
+                if has_gelu
                     && node.operands[1] == made
                     && !within(aux)
                     && fused.bias.is_none()

@@ -187,6 +187,7 @@ impl<'m> Drafts<'m> {
         match item {
             Item::Chain { nodes, stored } => self.chain(nodes, stored),
             Item::Contract(fused) => self.fused_contract(fused),
+            Item::Added(added) => self.added(added),
             Item::Node(id) => {
                 let node = module.node(*id);
                 match &node.op {

@@ -38,15 +38,34 @@ pub(super) struct Fused {
     pub(super) sums: Option<(u32, ValueId)>,
 }
 
-/// The items with contractions that do more than multiply.
+/// A norm's gradient with what its first result is added to: what came by the residual connection.
+#[derive(Clone, Debug)]
+pub(super) struct Added {
+    /// The gradient.
+    pub(super) node: NodeId,
+    /// What is added.
+    pub(super) addend: ValueId,
+    /// The sum.
+    pub(super) out: ValueId,
+}
+
+/// The items with contractions that do more than multiply, and gradients of norms that add.
 pub(super) fn items(
     module: &Module,
     live: &EntitySet<NodeId>,
     options: &LowerOptions,
-    items: Vec<Item>,
+    mut items: Vec<Item>,
 ) -> Vec<Item> {
     let search = Search::new(module, live, options);
-    search.with_sums(search.with_chains(items))
+    let fused = |items: &[Item]| items.iter().filter(|item| matches!(item, Item::Contract(_))).count();
+    // What is left of a sum of several products is a chain again, which another of them may take.
+    loop {
+        let before = fused(&items);
+        items = search.with_chains(items);
+        if fused(&items) == before {
+            return search.with_sums(search.with_norms(items));
+        }
+    }
 }
 
 struct Search<'m> {
@@ -233,6 +252,66 @@ impl<'m> Search<'m> {
         taken
     }
 
+    /// Gradients of norms take in the addition that reads them.
+    fn with_norms(&self, items: Vec<Item>) -> Vec<Item> {
+        let mut place: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::new();
+        for (index, item) in items.iter().enumerate() {
+            item.nodes().iter().for_each(|&node| place[node] = Some(index));
+        }
+        let mut added: Vec<Option<(NodeId, Added)>> = vec![None; items.len()];
+        let mut gone = vec![false; items.len()];
+        for (index, item) in items.iter().enumerate() {
+            let Some((add, found)) = self.addition(item) else { continue };
+            let Some(chain) = place[add].filter(|&chain| chain > index && added[chain].is_none()) else {
+                continue;
+            };
+            // It moves there: what reads its other results must come later.
+            let others = &self.module.node(found.node).results[1..];
+            let in_time = |reader: &NodeId| place[*reader].is_none_or(|at| at > chain);
+            let within =
+                items[chain].nodes().iter().any(|&node| self.module.node(node).results[0] == found.addend);
+            if !within && others.iter().all(|&other| self.readers[other].iter().all(in_time)) {
+                added[chain] = Some((add, found));
+                gone[index] = true;
+            }
+        }
+        let mut result = Vec::new();
+        for ((item, added), gone) in items.into_iter().zip(added).zip(gone) {
+            match (item, added) {
+                (Item::Chain { nodes, stored }, Some((add, added))) => {
+                    let out = added.out;
+                    result.push(Item::Added(Box::new(added)));
+                    let nodes: Vec<NodeId> = nodes.into_iter().filter(|&node| node != add).collect();
+                    let stored = stored.into_iter().filter(|&value| value != out).collect();
+                    if !nodes.is_empty() {
+                        result.push(Item::Chain { nodes, stored });
+                    }
+                }
+                (item, _) if !gone => result.push(item),
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// The addition that alone reads what a norm's gradient gives, if the other side is of the same type.
+    fn addition(&self, item: &Item) -> Option<(NodeId, Added)> {
+        let Item::Node(id) = item else { return None };
+        let node = self.module.node(*id);
+        let (Op::LayerNormGrad(_) | Op::RmsNormGrad(_)) = &node.op else { return None };
+        let made = node.results[0];
+        let [reader] = self.readers[made][..] else { return None };
+        let add = self.module.node(reader);
+        let addend = match (&add.op, &add.operands[..]) {
+            (Op::Binary(Binary::Add), &[first, second]) if first == made && second != made => second,
+            (Op::Binary(Binary::Add), &[first, second]) if second == made && first != made => first,
+            _ => return None,
+        };
+        let alike = self.module.ty(addend) == self.module.ty(made) && add.phase == node.phase;
+        let out = add.results[0];
+        (alike && !self.held.contains(made)).then_some((reader, Added { node: *id, addend, out }))
+    }
+
     /// Contractions that sum over all rows of an operand take in the reductions of it that do as well.
     fn with_sums(&self, items: Vec<Item>) -> Vec<Item> {
         let mut items: Vec<Option<Item>> = items.into_iter().map(Some).collect();
@@ -319,6 +398,36 @@ impl Drafts<'_> {
             accumulates: false,
             parts: None,
             node: fused.node,
+            origin: node.origin.clone(),
+        });
+        for (value, located) in made.into_iter().zip(results) {
+            self.located[value] = Some(located);
+            self.sum_up(value, node.phase.into());
+        }
+        Ok(())
+    }
+
+    /// Drafts a norm's gradient that adds: the addend is an operand more.
+    pub(super) fn added(&mut self, added: &Added) -> Result<(), Diagnostic> {
+        let module = self.module;
+        let node = module.node(added.node);
+        let mut operands = Vec::new();
+        for &value in node.operands.iter().chain([&added.addend]) {
+            operands.push(self.operand(value, Reads::Dense, node, added.node)?);
+        }
+        let made: Vec<ValueId> = [added.out].into_iter().chain(node.results[1..].iter().copied()).collect();
+        let results: Vec<Located> = made
+            .iter()
+            .map(|&value| self.allocate(module.ty(value).dtype, Layout::dense(&self.sizes(value))))
+            .collect();
+        self.instructions.push(Draft {
+            section: node.phase.into(),
+            kernel: Kernel::Op(node.op.clone()),
+            operands,
+            results: results.clone(),
+            accumulates: false,
+            parts: None,
+            node: added.node,
             origin: node.origin.clone(),
         });
         for (value, located) in made.into_iter().zip(results) {

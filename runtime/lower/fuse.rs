@@ -3,7 +3,7 @@
 //! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
 
-use super::epilogue::Fused;
+use super::epilogue::{Added, Fused};
 use super::{LowerOptions, select};
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
@@ -18,6 +18,8 @@ pub(super) enum Item {
     Chain { nodes: Vec<NodeId>, stored: Vec<ValueId> },
     /// A contraction that does more than multiply.
     Contract(Box<Fused>),
+    /// A norm's gradient whose first result is added to something.
+    Added(Box<Added>),
 }
 
 impl Item {
@@ -26,6 +28,7 @@ impl Item {
             Self::Node(node) => module.node(*node).phase.into(),
             Self::Chain { nodes, .. } => module.node(nodes[0]).phase.into(),
             Self::Contract(fused) => module.node(fused.node).phase.into(),
+            Self::Added(added) => module.node(added.node).phase.into(),
         }
     }
 
@@ -35,6 +38,7 @@ impl Item {
             Self::Node(node) => std::slice::from_ref(node),
             Self::Chain { nodes, .. } => nodes,
             Self::Contract(fused) => std::slice::from_ref(&fused.node),
+            Self::Added(added) => std::slice::from_ref(&added.node),
         }
     }
 }

@@ -117,9 +117,11 @@ template <class Shape, bool CENTRED, class C> DEVICE void finish(const Columns<S
 }
 
 // With x̂ = (x - mean)·rstd and g = d y·scale: `d x = rstd·(g - mean(g) - x̂·mean(g·x̂))`, where rows are `CENTRED`; else
-// with mean and mean(g) zero. The blocks' sums for scale and bias go to `blocks`.
-template <class Shape, bool CENTRED, class C, class T, class P, class S, class D, class R>
-DEVICE void gradient(const T* x, const P* scale, const S* mean, const S* rstd, const D* dy, R* dx, C* blocks) {
+// with mean and mean(g) zero; where something is `ADDED`, that as well. The blocks' sums for scale and bias go to `blocks`.
+template <class Shape, bool CENTRED, bool ADDED, class C, class T, class P, class S, class D, class A, class R>
+DEVICE void gradient(
+    const T* x, const P* scale, const S* mean, const S* rstd, const D* dy, const A* added, R* dx, C* blocks
+) {
     constexpr int SUMS = CENTRED ? 2 : 1;
     Columns<Shape, CENTRED, C> columns;
     clear(columns, blocks);
@@ -152,6 +154,11 @@ DEVICE void gradient(const T* x, const P* scale, const S* mean, const S* rstd, c
                 const C unit = (x.at[e] - centre) * factor, g = dy.at[e] * scales.at[e];
                 result.at[e] = factor * (g - (CENTRED ? means[SUMS - 1] : (C)0) - unit * means[0]);
                 terms.at[e] = dy.at[e] * unit;
+            }
+            if (ADDED && is_there) {
+                const auto more = rows::widen_all(load<Shape::N>(added + start + place));
+                #pragma unroll
+                for (int e = 0; e < Shape::N; e++) result.at[e] += more.at[e];
             }
             if (is_there) rows::write(dx + start + place, result);
             add(columns, 0, i, place, terms);

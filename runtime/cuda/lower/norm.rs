@@ -80,11 +80,18 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<
     if blocks.count > 0 {
         let mut run = Run::of(name, &NORM);
         let places = [0, 1, operands[0], operands[1], operands[2]];
-        let sources: Vec<String> = places.iter().map(|&place| run.reads(&views[place])).collect();
+        let mut sources: Vec<String> = places.iter().map(|&place| run.reads(&views[place])).collect();
+        // A gradient with an operand more adds that to d x; else nothing reads what stands for it.
+        let added = views.get(operands[2] + 1);
+        let stands = sources[0].clone();
+        sources.push(added.map_or(stands, |view| run.reads(view)));
         let target = run.writes(&results[0]);
         let partial = run.parameter(format!("{computed}*"), address(scratch));
         let (shape, sources) = (blocks.along.name(), sources.join(", "));
-        run.line(format!("norms::gradient<{shape}, {centred}, {computed}>({sources}, {target}, {partial});"));
+        run.line(format!(
+            "norms::gradient<{shape}, {centred}, {}, {computed}>({sources}, {target}, {partial});",
+            added.is_some()
+        ));
         steps.push(Step::Run(run.blocks(blocks.count, blocks.along.threads())));
     }
     let size = blocks.along.size;
@@ -105,8 +112,8 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<
 
 /// The f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let Some(dy) = operands.last() else { return 0 };
     let centred = matches!(op, Op::LayerNormGrad(_));
+    let dy = &operands[if centred { 4 } else { 3 }];
     let blocks = Blocks::of([&operands[0], &operands[1], dy, &results[0]], centred);
     blocks.count.max(1) * blocks.sums * blocks.along.size * words(operands[0].dtype)
 }

@@ -129,7 +129,9 @@ DEVICE void gradient(
     for (i64 round = blockIdx.x; round * Shape::GROUPS < Shape::ROWS; round += gridDim.x) {
         const i64 own = Shape::row(round), start = Shape::start(own);
         const bool is_there = own < Shape::ROWS;
-        const auto x_row = rows::read<Shape>(x + start, is_there), dy_row = rows::read<Shape>(dy + start, is_there);
+        // Of two types, perhaps.
+        const auto x_row = rows::read<Shape>(x + start, is_there);
+        const auto dy_row = rows::read<Shape>(dy + start, is_there);
         const C centre = CENTRED && is_there ? (C)widen(mean[own]) : (C)0;
         const C factor = is_there ? (C)widen(rstd[own]) : (C)0;
         // Means of g·x̂ and of g.

@@ -184,6 +184,14 @@ pub struct Start {
     pub byte: i64,
 }
 
+impl Start {
+    /// Where the element `[0, 0, …]` of a view is.
+    pub fn of(view: &View) -> Self {
+        let byte = view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64;
+        Self { region: view.region, byte }
+    }
+}
+
 /// Matrices that lie alike, one after the other; distances are counted in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Matrices {

@@ -54,7 +54,10 @@ fn the_kernels_of_every_model_compile_without_spilling() {
                     let resources = cubin.resources;
                     most = most.max(resources.registers);
                     if resources.spill_stores + resources.spill_loads > 0 {
-                        faults.push(format!("{} for {architecture}: {resources:?}", kernel.name));
+                        faults.push(format!(
+                            "{} for {architecture}: {resources:?}\n{}",
+                            kernel.name, kernel.text
+                        ));
                     }
                 }
             }

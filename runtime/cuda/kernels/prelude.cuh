@@ -18,10 +18,11 @@ struct bf16 { u16 bits; };
 
 #ifdef ON_HOST
 #define DEVICE static inline
-#define KERNEL(threads) extern "C" void
+#define KERNEL(...) extern "C" void
 #else
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// A kernel for blocks of so many threads; a second number is how many blocks a multiprocessor shall have at once.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 // An array that the threads of a block share; what is in it at first means nothing.
 #define SHARED(type, name, count) __shared__ type name[count]
 

@@ -163,10 +163,12 @@ impl Tiles {
         (tiles, width.div_ceil(tiles * self.size).max(1))
     }
 
-    /// A block for each tile of the rows of so many heads.
+    /// A block for each tile of the rows of so many heads. A thread's sums are to stay in registers: 128 of them do for a
+    /// small tile.
     fn blocks(&self, run: Run, rows: usize, heads: usize) -> Run {
         let lanes = self.size as u32 / 4;
-        run.blocks(rows.div_ceil(self.size) * heads, lanes * lanes)
+        let together = if lanes == 8 && self.dtype != DType::F64 { 8 } else { 1 };
+        run.blocks(rows.div_ceil(self.size) * heads, lanes * lanes).together(together)
     }
 }
 

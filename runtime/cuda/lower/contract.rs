@@ -3,7 +3,7 @@
 use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
 use super::{Step, Unplaced};
 use crate::contraction::{Plan, shifted};
-use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
+use crate::cuda::program::{Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
 use crate::program::{FusedContract, Instruction, View};
 use ir::ops::contract::Contract;
@@ -36,10 +36,7 @@ fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
     let mut total = Run::of("dot_total", &CONTRACT);
     let sums = total.parameter(format!("const {computed}*"), address(scratch));
     let out = total.writes(to);
-    let adds = match instruction.accumulates {
-        true => total.parameter("i64", Argument::Adds),
-        false => "0".into(),
-    };
+    let adds = total.adds(instruction);
     total.line(format!("dot_total<{blocks}, {computed}>({sums}, {out}, {adds});"));
     Some(vec![Step::Run(part.blocks(blocks, BLOCK)), Step::Run(total.blocks(1, BLOCK))])
 }
@@ -82,19 +79,15 @@ pub(super) fn fused(fused: &FusedContract, instruction: &Instruction) -> Result<
     };
     let mut operands = instruction.operands[2..].iter();
     let mut results = instruction.results[1..].iter();
-    let start = |view: &View| Start {
-        region: view.region,
-        byte: view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64,
-    };
     // They are dense, as the result is.
     let like_out =
-        |view: &View| Matrices { region: view.region, start: start(view).byte, ..multiply.out.clone() };
+        |view: &View| Matrices { region: view.region, start: Start::of(view).byte, ..multiply.out.clone() };
     multiply.epilogue = Epilogue {
-        bias: fused.bias.then(|| operands.next().map(start)).flatten(),
+        bias: fused.bias.then(|| operands.next().map(Start::of)).flatten(),
         addend: fused.addend.then(|| operands.next().map(like_out)).flatten(),
         activation: fused.activation,
         aux: if fused.keeps { results.next().map(like_out) } else { operands.next().map(like_out) },
-        sums: fused.sums.and_then(|side| Some((side, start(results.next()?)))),
+        sums: fused.sums.and_then(|side| Some((side, Start::of(results.next()?)))),
     };
     Ok(vec![Step::Multiply(multiply)])
 }
@@ -185,10 +178,7 @@ fn kernel(contract: &Contract, instruction: &Instruction) -> Run {
     let sums = if to.dtype.is_float() { computed(to.dtype) } else { computed(DType::I64) };
     let mut run = Run::of("contract", &CONTRACT);
     let (x, y, out) = (run.reads(lhs), run.reads(rhs), run.writes(to));
-    let adds = match instruction.accumulates {
-        true => run.parameter("i64", Argument::Adds),
-        false => "0".into(),
-    };
+    let adds = run.adds(instruction);
     run.line(format!("contract<{}, {sums}>({x}, {y}, {out}, {adds});", layouts.join(", ")));
     run.threads(to.layout.len())
 }

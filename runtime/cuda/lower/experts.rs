@@ -41,10 +41,7 @@ pub(super) fn experts_grad(_: &ExpertsGrad, instruction: &Instruction) -> Result
     let [rows, columns] = [rows, columns].map(|view| run.reads(view));
     let [order, starts] = sorted(&mut run, instruction, index.layout.len());
     let out = run.writes(&results[0]);
-    let adds = match instruction.accumulates {
-        true => run.parameter("i64", Argument::Adds),
-        false => "0".into(),
-    };
+    let adds = run.adds(instruction);
     run.line(format!(
         "experts::sum_of_rows<{experts}, {k}, {n}>({rows}, {columns}, {order}, {starts}, {out}, {adds});"
     ));

@@ -80,17 +80,15 @@ const MOST: usize = 65_535;
 fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
     let mut drafts = group.into_iter();
     let Some(mut first) = drafts.next() else { unreachable!("no group is empty") };
-    let mut runs: Vec<Run> = Vec::new();
+    let mut others: Vec<Run> = Vec::new();
     for draft in drafts {
         first.reads.extend(draft.reads);
         first.writes.extend(draft.writes);
         first.last = draft.last;
-        runs.extend(draft.step.into_run());
+        others.extend(draft.step.into_run());
     }
-    if runs.is_empty() {
-        return first;
+    match first.step {
+        Step::Run(run) if !others.is_empty() => Draft { step: Step::Run(run.with(others, table)), ..first },
+        step => Draft { step, ..first },
     }
-    let Step::Run(run) = first.step else { unreachable!("only kernels are alike") };
-    runs.insert(0, run);
-    Draft { step: Step::Run(Run::many(runs, table)), ..first }
 }

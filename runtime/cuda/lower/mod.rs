@@ -25,7 +25,7 @@ pub(crate) mod source;
 
 pub use order::races;
 
-use super::program::{Argument, Command, CudaProgram, Epilogue, Launch, Multiply, Place, Task};
+use super::program::{Argument, Command, CudaProgram, Epilogue, Multiply, Place, Task};
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Part, Program, Section, View};
 use ir::{DType, Diagnostic, Op};

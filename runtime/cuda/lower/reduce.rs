@@ -4,7 +4,6 @@
 use super::rows::{BLOCKS, width};
 use super::source::{REDUCE, Run, address, layout, stored};
 use super::{Step, Unplaced};
-use crate::cuda::program::Argument;
 use crate::layout::Layout;
 use crate::program::Instruction;
 use ir::DType;
@@ -37,10 +36,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction) -> Vec<Step> {
         _ => (plan, source, run),
     };
     let target = run.writes(to);
-    let adds = match instruction.accumulates {
-        true => run.parameter("i64", Argument::Adds),
-        false => "0".into(),
-    };
+    let adds = run.adds(instruction);
     let factor = match reduce.kind {
         ReduceKind::Mean => format!("1.0 / {}", from.layout.len() / to.layout.len()),
         _ => "1".into(),

@@ -1,8 +1,8 @@
 //! Writing kernels: names of types and layouts in CUDA C++, and the function around a body.
 
-use super::super::program::{Argument, File, Kernel};
+use crate::cuda::program::{Argument, File, Kernel, Launch, Start};
 use crate::layout::Layout;
-use crate::program::View;
+use crate::program::{Instruction, View};
 use ir::DType;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -102,18 +102,22 @@ pub(super) fn index_type(count: usize) -> &'static str {
 
 /// Where the element `[0, 0, …]` of a view is.
 pub(super) fn address(view: &View) -> Argument {
-    Argument::Address(view.region, view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64)
+    let Start { region, byte } = Start::of(view);
+    Argument::Address(region, byte)
 }
 
 /// A kernel with its arguments: written parameter by parameter, then its body.
 pub(super) struct Run {
     of: String,
-    file: Option<&'static File>,
-    parameters: Vec<String>,
+    file: &'static File,
+    /// The types of the parameters, whose names are `a0`, `a1` and so on.
+    types: Vec<String>,
     arguments: Vec<Argument>,
     body: String,
     grid: [u32; 3],
     block: u32,
+    /// Blocks that a multiprocessor shall have at once.
+    together: Option<u32>,
 }
 
 /// Threads of a block, where nothing speaks for another number.
@@ -124,12 +128,13 @@ impl Run {
     pub(super) fn of(name: impl Into<String>, file: &'static File) -> Self {
         Self {
             of: name.into(),
-            file: Some(file),
-            parameters: vec![],
+            file,
+            types: vec![],
             arguments: vec![],
             body: String::new(),
             grid: [1; 3],
             block: BLOCK,
+            together: None,
         }
     }
 
@@ -144,11 +149,18 @@ impl Run {
     }
 
     /// A parameter of this type, of 8 bytes when it travels; gives its name.
-    pub(super) fn parameter(&mut self, ty: impl AsRef<str>, argument: Argument) -> String {
-        let name = format!("a{}", self.arguments.len());
-        self.parameters.push(format!("{} {name}", ty.as_ref()));
+    pub(super) fn parameter(&mut self, ty: impl Into<String>, argument: Argument) -> String {
+        self.types.push(ty.into());
         self.arguments.push(argument);
-        name
+        format!("a{}", self.arguments.len() - 1)
+    }
+
+    /// Whether results are added to what is there, as an expression.
+    pub(super) fn adds(&mut self, instruction: &Instruction) -> String {
+        match instruction.accumulates {
+            true => self.parameter("i64", Argument::Adds),
+            false => "0".into(),
+        }
     }
 
     /// Adds to the body.
@@ -170,49 +182,48 @@ impl Run {
         self
     }
 
-    /// Whether both are the same kernel on as many blocks, and what they are given is known when the program is loaded.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        let file = |run: &Self| run.file.map(|file| file.name);
-        file(self) == file(other)
-            && (self.grid, self.block) == (other.grid, other.block)
-            && self.parameters == other.parameters
-            && self.body == other.body
-            && !self.arguments.contains(&Argument::Adds)
-    }
-
-    /// Several launches that are alike as one: what each is given stands in a table, of which the launch has a layer of
-    /// blocks each.
-    pub(super) fn many(all: Vec<Self>, table: &mut Vec<Argument>) -> Self {
-        let start = table.len();
-        let count = all.len();
-        all.iter().for_each(|run| table.extend_from_slice(&run.arguments));
-        let mut runs = all.into_iter();
-        let Some(first) = runs.next() else { unreachable!("there are several") };
-        let mut many = Self {
-            of: format!("{}_many", first.of),
-            file: first.file,
-            parameters: vec![],
-            arguments: vec![],
-            body: String::new(),
-            grid: [first.grid[0], first.grid[1], count as u32],
-            block: first.block,
-        };
-        many.parameters.push("const u64* table".into());
-        many.arguments.push(Argument::Table(start));
-        let each = first.parameters.len();
-        many.line(format!("const u64* const own = table + (i64)blockIdx.z * {each};"));
-        for (index, parameter) in first.parameters.iter().enumerate() {
-            let ty = parameter.rsplit_once(' ').map_or("", |(ty, _)| ty);
-            many.line(format!("{parameter} = ({ty})own[{index}];"));
-        }
-        many.body += &first.body;
-        many
-    }
-
     /// Blocks along y as well.
     pub(super) fn blocks_along_y(mut self, count: usize) -> Self {
         self.grid[1] = u32::try_from(count).unwrap_or(u32::MAX);
         self
+    }
+
+    /// So many blocks shall have a multiprocessor's registers among them. Where nothing is said the assembler may keep less
+    /// in registers than a kernel needs, so that more blocks fit.
+    pub(super) fn together(mut self, blocks: u32) -> Self {
+        self.together = Some(blocks);
+        self
+    }
+
+    /// Whether both are the same kernel on as many blocks, and what they are given is known when the program is loaded.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let launch = |run: &Self| (run.file.name, run.grid, run.block, run.together);
+        launch(self) == launch(other)
+            && self.types == other.types
+            && self.body == other.body
+            && !self.arguments.contains(&Argument::Adds)
+    }
+
+    /// This and others that are like it as one launch: what each is given stands in a table, of which the launch has a
+    /// layer of blocks each.
+    pub(super) fn with(self, others: Vec<Self>, table: &mut Vec<Argument>) -> Self {
+        let start = table.len();
+        let layers = others.len() as u32 + 1;
+        let all = std::iter::once(&self).chain(&others);
+        table.extend(all.flat_map(|run| run.arguments.iter().copied()));
+        let mut body =
+            format!("    const u64* const own = a0 + (i64)blockIdx.z * {};\n    {{\n", self.types.len());
+        for (index, ty) in self.types.iter().enumerate() {
+            let _ = writeln!(body, "    const auto a{index} = ({ty})own[{index}];");
+        }
+        Self {
+            of: format!("{}_many", self.of),
+            types: vec!["const u64*".into()],
+            arguments: vec![Argument::Table(start)],
+            body: format!("{body}{}    }}\n", self.body),
+            grid: [self.grid[0], self.grid[1], layers],
+            ..self
+        }
     }
 }
 
@@ -220,25 +231,25 @@ impl Run {
 #[derive(Default)]
 pub(super) struct Kernels {
     kernels: Vec<Kernel>,
-    known: BTreeMap<(&'static str, u32, String, String), usize>,
+    by_name: BTreeMap<String, usize>,
 }
 
 impl Kernels {
     /// The kernel that a run needs, by its index, and the run as a launch of it.
-    pub(super) fn launch(&mut self, run: Run) -> super::Launch {
-        let Run { of, file, parameters, arguments, body, grid, block } = run;
-        let key = (file.map_or("", |file| file.name), block, parameters.join(", "), body);
-        let kernel = *self.known.entry(key).or_insert_with_key(|(file_name, block, parameters, body)| {
-            let text = format!("({parameters}) {{\n{body}}}\n");
-            let hash = fnv(&format!("{file_name} {block} {text}"));
-            let name = format!("{of}_{hash:016x}");
-            let files = file.into_iter().flat_map(File::all);
-            let files = std::iter::once(&PRELUDE).chain(files).collect();
-            let text = format!("KERNEL({block}) {name}{text}");
-            self.kernels.push(Kernel { name, files, text });
+    pub(super) fn launch(&mut self, run: Run) -> Launch {
+        let bounds = [Some(run.block), run.together].into_iter().flatten().map(|bound| bound.to_string());
+        let bounds = bounds.collect::<Vec<_>>().join(", ");
+        let parameters = run.types.iter().enumerate().map(|(index, ty)| format!("{ty} a{index}"));
+        let function = format!("({}) {{\n{}}}\n", parameters.collect::<Vec<_>>().join(", "), run.body);
+        let hash = fnv(&format!("{} {bounds} {function}", run.file.name));
+        let name = format!("{}_{hash:016x}", run.of);
+        let kernel = *self.by_name.entry(name).or_insert_with_key(|name| {
+            let files = std::iter::once(&PRELUDE).chain(run.file.all()).collect();
+            let text = format!("KERNEL({bounds}) {name}{function}");
+            self.kernels.push(Kernel { name: name.clone(), files, text });
             self.kernels.len() - 1
         });
-        super::Launch { kernel, grid, block, arguments }
+        Launch { kernel, grid: run.grid, block: run.block, arguments: run.arguments }
     }
 
     pub(super) fn finish(self) -> Vec<Kernel> {

@@ -2,133 +2,29 @@
 
 use crate::compare::{Microbatch, assert_agrees, assert_agrees_in, unit};
 use ir::interp::Mode;
-use ir::ops::elementwise::Unary;
-use ir::ops::samples::{Sample, samples};
-use ir::ops::shape::Transpose;
+use ir::ops::samples::{Sample, Through, samples};
 use ir::ops::softmax::SoftmaxGrad;
-use ir::{At, Builder, DType, Dim, Inference, Module, Op, Operator, Phase, Tensor, Type, ValueId};
+use ir::{Builder, DType, Dim, Module, Tensor, Type};
 use runtime::lower::LowerOptions;
-
-/// How the operands of a sample reach it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Through {
-    /// As inputs.
-    Inputs,
-    /// As inputs with all dims in reverse order, transposed back: strided.
-    Transposes,
-    /// Through two negations: results that die at the operator, so that it may take their place.
-    Negations,
-}
-
-/// A program that runs a sample's operator, and its inputs.
-pub(crate) fn program(sample: &Sample, through: Through) -> (Module, Microbatch) {
-    let (mut module, mut inputs) = (Module::new("sample"), Microbatch::new());
-    module.data = sample.data.clone();
-    add(&mut module, &mut inputs, "", sample, through);
-    (module, inputs)
-}
-
-/// Adds a sample's operator to a program whose data table is the sample's, or is not looked at by it; names begin with
-/// `prefix`.
-pub(crate) fn add(
-    module: &mut Module,
-    inputs: &mut Microbatch,
-    prefix: &str,
-    sample: &Sample,
-    through: Through,
-) {
-    let mut values = Vec::new();
-    for (i, tensor) in sample.fill(5).into_iter().enumerate() {
-        let reversed = through == Through::Transposes && tensor.sizes.len() > 1;
-        let tensor = if reversed { mirrored(&tensor) } else { tensor };
-        let name = format!("{prefix}operand.{i}");
-        values.push((module.add_input(&name, tensor.ty(), false), reversed));
-        inputs.insert(name, tensor);
-    }
-    let mut b = Builder::new(module, "test");
-    let operands: Vec<ValueId> =
-        values.into_iter().map(|(value, reversed)| operand(&mut b, value, reversed, through)).collect();
-    if matches!(sample.op, Op::Accumulate(_)) {
-        b.at(At::End(Phase::Update));
-    }
-    let results =
-        b.push_typed(sample.op.clone(), &operands, &sample.declared).expect("samples are well-typed");
-    b.finish();
-    for (i, result) in results.into_iter().enumerate() {
-        module.add_output(format!("{prefix}result.{i}"), result);
-    }
-}
-
-fn operand(b: &mut Builder, value: ValueId, reversed: bool, through: Through) -> ValueId {
-    let ty = b.ty(value).clone();
-    if reversed {
-        let permutation = (0..ty.ndim() as u32).rev().collect();
-        return b.one(Transpose { permutation }, &[value]).expect("a permutation");
-    }
-    if through != Through::Negations {
-        return value;
-    }
-    let negation = if ty.dtype == DType::Bool { Unary::Not } else { Unary::Neg };
-    let once = b.one(negation, &[value]).expect("negation takes all types");
-    b.one(negation, &[once]).expect("negation takes all types")
-}
-
-/// The tensor with its dims in reverse order.
-fn mirrored(tensor: &Tensor) -> Tensor {
-    let mut module = Module::new("mirror");
-    let x = module.add_input("x", tensor.ty(), false);
-    let mut b = Builder::new(&mut module, "test");
-    let permutation: Vec<u32> = (0..tensor.sizes.len() as u32).rev().collect();
-    let y = b.transpose(x, &permutation).expect("a permutation");
-    b.finish();
-    module.add_output("y", y);
-    let inputs = Microbatch::from([("x".to_string(), tensor.clone())]);
-    let mut outputs = ir::interp::step(&module, ir::interp::Mode::Exact, &mut Default::default(), &[inputs])
-        .expect("it runs");
-    outputs.remove("y").expect("the output").remove(0)
-}
-
-/// The sample with what is f32 in this type instead, its constants rounded to it: all operands, or all but the one
-/// that stays f32 (the gradient of a sum).
-pub(crate) fn retyped(sample: &Sample, dtype: DType) -> Sample {
-    let kept = std::iter::once(None).chain((0..sample.operands.len()).map(Some));
-    let mut retyped = kept.map(|kept| with_operands(sample.clone(), dtype, kept));
-    let fits = |sample: &Sample| {
-        let types: Vec<Type> = sample.fill(5).iter().map(Tensor::ty).collect();
-        sample.op.infer(&Inference { operands: &types, declared: &sample.declared }).is_ok()
-    };
-    retyped.find(fits).unwrap_or_else(|| panic!("`{}` takes no {dtype}", sample.op.name()))
-}
-
-fn with_operands(mut sample: Sample, dtype: DType, kept: Option<usize>) -> Sample {
-    let operands = sample.operands.iter_mut().enumerate().filter(|(index, _)| Some(*index) != kept);
-    let types = sample.declared.iter_mut().chain(operands.map(|(_, operand)| &mut operand.ty));
-    types.filter(|ty| is_single(ty)).for_each(|ty| ty.dtype = dtype);
-    for data in sample.data.values_mut().filter(|data| data.ty.dtype == DType::F32) {
-        let tensor = ir::interp::file_tensor(data).expect("samples have their bytes");
-        data.ty.dtype = dtype;
-        data.blob = ir::Blob::Inline(Tensor { dtype, ..tensor }.to_bytes().into());
-    }
-    sample
-}
 
 fn check(through: Through, options: &LowerOptions) {
     for sample in samples() {
         check_sample(&sample, through, options);
-        if sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single) {
-            for half in [DType::F16, DType::BF16] {
-                check_sample(&retyped(&sample, half), through, options);
-            }
+        for half in halves(&sample) {
+            check_sample(&half, through, options);
         }
     }
 }
 
-pub(crate) fn is_single(ty: &Type) -> bool {
-    ty.dtype == DType::F32
+/// A sample that has something in f32, in f16 and in bf16.
+fn halves(sample: &Sample) -> Vec<Sample> {
+    let takes =
+        |half| sample.in_type(half).unwrap_or_else(|| panic!("`{}` takes no {half}", sample.op.name()));
+    if sample.is_single() { [DType::F16, DType::BF16].map(takes).into() } else { vec![] }
 }
 
 fn check_sample(sample: &Sample, through: Through, options: &LowerOptions) {
-    let (module, inputs) = program(sample, through);
+    let (module, inputs) = sample.program(through);
     let values = module.nodes().flat_map(|(_, node)| node.operands.iter().chain(&node.results));
     let types: Vec<DType> = values.map(|&value| module.ty(value).dtype).collect();
     let half = types.iter().any(|dtype| matches!(dtype, DType::F16 | DType::BF16));
@@ -209,16 +105,15 @@ fn a_softmax_of_which_nothing_is_read_has_the_gradient_zero() {
     let dy = [0.0, 0.0, -0.0, 0.0, 2.0, 0.0, 1.0, 2.0, 4.0];
     for through in [Through::Inputs, Through::Transposes, Through::Negations] {
         let (mut module, mut inputs) = (Module::new("masked"), Microbatch::new());
-        let reversed = through == Through::Transposes;
         let values = [("y", y), ("dy", dy)].map(|(name, elements)| {
             let tensor = Tensor::float(DType::F32, vec![3, 3], elements.to_vec());
-            let tensor = if reversed { mirrored(&tensor) } else { tensor };
+            let tensor = through.input(tensor);
             let value = module.add_input(name, tensor.ty(), false);
             inputs.insert(name.into(), tensor);
             value
         });
         let mut b = Builder::new(&mut module, "test");
-        let operands = values.map(|value| operand(&mut b, value, reversed, through));
+        let operands = values.map(|value| through.operand(&mut b, value));
         let dx = b.one(SoftmaxGrad { dim: 1 }, &operands).expect("well-typed");
         b.finish();
         module.add_output("dx", dx);

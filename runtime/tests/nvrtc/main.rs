@@ -2,8 +2,8 @@
 //!
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test -p runtime --test nvrtc -- --ignored`
 
-use ir::ops::samples::{Sample, samples};
-use ir::{At, Builder, DType, Inference, Module, Op, Operator, Phase, Tensor, Type};
+use ir::ops::samples::{Sample, Through, samples};
+use ir::{DType, Op};
 use runtime::cuda::cache::Cache;
 use runtime::cuda::cubins::Cubins;
 use runtime::cuda::libraries::Folders;
@@ -28,38 +28,9 @@ fn nvrtc() -> Nvrtc {
     Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"))
 }
 
-/// The sample with what is f32 in this type, but for the operand that has to stay f32 if one does.
-fn retyped(sample: &Sample, dtype: DType) -> Option<Sample> {
-    let kept = std::iter::once(None).chain((0..sample.operands.len()).map(Some));
-    let with = |kept: Option<usize>| {
-        let mut sample = sample.clone();
-        let operands = sample.operands.iter_mut().enumerate().filter(|(index, _)| Some(*index) != kept);
-        let types = sample.declared.iter_mut().chain(operands.map(|(_, operand)| &mut operand.ty));
-        types.filter(|ty| ty.dtype == DType::F32).for_each(|ty| ty.dtype = dtype);
-        sample
-    };
-    kept.map(with).find(|sample| {
-        let operands: Vec<Type> = sample.fill(5).iter().map(Tensor::ty).collect();
-        sample.op.infer(&Inference { operands: &operands, declared: &sample.declared }).is_ok()
-    })
-}
-
 /// The kernels of a sample; none if one is still to be written.
 fn kernels_of(sample: &Sample) -> Vec<Kernel> {
-    let mut module = Module::new("sample");
-    module.data = sample.data.clone();
-    let operands = sample.fill(5).into_iter().enumerate();
-    let operands: Vec<_> =
-        operands.map(|(i, tensor)| module.add_input(format!("operand.{i}"), tensor.ty(), false)).collect();
-    let mut b = Builder::new(&mut module, "test");
-    if matches!(sample.op, Op::Accumulate(_)) {
-        b.at(At::End(Phase::Update));
-    }
-    let results = b.push_typed(sample.op.clone(), &operands, &sample.declared).expect("well-typed");
-    b.finish();
-    for (i, result) in results.into_iter().enumerate() {
-        module.add_output(format!("result.{i}"), result);
-    }
+    let (module, _) = sample.program(Through::Inputs);
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
     let program = lower(&module, &options).unwrap_or_else(|error| panic!("{error}"));
     runtime::cuda::lower::lower(Arc::new(program)).map_or_else(|_| vec![], |cuda| cuda.kernels)
@@ -69,7 +40,7 @@ fn kernels_of(sample: &Sample) -> Vec<Kernel> {
 fn kernels() -> Vec<Kernel> {
     let mut all = BTreeMap::new();
     for sample in samples().iter().filter(|sample| !matches!(sample.op, Op::Constant(_))) {
-        let halves = [DType::F16, DType::BF16].into_iter().filter_map(|half| retyped(sample, half));
+        let halves = [DType::F16, DType::BF16].into_iter().filter_map(|half| sample.in_type(half));
         let kernels = halves.chain([sample.clone()]).flat_map(|sample| kernels_of(&sample));
         all.extend(kernels.map(|kernel| (kernel.name.clone(), kernel)));
     }

@@ -4,9 +4,9 @@
 
 use super::{check_on, covered};
 use crate::compare::{Microbatch, assert_agrees_on, unit};
-use crate::operators::Through;
 use ir::interp::Mode;
 use ir::ops::contract::Contract;
+use ir::ops::samples::Through;
 use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::driver::{Address, Driver};

@@ -19,9 +19,8 @@ mod softmax;
 mod writer;
 
 use crate::compare::{Make, Microbatch, assert_agrees_on, unit};
-use crate::operators::{Through, add, is_single, program, retyped};
 use ir::interp::Mode;
-use ir::ops::samples::{Sample, samples};
+use ir::ops::samples::{Sample, Through, samples};
 use ir::{DType, Module, Op};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
@@ -37,7 +36,7 @@ pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
 
 /// Whether every kernel that a sample needs is there.
 fn is_covered(sample: &Sample) -> bool {
-    let (module, _) = program(sample, Through::Inputs);
+    let (module, _) = sample.program(Through::Inputs);
     let program = lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() })
         .unwrap_or_else(|error| panic!("{error}"));
     runtime::cuda::lower::lower(Arc::new(program)).is_ok()
@@ -48,7 +47,7 @@ fn all(samples: &[Sample], through: Through) -> (Module, Microbatch) {
     let (mut module, mut inputs) = (Module::new("samples"), Microbatch::new());
     for (index, sample) in samples.iter().enumerate() {
         let prefix = format!("{index} {} ", sample.op.name());
-        add(&mut module, &mut inputs, &prefix, sample, through);
+        sample.add_to(&mut module, &mut inputs, &prefix, through);
     }
     (module, inputs)
 }
@@ -66,10 +65,7 @@ fn in_type(samples: &[Sample], dtype: DType) -> (Vec<Sample>, Mode) {
     if dtype == DType::F32 {
         return (samples.to_vec(), Mode::Exact);
     }
-    let has_single = |sample: &&Sample| {
-        sample.operands.iter().map(|operand| &operand.ty).chain(&sample.declared).any(is_single)
-    };
-    (samples.iter().filter(has_single).map(|sample| retyped(sample, dtype)).collect(), Mode::Typed)
+    (samples.iter().filter_map(|sample| sample.in_type(dtype)).collect(), Mode::Typed)
 }
 
 pub(crate) fn check(through: Through, unfused: bool, order: Order) {

@@ -1,12 +1,15 @@
-//! Sample calls of every operator, for the conformance tests of `ir` and of the backends. Plain data.
+//! Sample calls of every operator, for the conformance tests of `ir` and of the backends, and for checks of a device where
+//! it is. Plain data, and programs of it.
 
 mod elementwise;
 mod products;
+mod program;
 mod reductions;
 mod shapes;
 mod table;
 mod training;
 
+pub use program::Through;
 pub use table::samples;
 
 use super::*;

@@ -2,8 +2,11 @@
 //! a block goes through in one round and in several.
 
 use super::writer::{FLOATS, Writer};
+use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use ir::{DType, Type, ValueId};
+use ir::{DType, Op, Type, ValueId};
+use runtime::program::{Kernel, Section};
+use std::collections::BTreeSet;
 
 /// Both norms of `x` and their gradients.
 fn norms(w: &mut Writer, dtype: DType, x: ValueId, sizes: &[usize]) {
@@ -69,4 +72,65 @@ fn rows_at_odd_places_and_no_rows() {
         norms(&mut w, dtype, x, &[0, 8]);
     }
     w.check(1);
+}
+
+/// The gradient of a norm in mixed precision: x and d y are of half types or single, scale and statistics single.
+fn mixed_gradient(w: &mut Writer, sizes: &[usize], [x, dy]: [DType; 2], adds: bool) {
+    let scale = w.floats(DType::F32, &sizes[sizes.len() - 1..]);
+    let x = w.numbers(x, sizes, |x| x + 1.5);
+    let dy = w.numbers(dy, sizes, |x| x / 16.0);
+    let [x, dy] = [x, dy].map(|half| w.built(|b| b.cast(half, DType::F32).expect("a float")));
+    let layer = w.op(LayerNorm { eps: 1e-5.into() }, &[x, scale, scale]);
+    let rms = w.op(RmsNorm { eps: 1e-6.into() }, &[x, scale]);
+    let gradients: [(Op, Vec<ValueId>); 2] = [
+        (LayerNormGrad.into(), vec![x, scale, layer[1], layer[2], dy]),
+        (RmsNormGrad.into(), vec![x, scale, rms[1], dy]),
+    ];
+    for (op, operands) in gradients {
+        if !adds {
+            w.op(op, &operands);
+            continue;
+        }
+        // What goes past the norm is added to what comes through it.
+        let residual = w.floats(DType::F32, sizes);
+        let made = w.built(|b| b.push(op, &operands).expect("a norm's gradient"));
+        w.op(Binary::Add, &[made[0], residual]);
+        made[1..].iter().for_each(|&sum| drop(w.op(Unary::Neg, &[sum])));
+    }
+}
+
+/// The element types of x and d y, and whether something is added, of every norm's gradient that a device is given.
+fn gradients_of(w: &Writer) -> BTreeSet<(DType, DType, bool)> {
+    let program = w.lowered();
+    let places = program.section(Section::Microbatch).iter().filter_map(|instruction| {
+        let dy = match &instruction.kernel {
+            Kernel::Op(Op::LayerNormGrad(_)) => 4,
+            Kernel::Op(Op::RmsNormGrad(_)) => 3,
+            _ => return None,
+        };
+        let operands = &instruction.operands;
+        Some((operands[0].dtype, operands[dy].dtype, operands.len() > dy + 1))
+    });
+    places.collect()
+}
+
+/// Lowering lets the kernel read what was cast: x of one type, d y of another.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn the_rows_of_a_gradient_are_of_two_types() {
+    const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+    let mut w = Writer::default();
+    let mut all = BTreeSet::new();
+    for x in TYPES {
+        for dy in TYPES {
+            for (sizes, adds) in
+                [(&[5, 6][..], true), (&[37, 101], false), (&[21, 768], true), (&[3, 9000], false)]
+            {
+                mixed_gradient(&mut w, sizes, [x, dy], adds);
+                all.insert((x, dy, adds));
+            }
+        }
+    }
+    assert_eq!(gradients_of(&w), all);
+    w.check(2);
 }

@@ -6,7 +6,8 @@ use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Tensor, Type, ValueId, random};
 use runtime::cuda::host::Order;
-use runtime::lower::{LowerOptions, Target};
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::Program;
 
 /// A program that is being written: every result of an operator is an output.
 pub(super) struct Writer {
@@ -50,12 +51,12 @@ impl Writer {
         self.input(Tensor::int(dtype, sizes.to_vec(), elements.collect()))
     }
 
-    /// What a function builds of a value, without being an output.
-    pub(super) fn built(&mut self, build: impl FnOnce(&mut Builder) -> ValueId) -> ValueId {
+    /// What a function builds, without being an output.
+    pub(super) fn built<T>(&mut self, build: impl FnOnce(&mut Builder) -> T) -> T {
         let mut b = Builder::new(&mut self.module, "test");
-        let value = build(&mut b);
+        let built = build(&mut b);
         b.finish();
-        value
+        built
     }
 
     pub(super) fn scalar(&mut self, dtype: DType, value: f64) -> ValueId {
@@ -104,12 +105,20 @@ impl Writer {
         results.to_vec()
     }
 
+    /// What a GPU is given.
+    pub(super) fn lowered(&self) -> Program {
+        lower(&self.module, &options()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// Runs it with threads in this order, and holds it against the interpreter.
     pub(super) fn check(&self, threads: u32) {
         let make = |program| host(program, Order { threads, first: None });
-        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-        assert_agrees_on(&make, Mode::Typed, &self.module, &options, &[vec![self.inputs.clone()]], unit);
+        assert_agrees_on(&make, Mode::Typed, &self.module, &options(), &[vec![self.inputs.clone()]], unit);
     }
+}
+
+fn options() -> LowerOptions<'static> {
+    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
 }
 
 pub(super) const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];

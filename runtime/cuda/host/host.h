@@ -8,11 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <sys/mman.h>
 #include <utility>
 #include <vector>
@@ -20,8 +18,6 @@
 #define ON_HOST 1
 #define __global__
 #define __device__
-#define __host__
-#define __restrict__ __restrict
 #define __forceinline__ inline
 
 namespace host {
@@ -252,15 +248,6 @@ template <class T> T __shfl_sync(unsigned mask, T value, int from) { return host
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
     return host::shuffle(mask, value, (host::current->number % 32) ^ with);
 }
-template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned by) {
-    const unsigned lane = host::current->number % 32;
-    return host::shuffle(mask, value, lane + by < 32 ? lane + by : lane);
-}
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-static inline float fdividef(float x, float y) { return x / y; }
-static inline uint64_t __umul64hi(uint64_t x, uint64_t y) { return (unsigned __int128)x * y >> 64; }
-static inline uint32_t __umulhi(uint32_t x, uint32_t y) { return (uint64_t)x * y >> 32; }
 
 static inline uint32_t bits_of(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }
 static inline float of_bits(uint32_t bits) { float value; memcpy(&value, &bits, 4); return value; }

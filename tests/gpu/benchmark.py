@@ -1,0 +1,273 @@
+"""Parts 124m, 350m, 1.5b, llama: tokens a second, MFU and memory beside the machine's own PyTorch, interleaved in one run.
+
+All contenders have the same model, batch and sequence (models.py; peer.py says what PyTorch does; `trainyard --bf16` computes in
+bf16 with f32 masters). They are started and warmed up once, then take turns in bursts of some seconds, a few rounds over; the
+others are held meanwhile. What counts is the median of the rounds. Nothing is recomputed on either side.
+"""
+
+import math
+import os
+import statistics
+import sys
+import traceback
+from dataclasses import dataclass
+
+import peer
+import torch
+from models import CONFIGS, Config
+from part import GIB, MIB, Options, Report, Unable, memory_taken, parse, table
+from trainyard import Failed, Running, need_device, planned_bytes, read_metrics
+
+# Dense bf16 on tensor cores, TFLOP/s, by what is in the name of the GPU (the vendor's data sheets); PEAK_TFLOPS overrides it.
+PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "A10": 125.0, "L40S": 362.0}
+
+# What a GPU takes beside the plan: the driver's context, kernels, the libraries' workspaces.
+BESIDE_PLAN = 2 * GIB
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long it is measured."""
+
+    rounds: int
+    burst_seconds: float
+    least_steps: int
+    warm_steps: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a part runs."""
+
+    name: str
+    # Of each microbatch, which is a step.
+    tokens: int
+
+    @property
+    def config(self) -> Config:
+        """The model."""
+        return CONFIGS[self.name]
+
+
+CASES = {
+    "124m": Case("gpt2-124m", 32768),
+    "350m": Case("gpt2-350m", 16384),
+    "1.5b": Case("gpt2-1.5b", 8192),
+    "llama": Case("llama-1b", 8192),
+}
+TOY = {"llama": Case("llama-toy", 128)}
+REAL_TIMING = Timing(rounds=5, burst_seconds=2.0, least_steps=5, warm_steps=5)
+REHEARSAL_TIMING = Timing(rounds=2, burst_seconds=0.05, least_steps=2, warm_steps=2)
+# A contender that would have to be compiled with less time left than this is left out, and so are further rounds.
+COMPILE_SECONDS = {"124m": 40, "350m": 60, "1.5b": 110, "llama": 50}
+# Loss of a model that knows nothing, within this many nats.
+NOTHING_KNOWN = 1.0
+
+
+def case_of(options: Options) -> Case:
+    """The model of a part."""
+    return TOY.get(options.part, Case("gpt2-toy", 128)) if options.rehearse else CASES[options.part]
+
+
+def peak_flops() -> float | None:
+    """FLOP/s of the GPU in bf16, if it is known."""
+    if "PEAK_TFLOPS" in os.environ:
+        return float(os.environ["PEAK_TFLOPS"]) * 1e12
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(0)
+    return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
+
+
+class Trainyard:
+    """The binary as a contender: held between its bursts."""
+
+    name, precision = "Trainyard", "bf16"
+
+    def __init__(self, options: Options, running: Running, timing: Timing, taken_before: int):
+        running.warm_up(timing.warm_steps)
+        self.burst = running.burst
+        self.peak_allocated = planned_bytes(running.folder)
+        self.peak_reserved = 0 if options.rehearse else memory_taken() - taken_before
+        self.first_loss = read_metrics(running.folder)[0]["loss"]
+
+
+class Measured:
+    """The rounds of a contender."""
+
+    def __init__(self, contender: Trainyard | peer.Contender, precision: str):
+        self.contender, self.precision = contender, precision
+        self.rates: list[float] = []
+
+    def round(self, timing: Timing, tokens: int) -> None:
+        """A burst, as tokens a second."""
+        steps, seconds = self.contender.burst(timing.burst_seconds, timing.least_steps)
+        self.rates.append(tokens * steps / seconds)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return statistics.median(self.rates)
+
+
+class Sequence:
+    """The contenders at one length of sequence."""
+
+    def __init__(self, report: Report, sequence: int, kept_seconds: float):
+        self.report, self.options = report, report.options
+        self.case, self.sequence = case_of(self.options), sequence
+        self.batch = max(1, self.case.tokens // sequence)
+        self.timing = REHEARSAL_TIMING if self.options.rehearse else REAL_TIMING
+        self.device = torch.device("cpu" if self.options.rehearse else "cuda")
+        # What is left of the part's time then belongs to the next sequences.
+        self.kept_seconds = kept_seconds
+        self.measured: list[Measured] = []
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.sequence
+
+    def seconds_left(self) -> float:
+        """For this sequence."""
+        return self.options.seconds_left() - self.kept_seconds
+
+    def flags(self) -> list[str]:
+        """Of `trainyard compile`."""
+        shape = ["--microbatch", str(self.batch), "--seq", str(self.sequence)]
+        optimizer = ["--optimizer", "adamw", "--lr", str(peer.LEARNING_RATE), "--weight-decay", str(peer.WEIGHT_DECAY)]
+        return [*shape, *optimizer, "--bf16", "--init", "gpt2", "--train", "synthetic"]
+
+    def run(self) -> None:
+        """Starts all, measures, and writes rows."""
+        folder = self.options.output / f"{self.options.part}-{self.sequence}"
+        before = 0 if self.options.rehearse else memory_taken()
+        with Running(self.options, f"bench/{self.case.name}.onnx", folder, *self.flags()) as running:
+            ours = Trainyard(self.options, running, self.timing, before)
+            self.check(ours)
+            self.measured.append(Measured(ours, ours.precision))
+            for precision in ("autocast", "bf16"):
+                self.add_peers(precision)
+            self.take_turns()
+        self.write_rows()
+        self.write_traces()
+
+    def check(self, ours: Trainyard) -> None:
+        """What Trainyard computes and takes, before it is timed."""
+        name = f"{self.case.name}, sequence {self.sequence}"
+        nothing = math.log(self.case.config.vocabulary)
+        found = f"{ours.first_loss:.4f}; the logarithm of the vocabulary is {nothing:.4f}"
+        self.report.check(f"{name}: first loss", abs(ours.first_loss - nothing) < NOTHING_KNOWN, found)
+        if not self.options.rehearse:
+            beside = ours.peak_reserved - ours.peak_allocated
+            found = f"{ours.peak_allocated / MIB:.0f} MiB planned, {beside / MIB:+.0f} MiB beside it by nvidia-smi"
+            self.report.check(f"{name}: memory as planned", 0 <= beside < BESIDE_PLAN, found)
+
+    def add_peers(self, precision: str) -> None:
+        """PyTorch's contenders of a precision, warmed up; what does not fit is left out, and said so."""
+        what = f"PyTorch in {precision}, sequence {self.sequence}"
+        try:
+            trainer = peer.Trainer(self.case.config, precision, self.batch, self.sequence, self.device)
+            for compiled in (False, True):
+                wanted = COMPILE_SECONDS[self.options.part] if compiled and not self.options.rehearse else 5
+                if self.seconds_left() < wanted:
+                    self.report.note(f"{what}{', compiled' if compiled else ''}: left out, the time is short")
+                    continue
+                contender = peer.Contender(trainer, compiled)
+                loss = contender.warm_up()
+                print(f"       {contender.name}, {precision}, sequence {self.sequence}: loss {loss:.4f}", flush=True)
+                self.measured.append(Measured(contender, precision))
+        except torch.cuda.OutOfMemoryError as error:
+            self.report.note(f"{what}: left out, {str(error).splitlines()[0]}")
+
+    def take_turns(self) -> None:
+        """Rounds, each from another contender on, as long as there is time."""
+        for number in range(self.timing.rounds):
+            began = self.seconds_left()
+            for i in range(len(self.measured)):
+                self.measured[(i + number) % len(self.measured)].round(self.timing, self.tokens)
+            if self.seconds_left() < began - self.seconds_left() and number + 1 < self.timing.rounds:
+                self.report.note(f"sequence {self.sequence}: {number + 1} rounds, the time is short")
+                break
+
+    def write_rows(self) -> None:
+        """A row for each contender, with Trainyard's ratio to it, and the checks."""
+        ours, peak = self.measured[0], peak_flops()
+        flops = self.case.config.flops_per_token(self.sequence)
+        for measured in self.measured:
+            contender = measured.contender
+            self.report.rows.append({
+                "model": self.case.name,
+                "sequence": self.sequence,
+                "batch": self.batch,
+                "program": contender.name,
+                "precision": measured.precision,
+                "tokens_per_s": measured.rate,
+                "rounds": measured.rates,
+                "mfu": peak and flops * measured.rate / peak,
+                "allocated_bytes": contender.peak_allocated,
+                "taken_bytes": contender.peak_reserved,
+                "speed_ratio": ours.rate / measured.rate,
+                "memory_ratio": contender.peak_allocated and ours.contender.peak_allocated / contender.peak_allocated,
+            })
+        self.report.check(
+            f"{self.case.name}, sequence {self.sequence}: measured",
+            len(self.measured) > 1,
+            f"{len(self.measured)} contenders, {len(ours.rates)} rounds",
+        )
+
+    def write_traces(self) -> None:
+        """The kernels of a step on both sides, once for a part."""
+        if self.sequence != self.options.sequences[0] or self.seconds_left() < 20:
+            return
+        peers = [measured.contender for measured in self.measured[1:]]
+        if peers:
+            path = self.options.output / f"{self.options.part}-pytorch.trace.json"
+            peer.trace(peers[-1], str(path))
+            print(f"wrote {path}", flush=True)
+
+
+def readable(row: dict) -> dict:
+    """A row for people."""
+    gib = lambda bytes: f"{bytes / GIB:.2f}" if bytes else "-"  # noqa: E731
+    return {
+        "model": row["model"],
+        "sequence": row["sequence"],
+        "batch": row["batch"],
+        "program": row["program"],
+        "precision": row["precision"],
+        "tokens/s": f"{row['tokens_per_s']:,.0f}",
+        "min to max": f"{min(row['rounds']):,.0f} to {max(row['rounds']):,.0f}",
+        "MFU": f"{100 * row['mfu']:.1f} %" if row["mfu"] else "-",
+        "allocated GiB": gib(row["allocated_bytes"]),
+        "taken GiB": gib(row["taken_bytes"]),
+        "Trainyard's speed": f"{row['speed_ratio']:.2f}",
+        "Trainyard's memory": f"{row['memory_ratio']:.2f}" if row["memory_ratio"] else "-",
+    }
+
+
+def run(options: Options) -> bool:
+    """The part; whether all passed."""
+    report = Report(options)
+    error = None
+    try:
+        if not options.rehearse and not torch.cuda.is_available():
+            raise Unable("PyTorch finds no GPU (torch.cuda.is_available() is false)")
+        need_device(options)
+        torch.set_float32_matmul_precision("high")
+        for i, sequence in enumerate(options.sequences):
+            kept = options.seconds_left() * (1 - 1 / (len(options.sequences) - i))
+            Sequence(report, sequence, kept).run()
+            peer.forget()
+    except (Unable, Failed) as failure:
+        error = str(failure)
+    except Exception:  # The rows that are there must be written.
+        error = traceback.format_exc()
+    if error:
+        print(f"FAILED {error}")
+    print("\n" + table([readable(row) for row in report.rows]))
+    return report.finish(error)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run(parse(sys.argv[1:])) else 1)

@@ -1,0 +1,78 @@
+"""Part check: every kernel on the GPU against the interpreter, the GPU's rates, and compute-sanitizer over short runs."""
+
+import json
+import shutil
+import subprocess
+import sys
+import traceback
+
+from part import ROOT, Options, Report, Unable, parse
+from trainyard import Failed, need_device, remove, train
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+# Small runs that have most kernels: all of a GPT-2's and a Llama's, in f32 by CUDA cores and in bf16 by tensor cores.
+MODELS = (("gpt2", "models/gpt2.dynamo.onnx"), ("llama", "models/llama.dynamo.onnx"))
+PRECISIONS = ("fp32", "bf16")
+STEPS = 2
+
+
+def doctor(options: Options, report: Report) -> None:
+    """What the machine has; every kernel against the interpreter; copies, matrices and attention, how fast."""
+    command = [str(options.trainyard), "doctor", "--json"]
+    if not options.rehearse:
+        command.insert(2, "--check")
+    limit = max(1, options.seconds_left())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=ROOT)
+    name = " ".join(["trainyard", *command[1:]])
+    path = options.output / "check-doctor.json"
+    path.write_text(done.stdout)
+    try:
+        found = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        report.check(name, False, f"exit status {done.returncode}: {done.stderr.strip()[-2000:]}")
+        return
+    report.rows.append({"doctor": found})
+    print(json.dumps(found, indent=1))
+    report.check(name, done.returncode == 0, f"exit status {done.returncode}, {path.name} {done.stderr.strip()[-2000:]}")
+
+
+def sanitize(options: Options, report: Report) -> None:
+    """Short runs under compute-sanitizer, where it is installed."""
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None and not options.rehearse:
+        report.note("compute-sanitizer is not installed: its checks are left out")
+        return
+    for tool in TOOLS:
+        prefix = (sanitizer, "--tool", tool, "--error-exitcode", "1") if sanitizer and not options.rehearse else ()
+        for name, model in MODELS:
+            for precision in PRECISIONS:
+                folder = options.output / f"check-{tool}-{name}-{precision}"
+                label = f"compute-sanitizer, {tool}: {STEPS} steps of {name} in {precision}"
+                flags = ("--train", "synthetic", "--steps", str(STEPS), "--precision", precision)
+                try:
+                    train(options, model, folder, *flags, prefix=prefix)
+                    report.check(label, True, "rehearsed without it" if options.rehearse else "nothing found")
+                    remove(folder)
+                except Failed as failed:
+                    report.check(label, False, str(failed))
+
+
+def run(options: Options) -> bool:
+    """The part; whether all passed."""
+    report = Report(options)
+    error = None
+    try:
+        need_device(options)
+        doctor(options, report)
+        sanitize(options, report)
+    except (Unable, Failed) as failure:
+        error = str(failure)
+    except Exception:  # The checks that were made must be written.
+        error = traceback.format_exc()
+    if error:
+        print(f"FAILED {error}")
+    return report.finish(error)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run(parse(sys.argv[1:])) else 1)

@@ -12,11 +12,13 @@ import sys
 import traceback
 from dataclasses import dataclass
 
+from part import GIB, MIB, Options, Report, Unable, memory_taken, need_package, parse, table
+from trainyard import Failed, Running, need_device, planned_bytes, read_metrics
+
+need_package("torch", "PyTorch")
 import peer
 import torch
 from models import CONFIGS, Config
-from part import GIB, MIB, Options, Report, Unable, memory_taken, parse, table
-from trainyard import Failed, Running, need_device, planned_bytes, read_metrics
 
 # Dense bf16 on tensor cores, TFLOP/s, by what is in the name of the GPU (the vendor's data sheets); PEAK_TFLOPS overrides it.
 PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "A10": 125.0, "L40S": 362.0}

@@ -11,9 +11,11 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy
-from part import MIB, ROOT, Options, Report, Unable, memory_taken, parse
+from part import MIB, ROOT, Options, Report, Unable, memory_taken, need_package, parse
 from trainyard import Failed, Running, need_device, planned_bytes, remove, train
+
+need_package("numpy", "NumPy")
+import numpy
 
 MODELS = ROOT / "testdata/models"
 

@@ -1,6 +1,7 @@
 """What the parts share: their arguments, the checks they make, the table and the JSON they leave, and what the machine is."""
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -74,7 +75,7 @@ class Report:
         """Something that must hold; `found` says what was seen, `numbers` go to the JSON."""
         print(f"{'ok    ' if passed else 'FAILED'} {name}: {found}", flush=True)
         self.checks.append({"name": name, "passed": bool(passed), "found": found, **numbers})
-        return bool(passed)
+        return passed
 
     def note(self, text: str) -> None:
         """Something that a reader must know."""
@@ -101,6 +102,15 @@ class Report:
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"wrote {path}")
         return passed
+
+
+def need_package(package: str, name: str) -> None:
+    """Ends the part at once where a Python package is not there."""
+    if importlib.util.find_spec(package) is None:
+        error = f"{sys.executable} has no {name}: PYTHON=PATH names a Python that has it"
+        print(f"FAILED {error}")
+        Report(parse(sys.argv[1:])).finish(error)
+        sys.exit(1)
 
 
 def answer(command: list[str]) -> str | None:

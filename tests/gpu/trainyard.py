@@ -78,7 +78,8 @@ def need_device(options: Options) -> None:
         train(options, "models/mlp.dynamo.onnx", folder, "--train", "synthetic", "--steps", "2")
     except Failed as failed:
         raise Unable(f"two steps of an MLP cannot be trained with --device {options.device}\n{failed}") from None
-    remove(folder)
+    finally:
+        remove(folder)
 
 
 def remove(folder: Path) -> None:

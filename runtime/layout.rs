@@ -82,13 +82,19 @@ impl Layout {
         last.is_none_or(|(&size, &stride)| size <= 1 || stride == 1)
     }
 
-    /// The order of the dims in memory, outermost first, if the elements fill their span without holes or repeats.
-    pub fn memory_order(&self) -> Option<Sizes> {
+    /// The dims from the one whose neighbours are farthest apart to the one whose neighbours are nearest. Dims of one
+    /// element come first: their strides say nothing.
+    pub fn by_distance(&self) -> Sizes {
         let mut order: Sizes = (0..self.sizes.len()).collect();
-        // Dims of one element stay where they are: their strides say nothing.
         order.sort_by_key(|&dim| {
             std::cmp::Reverse(if self.sizes[dim] == 1 { isize::MAX } else { self.strides[dim] })
         });
+        order
+    }
+
+    /// The order of the dims in memory, outermost first, if the elements fill their span without holes or repeats.
+    pub fn memory_order(&self) -> Option<Sizes> {
+        let order = self.by_distance();
         let ordered = Self::in_order(&self.sizes, &order);
         let same = |dim: usize| self.sizes[dim] == 1 || self.strides[dim] == ordered.strides[dim];
         (0..self.sizes.len()).all(same).then_some(order)

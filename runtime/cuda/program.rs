@@ -1,7 +1,9 @@
 //! What a GPU is told to do: kernels, and commands on streams. Made from a [`Program`] by [`super::lower`]; the memory is
 //! the program's, place for place.
 
+use crate::layout::{Layout, Sizes};
 use crate::program::{Activation, Program, Region, Section, View};
+use ir::DType;
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
@@ -104,8 +106,19 @@ pub enum Task {
 pub struct Place {
     /// Which memory.
     pub region: Region,
-    /// The bytes.
+    /// The bytes, from the first to the last.
     pub bytes: Range<u64>,
+    /// If not all of them: the runs that they are of.
+    pub runs: Option<Runs>,
+}
+
+/// Bytes of a matrix's rows that are a part of longer rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// The bytes of one.
+    pub length: u64,
+    /// From the beginning of one to that of the next.
+    pub apart: u64,
 }
 
 /// A kernel and what it is given.
@@ -232,26 +245,47 @@ impl CudaProgram {
 }
 
 impl Place {
-    /// What a view spans.
+    /// Where a view lies.
     pub fn of(view: &View) -> Self {
-        Self { region: view.region, bytes: view.bytes() }
+        Self { region: view.region, bytes: view.bytes(), runs: runs(&view.layout, view.dtype) }
     }
 
-    /// Whether two places share a byte.
+    /// Whether two places share a byte; of such as are laid out in different ways, whether they may.
     pub fn meets(&self, other: &Self) -> bool {
         self.region == other.region
             && self.bytes.start < other.bytes.end
             && other.bytes.start < self.bytes.end
+            && !self.passes(other)
+    }
+
+    /// Whether both are parts of the same rows, side by side.
+    fn passes(&self, other: &Self) -> bool {
+        let (Some(own), Some(others)) = (self.runs, other.runs) else { return false };
+        // Where the other's runs begin, seen from the beginning of one of these.
+        let after = (other.bytes.start % own.apart + own.apart - self.bytes.start % own.apart) % own.apart;
+        own.apart == others.apart && after >= own.length && after + others.length <= own.apart
+    }
+}
+
+/// The runs that such elements are of, if they are the same part of each of several rows.
+fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
+    let width = dtype.bytes();
+    match layout.transpose(&layout.by_distance()).collapsed()[..] {
+        [(_, apart), (length, 1)] if apart > length as isize => {
+            Some(Runs { length: length as u64 * width, apart: apart as u64 * width })
+        }
+        _ => None,
     }
 }
 
 impl Matrices {
     /// The bytes that these matrices span.
-    pub fn place(&self, dtype: ir::DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
-        let reach = |count: usize, stride: i64| (count as i64 - 1).max(0) * stride;
-        let last = reach(rows, self.strides[0]) + reach(columns, self.strides[1]) + reach(batch, self.apart);
-        let width = dtype.bytes();
-        Place { region: self.region, bytes: self.start as u64..self.start as u64 + (last as u64 + 1) * width }
+    pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
+        let strides = [self.apart, self.strides[0], self.strides[1]].map(|stride| stride as isize);
+        let sizes = Sizes::from_slice(&[batch, rows, columns]);
+        let layout = Layout { sizes, strides: SmallVec::from_slice(&strides), offset: 0 };
+        let bytes = self.start as u64..self.start as u64 + layout.span().end as u64 * dtype.bytes();
+        Place { region: self.region, bytes, runs: runs(&layout, dtype) }
     }
 }
 

@@ -133,7 +133,8 @@ impl Accesses {
 fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Located, section: Section) -> bool {
     let buffer = &drafts.buffers[new.buffer];
     let dense = new.layout == Layout::dense(&new.layout.sizes);
-    if buffer.kind != BufferKind::Result || buffer.merged.is_some() || buffer.carried || !dense {
+    let alone = buffer.bytes == new.layout.len() as u64 * new.dtype.bytes();
+    if buffer.kind != BufferKind::Result || buffer.merged.is_some() || buffer.carried || !dense || !alone {
         return false;
     }
     let Some((at, result)) = accesses.maker[new.buffer] else { return false };

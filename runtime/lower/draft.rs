@@ -1,6 +1,7 @@
 //! Drafts: instructions over buffers that have no address yet.
 
 use super::fuse::{self, Item};
+use super::parts::Part;
 use super::policy::{self, Reads};
 use super::sums::Sum;
 use super::{LowerOptions, ranks, select};
@@ -71,6 +72,10 @@ pub(super) struct Drafts<'m> {
     pub(super) instructions: Vec<Draft>,
     pub(super) located: SecondaryMap<ValueId, Option<Located>>,
     packed: SecondaryMap<ValueId, Option<(Section, Located)>>,
+    /// What is written as a part of a concatenation.
+    pub(super) parts: SecondaryMap<ValueId, Option<Part>>,
+    /// Where such concatenations are.
+    pub(super) wholes: SecondaryMap<ValueId, Option<Located>>,
     pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,
     /// Views that were applied to a sum, and so need not be to its addends.
     pub(super) summed_views: EntitySet<NodeId>,
@@ -94,6 +99,8 @@ impl<'m> Drafts<'m> {
             instructions: vec![],
             located: SecondaryMap::new(),
             packed: SecondaryMap::new(),
+            parts: SecondaryMap::new(),
+            wholes: SecondaryMap::new(),
             sums: SecondaryMap::new(),
             summed_views: EntitySet::new(),
             outputs: vec![None; module.outputs.len()],
@@ -109,6 +116,7 @@ impl<'m> Drafts<'m> {
             let buffer = drafts.buffer(kind, bytes);
             drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
         }
+        drafts.find_parts(live, options.target);
         if options.microbatches == Microbatches::Many {
             drafts.find_sums(live);
         }
@@ -197,6 +205,9 @@ impl<'m> Drafts<'m> {
                     Op::Accumulate(_) => return self.accumulate(node),
                     Op::Collective(collective) => return self.collective(*id, node, *collective),
                     _ if self.summed_views.contains(*id) => return Ok(()),
+                    Op::Concat(_) if self.wholes[node.results[0]].is_some() => {
+                        self.located[node.results[0]] = self.wholes[node.results[0]].clone();
+                    }
                     Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
                         let located = self.locate(node.operands[0])?;
                         let view = self.view(*id, located);
@@ -248,7 +259,7 @@ impl<'m> Drafts<'m> {
         for (index, &value) in node.results.iter().enumerate() {
             let sizes = self.sizes(value);
             let layout = policy::result_layout(&node.op, index, &layouts, &sizes);
-            results.push(self.allocate(self.module.ty(value).dtype, layout));
+            results.push(self.place(value, layout));
         }
         let direct = policy::can_accumulate(&node.op)
             && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
@@ -319,8 +330,7 @@ impl<'m> Drafts<'m> {
             .map(|(step, _)| step as u32)
             .collect();
         let stored = stores.iter().map(|&step| made[step as usize]).collect::<Vec<_>>();
-        let results: Vec<Located> =
-            stored.iter().map(|&value| self.allocate(module.ty(value).dtype, layout.clone())).collect();
+        let results: Vec<Located> = stored.iter().map(|&value| self.place(value, layout.clone())).collect();
         let last = nodes[nodes.len() - 1];
         let section = module.node(last).phase.into();
         self.instructions.push(Draft {

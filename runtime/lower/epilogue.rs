@@ -378,10 +378,8 @@ impl Drafts<'_> {
         }
         let made = [Some(fused.out), fused.kept, fused.sums.map(|(_, sum)| sum)];
         let made: Vec<ValueId> = made.into_iter().flatten().collect();
-        let results: Vec<Located> = made
-            .iter()
-            .map(|&value| self.allocate(module.ty(value).dtype, Layout::dense(&self.sizes(value))))
-            .collect();
+        let results: Vec<Located> =
+            made.iter().map(|&value| self.place(value, Layout::dense(&self.sizes(value)))).collect();
         let kernel = FusedContract {
             contract: contract.clone(),
             bias: fused.bias.is_some(),

@@ -13,6 +13,8 @@ mod constants;
 mod draft;
 mod epilogue;
 mod fuse;
+mod join;
+mod parts;
 mod place;
 mod policy;
 mod ranks;
@@ -45,7 +47,7 @@ pub struct LowerOptions<'a> {
 /// Errors: unbound dims, constants whose bytes are not here, outputs that do not exist, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     check(module, options)?;
-    let absorbed = (options.target == Target::Cuda).then(|| absorb::casts(module));
+    let absorbed = (options.target == Target::Cuda).then(|| join::contractions(absorb::casts(module)));
     let module = absorbed.as_ref().unwrap_or(module);
     let live = select::live_nodes(module, options);
     let mut items = fuse::items(module, &live, options);

@@ -5,7 +5,7 @@ use crate::models::{self, adamw, done};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::cuda::lower::{lower, races};
-use runtime::cuda::program::{CudaProgram, File, Stream, Task};
+use runtime::cuda::program::{CudaProgram, File, Kernel, Stream, Task};
 use runtime::lower::Target;
 use runtime::program::{Instruction, Program, Section, View};
 use std::sync::Arc;
@@ -120,9 +120,10 @@ fn both_alive(instructions: &[Instruction]) -> (View, View) {
 fn a_wrong_index_shows() {
     let shift = |program| {
         let mut cuda = lowered(program);
-        let chain =
-            cuda.kernels.iter_mut().find(|kernel| kernel.text.contains("i64 place = ")).expect("a chain");
-        chain.text = chain.text.replacen("i64 place = ", "i64 place = 8 + ", 1);
+        let is_chain =
+            |kernel: &&mut Kernel| kernel.name.starts_with("chain") && kernel.text.contains("store(a");
+        let chain = cuda.kernels.iter_mut().find(is_chain).expect("a chain");
+        chain.text = chain.text.replacen("store(a", "store(8 + a", 1);
         cuda
     };
     assert!(distance(Order::default(), shift) > NEAR);

@@ -20,14 +20,15 @@ DEVICE void contract(const T* lhs, const T* rhs, R* to, i64 adds) {
     *at = narrow<R>(adds ? (C)(widen(*at) + total) : total);
 }
 
-// Each block's slice of `Σ x·y`, read `N` neighbours at a time.
-template <i64 COUNT, int N, class C, class T> DEVICE void dot(const T* x, const T* y, C* slices) {
+// Each block's slice of `Σ x·y`, read `N` neighbours at a time; `Packs` has the places of their first.
+template <class Packs, int N, class C, class T> DEVICE void dot(const T* x, const T* y, C* slices) {
     const i64 step = (i64)gridDim.x * blockDim.x;
     C total = (C)0;
-    for (i64 i = thread_index(); i < COUNT / N;) {
+    for (i64 i = thread_index(); i < Packs::size;) {
         C sum = (C)0;
-        for (int n = 0; n < 64 / N && i < COUNT / N; n++, i += step) {
-            const Pack<T, N> left = load<N>(x + i * N), right = load<N>(y + i * N);
+        for (int n = 0; n < 64 / N && i < Packs::size; n++, i += step) {
+            const i64 at = Packs::at(i);
+            const Pack<T, N> left = load<N>(x + at), right = load<N>(y + at);
             #pragma unroll
             for (int e = 0; e < N; e++) sum += (C)widen(left.at[e]) * (C)widen(right.at[e]);
         }

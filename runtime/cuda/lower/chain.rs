@@ -9,10 +9,10 @@ use ir::ops::elementwise::{Binary, Bitwise, Compare, Logical, Unary};
 use ir::{DType, Op};
 use smallvec::SmallVec;
 
-/// The kernel of a chain. Its results lie alike, without holes.
+/// The kernel of a chain.
 pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
     let Instruction { operands, results, .. } = instruction;
-    let dims = Dims::of(operands, &results[0]);
+    let dims = Dims::of(operands, results);
     let width = neighbours(&dims, operands, results);
     let count: usize = dims.sizes.iter().product();
     let mut run = Run::of("chain", &ELEMENTWISE);
@@ -21,7 +21,7 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
     let index = index_type(count);
     run.line(format!("const {index} first = ({index})thread_index();"));
     run.line(format!("if (first >= {}) return;", count / width));
-    places(&mut run, &dims, width, index);
+    indices(&mut run, &dims, width, index);
     let reads: Vec<Read> = (0..operands.len())
         .map(|i| {
             let read = Read::of(&dims, i, &operands[i], width);
@@ -35,22 +35,29 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
     run.line("#pragma unroll");
     run.line(format!("for (int e = 0; e < {width}; e++) {{"));
     for (i, operand) in operands.iter().enumerate() {
-        let element = reads[i].element(i, &sources[i]);
+        let element = reads[i].element(i);
         run.line(format!("    const {} x{i} = widen({element});", computed(operand.dtype)));
     }
+    steps(&mut run, chain, instruction);
+    run.line("}");
+    for (i, target) in targets.iter().enumerate() {
+        run.line(format!("store({target} + {}, r{i});", dims.place(operands.len() + i)));
+    }
+    run.threads(count / width)
+}
+
+/// Writes what is done with an element `x` of each operand: the steps, and which of them are results.
+fn steps(run: &mut Run, chain: &Chain, instruction: &Instruction) {
     let dtype_of = |source: &ChainSource| match *source {
-        ChainSource::Operand(operand) => operands[operand as usize].dtype,
+        ChainSource::Operand(operand) => instruction.operands[operand as usize].dtype,
         ChainSource::Step(step) => chain.steps[step as usize].dtype,
     };
+    let name = |source: &ChainSource| match source {
+        ChainSource::Operand(operand) => format!("x{operand}"),
+        ChainSource::Step(step) => format!("t{step}"),
+    };
     for (i, step) in chain.steps.iter().enumerate() {
-        let names: SmallVec<[String; 3]> = step
-            .sources
-            .iter()
-            .map(|source| match source {
-                ChainSource::Operand(operand) => format!("x{operand}"),
-                ChainSource::Step(step) => format!("t{step}"),
-            })
-            .collect();
+        let names: SmallVec<[String; 3]> = step.sources.iter().map(name).collect();
         let made = expression(step, &names, dtype_of(&step.sources[0]));
         let made = match step.dtype {
             DType::F16 | DType::BF16 => format!("rounded<{}>({made})", stored(step.dtype)),
@@ -58,57 +65,70 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
         };
         run.line(format!("    const {} t{i} = {made};", computed(step.dtype)));
         for (r, _) in chain.stores.iter().enumerate().filter(|(_, stored)| **stored == i as u32) {
-            run.line(format!("    r{r}.at[e] = narrow<{}>(t{i});", stored(results[r].dtype)));
+            run.line(format!("    r{r}.at[e] = narrow<{}>(t{i});", stored(instruction.results[r].dtype)));
         }
     }
-    run.line("}");
-    for (i, target) in targets.iter().enumerate() {
-        run.line(format!("store({target} + place, r{i});"));
-    }
-    run.threads(count / width)
 }
 
-/// The dims of a chain in the order in which its results lie in memory, neighbours merged where all operands allow it.
+/// The dims of a chain in the order in which its first result lies in memory, neighbours merged where all operands and
+/// results allow it.
 struct Dims {
     sizes: Sizes,
-    /// For each operand its strides.
+    /// For each operand, then for each result, its strides.
     strides: Vec<SmallVec<[isize; 6]>>,
 }
 
 impl Dims {
-    fn of(operands: &[View], result: &View) -> Self {
-        let layout = &result.layout;
-        let order = layout.memory_order().unwrap_or_else(|| (0..layout.sizes.len()).collect());
-        let mut dims =
-            Self { sizes: Sizes::new(), strides: operands.iter().map(|_| SmallVec::new()).collect() };
-        for &dim in order.iter().filter(|&&dim| layout.sizes[dim] != 1) {
-            let size = layout.sizes[dim];
-            let own: SmallVec<[isize; 8]> =
-                operands.iter().map(|operand| operand.layout.strides[dim]).collect();
-            let merges =
-                !dims.sizes.is_empty()
-                    && dims.strides.iter().zip(&own).all(|(strides, own)| {
-                        strides.last().is_some_and(|last| *last == own * size as isize)
-                    });
-            if merges {
-                *dims.sizes.last_mut().expect("it has one") *= size;
-                dims.strides.iter_mut().zip(&own).for_each(|(strides, own)| {
-                    *strides.last_mut().expect("it has one") = *own;
-                });
-            } else {
-                dims.sizes.push(size);
-                dims.strides.iter_mut().zip(&own).for_each(|(strides, own)| strides.push(*own));
-            }
+    fn of(operands: &[View], results: &[View]) -> Self {
+        let views = || operands.iter().chain(results);
+        let mut dims = Self { sizes: Sizes::new(), strides: views().map(|_| SmallVec::new()).collect() };
+        let layout = &results[0].layout;
+        for dim in layout.by_distance().into_iter().filter(|&dim| layout.sizes[dim] != 1) {
+            let own: SmallVec<[isize; 8]> = views().map(|view| view.layout.strides[dim]).collect();
+            dims.push(layout.sizes[dim], &own);
         }
         dims
+    }
+
+    /// Adds a dim within the others: merged with the last, if each stride of that reaches over it.
+    fn push(&mut self, size: usize, own: &[isize]) {
+        let reaches = |(strides, own): (&SmallVec<[isize; 6]>, &isize)| {
+            strides.last().is_some_and(|last| *last == own * size as isize)
+        };
+        let merges = self.strides.iter().zip(own).all(reaches);
+        match self.sizes.last_mut() {
+            Some(last) if merges => {
+                *last *= size;
+                self.strides.iter_mut().for_each(|strides| strides.truncate(strides.len() - 1));
+            }
+            _ => self.sizes.push(size),
+        }
+        self.strides.iter_mut().zip(own).for_each(|(strides, own)| strides.push(*own));
     }
 
     fn inner(&self) -> usize {
         self.sizes.last().copied().unwrap_or(1)
     }
 
-    fn inner_stride(&self, operand: usize) -> isize {
-        self.strides[operand].last().copied().unwrap_or(0)
+    fn inner_stride(&self, view: usize) -> isize {
+        self.strides[view].last().copied().unwrap_or(0)
+    }
+
+    /// Whether so many neighbours of a view may be moved at once wherever a thread begins.
+    fn in_packs(&self, index: usize, view: &View, width: usize) -> bool {
+        let bytes = view.dtype.bytes() as usize;
+        let at_once = 16.min(width * bytes);
+        let outer = self.strides[index].iter().rev().skip(1);
+        let steps_fit = |stride: &isize| (stride.unsigned_abs() * bytes).is_multiple_of(at_once);
+        let near = self.inner() == 1 || self.inner_stride(index) == 1;
+        near && is_aligned(view, at_once) && { outer }.all(steps_fit)
+    }
+
+    /// The place of a thread's first element in a view, as an expression.
+    fn place(&self, view: usize) -> String {
+        let terms = self.strides[view].iter().enumerate().filter(|(_, stride)| **stride != 0);
+        let terms: Vec<String> = terms.map(|(dim, stride)| format!("i{dim} * {stride}")).collect();
+        if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") }
     }
 }
 
@@ -121,8 +141,9 @@ fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
     let most = 16 / widths.min().unwrap_or(16).max(2) as usize;
     let mut width = most.min(8);
     let fits = |width: usize| {
+        let mut results = results.iter().enumerate();
         dims.inner().is_multiple_of(width)
-            && results.iter().all(|view| is_aligned(view, 16.min(width * view.dtype.bytes() as usize)))
+            && (width == 1 || results.all(|(i, view)| dims.in_packs(operands.len() + i, view, width)))
     };
     while width > 1 && !fits(width) {
         width /= 2;
@@ -130,22 +151,18 @@ fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
     width.max(1)
 }
 
-/// Writes the indices of the first element along all dims but those of size one, and its place in the results.
-fn places(run: &mut Run, dims: &Dims, width: usize, index: &str) {
-    run.line(format!("const i64 place = (i64)first * {width};"));
+/// Writes the indices of a thread's first element along all dims but those of size one.
+fn indices(run: &mut Run, dims: &Dims, width: usize, index: &str) {
     let count = dims.sizes.len();
-    if count < 2 {
-        if count == 1 {
-            run.line("const i64 i0 = place;");
-        }
-        return;
+    if count > 1 {
+        run.line(format!("{index} rest = first;"));
     }
-    run.line(format!("{index} rest = first;"));
     for dim in (0..count).rev() {
         let (size, scale) =
             if dim + 1 == count { (dims.sizes[dim] / width, width) } else { (dims.sizes[dim], 1) };
+        let rest = if count > 1 { "rest" } else { "first" };
         if dim == 0 {
-            run.line(format!("const i64 i0 = (i64)rest * {scale};"));
+            run.line(format!("const i64 i0 = (i64){rest} * {scale};"));
         } else {
             run.line(format!("const i64 i{dim} = (i64)(rest % {size}u) * {scale};"));
             run.line(format!("rest /= {size}u;"));
@@ -169,20 +186,14 @@ impl Read {
         if stride == 0 || dims.inner() == 1 {
             return Self::One;
         }
-        let bytes = view.dtype.bytes() as usize;
-        let at_once = 16.min(width * bytes);
-        let outer = dims.strides[operand].iter().rev().skip(1);
-        let steps_fit = |stride: &isize| (stride.unsigned_abs() * bytes).is_multiple_of(at_once);
-        if stride == 1 && is_aligned(view, at_once) && { outer }.all(steps_fit) {
+        if stride == 1 && dims.in_packs(operand, view, width) {
             return Self::Pack;
         }
         Self::Apart(stride)
     }
 
     fn load(&self, run: &mut Run, index: usize, view: &View, source: &str, dims: &Dims, width: usize) {
-        let terms = dims.strides[index].iter().enumerate().filter(|(_, stride)| **stride != 0);
-        let terms: Vec<String> = terms.map(|(dim, stride)| format!("i{dim} * {stride}")).collect();
-        let place = if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") };
+        let place = dims.place(index);
         let ty = stored(view.dtype);
         match self {
             Self::One => run.line(format!("const {ty} p{index} = {source}[{place}];")),
@@ -200,7 +211,7 @@ impl Read {
         }
     }
 
-    fn element(&self, index: usize, _source: &str) -> String {
+    fn element(&self, index: usize) -> String {
         match self {
             Self::One => format!("p{index}"),
             Self::Pack | Self::Apart(_) => format!("p{index}.at[e]"),

@@ -16,8 +16,13 @@ pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Ve
     if let Some(steps) = dot(contract, instruction) {
         return Ok(steps);
     }
-    match multiplications(contract, instruction) {
-        Some(all) => Ok(all.into_iter().map(Step::Multiply).collect()),
+    let [lhs, rhs, out] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
+    let accumulates = instruction.accumulates;
+    match multiplications(contract, [lhs, rhs, out]) {
+        Some(all) => {
+            let step = |multiply| Step::Multiply(Multiply { accumulates, ..multiply });
+            Ok(all.into_iter().map(step).collect())
+        }
         None => Ok(vec![Step::Run(kernel(contract, instruction))]),
     }
 }
@@ -28,11 +33,12 @@ fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
     let [x, y, to] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
     let terms = terms(contract, [&x.layout, &y.layout, &to.layout])?;
     let computed = computed(to.dtype);
-    let (blocks, width) = (slices(terms), pack(terms, [x, y]));
+    let (blocks, width) = (slices(terms.len()), pack(&terms, [x, y]));
     let mut part = Run::of("dot", &CONTRACT);
     let (x, y) = (part.reads(x), part.reads(y));
     let sums = part.parameter(format!("{computed}*"), address(scratch));
-    part.line(format!("dot<{terms}, {width}, {computed}>({x}, {y}, {sums});"));
+    let packs = layout(&packs(terms, width));
+    part.line(format!("dot<{packs}, {width}, {computed}>({x}, {y}, {sums});"));
     let mut total = Run::of("dot_total", &CONTRACT);
     let sums = total.parameter(format!("const {computed}*"), address(scratch));
     let out = total.writes(to);
@@ -41,13 +47,17 @@ fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
     Some(vec![Step::Run(part.blocks(blocks, BLOCK)), Step::Run(total.blocks(1, BLOCK))])
 }
 
-/// How many products a contraction of two tensors that lie alike, one after the other, adds up; none if it makes more than
-/// one number.
-fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<usize> {
-    let plan = Plan::of(contract, layouts.map(Layout::clone));
-    let one = plan.rows.size == 1 && plan.columns.size == 1 && plan.outer.is_empty() && plan.inner.is_empty();
-    let neighbours = plan.summed.size > 1 && plan.summed.strides[..2] == [1, 1];
-    (one && neighbours).then_some(plan.summed.size)
+/// The products that a contraction of two tensors that lie alike adds up: where they are in both, in the order in which they
+/// lie; none if it makes more than one number, or they have no neighbours.
+fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<Layout> {
+    let [x, y, to] = layouts;
+    let alike = contract.lhs == contract.rhs && x.strides == y.strides && to.len() == 1;
+    let runs = x.transpose(&x.by_distance()).collapsed();
+    (alike && runs.last()?.1 == 1).then(|| Layout {
+        sizes: runs.iter().map(|run| run.0).collect(),
+        strides: runs.iter().map(|run| run.1).collect(),
+        offset: 0,
+    })
 }
 
 /// Blocks that share the terms: few enough to be added up by one.
@@ -58,42 +68,54 @@ fn slices(terms: usize) -> usize {
 const MOST_SLICES: usize = 264;
 
 /// Neighbours that are read at once.
-fn pack(terms: usize, views: [&View; 2]) -> usize {
-    let most = 16 / views[0].dtype.bytes() as usize;
-    let fits = |view: &View| is_aligned(view, most * view.dtype.bytes() as usize);
-    if terms.is_multiple_of(most) && views.into_iter().all(fits) { most } else { 1 }
+fn pack(terms: &Layout, views: [&View; 2]) -> usize {
+    let bytes = views[0].dtype.bytes() as usize;
+    let most = 16 / bytes;
+    let (inner, outer) = terms.sizes.split_last().expect("they have neighbours");
+    let rows_fit =
+        terms.strides[..outer.len()].iter().all(|stride| stride.unsigned_abs().is_multiple_of(most));
+    let fits = inner.is_multiple_of(most) && rows_fit && views.into_iter().all(|view| is_aligned(view, 16));
+    if fits { most } else { 1 }
+}
+
+/// Where every so many neighbours begin.
+fn packs(mut terms: Layout, width: usize) -> Layout {
+    let last = terms.sizes.len() - 1;
+    terms.sizes[last] /= width;
+    terms.strides[last] *= width as isize;
+    terms
 }
 
 /// The f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(contract: &Contract, operands: &[Unplaced], results: &[Unplaced]) -> usize {
     let layouts = [&operands[0].layout, &operands[1].layout, &results[0].layout];
     let width = if results[0].dtype == DType::F64 { 2 } else { 1 };
-    terms(contract, layouts).map_or(0, |terms| slices(terms) * width)
+    terms(contract, layouts).map_or(0, |terms| slices(terms.len()) * width)
 }
 
 /// A contraction with an epilogue: one multiplication, as [`FusedContract`] is made.
 pub(super) fn fused(fused: &FusedContract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let mut all = multiplications(&fused.contract, instruction).unwrap_or_default();
-    let (Some(mut multiply), true) = (all.pop(), all.is_empty()) else {
-        return Err(super::missing("a contraction with an epilogue whose matrices do not lie in rows"));
+    let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
+    let into = |view: &View| match multiplications(&fused.contract, [lhs, rhs, view]).as_deref() {
+        Some([one]) => Ok(one.clone()),
+        _ => Err(super::missing("a contraction with an epilogue whose matrices do not lie in rows")),
     };
+    let like_result = |view: &View| into(view).map(|multiply| multiply.out);
     let mut operands = instruction.operands[2..].iter();
-    let mut results = instruction.results[1..].iter();
-    // They are dense, as the result is.
-    let like_out =
-        |view: &View| Matrices { region: view.region, start: Start::of(view).byte, ..multiply.out.clone() };
+    let mut results = instruction.results.iter();
+    let mut multiply = into(results.next().expect("it makes something"))?;
     multiply.epilogue = Epilogue {
         bias: fused.bias.then(|| operands.next().map(Start::of)).flatten(),
-        addend: fused.addend.then(|| operands.next().map(like_out)).flatten(),
+        addend: fused.addend.then(|| operands.next().map(like_result)).flatten().transpose()?,
         activation: fused.activation,
-        aux: if fused.keeps { results.next().map(like_out) } else { operands.next().map(like_out) },
+        aux: if fused.keeps { results.next() } else { operands.next() }.map(like_result).transpose()?,
         sums: fused.sums.and_then(|side| Some((side, Start::of(results.next()?)))),
     };
     Ok(vec![Step::Multiply(multiply)])
 }
 
-fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec<Multiply>> {
-    let views = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
+/// The multiplications that make a contraction of left side, right side and result, if cuBLASLt takes them.
+fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multiply>> {
     let [dtype, out_dtype] = [views[0].dtype, views[2].dtype];
     let plan = Plan::of(contract, views.map(|view| view.layout.clone()));
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
@@ -129,7 +151,7 @@ fn multiplications(contract: &Contract, instruction: &Instruction) -> Option<Vec
             out: matrices(2, [side(rows, 2), side(columns, 2)])?,
             dtype,
             out_dtype,
-            accumulates: instruction.accumulates,
+            accumulates: false,
             epilogue: Epilogue::default(),
         })
     };

@@ -7,6 +7,7 @@ mod dropout;
 mod experts;
 mod gpu;
 mod indexing;
+mod join;
 mod loss;
 mod norm;
 mod optimizer;

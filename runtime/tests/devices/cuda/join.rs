@@ -1,0 +1,112 @@
+//! Multiplications that are joined: projections of one tensor of different widths, with biases, and their gradients.
+
+use super::host;
+use crate::compare::{Microbatch, assert_agrees_on, unit};
+use ir::interp::Mode;
+use ir::{DType, Module, Tensor};
+use runtime::cuda::host::Order;
+use runtime::cuda::program::{CudaProgram, Task};
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::{Microbatches, Section};
+use std::sync::Arc;
+
+/// The queries and keys of a layer, of which one is turned; weights are cast, as where one computes in another type.
+const LAYER: &str = r#"
+trainyard-ir 1
+module @layer training {
+  data @0 "wq" : f64[8, 16]
+  data @1 "wk" : f64[8, 8]
+  data @2 "bq" : f64[16]
+  data @3 "bk" : f64[8]
+  state @wq : f64[8, 16] parameter = data @0
+  state @wk : f64[8, 8] parameter = data @1
+  state @bq : f64[16] parameter = data @2
+  state @bk : f64[8] parameter = data @3
+  func @train(%0 "x" batched : f32[3, 5, 8], %1 "factor" : f32[], %2 = @wq, %3 = @wk, %4 = @bq, %5 = @bk) {
+    %6 = cast %2 {to = f32} : f32[8, 16] !{prepare}
+    %7 = cast %3 {to = f32} : f32[8, 8] !{prepare}
+    %8 = cast %4 {to = f32} : f32[16] !{prepare}
+    %9 = cast %5 {to = f32} : f32[8] !{prepare}
+    %10 = contract %0, %6 {lhs = abc, rhs = cd, out = abd} : f32[3, 5, 16] !{fwd}
+    %11 = add %10, %8 : f32[3, 5, 16] !{fwd}
+    %12 = reshape %11 : f32[3, 5, 2, 8] !{fwd}
+    %13 = transpose %12 {permutation = [0, 2, 1, 3]} : f32[3, 2, 5, 8] !{fwd}
+    %14 = contract %0, %7 {lhs = abc, rhs = cd, out = abd} : f32[3, 5, 8] !{fwd}
+    %15 = add %14, %9 : f32[3, 5, 8] !{fwd}
+    %16 = tanh %13 : f32[3, 2, 5, 8] !{bwd}
+    %17 = transpose %16 {permutation = [0, 2, 1, 3]} : f32[3, 5, 2, 8] !{bwd}
+    %18 = reshape %17 : f32[3, 5, 16] !{bwd}
+    %19 = tanh %15 : f32[3, 5, 8] !{bwd}
+    %20 = reduce %18 {kind = sum, dims = [0, 1], keep = false} : f32[16] !{bwd}
+    %21 = contract %18, %6 {lhs = abd, rhs = cd, out = abc} : f32[3, 5, 8] !{bwd}
+    %22 = contract %0, %18 {lhs = abc, rhs = abd, out = cd} : f32[8, 16] !{bwd}
+    %23 = reduce %19 {kind = sum, dims = [0, 1], keep = false} : f32[8] !{bwd}
+    %24 = contract %19, %7 {lhs = abd, rhs = cd, out = abc} : f32[3, 5, 8] !{bwd}
+    %25 = contract %0, %19 {lhs = abc, rhs = abd, out = cd} : f32[8, 8] !{bwd}
+    %26 = add %21, %24 : f32[3, 5, 8] !{bwd}
+    %27 = accumulate %22 : f32[8, 16] !{update}
+    %28 = accumulate %25 : f32[8, 8] !{update}
+    %29 = accumulate %20 : f32[16] !{update}
+    %30 = accumulate %23 : f32[8] !{update}
+    %31 = contract %27, %27 {lhs = ab, rhs = ab, out = _} : f32[] !{update}
+    %32 = mul %27, %31 : f32[8, 16] !{update}
+    %33 = tanh %28 : f32[8, 8] !{update}
+    %34 = neg %29 : f32[16] !{update}
+    %35 = neg %30 : f32[8] !{update}
+  }
+  output "dx" = %26
+  output "dwq" = %32
+  output "dwk" = %33
+  output "dbq" = %34
+  output "dbk" = %35
+}
+"#;
+
+fn layer() -> Module {
+    ir::text::parse(LAYER).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn options(microbatches: Microbatches) -> LowerOptions<'static> {
+    LowerOptions { target: Target::Cuda, microbatches, ..LowerOptions::default() }
+}
+
+fn for_cuda(microbatches: Microbatches) -> CudaProgram {
+    let program = lower(&layer(), &options(microbatches)).unwrap_or_else(|error| panic!("{error}"));
+    runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn projections_are_one_multiplication_and_so_are_their_gradients() {
+    for microbatches in [Microbatches::One, Microbatches::Many] {
+        let cuda = for_cuda(microbatches);
+        let multiplications =
+            cuda.section(Section::Microbatch).iter().filter_map(|command| match &command.task {
+                Task::Multiply(multiply) => Some(multiply.sizes),
+                _ => None,
+            });
+        let mut found: Vec<[usize; 3]> = multiplications.collect();
+        found.sort_unstable();
+        assert_eq!(found, [[8, 15, 24], [15, 8, 24], [15, 24, 8]]);
+        let copies = cuda.kernels.iter().filter(|kernel| kernel.name.starts_with("copy")).count();
+        assert_eq!(copies, 0, "what is concatenated is written in place");
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn joined_multiplications_compute_what_each_did() {
+    let microbatch = |shift: usize| {
+        let numbers = |count: usize| (0..count).map(|i| ((i * 7 + shift) % 19) as f64 / 16.0 - 0.5).collect();
+        let x = Tensor::float(DType::F32, vec![3, 5, 8], numbers(120));
+        Microbatch::from([("x".into(), x), ("factor".into(), Tensor::float(DType::F32, vec![], vec![0.5]))])
+    };
+    for (count, microbatches) in [(1, Microbatches::One), (3, Microbatches::Many)] {
+        for threads in [0, 5] {
+            let order = Order { threads, ..Order::default() };
+            let make = |program| host(program, order);
+            let step: Vec<Microbatch> = (0..count).map(microbatch).collect();
+            let options = options(microbatches);
+            assert_agrees_on(&make, Mode::Exact, &layer(), &options, &[step.clone(), step], unit);
+        }
+    }
+}

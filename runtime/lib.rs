@@ -1,5 +1,6 @@
 //! What runs a program: lowering, devices, data, checkpoints, and the training loop.
 
+pub mod check;
 pub mod checkpoint;
 pub mod comm;
 mod contraction;

@@ -66,6 +66,14 @@ impl<D: Driver> Cuda<D> {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
     }
 
+    /// Waits until the device has done all that it was given.
+    ///
+    /// # Errors
+    /// What went wrong in it.
+    pub fn finish(&self) -> Result<(), DeviceError> {
+        self.driver.finish().map_err(refused)
+    }
+
     /// What a program was made from.
     pub(super) fn lowered(&self, program: ProgramId) -> Result<&Arc<Program>, DeviceError> {
         Ok(&self.ready(program)?.cuda.program)

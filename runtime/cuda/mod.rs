@@ -5,6 +5,7 @@
 //! (`cache`).
 
 pub mod cache;
+pub mod check;
 pub mod cubins;
 pub mod device;
 pub mod driver;

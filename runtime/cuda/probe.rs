@@ -82,6 +82,18 @@ pub fn probe(folders: &Folders) -> Probe {
     }
 }
 
+/// The release of NVIDIA's kernel driver, `580.95.05`, where the system says it.
+pub fn release() -> Option<String> {
+    release_of(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
+}
+
+/// The first word of a text that is numbers with points between them.
+fn release_of(text: &str) -> Option<String> {
+    let is_release =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    text.split_whitespace().find(is_release).map(str::to_owned)
+}
+
 /// The driver and its devices.
 ///
 /// # Errors
@@ -142,6 +154,16 @@ mod tests {
     #[test]
     fn a_version_is_written_as_people_write_it() {
         assert_eq!([Version(12_040), NEEDED].map(|version| version.to_string()), ["12.4", "13.0"]);
+    }
+
+    #[test]
+    fn the_release_is_found_in_what_either_kernel_module_says() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)\n";
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:12:17 UTC 2025\nGCC version:  gcc\n";
+        assert_eq!(
+            [open, closed, "nothing"].map(release_of),
+            [Some("580.95.05".into()), Some("580.65.06".into()), None]
+        );
     }
 
     /// On a machine with a GPU as on one without: an answer, and no panic.

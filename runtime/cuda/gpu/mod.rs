@@ -6,8 +6,10 @@
 //! on the host: a step can be captured as a CUDA graph by beginning a capture on the main queue.
 
 mod blas;
+pub mod copies;
 mod handles;
 mod kernels;
+pub mod links;
 mod matmul;
 mod staging;
 

@@ -2,12 +2,12 @@
 //!
 //! `cargo test -p runtime --test devices gpu -- --ignored`
 
-use super::{check_on, covered};
 use crate::compare::{Microbatch, assert_agrees_on, unit};
 use ir::interp::Mode;
 use ir::ops::contract::Contract;
-use ir::ops::samples::Through;
-use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
+use ir::{Builder, DType, Dim, Module, Tensor, Type};
+use runtime::cuda::check::OfNumber;
+use runtime::cuda::check::samples::{self, Way};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::driver::{Address, Driver};
 use runtime::cuda::gpu::{Gpu, Options};
@@ -24,8 +24,8 @@ fn gpu(program: Program) -> Box<dyn Device> {
     Box::new(Cuda::new(open(), vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
 }
 
-fn options(unfused: bool) -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, unfused, ..LowerOptions::default() }
+fn options() -> LowerOptions<'static> {
+    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn contractions_by_cublaslt_agree() {
             b.finish();
             module.add_output(text, out);
         }
-        assert_agrees_on(&gpu, Mode::Typed, &module, &options(false), &[vec![inputs]], unit);
+        assert_agrees_on(&gpu, Mode::Typed, &module, &options(), &[vec![inputs]], unit);
     }
 }
 
@@ -95,9 +95,7 @@ fn contractions_by_cublaslt_agree() {
 #[ignore = "needs a GPU"]
 fn kernels_agree_with_the_interpreter_on_a_gpu() {
     // Convolutions are for cuDNN, which is not called yet.
-    let convolves = |op: &Op| matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
-    let samples: Vec<_> = covered().into_iter().filter(|sample| !convolves(&sample.op)).collect();
-    check_on(&gpu, &samples, Through::Inputs, &options(false));
-    check_on(&gpu, &samples, Through::Transposes, &options(false));
-    check_on(&gpu, &samples, Through::Negations, &options(true));
+    let report = samples::check(&OfNumber(0), &samples::all(), &Way::ALL, false);
+    assert!(report.failures.is_empty(), "{:#?}", report.failures);
+    assert!(report.passed > 100, "{} passed", report.passed);
 }

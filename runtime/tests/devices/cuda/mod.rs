@@ -2,6 +2,7 @@
 
 mod attention;
 mod batch_norm;
+mod check;
 mod det;
 mod dropout;
 mod experts;
@@ -19,10 +20,10 @@ mod shape;
 mod softmax;
 mod writer;
 
-use crate::compare::{Make, Microbatch, assert_agrees_on, unit};
-use ir::interp::Mode;
-use ir::ops::samples::{Sample, Through, samples};
-use ir::{DType, Module, Op};
+use check::StandIn;
+use ir::ops::samples::{Sample, Through};
+use runtime::cuda::check::Subject;
+use runtime::cuda::check::samples::{self, Way};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::device::Device;
@@ -32,7 +33,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
-    Box::new(Cuda::new(Host::new(order), vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
+    let host = Host::new(order);
+    Box::new(Cuda::new(host, vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
 }
 
 /// Whether every kernel that a sample needs is there.
@@ -43,44 +45,14 @@ fn is_covered(sample: &Sample) -> bool {
     runtime::cuda::lower::lower(Arc::new(program)).is_ok()
 }
 
-/// The samples of a type, as one program: compiling is what takes long.
-fn all(samples: &[Sample], through: Through) -> (Module, Microbatch) {
-    let (mut module, mut inputs) = (Module::new("samples"), Microbatch::new());
-    for (index, sample) in samples.iter().enumerate() {
-        let prefix = format!("{index} {} ", sample.op.name());
-        sample.add_to(&mut module, &mut inputs, &prefix, through);
-    }
-    (module, inputs)
-}
-
-/// The samples that the kernels take, but for those that bring constants: `Constant` alone, which has no kernel.
-fn covered() -> Vec<Sample> {
-    samples()
-        .into_iter()
-        .filter(|sample| !matches!(sample.op, Op::Constant(_)) && is_covered(sample))
-        .collect()
-}
-
-/// The samples in a type, and how the interpreter computes them.
-fn in_type(samples: &[Sample], dtype: DType) -> (Vec<Sample>, Mode) {
-    if dtype == DType::F32 {
-        return (samples.to_vec(), Mode::Exact);
-    }
-    (samples.iter().filter_map(|sample| sample.in_type(dtype)).collect(), Mode::Typed)
-}
-
+/// Every sample in single and half precision, on the stand-in.
 pub(crate) fn check(through: Through, unfused: bool, order: Order) {
-    let options = LowerOptions { target: Target::Cuda, unfused, ..LowerOptions::default() };
-    check_on(&|program| host(program, order), &covered(), through, &options);
+    check_on(&StandIn::sound(order), Way { through, unfused });
 }
 
-/// Samples in single and half precision, on a device.
-fn check_on(make: Make, samples: &[Sample], through: Through, options: &LowerOptions) {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let (kept, mode) = in_type(samples, dtype);
-        let (module, inputs) = all(&kept, through);
-        assert_agrees_on(make, mode, &module, options, &[vec![inputs]], unit);
-    }
+fn check_on(subject: &impl Subject, way: Way) {
+    let report = samples::check(subject, &samples::all(), &[way], true);
+    assert!(report.failures.is_empty(), "{:#?}", report.failures);
 }
 
 #[test]
@@ -106,6 +78,6 @@ fn kernels_take_the_place_of_dying_operands() {
 #[test]
 fn operators_without_kernels_are_these() {
     let missing: BTreeSet<&str> =
-        samples().iter().filter(|sample| !is_covered(sample)).map(|sample| sample.op.name()).collect();
+        samples::all().iter().filter(|sample| !is_covered(sample)).map(|sample| sample.op.name()).collect();
     expect_test::expect![""].assert_eq(&missing.into_iter().collect::<Vec<_>>().join("\n"));
 }

@@ -1,0 +1,160 @@
+//! Holds a device against the interpreter: both run the same module on the same inputs.
+
+use crate::device::{Device, DeviceError, ProgramId, step};
+use crate::lower::{LowerOptions, lower};
+use crate::program::Program;
+use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
+use ir::tensor::Elements;
+use ir::{DType, Diagnostic, Module, StateId, Tensor};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The inputs of one microbatch, by name.
+pub type Microbatch = BTreeMap<String, Tensor>;
+
+/// What makes a device with a program.
+pub type Make<'a> = &'a dyn Fn(Program) -> Result<Box<dyn Device>, DeviceError>;
+
+/// An output or a state that is not what the interpreter makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The step, from 0.
+    pub step: usize,
+    /// The output or the state.
+    pub name: String,
+    /// The first element that differs, or the type.
+    pub what: String,
+}
+
+/// `` step 0, `result.0`: element 3 is 1.5, should be 1 ``
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}, `{}`: {}", self.step, self.name, self.what)
+    }
+}
+
+/// Why a module could not be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum Unchecked {
+    /// It cannot be lowered, or the interpreter refuses it.
+    #[error(transparent)]
+    Module(#[from] Diagnostic),
+    /// No device can be had with it.
+    #[error(transparent)]
+    Device(DeviceError),
+    /// The device failed while it ran.
+    #[error(transparent)]
+    Run(DeviceError),
+}
+
+/// How far a number of a type may be off, relative to the largest: what sums of a few hundred terms leave, or, of a
+/// type that is storage alone, the distance from 1 to the next number.
+pub fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        DType::F32 => 4e-6,
+        _ => 1e-11,
+    }
+}
+
+/// How two tensors differ: in type, or in an element; floats by more than a tolerance relative to the largest element
+/// that is expected, or to 1, everything else at all.
+pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<String> {
+    if (given.dtype, &given.sizes) != (expected.dtype, &expected.sizes) {
+        return Some(format!("it is {}, should be {}", given.ty(), expected.ty()));
+    }
+    let (Elements::Float(given), Elements::Float(expected)) = (&given.elements, &expected.elements) else {
+        let same = given.elements == expected.elements;
+        return (!same).then(|| format!("it is {:?}, should be {:?}", given.elements, expected.elements));
+    };
+    let finite = expected.iter().filter(|x| x.is_finite());
+    let scale = finite.fold(1.0, |largest: f64, x| largest.max(x.abs()));
+    let differs = |(_, (given, expected)): &(usize, (&f64, &f64))| {
+        let same = given == expected || (given.is_nan() && expected.is_nan());
+        let close = (*given - *expected).abs() <= tolerance * scale;
+        !same && !close
+    };
+    let (i, (given, expected)) = given.iter().zip(expected).enumerate().find(differs)?;
+    Some(format!("element {i} is {given}, should be {expected}"))
+}
+
+/// The bytes of every input, in the program's order.
+pub fn bytes(program: &Program, microbatch: &Microbatch) -> Vec<Vec<u8>> {
+    program.inputs.iter().map(|input| microbatch[&input.name].to_bytes()).collect()
+}
+
+/// The states of a device's only program as tensors.
+///
+/// # Errors
+/// What the device refuses.
+pub fn states(device: &dyn Device, module: &Module) -> Result<StateValues, DeviceError> {
+    let tensor = |(index, (id, state)): (usize, (StateId, &ir::State))| {
+        let bytes = device.read_state(ProgramId(0), index)?;
+        Ok((id, Tensor::from_bytes(&state.ty, &bytes).expect("a device gives whole tensors")))
+    };
+    module.states.iter().enumerate().map(tensor).collect()
+}
+
+/// One step of a device's only program.
+///
+/// # Errors
+/// What the device refuses.
+pub fn step_on(
+    device: &mut dyn Device,
+    module: &Module,
+    microbatches: &[Microbatch],
+) -> Result<StepOutputs, DeviceError> {
+    let program = device.program(ProgramId(0)).clone();
+    let inputs: Vec<Vec<Vec<u8>>> =
+        microbatches.iter().map(|microbatch| bytes(&program, microbatch)).collect();
+    let outputs = step(device, ProgramId(0), &inputs)?;
+    let tensor = |name: &str, bytes: &Vec<u8>| {
+        let ty = module.ty(module.output(name).expect("the module's output").value);
+        Tensor::from_bytes(ty, bytes).expect("a device gives whole tensors")
+    };
+    let all = |(name, reported): (String, Vec<Vec<u8>>)| {
+        let tensors = reported.iter().map(|bytes| tensor(&name, bytes)).collect();
+        (name, tensors)
+    };
+    Ok(outputs.into_iter().map(all).collect())
+}
+
+/// Runs some steps on a device that is made and by the interpreter in this mode, and says which outputs and states
+/// differ, with a tolerance for each element type.
+///
+/// # Errors
+/// What cannot be lowered, interpreted, or run.
+pub fn differences(
+    make: Make,
+    mode: Mode,
+    module: &Module,
+    options: &LowerOptions,
+    steps: &[Vec<Microbatch>],
+    tolerance: impl Fn(DType) -> f64,
+) -> Result<Vec<Difference>, Unchecked> {
+    let program = lower(module, options)?;
+    let mut expected_states = interp::initial_states(module, 1, Missing::Draw)?;
+    expected_states.values_mut().for_each(|tensor| *tensor = tensor.clone().rounded());
+    let mut device = make(program).map_err(Unchecked::Device)?;
+    for (index, tensor) in expected_states.values().enumerate() {
+        device.write_state(ProgramId(0), index, &tensor.to_bytes()).map_err(Unchecked::Run)?;
+    }
+    let mut found = Vec::new();
+    for (step, microbatches) in steps.iter().enumerate() {
+        let expected = interp::step(module, mode, &mut expected_states, microbatches)?;
+        let given = step_on(&mut *device, module, microbatches).map_err(Unchecked::Run)?;
+        let mut compare = |name: &str, given: &Tensor, expected: &Tensor| {
+            let what = difference(given, expected, tolerance(expected.dtype));
+            found.extend(what.map(|what| Difference { step, name: name.to_owned(), what }));
+        };
+        for (name, tensors) in &expected {
+            assert_eq!(tensors.len(), given[name].len(), "as many reports of `{name}` as there should be");
+            given[name].iter().zip(tensors).for_each(|(given, expected)| compare(name, given, expected));
+        }
+        for (id, given) in states(&*device, module).map_err(Unchecked::Run)? {
+            compare(&module.states[id].name, &given, &expected_states[&id]);
+        }
+    }
+    Ok(found)
+}

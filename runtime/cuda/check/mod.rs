@@ -1,0 +1,72 @@
+//! Whether a GPU computes what the interpreter does, and how fast it is: for `trainyard doctor --check`, and for tests,
+//! which check its stand-in the same way.
+
+pub mod rates;
+pub mod samples;
+
+use super::device::Cuda;
+use super::driver::{Driver, DriverError};
+use super::gpu::copies;
+use super::gpu::{Gpu, Options};
+use super::program::CudaProgram;
+use crate::device::DeviceError;
+use std::time::Duration;
+
+/// From where to where bytes are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From pinned memory of the host to the device.
+    ToDevice,
+    /// From the device to pinned memory of the host.
+    FromDevice,
+    /// Within the device's memory.
+    WithinDevice,
+}
+
+/// Copies that are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// From where to where.
+    pub direction: Direction,
+    /// Bytes of each.
+    pub bytes: usize,
+    /// How many are timed together, one after the other.
+    pub together: usize,
+    /// How often that is timed, after a first time to warm up.
+    pub repeats: usize,
+}
+
+/// A device that is checked: a GPU, or what stands in for one.
+pub trait Subject {
+    /// Its driver.
+    type Driver: Driver + 'static;
+
+    /// The device with a program. Whoever asks drops it before asking again.
+    ///
+    /// # Errors
+    /// Kernels that do not compile; what the driver refuses.
+    fn with(&self, program: CudaProgram) -> Result<Cuda<Self::Driver>, DeviceError>;
+
+    /// How long these copies take, together, each time.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError>;
+}
+
+/// The GPU of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfNumber(pub usize);
+
+impl Subject for OfNumber {
+    type Driver = Gpu;
+
+    fn with(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
+        let refused = |error: DriverError| DeviceError::Driver { operator: String::new(), origin: "".into(), error };
+        Cuda::with(Gpu::open(self.0, Options::default()).map_err(refused)?, vec![program])
+    }
+
+    fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {
+        copies::time(self.0, copies)
+    }
+}

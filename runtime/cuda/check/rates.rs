@@ -1,0 +1,216 @@
+//! How fast a device copies, multiplies and attends: medians, after warming up.
+
+use super::{Copies, Direction, Subject};
+use crate::cuda::device::Cuda;
+use crate::cuda::driver::Driver;
+use crate::cuda::lower::lower as lower_for_cuda;
+use crate::device::{Device, DeviceError, ProgramId};
+use crate::lower::{LowerOptions, Target, lower};
+use crate::program::Section;
+use ir::ops::attention::{Attention, AttentionGrad};
+use ir::ops::contract::Contract;
+use ir::{Builder, DType, Module, Op, Tensor, Type, random};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of a copy.
+    pub copy: usize,
+    /// Rows, columns and terms of a multiplication.
+    pub matmul: u64,
+    /// Batch, heads and tokens of an attention.
+    pub attention: [u64; 3],
+    /// Widths of a head.
+    pub widths: Vec<u64>,
+    /// The least time that is taken at once.
+    pub at_once: Duration,
+    /// How often it is taken.
+    pub repeats: usize,
+}
+
+impl Default for Sizes {
+    /// What fills the largest GPU there is, in a few seconds.
+    fn default() -> Self {
+        Self {
+            copy: 256 << 20,
+            matmul: 8192,
+            attention: [4, 16, 4096],
+            widths: vec![64, 128],
+            at_once: Duration::from_millis(50),
+            repeats: 9,
+        }
+    }
+}
+
+/// A rate, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rate {
+    /// What was measured: `copy_to_device`, `copy_from_device`, `copy_within_device`, `matmul_bf16`,
+    /// `attention_bf16_d64_forward`, `attention_bf16_d64_backward`, and so on.
+    pub name: String,
+    /// Its sizes.
+    pub sizes: String,
+    /// `GB/s` or `TFLOP/s`, by thousands.
+    pub unit: &'static str,
+    /// The median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Why it could not be measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Measures all of it, one after the other.
+pub fn measure(subject: &impl Subject, sizes: &Sizes) -> Vec<Rate> {
+    let mut rates = Vec::new();
+    for direction in [Direction::ToDevice, Direction::FromDevice, Direction::WithinDevice] {
+        rates.push(copy(subject, direction, sizes));
+    }
+    rates.push(matmul(subject, sizes));
+    rates.extend(sizes.widths.iter().flat_map(|&width| attention(subject, width, sizes)));
+    rates
+}
+
+impl Rate {
+    fn of<E: std::fmt::Display>(
+        name: impl Into<String>,
+        sizes: String,
+        unit: &'static str,
+        value: Result<f64, E>,
+    ) -> Self {
+        let (value, error) = match value {
+            Ok(value) => (Some(value), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Self { name: name.into(), sizes, unit, value, error }
+    }
+}
+
+/// Bytes copied by time. Within a device each is read and written, and counts once.
+fn copy(subject: &impl Subject, direction: Direction, sizes: &Sizes) -> Rate {
+    let (name, together) = match direction {
+        Direction::ToDevice => ("copy_to_device", 4),
+        Direction::FromDevice => ("copy_from_device", 4),
+        // The memory of a device is as much faster.
+        Direction::WithinDevice => ("copy_within_device", 100),
+    };
+    let copies = Copies { direction, bytes: sizes.copy, together, repeats: sizes.repeats };
+    let rate = |times: Vec<Duration>| (together * sizes.copy) as f64 / median(times) / 1e9;
+    Rate::of(name, format!("{} bytes", sizes.copy), "GB/s", subject.copy(copies).map(rate))
+}
+
+fn matmul(subject: &impl Subject, sizes: &Sizes) -> Rate {
+    let size = sizes.matmul;
+    let operands = ["lhs", "rhs"].map(|name| (name, Type::of(DType::BF16, &[size, size])));
+    let runs = Runs::new(subject, Contract::new("ab,bc->ac").into(), &operands);
+    let seconds = runs.and_then(|mut runs| runs.seconds(sizes));
+    let rate = seconds.map(|seconds| 2.0 * (size as f64).powi(3) / seconds / 1e12);
+    Rate::of("matmul_bf16", format!("[{size}, {size}] x [{size}, {size}]"), "TFLOP/s", rate)
+}
+
+/// Causal attention and its gradient. Half of the scores are hidden, and count for nothing; the gradient has five
+/// multiplications where the forward has two.
+fn attention(subject: &impl Subject, width: u64, sizes: &Sizes) -> [Rate; 2] {
+    let [batch, heads, tokens] = sizes.attention;
+    let forward = 2.0 * (batch * heads * tokens * tokens * width) as f64;
+    let times = attention_seconds(subject, width, sizes);
+    let shape = format!("[{batch}, {heads}, {tokens}, {width}], causal");
+    [("forward", forward), ("backward", 2.5 * forward)].map(|(part, operations)| {
+        let seconds = match (&times, part) {
+            (Ok([forward, _]), "forward") => Ok(*forward),
+            (Ok([_, backward]), _) => Ok(*backward),
+            (Err(error), _) => Err(error),
+        };
+        let rate = seconds.map(|seconds| operations / seconds / 1e12);
+        Rate::of(format!("attention_bf16_d{width}_{part}"), shape.clone(), "TFLOP/s", rate)
+    })
+}
+
+/// Seconds of the forward, and of the gradient of what that gave.
+fn attention_seconds(subject: &impl Subject, width: u64, sizes: &Sizes) -> Result<[f64; 2], DeviceError> {
+    let [batch, heads, tokens] = sizes.attention;
+    let scale = (width as f64).powf(-0.5).into();
+    let ty = || Type::of(DType::BF16, &[batch, heads, tokens, width]);
+    let inputs = ["q", "k", "v"].map(|name| (name, ty()));
+    let mut runs = Runs::new(subject, Attention { scale, causal: true }.into(), &inputs)?;
+    let forward = runs.seconds(sizes)?;
+    let [out, logsumexp] = [0, 1].map(|output| runs.device.read_output(ProgramId(0), output));
+    let (out, logsumexp) = (out?, logsumexp?);
+    drop(runs);
+    let sums = ("logsumexp", Type::of(DType::F32, &[batch, heads, tokens]));
+    let inputs: Vec<_> = inputs.into_iter().chain([("out", ty()), sums, ("dout", ty())]).collect();
+    let mut runs = Runs::new(subject, AttentionGrad { scale, causal: true }.into(), &inputs)?;
+    runs.device.write_input(ProgramId(0), 3, &out)?;
+    runs.device.write_input(ProgramId(0), 4, &logsumexp)?;
+    Ok([forward, runs.seconds(sizes)?])
+}
+
+/// An operator on a device.
+struct Runs<D> {
+    device: Cuda<D>,
+}
+
+impl<D: Driver> Runs<D> {
+    /// On numbers that are made up.
+    fn new(
+        subject: &impl Subject<Driver = D>,
+        op: Op,
+        operands: &[(&str, Type)],
+    ) -> Result<Self, DeviceError> {
+        let mut module = Module::new("rate");
+        let values: Vec<_> =
+            operands.iter().map(|(name, ty)| module.add_input(*name, ty.clone(), false)).collect();
+        let mut b = Builder::new(&mut module, "rate");
+        let results = b.push(op, &values).expect("its operands fit");
+        b.finish();
+        for (index, result) in results.into_iter().enumerate() {
+            module.add_output(format!("result.{index}"), result);
+        }
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let lowered = lower(&module, &options).and_then(|program| lower_for_cuda(Arc::new(program)));
+        let mut device = subject.with(lowered.map_err(DeviceError::kernel)?)?;
+        device.run(ProgramId(0), Section::Prepare)?;
+        for (index, (_, ty)) in operands.iter().enumerate() {
+            device.write_input(ProgramId(0), index, &numbers(ty, index as u64))?;
+        }
+        Ok(Self { device })
+    }
+
+    /// The operator so many times, one after the other.
+    fn times(&mut self, count: usize) -> Result<Duration, DeviceError> {
+        let start = Instant::now();
+        for _ in 0..count {
+            self.device.run(ProgramId(0), Section::Prepare)?;
+            self.device.run(ProgramId(0), Section::Microbatch)?;
+        }
+        self.device.finish()?;
+        Ok(start.elapsed())
+    }
+
+    /// The median of what it takes once.
+    fn seconds(&mut self, sizes: &Sizes) -> Result<f64, DeviceError> {
+        self.times(2)?;
+        let once = self.times(1)?.as_secs_f64().max(1e-6);
+        let together = ((sizes.at_once.as_secs_f64() / once).ceil() as usize).clamp(1, 10_000);
+        let times = (0..sizes.repeats).map(|_| self.times(together)).collect::<Result<_, _>>()?;
+        Ok(median(times) / together as f64)
+    }
+}
+
+/// Numbers as there are in training, which take more power than zeros: normal ones, that come again after some.
+fn numbers(ty: &Type, seed: u64) -> Vec<u8> {
+    const PERIOD: usize = 65_537;
+    let normal = (0..PERIOD as u64).map(|i| random::normal(1, seed, i)).collect();
+    let period = Tensor::float(ty.dtype, vec![PERIOD], normal).to_bytes();
+    let bytes = ty.bytes().expect("its dims are bound") as usize;
+    period.iter().copied().cycle().take(bytes).collect()
+}
+
+/// In seconds.
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort();
+    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
+}

@@ -7,6 +7,7 @@ mod library;
 use super::libraries::{self, Folders, Library, NotOpened, Opened};
 use super::program::Kernel;
 use library::{Compilation, Functions};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// What every kernel is compiled with.
@@ -179,6 +180,12 @@ fn architecture(known: &[u32], (major, minor): (i32, i32)) -> Option<String> {
 }
 
 impl Resources {
+    /// What the assembler's log says of each kernel, by its name.
+    pub fn of_each(log: &str) -> BTreeMap<String, Self> {
+        let kernels = log.split("Compiling entry function '").skip(1);
+        kernels.filter_map(|part| Some((part.split_once('\'')?.0.to_owned(), Self::of(part)))).collect()
+    }
+
     /// As `ptxas -v` writes them; of several functions the sum of spills and the most of the rest.
     fn of(log: &str) -> Self {
         let all = |unit: &str| -> Vec<u32> { log.lines().filter_map(|line| before(line, unit)).collect() };
@@ -212,6 +219,7 @@ mod tests {
             ptxas info    : Used 14 registers, used 1 barriers, 40 bytes cumulative stack size, 128 bytes smem\n";
         let read = Resources { registers: 14, spill_stores: 12, spill_loads: 8, stack: 40, shared: 128 };
         assert_eq!(Resources::of(log), read);
+        assert_eq!(Resources::of_each(log), BTreeMap::from([("f".into(), read)]));
         assert_eq!(Resources::of("nothing of the kind"), Resources::default());
     }
 

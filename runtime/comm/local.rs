@@ -39,6 +39,11 @@ impl Local {
         LocalRank { world: self.world.clone(), rank }
     }
 
+    /// Why all ranks ended, since they were put to work, if they did.
+    pub(crate) fn ended(&self) -> Option<CommError> {
+        self.world.ended()
+    }
+
     /// Puts all ranks to work, each on a thread of its own. To be called when none is.
     pub fn begin(&self) -> Vec<AtWork> {
         self.world.begin();

@@ -85,6 +85,11 @@ impl World {
         board.seats.fill(Seat::Busy);
     }
 
+    /// Why all ranks ended, if they did.
+    pub(super) fn ended(&self) -> Option<CommError> {
+        self.board().ended.clone()
+    }
+
     /// A rank has done all its work: who waits for it waits in vain.
     pub(super) fn leave(&self, rank: u64) {
         let mut board = self.board();

@@ -21,6 +21,7 @@ use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Instruction, Microbatches, Program, Section, Target};
+use crate::ranks::Rank;
 use arena::{Arena, Constants};
 use call::Place;
 use std::borrow::Cow;
@@ -111,11 +112,6 @@ impl Cpu {
     pub fn allocated(&self) -> u64 {
         let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
         self.arena.len() + constants
-    }
-
-    /// The programs, in the order in which they were given.
-    pub(crate) fn programs(&self) -> impl Iterator<Item = &Arc<Program>> {
-        self.programs.iter().map(|loaded| &loaded.program)
     }
 
     /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
@@ -219,17 +215,16 @@ impl Device for Cpu {
     }
 }
 
-impl Cpu {
-    /// As [`Device::first_non_finite`], with the place of its instruction among those of the microbatch. Of several
-    /// ranks, all must be asked.
-    pub(crate) fn first_non_finite_at(
-        &mut self,
-        id: ProgramId,
-    ) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+impl Rank for Cpu {
+    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
         self.loaded(id)?;
         let Self { programs, arena, threads, communicator, .. } = self;
         let loaded = &programs[id.0];
         threads.install(|| non_finite::first(loaded, arena, communicator.as_deref()))
+    }
+
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 

@@ -6,13 +6,22 @@ use crate::cpu::{Kind, kind_of, worst};
 use crate::device::{DeviceError, NonFinite, ProgramId};
 use crate::program::{Section, View};
 
-/// Runs the microbatch section, looking at every result until a NaN is found. An infinity that a mask brought in is no
-/// fault: only an instruction whose operands have none of a kind can make the first of that kind.
-pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+/// Runs the microbatch section, looking at every result until a NaN is found; gives what made it, and the place of that
+/// instruction. An infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
+/// make the first of that kind.
+pub(super) fn first<D: Driver>(
+    cuda: &mut Cuda<D>,
+    id: ProgramId,
+) -> Result<Option<(usize, NonFinite)>, DeviceError> {
     let program = cuda.lowered(id)?.clone();
-    let mut infinity: Option<NonFinite> = None;
+    let (mut infinity, mut nan): (Option<(usize, NonFinite)>, _) = (None, None);
     cuda.begin_again(id);
     for (index, instruction) in program.section(Section::Microbatch).iter().enumerate() {
+        if nan.is_some() {
+            // Other ranks may need what this one has to say in collectives.
+            cuda.execute(id, Section::Microbatch, index..index + 1)?;
+            continue;
+        }
         let before = worst_of(cuda, id, &instruction.operands)?;
         cuda.execute(id, Section::Microbatch, index..index + 1)?;
         let after = worst_of(cuda, id, &instruction.results)?;
@@ -23,13 +32,14 @@ pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Opti
         let (operator, origin) = (instruction.name(), instruction.origin.clone());
         let found = NonFinite { operator, origin, value, rank: None, infinity: None };
         match kind {
-            Kind::NaN => return Ok(Some(NonFinite { infinity: infinity.map(Box::new), ..found })),
+            Kind::NaN => nan = Some((index, found)),
             Kind::Infinity => {
-                infinity.get_or_insert(found);
+                infinity.get_or_insert((index, found));
             }
         }
     }
-    Ok(infinity)
+    let infinity_before = infinity.clone().map(|(_, found)| Box::new(found));
+    Ok(nan.map(|(index, found)| (index, NonFinite { infinity: infinity_before, ..found })).or(infinity))
 }
 
 fn worst_of<D: Driver>(

@@ -1,8 +1,12 @@
 //! What a GPU is told to do: kernels, and commands on streams. Made from a [`Program`] by [`super::lower`]; the memory is
 //! the program's, place for place.
 
+mod ranks;
+
+pub use ranks::{ByRank, Collective, Cut, Pieces};
+
 use crate::layout::{Layout, Sizes};
-use crate::program::{Activation, Program, Region, Section, View};
+use crate::program::{Activation, Instruction, Program, Region, Section, View};
 use ir::DType;
 use smallvec::SmallVec;
 use std::fmt;
@@ -22,6 +26,8 @@ pub struct CudaProgram {
     pub events: u32,
     /// The arguments of launches that are several in one, one after the other: they go to the device once.
     pub tables: Vec<Argument>,
+    /// Whether everything in the update that writes a state can be kept from it, by [`Argument::Halt`].
+    pub halts: bool,
 }
 
 /// A function that runs on a device.
@@ -99,6 +105,8 @@ pub enum Task {
     Multiply(Box<Multiply>),
     /// Runs the instruction by cuDNN.
     Library,
+    /// Exchanges with other ranks, by NCCL.
+    Collective(Box<Collective>),
 }
 
 /// Bytes of a program's memory.
@@ -135,14 +143,20 @@ pub struct Launch {
 }
 
 /// An argument of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Argument {
     /// The address of a byte of a memory.
     Address(Region, i64),
+    /// The address of a byte of a memory, another on each rank.
+    AddressByRank(Region, Box<ByRank>),
     /// A number.
     Number(i64),
+    /// A number that is another on each rank.
+    NumberByRank(Box<ByRank>),
     /// The address of the program's table from this argument on.
     Table(usize),
+    /// The address of two words: whether the device halts where a number is not finite, and whether it has.
+    Halt,
     /// 1 if results are added to what is there, else 0: an instruction that accumulates adds from a step's second
     /// microbatch on.
     Adds,
@@ -162,9 +176,9 @@ pub struct Multiply {
     /// `[rows, columns]`
     pub out: Matrices,
     /// Element type of both sides; sums are f32, of f64 f64.
-    pub dtype: ir::DType,
+    pub dtype: DType,
     /// Element type of the result.
-    pub out_dtype: ir::DType,
+    pub out_dtype: DType,
     /// Whether it adds to `out` from a step's second microbatch on.
     pub accumulates: bool,
     /// What is done to a product before it is stored. There is none of several matrices.
@@ -222,6 +236,18 @@ impl CudaProgram {
     /// The commands of a section.
     pub fn section(&self, section: Section) -> &[Command] {
         &self.sections[section as usize]
+    }
+
+    /// The instructions that go to a library.
+    pub fn for_libraries(&self) -> impl Iterator<Item = &Instruction> {
+        let of_section = |(section, _): (Section, &str)| {
+            let all = self.program.section(section);
+            let commands = self.section(section).iter();
+            commands
+                .filter(|command| matches!(command.task, Task::Library))
+                .map(move |command| &all[command.instructions.start])
+        };
+        Section::ALL.into_iter().flat_map(of_section)
     }
 
     /// The mark of a stream where a section ends.
@@ -312,6 +338,7 @@ impl fmt::Display for CudaProgram {
                         write!(f, "{}", multiply.epilogue)?;
                     }
                     Task::Library => write!(f, " library")?,
+                    Task::Collective(collective) => write!(f, " {collective}")?,
                 }
                 command.records.iter().try_for_each(|event| write!(f, " marks {}", event.0))?;
                 writeln!(f)?;

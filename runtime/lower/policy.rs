@@ -170,15 +170,24 @@ const MOST_SCRATCH: usize = 1 << 20;
 /// Multiplications of one contraction that have scratch of their own, at most.
 const MOST_SHARES: usize = 16;
 
+fn unplaced(all: &[Located]) -> Vec<Unplaced> {
+    all.iter().map(|one| Unplaced { dtype: one.dtype, layout: one.layout.clone() }).collect()
+}
+
 /// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
 /// there, whole ones if they are small, else tile by tile.
 pub(super) fn scratch(draft: &Draft, target: Target) -> usize {
+    if let (Kernel::Collective(exchange), Target::Cuda) = (&draft.kernel, target) {
+        return cuda::lower::collective_scratch(
+            exchange,
+            &unplaced(&draft.operands),
+            &unplaced(&draft.results),
+        );
+    }
     let Kernel::Op(op) = &draft.kernel else { return 0 };
     let convolutes = matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
     if target == Target::Cuda && !convolutes {
-        let unplaced = |located: &Located| Unplaced { dtype: located.dtype, layout: located.layout.clone() };
-        let all = |views: &[Located]| views.iter().map(unplaced).collect::<Vec<_>>();
-        return cuda::lower::scratch(op, &all(&draft.operands), &all(&draft.results));
+        return cuda::lower::scratch(op, &unplaced(&draft.operands), &unplaced(&draft.results));
     }
     if let Op::Experts(_) | Op::ExpertsGrad(_) = op {
         return experts_scratch(op, draft);

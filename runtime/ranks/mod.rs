@@ -1,5 +1,5 @@
-//! Several ranks on this machine as one device: each a thread with its own arena and its own pool, all running the
-//! same program on their parts of the tensors.
+//! Several ranks on this machine as one device: each a thread with a device of its own, a share of the processor or a GPU,
+//! all running the same program on their parts of the tensors.
 //!
 //! What goes in and comes out is whole, so that nothing that works with a [`Device`] needs to know of ranks. A section
 //! is run by all ranks at once and ends when all have. A rank that fails ends all, and what is reported is its error,
@@ -14,21 +14,40 @@ mod tests;
 use crate::comm::local::{AtWork, Local};
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::{Cpu, devices_error};
-use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Program, Section};
 use parts::Parts;
 use std::any::Any;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
+/// A device that can be one of several ranks: it is given, and gives, its part of every tensor.
+pub trait Rank: Device + Send {
+    /// As [`Device::first_non_finite`], with the place of its instruction among those of the microbatch. All ranks are
+    /// asked at once.
+    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError>;
+
+    /// Does what needs the rank's thread, which is about to end.
+    fn settle(&mut self) -> Result<(), DeviceError>;
+}
+
+/// Ends what ranks wait for beyond their threads; it is given the rank that has failed.
+pub(crate) type Abort = Box<dyn Fn(u64) + Send + Sync>;
+
 /// The ranks of a mesh.
-pub struct Ranks {
-    cpus: Vec<Cpu>,
+pub struct Ranks<D = Cpu> {
+    devices: Vec<D>,
+    programs: Vec<Arc<Program>>,
     local: Local,
+    abort: Abort,
+    /// Outputs that were asked for, of each rank, by number; and how often some were.
+    coming: BTreeMap<usize, Vec<Later>>,
+    asked: usize,
     /// Whether a rank has failed: states may be those of different steps.
     ended: bool,
 }
@@ -50,11 +69,11 @@ pub fn device(
         return Ok(Box::new(cpu));
     }
     let mut ranks = Ranks::new(programs, threads)?;
-    ranks.cpus.iter_mut().zip(profile).for_each(|(cpu, profile)| cpu.record(profile));
+    ranks.devices.iter_mut().zip(profile).for_each(|(cpu, profile)| cpu.record(profile));
     Ok(Box::new(ranks))
 }
 
-impl Ranks {
+impl Ranks<Cpu> {
     /// As many ranks as the programs' mesh has devices, which share `threads` threads, or as many as there are cores;
     /// each gets at least one. Every rank has all programs; they share their states if they were lowered so.
     ///
@@ -75,9 +94,10 @@ impl Ranks {
         threads: Option<usize>,
         through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
-        for index in 0..programs.first().map_or(0, Vec::len) {
+        let own = programs.first().cloned().unwrap_or_default();
+        for index in 0..own.len() {
             let all: Vec<&Program> = programs.iter().map(|own| &*own[index]).collect();
-            check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
+            meet(&all)?;
         }
         let local = Local::new(programs.len() as u64);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
@@ -85,34 +105,53 @@ impl Ranks {
         let rank = |(rank, programs)| {
             Cpu::of_rank(programs, threads, through(Arc::new(local.communicator(rank as u64))))
         };
-        let cpus = programs.into_iter().enumerate().map(rank).collect::<Result<_, _>>()?;
-        Ok(Self { cpus, local, ended: false })
-    }
-
-    /// How many ranks there are.
-    pub fn count(&self) -> usize {
-        self.cpus.len()
+        let devices = programs.into_iter().enumerate().map(rank).collect::<Result<_, _>>()?;
+        Ok(Self::of(devices, own, local, Box::new(|_| {})))
     }
 
     /// Bytes allocated by all ranks together.
     pub fn allocated(&self) -> u64 {
-        self.cpus.iter().map(Cpu::allocated).sum()
+        self.devices.iter().map(Cpu::allocated).sum()
+    }
+}
+
+/// Refuses programs, one for each rank, whose collectives would not meet.
+pub(crate) fn meet(programs: &[&Program]) -> Result<(), DeviceError> {
+    check::check(programs).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
+}
+
+impl<D: Rank> Ranks<D> {
+    /// Ranks that have these devices, each all of these programs, and communicate among them or through `local`.
+    pub(crate) fn of(devices: Vec<D>, programs: Vec<Arc<Program>>, local: Local, abort: Abort) -> Self {
+        Self { devices, programs, local, abort, coming: BTreeMap::new(), asked: 0, ended: false }
+    }
+
+    /// How many ranks there are.
+    pub fn count(&self) -> usize {
+        self.devices.len()
     }
 
     /// Lets every rank do the same, each on a thread; gives what each returned.
     fn on_each<R: Send>(
         &mut self,
-        run: impl Fn(&mut Cpu) -> Result<R, DeviceError> + Sync,
+        run: impl Fn(&mut D) -> Result<R, DeviceError> + Sync,
     ) -> Result<Vec<R>, DeviceError> {
         self.alive()?;
         let work = self.local.begin();
-        let run = &run;
+        let abort = &self.abort;
+        let run = &|device: &mut D| {
+            let result = run(device)?;
+            device.settle()?;
+            Ok(result)
+        };
         let results: Vec<Result<R, DeviceError>> = thread::scope(|scope| {
-            let start = |(cpu, at_work): (_, AtWork)| {
+            let start = |(device, at_work): (_, AtWork)| {
                 let name = format!("rank-{}", at_work.rank());
-                thread::Builder::new().name(name).spawn_scoped(scope, move || one(cpu, at_work, run))
+                thread::Builder::new()
+                    .name(name)
+                    .spawn_scoped(scope, move || one(device, at_work, run, abort))
             };
-            let threads: Vec<_> = self.cpus.iter_mut().zip(work).map(start).collect();
+            let threads: Vec<_> = self.devices.iter_mut().zip(work).map(start).collect();
             let end = |thread: std::io::Result<thread::ScopedJoinHandle<'_, _>>| match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(panic))),
                 Err(error) => Err(DeviceError::Threads { threads: 1, message: error.to_string() }),
@@ -120,7 +159,7 @@ impl Ranks {
             threads.into_iter().map(end).collect()
         });
         self.ended = results.iter().any(Result::is_err);
-        first_error(results)
+        first_error(results, self.local.ended())
     }
 
     fn alive(&self) -> Result<(), DeviceError> {
@@ -130,19 +169,22 @@ impl Ranks {
     /// A program, if there is one.
     fn programs_of(&self, id: ProgramId) -> Result<Arc<Program>, DeviceError> {
         let unknown = DeviceError::Unknown { what: "program", index: id.0 };
-        self.cpus[0].programs().nth(id.0).cloned().ok_or(unknown)
+        self.programs.get(id.0).cloned().ok_or(unknown)
     }
 }
 
 /// A rank's work. A panic ends all ranks, as an error does.
-fn one<R>(
-    cpu: &mut Cpu,
+fn one<D, R>(
+    device: &mut D,
     at_work: AtWork,
-    run: &impl Fn(&mut Cpu) -> Result<R, DeviceError>,
+    run: &impl Fn(&mut D) -> Result<R, DeviceError>,
+    abort: &Abort,
 ) -> Result<R, DeviceError> {
-    let result = catch_unwind(AssertUnwindSafe(|| run(cpu))).unwrap_or_else(|panic| Err(panicked(panic)));
+    let result = catch_unwind(AssertUnwindSafe(|| run(device))).unwrap_or_else(|panic| Err(panicked(panic)));
     if result.is_err() {
+        let rank = at_work.rank();
         at_work.fail();
+        abort(rank);
     }
     result
 }
@@ -153,25 +195,28 @@ fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
     DeviceError::Panicked { message: text.unwrap_or_else(|| "for no reason that it gave".to_owned()) }
 }
 
-/// All results, or the error of the first rank that has one of its own.
-fn first_error<R>(results: Vec<Result<R, DeviceError>>) -> Result<Vec<R>, DeviceError> {
-    let (mut all, mut own, mut others) = (Vec::new(), None, None);
-    for (rank, result) in results.into_iter().enumerate() {
-        match result {
-            Ok(result) => all.push(result),
-            Err(error) => {
-                let ended = matches!(error, DeviceError::Communication(CommError::Ended { .. }));
-                let first = if ended { &mut others } else { &mut own };
-                first.get_or_insert(DeviceError::Rank { rank: rank as u64, source: Box::new(error) });
-            }
-        }
-    }
-    own.or(others).map_or(Ok(all), Err)
+/// All results, or the error of the rank that failed first, else of the first that has one of its own.
+fn first_error<R>(
+    results: Vec<Result<R, DeviceError>>,
+    ended: Option<CommError>,
+) -> Result<Vec<R>, DeviceError> {
+    let failed = |rank: &usize| results.get(*rank).is_some_and(Result::is_err);
+    let own =
+        |rank: &usize| !matches!(results[*rank], Err(DeviceError::Communication(CommError::Ended { .. })));
+    let first = match ended {
+        Some(CommError::Ended { rank }) => Some(rank as usize).filter(failed),
+        _ => None,
+    };
+    let mut all = (0..results.len()).filter(failed);
+    let rank = first.or_else(|| all.clone().find(own)).or_else(|| all.next());
+    let told = results.into_iter().enumerate().filter(|(index, _)| rank.is_none_or(|rank| rank == *index));
+    let of_rank = |rank: usize, error| DeviceError::Rank { rank: rank as u64, source: Box::new(error) };
+    told.map(|(rank, result)| result.map_err(|error| of_rank(rank, error))).collect()
 }
 
-impl Device for Ranks {
+impl<D: Rank> Device for Ranks<D> {
     fn program(&self, program: ProgramId) -> &Arc<Program> {
-        self.cpus[0].program(program)
+        &self.programs[program.0]
     }
 
     fn write_state(&mut self, id: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -179,7 +224,7 @@ impl Device for Ranks {
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         parts.check(bytes)?;
-        let mut ranks = self.cpus.iter_mut().enumerate();
+        let mut ranks = self.devices.iter_mut().enumerate();
         ranks.try_for_each(|(rank, cpu)| cpu.write_state(id, state, &parts.cut(rank, bytes)))
     }
 
@@ -188,7 +233,7 @@ impl Device for Ranks {
         let program = self.programs_of(id)?;
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
-        parts.together(self.cpus.iter().map(|cpu| cpu.read_state(id, state)))
+        parts.together(self.devices.iter().map(|cpu| cpu.read_state(id, state)))
     }
 
     fn write_input(&mut self, id: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -196,7 +241,7 @@ impl Device for Ranks {
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         parts.check(bytes)?;
-        let mut ranks = self.cpus.iter_mut().enumerate();
+        let mut ranks = self.devices.iter_mut().enumerate();
         ranks.try_for_each(|(rank, cpu)| cpu.write_input(id, input, &parts.cut(rank, bytes)))
     }
 
@@ -214,8 +259,44 @@ impl Device for Ranks {
         let unknown = DeviceError::Unknown { what: "output", index: output };
         let slot = program.outputs.get(output).ok_or(unknown)?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
-        let read = |cpu: &Cpu| cpu.read_output(id, output).map(Cow::Owned);
-        Ok(parts.together(self.cpus.iter().map(read))?.into_owned())
+        let read = |device: &D| device.read_output(id, output).map(Cow::Owned);
+        Ok(parts.together(self.devices.iter().map(read))?.into_owned())
+    }
+
+    fn read_later(&mut self, id: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
+        self.alive()?;
+        let parts = self.devices.iter_mut().map(|device| device.read_later(id, outputs.clone()));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let number = self.asked;
+        self.asked += 1;
+        self.coming.insert(number, parts);
+        Ok(Later::Coming { program: id, outputs, number })
+    }
+
+    fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.alive()?;
+        let (id, outputs, number) = match later {
+            Later::Read(bytes) => return Ok(bytes),
+            Later::Coming { program, outputs, number } => (program, outputs, number),
+        };
+        let coming = self.coming.remove(&number);
+        let coming = coming.ok_or(DeviceError::Unknown { what: "outputs", index: number })?;
+        let ranks = self.devices.iter_mut().zip(coming).map(|(device, later)| device.collect(later));
+        let ranks = ranks.collect::<Result<Vec<Vec<Vec<u8>>>, _>>()?;
+        let program = self.programs_of(id)?;
+        let together = |(place, output): (usize, &usize)| {
+            let slot = &program.outputs[*output];
+            let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
+            let of_rank = |outputs: &Vec<Vec<u8>>| Ok(Cow::Owned(outputs[place].clone()));
+            Ok(parts.together(ranks.iter().map(of_rank))?.into_owned())
+        };
+        outputs.iter().enumerate().map(together).collect()
+    }
+
+    /// All ranks see the same outputs, and so give a step up together.
+    fn run_ahead(&mut self, id: ProgramId) -> Result<bool, DeviceError> {
+        let ahead = self.devices.iter_mut().map(|device| device.run_ahead(id));
+        Ok(ahead.collect::<Result<Vec<bool>, _>>()?.into_iter().all(|ahead| ahead))
     }
 
     /// The first instruction that any rank sees make such a number, and on which rank.

@@ -27,7 +27,7 @@ pub enum DeviceChoice {
     Auto,
     /// The processor
     Cpu,
-    /// An NVIDIA GPU
+    /// An NVIDIA GPU, or one for each rank of the mesh
     Cuda,
 }
 

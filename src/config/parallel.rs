@@ -163,6 +163,11 @@ impl Parallel {
             .product()
     }
 
+    /// How many devices there are.
+    pub fn ranks(&self) -> u64 {
+        self.named().map(|(_, size)| size).product()
+    }
+
     /// How parameters are split as the user says, axes of one device left out.
     pub fn rules(&self) -> Vec<ShardRule> {
         let axes = self.axes();
@@ -187,7 +192,7 @@ impl Parallel {
     /// The mesh for people: `dp=2 x tp=2, 4 ranks`; `None` on one device.
     pub fn described(&self) -> Option<String> {
         let axes = self.axes();
-        let ranks: u64 = axes.iter().map(|(_, size)| size).product();
+        let ranks = self.ranks();
         let axes: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
         (!axes.is_empty()).then(|| format!("{}, {ranks} ranks", axes.join(" x ")))
     }

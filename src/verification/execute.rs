@@ -4,8 +4,8 @@ use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
 use ir::{Blob, Diagnostic, Module, State, Tensor, Type};
-use runtime::cuda::device::Cuda;
-use runtime::cuda::host::{Host, Order};
+use runtime::cuda::host::Order;
+use runtime::cuda::ranks::stand_in;
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::{Microbatches, Program};
@@ -69,7 +69,7 @@ impl<'m> Machine<'m> {
                 ranks::device(vec![program], None, None)
             }),
             Mode::Cuda => Self::on(module, Target::Cuda, microbatches, start, |program| {
-                Ok(Box::new(Cuda::new(Host::new(Order::default()), vec![program])?))
+                stand_in(vec![program], Order::default())
             }),
         }
     }

@@ -4,14 +4,13 @@ mod matrices;
 
 use super::source::{ATTENTION, ATTENTION_GRAD, Run, address, computed, is_aligned};
 use super::{Step, Unplaced};
-use crate::cuda::program::Argument;
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
-use ir::{DType, Diagnostic, Op};
+use ir::{DType, Diagnostic, Op, Type};
 
 pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let call = Call::of(&instruction.operands, op.scale.get(), op.causal);
+    let call = Call::of(&instruction.operands, instruction, op.scale.get(), op.causal);
     let [out, logsumexp] = &instruction.results[..] else { unreachable!("infer has counted") };
     if matrices::take(&call, &[out]) {
         return Ok(vec![Step::Run(matrices::forward(&call, out, logsumexp))]);
@@ -34,7 +33,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     let Some((forward, [out, logsumexp, dout])) = instruction.operands.split_last_chunk::<3>() else {
         unreachable!("infer has counted");
     };
-    let call = Call::of(forward, op.scale.get(), op.causal);
+    let call = Call::of(forward, instruction, op.scale.get(), op.causal);
     let gradient = Gradient { call, out, logsumexp, dout, instruction };
     let others: Vec<&View> = [out, dout].into_iter().chain(&instruction.results).collect();
     if matrices::take(&gradient.call, &others) {
@@ -70,6 +69,8 @@ struct Call<'a> {
     mask: Option<&'a View>,
     scale: f64,
     causal: bool,
+    /// The type of all queries, if they are split over devices.
+    whole: Option<&'a Type>,
     batch: usize,
     heads: usize,
     /// Key-value heads.
@@ -83,12 +84,13 @@ struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Of `q, k, v` and perhaps a mask.
-    fn of(operands: &'a [View], scale: f64, causal: bool) -> Self {
+    fn of(operands: &'a [View], instruction: &'a Instruction, scale: f64, causal: bool) -> Self {
         let [q, k, v, mask @ ..] = operands else { unreachable!("infer has counted") };
         let [batch, heads, queries, width] = [0, 1, 2, 3].map(|dim| q.layout.sizes[dim]);
         let [groups, keys] = [1, 2].map(|dim| k.layout.sizes[dim]);
         let (mask, value_width) = (mask.first(), v.layout.sizes[3]);
-        Self { q, k, v, mask, scale, causal, batch, heads, groups, queries, keys, width, value_width }
+        let whole = instruction.parts.as_ref().map(|parts| &parts.operands[0]);
+        Self { q, k, v, mask, scale, causal, whole, batch, heads, groups, queries, keys, width, value_width }
     }
 
     fn text(&self) -> String {
@@ -110,7 +112,7 @@ impl<'a> Call<'a> {
 
     /// The factor on the scores, and where the first query stands among all.
     fn numbers(&self, run: &mut Run) -> [String; 2] {
-        let first = run.parameter("i64", Argument::Number(0));
+        let first = run.parameter("i64", super::indexing::start(self.whole, 2, self.queries));
         [format!("({}){:e}", computed(self.q.dtype), self.scale), first]
     }
 

@@ -2,10 +2,10 @@
 
 use super::Step;
 use super::source::{DROPOUT, Run, computed, index_type, is_aligned, layout};
-use crate::cuda::program::Argument;
+use crate::cuda::program::{Argument, ByRank, Cut};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
-use ir::ops::dropout::{Dropout, Positions};
+use ir::ops::dropout::{Along, Dropout, Positions};
 use ir::{Diagnostic, Span, Type};
 
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -19,8 +19,9 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
     let mut run = Run::of("dropout", &DROPOUT);
     let (from, samples, to) = (run.reads(x), run.reads(numbers), run.writes(y));
     // The run's seed and the operator's id are arguments, so that all of a model's dropouts are one kernel.
-    let numbers = [op.key() as i64, i64::from(op.id), start];
-    let [key, id, start] = numbers.map(|number| run.parameter("i64", Argument::Number(number)));
+    let numbers = [op.key() as i64, i64::from(op.id)].map(Argument::Number);
+    let [key, id] = numbers.map(|number| run.parameter("i64", number));
+    let start = run.parameter("i64", start);
     let [elements, of_samples] = layouts(&positions).map(|own| layout(&own));
     let (index, sums) = (index_type(count), computed(y.dtype));
     run.line(format!(
@@ -32,9 +33,8 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
     Ok(vec![Step::Run(run.threads(count / width))])
 }
 
-/// Where the elements stand in their samples, and where the first does: on the rank 0, whose part of a tensor is the
-/// first.
-fn positions(op: &Dropout, instruction: &Instruction) -> (Positions, i64) {
+/// Where the elements stand in their samples, and where the first does.
+fn positions(op: &Dropout, instruction: &Instruction) -> (Positions, Argument) {
     let (x, numbers) = (&instruction.results[0].layout.sizes, &instruction.operands[1].layout.sizes);
     let whole = |ty: Option<&Type>, dim: usize, own: usize| {
         ty.and_then(|ty| ty.dims[dim].size()).unwrap_or(own as u64)
@@ -43,8 +43,24 @@ fn positions(op: &Dropout, instruction: &Instruction) -> (Positions, i64) {
     let samples = whole(parts.map(|parts| &parts.operands[1]), 0, numbers[0]);
     let span = |dim| Span { start: 0, size: whole(parts.map(|parts| &parts.results[0]), dim, x[dim]) };
     let positions = op.positions(x, numbers[0], samples, span);
-    let start = positions.dims.iter().map(|along| along.start * along.stride).sum::<u64>();
-    (positions, start as i64)
+    let start = start(&positions, parts.map(|parts| &parts.results[0]), x, samples);
+    (positions, start)
+}
+
+/// Where the first element of a rank's part stands in its sample.
+fn start(positions: &Positions, whole: Option<&Type>, own: &[usize], samples: u64) -> Argument {
+    let Some(whole) = whole else { return Argument::Number(0) };
+    // The dim of the samples is two: the samples, which have numbers of their own, and the rest.
+    let dims = positions.dims.iter().enumerate().filter(|(place, _)| *place != positions.samples);
+    let cut = |(place, along): (usize, &Along)| {
+        let dim = if place > positions.samples { place - 1 } else { place };
+        let mut cut = Cut { step: along.stride as i64, ..Cut::of(whole, dim, own[dim]) };
+        if dim == positions.samples {
+            cut.whole /= samples.max(1);
+        }
+        cut
+    };
+    Argument::NumberByRank(Box::new(ByRank { first: 0, cuts: dims.map(cut).collect() }))
 }
 
 /// An element's place in its sample, and its sample, by its index.

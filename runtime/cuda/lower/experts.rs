@@ -49,15 +49,15 @@ pub(super) fn experts_grad(_: &ExpertsGrad, instruction: &Instruction) -> Result
     Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
 }
 
-/// Sorts rows by expert. `whole` is the type of all the matrices, if they are split over devices; the rank 0 has the
-/// first.
+/// Sorts rows by expert. `whole` is the type of all the matrices, if they are split over devices.
 fn sort(instruction: &Instruction, index: &View, experts: usize, whole: Option<&Type>) -> Step {
     let all = whole.and_then(|ty| ty.dims[0].size()).unwrap_or(experts as u64);
     let rows = index.layout.len();
     let mut run = Run::of("sort", &EXPERTS);
     let from = run.reads(index);
     let [order, starts] = sorted(&mut run, instruction, rows);
-    let [first, all] = [0, all as i64].map(|number| run.parameter("i64", Argument::Number(number)));
+    let first = run.parameter("i64", super::indexing::start(whole, 0, experts));
+    let all = run.parameter("i64", Argument::Number(all as i64));
     run.line(format!("experts::sort<{rows}, {experts}>({from}, {order}, {starts}, {first}, {all});"));
     Step::Run(run.blocks(experts + 1, BLOCK))
 }

@@ -3,11 +3,12 @@
 use super::Step;
 use super::scatter;
 use super::source::{INDEXING, Run, address, index_type, is_aligned, word};
-use crate::cuda::program::Argument;
+use crate::cuda::program::{Argument, ByRank, Cut};
 use crate::program::{Instruction, View};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
 use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
 use ir::{Diagnostic, Type};
+use smallvec::SmallVec;
 
 /// How indices say which row of the data another row stands for.
 pub(super) struct Way {
@@ -72,9 +73,19 @@ pub(super) fn span(run: &mut Run, ty: Option<&Type>, part: &View, dim: usize) ->
     let Some(all) = split.and_then(|ty| ty.dims[dim].size()) else {
         return (true, ["0".into(), own.to_string()]);
     };
-    // The first rank's part begins the whole.
-    let numbers = [0, all as i64].map(|number| run.parameter("i64", Argument::Number(number)));
-    (all == own as u64, numbers)
+    let start = run.parameter("i64", start(ty, dim, own));
+    (all == own as u64, [start, run.parameter("i64", Argument::Number(all as i64))])
+}
+
+/// The first index along a dim, of which a rank has so many, of its part of a tensor.
+pub(super) fn start(ty: Option<&Type>, dim: usize, own: usize) -> Argument {
+    match ty.filter(|ty| !ty.sharding.axes(dim).is_empty()) {
+        Some(ty) => {
+            let cuts = SmallVec::from_iter([Cut::of(ty, dim, own)]);
+            Argument::NumberByRank(Box::new(ByRank { first: 0, cuts }))
+        }
+        None => Argument::Number(0),
+    }
 }
 
 /// Neighbours that are read and written at once, of rows of this width.

@@ -1,4 +1,5 @@
-//! Launches that are alike as one: the updates of all parameters of one shape, the casts of all weights.
+//! Launches that are alike as one: the updates of all parameters of one shape, the casts of all weights. Tensors that ranks
+//! exchange in the same way travel together.
 //!
 //! Not within a microbatch, whose instructions are looked at one by one when a number is not finite; nor across an
 //! instruction that makes an output, because the loop may look at that before it goes on.
@@ -64,6 +65,7 @@ fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
     for (draft, level) in stretch.into_iter().zip(levels) {
         let alike = |group: &&mut Vec<Draft>| match (&group[0].step, &draft.step) {
             (Step::Run(first), Step::Run(run)) => first.is_like(run) && group.len() < MOST,
+            (Step::Collective(first), Step::Collective(other)) => first.is_like(other),
             _ => false,
         };
         match groups[level].iter_mut().find(alike) {
@@ -85,7 +87,11 @@ fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
         first.reads.extend(draft.reads);
         first.writes.extend(draft.writes);
         first.last = draft.last;
-        others.extend(draft.step.into_run());
+        match (&mut first.step, draft.step) {
+            (Step::Run(_), Step::Run(run)) => others.push(run),
+            (Step::Collective(first), Step::Collective(other)) => first.tensors.extend(other.tensors),
+            _ => unreachable!("a group is of one kind"),
+        }
     }
     match first.step {
         Step::Run(run) if !others.is_empty() => Draft { step: Step::Run(run.with(others, table)), ..first },

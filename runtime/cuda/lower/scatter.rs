@@ -100,7 +100,7 @@ impl Scatter<'_> {
     }
 
     fn adds(&self, run: &mut Run) -> String {
-        self.adds.map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
+        self.adds.clone().map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
     }
 
     fn steps(&self) -> Vec<Step> {

@@ -22,17 +22,17 @@ pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>
         place.layout = place.layout.slice(dim, start, 1, size);
         start += size as i64;
         if !place.layout.is_empty() {
-            steps.push(Step::Run(copied(operand, &place)));
+            steps.push(Step::Run(copied("concat", operand, &place)));
         }
     }
     Ok(steps)
 }
 
 /// A copy between two places, as many neighbours at a time as both allow.
-fn copied(from: &View, to: &View) -> Run {
+pub(super) fn copied(name: &str, from: &View, to: &View) -> Run {
     let width = [from, to].map(widest).into_iter().min().unwrap_or(1);
     let (ty, count) = (word_of(from.dtype, width), to.layout.len() / width);
-    let mut run = Run::of("concat", &COPY);
+    let mut run = Run::of(name, &COPY);
     let source = run.parameter(format!("const {ty}*"), address(from));
     let target = run.parameter(format!("{ty}*"), address(to));
     let [from, to] = [from, to].map(|view| layout(&in_words(&view.layout, width)));

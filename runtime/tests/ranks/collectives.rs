@@ -5,7 +5,7 @@ use crate::compare::{parse, placed, same_as_on_one_device};
 const MATRICES: &str = r#"%0 "x" : f64[8, 6] {dp, tp}, %1 "w" : f64[6, 4] {tp, -}"#;
 
 #[test]
-fn a_row_parallel_contraction_is_reduced() {
+pub(crate) fn a_row_parallel_contraction_is_reduced() {
     let nodes = "%2 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : f64[8, 4] {dp, -} partial(sum tp)
         %3 = all_reduce %2 : f64[8, 4] {dp, -}
         %4 = tanh %3 : f64[8, 4] {dp, -}";
@@ -15,7 +15,7 @@ fn a_row_parallel_contraction_is_reduced() {
 }
 
 #[test]
-fn a_column_then_a_row_parallel_layer_need_one_reduction() {
+pub(crate) fn a_column_then_a_row_parallel_layer_need_one_reduction() {
     let parameters = r#"%0 "x" : f64[8, 6] {dp, -}, %1 "w" : f64[6, 4] {-, tp}, %2 "bias" : f64[4] {tp},
         %3 "v" : f64[4, 5] {tp, -}"#;
     let nodes = "%4 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : f64[8, 4] {dp, tp}
@@ -28,7 +28,7 @@ fn a_column_then_a_row_parallel_layer_need_one_reduction() {
 }
 
 #[test]
-fn a_reduction_is_scattered_and_gathered() {
+pub(crate) fn a_reduction_is_scattered_and_gathered() {
     let nodes = "%2 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : f64[8, 4] {dp, -} partial(sum tp)
         %3 = reduce_scatter %2 : f64[8, 4] {dp, tp}
         %4 = exp %3 : f64[8, 4] {dp, tp}
@@ -42,7 +42,7 @@ fn a_reduction_is_scattered_and_gathered() {
 }
 
 #[test]
-fn what_is_whole_is_sliced_and_what_is_split_changes_its_dim() {
+pub(crate) fn what_is_whole_is_sliced_and_what_is_split_changes_its_dim() {
     let parameters = r#"%0 "x" : f64[4, 8, 6], %1 "y" : f64[4, 8, 6] {tp, cp, -}"#;
     let nodes = "%2 = all_slice %0 : f64[4, 8, 6] {-, tp, -}
         %3 = all_slice %2 : f64[4, 8, 6] {cp, tp, -}
@@ -56,7 +56,7 @@ fn what_is_whole_is_sliced_and_what_is_split_changes_its_dim() {
 }
 
 #[test]
-fn two_axes_split_one_dim_in_either_order() {
+pub(crate) fn two_axes_split_one_dim_in_either_order() {
     let parameters = r#"%0 "x" : f64[12, 2] {dp*tp, -}, %1 "y" : f64[12, 2] {tp*dp, -}, %2 "z" : i64[12]"#;
     let nodes = "%3 = exp %0 : f64[12, 2] {dp*tp, -}
         %4 = exp %1 : f64[12, 2] {tp*dp, -}
@@ -74,7 +74,7 @@ fn two_axes_split_one_dim_in_either_order() {
 }
 
 #[test]
-fn a_partial_maximum_is_the_maximum() {
+pub(crate) fn a_partial_maximum_is_the_maximum() {
     let parameters = r#"%0 "x" : f64[4, 6] {dp, tp}, %1 "n" : i32[4, 6] {dp, tp}"#;
     let nodes = "%2 = reduce %0 {kind = max, dims = [1], keep = true} : f64[4, 1] {dp, -} partial(max tp)
         %3 = all_reduce %2 : f64[4, 1] {dp, -}
@@ -85,7 +85,7 @@ fn a_partial_maximum_is_the_maximum() {
 }
 
 #[test]
-fn a_bucket_is_reduced_value_by_value() {
+pub(crate) fn a_bucket_is_reduced_value_by_value() {
     let parameters = r#"%0 "x" : f64[8] {dp}, %1 "y" : f64[8, 2] {dp, tp}"#;
     let nodes = "%2 = reduce %0 {kind = sum, dims = [0], keep = false} : f64[] partial(sum dp)
         %3 = reduce %1 {kind = sum, dims = [0], keep = false} : f64[2] {tp} partial(sum dp)
@@ -97,7 +97,7 @@ fn a_bucket_is_reduced_value_by_value() {
 /// The new value of a state may come straight from a collective, whose operand others read while it is written; and
 /// what a collective reads may be strided.
 #[test]
-fn states_and_views_go_through_collectives() {
+pub(crate) fn states_and_views_go_through_collectives() {
     same_as_on_one_device(&parse(
         r#"trainyard-ir 1
         module @m placed mesh [dp=2, tp=2] {

@@ -2,10 +2,13 @@
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::{Builder, Mesh, Module, Sharding, Tensor, Type, ValueId, random, text};
+use runtime::cuda::host::Order;
+use runtime::cuda::ranks::stand_in;
 use runtime::device::{Device, ProgramId, step};
-use runtime::lower::{LowerOptions, lower};
+use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Microbatches;
-use runtime::ranks::Ranks;
+use runtime::ranks::{self, Ranks};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -81,7 +84,11 @@ pub(crate) fn on_ranks(
     count: u64,
 ) -> Vec<(StateValues, StepOutputs)> {
     let program = Arc::new(lower(module, options).unwrap_or_else(|error| panic!("{error}")));
-    let mut ranks = Ranks::new(vec![program.clone()], Some(2)).unwrap_or_else(|error| panic!("{error}"));
+    let made = match options.target {
+        Target::Cpu => ranks::device(vec![program.clone()], Some(2), None),
+        Target::Cuda => stand_in(vec![program.clone()], Order::default()),
+    };
+    let mut ranks = made.unwrap_or_else(|error| panic!("{error}"));
     let id = ProgramId(0);
     for (index, tensor) in initial(module).values().enumerate() {
         ranks.write_state(id, index, &tensor.to_bytes()).unwrap();
@@ -91,7 +98,7 @@ pub(crate) fn on_ranks(
     };
     let inputs: Vec<_> = microbatches(module, count).iter().map(bytes).collect();
     let mut one_step = || {
-        let outputs = step(&mut ranks, id, &inputs).unwrap_or_else(|error| panic!("{error}"));
+        let outputs = step(&mut *ranks, id, &inputs).unwrap_or_else(|error| panic!("{error}"));
         let tensors = |(name, reported): (String, Vec<Vec<u8>>)| {
             let ty = module.ty(module.output(&name).unwrap().value);
             (name, reported.iter().map(|bytes| Tensor::from_bytes(ty, bytes).unwrap()).collect())
@@ -110,8 +117,23 @@ fn close(given: &Tensor, expected: &Tensor) -> bool {
     given.sizes == expected.sizes && x.iter().zip(&y).all(|(x, y)| (x - y).abs() <= 1e-11 * (1.0 + y.abs()))
 }
 
+thread_local! {
+    static TARGET: Cell<Target> = const { Cell::new(Target::Cpu) };
+}
+
+/// Runs tests with stand-ins of GPUs for their ranks.
+pub(crate) fn on_stand_ins(tests: &[fn()]) {
+    TARGET.set(Target::Cuda);
+    tests.iter().for_each(|test| test());
+}
+
 /// Two steps of these microbatches give on ranks what the interpreter gives on one device.
 pub(crate) fn same_as_on_one_device(module: &Module) {
+    if TARGET.get() == Target::Cuda {
+        // Kernels take long to compile.
+        agrees(module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }, 2);
+        return;
+    }
     for (microbatches, count) in [(Microbatches::Many, 2), (Microbatches::One, 1)] {
         let options = LowerOptions { microbatches, ..LowerOptions::default() };
         agrees(module, &options, count);

@@ -2,6 +2,7 @@
 
 mod collectives;
 mod compare;
+mod cuda;
 mod devices;
 mod operators;
 mod order;

@@ -3,7 +3,7 @@
 use crate::compare::{parse, placed, same_as_on_one_device};
 
 #[test]
-fn a_split_vocabulary_gathers_on_the_rank_that_has_the_row() {
+pub(crate) fn a_split_vocabulary_gathers_on_the_rank_that_has_the_row() {
     let parameters = r#"%0 "table" : f64[6, 3] {tp, -}, %1 "tokens" : i64[4, 2] {dp, -}, %2 "dout" : f64[4, 2, 3] {dp, -, -}"#;
     let nodes = "%3 = gather %0, %1 {dim = 0} : f64[4, 2, 3] {dp, -, -} partial(sum tp)
         %4 = all_reduce %3 : f64[4, 2, 3] {dp, -, -}
@@ -22,7 +22,7 @@ fn a_split_vocabulary_gathers_on_the_rank_that_has_the_row() {
 }
 
 #[test]
-fn indices_into_an_inner_dim_and_single_elements_are_found_in_the_right_part() {
+pub(crate) fn indices_into_an_inner_dim_and_single_elements_are_found_in_the_right_part() {
     let parameters = r#"%0 "x" : f64[2, 6, 3] {-, tp, -}, %1 "i" : i64[4], %2 "rows" : i64[2, 5, 3]"#;
     let nodes = "%3 = gather %0, %1 {dim = 1} : f64[2, 4, 3] partial(sum tp)
         %4 = all_reduce %3 : f64[2, 4, 3]
@@ -33,7 +33,7 @@ fn indices_into_an_inner_dim_and_single_elements_are_found_in_the_right_part() {
 }
 
 #[test]
-fn what_is_written_by_index_goes_to_the_part_that_has_the_place() {
+pub(crate) fn what_is_written_by_index_goes_to_the_part_that_has_the_place() {
     let parameters =
         r#"%0 "x" : f64[2, 6, 3] {-, tp, -}, %1 "rows" : i64[2, 5, 3], %2 "updates" : f64[2, 5, 3]"#;
     let nodes = "%3 = scatter_elements %0, %1, %2 {dim = 1, kind = add} : f64[2, 6, 3] {-, tp, -}
@@ -44,7 +44,7 @@ fn what_is_written_by_index_goes_to_the_part_that_has_the_place() {
 }
 
 #[test]
-fn parts_of_the_updates_make_sums_and_largest_elements_together() {
+pub(crate) fn parts_of_the_updates_make_sums_and_largest_elements_together() {
     let parameters = r#"%0 "x" : f64[6, 3], %1 "rows" : i64[4, 1] {dp, -}, %2 "updates" : f64[4, 3] {dp, -}"#;
     let nodes = "%3 = gather_nd_grad %1, %2 {batch_dims = 0} : f64[6, 3] partial(sum dp)
         %4 = all_reduce %3 : f64[6, 3]
@@ -55,7 +55,7 @@ fn parts_of_the_updates_make_sums_and_largest_elements_together() {
 }
 
 #[test]
-fn labels_count_all_classes_of_split_logits() {
+pub(crate) fn labels_count_all_classes_of_split_logits() {
     for (smoothing, ignored) in [("0.0", -100), ("0.1", 2)] {
         let parameters = r#"%0 "logits" : f64[4, 6] {dp, tp}, %1 "labels" : i64[4] {dp}, %2 "dsum" : f64[]"#;
         let attributes = format!("{{ignore_index = {ignored}, label_smoothing = {smoothing}}}");
@@ -71,7 +71,7 @@ fn labels_count_all_classes_of_split_logits() {
 }
 
 #[test]
-fn split_queries_see_the_keys_before_them() {
+pub(crate) fn split_queries_see_the_keys_before_them() {
     let parameters = r#"%0 "q" : f64[1, 4, 130, 8] {-, tp, cp, -}, %1 "k" : f64[1, 2, 130, 8] {-, tp, -, -},
         %2 "v" : f64[1, 2, 130, 4] {-, tp, -, -}, %3 "dout" : f64[1, 4, 130, 4] {-, tp, cp, -},
         %4 "mask" : f64[1, 1, 130, 130] {-, -, cp, -}"#;
@@ -90,7 +90,7 @@ fn split_queries_see_the_keys_before_them() {
 }
 
 #[test]
-fn constants_and_positions_are_cut_where_they_are_split() {
+pub(crate) fn constants_and_positions_are_cut_where_they_are_split() {
     let data: Vec<String> = (0..24).map(|i| format!("{i}.5")).collect();
     let text = format!(
         r#"trainyard-ir 1
@@ -117,7 +117,7 @@ fn constants_and_positions_are_cut_where_they_are_split() {
 }
 
 #[test]
-fn merged_dims_are_split_and_taken_apart() {
+pub(crate) fn merged_dims_are_split_and_taken_apart() {
     let parameters = r#"%0 "x" : f64[4, 12] {dp, tp}"#;
     let nodes = "%1 = reshape %0 : f64[4, 6, 2] {dp, tp, -}
         %2 = transpose %1 {permutation = [1, 0, 2]} : f64[6, 4, 2] {tp, dp, -}
@@ -129,7 +129,7 @@ fn merged_dims_are_split_and_taken_apart() {
 }
 
 #[test]
-fn a_part_drops_what_the_whole_does() {
+pub(crate) fn a_part_drops_what_the_whole_does() {
     let parameters = r#"%0 "x" : f64[4, 6, 10] {dp, tp, -}, %1 "numbers" : i64[4] {dp}, %2 "flat" : f64[24, 6] {dp*tp, -},
         %3 "second" : f64[6, 4, 10] {tp, dp, -}, %4 "table" : f64[6, 10] {tp, dp}, %5 "one" : i64[1], %6 "all" : i64[4]"#;
     let nodes = "%7 = dropout %0, %1 {ratio = 0.5, id = 0, seed = 1, dim = 0} : f64[4, 6, 10] {dp, tp, -}

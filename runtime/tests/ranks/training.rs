@@ -7,7 +7,7 @@ use runtime::lower::LowerOptions;
 /// A step with a split parameter, a gradient that is reduced once a step, and a buffer that is carried from microbatch
 /// to microbatch.
 #[test]
-fn states_and_sums_over_microbatches_are_kept_by_rank() {
+pub(crate) fn states_and_sums_over_microbatches_are_kept_by_rank() {
     same_as_on_one_device(&parse(
         r#"trainyard-ir 1
         module @m placed mesh [dp=2, tp=2] {
@@ -93,7 +93,7 @@ fn stages(dtype: &str) -> [Module; 3] {
 }
 
 #[test]
-fn optimizer_states_and_gradients_are_split_as_zero_does() {
+pub(crate) fn optimizer_states_and_gradients_are_split_as_zero_does() {
     stages("f64").iter().for_each(same_as_on_one_device);
 }
 

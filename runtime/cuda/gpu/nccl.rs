@@ -1,0 +1,296 @@
+//! Exchanges between GPUs by NCCL: the ranks are threads of one process, each with a GPU.
+//!
+//! NCCL's kernels wait for those of the other GPUs. So that a rank's failure is not waited out for ever, its calls return
+//! before they are done, and whoever notices a failure takes all communicators away: the kernels end then, and what waits
+//! for them goes on. The rank itself notices what a call says; a thread beside looks for what went wrong on the GPUs.
+
+mod calls;
+mod library;
+
+use self::calls::Call;
+use self::library::{Communicator, Config, Functions, IN_PROGRESS, Status};
+use super::handles::{Context, Queue};
+use crate::cuda::driver::{CollectiveTask, DriverError};
+use crate::cuda::libraries::Folders;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How often a call is asked whether it is done.
+const SOON: Duration = Duration::from_micros(20);
+/// How often GPUs are asked whether something went wrong on them.
+const NOW_AND_THEN: Duration = Duration::from_millis(50);
+
+/// The GPUs that exchange with each other.
+pub(super) struct Team {
+    functions: Functions,
+    /// By rank.
+    members: Vec<Mutex<Member>>,
+    /// The rank that failed first, and why.
+    failed: OnceLock<(u64, String)>,
+}
+
+/// A rank of a team.
+struct Member {
+    /// By the ranks of the group.
+    communicators: BTreeMap<Vec<u64>, Communicator>,
+    /// A queue on which nothing is done, and its context: it says whether something went wrong there.
+    watched: Option<(Queue, Context)>,
+}
+
+// SAFETY: NCCL's communicators and CUDA's streams may be used on any thread, by one at a time; a lock sees to that.
+#[allow(unsafe_code)]
+unsafe impl Send for Member {}
+
+/// A rank's place in a team. Its communicators are gone when it is dropped.
+pub(super) struct Seat {
+    team: Arc<Team>,
+    rank: u64,
+}
+
+impl Team {
+    /// Of so many GPUs, the first a machine has: a rank each, which exchange in these groups, each the list of its ranks.
+    ///
+    /// # Errors
+    /// NCCL is not there, or refuses.
+    pub(super) fn new(
+        ranks: i32,
+        groups: &BTreeSet<Vec<u64>>,
+        folders: &Folders,
+    ) -> Result<Arc<Self>, DriverError> {
+        let member = |ordinal| {
+            let context = Context::new(ordinal)?;
+            let watched = Some((Queue::new(false)?, context));
+            Ok(Mutex::new(Member { communicators: BTreeMap::new(), watched }))
+        };
+        let members = (0..ranks).map(member).collect::<Result<_, DriverError>>()?;
+        let team = Arc::new(Self { functions: Functions::open(folders)?, members, failed: OnceLock::new() });
+        for group in groups {
+            if let Err(error) = team.gather(group) {
+                team.end(0, "NCCL did not start");
+                return Err(error);
+            }
+        }
+        let watcher = Arc::downgrade(&team);
+        let watch = move || {
+            while let Some(team) = watcher.upgrade() {
+                team.look();
+                drop(team);
+                thread::sleep(NOW_AND_THEN);
+            }
+        };
+        let started = thread::Builder::new().name("watch-gpus".into()).spawn(watch);
+        started.map_err(|error| DriverError(format!("a thread that watches the GPUs: {error}")))?;
+        Ok(team)
+    }
+
+    /// The place of a rank.
+    pub(super) fn seat(self: &Arc<Self>, rank: u64) -> Seat {
+        Seat { team: self.clone(), rank }
+    }
+
+    /// Makes the communicators of a group, of which this thread is all ranks.
+    #[allow(unsafe_code)]
+    fn gather(&self, group: &[u64]) -> Result<(), DriverError> {
+        let refused = |status: Status| self.functions.refused("joining a group", status);
+        let mut id = std::mem::MaybeUninit::uninit();
+        // SAFETY: it writes the id.
+        checked(unsafe { (self.functions.unique_id)(id.as_mut_ptr()) }).map_err(refused)?;
+        // SAFETY: it has been written.
+        let id = unsafe { id.assume_init() };
+        let mut config = Config::of_calls_that_return();
+        let mut communicators = vec![ptr::null_mut(); group.len()];
+        // SAFETY: calls between these two begin together.
+        checked(unsafe { (self.functions.begin)() }).map_err(refused)?;
+        let mut joined = Ok(());
+        for (place, (&rank, communicator)) in group.iter().zip(&mut communicators).enumerate() {
+            joined = joined.and_then(|()| self.bind(rank)).and_then(|()| {
+                // SAFETY: the communicator is written by the end of the group at the latest, the configuration read by
+                // then; the context of the rank's GPU is current.
+                let join = unsafe {
+                    (self.functions.join)(communicator, group.len() as c_int, id, place as c_int, &mut config)
+                };
+                checked(join).map_err(refused)
+            });
+        }
+        // SAFETY: see above.
+        let ended = checked(unsafe { (self.functions.end)() }).map_err(refused);
+        for (&rank, &communicator) in group.iter().zip(&communicators).filter(|(_, one)| !one.is_null()) {
+            self.lock(rank).communicators.insert(group.to_vec(), communicator);
+        }
+        joined.and(ended)?;
+        group.iter().try_for_each(|&rank| self.done(rank, group, "joining a group"))
+    }
+
+    /// Makes the context of a rank's GPU the thread's.
+    fn bind(&self, rank: u64) -> Result<(), DriverError> {
+        self.lock(rank).watched.as_ref().map_or(Ok(()), |(_, context)| context.bind())
+    }
+
+    fn lock(&self, rank: u64) -> MutexGuard<'_, Member> {
+        self.members[rank as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a rank's communicator has done what it was asked for, which is not that the GPU has done it.
+    #[allow(unsafe_code)]
+    fn done(&self, rank: u64, group: &[u64], what: &str) -> Result<(), DriverError> {
+        loop {
+            {
+                let member = self.lock(rank);
+                let communicator = self.communicator(&member, group)?;
+                // SAFETY: the communicator is alive while its member is locked; it writes a number.
+                let (asked, state) = unsafe {
+                    let mut state = IN_PROGRESS;
+                    ((self.functions.state)(communicator, &mut state), state)
+                };
+                let status = if asked == 0 { state } else { asked };
+                if status != IN_PROGRESS {
+                    return checked(status).map_err(|status| self.functions.refused(what, status));
+                }
+            }
+            thread::sleep(SOON);
+        }
+    }
+
+    /// A rank's communicator, unless all are gone.
+    fn communicator(&self, member: &Member, group: &[u64]) -> Result<Communicator, DriverError> {
+        self.alive()?;
+        let unknown = || DriverError(format!("there is no communicator of the ranks {group:?}"));
+        member.communicators.get(group).copied().ok_or_else(unknown)
+    }
+
+    /// Refuses when a rank has failed.
+    fn alive(&self) -> Result<(), DriverError> {
+        match self.failed.get() {
+            Some((rank, why)) => Err(DriverError(format!("rank {rank} failed, and ended all others: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends all that ranks wait for from each other, since one has failed.
+    pub(super) fn end(&self, rank: u64, why: &str) {
+        if self.failed.set((rank, why.to_owned())).is_ok() {
+            (0..self.members.len() as u64).for_each(|member| self.leave(member));
+        }
+    }
+
+    /// Takes a rank's communicators away.
+    #[allow(unsafe_code)]
+    fn leave(&self, rank: u64) {
+        for communicator in std::mem::take(&mut self.lock(rank).communicators).into_values() {
+            // SAFETY: nobody has it any more but this. What it says changes nothing.
+            unsafe { (self.functions.abort)(communicator) };
+        }
+    }
+
+    /// Ends all if something went wrong on a GPU or between two.
+    fn look(&self) {
+        for rank in 0..self.members.len() as u64 {
+            if let Err(error) = self.health(rank) {
+                self.end(rank, &error.0);
+            }
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn health(&self, rank: u64) -> Result<(), DriverError> {
+        let member = self.lock(rank);
+        if let Some((watched, context)) = &member.watched {
+            context.bind()?;
+            watched.check()?;
+        }
+        for &communicator in member.communicators.values() {
+            let mut state = 0;
+            // SAFETY: the communicator is alive while its member is locked; it writes a number.
+            checked(unsafe { (self.functions.state)(communicator, &mut state) })
+                .and(checked(state))
+                .map_err(|status| self.functions.refused("exchanging", status))?;
+        }
+        Ok(())
+    }
+}
+
+/// Success, or that it goes on.
+fn checked(status: Status) -> Result<(), Status> {
+    if status == 0 || status == IN_PROGRESS { Ok(()) } else { Err(status) }
+}
+
+impl Seat {
+    /// Exchanges, on a queue.
+    ///
+    /// # Errors
+    /// NCCL refuses; another rank has failed.
+    #[allow(unsafe_code)]
+    pub(super) fn exchange(&self, queue: &Queue, task: CollectiveTask) -> Result<(), DriverError> {
+        let (functions, what) = (&self.team.functions, task.collective.to_string());
+        let calls = calls::of(&task)?;
+        {
+            let member = self.team.lock(self.rank);
+            let communicator = self.team.communicator(&member, task.group)?;
+            // SAFETY: calls between these two go together. The communicator is alive while its member is locked.
+            let begun = checked(unsafe { (functions.begin)() });
+            let issue = |call: &Call| self.issue(call, communicator, queue);
+            let issued = begun.and_then(|()| calls.iter().try_for_each(issue));
+            // SAFETY: see above.
+            let ended = checked(unsafe { (functions.end)() });
+            issued.and(ended).map_err(|status| functions.refused(&what, status))?;
+        }
+        self.team.done(self.rank, task.group, &what)
+    }
+
+    /// One call of a group.
+    #[allow(unsafe_code)]
+    fn issue(&self, call: &Call, communicator: Communicator, queue: &Queue) -> Result<(), Status> {
+        let functions = &self.team.functions;
+        let place = |address: crate::cuda::driver::Address| address.0 as *mut c_void;
+        // SAFETY: the communicator is alive, and the queue; the memory is a program's, which keeps it for this alone until
+        // the queue has done it.
+        let status = unsafe {
+            match *call {
+                Call::AllReduce { from, to, count, ty, operation } => (functions.all_reduce)(
+                    place(from),
+                    place(to),
+                    count,
+                    ty as c_int,
+                    operation as c_int,
+                    communicator,
+                    queue.0,
+                ),
+                Call::ReduceScatter { from, to, count, ty, operation } => (functions.reduce_scatter)(
+                    place(from),
+                    place(to),
+                    count,
+                    ty as c_int,
+                    operation as c_int,
+                    communicator,
+                    queue.0,
+                ),
+                Call::AllGather { from, to, count, ty } => {
+                    (functions.all_gather)(place(from), place(to), count, ty as c_int, communicator, queue.0)
+                }
+                Call::Send { from, count, ty, peer } => {
+                    (functions.send)(place(from), count, ty as c_int, peer, communicator, queue.0)
+                }
+                Call::Receive { to, count, ty, peer } => {
+                    (functions.receive)(place(to), count, ty as c_int, peer, communicator, queue.0)
+                }
+            }
+        };
+        checked(status)
+    }
+
+    /// Refuses when a rank has failed: what was computed since then means nothing.
+    pub(super) fn alive(&self) -> Result<(), DriverError> {
+        self.team.alive()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.team.leave(self.rank);
+        self.team.lock(self.rank).watched = None;
+    }
+}

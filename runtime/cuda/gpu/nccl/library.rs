@@ -1,0 +1,176 @@
+//! NCCL's functions, as its header declares them. cudarc has bindings, but does not look for the file by the name that the
+//! library has.
+
+use crate::cuda::driver::DriverError;
+use crate::cuda::libraries::{self, Folders, Library};
+use cudarc::driver::sys::CUstream;
+use libloading::os::unix::Library as Handle;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+/// 0 is success.
+pub(super) type Status = c_int;
+/// What is asked for goes on.
+pub(super) const IN_PROGRESS: Status = 7;
+
+/// A communicator: a rank's place in a group.
+pub(super) type Communicator = *mut c_void;
+
+/// What the ranks of a group find each other by.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct UniqueId([c_char; 128]);
+
+/// How a communicator is made, as NCCL 2.17 has it; later ones take that, and choose what they have besides.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cluster_size: c_int,
+    fewest_blocks: c_int,
+    most_blocks: c_int,
+    network: *const c_char,
+    shares: c_int,
+}
+
+/// The number of the version that `Config` is of.
+const CONFIG_VERSION: c_uint = 21_700;
+/// What NCCL knows a configuration by, and what is left to it.
+const MAGIC: c_uint = 0xcafe_beef;
+const UNDEFINED: c_int = c_int::MIN;
+
+/// The oldest that is taken, as NCCL counts versions.
+const OLDEST: c_int = 21_800;
+
+impl Config {
+    /// Calls return before they are done, so that another rank's failure can end them.
+    pub(super) fn of_calls_that_return() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            magic: MAGIC,
+            version: CONFIG_VERSION,
+            blocking: 0,
+            cluster_size: UNDEFINED,
+            fewest_blocks: UNDEFINED,
+            most_blocks: UNDEFINED,
+            network: ptr::null(),
+            shares: UNDEFINED,
+        }
+    }
+}
+
+type Gather =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Communicator, CUstream) -> Status;
+type Reduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status;
+
+/// The functions that are used.
+pub(super) struct Functions {
+    pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
+    pub(super) join: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> Status,
+    pub(super) abort: unsafe extern "C" fn(Communicator) -> Status,
+    pub(super) state: unsafe extern "C" fn(Communicator, *mut Status) -> Status,
+    pub(super) begin: unsafe extern "C" fn() -> Status,
+    pub(super) end: unsafe extern "C" fn() -> Status,
+    pub(super) all_reduce: Reduce,
+    pub(super) all_gather: Gather,
+    pub(super) reduce_scatter: Reduce,
+    pub(super) send:
+        unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+    pub(super) receive:
+        unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+    text: unsafe extern "C" fn(Status) -> *const c_char,
+    last_error: unsafe extern "C" fn(Communicator) -> *const c_char,
+}
+
+impl Functions {
+    /// Opens NCCL.
+    ///
+    /// # Errors
+    /// It is not there, or too old.
+    #[allow(unsafe_code)]
+    pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
+        let missing = |error: &dyn std::fmt::Display| {
+            DriverError(format!("{error}; several GPUs exchange by it: {}", Library::Nccl.source()))
+        };
+        let opened = libraries::open(Library::Nccl, folders).map_err(|error| missing(&error))?;
+        let handle = libraries::load(&opened.path).map_err(|error| missing(&error))?;
+        let mut version = 0;
+        let ask: unsafe extern "C" fn(*mut c_int) -> Status =
+            get(&handle, "ncclGetVersion").map_err(|error| missing(&error))?;
+        // SAFETY: it writes a number.
+        unsafe { ask(&mut version) };
+        if version < OLDEST {
+            let path = opened.path.display();
+            return Err(missing(&format!("NCCL {version} of {path} is older than {OLDEST}")));
+        }
+        Self::of(&handle).map_err(|error| missing(&error))
+    }
+
+    fn of(handle: &Handle) -> Result<Self, String> {
+        Ok(Self {
+            unique_id: get(handle, "ncclGetUniqueId")?,
+            join: get(handle, "ncclCommInitRankConfig")?,
+            abort: get(handle, "ncclCommAbort")?,
+            state: get(handle, "ncclCommGetAsyncError")?,
+            begin: get(handle, "ncclGroupStart")?,
+            end: get(handle, "ncclGroupEnd")?,
+            all_reduce: get(handle, "ncclAllReduce")?,
+            all_gather: get(handle, "ncclAllGather")?,
+            reduce_scatter: get(handle, "ncclReduceScatter")?,
+            send: get(handle, "ncclSend")?,
+            receive: get(handle, "ncclRecv")?,
+            text: get(handle, "ncclGetErrorString")?,
+            last_error: get(handle, "ncclGetLastError")?,
+        })
+    }
+
+    /// What NCCL did not do, and why, in its own words.
+    #[allow(unsafe_code)]
+    pub(super) fn refused(&self, what: &str, status: Status) -> DriverError {
+        let told = |text: *const c_char| {
+            if text.is_null() {
+                return String::new();
+            }
+            // SAFETY: the texts that NCCL gives end with zero and live as long as it or the thread.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
+        };
+        // SAFETY: they give texts, for any number, and for no communicator.
+        let (text, last) = unsafe { (told((self.text)(status)), told((self.last_error)(ptr::null_mut()))) };
+        let last = if last.is_empty() { last } else { format!(": {last}") };
+        DriverError(format!("NCCL, {what}: {text}{last}"))
+    }
+}
+
+/// A function, whose type is that of NCCL's header.
+#[allow(unsafe_code)]
+fn get<F: Copy>(handle: &Handle, name: &str) -> Result<F, String> {
+    // SAFETY: `F` is the type that NCCL's header declares for the name; the library is never closed.
+    unsafe { handle.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of `ncclConfig_v21700` in nccl.h.
+    #[test]
+    fn a_configuration_lies_as_nccl_reads_it() {
+        assert_eq!(size_of::<Config>(), 56);
+        assert_eq!(std::mem::offset_of!(Config, blocking), 16);
+        assert_eq!(std::mem::offset_of!(Config, network), 32);
+        assert_eq!(std::mem::offset_of!(Config, shares), 40);
+        assert_eq!(size_of::<UniqueId>(), 128);
+    }
+
+    /// With NCCL or without: an answer, and no panic.
+    #[test]
+    fn every_machine_has_an_answer() {
+        match Functions::open(&Folders::of_process()) {
+            Ok(functions) => assert!(functions.refused("testing", 4).0.contains("invalid argument")),
+            Err(error) => assert!(error.0.contains("nccl"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Several GPUs as one device: a rank each, on a thread of this process.
+
+use super::nccl::Team;
+use super::{Gpu, Options, gpu};
+use crate::comm::local::Local;
+use crate::cuda::device::Cuda;
+use crate::cuda::driver::DriverError;
+use crate::cuda::libraries::Folders;
+use crate::cuda::probe::{self, DeviceFacts};
+use crate::cuda::program::{CudaProgram, Task};
+use crate::cuda::ranks::lowered;
+use crate::device::{Device, DeviceError};
+use crate::profile::Profile;
+use crate::program::Program;
+use crate::ranks::Ranks;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread;
+
+/// Programs of one mesh on the first GPUs of this machine: on one, or, where the mesh has several devices, on one for each
+/// rank. A profile gets the times of the first program, on the first rank.
+///
+/// # Errors
+/// Fewer GPUs than ranks; NCCL is not there, or does not start; what one GPU may refuse, with the rank.
+pub fn gpus(
+    programs: Vec<Arc<Program>>,
+    options: Options,
+    profile: Option<Profile>,
+    warn: &dyn Fn(&str),
+) -> Result<Box<dyn Device + Send>, DeviceError> {
+    let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) else {
+        return gpu(programs, 0, options, profile, warn);
+    };
+    let (mesh, ranks) = (program.mesh.to_string(), program.mesh.devices());
+    let lowered = lowered(&programs)?;
+    let told = |error: &dyn std::fmt::Display| DeviceError::driver(DriverError(error.to_string()));
+    let folders = Folders::of_process();
+    let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
+    enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
+    let mut devices = open(ranks, &lowered, options)?;
+    // All have the same kernels, from the same folder.
+    devices.iter().find_map(|device| device.driver.trouble()).into_iter().for_each(warn);
+    let count = i32::try_from(ranks).map_err(|error| told(&error))?;
+    let team = Team::new(count, &groups(&lowered), &folders).map_err(DeviceError::driver)?;
+    for (device, rank) in devices.iter_mut().zip(0..) {
+        device.driver.seat = Some(team.seat(rank));
+    }
+    devices.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
+    let abort = Box::new(move |rank| team.end(rank, "see its own error"));
+    Ok(Box::new(Ranks::of(devices, programs, Local::new(ranks), abort)))
+}
+
+/// Refuses ranks that are more than the GPUs there are; `mesh` says what has them.
+///
+/// # Errors
+/// Why, with the names of the GPUs.
+pub fn enough(mesh: &str, ranks: u64, devices: &[DeviceFacts]) -> Result<(), DriverError> {
+    if ranks <= devices.len() as u64 {
+        return Ok(());
+    }
+    let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
+    Err(DriverError(format!(
+        "{mesh} needs {ranks} GPUs; this machine has {}: {}",
+        devices.len(),
+        names.join(", ")
+    )))
+}
+
+/// A GPU for each rank, with its memory and kernels. The first compiles them; the others, all at once, find what it kept.
+fn open(ranks: u64, programs: &[CudaProgram], options: Options) -> Result<Vec<Cuda<Gpu>>, DeviceError> {
+    let one = |rank: u64| {
+        let driver = Gpu::open(rank as usize, options).map_err(DeviceError::driver);
+        let made = driver.and_then(|driver| Cuda::of_rank(driver, programs.to_vec(), rank));
+        let of_rank = |source| DeviceError::Rank { rank, source: Box::new(source) };
+        made.map(|device| device.at(options.pace)).map_err(of_rank)
+    };
+    let mut devices = vec![one(0)?];
+    let others = thread::scope(|scope| {
+        let threads: Vec<_> = (1..ranks).map(|rank| scope.spawn(move || one(rank))).collect();
+        let end = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(end).collect::<Result<Vec<_>, DeviceError>>()
+    });
+    devices.extend(others?);
+    Ok(devices)
+}
+
+/// The ranks that exchange with each other in any of these programs.
+fn groups(programs: &[CudaProgram]) -> BTreeSet<Vec<u64>> {
+    let mut groups = BTreeSet::new();
+    for cuda in programs {
+        let mesh = &cuda.program.mesh;
+        for command in cuda.sections.iter().flatten() {
+            if let Task::Collective(collective) = &command.task {
+                groups.extend((0..mesh.devices()).map(|rank| mesh.group(rank, &collective.axes)));
+            }
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{LowerOptions, Target, lower};
+
+    fn facts(name: &str) -> DeviceFacts {
+        DeviceFacts { name: name.into(), capability: (9, 0), memory: 1 << 30, multiprocessors: 132 }
+    }
+
+    #[test]
+    fn ranks_without_a_gpu_are_counted() {
+        let two = [facts("NVIDIA H200"), facts("NVIDIA A100")];
+        assert_eq!(enough("--mesh tp=2", 2, &two), Ok(()));
+        let error = enough("--mesh dp=2,tp=2", 4, &two).unwrap_err().to_string();
+        assert_eq!(error, "--mesh dp=2,tp=2 needs 4 GPUs; this machine has 2: NVIDIA H200, NVIDIA A100");
+    }
+
+    /// Axes alone and together, in both orders; a group that nothing goes over has no communicator.
+    #[test]
+    fn each_group_that_exchanges_is_listed_once_in_its_order() {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=2, tp=2] {
+              func @train(%0 "x" : f32[8, 6] {dp, -}, %1 "y" : f32[8] {tp*dp}) {
+                %2 = all_gather %0 : f32[8, 6]
+                %3 = tanh %0 : f32[8, 6] {dp, -}
+                %4 = all_gather %3 : f32[8, 6]
+                %5 = all_gather %1 : f32[8]
+              }
+              output "a" = %2
+              output "b" = %4
+              output "c" = %5
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let lowered = lowered(&[Arc::new(lower(&module, &options).unwrap())]).unwrap();
+        let listed: Vec<Vec<u64>> = groups(&lowered).into_iter().collect();
+        assert_eq!(listed, [vec![0, 2], vec![0, 2, 1, 3], vec![1, 3]]);
+    }
+
+    /// With GPUs or without: an answer, and no panic.
+    #[test]
+    fn every_machine_has_an_answer_for_a_thousand_ranks() {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=1024] {
+              func @train(%0 "x" : f32[1024] {dp}) {
+                %1 = all_gather %0 : f32[1024]
+              }
+              output "a" = %1
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let program = Arc::new(lower(&module, &options).unwrap());
+        let error = gpus(vec![program], Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
+        let parts = ["libcuda", "NVIDIA", "no GPU", "needs 1024 GPUs"];
+        assert!(parts.iter().any(|part| error.contains(part)), "{error}");
+    }
+}

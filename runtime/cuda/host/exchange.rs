@@ -1,0 +1,67 @@
+//! NCCL's part on the processor: ranks are threads, and exchange what lies in their memories.
+
+use super::State;
+use crate::comm::{CommError, Communicator, Exchanged};
+use crate::cuda::driver::{Address, CollectiveTask, DriverError};
+use crate::cuda::program::Collective;
+use ir::PartialKind;
+use ir::ops::collective::Collective as Kind;
+
+/// A collective that waits for its turn.
+#[derive(Clone)]
+pub(super) struct Exchange {
+    collective: Collective,
+    group: Vec<u64>,
+    places: Vec<[Address; 2]>,
+}
+
+impl Exchange {
+    pub(super) fn of(task: CollectiveTask) -> Self {
+        let CollectiveTask { collective, group, places } = task;
+        Self { collective: collective.clone(), group: group.to_vec(), places: places.to_vec() }
+    }
+
+    /// Exchanges, when all ranks of the group have come to it.
+    pub(super) fn run(
+        &self,
+        state: &State,
+        communicator: Option<&dyn Communicator>,
+    ) -> Result<(), DriverError> {
+        let told = |error: CommError| DriverError(format!("{}: {error}", self.collective));
+        let communicator = communicator.ok_or_else(|| told(CommError::Alone))?;
+        let (collective, group) = (&self.collective, &self.group[..]);
+        let ranks = group.len();
+        // Pieces of a tensor are one after the other: it is cut, and put together, along its only dim.
+        let (gathers, splits) = match collective.kind {
+            Kind::AllReduce | Kind::AllSlice => (false, false),
+            Kind::AllGather => (true, false),
+            Kind::ReduceScatter => (false, true),
+            Kind::AllToAll => (true, true),
+        };
+        let elements = |count: usize, pieces: bool| if pieces { count * ranks } else { count };
+        let sizes: Vec<[usize; 1]> =
+            collective.tensors.iter().map(|tensor| [elements(tensor.count, splits)]).collect();
+        let mut tensors = Vec::new();
+        for (index, tensor) in collective.tensors.iter().enumerate() {
+            let [from, to] = self.places[index];
+            let bytes = |count: usize| Some(count * tensor.dtype.bytes() as usize);
+            tensors.push(Exchanged {
+                dtype: tensor.dtype,
+                sizes: &sizes[index],
+                gathered: gathers.then_some(0),
+                split: splits.then_some(0),
+                operand: state.bytes(from, bytes(sizes[index][0]))?,
+                result: state.bytes(to, bytes(elements(tensor.count, gathers)))?,
+            });
+        }
+        let kind = collective.reduced.unwrap_or(PartialKind::Sum);
+        match collective.kind {
+            Kind::AllReduce => communicator.all_reduce(group, kind, &mut tensors),
+            Kind::AllGather => communicator.all_gather(group, &mut tensors),
+            Kind::ReduceScatter => communicator.reduce_scatter(group, kind, &mut tensors),
+            Kind::AllToAll => communicator.all_to_all(group, &mut tensors),
+            Kind::AllSlice => return Err(DriverError("an all_slice is no exchange".into())),
+        }
+        .map_err(told)
+    }
+}

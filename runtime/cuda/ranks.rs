@@ -1,0 +1,57 @@
+//! Stand-ins of several GPUs as one device: each a rank, on a thread of its own.
+
+use super::device::Cuda;
+use super::host::{Host, Order};
+use super::lower::lower;
+use super::program::CudaProgram;
+use crate::comm::Communicator;
+use crate::comm::local::Local;
+use crate::device::{Device, DeviceError};
+use crate::program::Program;
+use crate::ranks::{self, Ranks};
+use std::sync::Arc;
+
+/// Programs of one mesh on the stand-in of a GPU, or, where the mesh has several devices, of one for each rank.
+///
+/// # Errors
+/// What has no kernel; programs of different meshes; what does not compile.
+pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Box<dyn Device + Send>, DeviceError> {
+    if programs.iter().all(|program| program.mesh.devices() == 1) {
+        return Ok(Box::new(Cuda::new(Host::new(order), programs)?));
+    }
+    let lowered = lowered(&programs)?;
+    Ok(Box::new(on_stand_ins(programs, |_| lowered.clone(), order, |communicator| communicator)?))
+}
+
+/// A stand-in for each rank: `lowered` are its programs, `through` is what it communicates through, given its communicator.
+pub(crate) fn on_stand_ins(
+    programs: Vec<Arc<Program>>,
+    lowered: impl Fn(u64) -> Vec<CudaProgram>,
+    order: Order,
+    through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
+) -> Result<Ranks<Cuda<Host>>, DeviceError> {
+    let count = programs.first().map_or(1, |program| program.mesh.devices());
+    let local = Local::new(count);
+    let communicators = (0..count).map(|rank| through(Arc::new(local.communicator(rank)))).collect();
+    let rank = |(rank, host)| Cuda::of_rank(host, lowered(rank), rank);
+    let devices = (0..count).zip(Host::ranks(order, communicators)).map(rank);
+    Ok(Ranks::of(devices.collect::<Result<_, _>>()?, programs, local, Box::new(|_| {})))
+}
+
+/// The programs for GPUs: the same for every rank.
+///
+/// # Errors
+/// What has no kernel; programs of different meshes; collectives that would not meet.
+pub(super) fn lowered(programs: &[Arc<Program>]) -> Result<Vec<CudaProgram>, DeviceError> {
+    let devices = programs.first().map_or(1, |program| program.mesh.devices());
+    for program in programs {
+        if program.mesh.devices() != devices {
+            return Err(crate::cpu::devices_error(program, devices));
+        }
+        ranks::meet(&vec![&**program; devices as usize])?;
+    }
+    programs.iter().map(|program| lower(program.clone()).map_err(DeviceError::kernel)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! Stand-ins of several GPUs when something goes wrong: one fails in the middle of a step, and all end with its error; or what
+//! they are told is wrong, and shows. They need a C++ compiler.
+
+use super::{lowered, on_stand_ins};
+use crate::cuda::host::Order;
+use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
+use crate::device::{Device, DeviceError, ProgramId, StepOutputs, step};
+use crate::lower::{LowerOptions, Target, lower};
+use crate::program::{Program, Section};
+use crate::ranks::testing::Faulty;
+use std::sync::Arc;
+
+fn program(ranks: usize) -> Arc<Program> {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=RANKS] {
+          state @w : f32[4] parameter = zeros
+          func @train(%0 = @w, %1 "x" : f32[8, 4] {dp, -}) {
+            %2 = mul %1, %0 : f32[8, 4] {dp, -}
+            %3 = reduce %2 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+            %4 = all_reduce %3 : f32[4] !{bwd}
+            %5 = mul %4, %0 : f32[4] !{bwd}
+            %6 = accumulate %5 : f32[4] !{update}
+            %7 = add %0, %6 : f32[4] !{update}
+          }
+          update @w = %7
+        }"#;
+    let module = ir::text::parse(&text.replace("RANKS", &ranks.to_string())).unwrap();
+    Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+}
+
+/// Three microbatches, in which the second rank fails at its second collective.
+fn ended(ranks: usize, panics: bool) -> String {
+    let programs = vec![program(ranks)];
+    let own = lowered(&programs).unwrap();
+    let order = Order { threads: 0, first: Some(Stream::Side) };
+    let made = on_stand_ins(
+        programs,
+        |_| own.clone(),
+        order,
+        |inner| {
+            if inner.rank() == 1 { Faulty::within(inner, 1, panics) } else { inner }
+        },
+    );
+    let mut device = made.unwrap();
+    let x = vec![vec![0; 8 * 4 * 4]; 1];
+    let error = step(&mut device, ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
+    // States may be those of different steps now: nothing can be saved.
+    assert!(matches!(device.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
+    assert!(matches!(device.run(ProgramId(0), Section::Prepare), Err(DeviceError::Ended)));
+    error.to_string()
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_rank_that_fails_at_a_collective_ends_all_with_its_error() {
+    for ranks in [2, 4] {
+        let error = ended(ranks, false);
+        assert!(error.starts_with("rank 1: ") && error.contains("all_reduce Sum over [axis0]"), "{error}");
+        assert!(error.ends_with("rank 1 is none of the group []"), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_rank_that_panics_at_a_collective_ends_all() {
+    for ranks in [2, 4] {
+        assert_eq!(ended(ranks, true), "rank 1: it panicked: as the test asks for");
+    }
+}
+
+/// A table and columns, each split over two ranks: what is read of the one, and all of the other.
+fn split() -> Arc<Program> {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [tp=2] {
+          func @train(%0 "table" : f32[6, 4] {tp, -}, %1 "tokens" : i64[5], %2 "columns" : f32[3, 8] {-, tp}) {
+            %3 = gather %0, %1 {dim = 0} : f32[5, 4] partial(sum tp)
+            %4 = all_reduce %3 : f32[5, 4]
+            %5 = all_gather %2 : f32[3, 8]
+          }
+          output "rows" = %4
+          output "columns" = %5
+        }"#;
+    let module = ir::text::parse(text).unwrap();
+    Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+}
+
+/// What comes of that when the programs of ranks are changed.
+fn outcome(change: impl Fn(u64, &mut CudaProgram)) -> Result<StepOutputs, DeviceError> {
+    let programs = vec![split()];
+    let own = lowered(&programs).unwrap();
+    let changed = |rank| {
+        let mut own = own.clone();
+        change(rank, &mut own[0]);
+        own
+    };
+    let mut device = on_stand_ins(programs, changed, Order::default(), |inner| inner).unwrap();
+    let numbers = |count: usize| (0..count).flat_map(|i| (i as f32 + 1.0).to_le_bytes()).collect::<Vec<u8>>();
+    let tokens = [0i64, 5, 2, 3, 4].iter().flat_map(|token| token.to_le_bytes()).collect();
+    step(&mut device, ProgramId(0), &[vec![numbers(24), tokens, numbers(24)]])
+}
+
+fn expected() -> [Vec<u8>; 2] {
+    let bytes = |numbers: Vec<f32>| numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+    let rows = [0, 5, 2, 3, 4].into_iter().flat_map(|row| (1..5).map(move |i| (4 * row + i) as f32));
+    [bytes(rows.collect()), bytes((1..25).map(|i| i as f32).collect())]
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn where_nothing_is_wrong_ranks_put_their_parts_together() {
+    let outputs = outcome(|_, _| {}).unwrap();
+    assert_eq!([&outputs["rows"][0], &outputs["columns"][0]], expected().each_ref());
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_part_that_begins_where_that_of_the_rank_0_does_shows() {
+    let outputs = outcome(|_, cuda| {
+        for command in cuda.sections.iter_mut().flatten() {
+            let Task::Launch(launch) = &mut command.task else { continue };
+            for argument in &mut launch.arguments {
+                if let Argument::NumberByRank(number) = argument {
+                    *argument = Argument::Number(number.first);
+                }
+            }
+        }
+    });
+    assert_ne!(outputs.unwrap()["rows"][0], expected()[0]);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn pieces_that_are_not_laid_out_show() {
+    let outputs = outcome(|_, cuda| {
+        let unpacks = cuda.kernels.iter().map(|kernel| kernel.name.starts_with("unpack")).collect::<Vec<_>>();
+        assert!(unpacks.contains(&true));
+        for commands in &mut cuda.sections {
+            commands.retain(|command| match &command.task {
+                Task::Launch(launch) => !unpacks[launch.kernel],
+                _ => true,
+            });
+        }
+    });
+    assert_ne!(outputs.unwrap()["columns"][0], expected()[1]);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn ranks_that_exchange_in_another_order_are_told_apart() {
+    let error = outcome(|rank, cuda| {
+        let commands = &mut cuda.sections[Section::Microbatch as usize];
+        let places: Vec<usize> = (0..commands.len())
+            .filter(|&index| matches!(commands[index].task, Task::Collective(_)))
+            .collect();
+        let [first, second] = places[..] else { panic!("{places:?}") };
+        if rank == 1 {
+            commands.swap(first, second);
+        }
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("rank 0 issued `all_") && error.contains("rank 1 `all_"), "{error}");
+}

@@ -13,13 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests/gpu"))
 
-import onnx
 import onnx_ir
 import torch
 from models import CONFIGS
 from onnxscript import optimizer
 
-import export  # Quiet warnings, no network.
+import export  # noqa: F401  It quiets the exporter, and keeps it from the network.
 
 OPSET = 23
 ABSENT_WEIGHTS = "weights-not-shipped.bin"

@@ -5,23 +5,25 @@ bf16 with f32 masters). They are started and warmed up once, then take turns in 
 others are held meanwhile. What counts is the median of the rounds. Nothing is recomputed on either side.
 """
 
+import json
 import math
-import os
 import statistics
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
-from part import GIB, MIB, Options, Report, Unable, memory_taken, need_package, parse, table
-from trainyard import Failed, Running, need_device, planned_bytes, read_metrics
+from part import GIB, MIB, Options, Report, Unable, answer, memory_taken, need_package, parse, table
+from trainyard import Failed, Running, need_device, planned_bytes, read_metrics, remove, train
 
 need_package("torch", "PyTorch")
+import gpus
 import peer
 import torch
 from models import CONFIGS, Config
 
-# Dense bf16 on tensor cores, TFLOP/s, by what is in the name of the GPU (the vendor's data sheets); PEAK_TFLOPS overrides it.
-PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "A10": 125.0, "L40S": 362.0}
+# Parts whose timeline is taken: their checkpoint, which ends a run that is not killed, is written in seconds.
+WITH_TIMELINE = ("124m", "350m")
 
 # What a GPU takes beside the plan: the driver's context, kernels, the libraries' workspaces.
 BESIDE_PLAN = 2 * GIB
@@ -62,6 +64,8 @@ REAL_TIMING = Timing(rounds=5, burst_seconds=2.0, least_steps=5, warm_steps=5)
 REHEARSAL_TIMING = Timing(rounds=2, burst_seconds=0.05, least_steps=2, warm_steps=2)
 # A contender that would have to be compiled with less time left than this is left out, and so are further rounds.
 COMPILE_SECONDS = {"124m": 40, "350m": 60, "1.5b": 110, "llama": 50}
+# Traces are left out with less time left.
+TRACE_SECONDS = 20
 # Loss of a model that knows nothing, within this many nats.
 NOTHING_KNOWN = 1.0
 
@@ -69,16 +73,6 @@ NOTHING_KNOWN = 1.0
 def case_of(options: Options) -> Case:
     """The model of a part."""
     return TOY.get(options.part, Case("gpt2-toy", 128)) if options.rehearse else CASES[options.part]
-
-
-def peak_flops() -> float | None:
-    """FLOP/s of the GPU in bf16, if it is known."""
-    if "PEAK_TFLOPS" in os.environ:
-        return float(os.environ["PEAK_TFLOPS"]) * 1e12
-    if not torch.cuda.is_available():
-        return None
-    name = torch.cuda.get_device_name(0)
-    return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
 
 
 class Trainyard:
@@ -152,6 +146,7 @@ class Sequence:
                 self.add_peers(precision)
             self.take_turns()
         self.write_rows()
+        self.write_prediction(folder)
         self.write_traces()
 
     def check(self, ours: Trainyard) -> None:
@@ -194,7 +189,7 @@ class Sequence:
 
     def write_rows(self) -> None:
         """A row for each contender, with Trainyard's ratio to it, and the checks."""
-        ours, peak = self.measured[0], peak_flops()
+        ours, peak = self.measured[0], gpus.peak_flops()
         flops = self.case.config.flops_per_token(self.sequence)
         for measured in self.measured:
             contender = measured.contender
@@ -218,15 +213,47 @@ class Sequence:
             f"{len(self.measured)} contenders, {len(ours.rates)} rounds",
         )
 
+    def write_prediction(self, folder: Path) -> None:
+        """What Trainyard's model of the GPU says of this program."""
+        target = gpus.target()
+        if target is None:
+            self.report.note(f"no prediction: Trainyard has no model of the {gpus.name()}")
+            return
+        command = [str(self.options.trainyard), "inspect", str(folder), "--target", target, "--format", "json"]
+        text = answer(command)
+        if text is None:
+            self.report.note(f"no prediction: `{' '.join(command)}` fails")
+            return
+        folder.with_name(folder.name + "-prediction.json").write_text(text)
+        found = json.loads(text)["roofline"]
+        took = 1e3 * self.tokens / self.measured[0].rate
+        self.report.note(
+            f"sequence {self.sequence}: predicted for {found['device']}: {found['step_ms']:.2f} ms a step in "
+            f"{found['launches']} launches, MFU {100 * found['mfu']:.1f} %; it took {took:.2f} ms"
+        )
+
     def write_traces(self) -> None:
         """The kernels of a step on both sides, once for a part."""
-        if self.sequence != self.options.sequences[0] or self.seconds_left() < 20:
+        if self.sequence != self.options.sequences[0] or self.seconds_left() < TRACE_SECONDS:
             return
         peers = [measured.contender for measured in self.measured[1:]]
         if peers:
             path = self.options.output / f"{self.options.part}-pytorch.trace.json"
             peer.trace(peers[-1], str(path))
             print(f"wrote {path}", flush=True)
+        # What they hold is needed no more.
+        peers.clear()
+        self.measured.clear()
+        peer.forget()
+        if self.options.part not in WITH_TIMELINE:
+            return
+        folder = self.options.output / f"{self.options.part}-profile"
+        model = f"bench/{self.case.name}.onnx"
+        train(self.options, model, folder, *self.flags(), "--steps", str(self.timing.warm_steps), "--profile")
+        path = self.options.output / f"{self.options.part}-timeline.json"
+        (folder / "timeline.json").rename(path)
+        print(f"{folder.with_suffix('.log').read_text()}\nwrote {path}", flush=True)
+        remove(folder)
 
 
 def readable(row: dict) -> dict:

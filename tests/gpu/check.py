@@ -6,7 +6,7 @@ import subprocess
 import sys
 import traceback
 
-from part import ROOT, Options, Report, Unable, parse
+from part import ROOT, Options, Report, Unable, parse, table
 from trainyard import Failed, need_device, remove, train
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -31,9 +31,25 @@ def doctor(options: Options, report: Report) -> None:
     except json.JSONDecodeError:
         report.check(name, False, f"exit status {done.returncode}: {done.stderr.strip()[-2000:]}")
         return
-    report.rows.append({"doctor": found})
-    print(json.dumps(found, indent=1))
-    report.check(name, done.returncode == 0, f"exit status {done.returncode}, {path.name} {done.stderr.strip()[-2000:]}")
+    report.notes.append(f"{path.name} has what the machine is, and all that was checked")
+    for checked in found.get("checks", []):
+        tell(checked, report)
+    said = done.stderr.strip()[-2000:]
+    report.check(name, done.returncode == 0, f"exit status {done.returncode} {said}")
+
+
+def tell(checked: dict, report: Report) -> None:
+    """What was found of one GPU."""
+    samples, gpu = checked["samples"], checked["gpu"]
+    for failure in samples["failures"]:
+        print(f"       {failure['operator']} on {', '.join(failure['operands'])}, {failure['way']}: {failure['problem']}")
+    agree = f"{samples['passed']} agree with the interpreter, {len(samples['failures'])} do not"
+    left_out = f", {samples['skipped']} were not run" if samples["skipped"] else ""
+    report.check(f"samples of operators on GPU {gpu}", not samples["failures"], agree + left_out)
+    for rate in checked["rates"]:
+        value = f"{rate['value']:.1f} {rate['unit']}" if rate.get("value") is not None else rate.get("error", "-")
+        report.rows.append({"GPU": gpu, "what": rate["name"], "sizes": rate["sizes"], "rate": value})
+    print("\n" + table(report.rows))
 
 
 def sanitize(options: Options, report: Report) -> None:

@@ -159,6 +159,6 @@ def table(rows: list[dict]) -> str:
     head = list(rows[0])
     lines = [head, *([str(row[key]) for key in head] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    texts = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
+    texts = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
     texts.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
     return "\n".join(texts) + "\n"

@@ -4,8 +4,8 @@
 - `bf16`: weights and gradients in bf16; f32 masters and AdamW's states beside them, and each step copies gradients up and
   weights down. This is how `trainyard --bf16` computes, but that it has the gradients of weights in f32.
 
-Attention is `scaled_dot_product_attention`, AdamW the fused one, both as PyTorch chooses them. Nothing is recomputed. Batches lie on
-the GPU already, and the loss is not read back between steps: a real loop is slower.
+Attention is `scaled_dot_product_attention`, AdamW the fused one, both as PyTorch chooses them. Nothing is recomputed. Batches lie
+on the GPU already, and the loss is not read back between steps: a real loop is slower.
 """
 
 import gc

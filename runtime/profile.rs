@@ -2,9 +2,10 @@
 
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use ir::{Operator, Signature, Type};
-use std::collections::BTreeMap;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Times of a program's instructions, added up while it runs. The first step is left out: it meets cold caches and pages
 /// that were never touched.
@@ -15,6 +16,24 @@ pub struct Profile(Arc<Mutex<Times>>);
 struct Times {
     steps: u64,
     sections: [Vec<Duration>; 3],
+    began: Option<Instant>,
+    /// Of the newest step.
+    spans: Vec<Span>,
+}
+
+/// When an instruction was run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The section of the instruction.
+    pub section: Section,
+    /// Its number there.
+    pub instruction: usize,
+    /// What ran it: one thing after the other.
+    pub track: &'static str,
+    /// Since the step began.
+    pub start: Duration,
+    /// How long it took.
+    pub time: Duration,
 }
 
 /// What the instructions of one kind took, of one step.
@@ -45,16 +64,53 @@ impl Profile {
         if times.steps == 2 {
             times.sections = Default::default();
         }
+        times.spans.clear();
+        times.began = Some(Instant::now());
     }
 
-    /// Adds the time of an instruction.
+    /// Adds the time of an instruction that the processor has just run.
     pub(crate) fn add(&self, section: Section, instruction: usize, time: Duration) {
+        let began = self.0.lock().unwrap_or_else(PoisonError::into_inner).began;
+        let start = began.map_or(Duration::ZERO, |began| began.elapsed().saturating_sub(time));
+        self.add_span(Span { section, instruction, track: "processor", start, time });
+    }
+
+    /// Adds when an instruction was run.
+    pub(crate) fn add_span(&self, span: Span) {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let section = &mut times.sections[section as usize];
-        if section.len() <= instruction {
-            section.resize(instruction + 1, Duration::ZERO);
+        let section = &mut times.sections[span.section as usize];
+        if section.len() <= span.instruction {
+            section.resize(span.instruction + 1, Duration::ZERO);
         }
-        section[instruction] += time;
+        section[span.instruction] += span.time;
+        times.spans.push(span);
+    }
+
+    /// The newest step of `program`, as Perfetto and chrome://tracing read it: JSON, with a track for each thing that runs
+    /// instructions, and for each instruction its operator, its section, and the node that it comes from.
+    pub fn timeline(&self, program: &Program) -> Value {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let tracks: BTreeSet<&str> = times.spans.iter().map(|span| span.track).collect();
+        let number = |track: &str| tracks.iter().position(|other| *other == track);
+        let names = tracks.iter().map(|track| {
+            let arguments = json!({ "name": track });
+            json!({ "ph": "M", "name": "thread_name", "pid": 0, "tid": number(track), "args": arguments })
+        });
+        let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
+        let spans = times.spans.iter().map(|span| {
+            let instruction = &program.section(span.section)[span.instruction];
+            json!({
+                "ph": "X",
+                "name": kind(instruction),
+                "cat": Section::ALL[span.section as usize].1,
+                "pid": 0,
+                "tid": number(span.track),
+                "ts": microseconds(span.start),
+                "dur": microseconds(span.time),
+                "args": { "instruction": instruction.name(), "origin": instruction.origin.to_string() },
+            })
+        });
+        json!({ "displayTimeUnit": "ms", "traceEvents": names.chain(spans).collect::<Vec<_>>() })
     }
 
     /// The kinds of kernels of `program`, whose steps these are, by falling time; of a step of `microbatches`.
@@ -95,7 +151,15 @@ fn kind(instruction: &Instruction) -> String {
 /// The operations of an instruction that multiplies matrices of more than one row and column.
 fn matrix_flops(instruction: &Instruction) -> u64 {
     use ir::Op;
-    let Kernel::Op(op) = &instruction.kernel else { return 0 };
+    let fused;
+    let op = match &instruction.kernel {
+        Kernel::Op(op) => op,
+        Kernel::Contract(with_epilogue) => {
+            fused = Op::Contract(with_epilogue.contract.clone());
+            &fused
+        }
+        _ => return 0,
+    };
     match op {
         Op::Contract(contract) => {
             let roles = contract.roles();
@@ -114,7 +178,10 @@ fn matrix_flops(instruction: &Instruction) -> u64 {
         };
         views.iter().map(ty).collect()
     };
-    let signature =
-        Signature { operands: types(&instruction.operands), results: types(&instruction.results) };
+    let (operands, results) = match &instruction.kernel {
+        Kernel::Contract(_) => (&instruction.operands[..2], &instruction.results[..1]),
+        _ => (&instruction.operands[..], &instruction.results[..]),
+    };
+    let signature = Signature { operands: types(operands), results: types(results) };
     op.cost(&signature).flops
 }

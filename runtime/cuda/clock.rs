@@ -1,0 +1,88 @@
+//! When a device runs what of a step: moments are stamped on its streams before and after each command.
+
+use super::device::Cuda;
+use super::driver::{Driver, DriverError};
+use super::program::{Command, Stream};
+use crate::device::{DeviceError, ProgramId};
+use crate::profile::{Profile, Span};
+use crate::program::Section;
+use std::time::Duration;
+
+/// The stamp of a step's beginning; those of commands follow.
+const BEGINNING: usize = 0;
+
+/// Stamps commands, and tells a profile when they ran.
+pub(super) struct Clock {
+    profile: Profile,
+    /// Commands that were stamped since the profile was told.
+    stamped: Vec<(Section, usize, Stream)>,
+}
+
+impl Clock {
+    pub(super) fn new(profile: Profile) -> Self {
+        Self { profile, stamped: vec![] }
+    }
+
+    /// A step begins.
+    fn begin(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        self.stamped.clear();
+        self.profile.begin_step();
+        driver.stamp(Stream::Main, BEGINNING)
+    }
+
+    /// A command is about to be given, after all that it waits for.
+    pub(super) fn before(&self, driver: &mut impl Driver, command: &Command) -> Result<(), DriverError> {
+        driver.stamp(command.stream, BEGINNING + 1 + 2 * self.stamped.len())
+    }
+
+    /// It was given.
+    pub(super) fn after(
+        &mut self,
+        driver: &mut impl Driver,
+        section: Section,
+        command: &Command,
+    ) -> Result<(), DriverError> {
+        driver.stamp(command.stream, BEGINNING + 2 + 2 * self.stamped.len())?;
+        self.stamped.push((section, command.instructions.start, command.stream));
+        Ok(())
+    }
+
+    /// Waits for all commands, and tells when they ran. One that is of several instructions counts as its first.
+    fn tell(&mut self, driver: &impl Driver) -> Result<(), DriverError> {
+        driver.finish()?;
+        let since = |stamp| driver.seconds(BEGINNING, stamp).map(|seconds| seconds.max(0.0));
+        for (number, (section, instruction, stream)) in self.stamped.drain(..).enumerate() {
+            let [start, end] = [since(BEGINNING + 1 + 2 * number)?, since(BEGINNING + 2 + 2 * number)?];
+            let [start, time] = [start, (end - start).max(0.0)].map(Duration::from_secs_f64);
+            let track = match stream {
+                Stream::Main => "main stream",
+                Stream::Side => "side stream",
+            };
+            self.profile.add_span(Span { section, instruction, track, start, time });
+        }
+        Ok(())
+    }
+}
+
+impl<D: Driver> Cuda<D> {
+    /// Tells a profile of the first program's commands from now on.
+    pub fn record(&mut self, profile: Profile) {
+        self.clock = Some(Clock::new(profile));
+    }
+
+    /// Lets the clock know that a section begins.
+    pub(super) fn begin_clock(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
+        match &mut self.clock {
+            Some(clock) if program == ProgramId::default() && section == Section::Prepare => {
+                clock.begin(&mut self.driver).map_err(DeviceError::driver)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads what was stamped, if anything was.
+    pub(super) fn read_clock(&mut self) -> Result<(), DeviceError> {
+        let Some(clock) = &mut self.clock else { return Ok(()) };
+        clock.tell(&self.driver).map_err(DeviceError::driver)
+    }
+}

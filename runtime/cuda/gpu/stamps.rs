@@ -1,0 +1,26 @@
+//! Moments on a GPU's streams, by the numbers under which they were stamped.
+
+use super::handles::{Mark, Queue};
+use crate::cuda::driver::DriverError;
+
+/// Marks that know the time.
+#[derive(Default)]
+pub(super) struct Stamps(Vec<Mark>);
+
+impl Stamps {
+    /// Stamps what the queue was given so far. Numbers are begun in their order.
+    pub(super) fn stamp(&mut self, number: usize, queue: &Queue) -> Result<(), DriverError> {
+        while self.0.len() <= number {
+            self.0.push(Mark::timed()?);
+        }
+        self.0[number].record(queue)
+    }
+
+    /// Seconds from one to another.
+    pub(super) fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
+        let mark = |number: usize| {
+            self.0.get(number).ok_or_else(|| DriverError(format!("nothing was stamped with {number}")))
+        };
+        mark(to)?.seconds_after(mark(from)?)
+    }
+}

@@ -41,10 +41,48 @@ pub trait Device {
     /// The bytes of an output, after the section it belongs to.
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError>;
 
+    /// Asks for outputs as [`Device::read_output`] gives them now. Where a device computes by itself, the caller goes on,
+    /// and what it gives the device next may change them.
+    fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
+        let bytes = outputs.into_iter().map(|output| self.read_output(program, output));
+        Ok(Later::Read(bytes.collect::<Result<_, _>>()?))
+    }
+
+    /// The bytes of the outputs that were asked for, each once they are there.
+    fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
+        match later {
+            Later::Read(bytes) => Ok(bytes),
+            Later::Coming { number, .. } => Err(DeviceError::Unknown { what: "outputs", index: number }),
+        }
+    }
+
+    /// Lets the caller give the device a step of this program before it has looked at the outputs of the one before: as soon
+    /// as a loss is not finite, or a gradient's norm that nothing in the program looks at, or a loss scale can get no
+    /// smaller, no update changes a state any more. Whether the device can do that; unless it can, nothing changes.
+    fn run_ahead(&mut self, _program: ProgramId) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
     /// Runs the microbatch section once more, instruction by instruction, and names the first that makes a number
     /// that is not finite from finite ones. To be asked when a loss is not finite, with the microbatch's inputs
     /// written again and before `update`; sums over microbatches are spoilt by it.
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError>;
+}
+
+/// Outputs that were asked for: given by [`Device::read_later`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Later {
+    /// They were there.
+    Read(Vec<Vec<u8>>),
+    /// They are on their way.
+    Coming {
+        /// The program.
+        program: ProgramId,
+        /// The outputs, by index.
+        outputs: Vec<usize>,
+        /// By which the device knows them.
+        number: usize,
+    },
 }
 
 /// The outputs of a step: for each name the bytes of every microbatch, or of the step.
@@ -123,6 +161,9 @@ pub enum DeviceError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A GPU has less memory than the programs take.
+    #[error(transparent)]
+    TooLarge(Box<crate::cuda::TooLarge>),
     /// The threads cannot be started.
     #[error("cannot start {threads} threads: {message}")]
     Threads {
@@ -210,7 +251,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Kernel(Box<ir::Diagnostic>),
     /// A GPU's driver refuses.
-    #[error("{}{error}", of_operator(operator, origin))]
+    #[error("{}{error}{}", of_operator(operator, origin, *late), if *late { SYNCHRONOUS } else { "" })]
     Driver {
         /// The operator that was run, if one was.
         operator: String,
@@ -218,17 +259,23 @@ pub enum DeviceError {
         origin: Arc<str>,
         /// What the driver says.
         error: crate::cuda::driver::DriverError,
+        /// Whether something that the GPU was given earlier may be at fault instead: it tells late.
+        late: bool,
     },
     /// Ranks that ended with an error were asked for more.
     #[error("the ranks have ended with an error")]
     Ended,
 }
 
-fn of_operator(operator: &str, origin: &str) -> String {
+const SYNCHRONOUS: &str = "; with TRAINYARD_SYNC=1 a run waits for each command, and names the one at fault";
+
+fn of_operator(operator: &str, origin: &str, late: bool) -> String {
+    let earlier = if late { ", or what the GPU was given before it" } else { "" };
     match (operator, origin) {
+        ("", _) if late => "what the GPU was given: ".into(),
         ("", _) => String::new(),
-        (operator, "") => format!("`{operator}`: "),
-        (operator, origin) => format!("`{operator}` of {origin}: "),
+        (operator, "") => format!("`{operator}`{earlier}: "),
+        (operator, origin) => format!("`{operator}` of {origin}{earlier}: "),
     }
 }
 
@@ -241,6 +288,11 @@ impl DeviceError {
             return Ok(());
         }
         Err(Self::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
+    }
+
+    /// A GPU's driver refuses, whatever the operator.
+    pub(crate) fn driver(error: crate::cuda::driver::DriverError) -> Self {
+        Self::Driver { operator: String::new(), origin: "".into(), error, late: false }
     }
 
     /// Something has no kernel.

@@ -11,7 +11,8 @@ use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
 };
-use runtime::cuda::gpu::{Options, gpu};
+use runtime::cuda::TooLarge;
+use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
@@ -45,12 +46,7 @@ pub struct Programs {
 impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
     pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
-        let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-        let module = &compilation.training;
-        let outputs = outputs(module);
-        let outputs = Some(&outputs[..]);
-        let options = LowerOptions { microbatches, outputs, target, ..LowerOptions::default() };
-        let training = lower(module, &options)?;
+        let training = lower_step(&compilation.training, microbatches, target)?;
         let outputs = Some(&EVALUATION_OUTPUTS[..]);
         let shared = LowerOptions { outputs, states_of: Some(&training), target, ..LowerOptions::default() };
         let evaluation = lower(&compilation.evaluation, &shared)?;
@@ -62,6 +58,14 @@ impl Programs {
         let (training, evaluation) = (self.training.memory, self.evaluation.memory);
         training.arena.max(evaluation.arena) + training.constants + evaluation.constants
     }
+}
+
+/// Lowers a step of so many microbatches, for a kind of device.
+pub fn lower_step(module: &Module, microbatches: u64, target: Target) -> Result<Program, Diagnostic> {
+    let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
+    let outputs = outputs(module);
+    let outputs = Some(&outputs[..]);
+    lower(module, &LowerOptions { microbatches, outputs, target, ..LowerOptions::default() })
 }
 
 /// The outputs of a step that the loop reads.
@@ -121,19 +125,42 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
 }
 
 /// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. It is of
-/// the kind that the programs are for; several devices are ranks, each a thread of this process.
+/// the kind that the programs are for; several devices are ranks, each a thread of this process. `warn` is told what is not
+/// as it should be, and `fits` is asked what would fit where the programs do not.
 pub fn device(
     programs: &Programs,
     settings: &Settings,
     profile: Option<Profile>,
+    warn: &dyn Fn(Diagnostic),
+    fits: &dyn Fn(&TooLarge) -> Option<String>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let target = programs.training.target;
     let programs = vec![programs.training.clone(), programs.evaluation.clone()];
     let device = match target {
         Target::Cpu => ranks::device(programs, settings.device.threads, profile),
-        Target::Cuda => gpu(programs, 0, Options::default()),
+        Target::Cuda => {
+            gpus(programs, Options::of_process(), profile, &|trouble| warn(Diagnostic::new(trouble)))
+        }
     };
-    device.map_err(|error| failure(error.into()))
+    device.map_err(|error| match too_large(&error) {
+        Some(large) => Failure::User(vec![diagnosed(large, fits(large))]),
+        None => failure(error.into()),
+    })
+}
+
+/// What a device, or a rank, says of programs that do not fit.
+fn too_large(error: &DeviceError) -> Option<&TooLarge> {
+    match error {
+        DeviceError::TooLarge(large) => Some(large),
+        DeviceError::Rank { source, .. } => too_large(source),
+        _ => None,
+    }
+}
+
+fn diagnosed(large: &TooLarge, fitting: Option<String>) -> Diagnostic {
+    let other =
+        "no smaller microbatch that halving leads to fits; --bf16, or a mesh of several GPUs, takes less";
+    Diagnostic::new(large.to_string()).note(large.told()).note(fitting.unwrap_or_else(|| other.into()))
 }
 
 /// Where a run begins.

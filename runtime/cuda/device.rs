@@ -1,19 +1,30 @@
 //! A GPU as a device: programs that share one arena, run through a driver.
 
-use super::driver::{Address, Driver, DriverError, LibraryTask, Loaded, MultiplyPlaces};
+use super::clock::Clock;
+use super::driver::{
+    Address, CollectiveTask, Driver, DriverError, Fetched, LibraryTask, Loaded, MultiplyPlaces, Touches,
+};
+use super::graphs::{Known, Pace, Stretch};
 use super::lower::lower;
-use super::program::{Argument, Command, CudaProgram, Matrices, Start, Stream, Task};
-use crate::device::{Device, DeviceError, NonFinite, ProgramId};
+use super::program::{Argument, Command, CudaProgram, Event, Matrices, Start, Stream, Task};
+use crate::cpu::devices_error;
+use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{Microbatches, Program, Region, Section, Target, View};
+use crate::ranks::Rank;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A GPU, or its stand-in, with programs that share one arena.
 pub struct Cuda<D> {
-    driver: D,
+    pub(super) driver: D,
     programs: Vec<Ready>,
     arena: Address,
+    pub(super) pace: Pace,
+    pub(super) known: BTreeMap<Stretch, Known>,
+    /// When it is watched.
+    pub(super) clock: Option<Clock>,
 }
 
 struct Ready {
@@ -21,6 +32,8 @@ struct Ready {
     loaded: Loaded,
     constants: Address,
     tables: Address,
+    halt: Address,
+    rank: u64,
     /// Microbatches run in this step.
     microbatches: u64,
 }
@@ -38,13 +51,27 @@ impl<D: Driver> Cuda<D> {
     /// As [`Self::new`], of programs that are lowered already.
     ///
     /// # Errors
+    /// A program for another kind of device, or for several; what the driver refuses.
+    pub fn with(driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
+        if let Some(cuda) = programs.iter().find(|cuda| cuda.program.mesh.devices() != 1) {
+            return Err(devices_error(&cuda.program, 1));
+        }
+        Self::of_rank(driver, programs, 0)
+    }
+
+    /// One of several ranks, whose driver exchanges with those of the others; see [`Self::with`].
+    ///
+    /// # Errors
     /// A program for another kind of device; what the driver refuses.
-    pub fn with(mut driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
+    pub fn of_rank(mut driver: D, programs: Vec<CudaProgram>, rank: u64) -> Result<Self, DeviceError> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
             return Err(DeviceError::Target { program: cuda.program.name.clone() });
         }
+        let room = driver.room().map_err(DeviceError::driver)?;
+        super::room::check(&programs, &room).map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
         let bytes = programs.iter().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
-        let arena = driver.allocate(bytes).map_err(refused)?;
+        let arena = driver.allocate(bytes).map_err(DeviceError::driver)?;
+        let halt = driver.allocate(8).map_err(DeviceError::driver)?;
         let ready = |cuda: CudaProgram| {
             let constants = driver.allocate(cuda.program.memory.constants)?;
             for constant in &cuda.program.constants {
@@ -52,14 +79,15 @@ impl<D: Driver> Cuda<D> {
             }
             let tables = driver.allocate(8 * cuda.tables.len() as u64)?;
             let loaded = driver.load(&cuda)?;
-            let ready = Ready { cuda, loaded, constants, tables, microbatches: 0 };
+            let ready = Ready { cuda, loaded, constants, tables, halt, rank, microbatches: 0 };
             let words = ready.cuda.tables.iter().map(|argument| ready.word(arena, argument));
             let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             driver.write(tables, &bytes)?;
             Ok(ready)
         };
-        let programs = programs.into_iter().map(ready).collect::<Result<_, _>>().map_err(refused)?;
-        Ok(Self { driver, programs, arena })
+        let programs =
+            programs.into_iter().map(ready).collect::<Result<_, _>>().map_err(DeviceError::driver)?;
+        Ok(Self { driver, programs, arena, pace: Pace::default(), known: BTreeMap::new(), clock: None })
     }
 
     fn ready(&self, program: ProgramId) -> Result<&Ready, DeviceError> {
@@ -71,12 +99,22 @@ impl<D: Driver> Cuda<D> {
     /// # Errors
     /// What went wrong in it.
     pub fn finish(&self) -> Result<(), DeviceError> {
-        self.driver.finish().map_err(refused)
+        self.driver.finish().map_err(|error| self.refused(error))
     }
 
     /// What a program was made from.
     pub(super) fn lowered(&self, program: ProgramId) -> Result<&Arc<Program>, DeviceError> {
         Ok(&self.ready(program)?.cuda.program)
+    }
+
+    /// Whether results are added to what is there.
+    pub(super) fn adds(&self, program: ProgramId) -> bool {
+        self.programs[program.0].microbatches > 1
+    }
+
+    /// The mark of a stream where a section ends.
+    pub(super) fn end_of(&self, program: ProgramId, stream: Stream) -> Event {
+        self.programs[program.0].cuda.end_of(stream)
     }
 
     /// Goes back to before the step's first microbatch.
@@ -89,7 +127,7 @@ impl<D: Driver> Cuda<D> {
         self.read(self.ready(program)?, view)
     }
 
-    /// Runs some instructions of a section.
+    /// Gives the driver the commands of some instructions of a section.
     pub(super) fn execute(
         &mut self,
         id: ProgramId,
@@ -102,43 +140,49 @@ impl<D: Driver> Cuda<D> {
             return Err(DeviceError::Unknown { what: "instruction", index: instructions.end });
         }
         let commands = ready.cuda.of_instructions(section, &instructions);
+        let mut clock = self.clock.as_mut().filter(|_| id == ProgramId::default());
         for command in commands.ok_or(DeviceError::Apart { instructions: instructions.clone() })? {
-            ready.issue(&mut self.driver, arena, section, command).map_err(|error| {
+            let mut done = ready.issue(&mut self.driver, arena, section, command, clock.as_deref_mut());
+            if self.pace == Pace::Synchronous {
+                done = done.and_then(|()| self.driver.finish());
+            }
+            done.map_err(|error| {
                 let instruction = &ready.cuda.program.section(section)[command.instructions.start];
-                DeviceError::Driver {
-                    operator: instruction.name(),
-                    origin: instruction.origin.clone(),
-                    error,
-                }
+                let (operator, origin) = (instruction.name(), instruction.origin.clone());
+                DeviceError::Driver { operator, origin, error, late: false }
             })?;
         }
         Ok(())
     }
 
-    /// Lets every stream wait for all others.
-    fn join(&mut self, id: ProgramId) -> Result<(), DriverError> {
-        let (driver, cuda) = (&mut self.driver, &self.programs[id.0].cuda);
-        for stream in Stream::ALL {
-            driver.record(stream, cuda.end_of(stream))?;
-        }
-        for (stream, other) in [(Stream::Main, Stream::Side), (Stream::Side, Stream::Main)] {
-            driver.wait(stream, cuda.end_of(other))?;
-        }
-        Ok(())
+    /// The outputs of a program with these numbers.
+    fn outputs(&self, program: ProgramId, outputs: &[usize]) -> Result<Vec<&View>, DeviceError> {
+        let all = &self.ready(program)?.cuda.program.outputs;
+        let view = |&output: &usize| {
+            let slot = all.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
+            Ok(&slot.view)
+        };
+        outputs.iter().map(view).collect()
     }
 
     fn read(&self, ready: &Ready, view: &View) -> Result<Vec<u8>, DeviceError> {
         let span = view.bytes();
         let mut bytes = vec![0; (span.end - span.start) as usize];
         let base = ready.base(self.arena, view.region);
-        self.driver.read(Address(base.0 + span.start), &mut bytes).map_err(refused)?;
-        if view.layout.is_dense() {
-            return Ok(bytes);
-        }
-        let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
-        crate::cpu::gather(&bytes, view, &mut dense);
-        Ok(dense)
+        let read = self.driver.read(Address(base.0 + span.start), &mut bytes);
+        read.map_err(|error| self.refused(error))?;
+        Ok(dense(view, bytes))
     }
+}
+
+/// The elements of a view in row-major order, given all that it spans.
+fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
+    if view.layout.is_dense() {
+        return bytes;
+    }
+    let mut dense = vec![0; view.layout.len() * view.dtype.bytes() as usize];
+    crate::cpu::gather(&bytes, view, &mut dense);
+    dense
 }
 
 impl Ready {
@@ -151,9 +195,14 @@ impl Ready {
 
     /// An argument as the 8 bytes that a kernel gets.
     fn word(&self, arena: Address, argument: &Argument) -> u64 {
+        let (mesh, rank) = (&self.cuda.program.mesh, self.rank);
+        let address = |region, start| self.base(arena, region).0.wrapping_add_signed(start);
         match *argument {
-            Argument::Address(region, start) => self.base(arena, region).0.wrapping_add_signed(start),
+            Argument::Address(region, start) => address(region, start),
+            Argument::AddressByRank(region, ref start) => address(region, start.on(mesh, rank)),
             Argument::Number(number) => number as u64,
+            Argument::NumberByRank(ref number) => number.on(mesh, rank) as u64,
+            Argument::Halt => self.halt.0,
             Argument::Table(index) => self.tables.0 + 8 * index as u64,
             Argument::Adds => u64::from(self.microbatches > 1),
         }
@@ -166,11 +215,14 @@ impl Ready {
         arena: Address,
         section: Section,
         command: &Command,
+        clock: Option<&mut Clock>,
     ) -> Result<(), DriverError> {
         let stream = command.stream;
         let later = self.microbatches > 1;
         let address = |region, start: i64| Address(self.base(arena, region).0.wrapping_add_signed(start));
         command.waits.iter().try_for_each(|&event| driver.wait(stream, event))?;
+        clock.iter().try_for_each(|clock| clock.before(driver, command))?;
+        driver.declare(Touches { command, arena, constants: self.constants });
         match &command.task {
             Task::Launch(launch) => {
                 let words: Vec<u64> =
@@ -197,7 +249,15 @@ impl Ready {
                 let add = instruction.accumulates && later;
                 driver.library(stream, LibraryTask { instruction, arena, constants: self.constants, add })?;
             }
+            Task::Collective(collective) => {
+                let start = |start: Start| address(start.region, start.byte);
+                let places = collective.tensors.iter().map(|pieces| [pieces.from, pieces.to].map(start));
+                let group = self.cuda.program.mesh.group(self.rank, &collective.axes);
+                let places: Vec<[Address; 2]> = places.collect();
+                driver.collective(stream, CollectiveTask { collective, group: &group, places: &places })?;
+            }
         }
+        clock.map_or(Ok(()), |clock| clock.after(driver, section, command))?;
         command.records.map_or(Ok(()), |event| driver.record(stream, event))
     }
 
@@ -217,8 +277,14 @@ impl Ready {
     }
 }
 
-fn refused(error: DriverError) -> DeviceError {
-    DeviceError::Driver { operator: String::new(), origin: "".into(), error }
+impl<D: Driver> Rank for Cuda<D> {
+    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+        super::non_finite::first(self, id)
+    }
+
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        self.driver.settle().map_err(|error| self.refused(error))
+    }
 }
 
 impl<D: Driver> Device for Cuda<D> {
@@ -232,7 +298,7 @@ impl<D: Driver> Device for Cuda<D> {
         let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let at = Address(self.arena.0 + slot.view.bytes().start);
-        self.driver.write(at, bytes).map_err(refused)
+        self.driver.write(at, bytes).map_err(|error| self.refused(error))
     }
 
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
@@ -249,28 +315,67 @@ impl<D: Driver> Device for Cuda<D> {
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let Some(view) = &slot.view else { return Ok(()) };
         let at = Address(self.arena.0 + view.bytes().start);
-        self.driver.write(at, bytes).map_err(refused)
+        self.driver.feed(at, bytes).map_err(|error| self.refused(error))
     }
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
         let count = self.ready(id)?.cuda.program.section(section).len();
         self.programs[id.0].begin(section)?;
-        self.execute(id, section, 0..count)?;
-        self.join(id).map_err(refused)
+        self.begin_clock(id, section)?;
+        self.perform(id, section, 0..count)?;
+        self.join(id)?;
+        self.read_clock()
     }
 
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
-        self.execute(id, Section::Update, instructions)
+        self.ready(id)?;
+        self.perform(id, Section::Update, instructions)?;
+        self.read_clock()
     }
 
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
+        self.read(self.ready(program)?, self.outputs(program, &[output])?[0])
+    }
+
+    fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
         let ready = self.ready(program)?;
-        let outputs = &ready.cuda.program.outputs;
-        let slot = outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
-        self.read(ready, &slot.view)
+        let place = |view: &&View| {
+            let span = view.bytes();
+            let at = Address(ready.base(self.arena, view.region).0 + span.start);
+            (at, (span.end - span.start) as usize)
+        };
+        let places: Vec<_> = self.outputs(program, &outputs)?.iter().map(place).collect();
+        let Fetched(number) = self.driver.fetch(&places).map_err(|error| self.refused(error))?;
+        Ok(Later::Coming { program, outputs, number })
+    }
+
+    fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
+        let (program, outputs, number) = match later {
+            Later::Read(bytes) => return Ok(bytes),
+            Later::Coming { program, outputs, number } => (program, outputs, number),
+        };
+        let bytes = self.driver.collect(Fetched(number)).map_err(|error| self.refused(error))?;
+        let mut rest = &bytes[..];
+        let mut take = |view: &View| {
+            let span = view.bytes();
+            let (own, others) = rest.split_at((span.end - span.start) as usize);
+            rest = others;
+            dense(view, own.to_vec())
+        };
+        Ok(self.outputs(program, &outputs)?.into_iter().map(&mut take).collect())
+    }
+
+    fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
+        let ready = self.ready(program)?;
+        let (halts, at) = (ready.cuda.halts, ready.halt);
+        if halts {
+            let words = [1u32.to_le_bytes(), 0u32.to_le_bytes()].concat();
+            self.driver.write(at, &words).map_err(|error| self.refused(error))?;
+        }
+        Ok(halts)
     }
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        super::non_finite::first(self, id)
+        Ok(super::non_finite::first(self, id)?.map(|(_, found)| found))
     }
 }

@@ -1,7 +1,7 @@
 //! What a GPU's driver does for a program: memory, kernels, streams and events. There are two: the real one, and a
 //! stand-in on the processor that does the same things in host memory.
 
-use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
+use super::program::{Collective, Command, CudaProgram, Event, Launch, Multiply, Stream};
 use crate::program::Instruction;
 
 /// A place in a device's memory.
@@ -17,9 +17,32 @@ pub struct DriverError(pub String);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded(pub usize);
 
-/// Commands are taken in the order of the calls; each stream runs its own in that order, and may be behind. Calls that
-/// read or write the memory from outside wait until every stream is done.
+/// Commands that were captured, as the driver knows them: given by [`Driver::end_capture`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub usize);
+
+/// Bytes that are on their way from the device: given by [`Driver::fetch`], to be collected once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fetched(pub usize);
+
+/// What a device can still hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that can be allocated.
+    pub free: u64,
+    /// Of those, what the driver takes for itself when programs are loaded.
+    pub reserve: u64,
+    /// The device, for people.
+    pub device: String,
+}
+
+/// Commands are taken in the order of the calls; each stream runs its own in that order, and may be behind. [`Driver::read`]
+/// and [`Driver::write`] wait until every stream is done; [`Driver::feed`] and [`Driver::fetch`] take their turn after all
+/// that was given to any stream and before all that will be, and the caller goes on.
 pub trait Driver: Send {
+    /// How much memory there is.
+    fn room(&self) -> Result<Room, DriverError>;
+
     /// Zeroed memory, which stays for the driver's life.
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError>;
 
@@ -31,6 +54,29 @@ pub trait Driver: Send {
 
     /// Reads memory.
     fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DriverError>;
+
+    /// Sets memory in its turn.
+    fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError>;
+
+    /// Copies so many bytes from each of some places in their turn.
+    fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError>;
+
+    /// The bytes of [`Self::fetch`], one place after the other, when they are there.
+    fn collect(&mut self, fetched: Fetched) -> Result<Vec<u8>, DriverError>;
+
+    /// From now on what is given to the streams is kept, not done. It begins on the main stream: another has to wait for
+    /// that before it gets anything, and the main one for all others before the end. Nothing else is called meanwhile.
+    fn begin_capture(&mut self) -> Result<(), DriverError>;
+
+    /// Ends the capture, whether it went well or not.
+    fn end_capture(&mut self) -> Result<Graph, DriverError>;
+
+    /// Does on the main stream what was captured, with the arguments that were given then. Memory, kernels and events have
+    /// to be there still.
+    fn replay(&mut self, graph: Graph) -> Result<(), DriverError>;
+
+    /// Says what the command that is given next reads and writes. A driver may hold it to that.
+    fn declare(&mut self, _touches: Touches) {}
 
     /// Runs a kernel on a stream. Arguments are 8 bytes each.
     fn launch(
@@ -53,14 +99,45 @@ pub trait Driver: Send {
     /// Runs an instruction by a library, on a stream.
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError>;
 
+    /// Exchanges with other ranks, on a stream. All ranks of a group give the same to each other in the same order.
+    fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError>;
+
+    /// A rank's thread is about to end: does what needs it.
+    fn settle(&mut self) -> Result<(), DriverError>;
+
     /// Marks what was given to a stream so far.
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
     /// Lets what is given to a stream from now on wait for the last mark.
     fn wait(&mut self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
+    /// Stamps the moment at which a stream has done what it was given so far, under a number, which may be used again. A
+    /// driver without a clock does nothing.
+    fn stamp(&mut self, _stream: Stream, _number: usize) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Seconds from one stamped moment to another, when everything is done; 0 without a clock.
+    fn seconds(&self, _from: usize, _to: usize) -> Result<f64, DriverError> {
+        Ok(0.0)
+    }
+
+    /// Whether something that was given went wrong, so that nothing goes on. It does not wait for what is being done.
+    fn has_failed(&self) -> bool;
+
     /// Waits until everything is done.
     fn finish(&self) -> Result<(), DriverError>;
+}
+
+/// What a command reads and writes, and where that memory is.
+#[derive(Clone, Copy, Debug)]
+pub struct Touches<'a> {
+    /// The command.
+    pub command: &'a Command,
+    /// Where the arena begins.
+    pub arena: Address,
+    /// Where the constants begin.
+    pub constants: Address,
 }
 
 /// Where the matrices of a multiplication begin.
@@ -80,6 +157,17 @@ pub struct MultiplyPlaces {
     pub aux: Option<Address>,
     /// See `bias`.
     pub sums: Option<Address>,
+}
+
+/// What ranks exchange, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveTask<'a> {
+    /// What is exchanged.
+    pub collective: &'a Collective,
+    /// The ranks that take part, in the order that decides who has which piece.
+    pub group: &'a [u64],
+    /// For each tensor where it is, and where it goes.
+    pub places: &'a [[Address; 2]],
 }
 
 /// An instruction for a library, and where its memory is.

@@ -6,14 +6,24 @@
 
 pub mod cache;
 pub mod check;
+mod clock;
 pub mod cubins;
+mod cudnn;
 pub mod device;
 pub mod driver;
 pub mod gpu;
+mod graphs;
 pub mod host;
+pub mod launches;
 pub mod libraries;
 pub mod lower;
 mod non_finite;
 pub mod nvrtc;
 pub mod probe;
 pub mod program;
+pub mod roofline;
+mod room;
+
+pub use graphs::Pace;
+pub use room::TooLarge;
+pub mod ranks;

@@ -17,13 +17,23 @@ pub(super) fn evaluate(
     }
     session.prepare_evaluation()?;
     let (mut sum, mut weight) = (0.0, 0.0);
-    for batch in loader.eval_batches() {
-        if stop.load(Ordering::Relaxed) {
+    // While the device is at a batch, the one before is added up.
+    let mut open = None;
+    let mut batches = loader.eval_batches();
+    loop {
+        let next = batches.next();
+        if next.is_some() && stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let [batch_sum, batch_weight] = session.evaluate(&batch)?;
-        sum += batch_sum;
-        weight += batch_weight;
+        let begun = next.map(|batch| session.begin_evaluation(&batch)).transpose()?;
+        if let Some(earlier) = std::mem::replace(&mut open, begun) {
+            let [batch_sum, batch_weight] = session.evaluated(earlier)?;
+            sum += batch_sum;
+            weight += batch_weight;
+        }
+        if open.is_none() {
+            break;
+        }
     }
     Ok((weight > 0.0).then(|| sum / weight))
 }

@@ -5,6 +5,7 @@ use super::evaluate::evaluate;
 use super::session::{Session, Updated};
 use crate::checkpoint::{Checkpoints, DataFingerprint, Description};
 use crate::data::{Batch, Loader};
+use crate::device::Later;
 use crate::metrics::{MetricsWriter, StepMetrics};
 use crate::progress::Progress;
 use ir::Module;
@@ -73,32 +74,42 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
+    // The step that the device may still be at, and since when it is.
+    let (mut open, mut since) = (None::<Begun>, Instant::now());
     for step in schedule.start..schedule.steps {
         if stop.load(Ordering::Relaxed) {
             outcome.stopped = true;
             break;
         }
-        let began = Instant::now();
-        let updated = run.step(step, microbatches, &outcome)?;
-        let seconds = began.elapsed().as_secs_f64();
-
+        if open.is_none() {
+            since = Instant::now();
+        }
+        let begun = run.begin_step(step, microbatches, &outcome)?;
+        if let Some(earlier) = open.take() {
+            run.end_step(earlier, &mut since, &outcome)
+                .and_then(|ended| run.report(ended, None, &mut outcome))?;
+        }
         let done = step + 1;
         let last = done == schedule.steps;
-        let eval_loss = match last || due(schedule.eval_every, done) {
-            true => evaluate(&mut run.session, run.loader, stop)?,
-            false => None,
-        };
+        let (evaluates, saves) = (last || due(schedule.eval_every, done), due(schedule.save_every, done));
+        if run.session.runs_ahead() && !evaluates && !saves {
+            open = Some(begun);
+            continue;
+        }
+        let ended = run.end_step(begun, &mut since, &outcome)?;
+        let eval_loss = if evaluates { evaluate(&mut run.session, run.loader, stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
             let (what, kept) = ("the eval loss after the update", outcome.checkpoint);
             return Err(TrainError::NotFinite { step, what, value, cause: None, kept });
         }
-        (outcome.steps, outcome.loss) = (done, Some(updated.loss));
-        outcome.eval_loss = eval_loss.or(outcome.eval_loss);
-        run.report(step, updated, seconds, eval_loss)?;
-        if due(schedule.save_every, done) {
+        run.report(ended, eval_loss, &mut outcome)?;
+        if saves {
             outcome.checkpoint = Some(run.save(done)?);
             saved = Some(done);
         }
+    }
+    if let Some(last) = open {
+        run.end_step(last, &mut since, &outcome).and_then(|ended| run.report(ended, None, &mut outcome))?;
     }
     if saved != Some(outcome.steps) {
         outcome.checkpoint = Some(run.save(outcome.steps)?);
@@ -106,7 +117,24 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
     Ok(outcome)
 }
 
+const LOSS: &str = "the loss";
 const GRADIENT: &str = "the gradient's norm";
+
+/// A step that the device was given, and what it reports.
+struct Begun {
+    step: u64,
+    batch: Batch,
+    /// The losses of the microbatches, if they were not looked at one by one.
+    losses: Vec<Later>,
+    update: Later,
+}
+
+/// A step that is done.
+struct Ended {
+    step: u64,
+    updated: Updated,
+    seconds: f64,
+}
 
 /// Whether something that is done every so many steps is due after `done` steps.
 fn due(every: Option<u64>, done: u64) -> bool {
@@ -140,42 +168,94 @@ impl Run<'_> {
         Ok(outcome)
     }
 
-    /// One step. A loss or gradient that is not finite is noticed before the weights change, so that they are still
-    /// good when the node is looked for that made it.
-    fn step(&mut self, step: u64, microbatches: u64, outcome: &Outcome) -> Result<Updated, TrainError> {
+    /// Gives the device a step. A loss or gradient that is not finite keeps the weights from changing, so that they are still
+    /// good when the node is looked for that made it: here, or on a device that runs ahead by itself.
+    fn begin_step(&mut self, step: u64, microbatches: u64, outcome: &Outcome) -> Result<Begun, TrainError> {
         let batch = self.loader.global_batch(step);
-        let fault = |what, value, cause| {
-            let kept = outcome.checkpoint.clone();
-            Err(TrainError::NotFinite { step, what, value, cause, kept })
-        };
         self.session.prepare()?;
+        let mut losses = Vec::new();
         for index in 0..microbatches {
             let microbatch = batch.microbatch(index, microbatches);
-            let loss = self.session.microbatch_step(&microbatch)?;
-            if !loss.is_finite() {
-                return fault("the loss", loss, self.session.first_non_finite(&microbatch)?);
+            let loss = self.session.begin_microbatch(&microbatch)?;
+            match self.session.runs_ahead() {
+                true => losses.push(loss),
+                false => self.check_loss(step, loss, &microbatch, outcome)?,
             }
         }
-        let norm = self.session.gradient_norm()?.filter(|norm| !norm.is_finite());
-        if let Some(norm) = norm.filter(|_| !self.session.skips()) {
-            return fault(GRADIENT, norm, self.first_non_finite(&batch, microbatches)?);
+        if !self.session.runs_ahead() {
+            let norm = self.session.gradient_norm()?;
+            self.check_norm(step, norm, &batch, outcome)?;
         }
-        let updated = self.session.update()?;
+        let update = self.session.begin_update()?;
+        Ok(Begun { step, batch, losses, update })
+    }
+
+    /// Looks at what a step came to, when the device has done it.
+    fn end_step(
+        &mut self,
+        begun: Begun,
+        since: &mut Instant,
+        outcome: &Outcome,
+    ) -> Result<Ended, TrainError> {
+        let Begun { step, batch, losses, update } = begun;
+        let microbatches = losses.len() as u64;
+        for (index, loss) in losses.into_iter().enumerate() {
+            self.check_loss(step, loss, &batch.microbatch(index as u64, microbatches), outcome)?;
+        }
+        let updated = self.session.updated(update)?;
+        if self.session.runs_ahead() && self.session.norm_comes_first() {
+            self.check_norm(step, Some(updated.grad_norm), &batch, outcome)?;
+        }
         if let Some(scale) = updated.exhausted {
-            let (cause, kept) = (self.first_non_finite(&batch, microbatches)?, outcome.checkpoint.clone());
+            let (cause, kept) = (self.first_non_finite(&batch)?, outcome.checkpoint.clone());
             return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
         }
-        match updated {
-            Updated { loss, .. } if !loss.is_finite() => fault("the loss", loss, None),
-            Updated { grad_norm, skipped: false, .. } if !grad_norm.is_finite() => {
-                fault(GRADIENT, grad_norm, None)
-            }
-            updated => Ok(updated),
+        let Updated { loss, grad_norm, skipped, .. } = updated;
+        if !loss.is_finite() {
+            return Err(not_finite(step, LOSS, loss, None, outcome));
         }
+        if !skipped && !grad_norm.is_finite() {
+            return Err(not_finite(step, GRADIENT, grad_norm, None, outcome));
+        }
+        let seconds = since.elapsed().as_secs_f64();
+        *since = Instant::now();
+        Ok(Ended { step, updated, seconds })
+    }
+
+    /// Ends the run where a microbatch's loss is not finite.
+    fn check_loss(
+        &mut self,
+        step: u64,
+        loss: Later,
+        microbatch: &Batch,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let loss = self.session.microbatch_loss(loss)?;
+        if loss.is_finite() {
+            return Ok(());
+        }
+        let cause = self.session.first_non_finite(microbatch)?;
+        Err(not_finite(step, LOSS, loss, cause, outcome))
+    }
+
+    /// Ends the run where a gradient is not finite, unless the program knows what to do then.
+    fn check_norm(
+        &mut self,
+        step: u64,
+        norm: Option<f64>,
+        batch: &Batch,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let Some(norm) = norm.filter(|norm| !norm.is_finite() && !self.session.skips()) else {
+            return Ok(());
+        };
+        let cause = self.first_non_finite(batch)?;
+        Err(not_finite(step, GRADIENT, norm, cause, outcome))
     }
 
     /// What made the first number that is not finite in any microbatch.
-    fn first_non_finite(&mut self, batch: &Batch, microbatches: u64) -> Result<Option<Cause>, TrainError> {
+    fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
+        let microbatches = self.microbatches()?;
         for index in 0..microbatches {
             let cause = self.session.first_non_finite(&batch.microbatch(index, microbatches))?;
             if cause.is_some() {
@@ -188,11 +268,14 @@ impl Run<'_> {
     /// Tells the file and the user of a step.
     fn report(
         &mut self,
-        step: u64,
-        Updated { loss, lr, grad_norm, skipped, .. }: Updated,
-        seconds: f64,
+        ended: Ended,
         eval_loss: Option<f64>,
+        outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
+        let Ended { step, updated, seconds } = ended;
+        let Updated { loss, lr, grad_norm, skipped, .. } = updated;
+        (outcome.steps, outcome.loss) = (step + 1, Some(loss));
+        outcome.eval_loss = eval_loss.or(outcome.eval_loss);
         let tokens_per_s = self.loader.tokens_per_step() as f64 / seconds;
         let step_ms = seconds * 1e3;
         let metrics = StepMetrics { step, loss, lr, grad_norm, tokens_per_s, step_ms, skipped, eval_loss };
@@ -206,4 +289,14 @@ impl Run<'_> {
         let description = Description::new(self.module, self.loader.position(done), self.data.clone());
         Ok(self.checkpoints.save(self.module, &description, &self.session)?)
     }
+}
+
+fn not_finite(
+    step: u64,
+    what: &'static str,
+    value: f64,
+    cause: Option<Cause>,
+    outcome: &Outcome,
+) -> TrainError {
+    TrainError::NotFinite { step, what, value, cause, kept: outcome.checkpoint.clone() }
 }

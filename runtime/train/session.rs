@@ -3,7 +3,7 @@
 use super::error::{Cause, TrainError};
 use crate::checkpoint::{StateBytes, StateSource};
 use crate::data::Batch;
-use crate::device::{Device, ProgramId};
+use crate::device::{Device, Later, ProgramId};
 use crate::program::{Instruction, Program, Section, View};
 use ir::Tensor;
 use std::borrow::Cow;
@@ -20,6 +20,7 @@ pub struct Session<'d> {
     states: BTreeMap<String, usize>,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
     until_norm: Option<usize>,
+    runs_ahead: bool,
 }
 
 /// Where the numbers are that the loop reads: indices of outputs.
@@ -38,6 +39,19 @@ struct ScalingOutputs {
     skipped: usize,
     scale: usize,
     exhausted: usize,
+}
+
+impl Outputs {
+    /// What every program reports of an update.
+    fn of_update(&self) -> [usize; 3] {
+        [self.loss, self.lr, self.grad_norm]
+    }
+}
+
+impl ScalingOutputs {
+    fn all(&self) -> [usize; 3] {
+        [self.skipped, self.scale, self.exhausted]
+    }
 }
 
 /// What an update reports.
@@ -83,7 +97,8 @@ impl<'d> Session<'d> {
             }
         }
         let until_norm = until_norm(program, outputs.grad_norm);
-        Ok(Self { device, train, eval, outputs, states, until_norm })
+        let runs_ahead = device.run_ahead(train)?;
+        Ok(Self { device, train, eval, outputs, states, until_norm, runs_ahead })
     }
 
     /// The training program.
@@ -116,11 +131,27 @@ impl<'d> Session<'d> {
         Ok(self.device.run(self.train, Section::Prepare)?)
     }
 
-    /// Forward and backward of one microbatch; returns the sum of its losses.
-    pub(super) fn microbatch_step(&mut self, batch: &Batch) -> Result<f64, TrainError> {
+    /// Whether the device is given a step before the numbers of the one before were looked at.
+    pub(super) fn runs_ahead(&self) -> bool {
+        self.runs_ahead
+    }
+
+    /// Whether the gradient's norm is there before the weights change.
+    pub(super) fn norm_comes_first(&self) -> bool {
+        self.until_norm.is_some()
+    }
+
+    /// Forward and backward of one microbatch.
+    pub(super) fn begin_microbatch(&mut self, batch: &Batch) -> Result<Later, TrainError> {
         self.feed(self.train, batch)?;
         self.device.run(self.train, Section::Microbatch)?;
-        self.number(self.train, self.outputs.microbatch_loss)
+        Ok(self.device.read_later(self.train, vec![self.outputs.microbatch_loss])?)
+    }
+
+    /// The sum of a microbatch's losses.
+    pub(super) fn microbatch_loss(&mut self, begun: Later) -> Result<f64, TrainError> {
+        let [loss] = self.numbers(self.train, [self.outputs.microbatch_loss], begun)?;
+        Ok(loss)
     }
 
     /// What made the first number that is not finite in a microbatch, before any update.
@@ -144,23 +175,37 @@ impl<'d> Session<'d> {
     pub(super) fn gradient_norm(&mut self) -> Result<Option<f64>, TrainError> {
         let Some(until) = self.until_norm else { return Ok(None) };
         self.device.run_update(self.train, 0..until)?;
-        self.number(self.train, self.outputs.grad_norm).map(Some)
+        let norm = self.device.read_later(self.train, vec![self.outputs.grad_norm])?;
+        let [norm] = self.numbers(self.train, [self.outputs.grad_norm], norm)?;
+        Ok(Some(norm))
     }
 
-    /// Ends the update, and the step: new states, and its numbers.
-    pub(super) fn update(&mut self) -> Result<Updated, TrainError> {
-        let count = self.program().section(Section::Update).len();
-        self.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
-        let [loss, lr, grad_norm] = [self.outputs.loss, self.outputs.lr, self.outputs.grad_norm]
-            .map(|output| self.number(self.train, output));
-        let (mut skipped, mut exhausted) = (false, None);
-        if let Some(scaling) = self.outputs.scaling {
-            skipped = self.number(self.train, scaling.skipped)? != 0.0;
-            if self.number(self.train, scaling.exhausted)? != 0.0 {
-                exhausted = Some(self.number(self.train, scaling.scale)?);
+    /// The update, or the rest of it: new states.
+    pub(super) fn begin_update(&mut self) -> Result<Later, TrainError> {
+        match self.runs_ahead {
+            true => self.device.run(self.train, Section::Update)?,
+            false => {
+                let count = self.program().section(Section::Update).len();
+                self.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
             }
         }
-        Ok(Updated { loss: loss?, lr: lr?, grad_norm: grad_norm?, skipped, exhausted })
+        let mut outputs = self.outputs.of_update().to_vec();
+        outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
+        Ok(self.device.read_later(self.train, outputs)?)
+    }
+
+    /// What an update came to.
+    pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
+        let [loss, lr, grad_norm] = self.outputs.of_update();
+        let Some(scaling) = self.outputs.scaling else {
+            let [loss, lr, grad_norm] = self.numbers(self.train, [loss, lr, grad_norm], begun)?;
+            return Ok(Updated { loss, lr, grad_norm, skipped: false, exhausted: None });
+        };
+        let [skipped, scale, exhausted] = scaling.all();
+        let outputs = [loss, lr, grad_norm, skipped, scale, exhausted];
+        let [loss, lr, grad_norm, skipped, scale, exhausted] = self.numbers(self.train, outputs, begun)?;
+        let exhausted = (exhausted != 0.0).then_some(scale);
+        Ok(Updated { loss, lr, grad_norm, skipped: skipped != 0.0, exhausted })
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.
@@ -181,13 +226,26 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// Forward of one microbatch; returns the sum of its losses and of their weights.
-    pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<[f64; 2], TrainError> {
-        let Some(eval) = self.eval else { return Ok([0.0; 2]) };
+    /// Forward of one microbatch, if there is an evaluation program.
+    pub(super) fn begin_evaluation(&mut self, batch: &Batch) -> Result<Later, TrainError> {
+        let Some(eval) = self.eval else { return Ok(Later::Read(vec![])) };
         self.feed(eval, batch)?;
         self.device.run(eval, Section::Microbatch)?;
-        let program = self.device.program(eval).clone();
-        let read = |name| self.number(eval, output(&program, name, Section::Microbatch)?);
+        let outputs = self.of_evaluation(eval)?.to_vec();
+        Ok(self.device.read_later(eval, outputs)?)
+    }
+
+    /// The sum of the losses of an evaluated microbatch, and of their weights.
+    pub(super) fn evaluated(&mut self, begun: Later) -> Result<[f64; 2], TrainError> {
+        match self.eval {
+            None => Ok([0.0; 2]),
+            Some(eval) => self.numbers(eval, self.of_evaluation(eval)?, begun),
+        }
+    }
+
+    fn of_evaluation(&self, eval: ProgramId) -> Result<[usize; 2], TrainError> {
+        let program = self.device.program(eval);
+        let read = |name| output(program, name, Section::Microbatch);
         Ok([read("loss.sum")?, read("loss.weight")?])
     }
 
@@ -202,13 +260,22 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// The only element of an output.
-    fn number(&self, id: ProgramId, output: usize) -> Result<f64, TrainError> {
-        let bytes = self.device.read_output(id, output)?;
+    /// The only element of each of some outputs, which were asked for in this order.
+    fn numbers<const N: usize>(
+        &mut self,
+        id: ProgramId,
+        outputs: [usize; N],
+        later: Later,
+    ) -> Result<[f64; N], TrainError> {
+        let all = self.device.collect(later)?;
         let program = self.device.program(id);
-        let slot = &program.outputs[output];
-        let number = Tensor::from_bytes(&slot.ty, &bytes).filter(|tensor| tensor.len() == 1);
-        Ok(number.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item())
+        let mut numbers = [0.0; N];
+        for ((number, output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
+            let slot = &program.outputs[output];
+            let read = Tensor::from_bytes(&slot.ty, &bytes).filter(|tensor| tensor.len() == 1);
+            *number = read.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item();
+        }
+        Ok(numbers)
     }
 }
 

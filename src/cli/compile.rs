@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use clap::Args;
 use ir::Diagnostic;
+use runtime::cuda::TooLarge;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
+use runtime::program::Target;
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
@@ -53,11 +55,11 @@ pub struct Compile {
 }
 
 /// A model that is ready to be trained.
-struct Ready {
+pub(super) struct Ready {
     source: Source,
     compilation: Compilation,
-    programs: Programs,
-    plan: plan::Plan,
+    pub(super) programs: Programs,
+    pub(super) plan: plan::Plan,
     /// With `--train`: the data, and how many steps are asked for.
     training: Option<(Loader, u64)>,
 }
@@ -70,7 +72,7 @@ impl Compile {
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
-        self.tell(&ready.plan);
+        self.tell(&ready.plan, device.target);
         if ready.training.is_some() {
             eprintln!("device: {}", device.described);
         }
@@ -79,7 +81,9 @@ impl Compile {
                 folder.clear()?;
                 self.write_plan(&folder, &ready)?;
             }
-            Some((loader, steps)) => self.train(&folder, goes_on_in_place, &ready, loader, *steps)?,
+            Some((loader, steps)) => {
+                self.train(&folder, goes_on_in_place, &ready, &device, loader, *steps)?
+            }
         }
         Ok(Outcome::Done)
     }
@@ -113,7 +117,7 @@ impl Compile {
         Ok(in_place)
     }
 
-    fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
+    pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
         let settings = &self.settings;
         let data_ranks = settings.parallel.data_ranks();
         let model = compilation::open(&self.model)?;
@@ -149,6 +153,7 @@ impl Compile {
         folder: &Folder,
         goes_on_in_place: bool,
         ready: &Ready,
+        on: &Chosen,
         loader: &Loader,
         steps: u64,
     ) -> Result<(), Failure> {
@@ -163,18 +168,21 @@ impl Compile {
             Some(_) => Some(folder.path()),
         };
         let profile = settings.run.profile.then(Profile::default);
+        let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
+        let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
+        let device = || training::device(programs, settings, profile.clone(), &warn, &fits);
         let (device, start) = match from {
-            None => {
+            // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
+            None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
-                (
-                    training::device(programs, settings, profile.clone())?,
-                    training::start(compilation, settings, weights)?,
-                )
+                (device()?, training::start(compilation, settings, weights)?)
             }
-            Some(from) => {
-                let device = training::device(programs, settings, profile.clone())?;
-                (device, training::go_on(compilation, settings, loader, from, folder, report)?)
+            None => {
+                let device = device()?;
+                let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
+                (device, training::start(compilation, settings, weights)?)
             }
+            Some(from) => (device()?, training::go_on(compilation, settings, loader, from, folder, report)?),
         };
         let stop = stop_on_signals()?;
         if !goes_on_in_place {
@@ -187,8 +195,12 @@ impl Compile {
         let exported = export::export(&source.model, compilation, &states, folder.path())?;
         summarize(&outcome, &exported, steps);
         if let Some(profile) = profile {
+            let timeline = profile.timeline(&programs.training).to_string();
+            folder.write(&[("timeline.json", timeline.as_bytes())])?;
             let shares = profile.shares(&programs.training, ready.plan.microbatches);
-            eprint!("{}", profile_table(&shares, runtime::cpu::peak_gflops(settings.device.threads)));
+            let on_processor = programs.training.target == Target::Cpu;
+            let peak = on_processor.then(|| runtime::cpu::peak_gflops(settings.device.threads));
+            eprint!("{}", profile_table(&shares, peak));
         }
         Ok(())
     }
@@ -210,7 +222,7 @@ impl Compile {
         Ok(())
     }
 
-    fn tell(&self, plan: &plan::Plan) {
+    fn tell(&self, plan: &plan::Plan, target: Target) {
         const MIB: f64 = (1u64 << 20) as f64;
         let memory = &plan.memory;
         eprintln!(
@@ -224,8 +236,9 @@ impl Compile {
         let parallel = &self.settings.parallel;
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
+            let on = if target == Target::Cuda { "a GPU each" } else { "as threads" };
             eprintln!(
-                "mesh: {mesh} as threads, {} x {} samples each",
+                "mesh: {mesh} {on}, {} x {} samples each",
                 plan.microbatches,
                 plan.microbatch / parallel.data_ranks()
             );
@@ -259,8 +272,9 @@ fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, ste
     );
 }
 
-/// The time of a step by kind of kernel, and how fast those are that multiply matrices.
-fn profile_table(shares: &[Share], peak: f64) -> String {
+/// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
+/// reaches, in billions of floating-point operations a second, where that is known.
+fn profile_table(shares: &[Share], peak: Option<f64>) -> String {
     let total: f64 = shares.iter().map(|share| share.milliseconds).sum();
     let percent = |part: f64| 100.0 * part / total.max(f64::MIN_POSITIVE);
     let mut table =
@@ -277,11 +291,12 @@ fn profile_table(shares: &[Share], peak: f64) -> String {
     let (time, flops) =
         products.fold((0.0, 0), |(time, flops), share| (time + share.milliseconds, flops + share.flops));
     let speed = flops as f64 / time.max(f64::MIN_POSITIVE) / 1e6;
-    table += &format!(
-        "{total:.3} ms a step; {:.1}% of it multiplies matrices, at {speed:.1} GFLOP/s of the {peak:.1} that a large one reaches\n",
-        percent(time)
-    );
+    let reached = peak.map_or_else(String::new, |peak| format!(" of the {peak:.1} that a large one reaches"));
     table
+        + &format!(
+            "{total:.3} ms a step; {:.1}% of it multiplies matrices, at {speed:.1} GFLOP/s{reached}\n",
+            percent(time)
+        )
 }
 
 /// A flag that Ctrl-C and SIGTERM set.

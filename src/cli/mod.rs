@@ -3,6 +3,7 @@
 pub mod compile;
 pub mod completions;
 pub mod doctor;
+mod fitting;
 pub mod inspect;
 pub mod opt;
 pub mod reference;

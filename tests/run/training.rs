@@ -45,7 +45,7 @@ pub(crate) fn train(
         let weights = training::weights(&compilation, &source.imported.aliases, settings, drop)?;
         training::start(&compilation, settings, weights)?
     };
-    let device = device(training::device(&programs, settings, None)?);
+    let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);
     folder.write(&[])?;
     let setup = Setup { compilation: &compilation, loader: &loader, settings, folder: &folder, steps: STEPS };
     training::train(&setup, device, start, &AtomicBool::new(false)).map(drop)

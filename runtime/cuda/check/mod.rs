@@ -62,7 +62,7 @@ impl Subject for OfNumber {
     type Driver = Gpu;
 
     fn with(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
-        let refused = |error: DriverError| DeviceError::Driver { operator: String::new(), origin: "".into(), error };
+        let refused = |error: DriverError| DeviceError::driver(error);
         Cuda::with(Gpu::open(self.0, Options::default()).map_err(refused)?, vec![program])
     }
 

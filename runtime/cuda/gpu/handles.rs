@@ -14,26 +14,8 @@ pub(super) fn refused(what: &str) -> impl Fn(result::DriverError) -> DriverError
         let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
         let name = name.unwrap_or_else(|_| format!("{:?}", error.0));
         let text = text.as_deref().unwrap_or("which CUDA does not explain");
-        let late = if is_late(error.0) { "; CUDA_LAUNCH_BLOCKING=1 shows which kernel it was" } else { "" };
-        DriverError(format!("{what}: {name}, {text}{late}"))
+        DriverError(format!("{what}: {name}, {text}"))
     }
-}
-
-/// Whether an error is a kernel's, of which a later call is told.
-fn is_late(error: sys::CUresult) -> bool {
-    use sys::CUresult as Error;
-    matches!(
-        error,
-        Error::CUDA_ERROR_ILLEGAL_ADDRESS
-            | Error::CUDA_ERROR_LAUNCH_TIMEOUT
-            | Error::CUDA_ERROR_ASSERT
-            | Error::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | Error::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | Error::CUDA_ERROR_MISALIGNED_ADDRESS
-            | Error::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | Error::CUDA_ERROR_INVALID_PC
-            | Error::CUDA_ERROR_LAUNCH_FAILED
-    )
 }
 
 /// A device's primary context, which other libraries of the process share.
@@ -96,12 +78,32 @@ impl Queue {
         unsafe { result::stream::synchronize(self.0) }.map_err(refused("what the GPU was given"))
     }
 
+    /// Says what went wrong in its context so far; it waits for nothing.
+    #[allow(unsafe_code)]
+    pub(super) fn check(&self) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.0) }.result() {
+            Err(error) if error.0 != sys::CUresult::CUDA_ERROR_NOT_READY => {
+                Err(refused("what the GPU was given")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Lets what comes from now on wait for a mark; one that was never made is passed.
     #[allow(unsafe_code)]
     pub(super) fn wait(&self, mark: &Mark) -> Result<(), DriverError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive.
         unsafe { result::stream::wait_event(self.0, mark.0, flags) }.map_err(refused("waiting for a stream"))
+    }
+
+    /// Sets so many bytes to zero.
+    #[allow(unsafe_code)]
+    pub(super) fn clear(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the address is a program's, which keeps what lies there apart.
+        unsafe { result::memset_d8_async(at.0, 0, bytes as usize, self.0) }
+            .map_err(refused("clearing the GPU's memory"))
     }
 }
 
@@ -120,6 +122,20 @@ impl Mark {
     pub(super) fn new() -> Result<Self, DriverError> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         result::event::create(flags).map(Self).map_err(refused("an event"))
+    }
+
+    /// One that knows the time.
+    pub(super) fn timed() -> Result<Self, DriverError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        result::event::create(flags).map(Self).map_err(refused("an event"))
+    }
+
+    /// The time from another mark to this one, in seconds. Both know it, and the GPU has passed them.
+    #[allow(unsafe_code)]
+    pub(super) fn seconds_after(&self, other: &Self) -> Result<f64, DriverError> {
+        // SAFETY: both events are alive.
+        let milliseconds = unsafe { result::event::elapsed(other.0, self.0) };
+        milliseconds.map(|time| f64::from(time) / 1e3).map_err(refused("the time between two events"))
     }
 
     /// Marks what the queue was given so far.

@@ -13,6 +13,8 @@ use std::ffi::{CStr, c_void};
 
 /// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
 const WORKSPACE: u64 = 32 << 20;
+/// That of all streams.
+pub(super) const WORKSPACES: u64 = 2 * WORKSPACE;
 
 /// The oldest cuBLASLt that is taken, as it counts versions.
 const OLDEST: usize = 120_000;

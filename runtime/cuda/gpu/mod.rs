@@ -3,34 +3,53 @@
 //! Only here are the driver and cuBLASLt called. Their libraries are opened before: without them cudarc would panic.
 //!
 //! Everything that a step gives to the device goes to the two queues, in the order of the calls, and nothing of it waits
-//! on the host: a step can be captured as a CUDA graph by beginning a capture on the main queue.
+//! on the host, so that it can be captured as a CUDA graph.
 
 mod blas;
 pub mod copies;
+mod cudnn;
+mod exchange;
+mod graph;
 mod handles;
 mod kernels;
 pub mod links;
 mod matmul;
+mod nccl;
+mod ranks;
 mod staging;
+mod stamps;
 
+pub use cudnn::AttentionBy;
 pub use matmul::Single;
+pub use ranks::{enough, gpus};
 
 use self::blas::Call;
+use self::cudnn::Cudnn;
+use self::exchange::Exchange;
+use self::graph::Executable;
 use self::handles::{Context, Mark, Memory, Queue};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
+use self::nccl::Seat;
 use self::staging::Staging;
+use self::stamps::Stamps;
 use super::cache::Cache;
 use super::cubins::Cubins;
 use super::device::Cuda;
-use super::driver::{Address, Driver, DriverError, LibraryTask, Loaded, MultiplyPlaces};
+use super::driver::{
+    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
+};
+use super::graphs::Pace;
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
 use super::probe::{self, DeviceFacts};
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream, Task};
+use crate::comm::CommError;
 use crate::device::{Device, DeviceError};
+use crate::profile::Profile;
 use crate::program::Program;
 use std::cell::RefCell;
+use std::env;
 use std::sync::Arc;
 
 /// How a GPU is used.
@@ -38,9 +57,32 @@ use std::sync::Arc;
 pub struct Options {
     /// How f32 is multiplied.
     pub single: Single,
+    /// How commands reach it.
+    pub pace: Pace,
+    /// Who computes attention.
+    pub attention: AttentionBy,
 }
 
-/// Programs on the GPU of this number.
+/// The environment variable that makes a GPU slow, and its errors exact: each command is waited for.
+const SYNCHRONOUS: &str = "TRAINYARD_SYNC";
+
+/// The environment variable that says who computes attention.
+const ATTENTION: &str = "TRAINYARD_ATTENTION";
+
+impl Options {
+    /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_ATTENTION=own` for
+    /// [`AttentionBy::Own`].
+    pub fn of_process() -> Self {
+        let is_set = env::var_os(SYNCHRONOUS).is_some_and(|value| !value.is_empty() && value != "0");
+        let pace = if is_set { Pace::Synchronous } else { Pace::default() };
+        let own = env::var_os(ATTENTION).is_some_and(|value| value == "own");
+        let attention = if own { AttentionBy::Own } else { AttentionBy::default() };
+        Self { pace, attention, ..Self::default() }
+    }
+}
+
+/// Programs on the GPU of this number. A profile gets the times of the first program's commands, which then are no graph.
+/// `warn` is told what is wrong with the kernels on disk, if anything is.
 ///
 /// # Errors
 /// Why nothing can run on it: there is no driver, no GPU, no compiler; what has no kernel; what the GPU refuses.
@@ -48,33 +90,44 @@ pub fn gpu(
     programs: Vec<Arc<Program>>,
     ordinal: usize,
     options: Options,
+    profile: Option<Profile>,
+    warn: &dyn Fn(&str),
 ) -> Result<Box<dyn Device + Send>, DeviceError> {
-    let refused =
-        |error: DriverError| DeviceError::Driver { operator: String::new(), origin: "".into(), error };
-    let driver = Gpu::open(ordinal, options).map_err(refused)?;
-    Ok(Box::new(Cuda::new(driver, programs)?))
+    let mut driver = Gpu::open(ordinal, options).map_err(DeviceError::driver)?;
+    let programs = programs.into_iter().map(|program| driver.lower(program).map_err(DeviceError::kernel));
+    let programs = programs.collect::<Result<_, _>>()?;
+    let mut cuda = Cuda::with(driver, programs)?.at(options.pace);
+    profile.into_iter().for_each(|profile| cuda.record(profile));
+    cuda.driver.trouble().into_iter().for_each(warn);
+    Ok(Box::new(cuda))
 }
 
 /// A GPU of NVIDIA's.
 ///
 /// Fields are dropped in this order, the context last.
 pub struct Gpu {
+    /// Where it is one of several.
+    seat: Option<Seat>,
     folders: Folders,
     options: Options,
     ordinal: usize,
     facts: DeviceFacts,
     /// When there is something to multiply.
     multiplier: Option<Multiplier>,
+    /// When it was looked for.
+    cudnn: Option<Result<Cudnn, DriverError>>,
     kernels: Kernels,
     /// By their number, whichever program they are of: each waits for its last mark.
     events: Vec<Mark>,
     /// Before and after what is written or read from outside.
     fences: [Mark; 2],
     staging: RefCell<Staging>,
+    exchange: RefCell<Exchange>,
+    graphs: Vec<Executable>,
+    stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
     queues: [Queue; 2],
-    warned: bool,
     context: Context,
 }
 
@@ -97,14 +150,18 @@ impl Gpu {
         let number = i32::try_from(ordinal).map_err(|error| told(&error))?;
         let context = Context::new(number)?;
         Ok(Self {
+            seat: None,
             multiplier: None,
+            cudnn: None,
             kernels: Kernels::new(Cubins::new(nvrtc, Cache::of_process(), architecture)),
             events: vec![],
             fences: [Mark::new()?, Mark::new()?],
             staging: RefCell::new(Staging::new()?),
+            exchange: RefCell::new(Exchange::new()?),
+            graphs: vec![],
+            stamps: Stamps::default(),
             memory: vec![],
             queues: [Queue::new(true)?, Queue::new(false)?],
-            warned: false,
             context,
             folders,
             options,
@@ -113,19 +170,25 @@ impl Gpu {
         })
     }
 
+    /// It, for people.
+    fn described(&self) -> String {
+        format!("GPU {} ({})", self.ordinal, self.facts.name)
+    }
+
     fn queue(&self, stream: Stream) -> &Queue {
         &self.queues[stream as usize]
     }
 
     /// Does something on the main queue, after all that was given to either and before all that will be.
-    fn apart(&self, act: impl FnOnce(&Queue) -> Result<(), DriverError>) -> Result<(), DriverError> {
+    fn apart<T>(&self, act: impl FnOnce(&Queue) -> Result<T, DriverError>) -> Result<T, DriverError> {
         let [main, side] = &self.queues;
         let [before, after] = &self.fences;
         before.record(side)?;
         main.wait(before)?;
-        act(main)?;
+        let done = act(main)?;
         after.record(main)?;
-        side.wait(after)
+        side.wait(after)?;
+        Ok(done)
     }
 
     fn event(&self, event: Event) -> Result<&Mark, DriverError> {
@@ -133,12 +196,14 @@ impl Gpu {
         self.events.get(event.0 as usize).ok_or_else(unknown)
     }
 
-    /// Says once what went wrong with the kernels on disk: everything runs without them.
-    fn warn(&mut self) {
-        if let Some(trouble) = self.kernels.trouble().filter(|_| !self.warned) {
-            eprintln!("warning: {trouble}");
-            self.warned = true;
-        }
+    /// Refuses what was computed when another rank had failed.
+    fn together(&self) -> Result<(), DriverError> {
+        self.seat.as_ref().map_or(Ok(()), Seat::alive)
+    }
+
+    /// What went wrong with the kernels on disk: worth a warning, no more, since everything runs without them.
+    pub fn trouble(&self) -> Option<&str> {
+        self.kernels.trouble()
     }
 }
 
@@ -153,11 +218,20 @@ fn too_much(bytes: u64, gpu: &str, (free, total): (u64, u64)) -> DriverError {
     DriverError(format!("cannot allocate {bytes} bytes on {gpu}: of its {total} bytes {free} are free"))
 }
 
+/// What the driver takes besides what it is asked for: kernels, and the libraries' own.
+const RESERVE: u64 = 64 << 20;
+
 impl Driver for Gpu {
+    fn room(&self) -> Result<Room, DriverError> {
+        self.context.bind()?;
+        let (free, _) = self.context.memory()?;
+        Ok(Room { free, reserve: RESERVE + matmul::WORKSPACES, device: self.described() })
+    }
+
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
         self.context.bind()?;
         let (free, total) = self.context.memory()?;
-        let gpu = format!("GPU {} ({})", self.ordinal, self.facts.name);
+        let gpu = self.described();
         if bytes > free {
             return Err(too_much(bytes, &gpu, (free, total)));
         }
@@ -178,12 +252,13 @@ impl Driver for Gpu {
         if self.multiplier.is_none() && commands.any(|command| matches!(command.task, Task::Multiply(_))) {
             self.multiplier = Some(Multiplier::new(&self.folders, self.options.single)?);
         }
+        for instruction in program.for_libraries() {
+            self.cudnn()?.load(instruction)?;
+        }
         while self.events.len() < program.events as usize {
             self.events.push(Mark::new()?);
         }
-        let loaded = self.kernels.load(program)?;
-        self.warn();
-        Ok(loaded)
+        self.kernels.load(program)
     }
 
     fn write(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
@@ -193,7 +268,43 @@ impl Driver for Gpu {
 
     fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
         self.context.bind()?;
-        self.apart(|main| self.staging.borrow_mut().read(main, at, bytes))
+        self.apart(|main| self.staging.borrow_mut().read(main, at, bytes))?;
+        self.together()
+    }
+
+    fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
+        self.context.bind()?;
+        self.apart(|main| self.exchange.borrow_mut().feed(main, at, bytes))
+    }
+
+    fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError> {
+        self.context.bind()?;
+        self.apart(|main| self.exchange.borrow_mut().fetch(main, places))
+    }
+
+    fn collect(&mut self, fetched: Fetched) -> Result<Vec<u8>, DriverError> {
+        self.context.bind()?;
+        let bytes = self.exchange.get_mut().collect(fetched)?;
+        self.together()?;
+        Ok(bytes)
+    }
+
+    fn begin_capture(&mut self) -> Result<(), DriverError> {
+        self.context.bind()?;
+        self.queue(Stream::Main).begin_capture()
+    }
+
+    fn end_capture(&mut self) -> Result<Graph, DriverError> {
+        self.context.bind()?;
+        let graph = self.queue(Stream::Main).end_capture()?;
+        self.graphs.push(graph);
+        Ok(Graph(self.graphs.len() - 1))
+    }
+
+    fn replay(&mut self, Graph(graph): Graph) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let unknown = || DriverError("a CUDA graph that was not captured".into());
+        self.queue(Stream::Main).replay(self.graphs.get(graph).ok_or_else(unknown)?)
     }
 
     fn launch(
@@ -221,11 +332,23 @@ impl Driver for Gpu {
         multiplier.run(queue, stream as usize, &Call::of(multiply, &places, add)?)
     }
 
-    fn library(&mut self, _: Stream, task: LibraryTask) -> Result<(), DriverError> {
-        let name = task.instruction.name();
-        Err(DriverError(format!(
-            "`{name}` is for cuDNN, which is not called yet; --device cpu runs everything"
-        )))
+    fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let unloaded =
+            || DriverError(format!("`{}` of a program that was not loaded", task.instruction.name()));
+        let Some(Ok(cudnn)) = &self.cudnn else { return Err(unloaded()) };
+        cudnn.run(self.queue(stream), &task)
+    }
+
+    fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
+        self.context.bind()?;
+        let alone = || DriverError(format!("{}: {}", task.collective, CommError::Alone));
+        self.seat.as_ref().ok_or_else(alone)?.exchange(self.queue(stream), task)
+    }
+
+    /// What a GPU was given needs no thread.
+    fn settle(&mut self) -> Result<(), DriverError> {
+        Ok(())
     }
 
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {
@@ -238,9 +361,25 @@ impl Driver for Gpu {
         self.queue(stream).wait(self.event(event)?)
     }
 
+    fn stamp(&mut self, stream: Stream, number: usize) -> Result<(), DriverError> {
+        self.context.bind()?;
+        self.stamps.stamp(number, &self.queues[stream as usize])
+    }
+
+    fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
+        self.context.bind()?;
+        self.stamps.seconds(from, to)
+    }
+
+    fn has_failed(&self) -> bool {
+        // Any call tells of a kernel that went wrong, and from then on every call does.
+        self.context.bind().and_then(|()| self.context.memory()).is_err()
+    }
+
     fn finish(&self) -> Result<(), DriverError> {
         self.context.bind()?;
-        self.queues.iter().try_for_each(Queue::finish)
+        self.queues.iter().try_for_each(Queue::finish)?;
+        self.together()
     }
 }
 

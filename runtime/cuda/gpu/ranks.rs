@@ -8,7 +8,7 @@ use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::Folders;
 use crate::cuda::probe::{self, DeviceFacts};
 use crate::cuda::program::{CudaProgram, Task};
-use crate::cuda::ranks::lowered;
+use crate::cuda::ranks::check;
 use crate::device::{Device, DeviceError};
 use crate::profile::Profile;
 use crate::program::Program;
@@ -32,12 +32,12 @@ pub fn gpus(
         return gpu(programs, 0, options, profile, warn);
     };
     let (mesh, ranks) = (program.mesh.to_string(), program.mesh.devices());
-    let lowered = lowered(&programs)?;
+    check(&programs)?;
     let told = |error: &dyn std::fmt::Display| DeviceError::driver(DriverError(error.to_string()));
     let folders = Folders::of_process();
     let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
-    let mut devices = open(ranks, &lowered, options)?;
+    let (mut devices, lowered) = open(ranks, &programs, options)?;
     // All have the same kernels, from the same folder.
     devices.iter().find_map(|device| device.driver.trouble()).into_iter().for_each(warn);
     let count = i32::try_from(ranks).map_err(|error| told(&error))?;
@@ -66,24 +66,35 @@ pub fn enough(mesh: &str, ranks: u64, devices: &[DeviceFacts]) -> Result<(), Dri
     )))
 }
 
-/// A GPU for each rank, with its memory and kernels. The first compiles them; the others, all at once, find what it kept.
-fn open(ranks: u64, programs: &[CudaProgram], options: Options) -> Result<Vec<Cuda<Gpu>>, DeviceError> {
-    let one = |rank: u64| {
-        let driver = Gpu::open(rank as usize, options).map_err(DeviceError::driver);
-        let made = driver.and_then(|driver| Cuda::of_rank(driver, programs.to_vec(), rank));
-        let of_rank = |source| DeviceError::Rank { rank, source: Box::new(source) };
-        made.map(|device| device.at(options.pace)).map_err(of_rank)
+/// A GPU for each rank, with its memory and kernels, and the programs, which are the same on all. The first says what goes to
+/// libraries, and compiles the kernels; the others, all at once, find what it kept.
+fn open(
+    ranks: u64,
+    programs: &[Arc<Program>],
+    options: Options,
+) -> Result<(Vec<Cuda<Gpu>>, Vec<CudaProgram>), DeviceError> {
+    let of_rank = |rank| move |source| DeviceError::Rank { rank, source: Box::new(source) };
+    let open =
+        |rank: u64| Gpu::open(rank as usize, options).map_err(DeviceError::driver).map_err(of_rank(rank));
+    let mut first = open(0)?;
+    let lowered = programs.iter().map(|program| first.lower(program.clone()).map_err(DeviceError::kernel));
+    let lowered = lowered.collect::<Result<Vec<CudaProgram>, _>>()?;
+    let with = |driver: Gpu, rank: u64| {
+        let made = Cuda::of_rank(driver, lowered.clone(), rank);
+        made.map(|device| device.at(options.pace)).map_err(of_rank(rank))
     };
-    let mut devices = vec![one(0)?];
+    let (open, with) = (&open, &with);
+    let mut devices = vec![with(first, 0)?];
     let others = thread::scope(|scope| {
-        let threads: Vec<_> = (1..ranks).map(|rank| scope.spawn(move || one(rank))).collect();
+        let one = |rank| scope.spawn(move || open(rank).and_then(|driver| with(driver, rank)));
+        let threads: Vec<_> = (1..ranks).map(one).collect();
         let end = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(end).collect::<Result<Vec<_>, DeviceError>>()
     });
     devices.extend(others?);
-    Ok(devices)
+    Ok((devices, lowered))
 }
 
 /// The ranks that exchange with each other in any of these programs.
@@ -134,8 +145,9 @@ mod tests {
             }"#;
         let module = ir::text::parse(text).unwrap();
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-        let lowered = lowered(&[Arc::new(lower(&module, &options).unwrap())]).unwrap();
-        let listed: Vec<Vec<u64>> = groups(&lowered).into_iter().collect();
+        let program = Arc::new(lower(&module, &options).unwrap());
+        let listed: Vec<Vec<u64>> =
+            groups(&[crate::cuda::lower::lower(program).unwrap()]).into_iter().collect();
         assert_eq!(listed, [vec![0, 2], vec![0, 2, 1, 3], vec![1, 3]]);
     }
 

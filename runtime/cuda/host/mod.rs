@@ -4,16 +4,27 @@
 //! It is for tests, and slow. Streams are kept apart as on a device: what is given to them is queued, and done when it is
 //! asked for, in an order that nothing but the streams and their marks restrict; so a missing wait shows.
 
+mod capture;
+mod checked;
 mod compile;
+mod exchange;
 mod multiply;
 
-use super::driver::{Address, Driver, DriverError, LibraryTask, Loaded, MultiplyPlaces};
+use super::driver::{
+    Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
+    Touches,
+};
 use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
+use crate::comm::Communicator;
 use crate::cpu;
 use crate::program::{Instruction, Region};
-use compile::{Compiled, compile};
+use capture::Capture;
+use checked::{Declared, GUARD};
+use compile::{Compiled, Libraries};
+use exchange::Exchange;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// How the stand-in does what a device leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +39,20 @@ pub struct Order {
 /// The stand-in.
 pub struct Host {
     order: Order,
-    compiled: Vec<Compiled>,
+    /// Bytes that it holds; none: as many as there are.
+    size: Option<u64>,
+    compiled: Vec<Arc<Compiled>>,
+    libraries: Libraries,
+    /// What it exchanges with other ranks through.
+    communicator: Option<Arc<dyn Communicator>>,
+    /// What is being captured, and what was.
+    capture: Option<Capture>,
+    graphs: Vec<Vec<(Stream, Queued)>>,
+    /// Events whose last mark was in a capture: nothing outside may wait for them.
+    inside: BTreeSet<Event>,
+    /// Whether commands are held to what they say they read and write; and what the next one says.
+    is_checked: bool,
+    declared: Vec<Declared>,
     state: RefCell<State>,
 }
 
@@ -40,9 +64,17 @@ struct State {
     /// How often each event was marked: as it was given, and as far as it has come.
     given: BTreeMap<Event, u64>,
     marked: BTreeMap<Event, u64>,
+    /// What was fetched and not yet collected, by number; and how often something was fetched.
+    fetched: BTreeMap<usize, Vec<u8>>,
+    fetches: usize,
+    /// Kernels that still run, if it is to fail.
+    left: Option<u64>,
+    /// The commands that were checked, by their hashes.
+    checked: BTreeSet<u64>,
     failed: Option<DriverError>,
 }
 
+/// Memory between two guards.
 struct Memory {
     words: Vec<Aligned>,
     bytes: u64,
@@ -52,26 +84,121 @@ struct Memory {
 #[repr(align(256))]
 struct Aligned(#[allow(dead_code)] [u8; 256]);
 
+#[derive(Clone)]
 enum Queued {
-    Launch { kernel: compile::Function, sizes: [u32; 4], words: Vec<u64>, name: String },
-    Multiply { multiply: Box<Multiply>, places: MultiplyPlaces, add: bool },
-    Library { instruction: Box<Instruction>, arena: Address, constants: Address, add: bool },
+    Launch {
+        kernel: compile::Function,
+        sizes: [u32; 4],
+        words: Vec<u64>,
+        name: String,
+    },
+    Multiply {
+        multiply: Box<Multiply>,
+        places: MultiplyPlaces,
+        add: bool,
+    },
+    Library {
+        instruction: Box<Instruction>,
+        arena: Address,
+        constants: Address,
+        add: bool,
+    },
+    Exchange(Box<Exchange>),
+    /// A command that is held to what it says.
+    Checked {
+        declared: Vec<Declared>,
+        command: Box<Queued>,
+    },
     Record(Event),
     Wait(Event, u64),
+    Feed {
+        at: Address,
+        bytes: Vec<u8>,
+    },
+    Fetch {
+        places: Vec<(Address, usize)>,
+        number: usize,
+    },
 }
+
+/// Before and after what is fed and fetched.
+const FENCES: [Event; 2] = [Event(u32::MAX - 1), Event(u32::MAX)];
 
 impl Host {
     /// A device without memory.
     pub fn new(order: Order) -> Self {
-        Self { order, compiled: vec![], state: RefCell::default() }
+        Self {
+            order,
+            size: None,
+            compiled: vec![],
+            libraries: Libraries::default(),
+            communicator: None,
+            capture: None,
+            graphs: vec![],
+            inside: BTreeSet::new(),
+            is_checked: false,
+            declared: vec![],
+            state: RefCell::default(),
+        }
     }
 
-    fn push(&mut self, stream: Stream, queued: Queued) {
-        self.state.get_mut().queues.entry(stream).or_default().push_back(queued);
+    /// One for each rank, given what it communicates through. What they run is compiled once.
+    pub(crate) fn ranks(order: Order, communicators: Vec<Arc<dyn Communicator>>) -> Vec<Self> {
+        let libraries = Libraries::default();
+        let one = |communicator| Self {
+            libraries: libraries.clone(),
+            communicator: Some(communicator),
+            ..Self::new(order)
+        };
+        communicators.into_iter().map(one).collect()
+    }
+
+    /// One that holds so many bytes.
+    pub fn holding(self, bytes: u64) -> Self {
+        Self { size: Some(bytes), ..self }
+    }
+
+    /// One whose memory fails as a device's does, after so many kernels: from then on nothing goes on.
+    pub fn failing_after(mut self, kernels: u64) -> Self {
+        self.state.get_mut().left = Some(kernels);
+        self
+    }
+
+    /// One that holds each command, the first time that it runs, to what it says it reads and writes.
+    pub fn checked(self) -> Self {
+        Self { is_checked: true, ..self }
+    }
+
+    fn push(&mut self, stream: Stream, queued: Queued) -> Result<(), DriverError> {
+        let declared = std::mem::take(&mut self.declared);
+        let queued = if declared.is_empty() { queued } else { queued.checked(declared) };
+        match &mut self.capture {
+            Some(capture) => capture.push(stream, queued)?,
+            None => self.state.get_mut().queues.entry(stream).or_default().push_back(queued),
+        }
+        Ok(())
+    }
+
+    /// Gives the main stream something between what all were given and what they will be.
+    fn push_apart(&mut self, queued: Queued) -> Result<(), DriverError> {
+        self.outside()?;
+        let [before, after] = FENCES;
+        self.record(Stream::Side, before)?;
+        self.wait(Stream::Main, before)?;
+        self.push(Stream::Main, queued)?;
+        self.record(Stream::Main, after)?;
+        self.wait(Stream::Side, after)
+    }
+
+    /// Refuses what would spoil a capture.
+    fn outside(&self) -> Result<(), DriverError> {
+        let spoilt = || DriverError("a capture goes on, which this call would spoil".into());
+        if self.capture.is_some() { Err(spoilt()) } else { Ok(()) }
     }
 
     /// Does everything that was given.
     fn drain(&self) -> Result<(), DriverError> {
+        self.outside()?;
         let mut state = self.state.borrow_mut();
         let streams = match self.order.first {
             Some(Stream::Side) => [Stream::Side, Stream::Main],
@@ -94,6 +221,8 @@ impl Host {
     fn run(&self, state: &mut State, queued: Queued) -> Result<(), DriverError> {
         match queued {
             Queued::Launch { kernel, sizes, words, name } => {
+                let failed = || DriverError(format!("{name}: its memory failed, as it was asked to"));
+                state.left = state.left.map(|left| left.checked_sub(1).ok_or_else(failed)).transpose()?;
                 if kernel.run(&sizes, &words, self.order.threads) {
                     return Ok(());
                 }
@@ -121,10 +250,33 @@ impl Host {
                 let memory = |region: Region| state.bytes(at(region), None);
                 cpu::run_alone(&instruction, memory(Region::Arena)?, memory(Region::Constants)?, add);
             }
+            Queued::Checked { declared, command } => self.run_checked(state, &declared, &command)?,
+            Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
+            Queued::Feed { at, bytes } => state.bytes(at, Some(bytes.len()))?.copy_from_slice(&bytes),
+            Queued::Fetch { places, number } => {
+                let parts = places.into_iter().map(|(at, count)| Ok(&*state.bytes(at, Some(count))?));
+                let parts = parts.collect::<Result<Vec<&[u8]>, DriverError>>()?;
+                state.fetched.insert(number, parts.concat());
+            }
         }
         Ok(())
+    }
+}
+
+impl Memory {
+    fn start(&self) -> Address {
+        Address((self.words.as_ptr() as usize + GUARD) as u64)
+    }
+
+    /// All of it, with its guards.
+    #[allow(unsafe_code)]
+    fn guarded<'a>(&self) -> &'a mut [u8] {
+        let (first, count) = (self.words.as_ptr() as *mut u8, self.words.len() * 256);
+        // SAFETY: the allocation is never moved nor freed before the driver is; slices of it are used one command at a
+        // time.
+        unsafe { std::slice::from_raw_parts_mut(first, count) }
     }
 }
 
@@ -141,19 +293,16 @@ impl State {
     }
 
     /// The memory from an address on: so many bytes, or all there are.
-    #[allow(unsafe_code)]
     fn bytes<'a>(&self, at: Address, bytes: Option<usize>) -> Result<&'a mut [u8], DriverError> {
         for memory in &self.memory {
-            let start = memory.words.as_ptr() as u64;
+            let start = memory.start().0;
             let Some(offset) = at.0.checked_sub(start).filter(|&offset| offset <= memory.bytes) else {
                 continue;
             };
             let left = (memory.bytes - offset) as usize;
             let count = bytes.unwrap_or(left);
             if count <= left {
-                // SAFETY: the range lies in an allocation that is never moved nor freed before the driver is; slices of
-                // it are used one command at a time.
-                return Ok(unsafe { std::slice::from_raw_parts_mut(at.0 as *mut u8, count) });
+                return Ok(&mut memory.guarded()[GUARD + offset as usize..][..count]);
             }
         }
         Err(DriverError(format!("{bytes:?} bytes at {:#x} are not in the device's memory", at.0)))
@@ -161,15 +310,27 @@ impl State {
 }
 
 impl Driver for Host {
+    fn room(&self) -> Result<Room, DriverError> {
+        let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
+        let free = self.size.map_or(u64::MAX, |size| size.saturating_sub(taken));
+        Ok(Room { free, reserve: 0, device: "the stand-in of a GPU".into() })
+    }
+
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
-        let words = vec![Aligned([0; 256]); bytes.div_ceil(256) as usize + 1];
-        let address = Address(words.as_ptr() as u64);
-        self.state.get_mut().memory.push(Memory { words, bytes });
+        self.outside()?;
+        let free = self.room()?.free;
+        if bytes > free {
+            return Err(DriverError(format!("cannot allocate {bytes} bytes: {free} are free")));
+        }
+        let words = vec![Aligned([0; 256]); (bytes as usize + 2 * GUARD).div_ceil(256)];
+        let memory = Memory { words, bytes };
+        let address = memory.start();
+        self.state.get_mut().memory.push(memory);
         Ok(address)
     }
 
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
-        self.compiled.push(compile(&program.kernels)?);
+        self.compiled.push(self.libraries.of(&program.kernels)?);
         Ok(Loaded(self.compiled.len() - 1))
     }
 
@@ -183,6 +344,57 @@ impl Driver for Host {
         self.drain()?;
         bytes.copy_from_slice(self.state.borrow().bytes(at, Some(bytes.len()))?);
         Ok(())
+    }
+
+    fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
+        self.push_apart(Queued::Feed { at, bytes: bytes.to_vec() })
+    }
+
+    fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError> {
+        let state = self.state.get_mut();
+        let number = state.fetches;
+        state.fetches += 1;
+        self.push_apart(Queued::Fetch { places: places.to_vec(), number })?;
+        Ok(Fetched(number))
+    }
+
+    fn collect(&mut self, Fetched(number): Fetched) -> Result<Vec<u8>, DriverError> {
+        self.drain()?;
+        let gone = || DriverError("what was fetched was collected before".into());
+        self.state.get_mut().fetched.remove(&number).ok_or_else(gone)
+    }
+
+    fn begin_capture(&mut self) -> Result<(), DriverError> {
+        self.outside()?;
+        self.capture = Some(Capture::default());
+        Ok(())
+    }
+
+    fn end_capture(&mut self) -> Result<Graph, DriverError> {
+        let capture = self.capture.take().ok_or_else(|| DriverError("no capture goes on".into()))?;
+        self.inside.extend(capture.events());
+        self.graphs.push(capture.end()?);
+        Ok(Graph(self.graphs.len() - 1))
+    }
+
+    fn replay(&mut self, Graph(graph): Graph) -> Result<(), DriverError> {
+        self.outside()?;
+        let inside = self.inside.clone();
+        for (stream, queued) in self.graphs[graph].clone() {
+            match queued {
+                Queued::Record(event) => self.record(stream, event)?,
+                Queued::Wait(event, _) => self.wait(stream, event)?,
+                queued => self.push(stream, queued)?,
+            }
+        }
+        self.inside = inside;
+        Ok(())
+    }
+
+    fn declare(&mut self, touches: Touches) {
+        if self.is_checked {
+            self.declared = Declared::of(&touches);
+        }
     }
 
     fn launch(
@@ -200,8 +412,7 @@ impl Driver for Host {
             words: arguments.to_vec(),
             name: compiled.name(launch.kernel).to_owned(),
         };
-        self.push(stream, queued);
-        Ok(())
+        self.push(stream, queued)
     }
 
     fn multiply(
@@ -211,28 +422,43 @@ impl Driver for Host {
         places: MultiplyPlaces,
         add: bool,
     ) -> Result<(), DriverError> {
-        self.push(stream, Queued::Multiply { multiply: Box::new(multiply.clone()), places, add });
-        Ok(())
+        self.push(stream, Queued::Multiply { multiply: Box::new(multiply.clone()), places, add })
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
         let LibraryTask { instruction, arena, constants, add } = task;
         let instruction = Box::new(instruction.clone());
-        self.push(stream, Queued::Library { instruction, arena, constants, add });
-        Ok(())
+        self.push(stream, Queued::Library { instruction, arena, constants, add })
+    }
+
+    fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
+        self.push(stream, Queued::Exchange(Box::new(Exchange::of(task))))
+    }
+
+    /// Others may wait for what this rank has to give.
+    fn settle(&mut self) -> Result<(), DriverError> {
+        self.drain()
     }
 
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        *self.state.get_mut().given.entry(event).or_default() += 1;
-        self.push(stream, Queued::Record(event));
-        Ok(())
+        if self.capture.is_none() {
+            *self.state.get_mut().given.entry(event).or_default() += 1;
+            self.inside.remove(&event);
+        }
+        self.push(stream, Queued::Record(event))
     }
 
     fn wait(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {
+        if self.capture.is_none() && self.inside.contains(&event) {
+            return Err(DriverError(format!("event {} was last marked in a capture", event.0)));
+        }
         // The last mark that was given: an event that never was is passed, as on a device.
         let count = self.state.get_mut().given.get(&event).copied().unwrap_or_default();
-        self.push(stream, Queued::Wait(event, count));
-        Ok(())
+        self.push(stream, Queued::Wait(event, count))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.state.borrow().failed.is_some()
     }
 
     fn finish(&self) -> Result<(), DriverError> {

@@ -4,10 +4,12 @@
 mod attention;
 mod batch_norm;
 mod chain;
+mod collective;
 mod contract;
 mod det;
 mod dropout;
 mod experts;
+mod halt;
 mod indexing;
 mod loss;
 mod merge;
@@ -23,37 +25,57 @@ mod shape;
 mod softmax;
 pub(crate) mod source;
 
+pub(crate) use collective::scratch as collective_scratch;
 pub use order::races;
 
-use super::program::{Argument, Command, CudaProgram, Epilogue, Multiply, Place, Task};
+use super::program::{Argument, Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};
 use crate::layout::Layout;
-use crate::program::{Instruction, Kernel, Part, Program, Section, View};
+use crate::program::{Instruction, Kernel, Program, Section, View};
 use ir::{DType, Diagnostic, Op};
 use smallvec::SmallVec;
 use source::{COPY, Kernels, Run, index_type, layout, word};
 use std::sync::Arc;
 
-/// Writes a program for a GPU: for the rank 0 of its mesh.
+/// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
 ///
 /// # Errors
 /// What has no kernel.
 pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
+    lower_with(program, &mut |_| false)
+}
+
+/// As [`lower`]; `takes` says which instructions a library is to run, though there are kernels for them.
+///
+/// # Errors
+/// What has no kernel.
+pub fn lower_with(
+    program: Arc<Program>,
+    takes: &mut dyn FnMut(&Instruction) -> bool,
+) -> Result<CudaProgram, Diagnostic> {
     let mut kernels = Kernels::default();
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
+    let mut halts = true;
     for (section, _) in Section::ALL {
         let mut drafts = Vec::new();
         for (index, instruction) in program.section(section).iter().enumerate() {
             if instruction.results.iter().all(|result| result.layout.is_empty()) {
                 continue;
             }
-            let steps =
-                steps(&program, instruction).map_err(|error| error.at(instruction.origin.to_string()))?;
+            let mut steps = if takes(instruction) {
+                vec![Step::Library]
+            } else {
+                steps(instruction).map_err(|error| error.at(instruction.origin.to_string()))?
+            };
+            if section == Section::Update {
+                halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
+            }
             drafts.extend(steps.into_iter().map(|step| Draft::of(step, instruction, index)));
+            drafts.extend(halt::watches(&program, section, index));
         }
         let drafts = merge::merged(&program, section, drafts, &mut tables);
         sections[section as usize] = drafts.into_iter().map(|draft| draft.command(&mut kernels)).collect();
     }
-    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0, tables };
+    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0, tables, halts };
     order::order(&mut cuda);
     Ok(cuda)
 }
@@ -66,15 +88,8 @@ enum Step {
     Multiply(Multiply),
     /// The whole of it, by a library.
     Library,
-}
-
-impl Step {
-    fn into_run(self) -> Option<Run> {
-        match self {
-            Self::Run(run) => Some(run),
-            Self::Multiply(_) | Self::Library => None,
-        }
-    }
+    /// An exchange with other ranks.
+    Collective(Collective),
 }
 
 /// A command whose kernel has no number yet.
@@ -117,6 +132,7 @@ impl Draft {
             Step::Run(run) => Task::Launch(kernels.launch(run)),
             Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
             Step::Library => Task::Library,
+            Step::Collective(collective) => Task::Collective(Box::new(collective)),
         };
         let stream = super::program::Stream::Main;
         let instructions = first..last + 1;
@@ -137,7 +153,7 @@ fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
 }
 
 /// What an instruction becomes.
-fn steps(program: &Program, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+fn steps(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match &instruction.kernel {
         Kernel::Op(op) => operator(op, instruction),
@@ -145,8 +161,8 @@ fn steps(program: &Program, instruction: &Instruction) -> Result<Vec<Step>, Diag
         Kernel::Contract(fused) => contract::fused(fused, instruction),
         Kernel::Copy => one(copy(instruction)),
         Kernel::Accumulate => one(accumulate(instruction)),
-        Kernel::Part(part) => one(self::part(program, part, instruction)),
-        Kernel::Collective(_) => Err(missing("collectives between GPUs")),
+        Kernel::Part(part) => one(collective::part(part, instruction)),
+        Kernel::Collective(exchange) => collective::steps(exchange, instruction),
     }
 }
 
@@ -274,17 +290,19 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
 
 /// The first operand in the layout of the result, element for element in the order of its sizes.
 fn copy(instruction: &Instruction) -> Run {
-    moved(instruction, &instruction.operands[0])
+    let from = &instruction.operands[0];
+    moved(instruction, &from.layout, source::address(from))
 }
 
-fn moved(instruction: &Instruction, from: &View) -> Run {
+/// A copy to the result, from what lies like this from an address on.
+fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> Run {
     let to = &instruction.results[0];
     let word = word(to.dtype);
     let mut run = Run::of("copy", &COPY);
     let pointer = [format!("const {word}*"), format!("{word}*")];
-    let source = run.parameter(&pointer[0], source::address(from));
+    let source = run.parameter(&pointer[0], start);
     let target = run.parameter(&pointer[1], source::address(to));
-    let (from, count) = (layout(&from.layout), to.layout.len());
+    let (from, count) = (layout(from), to.layout.len());
     let (to, index) = (layout(&to.layout), index_type(count));
     run.line(format!("copy<{from}, {to}, {index}>({source}, {target});"));
     run.threads(count)
@@ -299,15 +317,4 @@ fn accumulate(instruction: &Instruction) -> Run {
     let (from, to, index) = (layout(&from.layout), layout(&to.layout), index_type(count));
     run.line(format!("accumulate<{from}, {to}, {index}>({source}, {target}, {adds});"));
     run.threads(count)
-}
-
-/// The rank's part of what every rank has.
-fn part(program: &Program, part: &Part, instruction: &Instruction) -> Run {
-    let mut from = instruction.operands[0].clone();
-    for (dim, axes) in &part.dims {
-        let size = instruction.results[0].layout.sizes[*dim];
-        let start = program.mesh.place(0, axes) as i64 * size as i64;
-        from.layout = from.layout.slice(*dim, start, 1, size);
-    }
-    moved(instruction, &from)
 }

@@ -33,6 +33,7 @@ files! {
     DROPOUT "dropout.cuh";
     ELEMENTWISE "elementwise.cuh";
     EXPERTS "experts.cuh";
+    HALT "halt.cuh";
     INDEXING "indexing.cuh";
     LOSS "loss.cuh";
     MMA "mma.cuh";
@@ -168,6 +169,12 @@ impl Run {
         let _ = writeln!(self.body, "    {}", text.as_ref());
     }
 
+    /// Does nothing on a device that has halted.
+    pub(super) fn unless_halted(&mut self) {
+        let halt = self.parameter("const u32*", Argument::Halt);
+        self.body.insert_str(0, &format!("    if ({halt}[1]) return;\n"));
+    }
+
     /// A thread for each of so many.
     pub(super) fn threads(self, count: usize) -> Self {
         let block = if count < BLOCK as usize { count.next_multiple_of(32) as u32 } else { BLOCK };
@@ -210,7 +217,7 @@ impl Run {
         let start = table.len();
         let layers = others.len() as u32 + 1;
         let all = std::iter::once(&self).chain(&others);
-        table.extend(all.flat_map(|run| run.arguments.iter().copied()));
+        table.extend(all.flat_map(|run| run.arguments.iter().cloned()));
         let mut body =
             format!("    const u64* const own = a0 + (i64)blockIdx.z * {};\n    {{\n", self.types.len());
         for (index, ty) in self.types.iter().enumerate() {
@@ -267,6 +274,6 @@ fn fnv(text: &str) -> u64 {
 pub(super) fn is_aligned(view: &View, bytes: usize) -> bool {
     match address(view) {
         Argument::Address(_, start) => start.rem_euclid(bytes as i64) == 0,
-        Argument::Number(_) | Argument::Table(_) | Argument::Adds => false,
+        _ => unreachable!("a view is at an address"),
     }
 }

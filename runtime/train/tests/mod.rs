@@ -3,6 +3,7 @@
 mod against_interp;
 mod faults;
 mod going_on;
+mod on_gpu;
 mod on_ranks;
 mod scaling;
 
@@ -10,7 +11,7 @@ use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train}
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
-use crate::lower::{LowerOptions, lower};
+use crate::lower::{LowerOptions, Target, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
 use crate::progress::Progress;
 use crate::ranks::Ranks;
@@ -42,6 +43,8 @@ struct Setup {
     on_line: OnLine,
     /// What becomes of rank 1, if there are ranks.
     fault: Option<Fault>,
+    /// The stand-in of a GPU, if it is on one.
+    gpu: Option<on_gpu::Gpu>,
 }
 
 /// The collective at which a rank panics, or else returns an error.
@@ -76,6 +79,7 @@ fn setup() -> Setup {
         edits: Vec::new(),
         on_line: OnLine::Nothing,
         fault: None,
+        gpu: None,
     }
 }
 
@@ -170,11 +174,15 @@ impl Setup {
             forward = module.clone();
             forward.states.values_mut().for_each(|state| state.output = None);
         }
-        let program = Arc::new(lower(module, &LowerOptions::default()).unwrap());
+        let target = if self.gpu.is_some() { Target::Cuda } else { Target::Cpu };
+        let program = Arc::new(lower(module, &LowerOptions { target, ..LowerOptions::default() }).unwrap());
         let outputs = Some(&["loss.sum", "loss.weight"][..]);
-        let options = LowerOptions { states_of: Some(&program), outputs, ..LowerOptions::default() };
+        let options = LowerOptions { states_of: Some(&program), outputs, target, ..LowerOptions::default() };
         let eval = Arc::new(lower(&forward, &options).unwrap());
         let programs = vec![program, eval];
+        if let Some(gpu) = &self.gpu {
+            return gpu.device(programs);
+        }
         let Some(Fault { at, panics }) = self.fault else {
             return crate::ranks::device(programs, Some(2), None).unwrap();
         };

@@ -1,0 +1,123 @@
+//! How a section's commands reach the driver: one by one, or as a graph that was captured before.
+//!
+//! What a run of a section gives to the driver is the same each time, but for whether results are added to what is there,
+//! which only a step's first microbatch does not: learning rate, step and loss scale are values on the device. So a graph for
+//! each of the two is enough.
+
+use super::device::Cuda;
+use super::driver::{Driver, DriverError, Graph};
+use super::program::Stream;
+use crate::device::{DeviceError, ProgramId};
+use crate::program::Section;
+use std::ops::Range;
+
+/// How commands reach the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// One by one the first time, when what is chosen on the way is chosen; then captured as a graph, which is replayed.
+    #[default]
+    Graphs,
+    /// One by one each time.
+    Commands,
+    /// One by one, each waited for: what goes wrong is the last one's. It is slow.
+    Synchronous,
+}
+
+/// Instructions that are run together: of a program and a section, from one to another, adding to results or not.
+pub(super) type Stretch = (ProgramId, Section, usize, usize, bool);
+
+/// What is known of a stretch that has been run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known {
+    /// It was run once.
+    Run,
+    /// It was captured.
+    As(Graph),
+}
+
+impl<D: Driver> Cuda<D> {
+    /// The same, at another pace.
+    pub fn at(mut self, pace: Pace) -> Self {
+        self.pace = pace;
+        self
+    }
+
+    /// Runs some instructions of a section, at the device's pace.
+    pub(super) fn perform(
+        &mut self,
+        id: ProgramId,
+        section: Section,
+        instructions: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        // What is in a graph has no stamps.
+        if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() {
+            return self.execute(id, section, instructions).map_err(|error| self.blamed(error));
+        }
+        let stretch = (id, section, instructions.start, instructions.end, self.adds(id));
+        let graph = match self.known.get(&stretch) {
+            None => {
+                self.execute(id, section, instructions).map_err(|error| self.blamed(error))?;
+                self.known.insert(stretch, Known::Run);
+                return Ok(());
+            }
+            Some(Known::As(graph)) => *graph,
+            Some(Known::Run) => {
+                let graph = self.capture(id, section, instructions).map_err(|error| self.blamed(error))?;
+                self.known.insert(stretch, Known::As(graph));
+                graph
+            }
+        };
+        self.driver.replay(graph).map_err(|error| self.refused(error))
+    }
+
+    /// Captures a stretch: the streams part from the main one, and come together in it.
+    fn capture(
+        &mut self,
+        id: ProgramId,
+        section: Section,
+        instructions: Range<usize>,
+    ) -> Result<Graph, DeviceError> {
+        self.driver.begin_capture().map_err(DeviceError::driver)?;
+        let given = self.part(id).map_err(DeviceError::driver);
+        let given = given.and_then(|()| self.execute(id, section, instructions));
+        let given = given.and_then(|()| self.gather(id).map_err(DeviceError::driver));
+        let graph = self.driver.end_capture();
+        given.and_then(|()| graph.map_err(DeviceError::driver))
+    }
+
+    /// Lets every stream wait for all others.
+    pub(super) fn join(&mut self, id: ProgramId) -> Result<(), DeviceError> {
+        self.gather(id).and_then(|()| self.part(id)).map_err(|error| self.refused(error))
+    }
+
+    /// Lets the main stream wait for the others.
+    fn gather(&mut self, id: ProgramId) -> Result<(), DriverError> {
+        for stream in Stream::ALL.into_iter().filter(|stream| *stream != Stream::Main) {
+            let end = self.end_of(id, stream);
+            self.driver.record(stream, end)?;
+            self.driver.wait(Stream::Main, end)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the other streams wait for the main one.
+    fn part(&mut self, id: ProgramId) -> Result<(), DriverError> {
+        let end = self.end_of(id, Stream::Main);
+        self.driver.record(Stream::Main, end)?;
+        let others = Stream::ALL.into_iter().filter(|stream| *stream != Stream::Main);
+        others.into_iter().try_for_each(|stream| self.driver.wait(stream, end))
+    }
+
+    /// A refusal that has nothing to do with an instruction.
+    pub(super) fn refused(&self, error: DriverError) -> DeviceError {
+        self.blamed(DeviceError::driver(error))
+    }
+
+    /// The same error; of a device that has failed it says that an earlier command may be at fault.
+    pub(super) fn blamed(&self, mut error: DeviceError) -> DeviceError {
+        if let DeviceError::Driver { late, .. } = &mut error {
+            *late = self.pace != Pace::Synchronous && self.driver.has_failed();
+        }
+        error
+    }
+}

@@ -1,0 +1,123 @@
+//! What is captured rather than done, under the rules that CUDA has for it: a capture that a device would refuse is refused
+//! here.
+
+use super::Queued;
+use crate::cuda::driver::DriverError;
+use crate::cuda::program::{Event, Stream};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The commands of a capture, in the order in which they were given.
+#[derive(Default)]
+pub(super) struct Capture {
+    commands: Vec<(Stream, Queued)>,
+    /// Which command marked each event last.
+    marks: BTreeMap<Event, usize>,
+    /// Streams besides the main one that have joined it, and which of their commands the main one waits for.
+    joined: BTreeMap<Stream, Option<usize>>,
+}
+
+impl Capture {
+    pub(super) fn push(&mut self, stream: Stream, queued: Queued) -> Result<(), DriverError> {
+        let refused = |text: String| Err(DriverError(format!("capturing: {text}")));
+        let index = self.commands.len();
+        if let Queued::Wait(event, _) = queued {
+            let Some(&mark) = self.marks.get(&event) else {
+                return refused(format!("{stream:?} waits for event {}, marked before the capture", event.0));
+            };
+            let marked = self.commands[mark].0;
+            if stream == Stream::Main && marked != Stream::Main {
+                self.joined.insert(marked, Some(mark));
+            }
+            if stream != Stream::Main {
+                self.joined.entry(stream).or_default();
+            }
+        } else if stream != Stream::Main && !self.joined.contains_key(&stream) {
+            return refused(format!("{stream:?} gets a command before it waits for the main stream"));
+        }
+        if let Queued::Record(event) = queued {
+            self.marks.insert(event, index);
+        }
+        self.commands.push((stream, queued));
+        Ok(())
+    }
+
+    /// The events that were marked.
+    pub(super) fn events(&self) -> BTreeSet<Event> {
+        self.marks.keys().copied().collect()
+    }
+
+    /// All of it, if the main stream waits for what the others did last.
+    pub(super) fn end(self) -> Result<Vec<(Stream, Queued)>, DriverError> {
+        for (stream, awaited) in &self.joined {
+            let last = self.commands.iter().rposition(|(own, queued)| {
+                own == stream && !matches!(queued, Queued::Wait(..) | Queued::Record(_))
+            });
+            if last.is_some_and(|last| awaited.is_none_or(|awaited| awaited < last)) {
+                let text = format!("capturing: the main stream does not wait for the end of {stream:?}");
+                return Err(DriverError(text));
+            }
+        }
+        Ok(self.commands)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::{Address, Driver};
+    use crate::cuda::host::{Host, Order};
+
+    /// A mark of the main stream that the other one waits for, so that it joins.
+    const FORK: Event = Event(0);
+    const END: Event = Event(1);
+
+    fn capturing() -> Host {
+        let mut host = Host::new(Order::default());
+        host.record(Stream::Main, Event(2)).unwrap();
+        host.begin_capture().unwrap();
+        host
+    }
+
+    fn refused<T: std::fmt::Debug>(result: Result<T, DriverError>, part: &str) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+
+    fn work() -> Queued {
+        Queued::Feed { at: Address(0), bytes: vec![] }
+    }
+
+    #[test]
+    fn streams_join_a_capture_and_come_back_to_the_main_one() {
+        let mut host = capturing();
+        host.record(Stream::Main, FORK).unwrap();
+        host.wait(Stream::Side, FORK).unwrap();
+        host.push(Stream::Side, work()).unwrap();
+        host.record(Stream::Side, END).unwrap();
+        host.wait(Stream::Main, END).unwrap();
+        let graph = host.end_capture().unwrap();
+        // What is waited for outside has to be marked outside.
+        refused(host.wait(Stream::Side, FORK), "last marked in a capture");
+        host.record(Stream::Main, FORK).unwrap();
+        host.replay(graph).unwrap();
+        host.wait(Stream::Side, FORK).unwrap();
+        refused(host.wait(Stream::Main, END), "last marked in a capture");
+    }
+
+    #[test]
+    fn what_a_device_would_refuse_is_refused() {
+        refused(capturing().wait(Stream::Main, Event(2)), "marked before the capture");
+        refused(capturing().push(Stream::Side, work()), "before it waits for the main stream");
+        refused(capturing().feed(Address(0), &[]), "which this call would spoil");
+        refused(capturing().finish(), "which this call would spoil");
+        refused(capturing().begin_capture(), "which this call would spoil");
+        let mut host = capturing();
+        host.record(Stream::Main, FORK).unwrap();
+        host.wait(Stream::Side, FORK).unwrap();
+        host.record(Stream::Side, END).unwrap();
+        host.wait(Stream::Main, END).unwrap();
+        host.push(Stream::Side, work()).unwrap();
+        refused(host.end_capture(), "does not wait for the end of Side");
+        host.finish().unwrap();
+    }
+}

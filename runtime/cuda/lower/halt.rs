@@ -1,0 +1,61 @@
+//! What keeps a device that runs ahead from harm: an update whose loss or gradient nobody has looked at yet.
+//!
+//! A word in its memory says that a number was not finite; once it is set, kernels of the update that write states return
+//! at once. So the states stay what they were until the host has come to look at that number.
+
+use super::source::{HALT, Run};
+use super::{Draft, Step};
+use crate::cuda::program::{Argument, Place};
+use crate::program::{Instruction, OutputSlot, Program, Section};
+use smallvec::{SmallVec, smallvec};
+
+/// The outputs that end a run: numbers that are not finite, bools that are true. A program that skips a step by itself looks at
+/// its gradient's norm itself.
+fn is_watched(program: &Program, output: &OutputSlot) -> bool {
+    let skips = program.output("skipped").is_some();
+    match output.name.as_str() {
+        "loss.sum" | "loss_scale.exhausted" => true,
+        "grad_norm" => !skips,
+        _ => false,
+    }
+}
+
+/// What looks at outputs that this instruction of a section makes; none in a program that has no update.
+pub(super) fn watches(program: &Program, section: Section, index: usize) -> Vec<Draft> {
+    if program.section(Section::Update).is_empty() {
+        return vec![];
+    }
+    let made_last = |output: &&OutputSlot| {
+        let place = Place::of(&output.view);
+        let makes =
+            |instruction: &Instruction| instruction.results.iter().any(|made| place.meets(&Place::of(made)));
+        program.section(section).iter().rposition(makes) == Some(index)
+    };
+    let outputs = program.outputs.iter().filter(|output| output.section == section);
+    let due = outputs.filter(|output| is_watched(program, output)).filter(made_last);
+    due.map(|output| watch(output, index)).collect()
+}
+
+fn watch(output: &OutputSlot, index: usize) -> Draft {
+    let mut run = Run::of("watch", &HALT);
+    let value = run.reads(&output.view);
+    let halt = run.parameter("u32*", Argument::Halt);
+    run.line(format!("watch({value}, {halt});"));
+    let reads = smallvec![Place::of(&output.view)];
+    Draft { step: Step::Run(run.threads(1)), reads, writes: SmallVec::new(), first: index, last: index }
+}
+
+/// Keeps a step from changing states on a device that has halted. Whether that can be done.
+pub(super) fn guard(program: &Program, instruction: &Instruction, step: &mut Step) -> bool {
+    let is_state = |place: &Place| program.states.iter().any(|state| Place::of(&state.view).meets(place));
+    if !instruction.results.iter().map(Place::of).any(|place| is_state(&place)) {
+        return true;
+    }
+    match step {
+        Step::Run(run) => {
+            run.unless_halted();
+            true
+        }
+        _ => false,
+    }
+}

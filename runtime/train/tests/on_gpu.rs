@@ -1,0 +1,213 @@
+//! Runs on the stand-in of a GPU, which is given a step before the numbers of the one before were looked at. They need a C++
+//! compiler.
+
+use super::*;
+use crate::cuda::Pace;
+use crate::cuda::device::Cuda;
+use crate::cuda::host::{Host, Order};
+use crate::cuda::lower::lower as to_commands;
+use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
+use crate::device::DeviceError;
+use crate::program::{Program, Section};
+use crate::train::Cause;
+
+/// A stand-in, and what is wrong with it.
+#[derive(Clone, Copy)]
+pub(super) struct Gpu {
+    pace: Pace,
+    /// Kernels after which it fails.
+    fails_after: Option<u64>,
+    /// What is changed in the program of the step.
+    change: fn(&mut CudaProgram),
+}
+
+impl Gpu {
+    pub(super) fn device(&self, programs: Vec<Arc<Program>>) -> Box<dyn Device> {
+        let mut host = Host::new(Order { threads: 0, first: Some(Stream::Side) });
+        if let Some(kernels) = self.fails_after {
+            host = host.failing_after(kernels);
+        }
+        let mut programs: Vec<CudaProgram> =
+            programs.into_iter().map(|program| to_commands(program).unwrap()).collect();
+        (self.change)(&mut programs[0]);
+        Box::new(Cuda::with(host, programs).unwrap().at(self.pace))
+    }
+}
+
+const SOUND: Gpu = Gpu { pace: Pace::Graphs, fails_after: None, change: |_| {} };
+
+fn on(gpu: Gpu) -> Setup {
+    Setup { gpu: Some(gpu), ..setup() }
+}
+
+/// The losses of two runs, step by step, are the same but for rounding.
+fn assert_near(runs: [&Setup; 2]) {
+    let [ours, expected] = runs.map(Setup::metrics);
+    assert_eq!(ours.len(), expected.len());
+    for (ours, expected) in ours.iter().zip(&expected) {
+        assert_eq!((ours.step, ours.eval_loss.is_some()), (expected.step, expected.eval_loss.is_some()));
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-4 * b.abs().max(1.0);
+        assert!(near(ours.loss, expected.loss), "{ours:?}, not {expected:?}");
+        assert!(near(ours.grad_norm, expected.grad_norm), "{ours:?}, not {expected:?}");
+        assert!(near(ours.eval_loss.unwrap_or(0.0), expected.eval_loss.unwrap_or(0.0)));
+        assert_eq!(ours.lr, expected.lr);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_run_ahead_reports_every_step_in_order_and_goes_on_from_what_it_saved() {
+    for (microbatches, pace) in [(1, Pace::Graphs), (2, Pace::Graphs), (2, Pace::Commands)] {
+        let [mut ours, mut expected] = [on(Gpu { pace, ..SOUND }), setup()];
+        (ours.microbatches, expected.microbatches) = (microbatches, microbatches);
+        let outcomes = [&ours, &expected].map(|run| run.go().unwrap());
+        assert_near([&ours, &expected]);
+        assert_eq!(outcomes[0].steps, outcomes[1].steps);
+        assert_eq!(outcomes[0].loss, ours.metrics().last().map(|step| step.loss));
+        let (whole, last) = (ours.metrics(), ours.checkpoint(20));
+        std::fs::remove_dir_all(ours.checkpoints().path(20)).unwrap();
+        ours.resume = true;
+        ours.go().unwrap();
+        assert_eq!(numbers(&ours.metrics()), numbers(&whole));
+        assert!(ours.checkpoint(20) == last);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_run_ahead_that_is_stopped_saves_after_the_last_step_it_reports() {
+    let mut run = on(SOUND);
+    (run.schedule.eval_every, run.schedule.save_every) = (None, None);
+    run.on_line = OnLine::Stop("step 7/20");
+    let outcome = run.go().unwrap();
+    assert!(outcome.stopped && outcome.steps >= 7, "{outcome:?}");
+    assert_eq!(run.metrics().len() as u64, outcome.steps);
+    run.resume = true;
+    run.on_line = OnLine::Nothing;
+    assert_eq!(run.go().unwrap().steps, 20);
+    let mut whole = on(SOUND);
+    (whole.schedule.eval_every, whole.schedule.save_every) = (None, None);
+    whole.go().unwrap();
+    assert!(run.checkpoint(20) == whole.checkpoint(20));
+}
+
+/// What a microbatch's commands do in a step's first one, whichever it is: as in a graph that was captured there and is
+/// replayed for all.
+fn begin_anew(cuda: &mut CudaProgram) {
+    for command in &mut cuda.sections[Section::Microbatch as usize] {
+        match &mut command.task {
+            Task::Launch(launch) => {
+                let adds = launch.arguments.iter_mut().filter(|argument| **argument == Argument::Adds);
+                adds.for_each(|argument| *argument = Argument::Number(0));
+            }
+            Task::Multiply(multiply) => multiply.accumulates = false,
+            _ => {}
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_graph_of_the_first_microbatch_that_runs_for_all_shows() {
+    let mut runs = [on(Gpu { change: begin_anew, ..SOUND }), setup()];
+    runs.iter_mut().for_each(|run| run.microbatches = 2);
+    runs.each_ref().map(|run| run.go().unwrap());
+    let [ours, expected] = runs.each_ref().map(Setup::metrics);
+    let distance = ours.iter().zip(&expected).map(|(ours, expected)| (ours.loss - expected.loss).abs());
+    assert!(distance.fold(0.0, f64::max) > 1e-2);
+}
+
+/// Updates that change states though the device has halted.
+fn never_halt(cuda: &mut CudaProgram) {
+    for kernel in &mut cuda.kernels {
+        kernel.text = kernel.text.replace("[1]) return;", "[1]) {}");
+    }
+}
+
+/// The cause of a number that is not finite, where two more steps could begin before it was looked at.
+fn cause(mut run: Setup, gpu: Gpu) -> (u64, Option<Cause>) {
+    (run.schedule.eval_every, run.schedule.save_every) = (None, None);
+    run.gpu = Some(gpu);
+    match run.go().unwrap_err() {
+        TrainError::NotFinite { step, cause, .. } | TrainError::ScaleExhausted { step, cause, .. } => {
+            assert_eq!(run.metrics().len() as u64, step);
+            (step, cause)
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn what_is_not_finite_is_found_with_the_weights_that_made_it_though_later_steps_had_begun() {
+    let loss = || Setup { edits: vec![("value = 0.05}", "value = 1e30}")], ..setup() };
+    let gradient = || Setup { program: include_str!("root_of_square.ir"), microbatches: 2, ..setup() };
+    let scale = || Setup { program: include_str!("bigram.fp16.ir"), ..setup() };
+    for (run, last) in [(&loss as &dyn Fn() -> Setup, 1), (&gradient, 0)] {
+        let (step, found) = cause(run(), SOUND);
+        assert_eq!(step, last);
+        assert!(matches!(found, Some(Cause::Instruction(_))), "{found:?}");
+        // Without the guard the gradient that is not finite has been taken into the weights.
+        let (step, found) = cause(run(), Gpu { change: never_halt, ..SOUND });
+        assert_eq!(step, last);
+        assert!(matches!(found, Some(Cause::State(_))), "{found:?}");
+    }
+    let TrainError::ScaleExhausted { step: expected, .. } = scale().go().unwrap_err() else { panic!() };
+    let (step, found) = cause(scale(), SOUND);
+    assert_eq!(step, expected);
+    assert!(matches!(found, Some(Cause::Instruction(_))), "{found:?}");
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_device_that_fails_ends_the_run_and_the_last_checkpoint_goes_on() {
+    for pace in [Pace::Graphs, Pace::Synchronous] {
+        let mut run = on(Gpu { pace, fails_after: Some(250), ..SOUND });
+        (run.schedule.eval_every, run.schedule.save_every) = (None, Some(3));
+        let error = run.go().unwrap_err();
+        let TrainError::Device(device) = &error else { panic!("{error}") };
+        let DeviceError::Driver { operator, late, .. } = &**device else { panic!("{error}") };
+        let text = error.to_string();
+        assert!(text.contains("its memory failed"), "{text}");
+        // Where each command is waited for, it is the one at fault that is named.
+        assert_eq!((*late, text.contains("TRAINYARD_SYNC=1")), (pace == Pace::Graphs, *late), "{text}");
+        if pace == Pace::Synchronous {
+            assert!(!operator.is_empty() && text.starts_with('`'), "{text}");
+        }
+        let latest = run.checkpoints().latest().unwrap();
+        assert!(latest.damaged.is_empty());
+        let saved = latest.checkpoint.expect("it ran for a while").description.step();
+        assert!(saved >= 3);
+        run.gpu = Some(SOUND);
+        run.resume = true;
+        assert_eq!(run.go().unwrap().steps, 20);
+        let mut whole = on(SOUND);
+        (whole.schedule.eval_every, whole.schedule.save_every) = (None, Some(3));
+        whole.go().unwrap();
+        assert_eq!(numbers(&run.metrics()), numbers(&whole.metrics()));
+        assert!(run.checkpoint(saved) == whole.checkpoint(saved));
+    }
+}
+
+/// Nothing is compiled for that: it needs no C++ compiler.
+#[test]
+fn programs_that_do_not_fit_are_refused_before_anything_is_made_ready() {
+    let module = setup().train_module();
+    let program = lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap();
+    let memory = program.memory;
+    let cuda = to_commands(Arc::new(program)).unwrap();
+    let error = Cuda::with(Host::new(Order::default()).holding(50_000), vec![cuda]).err().unwrap();
+    let DeviceError::TooLarge(large) = error else { panic!("{error}") };
+    let of = |kind: &str| large.kinds.iter().find(|(name, _)| *name == kind).unwrap().1;
+    assert_eq!(of("weights") + of("optimizer") + of("activations and gradients"), memory.arena);
+    assert!(of("weights") >= 4 * (256 * 16 * 2 + 256) && of("optimizer") >= 2 * of("weights"));
+    let text = large.to_string();
+    assert!(text.starts_with("the program `bigram` needs 1"), "{text}");
+    assert!(text.contains(" KiB weights, ") && text.contains(" KiB optimizer, "), "{text}");
+    assert!(text.ends_with("; the stand-in of a GPU has 48.8 KiB free"), "{text}");
+    assert!(
+        large.told().starts_with("the largest that a microbatch makes: 32.0 KiB by `"),
+        "{}",
+        large.told()
+    );
+}

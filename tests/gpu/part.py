@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -44,8 +45,14 @@ class Options:
         return self.deadline - time.monotonic()
 
 
+def end(*_) -> None:
+    """The time is up: runs in the background end with the part, and what was found is written."""
+    raise Unable("ended from outside: the time is up")
+
+
 def parse(arguments: list[str]) -> Options:
     """Reads what run.sh passes on."""
+    signal.signal(signal.SIGTERM, end)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part")
     parser.add_argument("--trainyard", type=Path, required=True, help="the binary")

@@ -72,11 +72,16 @@ run_part() {
         check | losses) script=$part.py ;;
         *) script=benchmark.py ;;
     esac
+    rm -f "$output/$part.json"
     timeout --kill-after=5 "$kill_seconds" "$python" "$here/$script" "$part" --trainyard "$trainyard" --output "$output" \
         --seconds "$part_seconds" ${passed_on[@]+"${passed_on[@]}"} 2>&1 | tee "$output/$part.log"
     local status=${PIPESTATUS[0]}
     if ((status == 124 || status == 137)); then
         echo "$part was ended after $kill_seconds s: it hung" | tee -a "$output/$part.log"
+    fi
+    if [[ ! -e $output/$part.json ]]; then
+        printf '{"part": "%s", "passed": false, "error": "it ended with status %d; see %s.log"}\n' "$part" "$status" "$part" \
+            > "$output/$part.json"
     fi
     return "$status"
 }

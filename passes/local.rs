@@ -81,7 +81,7 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             _ => None,
         },
         Op::Contract(contract) => without_transposes(b, node, contract)?,
-        Op::Gather(_) => match producer_in_phase(b, node, operand(1)) {
+        Op::Gather(gather) => match producer_in_phase(b, node, operand(1)) {
             // What is looked up once is stretched, not looked up again.
             Some(Node { op: Op::Broadcast(_), operands, .. })
                 if b.ty(operands[0]).ndim() == b.ty(operand(1)).ndim() =>
@@ -89,6 +89,8 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
                 let once = b.one(node.op.clone(), &[operand(0), operands[0]])?;
                 Some(b.broadcast(once, b.ty(result).dims.clone())?)
             }
+            // One after the other from the first: the positions of a sequence.
+            Some(Node { op: Op::Iota(iota), .. }) => first_ones(b, node, gather.dim, iota.dim, result)?,
             _ => None,
         },
         Op::Binary(binary) => match neutral(b.module(), *binary, node).filter(|&value| same_dims(b, value)) {
@@ -100,6 +102,25 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
         }
         _ => None,
     })
+}
+
+/// What looks up 0, 1, 2… along a dim is a slice of it, if all of them are there.
+fn first_ones(
+    b: &mut Builder,
+    node: &Node,
+    dim: u32,
+    counted: u32,
+    result: ValueId,
+) -> Result<Option<ValueId>, TypeError> {
+    let [table, indices] = [0, 1].map(|i| b.ty(node.operands[i]).clone());
+    let length = &indices.dims[counted as usize];
+    let one_line = indices.numel().is_some() && indices.numel() == length.size();
+    let within = length.size().zip(table.dims[dim as usize].size()).is_some_and(|(n, all)| n <= all);
+    if !one_line || !within || !table.sharding.is_whole() || !indices.sharding.is_whole() {
+        return Ok(None);
+    }
+    let first = b.slice(node.operands[0], dim, 0, length.clone())?;
+    b.reshape(first, b.ty(result).dims.clone()).map(Some)
 }
 
 /// A contraction that reads what its operands were transposed from, with its labels in that order.

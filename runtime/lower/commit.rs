@@ -5,7 +5,7 @@ use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::layout::Layout;
 use crate::program::{Kernel, Section};
 use ir::analysis::in_place;
-use ir::{Definition, Module, NodeId, State, ValueId};
+use ir::{Definition, Module, NodeId, Op, State, ValueId};
 use std::sync::Arc;
 
 /// The section after which a value is there.
@@ -154,6 +154,8 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
 pub(super) fn may_overwrite(draft: &Draft, operand: usize, result: usize) -> bool {
     let (from, to) = (&draft.operands[operand], &draft.results[result]);
     let allowed = match &draft.kernel {
+        // What a gradient is added to: see `Added`.
+        Kernel::Op(Op::GatherGrad(_)) => (operand, result) == (2, 0),
         Kernel::Op(op) => in_place::candidates(op).contains(&(operand, result)),
         Kernel::Elementwise(_) => true,
         // Other devices read the operand of a collective while its result is written.

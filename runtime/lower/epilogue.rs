@@ -38,7 +38,8 @@ pub(super) struct Fused {
     pub(super) sums: Option<(u32, ValueId)>,
 }
 
-/// A norm's gradient with what its first result is added to: what came by the residual connection.
+/// A gradient with what its first result is added to: of a norm what came by the residual connection, of a look-up what the
+/// table's other use makes.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     /// The gradient.
@@ -104,6 +105,15 @@ impl<'m> Search<'m> {
         let roles = contract.roles();
         let by_rows = roles.batch.is_empty() && roles.columns.len() == 1 && !roles.rows.is_empty();
         (by_rows && contract.out.0.last() == roles.columns.last()).then_some((*id, contract))
+    }
+
+    /// The contraction of an item, if it makes a matrix, of rows or of columns.
+    fn matrix_of(&self, item: &Item) -> Option<(NodeId, &'m Contract)> {
+        let Item::Node(id) = item else { return None };
+        let Op::Contract(contract) = &self.module.node(*id).op else { return None };
+        let roles = contract.roles();
+        let matrix = roles.batch.is_empty() && roles.columns.len() == 1 && roles.rows.len() == 1;
+        matrix.then_some((*id, contract))
     }
 
     /// Contractions take in the heads of the chains that read them.
@@ -298,7 +308,7 @@ impl<'m> Search<'m> {
     fn addition(&self, item: &Item) -> Option<(NodeId, Added)> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
-        let (Op::LayerNormGrad(_) | Op::RmsNormGrad(_)) = &node.op else { return None };
+        let (Op::LayerNormGrad(_) | Op::RmsNormGrad(_) | Op::GatherGrad(_)) = &node.op else { return None };
         let made = node.results[0];
         let [reader] = self.readers[made][..] else { return None };
         let add = self.module.node(reader);
@@ -307,7 +317,10 @@ impl<'m> Search<'m> {
             (Op::Binary(Binary::Add), &[first, second]) if second == made && first != made => first,
             _ => return None,
         };
-        let alike = self.module.ty(addend) == self.module.ty(made) && add.phase == node.phase;
+        let ty = self.module.ty(made);
+        // A norm's kernel adds whatever its rows are part of; indices count along the whole.
+        let whole = !matches!(node.op, Op::GatherGrad(_)) || ty.sharding.is_whole();
+        let alike = whole && self.module.ty(addend) == ty && add.phase == node.phase;
         let out = add.results[0];
         (alike && !self.held.contains(made)).then_some((reader, Added { node: *id, addend, out }))
     }
@@ -321,7 +334,7 @@ impl<'m> Search<'m> {
             };
             let made = self.module.node(reduce).results[0];
             let found = items.iter().enumerate().find_map(|(at, item)| {
-                let (id, contract) = self.rows_of(item.as_ref()?)?;
+                let (id, contract) = self.matrix_of(item.as_ref()?)?;
                 let node = self.module.node(id);
                 let side = (0..2).find(|&side| node.operands[side] == operand)?;
                 let labels = [&contract.lhs, &contract.rhs][side];

@@ -17,23 +17,30 @@ struct Pair {
 constexpr i64 PAIRS = 64;
 template <class Call> DEVICE constexpr i64 pairs_of_head() { return (Call::queries + PAIRS - 1) / PAIRS * PAIRS; }
 
-// A warp a row.
-template <class Call, class Out, class DOut, class T>
-DEVICE void prepare_mma(const T* out, const T* dout, const float* logsumexp, Pair* pairs, i64 count) {
-    constexpr int N = (int)Call::value_width / 32;
-    const i64 own = thread_index() / 32, lane = threadIdx.x % 32;
-    if (own >= count) return;
-    const i64 s = own % pairs_of_head<Call>(), head = own / pairs_of_head<Call>(), b = head / Call::heads, h = head % Call::heads;
-    const bool there = s < Call::queries;
-    float delta = 0;
-    if (there) {
-        const Pack<T, N> x = load<N>(Out::of(out, b, h, s) + lane * N), y = load<N>(DOut::of(dout, b, h, s) + lane * N);
-        #pragma unroll
-        for (int i = 0; i < N; i++) delta += widen(x.at[i]) * widen(y.at[i]);
+// The sums over the products of two left sides' rows: of a thread's first row and of its second.
+template <class M, class T>
+DEVICE void row_products(float (&sums)[2], const u32 (&left)[M::WIDTH / 16][4], const u32 (&other)[M::WIDTH / 16][4]) {
+    const auto half = [](u32 pair, int which) { return widen(T{(u16)(pair >> 16 * which)}); };
+    sums[0] = sums[1] = 0;
+    #pragma unroll
+    for (int i = 0; i < M::WIDTH / 16 * 8; i++) {
+        const u32 x = left[i / 8][i % 4], y = other[i / 8][i % 4];
+        sums[i % 2] += half(x, i % 8 / 4) * half(y, i % 8 / 4);
     }
-    delta = over_warp<Sum>(delta);
-    const float total = there ? logsumexp[head * Call::queries + s] : -INFINITY;
-    if (lane == 0) pairs[own] = Pair{total == -INFINITY ? INFINITY : total * LOG2_E, delta};
+    for (float& sum : sums) sum = over_quad<Sum>(sum);
+}
+
+// What a warp's queries' weights and their gradients are computed from: a thread's two rows. Other kernels find it in
+// `pairs`.
+template <class Call>
+DEVICE void prepare(Pair (&own)[2], const float (&deltas)[2], const float* logsumexp, Pair* pairs, int head, int query) {
+    #pragma unroll
+    for (int row = 0; row < 2; row++) {
+        const int s = query + (int)threadIdx.x % 32 / 4 + 8 * row;
+        const float total = s < (int)Call::queries ? logsumexp[head * Call::queries + s] : -INFINITY;
+        own[row] = Pair{total == -INFINITY ? INFINITY : total * LOG2_E, deltas[row]};
+        if (threadIdx.x % 4 == 0 && s < (int)pairs_of_head<Call>()) pairs[head * pairs_of_head<Call>() + s] = own[row];
+    }
 }
 
 // Weights in place of the scores of 16 keys against `N` eights of queries.
@@ -126,10 +133,10 @@ DEVICE void by_keys_mma(const T* q, const T* k, const T* v, const T* dout, const
     M::put(tiles + warp * 16 * M::WIDTH, v_sums, 1, 1, DV::of(dv, b, group, key), DV::step, left);
 }
 
-// d q: `16 * WARPS` queries a block, `KEYS` keys at a time.
-template <class Call, class Q, class K, class V, class DOut, class DQ, int WARPS, int KEYS, class T>
-DEVICE void by_queries_mma(const T* q, const T* k, const T* v, const T* dout, const Pair* pairs, T* dq, float scale,
-                           int first) {
+// d q, and what `by_keys_mma` needs of each query: `16 * WARPS` queries a block, `KEYS` keys at a time.
+template <class Call, class Q, class K, class V, class Out, class DOut, class DQ, int WARPS, int KEYS, class T>
+DEVICE void by_queries_mma(const T* q, const T* k, const T* v, const T* out, const T* dout, const float* logsumexp,
+                           Pair* pairs, T* dq, float scale, int first) {
     typedef mma::Matrix<T, (int)Call::width> M;
     constexpr int THREADS = 32 * WARPS, ROWS = 16 * WARPS, SIZE = KEYS * M::WIDTH;
     static_assert(ROWS <= 4 * KEYS, "results go through the same memory");
@@ -150,11 +157,13 @@ DEVICE void by_queries_mma(const T* q, const T* k, const T* v, const T* dout, co
     left_sides<M>(queries, Q::of(q, b, h, query), Q::step, left);
     left_sides<M>(gradients, DOut::of(dout, b, h, query), DOut::step, left);
     Pair own[2];
-    #pragma unroll
-    for (int row = 0; row < 2; row++) {
-        const int s = query + (int)threadIdx.x % 32 / 4 + 8 * row;
-        own[row] = s < (int)Call::queries ? pairs[head * pairs_of_head<Call>() + s] : Pair{INFINITY, 0};
+    float deltas[2];
+    {
+        u32 outputs[M::WIDTH / 16][4];
+        left_sides<M>(outputs, Out::of(out, b, h, query), Out::step, left);
+        row_products<M, T>(deltas, gradients, outputs);
     }
+    prepare<Call>(own, deltas, logsumexp, pairs, head, query);
     float sums[M::GROUPS][4];
     clear(sums);
     fill(0);

@@ -39,9 +39,9 @@ template <class Packs, int N, class C, class T> DEVICE void dot(const T* x, cons
 }
 
 // The sum of the slices, or that added to what is there. One block.
-template <int SLICES, class C, class R> DEVICE void dot_total(const C* slices, R* to, i64 adds) {
+template <class C, class R> DEVICE void dot_total(const C* slices, i64 count, R* to, i64 adds) {
     C total = (C)0;
-    for (int i = threadIdx.x; i < SLICES; i += blockDim.x) total += slices[i];
+    for (int i = threadIdx.x; i < count; i += blockDim.x) total += slices[i];
     total = sum_over_block(total);
     if (threadIdx.x == 0) *to = narrow<R>(adds ? (C)(widen(*to) + total) : total);
 }

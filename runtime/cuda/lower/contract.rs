@@ -3,7 +3,7 @@
 use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
 use super::{Step, Unplaced};
 use crate::contraction::{Plan, shifted};
-use crate::cuda::program::{Epilogue, Matrices, Multiply, Start};
+use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
 use crate::program::{FusedContract, Instruction, View};
 use ir::ops::contract::Contract;
@@ -42,8 +42,9 @@ fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
     let mut total = Run::of("dot_total", &CONTRACT);
     let sums = total.parameter(format!("const {computed}*"), address(scratch));
     let out = total.writes(to);
+    let slices = total.parameter("i64", Argument::Number(blocks as i64));
     let adds = total.adds(instruction);
-    total.line(format!("dot_total<{blocks}, {computed}>({sums}, {out}, {adds});"));
+    total.line(format!("dot_total<{computed}>({sums}, {slices}, {out}, {adds});"));
     Some(vec![Step::Run(part.blocks(blocks, BLOCK)), Step::Run(total.blocks(1, BLOCK))])
 }
 

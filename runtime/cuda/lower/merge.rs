@@ -73,7 +73,35 @@ fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
             None => groups[level].push(vec![draft]),
         }
     }
-    groups.into_iter().flatten().map(|group| one(group, table)).collect()
+    in_turn(groups.into_iter().flatten().map(|group| one(group, table)).collect())
+}
+
+/// What one thread does, then one thread again, as one: a step has many numbers that are made from one another.
+fn in_turn(drafts: Vec<Draft>) -> Vec<Draft> {
+    let mut result: Vec<Draft> = Vec::new();
+    for draft in drafts {
+        let last = result.pop();
+        result.extend(match last {
+            Some(last) => last.then(draft),
+            None => vec![draft],
+        });
+    }
+    result
+}
+
+impl Draft {
+    /// This and the next: as one, if one thread does both.
+    fn then(mut self, mut next: Self) -> Vec<Self> {
+        match (self.step, next.step) {
+            (Step::Run(run), Step::Run(after)) if run.continues(&after) => {
+                self.reads.append(&mut next.reads);
+                self.writes.append(&mut next.writes);
+                let (first, last) = (self.first.min(next.first), self.last.max(next.last));
+                vec![Self { step: Step::Run(run.then(after)), first, last, ..self }]
+            }
+            (step, after) => vec![Self { step, ..self }, Self { step: after, ..next }],
+        }
+    }
 }
 
 /// Layers of blocks that a launch may have.

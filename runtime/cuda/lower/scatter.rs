@@ -5,8 +5,8 @@
 
 use super::indexing::{Way, neighbours, sizes};
 use super::source::{INDEXING, Run, SCATTER, address, computed, index_type, word};
-use super::{Step, Unplaced, copy};
-use crate::cuda::program::Argument;
+use super::{Step, Unplaced, copy, moved};
+use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, View};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
 use ir::{DType, Diagnostic, Op, Type};
@@ -118,6 +118,17 @@ impl Scatter<'_> {
         steps
     }
 
+    /// Zeros, but where what comes is added to what is there.
+    fn clear(&self) -> Run {
+        let mut run = Run::of("clear", &SCATTER);
+        let (target, adds) = (run.writes(self.result), self.adds(&mut run));
+        let count = self.result.layout.len();
+        let neighbours = neighbours(count, &[self.result]);
+        let packs = count / neighbours;
+        run.line(format!("scatter::clear<{packs}, {neighbours}>({target}, {adds});"));
+        run.threads(packs)
+    }
+
     /// The keys, in the order of the updates.
     fn keys(&self) -> Step {
         let Way { rows, places, .. } = *self.way;
@@ -207,11 +218,13 @@ impl Scatter<'_> {
     }
 }
 
-/// The gradient of reading: sums of updates, and zeros where none go.
+/// The gradient of reading: sums of updates, and zeros where none go; if there is an operand more, that and the sums.
 pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let ([indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
+    let ([indices, updates, addend @ ..], result) = (&instruction.operands[..], &instruction.results[0])
+    else {
         unreachable!("two operands");
     };
+    let adds = instruction.accumulates.then_some(Argument::Adds);
     let scatter = Scatter {
         way,
         kind: ScatterKind::Add,
@@ -220,15 +233,13 @@ pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Di
         result,
         scratch: instruction.scratch.as_ref(),
         whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
-        adds: instruction.accumulates.then_some(Argument::Adds),
+        adds: if addend.is_empty() { adds } else { Some(Argument::Number(1)) },
     };
-    let mut run = Run::of("clear", &SCATTER);
-    let (target, adds) = (run.writes(result), scatter.adds(&mut run));
-    let count = result.layout.len();
-    let neighbours = neighbours(count, &[result]);
-    let packs = count / neighbours;
-    run.line(format!("scatter::clear<{packs}, {neighbours}>({target}, {adds});"));
-    let mut steps = vec![Step::Run(run.threads(packs))];
+    let mut steps = match addend {
+        [] => vec![Step::Run(scatter.clear())],
+        [addend] if Place::of(addend) == Place::of(result) => vec![],
+        [addend, ..] => vec![Step::Run(moved(instruction, addend))],
+    };
     if way.rows > 0 {
         steps.extend(scatter.steps());
     }

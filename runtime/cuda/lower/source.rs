@@ -119,7 +119,12 @@ pub(super) struct Run {
     block: u32,
     /// Blocks that a multiprocessor shall have at once.
     together: Option<u32>,
+    /// Whether one thread does all of it.
+    alone: bool,
 }
+
+/// The most parameters of what one thread does in turn: kernels take 4 KiB of them.
+const MOST_PARAMETERS: usize = 400;
 
 /// Threads of a block, where nothing speaks for another number.
 pub(super) const BLOCK: u32 = 256;
@@ -136,6 +141,7 @@ impl Run {
             grid: [1; 3],
             block: BLOCK,
             together: None,
+            alone: false,
         }
     }
 
@@ -178,7 +184,7 @@ impl Run {
     /// A thread for each of so many.
     pub(super) fn threads(self, count: usize) -> Self {
         let block = if count < BLOCK as usize { count.next_multiple_of(32) as u32 } else { BLOCK };
-        self.blocks(count.div_ceil(block as usize), block)
+        Self { alone: count == 1, ..self.blocks(count.div_ceil(block as usize), block) }
     }
 
     /// So many blocks of so many threads.
@@ -229,8 +235,34 @@ impl Run {
             arguments: vec![Argument::Table(start)],
             body: format!("{body}{}    }}\n", self.body),
             grid: [self.grid[0], self.grid[1], layers],
+            alone: false,
             ..self
         }
+    }
+
+    /// Whether one thread does both this and what comes next, so that one launch may.
+    pub(super) fn continues(&self, next: &Self) -> bool {
+        let parameters = self.types.len() + next.types.len();
+        self.alone
+            && next.alone
+            && !self.types.is_empty()
+            && self.file.name == next.file.name
+            && parameters <= MOST_PARAMETERS
+    }
+
+    /// This, and then what one thread does next.
+    pub(super) fn then(mut self, next: Self) -> Self {
+        let before = self.types.len();
+        let _ = writeln!(self.body, "    {{");
+        // The names go up, so that none is hidden before it is read.
+        for index in 0..next.types.len() {
+            let _ = writeln!(self.body, "    const auto a{index} = a{};", index + before);
+        }
+        self.body += &next.body;
+        self.body += "    }\n";
+        self.types.extend(next.types);
+        self.arguments.extend(next.arguments);
+        self
     }
 }
 

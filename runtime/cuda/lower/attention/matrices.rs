@@ -45,52 +45,44 @@ pub(super) fn forward(call: &Call, out: &View, logsumexp: &View) -> Run {
     blocks(run, call, warps, call.queries, call.heads)
 }
 
-/// First what is needed of each row of the scores; then each result's kernel.
+/// The gradient of queries first: it leaves in scratch what the other needs of each row of the scores.
 pub(super) fn gradient(gradient: &Gradient) -> Vec<Run> {
-    let call = &gradient.call;
-    let [dq, dk, dv] = &gradient.instruction.results[..] else { unreachable!("infer has counted") };
-    // Registers and shared memory hold half as much where rows are twice as wide.
-    let size = if call.width == 64 { 64 } else { 32 };
-    let groups = warps(call, call.keys, call.groups);
-    let by_keys = [if call.width == 64 { groups } else { 4 }, size];
-    let by_queries = [warps(call, call.queries, call.heads), size];
-    vec![
-        prepare(gradient),
-        by(gradient, "by_queries", by_queries, &[dq], [call.queries, call.heads]),
-        by(gradient, "by_keys", by_keys, &[dk, dv], [call.keys, call.groups]),
-    ]
+    vec![by_queries(gradient), by_keys(gradient)]
 }
 
-fn prepare(gradient: &Gradient) -> Run {
-    let Gradient { call, out, logsumexp, dout, .. } = gradient;
-    let mut run = Run::of("attention_pairs", &ATTENTION_MMA_GRAD);
-    let sources = [out, dout, logsumexp].map(|view| run.reads(view)).join(", ");
-    let (pairs, count) = (pairs(gradient, &mut run), scratch(call.batch * call.heads, call.queries) / 2);
-    let types = [call.text(), rows(out), rows(dout)].join(", ");
-    run.line(format!("attention::prepare_mma<{types}>({sources}, {pairs}, {count});"));
-    run.threads(count * 32)
+/// Rows of a tile of the other side: registers and shared memory hold half as many where rows are twice as wide.
+fn size(call: &Call) -> usize {
+    if call.width == 64 { 64 } else { 32 }
 }
 
-/// The kernel that computes these results, for so many rows and heads, by so many warps a block; tiles of the other side
-/// have so many rows.
-fn by(
-    gradient: &Gradient,
-    name: &str,
-    [warps, size]: [usize; 2],
-    results: &[&View],
-    [count, heads]: [usize; 2],
-) -> Run {
-    let call = &gradient.call;
-    let mut run = Run::of(format!("attention_{name}_mma"), &ATTENTION_MMA_GRAD);
-    let read = [call.q, call.k, call.v, gradient.dout];
+fn by_queries(gradient: &Gradient) -> Run {
+    let Gradient { call, out, logsumexp, dout, instruction } = gradient;
+    let (dq, warps, size) = (&instruction.results[0], warps(call, call.queries, call.heads), size(call));
+    let mut run = Run::of("attention_by_queries_mma", &ATTENTION_MMA_GRAD);
+    let read = [call.q, call.k, call.v, out, dout];
     let mut arguments = read.map(|view| run.reads(view)).to_vec();
-    arguments.push(pairs(gradient, &mut run));
-    arguments.extend(results.iter().map(|view| run.writes(view)));
+    arguments.extend([run.reads(logsumexp), pairs(gradient, &mut run), run.writes(dq)]);
     arguments.extend(call.numbers(&mut run));
-    let views = read.iter().chain(results).map(|view| rows(view));
+    let views = read.into_iter().chain([dq]).map(rows);
     let types = [call.text()].into_iter().chain(views).collect::<Vec<_>>().join(", ");
-    run.line(format!("attention::{name}_mma<{types}, {warps}, {size}>({});", arguments.join(", ")));
-    blocks(run, call, warps, count, heads)
+    run.line(format!("attention::by_queries_mma<{types}, {warps}, {size}>({});", arguments.join(", ")));
+    blocks(run, call, warps, call.queries, call.heads)
+}
+
+fn by_keys(gradient: &Gradient) -> Run {
+    let Gradient { call, dout, instruction, .. } = gradient;
+    let [_, dk, dv] = &instruction.results[..] else { unreachable!("infer has counted") };
+    let warps = if call.width == 64 { warps(call, call.keys, call.groups) } else { 4 };
+    let mut run = Run::of("attention_by_keys_mma", &ATTENTION_MMA_GRAD);
+    let read = [call.q, call.k, call.v, dout];
+    let mut arguments = read.map(|view| run.reads(view)).to_vec();
+    arguments.extend([pairs(gradient, &mut run), run.writes(dk), run.writes(dv)]);
+    arguments.extend(call.numbers(&mut run));
+    let views = read.into_iter().chain([dk, dv]).map(rows);
+    let types = [call.text()].into_iter().chain(views).collect::<Vec<_>>().join(", ");
+    let size = size(call);
+    run.line(format!("attention::by_keys_mma<{types}, {warps}, {size}>({});", arguments.join(", ")));
+    blocks(run, call, warps, call.keys, call.groups)
 }
 
 /// What is kept of each row, in scratch, as an argument.

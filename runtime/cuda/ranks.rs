@@ -39,10 +39,16 @@ pub(crate) fn on_stand_ins(
 }
 
 /// The programs for GPUs: the same for every rank.
+fn lowered(programs: &[Arc<Program>]) -> Result<Vec<CudaProgram>, DeviceError> {
+    check(programs)?;
+    programs.iter().map(|program| lower(program.clone()).map_err(DeviceError::kernel)).collect()
+}
+
+/// Refuses programs that the ranks of one mesh cannot run together.
 ///
 /// # Errors
-/// What has no kernel; programs of different meshes; collectives that would not meet.
-pub(super) fn lowered(programs: &[Arc<Program>]) -> Result<Vec<CudaProgram>, DeviceError> {
+/// Programs of different meshes; collectives that would not meet.
+pub(super) fn check(programs: &[Arc<Program>]) -> Result<(), DeviceError> {
     let devices = programs.first().map_or(1, |program| program.mesh.devices());
     for program in programs {
         if program.mesh.devices() != devices {
@@ -50,7 +56,7 @@ pub(super) fn lowered(programs: &[Arc<Program>]) -> Result<Vec<CudaProgram>, Dev
         }
         ranks::meet(&vec![&**program; devices as usize])?;
     }
-    programs.iter().map(|program| lower(program.clone()).map_err(DeviceError::kernel)).collect()
+    Ok(())
 }
 
 #[cfg(test)]

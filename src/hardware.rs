@@ -3,7 +3,7 @@
 use crate::config::{DeviceChoice, Parallel};
 use ir::Diagnostic;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
-use runtime::cuda::probe::{Probe, probe};
+use runtime::cuda::probe::{Driver, Probe, probe};
 use runtime::program::Target;
 
 /// A device that can be used.
@@ -30,8 +30,9 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagn
                 return Err(Diagnostic::new(format!("--device cuda takes one GPU, not the mesh {mesh}"))
                     .note("several GPUs are not there yet; --device cpu runs the mesh as threads"));
             }
-            let described = usable(&probe(&folders)).map_err(|error| looked(error, &folders))?;
-            Ok(Chosen { target: Target::Cuda, described })
+            let probe = probe(&folders);
+            let driver = usable("--device cuda", &probe, &folders)?;
+            Ok(Chosen { target: Target::Cuda, described: driver.devices[0].name.clone() })
         }
     }
 }
@@ -44,20 +45,21 @@ fn unasked(probe: &Probe) -> String {
     }
 }
 
-/// What the programs run on, if all is there that they need.
-fn usable(probe: &Probe) -> Result<String, Diagnostic> {
-    let driver = probe
-        .driver
-        .as_ref()
-        .map_err(|error| Diagnostic::new(format!("--device cuda: {error}")).note(Library::Driver.source()))?;
+/// The driver and its GPUs, if all is there that programs on them need.
+///
+/// # Errors
+/// What is missing, for the flag that asks for it, and where it was looked for.
+pub fn usable<'a>(flag: &str, probe: &'a Probe, folders: &Folders) -> Result<&'a Driver, Diagnostic> {
+    let missing = |error: String, library: Library| {
+        looked(Diagnostic::new(format!("{flag}{error}")).note(library.source()), folders)
+    };
+    let driver = probe.driver.as_ref().map_err(|error| missing(format!(": {error}"), Library::Driver))?;
     for (library, opened) in &probe.libraries {
         if let (Library::Nvrtc | Library::CublasLt, Err(error)) = (library, opened) {
-            return Err(
-                Diagnostic::new(format!("--device cuda needs {library}: {error}")).note(library.source())
-            );
+            return Err(missing(format!(" needs {library}: {error}"), *library));
         }
     }
-    Ok(driver.devices[0].name.clone())
+    Ok(driver)
 }
 
 fn looked(error: Diagnostic, folders: &Folders) -> Diagnostic {
@@ -73,7 +75,7 @@ fn looked(error: Diagnostic, folders: &Folders) -> Diagnostic {
 mod tests {
     use super::*;
     use runtime::cuda::libraries::{NotOpened, Opened};
-    use runtime::cuda::probe::{DeviceFacts, Driver, NEEDED, Unavailable};
+    use runtime::cuda::probe::{DeviceFacts, NEEDED, Unavailable};
 
     fn machine(with_compiler: bool) -> Probe {
         let opened = |library: Library| Opened { library, path: library.file().into(), version: None };
@@ -98,9 +100,12 @@ mod tests {
 
     #[test]
     fn a_gpu_is_used_where_all_is_there_that_one_takes() {
-        assert_eq!(usable(&machine(true)).unwrap(), "NVIDIA H200");
-        let error = usable(&machine(false)).unwrap_err().to_string();
-        assert!(error.contains("needs NVRTC: libnvrtc.so.13 is not there"), "{error}");
+        let folders = Folders { given: vec!["/opt/cuda/lib".into()], installed: vec![] };
+        let of = |machine: &Probe| usable("--device cuda", machine, &folders).cloned();
+        assert_eq!(of(&machine(true)).unwrap().devices[0].name, "NVIDIA H200");
+        let error = of(&machine(false)).unwrap_err();
+        assert!(error.message.contains("--device cuda needs NVRTC: libnvrtc.so.13 is not there"), "{error}");
+        assert!(error.notes.iter().any(|note| note.contains("/opt/cuda/lib")), "{error}");
         assert_eq!(unasked(&machine(true)), "the processor; --device cuda trains on the NVIDIA H200");
     }
 
@@ -109,6 +114,6 @@ mod tests {
         let driver = Err(Unavailable::NoDevice);
         let probe = Probe { driver, libraries: vec![] };
         assert_eq!(unasked(&probe), "the processor; the NVIDIA driver finds no GPU");
-        assert!(usable(&probe).is_err());
+        assert!(usable("--device cuda", &probe, &Folders::default()).is_err());
     }
 }

@@ -1,11 +1,20 @@
 //! `trainyard doctor`: what this machine has to train on, and what is missing.
 
-use clap::Args;
-use runtime::cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
-use runtime::cuda::probe::{Driver, Probe, Unavailable, probe};
+mod check;
+mod facts;
 
+use clap::Args;
+use ir::Diagnostic;
+use runtime::cuda::check::OfNumber;
+use runtime::cuda::gpu::{copies, links};
+use runtime::cuda::libraries::{Folders, Library};
+use runtime::cuda::probe::{self, Probe, probe};
+use serde::Serialize;
+
+use self::check::Check;
+use self::facts::Facts;
 use super::report::{self, Failure, Outcome};
-use crate::inspection::units;
+use crate::hardware;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,114 +22,109 @@ Examples:
     trainyard doctor
 
   With CUDA's libraries in a folder of their own:
-    TRAINYARD_CUDA_LIBS=/opt/cuda/lib trainyard doctor";
+    TRAINYARD_CUDA_LIBS=/opt/cuda/lib trainyard doctor
+
+  Whether every operator is right on every GPU, and how fast they are:
+    trainyard doctor --check
+
+  One GPU, for a program to read:
+    trainyard doctor --check --gpu 0 --json
+
+Exits with 3 when a check fails.";
 
 /// Arguments of `doctor`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Doctor {}
+pub struct Doctor {
+    /// Run every operator on the GPUs against the interpreter, and measure how fast they copy and compute
+    #[arg(long)]
+    pub check: bool,
+    /// Check this GPU alone; may be repeated [default: all]
+    #[arg(long, value_name = "N", requires = "check")]
+    pub gpu: Vec<usize>,
+    /// Write the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// All that is said.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    facts: Facts,
+    /// None where nobody asked for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checks: Option<Vec<Check>>,
+}
 
 impl Doctor {
     /// Writes what it finds to standard output.
     ///
     /// # Errors
-    /// Output that cannot be written. What is missing is no error.
+    /// Output that cannot be written. What is missing is no error, but where `--check` needs it.
     pub fn run(&self) -> Result<Outcome, Failure> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let folders = Folders::of_process();
-        report::write_out(&found(threads, &folders, &probe(&folders)))?;
-        Ok(Outcome::Done)
-    }
-}
-
-/// A line, its subject first.
-fn line(subject: &str, text: &str) -> String {
-    format!("{subject:15}{text}\n")
-}
-
-fn found(threads: usize, folders: &Folders, probe: &Probe) -> String {
-    let mut text = line("processor", &format!("{threads} threads"));
-    text += &match &probe.driver {
-        Ok(driver) => devices(driver),
-        Err(Unavailable::Library(NotOpened::Missing { library, .. })) => missing(*library),
-        Err(error) => line(Library::Driver.name(), &error.to_string()),
-    };
-    for (library, opened) in &probe.libraries {
-        text += &match opened {
-            Ok(opened) => line(library.name(), &described(opened, opened.version.as_deref())),
-            Err(NotOpened::Missing { library, .. }) => missing(*library),
-            Err(error) => line(library.name(), &error.to_string()),
+        let probe = probe(&folders);
+        let facts = facts(&folders, &probe)?;
+        let checked = if self.check { Some(self.checks(&folders, &probe)) } else { None };
+        let (checks, missing) = match checked {
+            Some(Ok(checks)) => (Some(checks), None),
+            Some(Err(error)) => (None, Some(error)),
+            None => (None, None),
         };
+        let passed = checks.iter().flatten().all(|check| check.passed);
+        report::write_out(&self.written(&Report { facts, checks })?)?;
+        match missing {
+            Some(error) => Err(error.into()),
+            None => Ok(if passed { Outcome::Done } else { Outcome::Difference }),
+        }
     }
-    let looked = folders.given.iter().chain(&folders.installed);
-    let looked: String = looked.map(|folder| format!(", {}", folder.display())).collect();
-    text += &format!("\nlooked in the system's own folders{looked}; {FOLDERS}=FOLDER:FOLDER adds others\n");
-    text + "programs run on the processor; --device cuda runs them on a GPU\n"
+
+    fn checks(&self, folders: &Folders, probe: &Probe) -> Result<Vec<Check>, Diagnostic> {
+        let driver = hardware::usable("--check", probe, folders)?;
+        let gpus = chosen(&self.gpu, driver.devices.len())?;
+        let cudnn =
+            probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
+        let check = |gpu: usize| {
+            eprintln!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
+            Check::of(gpu, &OfNumber(gpu), cudnn)
+        };
+        Ok(gpus.into_iter().map(check).collect())
+    }
+
+    fn written(&self, report: &Report) -> Result<String, Failure> {
+        if self.json {
+            let text = serde_json::to_string_pretty(report).map_err(anyhow::Error::from)?;
+            return Ok(text + "\n");
+        }
+        let mut text = report.facts.text();
+        match &report.checks {
+            Some(checks) => text.extend(checks.iter().map(Check::text)),
+            None => text += "programs run on the processor; --device cuda runs them on a GPU\n",
+        }
+        Ok(text)
+    }
 }
 
-fn devices(driver: &Driver) -> String {
-    let version = format!("CUDA {}", driver.version);
-    let mut text = line(Library::Driver.name(), &described(&driver.opened, Some(&version)));
-    for (ordinal, device) in driver.devices.iter().enumerate() {
-        let (major, minor) = device.capability;
-        let facts = format!(
-            "{}, sm_{major}{minor}, {}, {} multiprocessors",
-            device.name,
-            units::bytes(device.memory),
-            device.multiprocessors
+/// The GPUs to check, of so many: those that are asked for, each once, or all.
+fn chosen(asked: &[usize], count: usize) -> Result<Vec<usize>, Diagnostic> {
+    if let Some(absent) = asked.iter().find(|&&gpu| gpu >= count) {
+        let last = count.saturating_sub(1);
+        return Err(
+            Diagnostic::new(format!("there is no GPU {absent}")).note(format!("there are 0 to {last}"))
         );
-        text += &line(&format!("  GPU {ordinal}"), &facts);
     }
-    text
+    Ok((0..count).filter(|gpu| asked.is_empty() || asked.contains(gpu)).collect())
 }
 
-fn described(opened: &Opened, version: Option<&str>) -> String {
-    let path = opened.path.display();
-    version.map_or_else(|| path.to_string(), |version| format!("{version}, {path}"))
-}
-
-/// A library that is nowhere, and how to come by it.
-fn missing(library: Library) -> String {
-    line(library.name(), &format!("{} is not there: {}", library.file(), library.source()))
+/// Of this machine.
+fn facts(folders: &Folders, probe: &Probe) -> Result<Facts, Failure> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let gpus = probe.driver.as_ref().map_or(0, |driver| driver.devices.len());
+    let links = links::links(gpus).map_err(anyhow::Error::from)?;
+    let memory = |gpu: usize| copies::memory(gpu).map_err(|error| error.to_string());
+    Ok(Facts::of(threads, folders, probe, probe::release(), memory, links))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use runtime::cuda::probe::{DeviceFacts, NEEDED};
-
-    #[test]
-    fn a_machine_with_a_gpu_is_described() {
-        let opened = |library: Library, folder: &str, version: Option<&str>| Opened {
-            library,
-            path: format!("{folder}{}", library.file()).into(),
-            version: version.map(str::to_owned),
-        };
-        let device = DeviceFacts {
-            name: "NVIDIA H200".into(),
-            capability: (9, 0),
-            memory: 150_754_820_096,
-            multiprocessors: 132,
-        };
-        let driver =
-            Driver { opened: opened(Library::Driver, "", None), version: NEEDED, devices: vec![device] };
-        let folders = Folders { given: vec![], installed: vec!["/env/nvidia/cu13/lib".into()] };
-        let probe = Probe {
-            driver: Ok(driver),
-            libraries: vec![
-                (Library::Nvrtc, Ok(opened(Library::Nvrtc, "/env/nvidia/cu13/lib/", Some("13.0")))),
-                (Library::Nccl, Err(NotOpened::Missing { library: Library::Nccl, looked: vec![] })),
-            ],
-        };
-        expect_test::expect![[r#"
-            processor      16 threads
-            NVIDIA driver  CUDA 13.0, libcuda.so.1
-              GPU 0        NVIDIA H200, sm_90, 140 GiB, 132 multiprocessors
-            NVRTC          13.0, /env/nvidia/cu13/lib/libnvrtc.so.13
-            NCCL           libnccl.so.2 is not there: pip install nvidia-nccl-cu13
-
-            looked in the system's own folders, /env/nvidia/cu13/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds others
-            programs run on the processor; --device cuda runs them on a GPU
-        "#]].assert_eq(&found(16, &folders, &probe));
-    }
-}
+mod tests;

@@ -13,7 +13,7 @@ use super::ParseError;
 pub enum Outcome {
     /// It did what it was asked: exit code 0.
     Done,
-    /// `verify` found a difference above the tolerance: exit code 3.
+    /// `verify` found a difference above the tolerance, or `doctor` a GPU that does not pass: exit code 3.
     Difference,
 }
 

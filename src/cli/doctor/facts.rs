@@ -1,0 +1,210 @@
+//! What a machine has to train on, as `doctor` writes it: for people, and as JSON.
+
+use crate::inspection::units;
+use runtime::cuda::gpu::links::Link;
+use runtime::cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
+use runtime::cuda::probe::{self, Probe, Unavailable};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What there is. The keys of its JSON are those that docs/GPU.md lists.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Facts {
+    /// Threads of the processor.
+    pub threads: usize,
+    /// NVIDIA's driver.
+    pub driver: Driver,
+    /// The GPUs, by their number.
+    pub gpus: Vec<Gpu>,
+    /// Every way from one GPU to another.
+    pub links: Vec<Link>,
+    /// The other libraries.
+    pub libraries: Vec<Found>,
+    /// Folders that libraries were looked for in besides the system's own.
+    pub looked_in: Vec<PathBuf>,
+}
+
+/// NVIDIA's driver.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Driver {
+    #[serde(flatten)]
+    pub library: Found,
+    /// The newest CUDA that it supports.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+}
+
+/// A library, or why it cannot be used: then there is an `error`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Found {
+    pub name: &'static str,
+    pub file: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Gpu {
+    pub gpu: usize,
+    pub name: String,
+    /// `9.0`
+    pub compute_capability: String,
+    pub multiprocessors: i32,
+    pub total_bytes: u64,
+    /// What nothing else takes; none where the GPU refuses to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+    /// Why the GPU refuses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What a GPU says of its memory: bytes that are free, and all.
+pub(super) type Memory = Result<(u64, u64), String>;
+
+impl Facts {
+    /// Of what was found; the driver's release, the GPUs' memory and their links are asked for apart.
+    pub(super) fn of(
+        threads: usize,
+        folders: &Folders,
+        probe: &Probe,
+        release: Option<String>,
+        memory: impl Fn(usize) -> Memory,
+        links: Vec<Link>,
+    ) -> Self {
+        let libraries = probe.libraries.iter().map(|(library, opened)| Found::of(*library, opened.as_ref()));
+        let looked_in = folders.given.iter().chain(&folders.installed).cloned().collect();
+        let (driver, gpus) = match &probe.driver {
+            Ok(driver) => {
+                let gpus = driver.devices.iter().enumerate();
+                let gpus = gpus.map(|(gpu, facts)| Gpu::of(gpu, facts, memory(gpu))).collect();
+                let found = Found::of(Library::Driver, Ok(&driver.opened));
+                let library = Found { version: release, ..found };
+                (Driver { library, cuda: Some(driver.version.to_string()) }, gpus)
+            }
+            Err(error) => {
+                let library =
+                    Found { version: release, ..Found::without(Library::Driver, unavailable(error)) };
+                (Driver { library, cuda: None }, vec![])
+            }
+        };
+        Self { threads, driver, gpus, links, libraries: libraries.collect(), looked_in }
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let mut text = line("processor", &format!("{} threads", self.threads));
+        text += &self.driver.text();
+        text.extend(self.gpus.iter().map(Gpu::text));
+        text += &links(&self.links);
+        text.extend(self.libraries.iter().map(|found| line(found.name, &found.text(found.version.clone()))));
+        let looked: String = self.looked_in.iter().map(|folder| format!(", {}", folder.display())).collect();
+        text +=
+            &format!("\nlooked in the system's own folders{looked}; {FOLDERS}=FOLDER:FOLDER adds others\n");
+        text
+    }
+}
+
+/// A line, its subject first.
+fn line(subject: &str, text: &str) -> String {
+    format!("{subject:15}{text}\n")
+}
+
+fn unavailable(error: &Unavailable) -> String {
+    match error {
+        Unavailable::Library(error) => not_opened(error),
+        error => error.to_string(),
+    }
+}
+
+/// Where it was looked for stands at the end, once.
+fn not_opened(error: &NotOpened) -> String {
+    match error {
+        NotOpened::Missing { library, .. } => {
+            format!("{} is not there: {}", library.file(), library.source())
+        }
+        error => error.to_string(),
+    }
+}
+
+impl Found {
+    fn of(library: Library, opened: Result<&Opened, &NotOpened>) -> Self {
+        match opened {
+            Ok(opened) => {
+                let (version, path) = (opened.version.clone(), Some(opened.path.clone()));
+                Self { name: library.name(), file: library.file(), version, path, error: None }
+            }
+            Err(error) => Self::without(library, not_opened(error)),
+        }
+    }
+
+    fn without(library: Library, error: String) -> Self {
+        Self { name: library.name(), file: library.file(), error: Some(error), ..Self::default() }
+    }
+
+    fn text(&self, version: Option<String>) -> String {
+        let path = self.path.as_ref().map(|path| path.display().to_string());
+        let parts: Vec<String> = version.into_iter().chain(path).chain(self.error.clone()).collect();
+        parts.join(", ")
+    }
+}
+
+impl Driver {
+    fn text(&self) -> String {
+        let cuda = self.cuda.as_ref().map(|version| format!("CUDA {version}"));
+        let parts: Vec<String> = self.library.version.clone().into_iter().chain(cuda).collect();
+        let version = (!parts.is_empty()).then(|| parts.join(", "));
+        line(self.library.name, &self.library.text(version))
+    }
+}
+
+impl Gpu {
+    fn of(gpu: usize, facts: &probe::DeviceFacts, memory: Memory) -> Self {
+        let (major, minor) = facts.capability;
+        Self {
+            gpu,
+            name: facts.name.clone(),
+            compute_capability: format!("{major}.{minor}"),
+            multiprocessors: facts.multiprocessors,
+            total_bytes: facts.memory,
+            free_bytes: memory.as_ref().ok().map(|(free, _)| *free),
+            error: memory.err(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let free = match (&self.free_bytes, &self.error) {
+            (Some(free), _) => format!("{} free", units::bytes(*free)),
+            (None, error) => error.clone().unwrap_or_default(),
+        };
+        let facts = format!(
+            "{}, compute capability {}, {} multiprocessors, {}, {free}",
+            self.name,
+            self.compute_capability,
+            self.multiprocessors,
+            units::bytes(self.total_bytes),
+        );
+        line(&format!("  GPU {}", self.gpu), &facts)
+    }
+}
+
+/// Links that are alike in one line.
+fn links(links: &[Link]) -> String {
+    let mut alike: BTreeMap<(i32, String), Vec<String>> = BTreeMap::new();
+    for link in links {
+        let way = if link.peer_access { "direct" } else { "through the host's memory" };
+        let atomics = if link.native_atomics { ", with atomics: NVLink" } else { "" };
+        let pair = format!("{}-{}", link.from, link.to);
+        alike.entry((link.performance_rank, format!("{way}{atomics}"))).or_default().push(pair);
+    }
+    let lines = alike
+        .into_iter()
+        .map(|((rank, kind), pairs)| line("  links", &format!("{kind}, rank {rank}: {}", pairs.join(" "))));
+    lines.collect()
+}

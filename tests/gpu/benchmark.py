@@ -144,8 +144,12 @@ class Sequence:
             self.measured.append(Measured(ours, ours.precision))
             for precision in ("autocast", "bf16"):
                 self.add_peers(precision)
-            self.take_turns()
-        self.write_rows()
+            try:
+                self.take_turns()
+            finally:
+                # What was measured is worth having, also if the time is up.
+                if self.measured[0].rates:
+                    self.write_rows()
         self.write_prediction(folder)
         self.write_traces()
 
@@ -191,7 +195,7 @@ class Sequence:
         """A row for each contender, with Trainyard's ratio to it, and the checks."""
         ours, peak = self.measured[0], gpus.peak_flops()
         flops = self.case.config.flops_per_token(self.sequence)
-        for measured in self.measured:
+        for measured in [measured for measured in self.measured if measured.rates]:
             contender = measured.contender
             self.report.rows.append({
                 "model": self.case.name,

@@ -158,7 +158,7 @@ mod tests {
     /// Of `ncclConfig_v21700` in nccl.h.
     #[test]
     fn a_configuration_lies_as_nccl_reads_it() {
-        assert_eq!(size_of::<Config>(), 56);
+        assert_eq!(size_of::<Config>(), 48);
         assert_eq!(std::mem::offset_of!(Config, blocking), 16);
         assert_eq!(std::mem::offset_of!(Config, network), 32);
         assert_eq!(std::mem::offset_of!(Config, shares), 40);

@@ -4,8 +4,10 @@
 
 use crate::compare::{Microbatch, assert_agrees_on, unit};
 use ir::interp::Mode;
+use ir::ops::Float;
+use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
-use ir::{Builder, DType, Dim, Module, Tensor, Type};
+use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
 use runtime::cuda::check::OfNumber;
 use runtime::cuda::check::samples::{self, Way};
 use runtime::cuda::device::Cuda;
@@ -94,8 +96,65 @@ fn contractions_by_cublaslt_agree() {
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_agree_with_the_interpreter_on_a_gpu() {
-    // Convolutions are for cuDNN, which is not called yet.
     let report = samples::check(&OfNumber(0), &samples::all(), &Way::ALL, false);
     assert!(report.failures.is_empty(), "{:#?}", report.failures);
     assert!(report.passed > 100, "{} passed", report.passed);
+}
+
+#[test]
+#[ignore = "needs a GPU and cuDNN"]
+fn convolutions_by_cudnn_agree_with_the_interpreter() {
+    let convolves = |op: &Op| matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
+    let convolutions: Vec<_> = samples::all().into_iter().filter(|sample| convolves(&sample.op)).collect();
+    let report = samples::check(&OfNumber(0), &convolutions, &Way::ALL, true);
+    assert!(report.failures.is_empty() && report.skipped == 0, "{:#?}", report.failures);
+}
+
+/// As a GPU lowers it, with all of it at cuDNN: two widths, heads that share keys, lengths that are no multiple of a tile.
+#[test]
+#[ignore = "needs a GPU and cuDNN"]
+fn attention_by_cudnn_agrees_with_the_interpreter() {
+    let make = |program: Program| -> Box<dyn Device> {
+        let mut driver = open();
+        let program = driver.lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(program.for_libraries().count(), 2, "attention and its gradient");
+        Box::new(Cuda::with(driver, vec![program]).unwrap_or_else(|error| panic!("{error}")))
+    };
+    for (sizes, causal) in
+        [([2, 4, 4, 128, 64], true), ([2, 6, 2, 77, 128], true), ([3, 4, 2, 200, 64], false)]
+    {
+        for dtype in [DType::F16, DType::BF16] {
+            let (module, inputs) = attention(sizes, dtype, causal);
+            assert_agrees_on(&make, Mode::Typed, &module, &options(), &[vec![inputs]], unit);
+        }
+    }
+}
+
+/// Attention of `[batch, heads, key-value heads, length, width]` and its gradient, with what they read.
+fn attention(
+    [batch, heads, groups, length, width]: [usize; 5],
+    dtype: DType,
+    causal: bool,
+) -> (Module, Microbatch) {
+    let (mut module, mut inputs) = (Module::new("attention"), Microbatch::new());
+    let mut add = |name: &str, heads: usize| {
+        let sizes = vec![batch, heads, length, width];
+        let number = |i: usize| ir::random::normal(7, name.len() as u64 + heads as u64, i as u64);
+        let elements = (0..sizes.iter().product()).map(|i: usize| number(i) / 2.0).collect();
+        inputs.insert(name.to_owned(), Tensor::float(dtype, sizes.clone(), elements).rounded());
+        module.add_input(name, Type::new(dtype, sizes.iter().map(|&size| Dim::known(size as u64))), false)
+    };
+    let [q, k, v, dout] = [add("q", heads), add("key", groups), add("value", groups), add("d out", heads)];
+    let scale = Float::new(1.0 / (width as f64).sqrt());
+    let mut b = Builder::new(&mut module, "test");
+    let forward = b.push(Attention { scale, causal }, &[q, k, v]).expect("well-typed");
+    let operands = [q, k, v, forward[0], forward[1], dout];
+    let gradients = b.push(AttentionGrad { scale, causal }, &operands).expect("well-typed");
+    b.finish();
+    for (name, value) in
+        ["out", "logsumexp", "d q", "d k", "d v"].iter().zip(forward.into_iter().chain(gradients))
+    {
+        module.add_output(*name, value);
+    }
+    (module, inputs)
 }

@@ -1,0 +1,76 @@
+//! A convolution in cuDNN's terms. cuDNN has images of two or three dims: one of fewer gets more of size 1.
+
+use super::{Convolution, Graph, Held, Makes, Operation, Part, Tensor};
+use crate::layout::Layout;
+use crate::program::Instruction;
+use ir::Op;
+use ir::ops::conv::Windows;
+
+/// The fewest and the most dims of an image.
+const FEWEST: usize = 2;
+const MOST: usize = 3;
+
+/// The graph of a convolution or of one of its gradients, or why there is none.
+pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Graph, String> {
+    let (first, second, result) = (Part::Operand(0), Part::Operand(1), Part::Result(0));
+    let (windows, makes, parts) = match op {
+        Op::Conv(op) => (op.windows(), Makes::Output, [first, second, result]),
+        Op::ConvGradInput(op) => (op.windows(), Makes::Image, [result, first, second]),
+        Op::ConvGradWeight(op) => (op.windows(), Makes::Weight, [first, result, second]),
+        _ => return Err("cuDNN does no such thing".into()),
+    };
+    let dims = windows.strides.len();
+    if dims > MOST {
+        return Err(format!("cuDNN convolves over {MOST} spatial dims at most, not {dims}"));
+    }
+    let tensors = parts.map(|part| tensor(part, instruction).ok_or("an operand is missing"));
+    let tensors = tensors.into_iter().collect::<Result<Vec<Tensor>, _>>()?;
+    if let Some(size) = tensors.iter().flat_map(|tensor| &tensor.sizes).find(|&&size| size > i32::MAX.into())
+    {
+        return Err(format!("cuDNN takes no dim of {size} elements"));
+    }
+    let [image, weight, output] = [0, 1, 2];
+    let Windows { strides, dilations, pads } = windows;
+    let (before, after) = pads.split_at(dims);
+    let convolution = Convolution {
+        makes,
+        image,
+        weight,
+        output,
+        strides: numbers(strides, 1)?,
+        dilations: numbers(dilations, 1)?,
+        before: numbers(before, 0)?,
+        after: numbers(after, 0)?,
+        adds,
+    };
+    Ok(Graph { tensors, operations: vec![Operation::Convolution(convolution)] })
+}
+
+/// A tensor, which lies row-major without holes, with an image's missing dims after batch and channels.
+fn tensor(part: Part, instruction: &Instruction) -> Option<Tensor> {
+    let view = part.view(instruction)?;
+    let mut sizes = view.layout.sizes.clone();
+    while sizes.len() < 2 + FEWEST {
+        sizes.insert(2, 1);
+    }
+    let strides = Layout::dense(&sizes).strides;
+    Some(Tensor {
+        dtype: view.dtype,
+        sizes: sizes.iter().map(|&size| size as i64).collect(),
+        strides: strides.iter().map(|&stride| stride as i64).collect(),
+        held: Held::memory(part, view),
+    })
+}
+
+/// Numbers for each spatial dim; for the missing ones this.
+fn numbers(given: &[u64], missing: i64) -> Result<Vec<i64>, String> {
+    let given = given.iter().map(|&number| {
+        i32::try_from(number)
+            .map(i64::from)
+            .map_err(|_| format!("cuDNN takes no window that moves by {number}"))
+    });
+    let given = given.collect::<Result<Vec<i64>, String>>()?;
+    let mut all = vec![missing; FEWEST.saturating_sub(given.len())];
+    all.extend(given);
+    Ok(all)
+}

@@ -1,0 +1,207 @@
+//! What goes to cuDNN: convolutions and attention. How each is done is chosen when its program is loaded, once for each shape.
+
+mod descriptors;
+mod functions;
+mod graphs;
+mod plans;
+
+use self::descriptors::{Descriptor, Handle, Value};
+use self::functions::Functions;
+use self::graphs::number_of;
+use self::plans::{Plan, Target};
+use super::handles::{Memory, Queue};
+use super::{Gpu, Single};
+use crate::cuda::cudnn::share::{counts, shares};
+use crate::cuda::cudnn::{Graph, Held, Tensor};
+use crate::cuda::driver::{Address, DriverError, LibraryTask};
+use crate::cuda::libraries::Folders;
+use crate::cuda::lower::lower_with;
+use crate::cuda::program::{CudaProgram, Start};
+use crate::program::{Instruction, Kernel, Program, Region, View};
+use cudarc::cudnn::sys;
+use ir::{Diagnostic, Op};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+use sys::cudnnBackendAttributeName_t as Name;
+use sys::cudnnBackendDescriptorType_t as Kind;
+
+/// The most room that a way to compute may take besides the arena: of convolutions there is always one that takes none, and
+/// attention is divided until it fits. Convolutions take it for an image whose channels are its last dim, attention's
+/// gradient for the scores.
+const MOST_ROOM: u64 = 512 << 20;
+
+/// cuDNN on a device.
+pub(super) struct Cudnn {
+    plans: HashMap<Graph, Plan>,
+    /// Into how many shares an instruction is divided, by its whole graph.
+    counts: HashMap<Graph, usize>,
+    /// Each larger than those before, which what was recorded before may use still. All are for one stream, which runs
+    /// everything that goes to cuDNN.
+    room: Vec<(Memory, u64)>,
+    single: Single,
+    handle: Handle,
+    functions: Arc<Functions>,
+}
+
+/// Who computes attention, of what both take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionBy {
+    /// cuDNN, where it is there.
+    #[default]
+    Cudnn,
+    /// Kernels of this crate.
+    Own,
+}
+
+impl Gpu {
+    /// Writes a program for this GPU: what there are kernels for, and cuDNN does faster, goes to it where it is there.
+    ///
+    /// # Errors
+    /// What has no kernel.
+    pub fn lower(&mut self, program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
+        lower_with(program, &mut |instruction| self.leaves_to_cudnn(instruction))
+    }
+
+    fn leaves_to_cudnn(&mut self, instruction: &Instruction) -> bool {
+        let attends = matches!(instruction.kernel, Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)));
+        self.options.attention == AttentionBy::Cudnn
+            && attends
+            && !is_of_nothing(instruction)
+            && Graph::of(instruction, false).is_ok()
+            && self.cudnn().is_ok_and(|cudnn| cudnn.load(instruction).is_ok())
+    }
+
+    /// cuDNN, looked for once.
+    pub(super) fn cudnn(&mut self) -> Result<&mut Cudnn, DriverError> {
+        self.context.bind()?;
+        let open = || Cudnn::new(&self.folders, self.options.single);
+        self.cudnn.get_or_insert_with(open).as_mut().map_err(|error| error.clone())
+    }
+}
+
+impl Cudnn {
+    /// On the device whose context is current.
+    pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
+        let functions = Arc::new(Functions::open(folders)?);
+        let handle = Handle::new(&functions)?;
+        Ok(Self { plans: HashMap::new(), counts: HashMap::new(), room: vec![], single, handle, functions })
+    }
+
+    /// Makes ready for an instruction: all that takes time or memory.
+    pub(super) fn load(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
+        if is_of_nothing(instruction) {
+            return Ok(());
+        }
+        let adds: &[bool] = if instruction.accumulates { &[false, true] } else { &[false] };
+        adds.iter().try_for_each(|&add| self.divide(instruction, add))
+    }
+
+    /// Finds into how many shares an instruction has to be divided.
+    fn divide(&mut self, instruction: &Instruction, add: bool) -> Result<(), DriverError> {
+        let whole = Graph::of(instruction, add)?;
+        if self.counts.contains_key(&whole) {
+            return Ok(());
+        }
+        let count = fewest_shares(instruction, add, |graph| self.plan(graph));
+        self.counts.insert(whole, count.map_err(|error| described(&error, instruction))?);
+        Ok(())
+    }
+
+    fn plan(&mut self, graph: &Graph) -> Result<(), DriverError> {
+        if self.plans.contains_key(graph) {
+            return Ok(());
+        }
+        let target = Target::Here(&self.handle);
+        let plan = Plan::new(&self.functions, target, graph, self.single, MOST_ROOM)?;
+        if self.room.last().is_none_or(|(_, bytes)| plan.workspace > *bytes) {
+            self.room.push((Memory::new(plan.workspace)?, plan.workspace));
+        }
+        self.plans.insert(graph.clone(), plan);
+        Ok(())
+    }
+
+    /// Runs an instruction that was made ready.
+    pub(super) fn run(&self, queue: &Queue, task: &LibraryTask) -> Result<(), DriverError> {
+        let LibraryTask { instruction, add, .. } = *task;
+        if is_of_nothing(instruction) {
+            return if add { Ok(()) } else { clear(queue, task) };
+        }
+        let unloaded = || DriverError(format!("`{}` of a program that was not loaded", instruction.name()));
+        let count = *self.counts.get(&Graph::of(instruction, add)?).ok_or_else(unloaded)?;
+        for share in shares(instruction, count) {
+            let graph = Graph::of(&share, add)?;
+            let plan = self.plans.get(&graph).ok_or_else(unloaded)?;
+            let pack = self.pack(&places(&graph, &LibraryTask { instruction: &share, ..*task }))?;
+            let done = self.handle.execute(queue, &plan.descriptor, &pack);
+            done.map_err(|error| described(&error, instruction))?;
+        }
+        Ok(())
+    }
+
+    /// Where the tensors of a graph are, by their numbers.
+    fn pack(&self, places: &[(i64, *mut c_void)]) -> Result<Descriptor, DriverError> {
+        let (ids, places): (Vec<i64>, Vec<*mut c_void>) = places.iter().copied().unzip();
+        let room = self.room.last().map_or(0, |(memory, _)| memory.at.0) as *mut c_void;
+        let pack = Descriptor::new(&self.functions, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Value::Integers(&ids))?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Value::Addresses(&places))?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Value::Addresses(&[room]))?;
+        pack.finalize("where tensors are")
+    }
+}
+
+/// The fewest shares of an instruction that all have a plan.
+fn fewest_shares(
+    instruction: &Instruction,
+    add: bool,
+    mut plan: impl FnMut(&Graph) -> Result<(), DriverError>,
+) -> Result<usize, DriverError> {
+    let mut refused = Ok(1);
+    for count in counts(instruction) {
+        let planned = shares(instruction, count).iter().try_for_each(|share| plan(&Graph::of(share, add)?));
+        refused = planned.map(|()| count);
+        if refused.is_ok() {
+            break;
+        }
+    }
+    refused
+}
+
+/// Where a part of an instruction begins.
+fn address(view: &View, task: &LibraryTask) -> Address {
+    let start = Start::of(view);
+    let base = if start.region == Region::Arena { task.arena } else { task.constants };
+    Address(base.0.wrapping_add_signed(start.byte))
+}
+
+/// The numbers of a graph's tensors, and where they are.
+fn places(graph: &Graph, task: &LibraryTask) -> Vec<(i64, *mut c_void)> {
+    let place = |(id, tensor): (usize, &Tensor)| {
+        let place = match &tensor.held {
+            Held::Memory { part, .. } => address(part.view(task.instruction)?, task).0 as *mut c_void,
+            Held::Number(bits) => std::ptr::from_ref(bits).cast_mut().cast(),
+            Held::Between => return None,
+        };
+        Some((number_of(id), place))
+    };
+    graph.tensors.iter().enumerate().filter_map(place).collect()
+}
+
+fn clear(queue: &Queue, task: &LibraryTask) -> Result<(), DriverError> {
+    let clear =
+        |result: &View| queue.clear(address(result, task), result.layout.len() as u64 * result.dtype.bytes());
+    task.instruction.results.iter().try_for_each(clear)
+}
+
+/// Whether an instruction sums over nothing, which cuDNN does not do: the result is zeros.
+fn is_of_nothing(instruction: &Instruction) -> bool {
+    instruction.operands.iter().any(|operand| operand.layout.is_empty())
+}
+
+fn described(error: &DriverError, instruction: &Instruction) -> DriverError {
+    DriverError(format!("`{}` {}: {error}", instruction.name(), instruction.origin))
+}
+
+#[cfg(test)]
+mod tests;

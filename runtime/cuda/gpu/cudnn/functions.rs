@@ -1,0 +1,122 @@
+//! cuDNN's functions, as its headers declare them.
+//!
+//! They are taken from the very library that was opened, and not through cudarc: its bindings give a status as a Rust enum,
+//! of which a status of a newer cuDNN would be no value. The names of attributes and types are cudarc's.
+
+use crate::cuda::driver::DriverError;
+use crate::cuda::libraries::{self, Folders, Library, Opened};
+use libloading::os::unix::Library as Open;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// 0 is success.
+type Status = c_int;
+/// cuDNN on a device.
+pub(super) type RawHandle = *mut c_void;
+/// Something that cuDNN is told.
+pub(super) type RawDescriptor = *mut c_void;
+
+/// The oldest cuDNN that is taken, as it counts versions: the first that there is for CUDA 13.
+const OLDEST: usize = 91_200;
+/// The CUDA that it must have been built for, as that counts versions.
+const CUDA: usize = 13_000;
+
+/// cuDNN, open.
+pub(super) struct Functions {
+    pub(super) create: unsafe extern "C" fn(*mut RawHandle) -> Status,
+    pub(super) destroy: unsafe extern "C" fn(RawHandle) -> Status,
+    pub(super) set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> Status,
+    pub(super) create_descriptor: unsafe extern "C" fn(c_int, *mut RawDescriptor) -> Status,
+    pub(super) destroy_descriptor: unsafe extern "C" fn(RawDescriptor) -> Status,
+    pub(super) set: unsafe extern "C" fn(RawDescriptor, c_int, c_int, i64, *const c_void) -> Status,
+    pub(super) get: unsafe extern "C" fn(RawDescriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
+    pub(super) finalize: unsafe extern "C" fn(RawDescriptor) -> Status,
+    pub(super) execute: unsafe extern "C" fn(RawHandle, RawDescriptor, RawDescriptor) -> Status,
+    text: unsafe extern "C" fn(Status) -> *const c_char,
+    last_error: unsafe extern "C" fn(*mut c_char, usize),
+    version: unsafe extern "C" fn() -> usize,
+    cuda: unsafe extern "C" fn() -> usize,
+}
+
+impl Functions {
+    /// Opens cuDNN, and what it will look for by name.
+    pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
+        let wanted = |error: &dyn std::fmt::Display, library: Library| {
+            DriverError(format!(
+                "{error}; the program has convolutions, which go to cuDNN: {}; or --device cpu, which runs everything",
+                library.source()
+            ))
+        };
+        // Without these it ends the process when it comes to need them.
+        for library in [Library::CublasLt, Library::Nvrtc] {
+            libraries::open(library, folders).map_err(|error| wanted(&error, library))?;
+        }
+        let opened =
+            libraries::open(Library::Cudnn, folders).map_err(|error| wanted(&error, Library::Cudnn))?;
+        let strange = |reason: String| {
+            wanted(&format!("{} does not do: {reason}", opened.path.display()), Library::Cudnn)
+        };
+        let functions = libraries::load(&opened.path).and_then(|open| Self::of(&open)).map_err(strange)?;
+        functions.check(&opened).map_err(strange)?;
+        Ok(functions)
+    }
+
+    #[allow(unsafe_code)]
+    fn of(open: &Open) -> Result<Self, String> {
+        fn get<F: Copy>(open: &Open, name: &str) -> Result<F, String> {
+            // SAFETY: `F` is the type that cuDNN's header declares for the name; the library is never closed.
+            unsafe { open.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+        }
+        Ok(Self {
+            create: get(open, "cudnnCreate")?,
+            destroy: get(open, "cudnnDestroy")?,
+            set_stream: get(open, "cudnnSetStream")?,
+            create_descriptor: get(open, "cudnnBackendCreateDescriptor")?,
+            destroy_descriptor: get(open, "cudnnBackendDestroyDescriptor")?,
+            set: get(open, "cudnnBackendSetAttribute")?,
+            get: get(open, "cudnnBackendGetAttribute")?,
+            finalize: get(open, "cudnnBackendFinalize")?,
+            execute: get(open, "cudnnBackendExecute")?,
+            text: get(open, "cudnnGetErrorString")?,
+            last_error: get(open, "cudnnGetLastErrorString")?,
+            version: get(open, "cudnnGetVersion")?,
+            cuda: get(open, "cudnnGetCudartVersion")?,
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn check(&self, opened: &Opened) -> Result<(), String> {
+        // SAFETY: each says a number.
+        let (version, cuda) = unsafe { ((self.version)(), (self.cuda)()) };
+        if version < OLDEST {
+            let version = opened.version.as_deref().unwrap_or("unknown");
+            return Err(format!("it is version {version}, and 9.12 is the oldest that is taken"));
+        }
+        if cuda < CUDA {
+            return Err(format!("it is for CUDA {}.{}, not 13", cuda / 1000, cuda % 1000 / 10));
+        }
+        Ok(())
+    }
+
+    /// What cuDNN did not do, and why, in its own words.
+    #[allow(unsafe_code)]
+    pub(super) fn check_status(&self, what: &str, status: Status) -> Result<(), DriverError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut message = [0 as c_char; 512];
+        // SAFETY: the first gives a text for any number, which is part of the library; the second writes so many bytes at
+        // most, the last of which is 0.
+        let (text, message) = unsafe {
+            let text = (self.text)(status);
+            (self.last_error)(message.as_mut_ptr(), message.len());
+            (text, CStr::from_ptr(message.as_ptr()).to_string_lossy().trim().to_owned())
+        };
+        let name = if text.is_null() {
+            "an unknown error".into()
+        } else {
+            // SAFETY: as above.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy()
+        };
+        Err(DriverError(format!("cuDNN, {what}: {name} ({status}), {message}")))
+    }
+}

@@ -20,13 +20,18 @@ DEVICE void contract(const T* lhs, const T* rhs, R* to, i64 adds) {
     *at = narrow<R>(adds ? (C)(widen(*at) + total) : total);
 }
 
-// Each block's slice of `Σ x·y`, read `N` neighbours at a time; `Packs` has the places of their first.
-template <class Packs, int N, class C, class T> DEVICE void dot(const T* x, const T* y, C* slices) {
+// Where every `N` neighbours begin that lie one after the other.
+template <int N> struct Line {
+    template <class I> DEVICE i64 at(I index) { return (i64)index * N; }
+};
+
+// Each block's slice of `Σ x·y`, read `N` neighbours at a time; `Packs` has the places of the first of so many.
+template <class Packs, int N, class C, class T> DEVICE void dot(const T* x, const T* y, C* slices, i64 count) {
     const i64 step = (i64)gridDim.x * blockDim.x;
     C total = (C)0;
-    for (i64 i = thread_index(); i < Packs::size;) {
+    for (i64 i = thread_index(); i < count;) {
         C sum = (C)0;
-        for (int n = 0; n < 64 / N && i < Packs::size; n++, i += step) {
+        for (int n = 0; n < 64 / N && i < count; n++, i += step) {
             const i64 at = Packs::at(i);
             const Pack<T, N> left = load<N>(x + at), right = load<N>(y + at);
             #pragma unroll

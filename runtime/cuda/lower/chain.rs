@@ -3,6 +3,7 @@
 //! What a step makes of f16 or bf16 is rounded to it, as if it had been stored: so fusing changes no number.
 
 use super::source::{ELEMENTWISE, Run, computed, index_type, is_aligned, stored};
+use crate::cuda::program::Argument;
 use crate::layout::Sizes;
 use crate::program::{Chain, ChainSource, ChainStep, Instruction, View};
 use ir::ops::elementwise::{Binary, Bitwise, Compare, Logical, Unary};
@@ -20,7 +21,12 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
     let targets: Vec<String> = results.iter().map(|result| run.writes(result)).collect();
     let index = index_type(count);
     run.line(format!("const {index} first = ({index})thread_index();"));
-    run.line(format!("if (first >= {}) return;", count / width));
+    // Tensors that lie in one line have one kernel, whatever their size.
+    let end = match dims.sizes.len() {
+        0 | 1 => run.parameter("i64", Argument::Number((count / width) as i64)),
+        _ => (count / width).to_string(),
+    };
+    run.line(format!("if (first >= {end}) return;"));
     indices(&mut run, &dims, width, index);
     let reads: Vec<Read> = (0..operands.len())
         .map(|i| {

@@ -37,8 +37,11 @@ fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
     let mut part = Run::of("dot", &CONTRACT);
     let (x, y) = (part.reads(x), part.reads(y));
     let sums = part.parameter(format!("{computed}*"), address(scratch));
-    let packs = layout(&packs(terms, width));
-    part.line(format!("dot<{packs}, {width}, {computed}>({x}, {y}, {sums});"));
+    let packs = packs(terms, width);
+    // Tensors that lie in one line have one kernel, whatever their size.
+    let places = if packs.sizes.len() == 1 { format!("Line<{width}>") } else { layout(&packs) };
+    let count = part.parameter("i64", Argument::Number(packs.len() as i64));
+    part.line(format!("dot<{places}, {width}, {computed}>({x}, {y}, {sums}, {count});"));
     let mut total = Run::of("dot_total", &CONTRACT);
     let sums = total.parameter(format!("const {computed}*"), address(scratch));
     let out = total.writes(to);
@@ -61,9 +64,14 @@ fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<Layout> {
     })
 }
 
-/// Blocks that share the terms: few enough to be added up by one.
+/// Blocks that share the terms: few enough to be added up by one. There are few numbers of them, so that many tensors are
+/// one launch.
 fn slices(terms: usize) -> usize {
-    terms.div_ceil(BLOCK as usize * 16).min(MOST_SLICES)
+    match terms.div_ceil(BLOCK as usize * 16) {
+        0 | 1 => 1,
+        2..=16 => 16,
+        _ => MOST_SLICES,
+    }
 }
 
 const MOST_SLICES: usize = 264;

@@ -238,7 +238,7 @@ pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Di
     let mut steps = match addend {
         [] => vec![Step::Run(scatter.clear())],
         [addend] if Place::of(addend) == Place::of(result) => vec![],
-        [addend, ..] => vec![Step::Run(moved(instruction, addend))],
+        [addend, ..] => vec![Step::Run(moved(instruction, &addend.layout, address(addend)))],
     };
     if way.rows > 0 {
         steps.extend(scatter.steps());

@@ -21,9 +21,10 @@ mod non_finite;
 pub mod nvrtc;
 pub mod probe;
 pub mod program;
+pub mod ranks;
+mod ready;
 pub mod roofline;
 mod room;
 
 pub use graphs::Pace;
 pub use room::TooLarge;
-pub mod ranks;

@@ -7,6 +7,7 @@
 
 mod error;
 mod evaluate;
+mod outputs;
 mod resume;
 mod run;
 mod session;

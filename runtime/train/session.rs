@@ -1,6 +1,7 @@
 //! A training program on its device, by names: what a step of the loop does to it.
 
 use super::error::{Cause, TrainError};
+use super::outputs::{Outputs, ScalingOutputs, lacks, output};
 use crate::checkpoint::{StateBytes, StateSource};
 use crate::data::Batch;
 use crate::device::{Device, Later, ProgramId};
@@ -21,37 +22,6 @@ pub struct Session<'d> {
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
     until_norm: Option<usize>,
     runs_ahead: bool,
-}
-
-/// Where the numbers are that the loop reads: indices of outputs.
-#[derive(Clone, Copy)]
-struct Outputs {
-    loss: usize,
-    lr: usize,
-    grad_norm: usize,
-    microbatch_loss: usize,
-    scaling: Option<ScalingOutputs>,
-}
-
-/// Where a program with a scaled loss says what became of a step.
-#[derive(Clone, Copy)]
-struct ScalingOutputs {
-    skipped: usize,
-    scale: usize,
-    exhausted: usize,
-}
-
-impl Outputs {
-    /// What every program reports of an update.
-    fn of_update(&self) -> [usize; 3] {
-        [self.loss, self.lr, self.grad_norm]
-    }
-}
-
-impl ScalingOutputs {
-    fn all(&self) -> [usize; 3] {
-        [self.skipped, self.scale, self.exhausted]
-    }
 }
 
 /// What an update reports.
@@ -79,13 +49,7 @@ impl<'d> Session<'d> {
         eval: Option<ProgramId>,
     ) -> Result<Self, TrainError> {
         let program = device.program(train);
-        let outputs = Outputs {
-            loss: output(program, "loss", Section::Update)?,
-            lr: output(program, "lr", Section::Update)?,
-            grad_norm: output(program, "grad_norm", Section::Update)?,
-            microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
-            scaling: scaling_outputs(program)?,
-        };
+        let outputs = Outputs::of(program)?;
         let states: BTreeMap<String, usize> =
             program.states.iter().enumerate().map(|(index, state)| (state.name.clone(), index)).collect();
         if let Some(eval) = eval.map(|eval| device.program(eval)) {
@@ -306,22 +270,4 @@ fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     let mut written = update[..until].iter().flat_map(|instruction| &instruction.results);
     let changes = written.any(|result| read.iter().any(|state| overlap(result, state)));
     (!changes).then_some(until)
-}
-
-fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {
-    if program.output("skipped").is_none() {
-        return Ok(None);
-    }
-    let [skipped, scale, exhausted] =
-        ["skipped", "loss_scale", "loss_scale.exhausted"].map(|name| output(program, name, Section::Update));
-    Ok(Some(ScalingOutputs { skipped: skipped?, scale: scale?, exhausted: exhausted? }))
-}
-
-fn output(program: &Program, name: &str, section: Section) -> Result<usize, TrainError> {
-    let found = program.output(name).filter(|&index| program.outputs[index].section == section);
-    found.ok_or_else(|| lacks(program, "output", name))
-}
-
-fn lacks(program: &Program, what: &'static str, name: &str) -> TrainError {
-    TrainError::Lacks { program: program.name.clone(), what, name: name.to_owned() }
 }

@@ -111,7 +111,7 @@ fn begin_anew(cuda: &mut CudaProgram) {
 fn a_graph_of_the_first_microbatch_that_runs_for_all_shows() {
     let mut runs = [on(Gpu { change: begin_anew, ..SOUND }), setup()];
     runs.iter_mut().for_each(|run| run.microbatches = 2);
-    runs.each_ref().map(|run| run.go().unwrap());
+    runs.iter().for_each(|run| assert_eq!(run.go().unwrap().steps, 20));
     let [ours, expected] = runs.each_ref().map(Setup::metrics);
     let distance = ours.iter().zip(&expected).map(|(ours, expected)| (ours.loss - expected.loss).abs());
     assert!(distance.fold(0.0, f64::max) > 1e-2);

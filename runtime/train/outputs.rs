@@ -1,0 +1,64 @@
+//! The outputs of a training program that the loop reads.
+
+use super::error::TrainError;
+use crate::program::{Program, Section};
+
+/// Where the numbers are that the loop reads: indices of outputs.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs {
+    pub(super) loss: usize,
+    pub(super) lr: usize,
+    pub(super) grad_norm: usize,
+    pub(super) microbatch_loss: usize,
+    pub(super) scaling: Option<ScalingOutputs>,
+}
+
+/// Where a program with a scaled loss says what became of a step.
+#[derive(Clone, Copy)]
+pub(super) struct ScalingOutputs {
+    pub(super) skipped: usize,
+    pub(super) scale: usize,
+    pub(super) exhausted: usize,
+}
+
+impl Outputs {
+    /// Those of a training program.
+    pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
+        Ok(Self {
+            loss: output(program, "loss", Section::Update)?,
+            lr: output(program, "lr", Section::Update)?,
+            grad_norm: output(program, "grad_norm", Section::Update)?,
+            microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
+            scaling: scaling_outputs(program)?,
+        })
+    }
+
+    /// What every program reports of an update.
+    pub(super) fn of_update(&self) -> [usize; 3] {
+        [self.loss, self.lr, self.grad_norm]
+    }
+}
+
+impl ScalingOutputs {
+    pub(super) fn all(&self) -> [usize; 3] {
+        [self.skipped, self.scale, self.exhausted]
+    }
+}
+
+fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {
+    if program.output("skipped").is_none() {
+        return Ok(None);
+    }
+    let [skipped, scale, exhausted] =
+        ["skipped", "loss_scale", "loss_scale.exhausted"].map(|name| output(program, name, Section::Update));
+    Ok(Some(ScalingOutputs { skipped: skipped?, scale: scale?, exhausted: exhausted? }))
+}
+
+pub(super) fn output(program: &Program, name: &str, section: Section) -> Result<usize, TrainError> {
+    let found = program.output(name).filter(|&index| program.outputs[index].section == section);
+    found.ok_or_else(|| lacks(program, "output", name))
+}
+
+pub(super) fn lacks(program: &Program, what: &'static str, name: &str) -> TrainError {
+    TrainError::Lacks { program: program.name.clone(), what, name: name.to_owned() }
+}

@@ -18,6 +18,7 @@ pub mod parallel;
 pub mod precision;
 pub mod run;
 pub mod shapes;
+pub mod target;
 pub mod value;
 
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
@@ -31,6 +32,7 @@ pub use parallel::{MeshAxes, Parallel, ShardRule};
 pub use precision::{Precision, PrecisionChoice};
 pub use run::{Length, Resume, Run};
 pub use shapes::{Bindings, Shapes};
+pub use target::TargetDevice;
 pub use value::ValueError;
 
 use crate::pipeline::Flags;

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::report::{self, Failure, Outcome};
 use crate::compilation::{self, Source};
-use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes};
-use crate::inspection::{FolderFacts, Inspection, Question, dot, program_after};
+use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes, TargetDevice};
+use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 
@@ -24,6 +24,10 @@ Examples:
   What four devices hold and send each other in a step, and why a tensor is split as it is:
     trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --zero 1
     trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --why transformer.h.0.mlp.c_fc.weight
+
+  How long a step would take on an H200, where its time goes, and how far a run was from that:
+    trainyard inspect gpt2.onnx --microbatch 8 --bf16 --target h200
+    trainyard inspect gpt2.trainyard --target h200:bandwidth=4.2,multiply=740
 
   The program after one pass, with its dims bound:
     trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
@@ -45,6 +49,11 @@ pub struct Inspect {
     /// How to write it
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
+    /// Predict a step on this device, command by command, and count its launches; rates that were measured there take the
+    /// place of the usual ones: bandwidth (TB/s read and written), multiply and attention (TFLOP/s in half precision),
+    /// link (GB/s each way), launch (µs)
+    #[arg(long, value_name = "h200|h100|a100[:KEY=X,…]")]
+    pub target: Option<TargetDevice>,
     /// Explain the role of the tensor NAME, and how it lies over the mesh; or what is in the way of the pattern NAME; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
@@ -81,6 +90,8 @@ pub enum Format {
     Json,
     /// The program as a graph, for Graphviz
     Dot,
+    /// The predicted step on --target as a timeline, for Perfetto
+    Perfetto,
 }
 
 /// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
@@ -119,7 +130,11 @@ impl Inspect {
         if let Some(after) = &self.after {
             let source = Source::import(&self.subject, model, &question.bindings)?;
             let program = program_after(&source, &question, after)?;
-            let text = if self.format == Format::Dot { dot(&program) } else { ir::text::print(&program) };
+            let text = match self.format {
+                Format::Dot => dot(&program),
+                Format::Perfetto => return Err(draws_steps_alone().into()),
+                Format::Text | Format::Json => ir::text::print(&program),
+            };
             return Ok(Output { text, reasons: vec![] });
         }
         let found = Inspection::of(model, &question)?;
@@ -127,6 +142,7 @@ impl Inspect {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
+            (true, Format::Perfetto) => self.timeline(found.roofline.as_ref())?,
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
                 match format {
@@ -135,6 +151,7 @@ impl Inspect {
                     }
                     Format::Json => json(&answers)?,
                     Format::Dot => return Err(draws_no_answers().into()),
+                    Format::Perfetto => return Err(draws_steps_alone().into()),
                 }
             }
         };
@@ -156,7 +173,17 @@ impl Inspect {
         let plan = Plan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, manager })
+        let target = self.target.as_ref().map(|target| target.0.clone());
+        Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, target, manager })
+    }
+
+    /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
+    fn timeline(&self, roofline: Option<&RooflineFacts>) -> Result<String, Failure> {
+        match roofline {
+            Some(roofline) => json(&roofline.timeline()),
+            None if self.target.is_some() => Ok(String::new()),
+            None => Err(draws_steps_alone().into()),
+        }
     }
 
     fn folder(&self) -> Result<Output, Failure> {
@@ -168,14 +195,23 @@ impl Inspect {
             ));
             return Err(error.note("give it the model that was compiled").into());
         }
-        let found = FolderFacts::of(&self.subject)?;
+        let mut found = FolderFacts::of(&self.subject)?;
+        if let Some(target) = &self.target {
+            found.predict(&written_program(&self.subject)?, &target.0)?;
+        }
         let text = match self.format {
             Format::Text => found.to_string(),
             Format::Json => json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
+            Format::Perfetto => self.timeline(found.roofline.as_ref())?,
         };
         Ok(Output { text, reasons: vec![] })
     }
+}
+
+fn draws_steps_alone() -> Diagnostic {
+    Diagnostic::new("--format perfetto draws the predicted step")
+        .note("leave --after and --why away, and say on which device: --target h200")
 }
 
 fn draws_no_answers() -> Diagnostic {

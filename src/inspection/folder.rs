@@ -1,8 +1,11 @@
 //! What a folder holds that `compile` wrote: how far its run came, and what can be taken from it.
 
+use super::RooflineFacts;
+use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped, visible};
 use ir::{Diagnostic, Module, Role};
 use runtime::checkpoint::Checkpoint;
+use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};
 use serde::Serialize;
 use std::fmt;
@@ -30,6 +33,9 @@ pub struct FolderFacts {
     pub config: Option<String>,
     /// Files with the result, and their sizes.
     pub results: Vec<(String, u64)>,
+    /// What a step takes on the device that was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<RooflineFacts>,
     /// Files that are there and cannot be read, and why.
     pub problems: Vec<String>,
 }
@@ -64,6 +70,8 @@ pub struct RunFacts {
     pub best_eval: Option<(u64, f64)>,
     /// Steps whose update was left out.
     pub skipped: usize,
+    /// Milliseconds of a step: half of all take longer.
+    pub median_step_ms: f64,
 }
 
 /// A checkpoint.
@@ -89,6 +97,7 @@ impl FolderFacts {
             plan: serde_json::Value::Null,
             config: None,
             results: vec![],
+            roofline: None,
             problems: vec![],
         };
         let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
@@ -123,6 +132,41 @@ impl FolderFacts {
             );
         }
         Ok(facts)
+    }
+
+    /// Predicts a step of the folder's program on a device.
+    ///
+    /// # Errors
+    /// What a GPU has no kernel for.
+    pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Diagnostic> {
+        let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
+        self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
+        Ok(())
+    }
+
+    /// Whether the run was on a GPU.
+    fn was_on_gpu(&self) -> bool {
+        let settings = self.config.as_deref().and_then(|config| config.parse::<toml::Table>().ok());
+        settings.is_some_and(|settings| {
+            settings.get("device").is_some_and(|device| device.as_str() == Some("cuda"))
+        })
+    }
+
+    /// The run beside what was predicted.
+    fn compare(&self, f: &mut fmt::Formatter<'_>, roofline: &RooflineFacts) -> fmt::Result {
+        let Some(run) = &self.run else {
+            return writeln!(f, "  no step was run: nothing to compare it with");
+        };
+        let measured = milliseconds(run.median_step_ms);
+        if !self.was_on_gpu() {
+            return writeln!(
+                f,
+                "  the run was not on a GPU (--device cuda): {measured} a step says nothing of it"
+            );
+        }
+        let times = run.median_step_ms / roofline.step_ms;
+        let mfu = 100.0 * roofline.mfu / times;
+        writeln!(f, "  the run took {measured} a step, {times:.2} times as long: MFU {mfu:.1} %")
     }
 
     fn read(&mut self, path: &Path, name: &str) -> Option<String> {
@@ -161,8 +205,14 @@ impl RunFacts {
             last_eval: evals().next_back(),
             best_eval: evals().filter(|(_, loss)| loss.is_finite()).min_by(|a, b| a.1.total_cmp(&b.1)),
             skipped: steps.iter().filter(|step| step.skipped).count(),
+            median_step_ms: median(steps.iter().map(|step| step.step_ms).collect()),
         })
     }
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
 }
 
 /// The folders `step-N`, by N.
@@ -228,6 +278,10 @@ impl fmt::Display for FolderFacts {
             writeln!(f, "  result       {name}: {}", bytes(*size))?;
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "  cannot read  {}", visible(problem)))?;
+        if let Some(roofline) = &self.roofline {
+            write!(f, "{roofline}")?;
+            self.compare(f, roofline)?;
+        }
         if let Some(config) = &self.config {
             writeln!(f, "\nsettings (config.toml)")?;
             config.lines().try_for_each(|line| writeln!(f, "  {}", visible(line)))?;

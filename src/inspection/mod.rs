@@ -8,6 +8,7 @@ mod facts;
 pub mod folder;
 mod groups;
 mod parameters;
+mod roofline;
 mod shares;
 mod step;
 mod text;
@@ -20,6 +21,7 @@ pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub use roofline::{CommandFacts, KindFacts, RooflineFacts, SectionFacts};
 pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
@@ -32,6 +34,7 @@ use ir::{Diagnostic, Module};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
+use runtime::cuda::roofline::Accelerator;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -65,6 +68,9 @@ pub struct Inspection {
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
+    /// What a step takes on the device that was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<RooflineFacts>,
     /// How inputs and states lie over the mesh, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shardings: Vec<ShardingFacts>,
@@ -109,6 +115,8 @@ pub struct Question<'a> {
     pub global_batch: Option<u64>,
     /// Devices that share the batch.
     pub data_ranks: u64,
+    /// The device that a step is to be predicted on.
+    pub target: Option<Accelerator>,
     /// What shows the program between passes.
     pub manager: Manager,
 }
@@ -130,6 +138,7 @@ impl Inspection {
             program: None,
             near_misses: vec![],
             step: None,
+            roofline: None,
             shardings: vec![],
             passes: vec![],
             module: None,
@@ -234,13 +243,23 @@ impl Inspection {
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
-                self.step = Some(step);
                 self.support = Support::Trainable;
+                self.predict(&compilation.training, step.microbatches, question);
+                self.step = Some(step);
             }
             Err(diagnostic) => self.reasons.push(Told::diagnostic(&diagnostic)),
         }
         self.module = Some(compilation.training);
         Ok(())
+    }
+
+    /// Predicts a step on the device that was asked about. What has no kernel there is a reason.
+    fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) {
+        let Some(target) = &question.target else { return };
+        match RooflineFacts::of(training, microbatches, target) {
+            Ok(roofline) => self.roofline = Some(roofline),
+            Err(diagnostic) => self.reasons.push(Told::diagnostic(&diagnostic)),
+        }
     }
 
     /// Runs the passes up to the one that decides what is a parameter.

@@ -27,6 +27,9 @@ impl fmt::Display for Inspection {
         if let Some(step) = &self.step {
             write_step(f, step)?;
         }
+        if let Some(roofline) = &self.roofline {
+            write!(f, "{roofline}")?;
+        }
         if !self.passes.is_empty() {
             let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, time.ms));
             writeln!(f, "\npasses: {}", times.collect::<Vec<_>>().join(", "))?;

@@ -6,6 +6,7 @@ mod groups;
 mod parameters;
 mod patterns;
 mod reasons;
+mod roofline;
 mod why;
 
 use std::fmt::Write as _;

@@ -1,0 +1,82 @@
+//! How many times a device is told to do something: what a step takes at least, however small its tensors are.
+
+use super::program::{Command, CudaProgram, Task};
+use crate::program::Section;
+use std::fmt;
+use std::ops::Add;
+
+/// Commands, by what they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launches {
+    /// Kernels of ours; several that are launched as one count once.
+    pub kernels: usize,
+    /// Multiplications by cuBLASLt.
+    pub multiplications: usize,
+    /// What cuDNN does.
+    pub libraries: usize,
+    /// Exchanges with other devices, by NCCL.
+    pub collectives: usize,
+}
+
+impl CudaProgram {
+    /// What one run of a section launches.
+    pub fn launches(&self, section: Section) -> Launches {
+        self.section(section).iter().map(Launches::of).fold(Launches::default(), Add::add)
+    }
+}
+
+impl Launches {
+    fn of(command: &Command) -> Self {
+        let mut one = Self::default();
+        match command.task {
+            Task::Launch(_) => one.kernels = 1,
+            Task::Multiply(_) => one.multiplications = 1,
+            Task::Library => one.libraries = 1,
+            Task::Collective(_) => one.collectives = 1,
+        }
+        one
+    }
+
+    /// All of them.
+    pub fn total(&self) -> usize {
+        self.kernels + self.multiplications + self.libraries + self.collectives
+    }
+}
+
+impl Add for Launches {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            kernels: self.kernels + other.kernels,
+            multiplications: self.multiplications + other.multiplications,
+            libraries: self.libraries + other.libraries,
+            collectives: self.collectives + other.collectives,
+        }
+    }
+}
+
+/// `12 kernels, 8 multiplications`
+impl fmt::Display for Launches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            (self.kernels, "kernel"),
+            (self.multiplications, "multiplication"),
+            (self.libraries, "call of cuDNN"),
+            (self.collectives, "collective"),
+        ];
+        let present = parts.into_iter().filter(|(count, _)| *count > 0);
+        let text: Vec<String> =
+            present.map(|(count, what)| format!("{count} {}", plural(what, count))).collect();
+        f.write_str(if text.is_empty() { "nothing" } else { "" })?;
+        f.write_str(&text.join(", "))
+    }
+}
+
+fn plural(what: &str, count: usize) -> String {
+    match (count, what.split_once(' ')) {
+        (1, _) => what.into(),
+        (_, Some((first, rest))) => format!("{first}s {rest}"),
+        (_, None) => format!("{what}s"),
+    }
+}

@@ -100,11 +100,11 @@ struct Size(u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mebibytes = self.0 as f64 / f64::from(1 << 20);
-        match self.0 {
-            ..0x10_0000 => write!(f, "{:.1} KiB", mebibytes * 1024.0),
-            ..0x4000_0000 => write!(f, "{mebibytes:.1} MiB"),
-            _ => write!(f, "{:.1} GiB", mebibytes / 1024.0),
+        let kibibytes = self.0 as f64 / 1024.0;
+        match kibibytes {
+            ..1024.0 => write!(f, "{kibibytes:.1} KiB"),
+            1024.0..1_048_576.0 => write!(f, "{:.1} MiB", kibibytes / 1024.0),
+            _ => write!(f, "{:.1} GiB", kibibytes / 1_048_576.0),
         }
     }
 }

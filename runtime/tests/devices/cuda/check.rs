@@ -29,7 +29,7 @@ impl Subject for StandIn {
 
     fn with(&self, mut program: CudaProgram) -> Result<Cuda<Host>, DeviceError> {
         program.kernels.iter_mut().for_each(self.change);
-        Cuda::with(Host::new(self.order), vec![program])
+        Cuda::with(Host::new(self.order).checked(), vec![program])
     }
 
     fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {

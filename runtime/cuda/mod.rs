@@ -21,7 +21,6 @@ mod non_finite;
 pub mod nvrtc;
 pub mod probe;
 pub mod program;
-pub mod roofline;
 pub mod ranks;
 mod ready;
 pub mod roofline;

@@ -69,7 +69,8 @@ pub fn lower_with(
             if section == Section::Update {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
             }
-            drafts.extend(steps.into_iter().map(|step| Draft::of(step, instruction, index)));
+            let steps = steps.into_iter().enumerate();
+            drafts.extend(steps.map(|(number, step)| Draft::of(step, instruction, index, number > 0)));
             drafts.extend(halt::watches(&program, section, index));
         }
         let drafts = merge::merged(&program, section, drafts, &mut tables);
@@ -103,14 +104,15 @@ struct Draft {
 }
 
 impl Draft {
-    /// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself.
-    fn of(step: Step, instruction: &Instruction, index: usize) -> Self {
+    /// What a step reads and writes is what its instruction does, but for a multiplication, which says so itself. A later
+    /// step reads what an earlier one has left in the results.
+    fn of(step: Step, instruction: &Instruction, index: usize, is_later: bool) -> Self {
         let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
         let scratch = instruction.scratch.iter().map(Place::of);
         let mut reads: SmallVec<[Place; 6]> =
             all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
         let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
-        if instruction.accumulates {
+        if instruction.accumulates || is_later {
             reads.extend(all(&instruction.results));
         }
         // Of an instruction that became several, each has its own part.

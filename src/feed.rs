@@ -1,5 +1,6 @@
 //! What the loader must know of a program: its inputs, its labels, and the tables that token ids index.
 
+use ir::ops::elementwise::Compare;
 use ir::{Definition, Diagnostic, Module, Op, ValueId};
 use runtime::data::{InputSpec, LabelSpec, ModelSpec};
 
@@ -66,7 +67,8 @@ fn source_input(module: &Module, mut value: ValueId) -> Option<usize> {
     }
 }
 
-/// The length of the shortest table that an input of integers indexes.
+/// The length of the shortest table that an input of integers indexes; `None` where the model sets a number apart that lies
+/// outside of it, as a loss does with labels that do not count.
 fn vocabulary(module: &Module, input: ValueId) -> Option<u64> {
     if !module.ty(input).dtype.is_integer() {
         return None;
@@ -79,5 +81,21 @@ fn vocabulary(module: &Module, input: ValueId) -> Option<u64> {
         }
         _ => None,
     });
-    reads.min()
+    reads.min().filter(|&length| !sets_apart(module, input, length))
+}
+
+/// Whether a model compares an input with a number outside of `0..length`.
+fn sets_apart(module: &Module, input: ValueId, length: u64) -> bool {
+    let Definition::Input(input) = module.value(input).definition else { return false };
+    let is_outside = |&value: &ValueId| match module.value(value).definition {
+        Definition::Node(node, _) => match &module.node(node).op {
+            Op::Splat(splat) => !(0.0..length as f64).contains(&splat.value.get()),
+            _ => false,
+        },
+        _ => false,
+    };
+    let is_input = |&value: &ValueId| source_input(module, value) == Some(input as usize);
+    let compared = module.nodes().filter(|(_, node)| matches!(node.op, Op::Compare(Compare::Equal)));
+    let mut compared = compared.map(|(_, node)| &node.operands);
+    compared.any(|operands| operands.iter().any(is_input) && operands.iter().any(is_outside))
 }

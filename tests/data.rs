@@ -166,3 +166,21 @@ fn a_folder_of_columns_trains_as_one_file_does() {
     "#]]
     .assert_eq(&ended.errors());
 }
+
+#[test]
+fn labels_that_a_model_of_its_own_loss_does_not_count_are_data() {
+    let place = Workplace::new();
+    // Of its labels some are -100, and the weights of the classes are looked up by them.
+    let model = "compile testdata/models/weighted-loss.dynamo.onnx --microbatch 8 --steps 1 --decay all";
+    place.succeed(&format!(
+        "{model} --train testdata/models/weighted-loss.train.npz --input x=input.x -o run"
+    ));
+    let reference: serde_json::Value =
+        serde_json::from_slice(&place.read("testdata/models/weighted-loss.train.json")).expect("it is JSON");
+    let expected = reference["loss_f32"].as_f64().expect("a number");
+    assert!(
+        (losses(&place, "run")[0] - expected).abs() < 1e-6,
+        "{:?}, not {expected}",
+        losses(&place, "run")
+    );
+}

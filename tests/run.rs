@@ -411,3 +411,28 @@ fn the_process_takes_no_more_memory_than_was_planned() {
     assert!(taken > planned / 10 * 9, "{taken} bytes taken of {planned}: was it measured?");
     assert!(taken < planned / 10 * 11 + (64 << 20), "{taken} bytes taken, {planned} planned");
 }
+
+#[test]
+fn a_profile_is_a_table_and_a_timeline_of_the_last_step() {
+    let place = place();
+    let ended = place.succeed(
+        "compile testdata/gpt2-fresh.onnx --train text.txt --device cpu --steps 3 --profile -o profiled",
+    );
+    assert!(ended.stderr.contains("ms a step; "), "{}", ended.stderr);
+    let timeline: serde_json::Value =
+        serde_json::from_slice(&place.read("profiled/timeline.json")).expect("it is JSON");
+    let events = timeline["traceEvents"].as_array().expect("there are events");
+    let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let number = |event: &serde_json::Value, key: &str| event[key].as_f64().expect("a number");
+    for pair in spans.windows(2) {
+        let end = number(pair[0], "ts") + number(pair[0], "dur");
+        assert!(end <= number(pair[1], "ts") + 1.0, "{} runs into {}", pair[0], pair[1]);
+    }
+    for section in ["microbatch", "update"] {
+        assert!(spans.iter().any(|span| span["cat"] == section), "nothing of {section}");
+    }
+    let named = |span: &&&serde_json::Value| {
+        span["args"]["origin"].as_str().is_some_and(|node| node.contains("Gemm"))
+    };
+    assert!(spans.iter().find(named).is_some(), "no span says which node it is of");
+}

@@ -111,16 +111,11 @@ pub trait Driver: Send {
     /// Lets what is given to a stream from now on wait for the last mark.
     fn wait(&mut self, stream: Stream, event: Event) -> Result<(), DriverError>;
 
-    /// Stamps the moment at which a stream has done what it was given so far, under a number, which may be used again. A
-    /// driver without a clock does nothing.
-    fn stamp(&mut self, _stream: Stream, _number: usize) -> Result<(), DriverError> {
-        Ok(())
-    }
+    /// Stamps the moment at which a stream has done what it was given so far, under a number, which may be used again.
+    fn stamp(&mut self, stream: Stream, number: usize) -> Result<(), DriverError>;
 
-    /// Seconds from one stamped moment to another, when everything is done; 0 without a clock.
-    fn seconds(&self, _from: usize, _to: usize) -> Result<f64, DriverError> {
-        Ok(0.0)
-    }
+    /// Seconds from one stamped moment to a later one, when everything is done.
+    fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError>;
 
     /// Whether something that was given went wrong, so that nothing goes on. It does not wait for what is being done.
     fn has_failed(&self) -> bool;

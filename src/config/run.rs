@@ -28,7 +28,7 @@ pub struct Run {
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
-    /// Print at the end where the time of a step went, by kind of kernel
+    /// Print at the end where the time of a step went, by kind of kernel, and write the last step to timeline.json, for Perfetto
     #[arg(long)]
     #[serde(skip)]
     pub profile: bool,

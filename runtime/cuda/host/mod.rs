@@ -25,6 +25,7 @@ use exchange::Exchange;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How the stand-in does what a device leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +73,7 @@ struct State {
     /// The commands that were checked, by their hashes.
     checked: BTreeSet<u64>,
     failed: Option<DriverError>,
+    stamped: BTreeMap<usize, Instant>,
 }
 
 /// Memory between two guards.
@@ -111,6 +113,7 @@ enum Queued {
     },
     Record(Event),
     Wait(Event, u64),
+    Stamp(usize),
     Feed {
         at: Address,
         bytes: Vec<u8>,
@@ -254,6 +257,7 @@ impl Host {
             Queued::Exchange(exchange) => exchange.run(state, self.communicator.as_deref())?,
             Queued::Record(event) => *state.marked.entry(event).or_default() += 1,
             Queued::Wait(..) => {}
+            Queued::Stamp(number) => drop(state.stamped.insert(number, Instant::now())),
             Queued::Feed { at, bytes } => state.bytes(at, Some(bytes.len()))?.copy_from_slice(&bytes),
             Queued::Fetch { places, number } => {
                 let parts = places.into_iter().map(|(at, count)| Ok(&*state.bytes(at, Some(count))?));
@@ -455,6 +459,19 @@ impl Driver for Host {
         // The last mark that was given: an event that never was is passed, as on a device.
         let count = self.state.get_mut().given.get(&event).copied().unwrap_or_default();
         self.push(stream, Queued::Wait(event, count))
+    }
+
+    fn stamp(&mut self, stream: Stream, number: usize) -> Result<(), DriverError> {
+        self.push(stream, Queued::Stamp(number))
+    }
+
+    fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
+        let state = self.state.borrow();
+        let at = |number| {
+            let unknown = || DriverError(format!("nothing was stamped with {number}"));
+            state.stamped.get(&number).ok_or_else(unknown)
+        };
+        Ok(at(to)?.duration_since(*at(from)?).as_secs_f64())
     }
 
     fn has_failed(&self) -> bool {

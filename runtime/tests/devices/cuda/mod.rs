@@ -18,6 +18,7 @@ mod rotary;
 mod scatter;
 mod shape;
 mod softmax;
+mod timeline;
 mod writer;
 
 use check::StandIn;

@@ -3,6 +3,7 @@
 use crate::cuda::driver::DriverError;
 use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::collections::BTreeMap;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -19,9 +20,28 @@ pub(super) struct Compiled {
     library: Arc<Mutex<Library>>,
 }
 
+/// The kernels of programs, each compiled once for all that share this.
+#[derive(Clone, Default)]
+pub(super) struct Libraries(Arc<Mutex<BTreeMap<String, Arc<Compiled>>>>);
+
+impl Libraries {
+    /// The kernels, loaded.
+    pub(super) fn of(&self, kernels: &[Kernel]) -> Result<Arc<Compiled>, DriverError> {
+        let mut known = self.0.lock().unwrap_or_else(|broken| broken.into_inner());
+        let source = source(kernels);
+        if let Some(compiled) = known.get(&source) {
+            return Ok(compiled.clone());
+        }
+        let compiled = Arc::new(compile(kernels, &source)?);
+        known.insert(source, compiled.clone());
+        Ok(compiled)
+    }
+}
+
 type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> bool;
 
 /// A kernel that can be run.
+#[derive(Clone)]
 pub(super) struct Function {
     entry: Entry,
     library: Arc<Mutex<Library>>,
@@ -72,11 +92,11 @@ fn source(kernels: &[Kernel]) -> String {
 }
 
 #[allow(unsafe_code)]
-pub(super) fn compile(kernels: &[Kernel]) -> Result<Compiled, DriverError> {
+fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     let failed = |what: &str, error: &dyn std::fmt::Display| DriverError(format!("{what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", &error))?;
     let [from, to] = ["kernels.cpp", "kernels.so"].map(|name| folder.path().join(name));
-    fs::write(&from, source(kernels)).map_err(|error| failed("kernels.cpp", &error))?;
+    fs::write(&from, source).map_err(|error| failed("kernels.cpp", &error))?;
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
     let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
     // Sums stay as they are written, one rounding a step, and pointers may be of any type.

@@ -67,30 +67,42 @@ impl<'a> Works<'a> {
         let instruction = &self.cuda.program.section(section)[command.instructions.start];
         match &command.task {
             Task::Multiply(multiply) => multiplication(multiply, multiply.accumulates && self.adds),
-            Task::Launch(launch) => {
-                let given = self.given(launch);
-                let touches = |view: &View| is_given(given, view, instruction.scratch.as_ref() == Some(view));
-                let work = self.part(instruction, touches, self.unit(launch, instruction));
-                let layers = u64::from(launch.grid[2]);
-                Work {
-                    read: work.read * layers,
-                    written: work.written * layers,
-                    flops: work.flops * layers,
-                    ..work
-                }
-            }
+            Task::Launch(launch) => self.launched(launch, instruction, command, section),
             Task::Collective(collective) => self.exchange(collective),
             Task::Library => self.part(instruction, |_| true, library(instruction)),
         }
     }
 
-    /// What a launch is given; of several in one, what the first of them is given.
-    fn given(&self, launch: &'a Launch) -> &'a [Argument] {
-        let Some(start) = table(launch) else { return &launch.arguments };
-        let next = self.tables.partition_point(|&other| other <= start);
-        let end = self.tables.get(next).copied().unwrap_or(self.cuda.tables.len());
-        let all = &self.cuda.tables[start..end];
-        &all[..all.len() / launch.grid[2] as usize]
+    /// The work of all layers of a launch, each of an instruction of its own: they are in one order.
+    fn launched(&self, launch: &Launch, first: &Instruction, command: &Command, section: Section) -> Work {
+        let unit = self.unit(launch, first);
+        let all = &self.cuda.program.section(section)[command.instructions.clone()];
+        let name = first.name();
+        let mut alike = all.iter().filter(|other| other.name() == name);
+        let mut sum = Work { read: 0, written: 0, sent: 0, flops: 0, unit };
+        for given in self.given(launch) {
+            let own = alike.find(|instruction| is_of(given, instruction)).unwrap_or(first);
+            let touches = |view: &View| is_given(given, view, own.scratch.as_ref() == Some(view));
+            let Work { read, written, flops, .. } = self.part(own, touches, unit);
+            sum.read += read;
+            sum.written += written;
+            sum.flops += flops;
+        }
+        sum
+    }
+
+    /// What each layer of a launch is given.
+    fn given<'l>(&'l self, launch: &'l Launch) -> impl Iterator<Item = &'l [Argument]> {
+        let all = match table(launch) {
+            Some(start) => {
+                let next = self.tables.partition_point(|&other| other <= start);
+                let end = self.tables.get(next).copied().unwrap_or(self.cuda.tables.len());
+                &self.cuda.tables[start..end]
+            }
+            None => &launch.arguments[..],
+        };
+        let layers = if table(launch).is_some() { launch.grid[2] as usize } else { 1 };
+        all.chunks((all.len() / layers.max(1)).max(1))
     }
 
     fn unit(&self, launch: &Launch, instruction: &Instruction) -> Unit {
@@ -157,6 +169,13 @@ fn table(launch: &Launch) -> Option<usize> {
         [Argument::Table(start)] => Some(start),
         _ => None,
     }
+}
+
+/// Whether an instruction is what a kernel with these arguments is of.
+fn is_of(arguments: &[Argument], instruction: &Instruction) -> bool {
+    let given = |view: &View| is_given(arguments, view, false);
+    let largest = instruction.operands.iter().max_by_key(|view| elements(view));
+    instruction.results.iter().any(given) || largest.is_some_and(given)
 }
 
 /// Whether one of the arguments is where a tensor begins, or, of scratch, within it.

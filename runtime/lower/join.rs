@@ -406,7 +406,9 @@ fn join(
     for ((member, result), ty) in group.members.iter().zip(results).zip(types) {
         let slice = Slice { dim: group.dim as u32, start, step: 1 };
         start += ty.dims[group.dim].size()? as i64;
+        let sharding = ty.sharding.clone();
         let part = builder.one_typed(slice, &[whole], ty).ok()?;
+        builder.shard(part, sharding);
         builder.replace(result, part);
         builder.remove(*member);
     }

@@ -1,11 +1,12 @@
 //! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
 //! parts of the tensors.
 //!
-//! In order: `absorb` leaves casts to a GPU's kernels; `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains;
-//! `draft` writes instructions over buffers without addresses (views cost nothing, `policy` says which kernel
-//! reads which layout, `constants` makes the bytes that never change, `ranks` says what devices exchange); `commit`
-//! brings new state values into the
-//! states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
+//! First, for a GPU, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in
+//! order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has a
+//! GPU's multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing,
+//! `parts` are written where they belong in a whole, `policy` says which kernel reads which layout, `constants` makes the bytes
+//! that never change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values
+//! into the states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
 mod absorb;
 mod commit;

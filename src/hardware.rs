@@ -2,6 +2,7 @@
 
 use crate::config::{DeviceChoice, Parallel};
 use ir::Diagnostic;
+use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
 use runtime::cuda::probe::{Driver, Probe, probe};
 use runtime::program::Target;
@@ -26,15 +27,41 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagn
         DeviceChoice::Cpu => Ok(processor("the processor".into())),
         DeviceChoice::Auto => Ok(processor(unasked(&probe(&folders)))),
         DeviceChoice::Cuda => {
-            if let Some(mesh) = parallel.described() {
-                return Err(Diagnostic::new(format!("--device cuda takes one GPU, not the mesh {mesh}"))
-                    .note("several GPUs are not there yet; --device cpu runs the mesh as threads"));
-            }
             let probe = probe(&folders);
             let driver = usable("--device cuda", &probe, &folders)?;
-            Ok(Chosen { target: Target::Cuda, described: driver.devices[0].name.clone() })
+            if let (Some(mesh), 2..) = (&parallel.mesh, parallel.ranks()) {
+                for_ranks(&format!("--mesh {mesh}"), parallel.ranks(), driver, &probe, &folders)?;
+            }
+            Ok(Chosen { target: Target::Cuda, described: names(driver, parallel.ranks()) })
         }
     }
+}
+
+/// The GPUs of so many ranks.
+fn names(driver: &Driver, ranks: u64) -> String {
+    let names = driver.devices.iter().take(ranks as usize).map(|device| &*device.name);
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// Refuses a mesh for which there are too few GPUs, or no NCCL.
+fn for_ranks(
+    mesh: &str,
+    ranks: u64,
+    driver: &Driver,
+    probe: &Probe,
+    folders: &Folders,
+) -> Result<(), Diagnostic> {
+    enough(mesh, ranks, &driver.devices).map_err(|error| {
+        Diagnostic::new(error.to_string())
+            .note("a rank has a GPU of its own: take a smaller mesh; --device cpu runs ranks as threads")
+    })?;
+    for (library, opened) in &probe.libraries {
+        if let (Library::Nccl, Err(error)) = (library, opened) {
+            let error = Diagnostic::new(format!("{mesh} on GPUs needs {library}: {error}"));
+            return Err(looked(error.note(library.source()), folders));
+        }
+    }
+    Ok(())
 }
 
 /// The processor, and why.
@@ -107,6 +134,28 @@ mod tests {
         assert!(error.message.contains("--device cuda needs NVRTC: libnvrtc.so.13 is not there"), "{error}");
         assert!(error.notes.iter().any(|note| note.contains("/opt/cuda/lib")), "{error}");
         assert_eq!(unasked(&machine(true)), "the processor; --device cuda trains on the NVIDIA H200");
+    }
+
+    #[test]
+    fn a_mesh_takes_as_many_gpus_as_it_has_ranks_and_nccl() {
+        let folders = Folders { given: vec!["/opt/cuda/lib".into()], installed: vec![] };
+        let mut machine = machine(true);
+        let of = |machine: &Probe, mesh, ranks| {
+            let driver = machine.driver.as_ref().unwrap();
+            for_ranks(mesh, ranks, driver, machine, &folders).map_err(|error| error.to_string())
+        };
+        let error = of(&machine, "--mesh dp=2,tp=2", 4).unwrap_err();
+        let first = "--mesh dp=2,tp=2 needs 4 GPUs; this machine has 1: NVIDIA H200";
+        assert_eq!(error.lines().next(), Some(first));
+        let devices = &mut machine.driver.as_mut().unwrap().devices;
+        devices.push(devices[0].clone());
+        let error = of(&machine, "--mesh dp=2", 2).unwrap_err();
+        assert!(error.contains("needs NCCL: libnccl.so.2 is not there") && error.contains("pip"), "{error}");
+        assert!(error.contains("/opt/cuda/lib"), "{error}");
+        machine.libraries.retain(|(library, _)| *library != Library::Nccl);
+        assert_eq!(of(&machine, "--mesh dp=2", 2), Ok(()));
+        assert_eq!(names(machine.driver.as_ref().unwrap(), 2), "NVIDIA H200, NVIDIA H200");
+        assert_eq!(names(machine.driver.as_ref().unwrap(), 1), "NVIDIA H200");
     }
 
     #[test]

@@ -47,6 +47,14 @@ pub trait Subject {
     /// Kernels that do not compile; what the driver refuses.
     fn with(&self, program: CudaProgram) -> Result<Cuda<Self::Driver>, DeviceError>;
 
+    /// The same as it is trained with: what a library is there for and faster at, it runs.
+    ///
+    /// # Errors
+    /// As [`Self::with`].
+    fn as_trained(&self, program: CudaProgram) -> Result<Cuda<Self::Driver>, DeviceError> {
+        self.with(program)
+    }
+
     /// How long these copies take, together, each time.
     ///
     /// # Errors
@@ -62,8 +70,13 @@ impl Subject for OfNumber {
     type Driver = Gpu;
 
     fn with(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
-        let refused = |error: DriverError| DeviceError::driver(error);
-        Cuda::with(Gpu::open(self.0, Options::default()).map_err(refused)?, vec![program])
+        Cuda::with(Gpu::open(self.0, Options::default()).map_err(DeviceError::driver)?, vec![program])
+    }
+
+    fn as_trained(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
+        let mut gpu = Gpu::open(self.0, Options::default()).map_err(DeviceError::driver)?;
+        let program = gpu.lower(program.program).map_err(DeviceError::kernel)?;
+        Cuda::with(gpu, vec![program])
     }
 
     fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {

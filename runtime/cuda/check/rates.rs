@@ -171,7 +171,7 @@ impl<D: Driver> Runs<D> {
         }
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
         let lowered = lower(&module, &options).and_then(|program| lower_for_cuda(Arc::new(program)));
-        let mut device = subject.with(lowered.map_err(DeviceError::kernel)?)?;
+        let mut device = subject.as_trained(lowered.map_err(DeviceError::kernel)?)?;
         device.run(ProgramId(0), Section::Prepare)?;
         for (index, (_, ty)) in operands.iter().enumerate() {
             device.write_input(ProgramId(0), index, &numbers(ty, index as u64))?;

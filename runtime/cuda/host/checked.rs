@@ -236,8 +236,8 @@ mod tests {
 
     /// What a command makes of a memory of 16 bytes, of which it says that it reads 0 to 4 and writes 8 to 12.
     fn held(command: impl Fn(&mut [u8])) -> Result<Vec<u8>, Stray> {
-        let declared =
-            Declared { memory: Address(0), name: "the arena", reads: vec![0..4], writes: vec![8..12] };
+        let [reads, writes] = [0..4, 8..12].map(|range| std::iter::once(range).collect());
+        let declared = Declared { memory: Address(0), name: "the arena", reads, writes };
         let mut bytes = vec![0; 2 * GUARD + 16];
         (0..16).for_each(|i| bytes[GUARD + i] = i as u8);
         let mut held = Held::of(&declared, &bytes);

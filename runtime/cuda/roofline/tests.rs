@@ -18,7 +18,7 @@ use std::sync::Arc;
 fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<CommandCost> {
     let mut module = Module::new("test");
     let mut values: Vec<_> = (types.iter().enumerate())
-        .map(|(index, (dtype, sizes))| module.add_input(&format!("x{index}"), Type::of(*dtype, sizes), false))
+        .map(|(index, (dtype, sizes))| module.add_input(format!("x{index}"), Type::of(*dtype, sizes), false))
         .collect();
     let mut b = Builder::new(&mut module, "test");
     for (op, operands) in operators {
@@ -26,7 +26,7 @@ fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<CommandCos
         values.extend(b.push(op.clone(), &operands).expect("the types fit"));
     }
     for (index, &value) in values[types.len()..].iter().enumerate() {
-        b.tables().add_output(&format!("y{index}"), value);
+        b.tables().add_output(format!("y{index}"), value);
     }
     b.finish();
     let options =

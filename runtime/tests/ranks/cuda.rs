@@ -4,7 +4,7 @@ use crate::compare::{on_stand_ins, parse, same_as_on_one_device};
 use crate::{collectives, operators, training};
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
-use runtime::device::{Device, DeviceError, ProgramId};
+use runtime::device::{DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target, lower};
 use std::sync::Arc;
 

@@ -81,7 +81,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn new(&self, kind: Kind) -> Result<Descriptor, DriverError> {
+    fn describe(&self, kind: Kind) -> Result<Descriptor, DriverError> {
         Descriptor::new(self.functions, kind)
     }
 
@@ -114,7 +114,7 @@ impl Writer<'_> {
     }
 
     fn multiplication(&self) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, Value::DataType(data_type(self.computed)))?;
         own.finalize("a multiplication's type")
     }
@@ -125,7 +125,7 @@ impl Writer<'_> {
         out: TensorId,
         how: &Descriptor,
     ) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, self.tensor(sides[0]))?;
         own.set(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, self.tensor(sides[1]))?;
         own.set(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, self.tensor(out))?;
@@ -146,7 +146,7 @@ impl Writer<'_> {
             Function::AtLeast => (Mode::CUDNN_POINTWISE_CMP_GE, DType::Bool),
             Function::Select => (Mode::CUDNN_POINTWISE_BINARY_SELECT, self.computed),
         };
-        let own = self.new(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_POINTWISE_MODE, Value::PointwiseMode(mode))?;
         own.set(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, Value::DataType(data_type(computed)))?;
         if let Function::Index(dim) = function {
@@ -156,7 +156,7 @@ impl Writer<'_> {
     }
 
     fn map(&self, operands: &[TensorId], out: TensorId, how: &Descriptor) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, Value::Descriptor(how))?;
         let names = [
             Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
@@ -173,14 +173,14 @@ impl Writer<'_> {
             Reduction::Sum => sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_ADD,
             Reduction::Max => sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_MAX,
         };
-        let own = self.new(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_REDUCTION_OPERATOR, Value::Reduction(operator))?;
         own.set(Name::CUDNN_ATTR_REDUCTION_COMP_TYPE, Value::DataType(data_type(self.computed)))?;
         own.finalize("a reduction's kind")
     }
 
     fn reduce(&self, from: TensorId, out: TensorId, how: &Descriptor) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, self.tensor(from))?;
         own.set(Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, self.tensor(out))?;
         own.set(Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, Value::Descriptor(how))?;
@@ -188,14 +188,14 @@ impl Writer<'_> {
     }
 
     fn view(&self, from: TensorId, out: TensorId) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?;
         own.set(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, self.tensor(from))?;
         own.set(Name::CUDNN_ATTR_OPERATION_RESHAPE_YDESC, self.tensor(out))?;
         own.finalize("a view")
     }
 
     fn windows(&self, convolution: &Convolution) -> Result<Descriptor, DriverError> {
-        let own = self.new(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
+        let own = self.describe(Kind::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
         let dims = [convolution.strides.len() as i64];
         own.set(Name::CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, Value::Integers(&dims))?;
         own.set(Name::CUDNN_ATTR_CONVOLUTION_COMP_TYPE, Value::DataType(data_type(self.computed)))?;
@@ -218,7 +218,7 @@ impl Writer<'_> {
         windows: &Descriptor,
     ) -> Result<Descriptor, DriverError> {
         let names = Names::of(convolution.makes);
-        let own = self.new(names.kind)?;
+        let own = self.describe(names.kind)?;
         own.set(names.windows, Value::Descriptor(windows))?;
         own.set(names.image, self.tensor(convolution.image))?;
         own.set(names.weight, self.tensor(convolution.weight))?;

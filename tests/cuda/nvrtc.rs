@@ -1,14 +1,18 @@
-//! The kernels of the models' programs compile for devices: with NVRTC, which needs no GPU.
+//! The kernels of the models' programs compile for devices, within their budgets: with NVRTC, which needs no GPU.
 
-use crate::models::{self, Fixture, adamw, done};
-use ir::DType;
+#[path = "../../runtime/tests/nvrtc/budget.rs"]
+mod budget;
+
+use crate::models::bench::{self, Bench};
+use crate::models::{self, Fixture, adamw, done, split};
+use budget::faults;
+use ir::{DType, Module};
 use passes::precision::Precision;
 use runtime::cuda::libraries::Folders;
 use runtime::cuda::lower::lower;
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::cuda::program::Kernel;
-use runtime::lower::LowerOptions;
-use runtime::program::Target;
+use runtime::lower::{LowerOptions, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use trainyard::pipeline::Plan;
@@ -22,47 +26,59 @@ const MODELS: [&Fixture; 6] = [
     &models::MIXTRAL_DYNAMO,
 ];
 
-/// The kernels of a step of a model, by their names.
-fn kernels(fixture: &Fixture, compute: DType) -> BTreeMap<String, Kernel> {
+const BENCHES: [Bench; 2] = [bench::MLP, bench::GPT2];
+
+const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// What a GPU runs for a step of a model.
+fn training(fixture: &Fixture, compute: DType) -> Module {
     let precision = Precision { compute, ..Precision::default() };
     let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
-    let subject = fixture.compiled(fixture.batch, plan);
+    fixture.compiled(fixture.batch, plan).compilation.training
+}
+
+fn kernels(module: &Module) -> Vec<Kernel> {
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    let program = done(runtime::lower::lower(&subject.compilation.training, &options));
-    let cuda = done(lower(Arc::new(program)));
-    cuda.kernels.into_iter().map(|kernel| (kernel.name.clone(), kernel)).collect()
+    done(lower(Arc::new(done(runtime::lower::lower(module, &options))))).kernels
+}
+
+/// The kernels of programs, each once, compile.
+fn check(programs: impl Iterator<Item = Module>, least: usize) {
+    let nvrtc =
+        Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
+    let named = |kernel: Kernel| (kernel.name.clone(), kernel);
+    let all: BTreeMap<String, Kernel> = programs.flat_map(|module| kernels(&module)).map(named).collect();
+    let all: Vec<Kernel> = all.into_values().collect();
+    assert!(all.len() >= least, "{} kernels", all.len());
+    let faults = faults(&nvrtc, &all, &["sm_80", "sm_90a"]);
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
 }
 
 #[test]
 #[ignore = "needs NVRTC"]
-fn the_kernels_of_every_model_compile_without_spilling() {
-    let nvrtc =
-        Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
-    let types = [DType::F32, DType::BF16, DType::F16];
-    let all: BTreeMap<String, Kernel> = MODELS
-        .into_iter()
-        .flat_map(|fixture| types.into_iter().flat_map(|compute| kernels(fixture, compute)))
-        .collect();
-    assert!(all.len() > 200, "{} kernels", all.len());
-    let mut faults = Vec::new();
-    let mut most = 0;
-    for kernel in all.values() {
-        for architecture in ["sm_80", "sm_90a"] {
-            match nvrtc.compile(kernel, architecture) {
-                Err(error) => faults.push(error.to_string()),
-                Ok(cubin) => {
-                    let resources = cubin.resources;
-                    most = most.max(resources.registers);
-                    if resources.spill_stores + resources.spill_loads > 0 {
-                        faults.push(format!(
-                            "{} for {architecture}: {resources:?}\n{}",
-                            kernel.name, kernel.text
-                        ));
-                    }
-                }
-            }
-        }
-    }
-    println!("{} kernels, at most {most} registers", all.len());
-    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
+fn the_kernels_of_every_model_compile_within_their_budgets() {
+    let fixtures = MODELS.into_iter().flat_map(|fixture| TYPES.map(|compute| training(fixture, compute)));
+    let benches = BENCHES.into_iter().flat_map(|bench| TYPES.map(|compute| bench.training(compute)));
+    check(fixtures.chain(benches), 200);
+}
+
+/// Those that ask which part of a tensor a rank has, and those that lay tensors out for an exchange.
+#[test]
+#[ignore = "needs NVRTC"]
+fn the_kernels_of_a_rank_compile_within_their_budgets() {
+    let of_rank = |fixture: &Fixture, compute| {
+        let precision = Precision { compute, ..Precision::default() };
+        let spmd = split("mesh=dp:2*tp:2, zero=3, sequence-parallel");
+        let plan = Plan { optimizer: adamw(), precision, spmd, ..Plan::default() };
+        fixture.compiled(fixture.batch, plan).compilation.training
+    };
+    let models = [&models::GPT2_DYNAMO, &models::LLAMA_DYNAMO, &models::MIXTRAL_DYNAMO];
+    check(models.into_iter().flat_map(|fixture| TYPES.map(|compute| of_rank(fixture, compute))), 100);
+}
+
+/// In the type in which they are timed.
+#[test]
+#[ignore = "needs NVRTC"]
+fn the_kernels_of_large_models_compile_within_their_budgets() {
+    check(bench::LARGE.into_iter().map(|bench| bench.training(DType::BF16)), 50);
 }

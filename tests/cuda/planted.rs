@@ -1,14 +1,16 @@
-//! Faults planted in a GPU's program, each with what finds it: the check of the order, or numbers that are not PyTorch's.
+//! Faults planted in a GPU's program, each with what finds it: the check of the order, numbers that are not PyTorch's, or
+//! memory that a command touches without saying so.
 
 use crate::models::losses::{losses, numbers};
 use crate::models::{self, adamw, done};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::cuda::lower::{lower, races};
-use runtime::cuda::program::{CudaProgram, File, Kernel, Stream, Task};
+use runtime::cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use runtime::lower::Target;
 use runtime::program::{Instruction, Program, Section, View};
 use std::sync::Arc;
+use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 
@@ -17,6 +19,13 @@ const STEPS: usize = 4;
 
 /// How far the first losses of a changed program are from PyTorch's, at most; infinite if it does not run.
 fn distance(order: Order, change: impl Fn(Program) -> CudaProgram) -> f64 {
+    let worst = run(Host::new(order), STEPS, change).unwrap_or(f64::INFINITY);
+    println!("{worst:.1e} from PyTorch's losses");
+    worst
+}
+
+/// How far the first losses are from PyTorch's, or why the program does not run.
+fn run(host: Host, steps: usize, change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
     let fixture = &models::GPT2_DYNAMO;
     let subject = fixture.subject(fixture.batch, adamw());
     let module = &subject.compilation.training;
@@ -25,17 +34,17 @@ fn distance(order: Order, change: impl Fn(Program) -> CudaProgram) -> f64 {
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
     let make = |program: Arc<Program>| {
         let cuda = change(Arc::unwrap_or_clone(program));
-        Cuda::with(Host::new(order), vec![cuda]).map(|cuda| Box::new(cuda) as Box<_>)
+        Cuda::with(host, vec![cuda]).map(|cuda| Box::new(cuda) as Box<_>)
     };
     let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, make));
     let mut worst = 0.0f64;
-    for expected in losses(fixture, "losses_adamw_f32").iter().take(STEPS) {
-        let Ok(execution) = machine.step(&inputs) else { return f64::INFINITY };
+    for expected in losses(fixture, "losses_adamw_f32").iter().take(steps) {
+        let failed = |failure: Failure| render(Severity::Error, &failure.diagnostics(), false);
+        let execution = machine.step(&inputs).map_err(failed)?;
         let loss = execution.loss().expect("a step has a loss");
         worst = if loss.is_nan() { f64::INFINITY } else { worst.max((loss - expected).abs()) };
     }
-    println!("{worst:.1e} from PyTorch's losses");
-    worst
+    Ok(worst)
 }
 
 /// The bound of the losses where nothing is planted.
@@ -154,6 +163,67 @@ fn without_barrier(file: &'static File) -> &'static File {
         return file;
     }
     Box::leak(Box::new(File { text: Box::leak(text.into_boxed_str()), ..*file }))
+}
+
+/// What the stand-in says of a changed program's first step when it holds commands to what they say.
+fn checked(change: impl Fn(Program) -> CudaProgram) -> Result<f64, String> {
+    run(Host::new(Order::default()).checked(), 1, change)
+}
+
+/// The program with another line in an elementwise kernel of floats, made from one that is there.
+fn with_line(program: Program, old: &str, new: impl Fn(&str) -> String) -> CudaProgram {
+    let mut cuda = lowered(program);
+    let is_it = |kernel: &&mut Kernel| {
+        let text = &kernel.text;
+        kernel.name.starts_with("chain_") && text.contains("(const float* a0") && text.contains(old)
+    };
+    let kernel = cuda.kernels.iter_mut().find(is_it).expect("there is a chain of floats");
+    let start = kernel.text.find(old).expect("it has the line");
+    let end = start + kernel.text[start..].find(';').expect("a line ends");
+    let made = new(&kernel.text[start..end]);
+    kernel.text.replace_range(start..end, &made);
+    cuda
+}
+
+/// What lies beside an operand is multiplied by zero: no loss shows it, until something there is not finite.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_kernel_that_reads_beside_its_operand_is_told() {
+    let beside = |program| with_line(program, "const float x0 = ", |line| format!("{line} + 0.0f * a0[-1]"));
+    assert!(distance(Order::default(), beside) <= NEAR);
+    let error = checked(beside).expect_err("it reads what is not its own");
+    assert!(
+        error.contains("chain_") && error.contains("from memory that it does not say it reads"),
+        "{error}"
+    );
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_kernel_that_writes_beside_its_result_is_told() {
+    let written = |line: &str| {
+        let (result, _) = line["store(".len()..].split_once(' ').expect("a place in the result");
+        format!("{line}, {result}[-1] = r0.at[0]")
+    };
+    let beside = |program| with_line(program, "store(a", written);
+    let error = checked(beside).expect_err("it writes what is not its own");
+    assert!(error.contains("chain_") && error.contains("which is none of its own"), "{error}");
+}
+
+/// Waits between streams come from what commands say: one that says too little is a race that `races` cannot find.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_command_that_does_not_say_all_that_it_reads_is_told() {
+    let silent = |program| {
+        let mut cuda = lowered(program);
+        let commands = &mut cuda.sections[Section::Microbatch as usize];
+        let multiplies = |command: &&mut Command| matches!(command.task, Task::Multiply(_));
+        let command = commands.iter_mut().find(multiplies).expect("there is a multiplication");
+        command.reads.remove(0);
+        cuda
+    };
+    let error = checked(silent).expect_err("it reads what it does not say");
+    assert!(error.contains("a multiplication [") && error.contains("does not say it reads"), "{error}");
 }
 
 /// The section of a microbatch has work for both streams, so that the faults above are possible.

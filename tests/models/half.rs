@@ -1,29 +1,48 @@
 //! A compiled model's step in half precision against the interpreter that rounds each value.
 
+use super::losses::machine;
 use super::{Fixture, adamw, done};
 use ir::{DType, Tensor};
 use passes::precision::Precision;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::{FLOOR, largest};
-use trainyard::verification::execute::Execution;
-use trainyard::verification::{Tested, inputs};
+use trainyard::verification::execute::{Execution, with_tensors};
+use trainyard::verification::inputs;
 
 /// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
 pub(crate) fn check_half(fixture: &Fixture, mode: Mode) {
     for compute in [DType::BF16, DType::F16] {
-        let precision = Precision { compute, ..Precision::default() };
-        let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
-        let subject = fixture.compiled(fixture.batch, plan);
-        let module = &subject.compilation.training;
-        let microbatches = done(inputs::draw(module, 5, 2));
-        let [given, typed] = [mode, Mode::Typed]
-            .map(|mode| done(subject.run(Tested { module, cut: true }, mode, &microbatches)));
-        let what = format!("{} in {compute}, mode {}", fixture.file, mode.name());
-        let [ours, theirs] = [&given, &typed].map(|run| run.loss().expect("a step has a loss"));
-        assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
+        let (what, [given, typed]) = steps(fixture, mode, compute);
+        check_loss(&what, &given, &typed);
         check_gradients(&what, &given, &typed);
     }
+}
+
+/// The same of the loss alone, in these types.
+pub(crate) fn check_half_loss(fixture: &Fixture, mode: Mode, types: &[DType]) {
+    for &compute in types {
+        let (what, [given, typed]) = steps(fixture, mode, compute);
+        check_loss(&what, &given, &typed);
+    }
+}
+
+/// A step of two microbatches in a mode, and by the interpreter.
+fn steps(fixture: &Fixture, mode: Mode, compute: DType) -> (String, [Execution; 2]) {
+    let precision = Precision { compute, ..Precision::default() };
+    let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+    let subject = fixture.compiled(fixture.batch, plan);
+    let module = with_tensors(subject.compilation.training.clone(), &subject.tensors);
+    let microbatches = done(inputs::draw(&module, 5, 2));
+    let executions = [mode, Mode::Typed].map(|mode| {
+        done(machine(&module, mode, microbatches.len(), &subject.start).last_step(&microbatches))
+    });
+    (format!("{} in {compute}, mode {}", fixture.file, mode.name()), executions)
+}
+
+fn check_loss(what: &str, given: &Execution, typed: &Execution) {
+    let [ours, theirs] = [given, typed].map(|run| run.loss().expect("a step has a loss"));
+    assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
 }
 
 /// Gradients have a cosine of 0.999 at least, but for those that are zero but for rounding.

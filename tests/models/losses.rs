@@ -1,12 +1,30 @@
 //! A compiled model's losses against the 20 that PyTorch computed.
 
 use super::{Bounds, Fixture, adamw, done, momentum, path};
-use ir::Tensor;
+use ir::{Module, Tensor};
 use passes::optimizer::Optimizer;
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::lower::Target;
 use trainyard::cli::verify::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
-use trainyard::verification::execute::Machine;
+use trainyard::verification::execute::{Machine, Tensors};
+
+/// A program in a mode. On the stand-in of one GPU commands are held to what they say they read and write.
+pub(crate) fn machine<'m>(
+    module: &'m Module,
+    mode: Mode,
+    microbatches: usize,
+    start: &Tensors,
+) -> Machine<'m> {
+    if mode != Mode::Cuda || module.mesh.devices() > 1 {
+        return done(Machine::new(module, mode, microbatches, start));
+    }
+    done(Machine::on(module, Target::Cuda, microbatches, start, |program| {
+        Ok(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?))
+    }))
+}
 
 /// The optimizers of PyTorch's losses, and the bounds of the first ten losses and of the last ten in a mode.
 pub(crate) fn optimizers(bounds: &Bounds, mode: Mode) -> [(&'static str, Optimizer, [f64; 2]); 2] {
@@ -39,7 +57,7 @@ pub(crate) fn check_losses(fixture: &Fixture, subject: &Subject, mode: Mode, key
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
-    let mut machine = done(Machine::new(module, mode, inputs.len(), &subject.start));
+    let mut machine = machine(module, mode, inputs.len(), &subject.start);
     let mut worst = 0.0f64;
     for (step, expected) in expected.iter().enumerate() {
         let loss = done(machine.step(&inputs)).loss().expect("a step has a loss");

@@ -1,5 +1,6 @@
 //! The models of `testdata/models`, how each is bound, and how a test compiles one.
 
+pub(crate) mod bench;
 pub(crate) mod configurations;
 pub(crate) mod half;
 pub(crate) mod losses;

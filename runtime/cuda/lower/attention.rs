@@ -25,7 +25,7 @@ pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec
         [call.text(), rows(call.q), rows(call.k), rows(call.v), rows(out), call.mask_text(), tiles.text()];
     let (columns, across) = tiles.columns(call.value_width);
     run.line(format!("attention::forward<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
-    let run = tiles.blocks(run, call.queries, call.batch * call.heads);
+    let run = tiles.blocks(run, [call.queries, call.batch * call.heads], columns);
     Ok(vec![Step::Run(run.blocks_along_y(across))])
 }
 
@@ -165,11 +165,11 @@ impl Tiles {
         (tiles, width.div_ceil(tiles * self.size).max(1))
     }
 
-    /// A block for each tile of the rows of so many heads. A thread's sums are to stay in registers: 128 of them do for a
-    /// small tile.
-    fn blocks(&self, run: Run, rows: usize, heads: usize) -> Run {
+    /// A block for each tile of the rows of so many heads, whose threads add up their share of so many tiles. Their sums are
+    /// to stay in registers: 128 of them do for two small tiles.
+    fn blocks(&self, run: Run, [rows, heads]: [usize; 2], sums: usize) -> Run {
         let lanes = self.size as u32 / 4;
-        let together = if lanes == 8 && self.dtype != DType::F64 { 8 } else { 1 };
+        let together = if lanes == 8 && sums <= 2 && self.dtype != DType::F64 { 8 } else { 1 };
         run.blocks(rows.div_ceil(self.size) * heads, lanes * lanes).together(together)
     }
 }
@@ -204,7 +204,7 @@ impl Gradient<'_> {
         arguments.extend(call.numbers(&mut run));
         let types = [call.text(), rows(call.q), rows(call.k), call.mask_text(), tiles.text()].join(", ");
         run.line(format!("attention::normalize<{types}>({});", arguments.join(", ")));
-        tiles.blocks(run, call.queries, call.batch * call.heads)
+        tiles.blocks(run, [call.queries, call.batch * call.heads], 1)
     }
 
     fn by_keys(&self) -> Run {
@@ -244,7 +244,7 @@ impl Gradient<'_> {
         types.extend([call.mask_text(), tiles.text()]);
         let (columns, across) = tiles.columns(width);
         run.line(format!("attention::{name}<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
-        tiles.blocks(run, count, call.batch * heads).blocks_along_y(across)
+        tiles.blocks(run, [count, call.batch * heads], results.len() * columns).blocks_along_y(across)
     }
 
     /// The rows in scratch, as an argument.

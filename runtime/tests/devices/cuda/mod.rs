@@ -34,7 +34,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(crate) fn host(program: Program, order: Order) -> Box<dyn Device> {
-    let host = Host::new(order);
+    let host = Host::new(order).checked();
     Box::new(Cuda::new(host, vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
 }
 

@@ -1,0 +1,64 @@
+//! The graphs of `testdata/bench`, which have no weights, and how a test compiles one.
+
+use super::{adamw, done};
+use ir::DType;
+use passes::Manager;
+use passes::bind::{BATCH, Bind};
+use passes::precision::Precision;
+use runtime::checkpoint::StateBytes;
+use std::path::PathBuf;
+use trainyard::compilation::{Compilation, Source};
+use trainyard::config::InitRule;
+use trainyard::initialization::initialize;
+use trainyard::pipeline::Plan;
+use trainyard::verification::Subject;
+
+/// A graph without weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bench {
+    /// The file, without `.onnx`.
+    pub(crate) file: &'static str,
+    /// Sizes of symbolic dims.
+    pub(crate) bindings: &'static [(&'static str, u64)],
+}
+
+/// An MLP of three layers, 128 samples, with its loss.
+pub(crate) const MLP: Bench = Bench { file: "bench-mlp-loss", bindings: &[] };
+/// A GPT-2 of four layers, 8 x 128 tokens, a vocabulary of 8192, with its loss.
+pub(crate) const GPT2: Bench = Bench { file: "bench-gpt2-loss", bindings: &[] };
+
+/// Eight sequences of 1024 tokens.
+const TOKENS: &[(&str, u64)] = &[(BATCH, 8), ("seq", 1024)];
+
+/// What a GPU is measured with.
+pub(crate) const LARGE: [Bench; 4] = [
+    Bench { file: "gpt2-124m", bindings: TOKENS },
+    Bench { file: "gpt2-350m", bindings: TOKENS },
+    Bench { file: "gpt2-1.5b", bindings: TOKENS },
+    Bench { file: "llama-1b", bindings: TOKENS },
+];
+
+impl Bench {
+    /// How it is compiled with AdamW, and what comes out.
+    fn compiled(&self, compute: DType) -> (Plan, Compilation) {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/bench");
+        let sizes = self.bindings.iter().map(|&(name, size)| (name.to_owned(), size)).collect();
+        let source = done(Source::load(&folder.join(format!("{}.onnx", self.file)), &sizes));
+        let precision = Precision { compute, ..Precision::default() };
+        let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, ..Plan::default() };
+        let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
+        (plan, compilation)
+    }
+
+    /// The program of a step.
+    pub(crate) fn training(&self, compute: DType) -> ir::Module {
+        self.compiled(compute).1.training
+    }
+
+    /// In f32, with new weights.
+    pub(crate) fn subject(&self) -> Subject {
+        let (plan, mut compilation) = self.compiled(DType::F32);
+        initialize(&mut compilation, InitRule::Gpt2);
+        done(Subject::new(plan, compilation, 0, StateBytes::new()))
+    }
+}

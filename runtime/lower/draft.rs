@@ -1,7 +1,7 @@
 //! Drafts: instructions over buffers that have no address yet.
 
 use super::fuse::{self, Item};
-use super::parts::Part;
+use super::parts::{Part, Whole};
 use super::policy::{self, Reads};
 use super::sums::Sum;
 use super::{LowerOptions, ranks, select};
@@ -75,7 +75,7 @@ pub(super) struct Drafts<'m> {
     /// What is written as a part of a concatenation.
     pub(super) parts: SecondaryMap<ValueId, Option<Part>>,
     /// Where such concatenations are.
-    pub(super) wholes: SecondaryMap<ValueId, Option<Located>>,
+    pub(super) wholes: SecondaryMap<ValueId, Option<Whole>>,
     pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,
     /// Views that were applied to a sum, and so need not be to its addends.
     pub(super) summed_views: EntitySet<NodeId>,
@@ -176,17 +176,28 @@ impl<'m> Drafts<'m> {
         origin: Arc<str>,
     ) -> Located {
         let to = self.allocate(from.dtype, Layout::dense(&from.layout.sizes));
+        self.copy_to(from, to.clone(), section, node, origin);
+        to
+    }
+
+    pub(super) fn copy_to(
+        &mut self,
+        from: Located,
+        to: Located,
+        section: Section,
+        node: NodeId,
+        origin: Arc<str>,
+    ) {
         self.instructions.push(Draft {
             section,
             kernel: Kernel::Copy,
             operands: vec![from],
-            results: vec![to.clone()],
+            results: vec![to],
             accumulates: false,
             parts: None,
             node,
             origin,
         });
-        to
     }
 
     /// Drafts an item.
@@ -205,9 +216,7 @@ impl<'m> Drafts<'m> {
                     Op::Accumulate(_) => return self.accumulate(node),
                     Op::Collective(collective) => return self.collective(*id, node, *collective),
                     _ if self.summed_views.contains(*id) => return Ok(()),
-                    Op::Concat(_) if self.wholes[node.results[0]].is_some() => {
-                        self.located[node.results[0]] = self.wholes[node.results[0]].clone();
-                    }
+                    Op::Concat(_) if self.wholes[node.results[0]].is_some() => self.concatenate(*id, node)?,
                     Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
                         let located = self.locate(node.operands[0])?;
                         let view = self.view(*id, located);

@@ -6,7 +6,7 @@ use super::fuse::is_elementwise;
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
 use ir::ops::shape::Concat;
-use ir::{Module, Node, NodeId, Op, ValueId};
+use ir::{Diagnostic, Module, Node, NodeId, Op, ValueId};
 
 /// Where a value is written that is a part of another.
 #[derive(Clone, Debug)]
@@ -15,6 +15,14 @@ pub(super) struct Part {
     pub(super) whole: ValueId,
     /// The part's elements there.
     pub(super) layout: Layout,
+}
+
+/// A concatenation whose parts are written in place.
+#[derive(Clone, Debug)]
+pub(super) struct Whole {
+    pub(super) located: Located,
+    /// What it is of.
+    parts: Vec<ValueId>,
 }
 
 /// Whether the kernels of an operator write results with any strides.
@@ -56,12 +64,13 @@ impl Drafts<'_> {
         for (_, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
             let Op::Concat(concat) = &node.op else { continue };
             let Some(parts) = self.parts_of(node, concat, &held) else { continue };
+            let whole = node.results[0];
+            let located = self.allocate(module.ty(whole).dtype, Layout::dense(&self.sizes(whole)));
+            let values = parts.iter().map(|(value, _)| *value).collect();
+            self.wholes[whole] = Some(Whole { located, parts: values });
             for (value, part) in parts {
                 self.parts[value] = Some(part);
             }
-            let whole = node.results[0];
-            let located = self.allocate(module.ty(whole).dtype, Layout::dense(&self.sizes(whole)));
-            self.wholes[whole] = Some(located);
         }
     }
 
@@ -111,6 +120,20 @@ impl Drafts<'_> {
             return self.allocate(dtype, layout);
         };
         let whole = self.wholes[*whole].as_ref().expect("a part is of a whole that has a place");
-        Located { buffer: whole.buffer, dtype, layout: own.clone() }
+        Located { buffer: whole.located.buffer, dtype, layout: own.clone() }
+    }
+
+    /// Says where a concatenation is. What some kernel has made in a place of its own after all is copied there.
+    pub(super) fn concatenate(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
+        let Some(whole) = self.wholes[node.results[0]].clone() else { return Ok(()) };
+        for &value in &whole.parts {
+            let from = self.locate(value)?;
+            if from.buffer != whole.located.buffer {
+                let to = self.place(value, Layout::dense(&from.layout.sizes));
+                self.copy_to(from, to, node.phase.into(), id, node.origin.clone());
+            }
+        }
+        self.located[node.results[0]] = Some(whole.located);
+        Ok(())
     }
 }

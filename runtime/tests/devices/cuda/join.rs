@@ -110,3 +110,34 @@ fn joined_multiplications_compute_what_each_did() {
         }
     }
 }
+
+/// A gradient that a norm's kernel adds up is a part of a concatenation: that kernel writes rows without holes.
+const ADDED: &str = r#"
+trainyard-ir 1
+module @added imported {
+  func @forward(%0 "x" batched : f32[6, 8], %1 "scale" : f32[8], %2 "dy" batched : f32[6, 8]) {
+    %3, %4 = rms_norm %0, %1 {eps = 1e-6} : f32[6, 8], f32[6] !{fwd}
+    %5, %6 = rms_norm_grad %0, %1, %4, %2 : f32[6, 8], f32[8] !{fwd}
+    %7 = tanh %3 : f32[6, 8] !{fwd}
+    %8 = add %5, %2 : f32[6, 8] !{fwd}
+    %9 = concat %7, %8 {dim = 1} : f32[6, 16] !{fwd}
+    %10 = neg %9 : f32[6, 16] !{fwd}
+  }
+  output "both" = %10
+  output "dscale" = %6
+}
+"#;
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_part_that_is_made_elsewhere_is_copied() {
+    let module = ir::text::parse(ADDED).unwrap_or_else(|error| panic!("{error}"));
+    let numbers = |count: usize| (0..count).map(|i| (i * 7 % 19) as f64 / 16.0 - 0.5).collect();
+    let tensor =
+        |sizes: Vec<usize>| Tensor::float(DType::F32, sizes.clone(), numbers(sizes.iter().product()));
+    let inputs = [("x", vec![6, 8]), ("scale", vec![8]), ("dy", vec![6, 8])];
+    let inputs: Microbatch = inputs.map(|(name, sizes)| (name.to_owned(), tensor(sizes))).into();
+    let options = options(Microbatches::One);
+    let make = |program| host(program, Order::default());
+    assert_agrees_on(&make, Mode::Exact, &module, &options, &[vec![inputs]], unit);
+}

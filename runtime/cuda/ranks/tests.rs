@@ -131,17 +131,22 @@ fn a_part_that_begins_where_that_of_the_rank_0_does_shows() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn pieces_that_are_not_laid_out_show() {
-    let outputs = outcome(|_, cuda| {
-        let unpacks = cuda.kernels.iter().map(|kernel| kernel.name.starts_with("unpack")).collect::<Vec<_>>();
-        assert!(unpacks.contains(&true));
+    let unpacks = |cuda: &CudaProgram| -> Vec<bool> {
+        cuda.kernels.iter().map(|kernel| kernel.name.starts_with("unpack")).collect()
+    };
+    assert!(unpacks(&lowered(&[split()]).unwrap()[0]).contains(&true));
+    let forget = |_, cuda: &mut CudaProgram| {
+        let unpacks = unpacks(cuda);
         for commands in &mut cuda.sections {
             commands.retain(|command| match &command.task {
                 Task::Launch(launch) => !unpacks[launch.kernel],
                 _ => true,
             });
         }
-    });
-    assert_ne!(outputs.unwrap()["columns"][0], expected()[1]);
+    };
+    // What is left in memory may be other on each rank, which is asserted where their parts are put together.
+    let outputs = std::panic::catch_unwind(|| outcome(forget).unwrap());
+    assert!(outputs.is_err() || outputs.is_ok_and(|outputs| outputs["columns"][0] != expected()[1]));
 }
 
 #[test]

@@ -9,70 +9,26 @@ import json
 import math
 import statistics
 import sys
-import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
-from part import GIB, MIB, Options, Report, Unable, answer, memory_taken, need_package, parse, table
-from trainyard import Failed, Running, need_device, planned_bytes, read_metrics, remove, train
+from part import GIB, Options, Report, Unable, answer, memory_taken, need_package, parse, run, table
+from trainyard import Running, need_device, planned_bytes, read_metrics, remove, train
 
 need_package("torch", "PyTorch")
 import gpus
 import peer
 import torch
-from models import CONFIGS, Config
+from cases import Timing, case_of, timing_of
 
 # Parts whose timeline is taken: their checkpoint, which ends a run that is not killed, is written in seconds.
 WITH_TIMELINE = ("124m", "350m")
 
-# What a GPU takes beside the plan: the driver's context, kernels, the libraries' workspaces.
-BESIDE_PLAN = 2 * GIB
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long it is measured."""
-
-    rounds: int
-    burst_seconds: float
-    least_steps: int
-    warm_steps: int
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a part runs."""
-
-    name: str
-    # Of each microbatch, which is a step.
-    tokens: int
-
-    @property
-    def config(self) -> Config:
-        """The model."""
-        return CONFIGS[self.name]
-
-
-CASES = {
-    "124m": Case("gpt2-124m", 32768),
-    "350m": Case("gpt2-350m", 16384),
-    "1.5b": Case("gpt2-1.5b", 8192),
-    "llama": Case("llama-1b", 8192),
-}
-TOY = {"llama": Case("llama-toy", 128)}
-REAL_TIMING = Timing(rounds=5, burst_seconds=2.0, least_steps=5, warm_steps=5)
-REHEARSAL_TIMING = Timing(rounds=2, burst_seconds=0.05, least_steps=2, warm_steps=2)
 # A contender that would have to be compiled with less time left than this is left out, and so are further rounds.
 COMPILE_SECONDS = {"124m": 40, "350m": 60, "1.5b": 110, "llama": 50}
 # Traces are left out with less time left.
 TRACE_SECONDS = 20
 # Loss of a model that knows nothing, within this many nats.
 NOTHING_KNOWN = 1.0
-
-
-def case_of(options: Options) -> Case:
-    """The model of a part."""
-    return TOY.get(options.part, Case("gpt2-toy", 128)) if options.rehearse else CASES[options.part]
 
 
 class Trainyard:
@@ -84,7 +40,7 @@ class Trainyard:
         running.warm_up(timing.warm_steps)
         self.burst = running.burst
         self.peak_allocated = planned_bytes(running.folder)
-        self.peak_reserved = 0 if options.rehearse else memory_taken() - taken_before
+        self.peak_taken = 0 if options.rehearse else memory_taken() - taken_before
         self.first_loss = read_metrics(running.folder)[0]["loss"]
 
 
@@ -109,14 +65,16 @@ class Measured:
 class Sequence:
     """The contenders at one length of sequence."""
 
-    def __init__(self, report: Report, sequence: int, kept_seconds: float):
+    def __init__(self, report: Report, sequence: int, kept_seconds: float, taken_before: int):
         self.report, self.options = report, report.options
         self.case, self.sequence = case_of(self.options), sequence
         self.batch = max(1, self.case.tokens // sequence)
-        self.timing = REHEARSAL_TIMING if self.options.rehearse else REAL_TIMING
+        self.timing = timing_of(self.options)
         self.device = torch.device("cpu" if self.options.rehearse else "cuda")
         # What is left of the part's time then belongs to the next sequences.
         self.kept_seconds = kept_seconds
+        # Bytes of the GPU that were in use before the part began.
+        self.taken_before = taken_before
         self.measured: list[Measured] = []
 
     @property
@@ -143,7 +101,7 @@ class Sequence:
             self.check(ours)
             self.measured.append(Measured(ours, ours.precision))
             for precision in ("autocast", "bf16"):
-                self.add_peers(precision)
+                self.add_peers(precision, self.taken_before + ours.peak_taken)
             try:
                 self.take_turns()
             finally:
@@ -160,11 +118,9 @@ class Sequence:
         found = f"{ours.first_loss:.4f}; the logarithm of the vocabulary is {nothing:.4f}"
         self.report.check(f"{name}: first loss", abs(ours.first_loss - nothing) < NOTHING_KNOWN, found)
         if not self.options.rehearse:
-            beside = ours.peak_reserved - ours.peak_allocated
-            found = f"{ours.peak_allocated / MIB:.0f} MiB planned, {beside / MIB:+.0f} MiB beside it by nvidia-smi"
-            self.report.check(f"{name}: memory as planned", 0 <= beside < BESIDE_PLAN, found)
+            self.report.check_memory(f"{name}: memory as planned", ours.peak_allocated, ours.peak_taken)
 
-    def add_peers(self, precision: str) -> None:
+    def add_peers(self, precision: str, taken_besides: int) -> None:
         """PyTorch's contenders of a precision, warmed up; what does not fit is left out, and said so."""
         what = f"PyTorch in {precision}, sequence {self.sequence}"
         try:
@@ -174,22 +130,38 @@ class Sequence:
                 if self.seconds_left() < wanted:
                     self.report.note(f"{what}{', compiled' if compiled else ''}: left out, the time is short")
                     continue
-                contender = peer.Contender(trainer, compiled)
+                contender = peer.Contender(trainer, compiled, taken_besides)
                 loss = contender.warm_up()
                 print(f"       {contender.name}, {precision}, sequence {self.sequence}: loss {loss:.4f}", flush=True)
                 self.measured.append(Measured(contender, precision))
-        except torch.cuda.OutOfMemoryError as error:
+        except RuntimeError as error:
+            self.leave_out(what, error)
+
+    def leave_out(self, what: str, error: RuntimeError) -> None:
+        """Says why a contender of PyTorch is left out, without which the others go on. All but too little memory is a fault."""
+        if isinstance(error, torch.cuda.OutOfMemoryError):
             self.report.note(f"{what}: left out, {str(error).splitlines()[0]}")
+        else:
+            self.report.check(what, False, f"{type(error).__name__}: {error}")
 
     def take_turns(self) -> None:
         """Rounds, each from another contender on, as long as there is time."""
         for number in range(self.timing.rounds):
             began = self.seconds_left()
-            for i in range(len(self.measured)):
-                self.measured[(i + number) % len(self.measured)].round(self.timing, self.tokens)
+            first = number % len(self.measured)
+            for measured in self.measured[first:] + self.measured[:first]:
+                self.take_turn(measured)
             if self.seconds_left() < began - self.seconds_left() and number + 1 < self.timing.rounds:
                 self.report.note(f"sequence {self.sequence}: {number + 1} rounds, the time is short")
                 break
+
+    def take_turn(self, measured: Measured) -> None:
+        """A round of one; it may be the first beside all that contenders hold, whose states were made after it was warmed up."""
+        try:
+            measured.round(self.timing, self.tokens)
+        except RuntimeError as error:
+            self.measured.remove(measured)
+            self.leave_out(f"{measured.contender.name} in {measured.precision}, sequence {self.sequence}", error)
 
     def write_rows(self) -> None:
         """A row for each contender, with Trainyard's ratio to it, and the checks."""
@@ -207,7 +179,7 @@ class Sequence:
                 "rounds": measured.rates,
                 "mfu": peak and flops * measured.rate / peak,
                 "allocated_bytes": contender.peak_allocated,
-                "taken_bytes": contender.peak_reserved,
+                "taken_bytes": contender.peak_taken,
                 "speed_ratio": ours.rate / measured.rate,
                 "memory_ratio": contender.peak_allocated and ours.contender.peak_allocated / contender.peak_allocated,
             })
@@ -279,28 +251,25 @@ def readable(row: dict) -> dict:
     }
 
 
-def run(options: Options) -> bool:
-    """The part; whether all passed."""
-    report = Report(options)
-    error = None
+def benchmark(report: Report) -> None:
+    """The part."""
+    options = report.options
+    if not options.rehearse and not torch.cuda.is_available():
+        raise Unable("PyTorch finds no GPU (torch.cuda.is_available() is false)")
+    need_device(options)
+    # Before PyTorch has a context there.
+    taken_before = 0 if options.rehearse else memory_taken()
+    if gpus.peak_flops() is None:
+        report.note(f"no MFU: the peak of the {gpus.name() or 'processor'} is not known; PEAK_TFLOPS=N gives it, dense and in bf16")
+    torch.set_float32_matmul_precision("high")
     try:
-        if not options.rehearse and not torch.cuda.is_available():
-            raise Unable("PyTorch finds no GPU (torch.cuda.is_available() is false)")
-        need_device(options)
-        torch.set_float32_matmul_precision("high")
         for i, sequence in enumerate(options.sequences):
             kept = options.seconds_left() * (1 - 1 / (len(options.sequences) - i))
-            Sequence(report, sequence, kept).run()
+            Sequence(report, sequence, kept, taken_before).run()
             peer.forget()
-    except (Unable, Failed) as failure:
-        error = str(failure)
-    except Exception:  # The rows that are there must be written.
-        error = traceback.format_exc()
-    if error:
-        print(f"FAILED {error}")
-    print("\n" + table([readable(row) for row in report.rows]))
-    return report.finish(error)
+    finally:
+        print("\n" + table([readable(row) for row in report.rows]))
 
 
 if __name__ == "__main__":
-    sys.exit(0 if run(parse(sys.argv[1:])) else 1)
+    sys.exit(0 if run(parse(sys.argv[1:]), benchmark) else 1)

@@ -1,13 +1,26 @@
-"""What is known of GPUs by their names."""
+"""What is known of GPUs by their names, which are those of `nvidia-smi -L`: near names are other GPUs."""
 
 import os
 
 import torch
 
-# Dense bf16 on tensor cores, TFLOP/s, by what is in the name of the GPU (the vendor's data sheets).
-PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "A10": 125.0, "L40S": 362.0}
-# What `trainyard inspect --target` calls them.
-TARGETS = {"H200": "h200", "H100": "h100", "A100": "a100"}
+# Dense bf16 on tensor cores, TFLOP/s (the vendor's data sheets, whose rates are mostly with sparsity: here halved).
+PEAKS = {
+    "NVIDIA B200": 2250.0,
+    "NVIDIA H200": 989.5,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA H100 80GB HBM3": 989.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A10": 125.0,
+    "NVIDIA L40S": 362.0,
+}
+# What `trainyard inspect --target` calls those that it has a model of.
+TARGETS = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-SXM4-80GB": "a100"}
 
 
 def name() -> str | None:
@@ -17,11 +30,11 @@ def name() -> str | None:
 
 def peak_flops() -> float | None:
     """FLOP/s of the GPU in bf16, if it is known; PEAK_TFLOPS has it for others."""
-    if "PEAK_TFLOPS" in os.environ:
-        return float(os.environ["PEAK_TFLOPS"]) * 1e12
-    return next((peak * 1e12 for part, peak in PEAKS.items() if part in (name() or "")), None)
+    given = os.environ.get("PEAK_TFLOPS")
+    peak = float(given) if given else PEAKS.get(name())
+    return peak and peak * 1e12
 
 
 def target() -> str | None:
     """What `--target` takes for the GPU; without one that of an H200, to rehearse."""
-    return next((target for part, target in TARGETS.items() if part in (name() or "H200")), None)
+    return TARGETS.get(name() or "NVIDIA H200")

@@ -2,17 +2,16 @@
 
 1. PyTorch's 20 losses of every fixture in testdata/models, with AdamW and with SGD, within the CPU backend's bounds.
 2. 200 steps of the README's GPT-2 on the King James Version beside the same steps on the processor, in f32 and in bf16.
-3. Memory: what was planned for GPT-2 124M, and what the driver says is taken.
+3. Memory: what was planned for GPT-2 124M in f32, and what the driver says is taken. The benchmark does so in bf16.
 """
 
 import json
 import sys
-import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from part import MIB, ROOT, Options, Report, Unable, memory_taken, need_package, parse
-from trainyard import Failed, Running, need_device, planned_bytes, remove, train
+from part import ROOT, Failed, Options, Report, memory_taken, need_package, parse, run
+from trainyard import Running, need_device, planned_bytes, remove, train
 
 need_package("numpy", "NumPy")
 import numpy
@@ -58,19 +57,17 @@ RUN = ("--microbatch", "8", "--steps", str(STEPS), "--lr", "1e-3", "--lr-schedul
 CLOSE = {"f32": (1e-3, 1e-4), "bf16": (1e-2, 1e-3)}
 LAST = 50
 
-# What a GPU takes beside the plan: the driver's context, kernels, the libraries' workspaces.
-BESIDE_PLAN = 2048 * MIB
-
 
 @dataclass
 class Losses:
     """The part."""
 
-    options: Options
-    report: Report = field(init=False)
+    report: Report
 
-    def __post_init__(self) -> None:
-        self.report = Report(self.options)
+    @property
+    def options(self) -> Options:
+        """How it is run."""
+        return self.report.options
 
     def train(self, model: str, name: str, *flags: str, device: str | None = None) -> list[float]:
         """The losses of a run whose folder is not kept."""
@@ -137,41 +134,24 @@ class Losses:
         before = memory_taken()
         name, tokens, sequence = "gpt2-124m", 8192, 1024
         flags = ("--microbatch", str(tokens // sequence), "--seq", str(sequence), "--init", "gpt2", "--train", "synthetic")
-        for precision in ("fp32", "bf16"):
-            folder = self.options.output / f"losses-memory-{precision}"
-            with Running(self.options, f"bench/{name}.onnx", folder, *flags, "--precision", precision) as running:
-                running.warm_up(3)
-                planned, taken = planned_bytes(folder), memory_taken() - before
-            remove(folder)
-            beside = taken - planned
-            self.report.check(
-                f"memory of {name} in {precision}",
-                0 <= beside < BESIDE_PLAN,
-                f"{planned / MIB:.0f} MiB planned, {taken / MIB:.0f} MiB taken: {beside / MIB:+.0f} MiB",
-                planned_bytes=planned,
-                taken_bytes=taken,
-            )
+        folder = self.options.output / "losses-memory"
+        with Running(self.options, f"bench/{name}.onnx", folder, *flags, "--precision", "fp32") as running:
+            running.warm_up(3)
+            planned, taken = planned_bytes(folder), memory_taken() - before
+        remove(folder)
+        self.report.check_memory(f"memory of {name} in f32", planned, taken)
 
-    def run(self) -> bool:
-        """The part; whether all passed."""
-        error = None
-        try:
-            need_device(self.options)
-            for fixture in FIXTURES:
-                self.fixture(fixture)
-            self.beside_processor()
-            if self.options.rehearse:
-                self.report.note("memory: nothing to measure on the processor")
-            else:
-                self.memory()
-        except (Unable, Failed) as failure:
-            error = str(failure)
-        except Exception:  # The checks that were made must be written.
-            error = traceback.format_exc()
-        if error:
-            print(f"FAILED {error}")
-        return self.report.finish(error)
+    def run(self) -> None:
+        """All of it."""
+        need_device(self.options)
+        for fixture in FIXTURES:
+            self.fixture(fixture)
+        self.beside_processor()
+        if self.options.rehearse:
+            self.report.note("memory: nothing to measure on the processor")
+        else:
+            self.memory()
 
 
 if __name__ == "__main__":
-    sys.exit(0 if Losses(parse(sys.argv[1:])).run() else 1)
+    sys.exit(0 if run(parse(sys.argv[1:]), lambda report: Losses(report).run()) else 1)

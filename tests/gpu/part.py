@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MIB = 1 << 20
 GIB = 1 << 30
 
+# What a GPU takes beside the plan: the driver's context, kernels, the libraries' workspaces.
+BESIDE_PLAN = 2 * GIB
+
 
 class Unable(Exception):
     """A part cannot be run here: its text says what is missing."""
+
+
+class Failed(Exception):
+    """A run ended that should not have; its text ends with what the run printed last."""
+
+
+class OutOfTime(Failed):
+    """A run was ended because the part's time was up, which says nothing of the run."""
 
 
 @dataclass
@@ -30,7 +43,7 @@ class Options:
     output: Path
     # The part ends by itself by then, on the clock of `time.monotonic`.
     deadline: float
-    # On the processor, with toys: to see that the script itself works.
+    # On the processor, with toys: to see that the scripts themselves work.
     rehearse: bool
     # Of the benchmark: the sequences it runs, in tokens.
     sequences: list[int] = field(default_factory=lambda: [1024, 2048])
@@ -84,6 +97,12 @@ class Report:
         self.checks.append({"name": name, "passed": bool(passed), "found": found, **numbers})
         return passed
 
+    def check_memory(self, name: str, planned: int, taken: int) -> None:
+        """What the driver has given, in bytes, must be what was planned and a little besides."""
+        beside = taken - planned
+        found = f"{planned / MIB:.0f} MiB planned, {taken / MIB:.0f} MiB taken: {beside / MIB:+.0f} MiB"
+        self.check(name, 0 <= beside < BESIDE_PLAN, found, planned_bytes=planned, taken_bytes=taken)
+
     def note(self, text: str) -> None:
         """Something that a reader must know."""
         print(f"note   {text}", flush=True)
@@ -109,6 +128,21 @@ class Report:
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"wrote {path}")
         return passed
+
+
+def run(options: Options, body: Callable[[Report], None]) -> bool:
+    """A part; whether all passed. However the body ends, what it had found by then is written."""
+    report = Report(options)
+    error = None
+    try:
+        body(report)
+    except (Unable, Failed) as failure:
+        error = str(failure)
+    except Exception:
+        error = traceback.format_exc()
+    if error:
+        print(f"FAILED {error}")
+    return report.finish(error)
 
 
 def need_package(package: str, name: str) -> None:
@@ -152,10 +186,11 @@ def machine() -> dict:
 
 
 def memory_taken() -> int:
-    """Bytes of the first GPU that are in use, by whomever; `nvidia-smi` counts in MiB."""
-    text = answer(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"])
+    """Bytes of the first visible GPU that are in use, by whomever; `nvidia-smi` counts in MiB."""
+    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+    text = answer(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu}"])
     if text is None or not text.isdigit():
-        raise Unable("nvidia-smi does not say how much of the GPU's memory is in use")
+        raise Unable(f"nvidia-smi does not say how much memory of GPU {gpu} is in use")
     return int(text) * MIB
 
 

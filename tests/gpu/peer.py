@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 from models import Config
+from part import memory_taken
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,7 +42,6 @@ class Trainer:
 
     def __init__(self, config: Config, precision: str, batch: int, sequence: int, device: torch.device):
         self.precision, self.device = precision, device
-        before = allocated(device)
         with device:
             torch.manual_seed(0)
             self.model = config.build()
@@ -56,9 +56,6 @@ class Trainer:
             self.masters = [nn.Parameter(parameter.detach().float()) for parameter in self.parameters]
         self.optimizer = torch.optim.AdamW(decay_matrices(self.masters), lr=LEARNING_RATE, fused=True)
         self.done = 0
-        self.step(self.loss)
-        # With AdamW's states, which the first step makes.
-        self.resident = allocated(device) - before
 
     @staticmethod
     def scale_down(model: nn.Module) -> None:
@@ -73,8 +70,22 @@ class Trainer:
             logits = self.model(input_ids)
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
+    def resident(self) -> int:
+        """Bytes of what stays from step to step: weights, masters, AdamW's states, which the first step makes, and batches."""
+        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
+        return sum(tensor.nbytes for tensor in {*self.parameters, *self.masters, *states, self.batches})
+
     def step(self, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Forward, backward and update; the loss, which need not be there yet."""
+        try:
+            return self.train(loss_of)
+        finally:
+            # Also where it ran out of memory: what is left of it would burden the next.
+            for tensor in [*self.parameters, *self.masters]:
+                tensor.grad = None
+
+    def train(self, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """A step that leaves its gradients."""
         input_ids, labels = self.batches[self.done % BATCHES]
         self.done += 1
         loss = loss_of(input_ids, labels)
@@ -87,26 +98,20 @@ class Trainer:
             for parameter in self.parameters:
                 parameter.grad = None
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         if self.masters is not self.parameters:
             with torch.no_grad():
                 torch._foreach_copy_(self.parameters, self.masters)
         return loss.detach()
 
 
-def allocated(device: torch.device) -> int:
-    """Bytes of PyTorch's tensors on the device."""
-    return torch.cuda.memory_allocated() if device.type == "cuda" else 0
-
-
 class Contender:
-    """Steps of a trainer, eager or compiled."""
+    """Steps of a trainer, eager or compiled. `taken_besides` are the bytes of the GPU that other programs have taken."""
 
-    def __init__(self, trainer: Trainer, compiled: bool):
-        self.trainer, self.compiled = trainer, compiled
+    def __init__(self, trainer: Trainer, compiled: bool, taken_besides: int):
+        self.trainer, self.compiled, self.taken_besides = trainer, compiled, taken_besides
         self.loss_of = torch.compile(trainer.loss, dynamic=False) if compiled else trainer.loss
         self.peak_allocated = 0
-        self.peak_reserved = 0
+        self.peak_taken = 0
 
     @property
     def name(self) -> str:
@@ -140,19 +145,21 @@ class Contender:
         return steps, taken
 
     def begin_memory(self) -> None:
-        """Counts from here on, and without what other trainers hold."""
+        """Counts from here on, and without what other trainers hold, nor cuBLAS, whose workspaces lie among the tensors."""
         if self.trainer.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            self.held_by_others = torch.cuda.memory_allocated() - self.trainer.resident
-            self.reserved_before = torch.cuda.memory_reserved()
+            resident = self.trainer.resident()
+            self.allocated_by_others = torch.cuda.memory_allocated() - resident
+            self.reserved_by_others = torch.cuda.memory_reserved() - resident
 
     def end_memory(self) -> None:
-        """Keeps the most that was allocated by tensors, and the most that the allocator had taken."""
+        """Keeps the most that tensors took, and what the process has taken, whose allocator gave nothing back meanwhile."""
         if self.trainer.device.type == "cuda":
-            others = self.held_by_others
-            self.peak_allocated = max(self.peak_allocated, torch.cuda.max_memory_allocated() - others)
-            self.peak_reserved = max(self.peak_reserved, torch.cuda.max_memory_reserved() - others)
+            allocated = torch.cuda.max_memory_allocated() - self.allocated_by_others
+            taken = memory_taken() - self.taken_besides - self.reserved_by_others
+            self.peak_allocated = max(self.peak_allocated, allocated)
+            self.peak_taken = max(self.peak_taken, taken)
             torch.cuda.empty_cache()
 
 

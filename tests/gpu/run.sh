@@ -5,7 +5,7 @@
 #
 #   --output DIR     where results go: PART.json, PART.log, traces [default: $OUT, or gpu-results]
 #   --sequence N     of the benchmark, may be repeated [default: 1024 and 2048]
-#   --rehearse       on the processor with toys, so that every line of the script runs without a GPU
+#   --rehearse       on the processor with toys, to see that the scripts themselves work
 #
 # It needs the repository (or what pack.sh made of it), the stripped binary, and Python 3.11 or later with PyTorch and NumPy; no
 # Rust and no network. TRAINYARD names the binary [default: bin/trainyard, or target/release/trainyard], PYTHON the Python
@@ -64,6 +64,8 @@ mkdir -p "$output"
 # NVRTC, cuBLASLt, cuDNN and NCCL lie inside the Python environment: Trainyard looks there if it knows which.
 VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)')
 export VIRTUAL_ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# GPUs are numbered as nvidia-smi numbers them.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
 
 # Runs a part with its own time limit; its log is kept beside its results.
 run_part() {

@@ -8,17 +8,13 @@ import subprocess
 import time
 from pathlib import Path
 
-from part import ROOT, Options, Unable
+from part import ROOT, Failed, Options, OutOfTime, Unable
 
 # How often a run's metrics are looked at, in seconds: a burst is some seconds long, so this is a thousandth of it.
 POLL = 0.001
 # What a run may have given to its GPU is done after this many seconds, and this many steps, once it is held.
 DRAIN_SECONDS = 0.3
 DRAIN_STEPS = 3
-
-
-class Failed(Exception):
-    """A run ended that should not have; its text ends with what the run printed last."""
 
 
 def tail(path: Path, lines: int = 15) -> str:
@@ -47,13 +43,24 @@ def train(
     log = folder.with_suffix(".log")
     arguments = [*prefix, *command(options, model, folder, flags, device or options.device)]
     try:
-        with open(log, "wb") as out:
-            done = subprocess.run(arguments, stdout=out, stderr=out, timeout=max(1, options.seconds_left()), cwd=ROOT)
+        status = finish(arguments, log, max(1, options.seconds_left()))
     except subprocess.TimeoutExpired:
-        raise Failed(f"out of time: {' '.join(arguments)}\n{tail(log)}") from None
-    if done.returncode != 0:
-        raise Failed(f"exit status {done.returncode}: {' '.join(arguments)}\n{tail(log)}")
+        raise OutOfTime(f"out of time: {' '.join(arguments)}\n{tail(log)}") from None
+    if status != 0:
+        raise Failed(f"exit status {status}: {' '.join(arguments)}\n{tail(log)}")
     return read_metrics(folder)
+
+
+def finish(arguments: list[str], log: Path, seconds: float) -> int:
+    """Runs a program to its end; its exit status. What it has started ends with it, also when the time is up."""
+    with open(log, "wb") as out:
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, cwd=ROOT, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def read_metrics(folder: Path) -> list[dict]:
@@ -124,7 +131,7 @@ class Running:
             if self.process.poll() is not None:
                 raise Failed(f"exit status {self.process.returncode}: {' '.join(self.process.args)}\n{tail(self.log)}")
             if self.options.seconds_left() <= 0:
-                raise Failed(f"out of time after {done} steps: {' '.join(self.process.args)}\n{tail(self.log)}")
+                raise OutOfTime(f"out of time after {done} steps: {' '.join(self.process.args)}\n{tail(self.log)}")
             time.sleep(POLL)
         return done, time.perf_counter()
 

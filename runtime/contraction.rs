@@ -54,6 +54,23 @@ impl Plan {
         Self { rows, columns, summed, outer, inner, offsets: layouts.map(|layout| layout.offset) }
     }
 
+    /// The strides of left side, right side and result, rows and columns, if each is a matrix that has a dim of stride 1
+    /// and whose other dim reaches over a whole line.
+    pub(crate) fn matrices(&self) -> Option<[[i64; 2]; 3]> {
+        let side = |run: Run, tensor: usize| (run.size, run.strides[tensor]);
+        let Self { rows, summed, columns, .. } = *self;
+        Some([
+            matrix_strides([side(rows, 0), side(summed, 0)])?,
+            matrix_strides([side(summed, 1), side(columns, 1)])?,
+            matrix_strides([side(rows, 2), side(columns, 2)])?,
+        ])
+    }
+
+    /// Whether it is one multiplication of such matrices.
+    pub(crate) fn is_one(&self) -> bool {
+        self.outer.is_empty() && self.inner.is_empty() && self.matrices().is_some()
+    }
+
     /// Where the tensors of a step of the outer loops start.
     pub(crate) fn outer_step(&self, step: usize) -> [isize; 3] {
         shifted(self.offsets, &self.outer, step)
@@ -106,6 +123,18 @@ fn merged(mut runs: Vec<Run>, by: usize) -> Vec<Run> {
         }
     }
     merged
+}
+
+/// The strides of a matrix; a side of one element takes any.
+fn matrix_strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Option<[i64; 2]> {
+    let lines_of = |length: usize, along: isize, count: usize, across: isize| {
+        let along_fits = length == 1 || along == 1;
+        let across = if count == 1 { length as isize } else { across };
+        (along_fits && across >= length as isize).then_some(across as i64)
+    };
+    lines_of(columns, right, rows, down)
+        .map(|down| [down, 1])
+        .or_else(|| lines_of(rows, down, columns, right).map(|right| [1, right]))
 }
 
 /// Offsets after `step` of nested loops.

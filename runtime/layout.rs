@@ -155,6 +155,24 @@ impl Layout {
         (left == 1).then(|| Self { sizes: Sizes::from_slice(sizes), strides, offset: self.offset })
     }
 
+    /// Whether it is sure that none of its elements is one of the other's: they lie before or after it, or beside it in
+    /// every row of some length.
+    pub fn is_apart(&self, other: &Self) -> bool {
+        let apart = |one: Range<isize>, other: Range<isize>| one.end <= other.start || other.end <= one.start;
+        let beside = |row: isize| Some(apart(self.within_rows(row)?, other.within_rows(row)?));
+        let mut rows = self.strides.iter().copied().filter(|&stride| stride > 1);
+        apart(self.span(), other.span()) || rows.any(|row| beside(row) == Some(true))
+    }
+
+    /// What it takes up of each row of this length, if it never goes over the end of one.
+    fn within_rows(&self, row: isize) -> Option<Range<isize>> {
+        let along = self.sizes.iter().zip(&self.strides).filter(|(_, stride)| **stride % row != 0);
+        let last: isize = along.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();
+        let start = self.offset.rem_euclid(row);
+        let fits = self.strides.iter().all(|&stride| stride >= 0) && start + last < row;
+        fits.then_some(start..start + last + 1)
+    }
+
     /// Sizes and strides with dims of size one gone and neighbours merged where one stride reaches through both.
     pub fn collapsed(&self) -> SmallVec<[(usize, isize); 6]> {
         let mut runs: SmallVec<[(usize, isize); 6]> = SmallVec::new();
@@ -183,6 +201,17 @@ impl fmt::Display for Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_a_whole_are_apart() {
+        let whole = Layout::dense(&[4, 6, 8]);
+        let [first, second] = [(0, 2), (2, 4)].map(|(start, length)| whole.slice(1, start, 1, length));
+        let turned = second.transpose(&[2, 0, 1]).slice(2, 1, 1, 3);
+        assert!(first.is_apart(&second) && first.is_apart(&turned) && turned.is_apart(&first));
+        for other in [whole.slice(1, 1, 1, 2), whole.slice(0, 3, 1, 1), whole.slice(2, 0, 1, 1)] {
+            assert!(!first.is_apart(&other) && !other.is_apart(&first), "{other}");
+        }
+    }
 
     #[test]
     fn a_transposed_tensor_splits_and_merges_only_where_strides_allow() {

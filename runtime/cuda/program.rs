@@ -293,11 +293,13 @@ impl Place {
     }
 }
 
-/// The runs that such elements are of, if they are the same part of each of several rows.
+/// The runs that such elements are of, if they are the same part of rows of one length.
 fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
     let width = dtype.bytes();
     match layout.transpose(&layout.by_distance()).collapsed()[..] {
-        [(_, apart), (length, 1)] if apart > length as isize => {
+        [ref outer @ .., (_, apart), (length, 1)]
+            if apart > length as isize && outer.iter().all(|(_, stride)| stride % apart == 0) =>
+        {
             Some(Runs { length: length as u64 * width, apart: apart as u64 * width })
         }
         _ => None,

@@ -116,7 +116,7 @@ impl<'m> Drafts<'m> {
             let buffer = drafts.buffer(kind, bytes);
             drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
         }
-        drafts.find_parts(live, options.target);
+        drafts.find_parts(live, options);
         if options.microbatches == Microbatches::Many {
             drafts.find_sums(live);
         }

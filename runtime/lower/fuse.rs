@@ -3,8 +3,9 @@
 //! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
 
+use super::LowerOptions;
 use super::epilogue::{Added, Fused};
-use super::{LowerOptions, select};
+use super::readers::Readers;
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::{Module, Node, NodeId, Op, ValueId};
@@ -24,21 +25,16 @@ pub(super) enum Item {
 
 impl Item {
     pub(super) fn section(&self, module: &Module) -> Section {
-        match self {
-            Self::Node(node) => module.node(*node).phase.into(),
-            Self::Chain { nodes, .. } => module.node(nodes[0]).phase.into(),
-            Self::Contract(fused) => module.node(fused.node).phase.into(),
-            Self::Added(added) => module.node(added.node).phase.into(),
-        }
+        module.node(self.nodes()[0]).phase.into()
     }
 
-    /// Its nodes; of a contraction the contraction alone.
+    /// Its nodes.
     pub(super) fn nodes(&self) -> &[NodeId] {
         match self {
             Self::Node(node) => std::slice::from_ref(node),
             Self::Chain { nodes, .. } => nodes,
-            Self::Contract(fused) => std::slice::from_ref(&fused.node),
-            Self::Added(added) => std::slice::from_ref(&added.node),
+            Self::Contract(fused) => &fused.nodes,
+            Self::Added(added) => &added.nodes,
         }
     }
 }
@@ -94,33 +90,15 @@ pub(super) fn items(module: &Module, live: &EntitySet<NodeId>, options: &LowerOp
 struct Fusion<'m> {
     module: &'m Module,
     unfused: bool,
-    /// Live readers of each value.
-    readers: SecondaryMap<ValueId, Vec<NodeId>>,
-    /// Whether an output or a state holds on to a value.
-    held: EntitySet<ValueId>,
-    position: SecondaryMap<NodeId, u32>,
+    readers: Readers,
     chains: Vec<Chain>,
     chain_of: SecondaryMap<NodeId, Option<u32>>,
 }
 
 impl<'m> Fusion<'m> {
     fn new(module: &'m Module, live: &EntitySet<NodeId>, options: &LowerOptions) -> Self {
-        let mut readers: SecondaryMap<ValueId, Vec<NodeId>> = SecondaryMap::new();
-        let mut position = SecondaryMap::new();
-        for (index, (id, node)) in module.nodes().enumerate().filter(|(_, (id, _))| live.contains(*id)) {
-            position[id] = index as u32;
-            node.operands.iter().for_each(|&operand| readers[operand].push(id));
-        }
-        let mut held = EntitySet::new();
-        let outputs = module.outputs.iter().filter(|output| select::keeps(options, &output.name));
-        for output in outputs {
-            held.insert(output.value);
-        }
-        for value in module.states.values().filter_map(|state| state.output) {
-            held.insert(value);
-        }
-        let chain_of = SecondaryMap::new();
-        Self { module, unfused: options.unfused, readers, held, position, chains: vec![], chain_of }
+        let readers = Readers::new(module, live, options);
+        Self { module, unfused: options.unfused, readers, chains: vec![], chain_of: SecondaryMap::new() }
     }
 
     /// Puts a node into the chain that reads it first, or into one of its own.
@@ -130,7 +108,11 @@ impl<'m> Fusion<'m> {
         let chain = match self.reading_chain(node) {
             Some(chain) => chain,
             None => {
-                self.chains.push(Chain { nodes: vec![], stored: vec![], position: self.position[id] });
+                self.chains.push(Chain {
+                    nodes: vec![],
+                    stored: vec![],
+                    position: self.readers.position[id],
+                });
                 self.chains.len() as u32 - 1
             }
         };
@@ -142,8 +124,8 @@ impl<'m> Fusion<'m> {
     }
 
     fn is_read_outside(&self, value: ValueId, chain: u32) -> bool {
-        self.held.contains(value)
-            || self.readers[value].iter().any(|&reader| self.chain_of[reader] != Some(chain))
+        self.readers.held.contains(value)
+            || self.readers.of[value].iter().any(|&reader| self.chain_of[reader] != Some(chain))
     }
 
     fn reading_chain(&self, node: &Node) -> Option<u32> {
@@ -156,15 +138,16 @@ impl<'m> Fusion<'m> {
             reader.phase == node.phase
                 && self.module.ty(reader.results[0]).dims == self.module.ty(result).dims
         };
-        let chains = self.readers[result].iter().filter(fits).filter_map(|&reader| self.chain_of[reader]);
+        let chains = self.readers.of[result].iter().filter(fits).filter_map(|&reader| self.chain_of[reader]);
         let index = chains.min_by_key(|&chain| self.chains[chain as usize].position)?;
         let chain = &self.chains[index as usize];
         let in_time = |reader: &NodeId| {
-            self.chain_of[*reader] == Some(index) || self.position[*reader] > chain.position
+            self.chain_of[*reader] == Some(index) || self.readers.position[*reader] > chain.position
         };
         let stored = chain.stored.len() + usize::from(self.is_read_outside(result, index));
-        let fits =
-            chain.nodes.len() < LONGEST && stored <= MOST_STORED && self.readers[result].iter().all(in_time);
+        let fits = chain.nodes.len() < LONGEST
+            && stored <= MOST_STORED
+            && self.readers.of[result].iter().all(in_time);
         fits.then_some(index)
     }
 }

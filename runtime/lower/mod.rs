@@ -19,6 +19,7 @@ mod parts;
 mod place;
 mod policy;
 mod ranks;
+mod readers;
 mod select;
 mod sums;
 
@@ -48,7 +49,8 @@ pub struct LowerOptions<'a> {
 /// Errors: unbound dims, constants whose bytes are not here, outputs that do not exist, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     check(module, options)?;
-    let absorbed = (options.target == Target::Cuda).then(|| join::contractions(absorb::casts(module)));
+    let absorbed =
+        (options.target == Target::Cuda).then(|| join::contractions(absorb::casts(module), options));
     let module = absorbed.as_ref().unwrap_or(module);
     let live = select::live_nodes(module, options);
     let mut items = fuse::items(module, &live, options);

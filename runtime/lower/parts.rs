@@ -1,8 +1,8 @@
 //! Concatenations without a copy: what a kernel may write with any strides it writes where it belongs in the whole.
 
-use super::Target;
 use super::draft::{Drafts, Located};
 use super::fuse::is_elementwise;
+use super::{LowerOptions, Target, select};
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
 use ir::ops::shape::Concat;
@@ -54,13 +54,12 @@ pub(super) fn made_by_kernel(
 
 impl Drafts<'_> {
     /// Finds the concatenations whose operands can all be written in place, and where.
-    pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>, target: Target) {
-        if target != Target::Cuda {
+    pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>, options: &LowerOptions) {
+        if options.target != Target::Cuda {
             return;
         }
         let module = self.module;
-        let mut held = EntitySet::new();
-        held.extend(module.roots());
+        let held = select::held(module, options);
         for (_, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
             let Op::Concat(concat) = &node.op else { continue };
             let Some(parts) = self.parts_of(node, concat, &held) else { continue };

@@ -129,10 +129,10 @@ impl Positions {
     }
 }
 
-/// The lifetime of every buffer that does not take another's place.
 /// Bytes of what a GPU's update keeps to its end: where no place is used twice, one launch makes the norms of all gradients.
 const SMALL: u64 = 4096;
 
+/// The lifetime of every buffer that does not take another's place.
 fn lifetimes(
     drafts: &Drafts,
     scratch: &[Option<Located>],
@@ -223,6 +223,10 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
     for (i, operand) in draft.operands.iter().enumerate() {
         for (j, result) in draft.results.iter().enumerate() {
             if root(buffers, operand.buffer) != root(buffers, result.buffer) {
+                continue;
+            }
+            // Parts of one whole.
+            if operand.layout.is_apart(&result.layout) {
                 continue;
             }
             if operand.layout != result.layout {

@@ -9,6 +9,20 @@ pub(super) fn keeps(options: &LowerOptions, name: &str) -> bool {
     options.outputs.is_none_or(|kept| kept.contains(&name))
 }
 
+/// What is wanted: kept outputs, and the states' new values.
+fn wanted(module: &Module, options: &LowerOptions) -> impl Iterator<Item = ValueId> {
+    let outputs = module.outputs.iter().filter(|output| keeps(options, &output.name));
+    let states = module.states.values().filter_map(|state| state.output);
+    outputs.map(|output| output.value).chain(states)
+}
+
+/// What is wanted, as a set.
+pub(super) fn held(module: &Module, options: &LowerOptions) -> EntitySet<ValueId> {
+    let mut held = EntitySet::new();
+    held.extend(wanted(module, options));
+    held
+}
+
 /// The nodes that what is wanted depends on.
 pub(super) fn live_nodes(module: &Module, options: &LowerOptions) -> EntitySet<NodeId> {
     let mut live = EntitySet::new();
@@ -17,9 +31,7 @@ pub(super) fn live_nodes(module: &Module, options: &LowerOptions) -> EntitySet<N
             live.insert(node);
         }
     };
-    let outputs = module.outputs.iter().filter(|output| keeps(options, &output.name));
-    outputs.for_each(|output| mark(&mut live, output.value));
-    module.states.values().filter_map(|state| state.output).for_each(|value| mark(&mut live, value));
+    wanted(module, options).for_each(|value| mark(&mut live, value));
     for (id, node) in module.nodes().rev() {
         if live.contains(id) {
             node.operands.iter().for_each(|&operand| mark(&mut live, operand));

@@ -102,15 +102,18 @@ fn t5_in_half_is_what_the_interpreter_rounds() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
-    check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, &[DType::BF16, DType::F16]);
+    check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::BF16, 2);
+    check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::F16, 2);
 }
 
-/// Batch norms divide by the deviation of a few samples, so that what bf16 rounds away is 3e-3 of the loss: that is not asked
-/// for here.
+/// In bf16 of many microbatches: where a convolution's sum in f32 falls just beside a tie, it is rounded the other way. Of the first
+/// one's 65,536 results these are six, and batch norms over a few samples make of them, in twenty layers, 2e-3 of a
+/// microbatch's loss in bf16, of either sign.
 #[test]
 #[ignore = "needs a C++ compiler"]
-fn resnets_loss_in_f16_is_what_the_interpreter_rounds() {
-    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, &[DType::F16]);
+fn resnets_loss_in_half_is_what_the_interpreter_rounds() {
+    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::BF16, 16);
+    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::F16, 2);
 }
 
 /// The losses of so many steps are the CPU backend's, within the bounds of the other models. Memory is not checked: it is

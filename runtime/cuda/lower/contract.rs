@@ -138,45 +138,28 @@ fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multipl
     if steps == 0 || steps > MOST || batch.size == 0 {
         return None;
     }
-    let [rows, summed, columns] = [plan.rows, plan.summed, plan.columns];
+    let strides = plan.matrices()?;
     let multiply = |step: usize| {
         let starts = shifted(plan.offsets, &outer, step);
-        let matrices = |tensor: usize, sides: [(usize, isize); 2]| {
-            let start =
-                views[tensor].base as i64 + starts[tensor] as i64 * views[tensor].dtype.bytes() as i64;
-            Some(Matrices {
-                region: views[tensor].region,
-                start,
-                strides: strides(sides)?,
-                apart: batch.strides[tensor] as i64,
-            })
+        let matrices = |tensor: usize| Matrices {
+            region: views[tensor].region,
+            start: views[tensor].base as i64 + starts[tensor] as i64 * views[tensor].dtype.bytes() as i64,
+            strides: strides[tensor],
+            apart: batch.strides[tensor] as i64,
         };
-        let side = |run: crate::contraction::Run, tensor: usize| (run.size, run.strides[tensor]);
-        Some(Multiply {
+        Multiply {
             sizes,
             batch: batch.size,
-            lhs: matrices(0, [side(rows, 0), side(summed, 0)])?,
-            rhs: matrices(1, [side(summed, 1), side(columns, 1)])?,
-            out: matrices(2, [side(rows, 2), side(columns, 2)])?,
+            lhs: matrices(0),
+            rhs: matrices(1),
+            out: matrices(2),
             dtype,
             out_dtype,
             accumulates: false,
             epilogue: Epilogue::default(),
-        })
+        }
     };
-    (0..steps).map(multiply).collect()
-}
-
-/// The strides of a matrix, if one is 1 and the other reaches over a whole line; a side of one element takes any.
-fn strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Option<[i64; 2]> {
-    let lines_of = |length: usize, along: isize, count: usize, across: isize| {
-        let along_fits = length == 1 || along == 1;
-        let across = if count == 1 { length as isize } else { across };
-        (along_fits && across >= length as isize).then_some(across as i64)
-    };
-    lines_of(columns, right, rows, down)
-        .map(|down| [down, 1])
-        .or_else(|| lines_of(rows, down, columns, right).map(|right| [1, right]))
+    Some((0..steps).map(multiply).collect())
 }
 
 /// A thread an element of the result.

@@ -92,14 +92,15 @@ fn projections_are_one_multiplication_and_so_are_their_gradients() {
     }
 }
 
+fn microbatch(shift: usize) -> Microbatch {
+    let numbers = (0..120).map(|i| ((i * 7 + shift) % 19) as f64 / 16.0 - 0.5).collect();
+    let x = Tensor::float(DType::F32, vec![3, 5, 8], numbers);
+    Microbatch::from([("x".into(), x), ("factor".into(), Tensor::float(DType::F32, vec![], vec![0.5]))])
+}
+
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn joined_multiplications_compute_what_each_did() {
-    let microbatch = |shift: usize| {
-        let numbers = |count: usize| (0..count).map(|i| ((i * 7 + shift) % 19) as f64 / 16.0 - 0.5).collect();
-        let x = Tensor::float(DType::F32, vec![3, 5, 8], numbers(120));
-        Microbatch::from([("x".into(), x), ("factor".into(), Tensor::float(DType::F32, vec![], vec![0.5]))])
-    };
     for (count, microbatches) in [(1, Microbatches::One), (3, Microbatches::Many)] {
         for threads in [0, 5] {
             let order = Order { threads, ..Order::default() };
@@ -109,6 +110,60 @@ fn joined_multiplications_compute_what_each_did() {
             assert_agrees_on(&make, Mode::Exact, &layer(), &options, &[step.clone(), step], unit);
         }
     }
+}
+
+/// Sums that add some product twice, or are read before what concatenates their operands, are not one product.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_product_that_is_added_twice_counts_twice() {
+    let sums = [
+        ("%26", "%40 = add %26, %26 : f32[3, 5, 8] !{bwd}"),
+        ("%26", "%40 = add %21, %26 : f32[3, 5, 8] !{bwd}"),
+        ("%26", "%40 = add %26, %24 : f32[3, 5, 8] !{bwd}"),
+    ];
+    for (sum, twice) in sums {
+        let text = LAYER.replace("    %27 = acc", &format!("    {twice}\n    %27 = acc"));
+        let text = text.replace(&format!("\"dx\" = {sum}"), "\"dx\" = %40");
+        let module = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+        let make = |program| host(program, Order::default());
+        let step = vec![microbatch(1)];
+        assert_agrees_on(&make, Mode::Exact, &module, &options(Microbatches::One), &[step], unit);
+    }
+}
+
+/// Products of what is concatenated only later.
+const LATER: &str = r#"
+trainyard-ir 1
+module @later imported {
+  func @forward(%0 "x" batched : f32[6, 8], %1 "w" : f32[8, 8]) {
+    %2 = tanh %0 : f32[6, 8] !{fwd}
+    %3 = neg %0 : f32[6, 8] !{fwd}
+    %4 = tanh %1 : f32[8, 8] !{fwd}
+    %5 = neg %1 : f32[8, 8] !{fwd}
+    %6 = contract %2, %4 {lhs = ab, rhs = bc, out = ac} : f32[6, 8] !{fwd}
+    %7 = contract %3, %5 {lhs = ab, rhs = bc, out = ac} : f32[6, 8] !{fwd}
+    %8 = add %6, %7 : f32[6, 8] !{fwd}
+    %9 = concat %2, %3 {dim = 1} : f32[6, 16] !{fwd}
+    %10 = concat %4, %5 {dim = 0} : f32[16, 8] !{fwd}
+    %11 = sqrt %9 : f32[6, 16] !{fwd}
+    %12 = exp %10 : f32[16, 8] !{fwd}
+  }
+  output "sum" = %8
+  output "left" = %9
+  output "right" = %12
+}
+"#;
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn products_of_what_is_concatenated_later_stay() {
+    let module = ir::text::parse(LATER).unwrap_or_else(|error| panic!("{error}"));
+    let numbers = |count: usize| (0..count).map(|i| (i * 7 % 19) as f64 / 16.0 - 0.5).collect();
+    let tensor =
+        |sizes: Vec<usize>| Tensor::float(DType::F32, sizes.clone(), numbers(sizes.iter().product()));
+    let inputs: Microbatch = [("x".into(), tensor(vec![6, 8])), ("w".into(), tensor(vec![8, 8]))].into();
+    let make = |program| host(program, Order::default());
+    assert_agrees_on(&make, Mode::Exact, &module, &options(Microbatches::One), &[vec![inputs]], unit);
 }
 
 /// A gradient that a norm's kernel adds up is a part of a concatenation: that kernel writes rows without holes.

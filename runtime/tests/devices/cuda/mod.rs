@@ -5,6 +5,7 @@ mod batch_norm;
 mod check;
 mod det;
 mod dropout;
+mod epilogue;
 mod experts;
 mod gpu;
 mod indexing;

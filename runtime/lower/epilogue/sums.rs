@@ -1,0 +1,62 @@
+//! Contractions that sum over all rows of an operand, and take in the reductions of it that do as well.
+
+use super::{Fused, Search, is_matrix_product};
+use crate::lower::fuse::Item;
+use ir::ops::reduce::ReduceKind;
+use ir::{NodeId, Op, ValueId};
+
+impl Search<'_> {
+    /// Contractions take in sums over the rows of what they read.
+    pub(super) fn with_sums(&self, items: Vec<Item>) -> Vec<Item> {
+        let mut items: Vec<Option<Item>> = items.into_iter().map(Some).collect();
+        for index in 0..items.len() {
+            let Some((reduce, operand)) = items[index].as_ref().and_then(|item| self.row_sum(item)) else {
+                continue;
+            };
+            let made = self.module.node(reduce).results[0];
+            let reads = |item: &Item| {
+                item.nodes().iter().any(|&node| self.module.node(node).operands.contains(&made))
+            };
+            let found = items.iter().enumerate().find_map(|(at, item)| {
+                let (contraction, side) = self.sums_rows_of(item.as_ref()?, operand)?;
+                let [node, sum] = [contraction, reduce].map(|node| self.module.node(node));
+                // What reads the sum must come after the contraction.
+                let in_time = at < index || !items[index..at].iter().flatten().any(reads);
+                let same = self.module.ty(node.results[0]).dtype == self.module.ty(made).dtype;
+                (in_time && same && node.phase == sum.phase).then_some((at, contraction, side))
+            });
+            let Some((at, contraction, side)) = found else { continue };
+            let mut fused = Fused::plain(self.module, contraction);
+            fused.nodes.push(reduce);
+            fused.sums = Some((side, made));
+            items[index] = None;
+            items[at] = Some(Item::Contract(Box::new(fused)));
+        }
+        items.into_iter().flatten().collect()
+    }
+
+    /// The contraction of an item, if it makes a matrix and sums over all rows of this value, and which operand that is.
+    fn sums_rows_of(&self, item: &Item, value: ValueId) -> Option<(NodeId, u32)> {
+        let Item::Node(id) = item else { return None };
+        let node = self.module.node(*id);
+        let Op::Contract(contract) = &node.op else { return None };
+        let roles = contract.roles();
+        let matrix = roles.columns.len() == 1 && roles.rows.len() == 1;
+        let side = (0..2).find(|&side| node.operands[side] == value)?;
+        let labels = &[&contract.lhs, &contract.rhs][side].0;
+        let last = labels.last()?;
+        let all = labels.len() == roles.summed.len() + 1 && !roles.summed.contains(last);
+        (matrix && all && is_matrix_product(self.module, *id)).then_some((*id, side as u32))
+    }
+
+    /// A reduction over all dims but the last, and what it reads.
+    fn row_sum(&self, item: &Item) -> Option<(NodeId, ValueId)> {
+        let Item::Node(id) = item else { return None };
+        let node = self.module.node(*id);
+        let Op::Reduce(reduce) = &node.op else { return None };
+        let ndim = self.module.ty(node.operands[0]).ndim();
+        let all = ndim > 1 && reduce.dims.iter().copied().eq(0..ndim as u32 - 1);
+        let plain = reduce.kind == ReduceKind::Sum && !reduce.keep;
+        (all && plain).then(|| (*id, node.operands[0]))
+    }
+}

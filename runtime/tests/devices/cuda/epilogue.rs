@@ -1,0 +1,148 @@
+//! What multiplications take in, where that is not to be had, and concatenations around them: such programs compute what the
+//! interpreter does.
+
+use super::host;
+use crate::compare::{Microbatch, assert_agrees_on, unit};
+use ir::interp::Mode;
+use ir::{DType, Module, Tensor};
+use runtime::cuda::host::Order;
+use runtime::lower::{LowerOptions, Target, lower};
+use runtime::program::{Kernel, Program, Section};
+
+fn module(body: &str) -> Module {
+    let text = format!("trainyard-ir 1\nmodule @test imported {{{body}}}\n");
+    ir::text::parse(&text).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn options() -> LowerOptions<'static> {
+    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
+}
+
+/// Runs it on the stand-in, on numbers of either sign.
+fn check(module: &Module) {
+    let input = |input: &ir::Input| {
+        let ty = module.ty(input.value);
+        let sizes: Vec<usize> = ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
+        let numbers = (0..sizes.iter().product()).map(|i| (i * 7 % 19) as f64 / 16.0 - 0.5);
+        (input.name.clone(), Tensor::float(ty.dtype, sizes, numbers.collect()))
+    };
+    let inputs: Microbatch = module.inputs.iter().map(input).collect();
+    let make = |program| host(program, Order::default());
+    assert_agrees_on(&make, Mode::Typed, module, &options(), &[vec![inputs]], |dtype| match dtype {
+        DType::BF16 => 1e-2,
+        _ => unit(dtype),
+    });
+}
+
+/// How many contractions take something in.
+fn fused(module: &Module) -> usize {
+    let program: Program = lower(module, &options()).unwrap_or_else(|error| panic!("{error}"));
+    let instructions = Section::ALL.iter().flat_map(|(section, _)| &program.sections[*section as usize]);
+    instructions.filter(|instruction| matches!(instruction.kernel, Kernel::Contract(_))).count()
+}
+
+/// Both parts of a concatenation lie in one place, and one is made of the other.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_part_may_be_made_of_another() {
+    check(&module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 6, 8], %1 "w" : f32[8, 8], %2 "u" : f32[8, 8]) {
+    %3 = contract %0, %1 {lhs = abc, rhs = cd, out = abd} : f32[4, 6, 8] !{fwd}
+    %4 = contract %3, %2 {lhs = abc, rhs = cd, out = abd} : f32[4, 6, 8] !{fwd}
+    %5 = tanh %3 : f32[4, 6, 8] !{fwd}
+    %6 = concat %3, %4, %5 {dim = 1} : f32[4, 18, 8] !{fwd}
+    %7 = neg %6 : f32[4, 18, 8] !{fwd}
+  }
+  output "y" = %7
+"#,
+    ));
+}
+
+/// What GELU is applied to is kept for a contraction that comes before GELU's other operand is there.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_contraction_stays_before_what_reads_its_result() {
+    let module = module(
+        r#"
+  func @forward(%0 "x" batched : bf16[4, 16], %1 "w" : bf16[16, 16], %2 "u" : bf16[16, 16]) {
+    %3 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : bf16[4, 16] !{fwd}
+    %4 = gelu_tanh %3 : bf16[4, 16] !{fwd}
+    %5 = contract %3, %2 {lhs = ab, rhs = bc, out = ac} : bf16[4, 16] !{fwd}
+    %6 = mul %4, %5 : bf16[4, 16] !{fwd}
+  }
+  output "y" = %6
+"#,
+    );
+    assert_eq!(fused(&module), 0);
+    check(&module);
+}
+
+/// No one stride reaches through the rows of what is turned: it is copied, and so is the part of a concatenation that would
+/// be written so.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn rows_that_no_stride_reaches_through_are_copied() {
+    let turned = module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 3, 5, 16], %1 "w" : f32[16, 16], %2 "b" : f32[16]) {
+    %3 = transpose %0 {permutation = [2, 1, 0, 3]} : f32[5, 3, 4, 16] !{fwd}
+    %4 = contract %3, %1 {lhs = abcd, rhs = de, out = abce} : f32[5, 3, 4, 16] !{fwd}
+    %5 = add %4, %2 : f32[5, 3, 4, 16] !{fwd}
+  }
+  output "y" = %5
+"#,
+    );
+    let parted = module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 6, 8], %1 "w" : f32[8, 8], %2 "b" : f32[8]) {
+    %3 = contract %0, %1 {lhs = abc, rhs = cd, out = abd} : f32[4, 6, 8] !{fwd}
+    %4 = add %3, %2 : f32[4, 6, 8] !{fwd}
+    %5 = tanh %0 : f32[4, 6, 8] !{fwd}
+    %6 = concat %5, %4 {dim = 1} : f32[4, 12, 8] !{fwd}
+    %7 = neg %6 : f32[4, 12, 8] !{fwd}
+  }
+  output "y" = %7
+"#,
+    );
+    for module in [turned, parted] {
+        assert_eq!(fused(&module), 1);
+        check(&module);
+    }
+}
+
+/// Rows whose dims come in another order are not for one multiplication.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn rows_in_another_order_take_nothing_in() {
+    let crossed = module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 3, 8], %1 "w" : f32[8, 16], %2 "b" : f32[16]) {
+    %3 = contract %0, %1 {lhs = abc, rhs = cd, out = bad} : f32[3, 4, 16] !{fwd}
+    %4 = add %3, %2 : f32[3, 4, 16] !{fwd}
+  }
+  output "y" = %4
+"#,
+    );
+    assert_eq!(fused(&crossed), 0);
+    check(&crossed);
+}
+
+/// A product of weights is made once a step, before there is an input to add to it.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_contraction_takes_in_nothing_of_a_later_phase() {
+    let module = module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 8], %1 "v" : f32[4, 8], %2 "w" : f32[8, 8]) {
+    %3 = splat {value = 0.5} : f32[4, 8] !{prepare}
+    %4 = splat {value = 0.25} : f32[8, 8] !{prepare}
+    %5 = contract %3, %4 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{prepare}
+    %6 = add %5, %0 : f32[4, 8] !{fwd}
+  }
+  output "y" = %6
+"#,
+    );
+    assert_eq!(fused(&module), 0);
+    check(&module);
+}

@@ -5,24 +5,25 @@
 //! is run by all ranks at once and ends when all have. A rank that fails ends all, and what is reported is its error,
 //! not what became of the others.
 
+mod fate;
 mod parts;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-use crate::comm::local::{AtWork, Local};
+use crate::comm::local::Local;
 use crate::comm::{CommError, Communicator, check};
 use crate::cpu::{Cpu, devices_error};
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Program, Section};
+pub(crate) use fate::Abort;
+use fate::{Fate, first_error, one, panicked};
 use parts::Parts;
-use std::any::Any;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
@@ -36,20 +37,15 @@ pub trait Rank: Device + Send {
     fn settle(&mut self) -> Result<(), DeviceError>;
 }
 
-/// Ends what ranks wait for beyond their threads; it is given the rank that has failed.
-pub(crate) type Abort = Box<dyn Fn(u64) + Send + Sync>;
-
 /// The ranks of a mesh.
 pub struct Ranks<D = Cpu> {
     devices: Vec<D>,
     programs: Vec<Arc<Program>>,
     local: Local,
-    abort: Abort,
+    fate: Fate,
     /// Outputs that were asked for, of each rank, by number; and how often some were.
     coming: BTreeMap<usize, Vec<Later>>,
     asked: usize,
-    /// Whether a rank has failed: states may be those of different steps.
-    ended: bool,
 }
 
 /// A device for programs of any mesh, with `threads` threads in all, or as many as there are cores: one CPU for a mesh
@@ -123,7 +119,7 @@ pub(crate) fn meet(programs: &[&Program]) -> Result<(), DeviceError> {
 impl<D: Rank> Ranks<D> {
     /// Ranks that have these devices, each all of these programs, and communicate among them or through `local`.
     pub(crate) fn of(devices: Vec<D>, programs: Vec<Arc<Program>>, local: Local, abort: Abort) -> Self {
-        Self { devices, programs, local, abort, coming: BTreeMap::new(), asked: 0, ended: false }
+        Self { devices, programs, local, fate: Fate::new(abort), coming: BTreeMap::new(), asked: 0 }
     }
 
     /// How many ranks there are.
@@ -136,34 +132,41 @@ impl<D: Rank> Ranks<D> {
         &mut self,
         run: impl Fn(&mut D) -> Result<R, DeviceError> + Sync,
     ) -> Result<Vec<R>, DeviceError> {
-        self.alive()?;
+        self.on_threads(|rank| thread::Builder::new().name(format!("rank-{rank}")), run)
+    }
+
+    /// The same; `thread` is what a rank's thread is started as.
+    fn on_threads<R: Send>(
+        &mut self,
+        thread: impl Fn(u64) -> thread::Builder,
+        run: impl Fn(&mut D) -> Result<R, DeviceError> + Sync,
+    ) -> Result<Vec<R>, DeviceError> {
+        self.fate.alive()?;
         let work = self.local.begin();
-        let abort = &self.abort;
+        let fate = &self.fate;
         let run = &|device: &mut D| {
             let result = run(device)?;
             device.settle()?;
             Ok(result)
         };
+        let mut absent = None;
         let results: Vec<Result<R, DeviceError>> = thread::scope(|scope| {
-            let start = |(device, at_work): (_, AtWork)| {
-                let name = format!("rank-{}", at_work.rank());
-                thread::Builder::new()
-                    .name(name)
-                    .spawn_scoped(scope, move || one(device, at_work, run, abort))
+            let start = |((rank, device), at_work)| {
+                let started = thread(rank).spawn_scoped(scope, move || one(device, at_work, run, fate));
+                started.map_err(|error| {
+                    // The others have begun, and wait for this one.
+                    fate.end(rank);
+                    absent.get_or_insert(CommError::Ended { rank });
+                    DeviceError::Threads { threads: 1, message: error.to_string() }
+                })
             };
-            let threads: Vec<_> = self.devices.iter_mut().zip(work).map(start).collect();
-            let end = |thread: std::io::Result<thread::ScopedJoinHandle<'_, _>>| match thread {
-                Ok(thread) => thread.join().unwrap_or_else(|panic| Err(panicked(panic))),
-                Err(error) => Err(DeviceError::Threads { threads: 1, message: error.to_string() }),
+            let threads: Vec<_> = (0..).zip(&mut self.devices).zip(work).map(start).collect();
+            let end = |thread: Result<thread::ScopedJoinHandle<'_, _>, _>| {
+                thread.and_then(|thread| thread.join().unwrap_or_else(|panic| Err(panicked(panic))))
             };
             threads.into_iter().map(end).collect()
         });
-        self.ended = results.iter().any(Result::is_err);
-        first_error(results, self.local.ended())
-    }
-
-    fn alive(&self) -> Result<(), DeviceError> {
-        if self.ended { Err(DeviceError::Ended) } else { Ok(()) }
+        first_error(results, absent.or_else(|| self.local.ended()))
     }
 
     /// A program, if there is one.
@@ -171,47 +174,6 @@ impl<D: Rank> Ranks<D> {
         let unknown = DeviceError::Unknown { what: "program", index: id.0 };
         self.programs.get(id.0).cloned().ok_or(unknown)
     }
-}
-
-/// A rank's work. A panic ends all ranks, as an error does.
-fn one<D, R>(
-    device: &mut D,
-    at_work: AtWork,
-    run: &impl Fn(&mut D) -> Result<R, DeviceError>,
-    abort: &Abort,
-) -> Result<R, DeviceError> {
-    let result = catch_unwind(AssertUnwindSafe(|| run(device))).unwrap_or_else(|panic| Err(panicked(panic)));
-    if result.is_err() {
-        let rank = at_work.rank();
-        at_work.fail();
-        abort(rank);
-    }
-    result
-}
-
-fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    DeviceError::Panicked { message: text.unwrap_or_else(|| "for no reason that it gave".to_owned()) }
-}
-
-/// All results, or the error of the rank that failed first, else of the first that has one of its own.
-fn first_error<R>(
-    results: Vec<Result<R, DeviceError>>,
-    ended: Option<CommError>,
-) -> Result<Vec<R>, DeviceError> {
-    let failed = |rank: &usize| results.get(*rank).is_some_and(Result::is_err);
-    let own =
-        |rank: &usize| !matches!(results[*rank], Err(DeviceError::Communication(CommError::Ended { .. })));
-    let first = match ended {
-        Some(CommError::Ended { rank }) => Some(rank as usize).filter(failed),
-        _ => None,
-    };
-    let mut all = (0..results.len()).filter(failed);
-    let rank = first.or_else(|| all.clone().find(own)).or_else(|| all.next());
-    let told = results.into_iter().enumerate().filter(|(index, _)| rank.is_none_or(|rank| rank == *index));
-    let of_rank = |rank: usize, error| DeviceError::Rank { rank: rank as u64, source: Box::new(error) };
-    told.map(|(rank, result)| result.map_err(|error| of_rank(rank, error))).collect()
 }
 
 impl<D: Rank> Device for Ranks<D> {
@@ -225,15 +187,17 @@ impl<D: Rank> Device for Ranks<D> {
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         parts.check(bytes)?;
         let mut ranks = self.devices.iter_mut().enumerate();
-        ranks.try_for_each(|(rank, cpu)| cpu.write_state(id, state, &parts.cut(rank, bytes)))
+        let write = |rank, device: &mut D| device.write_state(id, state, &parts.cut(rank, bytes));
+        ranks.try_for_each(|(rank, device)| self.fate.of_rank(rank, write(rank, device)))
     }
 
     fn read_state(&self, id: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
-        self.alive()?;
+        self.fate.alive()?;
         let program = self.programs_of(id)?;
         let slot = program.states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
-        parts.together(self.devices.iter().map(|cpu| cpu.read_state(id, state)))
+        let ranks = self.devices.iter().enumerate();
+        parts.together(ranks.map(|(rank, device)| self.fate.of_rank(rank, device.read_state(id, state))))
     }
 
     fn write_input(&mut self, id: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -242,7 +206,8 @@ impl<D: Rank> Device for Ranks<D> {
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         parts.check(bytes)?;
         let mut ranks = self.devices.iter_mut().enumerate();
-        ranks.try_for_each(|(rank, cpu)| cpu.write_input(id, input, &parts.cut(rank, bytes)))
+        let write = |rank, device: &mut D| device.write_input(id, input, &parts.cut(rank, bytes));
+        ranks.try_for_each(|(rank, device)| self.fate.of_rank(rank, write(rank, device)))
     }
 
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
@@ -254,19 +219,26 @@ impl<D: Rank> Device for Ranks<D> {
     }
 
     fn read_output(&self, id: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
-        self.alive()?;
+        self.fate.alive()?;
         let program = self.programs_of(id)?;
         let unknown = DeviceError::Unknown { what: "output", index: output };
         let slot = program.outputs.get(output).ok_or(unknown)?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
-        let read = |device: &D| device.read_output(id, output).map(Cow::Owned);
-        Ok(parts.together(self.devices.iter().map(read))?.into_owned())
+        let ranks = self.devices.iter().enumerate();
+        let read = ranks.map(|(rank, device)| self.fate.of_rank(rank, device.read_output(id, output)));
+        Ok(parts.together(read.map(|bytes| bytes.map(Cow::Owned)))?.into_owned())
     }
 
     fn read_later(&mut self, id: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
-        self.alive()?;
-        let parts = self.devices.iter_mut().map(|device| device.read_later(id, outputs.clone()));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        self.fate.alive()?;
+        let count = self.programs_of(id)?.outputs.len();
+        if let Some(&index) = outputs.iter().find(|output| **output >= count) {
+            return Err(DeviceError::Unknown { what: "output", index });
+        }
+        let ranks = self.devices.iter_mut().enumerate();
+        let ask =
+            |(rank, device): (_, &mut D)| self.fate.of_rank(rank, device.read_later(id, outputs.clone()));
+        let parts = ranks.map(ask).collect::<Result<Vec<_>, _>>()?;
         let number = self.asked;
         self.asked += 1;
         self.coming.insert(number, parts);
@@ -274,15 +246,17 @@ impl<D: Rank> Device for Ranks<D> {
     }
 
     fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
-        self.alive()?;
+        self.fate.alive()?;
         let (id, outputs, number) = match later {
             Later::Read(bytes) => return Ok(bytes),
             Later::Coming { program, outputs, number } => (program, outputs, number),
         };
         let coming = self.coming.remove(&number);
         let coming = coming.ok_or(DeviceError::Unknown { what: "outputs", index: number })?;
-        let ranks = self.devices.iter_mut().zip(coming).map(|(device, later)| device.collect(later));
-        let ranks = ranks.collect::<Result<Vec<Vec<Vec<u8>>>, _>>()?;
+        let ranks = self.devices.iter_mut().zip(coming).enumerate();
+        let collect =
+            |(rank, (device, later)): (_, (&mut D, _))| self.fate.of_rank(rank, device.collect(later));
+        let ranks = ranks.map(collect).collect::<Result<Vec<Vec<Vec<u8>>>, _>>()?;
         let program = self.programs_of(id)?;
         let together = |(place, output): (usize, &usize)| {
             let slot = &program.outputs[*output];
@@ -295,7 +269,8 @@ impl<D: Rank> Device for Ranks<D> {
 
     /// All ranks see the same outputs, and so give a step up together.
     fn run_ahead(&mut self, id: ProgramId) -> Result<bool, DeviceError> {
-        let ahead = self.devices.iter_mut().map(|device| device.run_ahead(id));
+        let ranks = self.devices.iter_mut().enumerate();
+        let ahead = ranks.map(|(rank, device)| self.fate.of_rank(rank, device.run_ahead(id)));
         Ok(ahead.collect::<Result<Vec<bool>, _>>()?.into_iter().all(|ahead| ahead))
     }
 

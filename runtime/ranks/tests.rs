@@ -1,5 +1,7 @@
 //! A rank that fails in the middle of a step, in every way it can: all end, with its error, and nothing hangs.
 
+mod late;
+
 use super::Ranks;
 use super::testing::Faulty;
 use crate::comm::Communicator;

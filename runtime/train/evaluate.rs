@@ -23,6 +23,10 @@ pub(super) fn evaluate(
     loop {
         let next = batches.next();
         if next.is_some() && stop.load(Ordering::Relaxed) {
+            // What the device was asked for it keeps until it is collected.
+            if let Some(asked) = open {
+                session.evaluated(asked)?;
+            }
             return Ok(None);
         }
         let begun = next.map(|batch| session.begin_evaluation(&batch)).transpose()?;

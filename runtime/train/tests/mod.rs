@@ -1,6 +1,7 @@
 //! Runs of a bigram model on the CPU: what a stop, a kill, another division into microbatches and every fault leave.
 
 mod against_interp;
+mod evaluation;
 mod faults;
 mod going_on;
 mod on_gpu;

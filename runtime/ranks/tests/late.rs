@@ -1,0 +1,185 @@
+//! A rank whose failure shows beside its thread, where it is asked for bytes or given some, as a GPU's does, which tells late;
+//! or one that gets no thread. All end, with its error and its number.
+
+use super::*;
+use crate::comm::local::Local;
+use crate::cpu::Cpu;
+use crate::cuda::driver::DriverError;
+use crate::device::{Later, NonFinite};
+use crate::ranks::Rank;
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::thread;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Call {
+    WriteState,
+    ReadState,
+    WriteInput,
+    ReadOutput,
+    ReadLater,
+    Collect,
+    RunAhead,
+}
+
+/// A device that fails at one of these calls.
+struct Late {
+    cpu: Cpu,
+    fails_at: Option<Call>,
+}
+
+impl Late {
+    fn come_to(&self, call: Call) -> Result<(), DeviceError> {
+        let failed = || DeviceError::driver(DriverError("an illegal address".into()));
+        if self.fails_at == Some(call) { Err(failed()) } else { Ok(()) }
+    }
+}
+
+impl Device for Late {
+    fn program(&self, program: ProgramId) -> &Arc<Program> {
+        self.cpu.program(program)
+    }
+
+    fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.come_to(Call::WriteState)?;
+        self.cpu.write_state(program, state, bytes)
+    }
+
+    fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
+        self.come_to(Call::ReadState)?;
+        self.cpu.read_state(program, state)
+    }
+
+    fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.come_to(Call::WriteInput)?;
+        self.cpu.write_input(program, input, bytes)
+    }
+
+    fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
+        self.cpu.run(program, section)
+    }
+
+    fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
+        self.cpu.run_update(program, instructions)
+    }
+
+    fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
+        self.come_to(Call::ReadOutput)?;
+        self.cpu.read_output(program, output)
+    }
+
+    fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
+        self.come_to(Call::ReadLater)?;
+        self.cpu.read_later(program, outputs)
+    }
+
+    fn collect(&mut self, later: Later) -> Result<Vec<Vec<u8>>, DeviceError> {
+        self.come_to(Call::Collect)?;
+        self.cpu.collect(later)
+    }
+
+    fn run_ahead(&mut self, program: ProgramId) -> Result<bool, DeviceError> {
+        self.come_to(Call::RunAhead)?;
+        self.cpu.run_ahead(program)
+    }
+
+    fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        self.cpu.first_non_finite(program)
+    }
+}
+
+impl Rank for Late {
+    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+        self.cpu.first_non_finite_at(id)
+    }
+
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        self.cpu.settle()
+    }
+}
+
+const FIRST: ProgramId = ProgramId(0);
+
+/// Two ranks, of which the second fails there, and the ranks for which all were ended.
+fn ranks(fails_at: Option<Call>) -> (Ranks<Late>, Arc<Mutex<Vec<u64>>>) {
+    let text = r#"trainyard-ir 1
+        module @m placed mesh [dp=2] {
+          state @w : f32[4] {dp} parameter = zeros
+          func @train(%0 = @w, %1 "x" : f32[4] {dp}) {
+            %2 = add %1, %0 : f32[4] {dp}
+            %3 = all_gather %2 : f32[4]
+          }
+          output "y" = %3
+        }"#;
+    let module = ir::text::parse(text).unwrap();
+    let programs = vec![Arc::new(lower(&module, &LowerOptions::default()).unwrap())];
+    let local = Local::new(2);
+    let device = |rank| {
+        let cpu = Cpu::of_rank(programs.clone(), 1, Arc::new(local.communicator(rank))).unwrap();
+        Late { cpu, fails_at: fails_at.filter(|_| rank == 1) }
+    };
+    let devices = (0..2).map(device).collect();
+    let ended = Arc::new(Mutex::new(vec![]));
+    let told = ended.clone();
+    let abort = Box::new(move |rank| told.lock().unwrap().push(rank));
+    (Ranks::of(devices, programs.clone(), local, abort), ended)
+}
+
+/// A step in which every call happens.
+fn every_call(device: &mut impl Device) -> Result<(), DeviceError> {
+    let x: Vec<u8> = [1f32, 2.0, 3.0, 4.0].into_iter().flat_map(f32::to_le_bytes).collect();
+    device.run_ahead(FIRST)?;
+    device.write_state(FIRST, 0, &[0; 16])?;
+    device.write_input(FIRST, 0, &x)?;
+    device.run(FIRST, Section::Prepare)?;
+    device.run(FIRST, Section::Microbatch)?;
+    let later = device.read_later(FIRST, vec![0])?;
+    assert_eq!(device.read_output(FIRST, 0)?, x);
+    assert_eq!(device.collect(later)?, [x]);
+    assert_eq!(*device.read_state(FIRST, 0)?, [0; 16]);
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_fails_beside_its_thread_ends_all_with_its_number() {
+    let (mut device, ended) = ranks(None);
+    every_call(&mut device).unwrap();
+    assert!(ended.lock().unwrap().is_empty());
+    use Call::{Collect, ReadLater, ReadOutput, ReadState, RunAhead, WriteInput, WriteState};
+    for call in [WriteState, ReadState, WriteInput, ReadOutput, ReadLater, Collect, RunAhead] {
+        let (mut device, ended) = ranks(Some(call));
+        let error = every_call(&mut device).unwrap_err().to_string();
+        assert_eq!((error.as_str(), &**ended.lock().unwrap()), ("rank 1: an illegal address", &[1][..]));
+        assert!(matches!(device.run(FIRST, Section::Prepare), Err(DeviceError::Ended)), "{call:?}");
+        assert!(matches!(device.read_state(FIRST, 0), Err(DeviceError::Ended)), "{call:?}");
+    }
+}
+
+#[test]
+fn what_is_asked_for_in_error_ends_nobody() {
+    let (mut device, ended) = ranks(None);
+    let unknown = |error| matches!(error, DeviceError::Unknown { .. });
+    assert!(unknown(device.read_later(FIRST, vec![0, 7]).unwrap_err()));
+    assert!(unknown(device.read_output(FIRST, 7).unwrap_err()));
+    assert!(unknown(device.write_input(FIRST, 7, &[]).unwrap_err()));
+    assert!(matches!(device.write_state(FIRST, 0, &[0; 8]), Err(DeviceError::Size { .. })));
+    every_call(&mut device).unwrap();
+    assert!(ended.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_rank_that_gets_no_thread_ends_all() {
+    let (mut device, ended) = ranks(None);
+    // No machine has so much memory for a stack.
+    let thread = |rank| thread::Builder::new().stack_size(if rank == 1 { 1 << 60 } else { 1 << 20 });
+    let begun = Mutex::new(false);
+    let run = |device: &mut Late| {
+        *begun.lock().unwrap() = true;
+        device.run(FIRST, Section::Microbatch)
+    };
+    let error = device.on_threads(thread, run).unwrap_err().to_string();
+    assert!(error.starts_with("rank 1: cannot start 1 threads"), "{error}");
+    assert!(*begun.lock().unwrap() && ended.lock().unwrap().contains(&1));
+    assert!(matches!(device.run(FIRST, Section::Prepare), Err(DeviceError::Ended)));
+}

@@ -55,7 +55,7 @@ impl<D: Driver> Cuda<D> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.target != Target::Cuda) {
             return Err(DeviceError::Target { program: cuda.program.name.clone() });
         }
-        let room = driver.room().map_err(DeviceError::driver)?;
+        let room = driver.room(&programs).map_err(DeviceError::driver)?;
         super::room::check(&programs, &room).map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
         let bytes = programs.iter().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
         let arena = driver.allocate(bytes).map_err(DeviceError::driver)?;

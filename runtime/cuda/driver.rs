@@ -30,7 +30,7 @@ pub struct Fetched(pub usize);
 pub struct Room {
     /// Bytes that can be allocated.
     pub free: u64,
-    /// Of those, what the driver takes for itself when programs are loaded.
+    /// Of those, what the driver and its libraries take at most when programs are loaded and run.
     pub reserve: u64,
     /// The device, for people.
     pub device: String,
@@ -40,8 +40,8 @@ pub struct Room {
 /// and [`Driver::write`] wait until every stream is done; [`Driver::feed`] and [`Driver::fetch`] take their turn after all
 /// that was given to any stream and before all that will be, and the caller goes on.
 pub trait Driver: Send {
-    /// How much memory there is.
-    fn room(&self) -> Result<Room, DriverError>;
+    /// How much memory there is for these programs.
+    fn room(&self, programs: &[CudaProgram]) -> Result<Room, DriverError>;
 
     /// Zeroed memory, which stays for the driver's life.
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError>;

@@ -35,6 +35,10 @@ pub(super) enum Known {
     As(Graph),
 }
 
+/// What a capture that is refused is told with.
+const WITHOUT: &str =
+    "; with TRAINYARD_GRAPHS=0 a run captures no CUDA graphs, and gives its commands one by one";
+
 impl<D: Driver> Cuda<D> {
     /// The same, at another pace.
     pub fn at(mut self, pace: Pace) -> Self {
@@ -62,12 +66,13 @@ impl<D: Driver> Cuda<D> {
             }
             Some(Known::As(graph)) => *graph,
             Some(Known::Run) => {
-                let graph = self.capture(id, section, instructions).map_err(|error| self.blamed(error))?;
+                let graph = self.capture(id, section, instructions);
+                let graph = graph.map_err(|error| self.uncaptured(error))?;
                 self.known.insert(stretch, Known::As(graph));
                 graph
             }
         };
-        self.driver.replay(graph).map_err(|error| self.refused(error))
+        self.driver.replay(graph).map_err(|error| self.uncaptured(DeviceError::driver(error)))
     }
 
     /// Captures a stretch: the streams part from the main one, and come together in it.
@@ -106,6 +111,15 @@ impl<D: Driver> Cuda<D> {
         self.driver.record(Stream::Main, end)?;
         let others = Stream::ALL.into_iter().filter(|stream| *stream != Stream::Main);
         others.into_iter().try_for_each(|stream| self.driver.wait(stream, end))
+    }
+
+    /// A refusal of what would be done as a graph; of a device that works it says how to do without.
+    fn uncaptured(&self, error: DeviceError) -> DeviceError {
+        let mut error = self.blamed(error);
+        if let DeviceError::Driver { late: false, error, .. } = &mut error {
+            error.0 += WITHOUT;
+        }
+        error
     }
 
     /// A refusal that has nothing to do with an instruction.

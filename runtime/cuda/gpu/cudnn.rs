@@ -29,16 +29,15 @@ use sys::cudnnBackendDescriptorType_t as Kind;
 /// The most room that a way to compute may take besides the arena: of convolutions there is always one that takes none, and
 /// attention is divided until it fits. Convolutions take it for an image whose channels are its last dim, attention's
 /// gradient for the scores.
-const MOST_ROOM: u64 = 512 << 20;
+pub(super) const MOST_ROOM: u64 = 512 << 20;
 
 /// cuDNN on a device.
 pub(super) struct Cudnn {
     plans: HashMap<Graph, Plan>,
     /// Into how many shares an instruction is divided, by its whole graph.
     counts: HashMap<Graph, usize>,
-    /// Each larger than those before, which what was recorded before may use still. All are for one stream, which runs
-    /// everything that goes to cuDNN.
-    room: Vec<(Memory, u64)>,
+    /// As much as any plan takes, and its bytes. It is for one stream, which runs everything that goes to cuDNN.
+    room: Option<(Memory, u64)>,
     single: Single,
     handle: Handle,
     functions: Arc<Functions>,
@@ -85,10 +84,10 @@ impl Cudnn {
     pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
         let functions = Arc::new(Functions::open(folders)?);
         let handle = Handle::new(&functions)?;
-        Ok(Self { plans: HashMap::new(), counts: HashMap::new(), room: vec![], single, handle, functions })
+        Ok(Self { plans: HashMap::new(), counts: HashMap::new(), room: None, single, handle, functions })
     }
 
-    /// Makes ready for an instruction: all that takes time or memory.
+    /// Makes ready for an instruction: all that takes time. [`Self::make_room`] comes after the last one.
     pub(super) fn load(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
         if is_of_nothing(instruction) {
             return Ok(());
@@ -114,10 +113,17 @@ impl Cudnn {
         }
         let target = Target::Here(&self.handle);
         let plan = Plan::new(&self.functions, target, graph, self.single, MOST_ROOM)?;
-        if self.room.last().is_none_or(|(_, bytes)| plan.workspace > *bytes) {
-            self.room.push((Memory::new(plan.workspace)?, plan.workspace));
-        }
         self.plans.insert(graph.clone(), plan);
+        Ok(())
+    }
+
+    /// Takes the memory that the plans need. Nothing may run or have been captured yet: it would use what was there before.
+    pub(super) fn make_room(&mut self) -> Result<(), DriverError> {
+        let needed = self.plans.values().map(|plan| plan.workspace).max().unwrap_or_default();
+        if self.room.as_ref().is_none_or(|(_, bytes)| *bytes < needed) {
+            self.room = None;
+            self.room = Some((Memory::new(needed)?, needed));
+        }
         Ok(())
     }
 
@@ -142,7 +148,7 @@ impl Cudnn {
     /// Where the tensors of a graph are, by their numbers.
     fn pack(&self, places: &[(i64, *mut c_void)]) -> Result<Descriptor, DriverError> {
         let (ids, places): (Vec<i64>, Vec<*mut c_void>) = places.iter().copied().unzip();
-        let room = self.room.last().map_or(0, |(memory, _)| memory.at.0) as *mut c_void;
+        let room = self.room.as_ref().map_or(0, |(memory, _)| memory.at.0) as *mut c_void;
         let pack = Descriptor::new(&self.functions, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Value::Integers(&ids))?;
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Value::Addresses(&places))?;

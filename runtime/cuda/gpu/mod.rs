@@ -16,6 +16,7 @@ pub mod links;
 mod matmul;
 mod nccl;
 mod ranks;
+mod reserve;
 mod staging;
 mod stamps;
 
@@ -66,18 +67,33 @@ pub struct Options {
 /// The environment variable that makes a GPU slow, and its errors exact: each command is waited for.
 const SYNCHRONOUS: &str = "TRAINYARD_SYNC";
 
+/// The environment variable that keeps a GPU from capturing graphs.
+const GRAPHS: &str = "TRAINYARD_GRAPHS";
+
 /// The environment variable that says who computes attention.
 const ATTENTION: &str = "TRAINYARD_ATTENTION";
 
 impl Options {
-    /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_ATTENTION=own` for
-    /// [`AttentionBy::Own`].
+    /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0` for
+    /// [`Pace::Commands`], `TRAINYARD_ATTENTION=own` for [`AttentionBy::Own`].
     pub fn of_process() -> Self {
         let is_set = env::var_os(SYNCHRONOUS).is_some_and(|value| !value.is_empty() && value != "0");
-        let pace = if is_set { Pace::Synchronous } else { Pace::default() };
+        let captures = env::var_os(GRAPHS).is_none_or(|value| value != "0");
+        let pace = match (is_set, captures) {
+            (true, _) => Pace::Synchronous,
+            (false, false) => Pace::Commands,
+            (false, true) => Pace::default(),
+        };
         let own = env::var_os(ATTENTION).is_some_and(|value| value == "own");
         let attention = if own { AttentionBy::Own } else { AttentionBy::default() };
         Self { pace, attention, ..Self::default() }
+    }
+
+    /// Those of all ranks where one is watched, whose commands are in no graph then: an exchange has to be in a graph on
+    /// every rank or on none.
+    fn without_graphs(self) -> Self {
+        let pace = if self.pace == Pace::Graphs { Pace::Commands } else { self.pace };
+        Self { pace, ..self }
     }
 }
 
@@ -104,7 +120,7 @@ pub fn gpu(
 
 /// A GPU of NVIDIA's.
 ///
-/// Fields are dropped in this order, the context last.
+/// Fields are dropped in this order, the context last; but the graphs are gone before the seat, by [`Gpu::drop`].
 pub struct Gpu {
     /// Where it is one of several.
     seat: Option<Seat>,
@@ -218,14 +234,11 @@ fn too_much(bytes: u64, gpu: &str, (free, total): (u64, u64)) -> DriverError {
     DriverError(format!("cannot allocate {bytes} bytes on {gpu}: of its {total} bytes {free} are free"))
 }
 
-/// What the driver takes besides what it is asked for: kernels, and the libraries' own.
-const RESERVE: u64 = 64 << 20;
-
 impl Driver for Gpu {
-    fn room(&self) -> Result<Room, DriverError> {
+    fn room(&self, programs: &[CudaProgram]) -> Result<Room, DriverError> {
         self.context.bind()?;
         let (free, _) = self.context.memory()?;
-        Ok(Room { free, reserve: RESERVE + matmul::WORKSPACES, device: self.described() })
+        Ok(Room { free, reserve: reserve::reserve(programs), device: self.described() })
     }
 
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
@@ -254,6 +267,9 @@ impl Driver for Gpu {
         }
         for instruction in program.for_libraries() {
             self.cudnn()?.load(instruction)?;
+        }
+        if let Some(Ok(cudnn)) = &mut self.cudnn {
+            cudnn.make_room()?;
         }
         while self.events.len() < program.events as usize {
             self.events.push(Mark::new()?);
@@ -385,8 +401,13 @@ impl Driver for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // What is given back must not be in use, and is given back in its context. What fails now failed before.
-        let _ = self.finish();
+        // What is given back must not be in use, and is given back in its context.
+        if let (Err(error), Some(seat)) = (self.finish(), &self.seat) {
+            seat.end(&error.0);
+        }
+        // NCCL waits for the graphs that its exchanges are in.
+        self.graphs.clear();
+        self.seat = None;
     }
 }
 

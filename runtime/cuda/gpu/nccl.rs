@@ -3,6 +3,9 @@
 //! NCCL's kernels wait for those of the other GPUs. So that a rank's failure is not waited out for ever, its calls return
 //! before they are done, and whoever notices a failure takes all communicators away: the kernels end then, and what waits
 //! for them goes on. The rank itself notices what a call says; a thread beside looks for what went wrong on the GPUs.
+//!
+//! NCCL gives the memory of a group back when the last of its communicators is taken away, and waits there until no graph
+//! with an exchange of the group is left.
 
 mod calls;
 mod library;
@@ -45,7 +48,15 @@ struct Member {
 #[allow(unsafe_code)]
 unsafe impl Send for Member {}
 
-/// A rank's place in a team. Its communicators are gone when it is dropped.
+/// A communicator that nobody has any more.
+#[derive(Clone, Copy)]
+struct Left(Communicator);
+
+// SAFETY: see `Member`.
+#[allow(unsafe_code)]
+unsafe impl Send for Left {}
+
+/// A rank's place in a team. Its communicators are gone when it is dropped; the rank's graphs have to be gone before.
 pub(super) struct Seat {
     team: Arc<Team>,
     rank: u64,
@@ -170,24 +181,38 @@ impl Team {
         }
     }
 
-    /// Ends all that ranks wait for from each other, since one has failed.
-    pub(super) fn end(&self, rank: u64, why: &str) {
-        if self.failed.set((rank, why.to_owned())).is_ok() {
-            (0..self.members.len() as u64).for_each(|member| self.leave(member));
+    /// Ends all that ranks wait for from each other, since one has failed. Each communicator is taken away on a thread that
+    /// nobody waits for: all have to be told, and the last of a group waits for the ranks' graphs.
+    pub(super) fn end(self: &Arc<Self>, rank: u64, why: &str) {
+        if self.failed.set((rank, why.to_owned())).is_err() {
+            return;
+        }
+        for left in (0..self.members.len() as u64).flat_map(|member| self.leave(member)) {
+            let team = self.clone();
+            let started = thread::Builder::new().name("leave-group".into()).spawn(move || team.abort(left));
+            if started.is_err() {
+                // To wait here is better than that all wait for ever.
+                self.abort(left);
+            }
         }
     }
 
-    /// Takes a rank's communicators away.
+    /// Takes a rank's communicators from it.
+    fn leave(&self, rank: u64) -> Vec<Left> {
+        // The lock is let go of here.
+        let communicators = std::mem::take(&mut self.lock(rank).communicators);
+        communicators.into_values().map(Left).collect()
+    }
+
+    /// Takes a communicator away: the kernels that use it end.
     #[allow(unsafe_code)]
-    fn leave(&self, rank: u64) {
-        for communicator in std::mem::take(&mut self.lock(rank).communicators).into_values() {
-            // SAFETY: nobody has it any more but this. What it says changes nothing.
-            unsafe { (self.functions.abort)(communicator) };
-        }
+    fn abort(&self, left: Left) {
+        // SAFETY: nobody has it any more but this. What it says changes nothing.
+        unsafe { (self.functions.abort)(left.0) };
     }
 
     /// Ends all if something went wrong on a GPU or between two.
-    fn look(&self) {
+    fn look(self: &Arc<Self>) {
         for rank in 0..self.members.len() as u64 {
             if let Err(error) = self.health(rank) {
                 self.end(rank, &error.0);
@@ -286,11 +311,18 @@ impl Seat {
     pub(super) fn alive(&self) -> Result<(), DriverError> {
         self.team.alive()
     }
+
+    /// Ends all ranks, since this one has failed.
+    pub(super) fn end(&self, why: &str) {
+        self.team.end(self.rank, why);
+    }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.team.leave(self.rank);
+        self.team.leave(self.rank).into_iter().for_each(|left| self.team.abort(left));
+        // NCCL may have made another GPU's context the thread's.
+        let _ = self.team.bind(self.rank);
         self.team.lock(self.rank).watched = None;
     }
 }

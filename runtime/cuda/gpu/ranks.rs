@@ -37,6 +37,7 @@ pub fn gpus(
     let folders = Folders::of_process();
     let driver = probe::find_driver(&folders).map_err(|error| told(&error))?;
     enough(&format!("the mesh {mesh}"), ranks, &driver.devices).map_err(DeviceError::driver)?;
+    let options = if profile.is_some() { options.without_graphs() } else { options };
     let (mut devices, lowered) = open(ranks, &programs, options)?;
     // All have the same kernels, from the same folder.
     devices.iter().find_map(|device| device.driver.trouble()).into_iter().for_each(warn);

@@ -29,3 +29,11 @@ fn every_machine_has_an_answer() {
     let error = gpu(vec![], 1 << 20, Options::default(), None, &|_| {}).map(drop).unwrap_err().to_string();
     assert!(["libcuda", "NVIDIA", "no GPU"].iter().any(|part| error.contains(part)), "{error}");
 }
+
+/// What is in a graph on one rank has to be in one on all.
+#[test]
+fn ranks_of_which_one_is_watched_capture_no_graphs() {
+    let at = |pace| Options { pace, ..Options::default() }.without_graphs().pace;
+    assert_eq!(at(Pace::Graphs), Pace::Commands);
+    assert_eq!(at(Pace::Synchronous), Pace::Synchronous);
+}

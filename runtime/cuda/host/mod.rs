@@ -172,6 +172,12 @@ impl Host {
         Self { is_checked: true, ..self }
     }
 
+    /// Bytes that can be allocated.
+    fn free(&self) -> u64 {
+        let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
+        self.size.map_or(u64::MAX, |size| size.saturating_sub(taken))
+    }
+
     fn push(&mut self, stream: Stream, queued: Queued) -> Result<(), DriverError> {
         let declared = std::mem::take(&mut self.declared);
         let queued = if declared.is_empty() { queued } else { queued.checked(declared) };
@@ -314,15 +320,13 @@ impl State {
 }
 
 impl Driver for Host {
-    fn room(&self) -> Result<Room, DriverError> {
-        let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
-        let free = self.size.map_or(u64::MAX, |size| size.saturating_sub(taken));
-        Ok(Room { free, reserve: 0, device: "the stand-in of a GPU".into() })
+    fn room(&self, _programs: &[CudaProgram]) -> Result<Room, DriverError> {
+        Ok(Room { free: self.free(), reserve: 0, device: "the stand-in of a GPU".into() })
     }
 
     fn allocate(&mut self, bytes: u64) -> Result<Address, DriverError> {
         self.outside()?;
-        let free = self.room()?.free;
+        let free = self.free();
         if bytes > free {
             return Err(DriverError(format!("cannot allocate {bytes} bytes: {free} are free")));
         }

@@ -6,7 +6,7 @@ use crate::cuda::Pace;
 use crate::cuda::device::Cuda;
 use crate::cuda::host::{Host, Order};
 use crate::cuda::lower::lower as to_commands;
-use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
+use crate::cuda::program::{Argument, CudaProgram, Event, Stream, Task};
 use crate::device::DeviceError;
 use crate::program::{Program, Section};
 use crate::train::Cause;
@@ -187,6 +187,24 @@ fn a_device_that_fails_ends_the_run_and_the_last_checkpoint_goes_on() {
         assert_eq!(numbers(&run.metrics()), numbers(&whole.metrics()));
         assert!(run.checkpoint(saved) == whole.checkpoint(saved));
     }
+}
+
+/// A microbatch that waits for a mark that is not in it, which no capture takes.
+fn wait_outside(cuda: &mut CudaProgram) {
+    // The last two are those of the streams' ends.
+    cuda.events += 1;
+    let never_made = Event(cuda.events - 3);
+    cuda.sections[Section::Microbatch as usize][0].waits.push(never_made);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_capture_that_is_refused_is_told_with_how_to_do_without() {
+    let run = on(Gpu { change: wait_outside, ..SOUND });
+    let text = run.go().unwrap_err().to_string();
+    assert!(text.contains("marked before the capture; with TRAINYARD_GRAPHS=0 a run"), "{text}");
+    let run = on(Gpu { change: wait_outside, pace: Pace::Commands, ..SOUND });
+    assert_eq!(run.go().unwrap().steps, 20);
 }
 
 /// Nothing is compiled for that: it needs no C++ compiler.

@@ -1,0 +1,99 @@
+//! What a GPU's libraries take of its memory once programs have been found to fit: it is kept free for them.
+
+use super::{cudnn, matmul};
+use crate::cuda::program::{Collective, CudaProgram, Task};
+use ir::ops::collective::Collective as Kind;
+use std::collections::BTreeMap;
+
+/// What the driver takes besides what it is asked for: kernels, and the libraries' own.
+const KERNELS: u64 = 64 << 20;
+
+/// What NCCL takes on a GPU for a group of which it is one. A guess, to be measured: others report 544 MiB for two A100 and
+/// 688 MiB for four (NCCL's issue 964); newer GPUs have more channels.
+const GROUP: u64 = 1 << 30;
+
+/// What NCCL takes besides for each other GPU that this one sends to and receives from. A guess, to be measured: others
+/// report 3.3 GB for the first all-to-all of eight H100 (NCCL's issue 1685).
+const PEER: u64 = 512 << 20;
+
+/// Bytes that the libraries take at most, on each rank.
+pub(super) fn reserve(programs: &[CudaProgram]) -> u64 {
+    let by_cudnn = programs.iter().any(|cuda| cuda.for_libraries().next().is_some());
+    let workspace = if by_cudnn { cudnn::MOST_ROOM } else { 0 };
+    KERNELS + matmul::WORKSPACES + workspace + exchanges(programs)
+}
+
+/// What exchanges with other ranks take. Every rank is in as many groups, of the same sizes, as the first one is.
+fn exchanges(programs: &[CudaProgram]) -> u64 {
+    let mut groups: BTreeMap<Vec<u64>, u64> = BTreeMap::new();
+    for cuda in programs {
+        for command in cuda.sections.iter().flatten() {
+            if let Task::Collective(collective) = &command.task {
+                let group = cuda.program.mesh.group(0, &collective.axes);
+                let bytes = GROUP + peers(collective, group.len() as u64) * PEER;
+                let known = groups.entry(group).or_default();
+                *known = bytes.max(*known);
+            }
+        }
+    }
+    groups.into_values().sum()
+}
+
+/// How many others each rank of a group sends to, by itself.
+fn peers(collective: &Collective, ranks: u64) -> u64 {
+    if collective.kind == Kind::AllToAll { ranks - 1 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{LowerOptions, Target, lower};
+    use std::sync::Arc;
+
+    /// Beyond what every program has kept for it.
+    fn beyond(text: &str) -> u64 {
+        let module = ir::text::parse(&format!("trainyard-ir 1\n{text}")).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let program = Arc::new(lower(&module, &options).unwrap());
+        let cuda = crate::cuda::lower::lower(program).unwrap();
+        // Programs of one device share what there is.
+        reserve(&[cuda.clone(), cuda]) - KERNELS - matmul::WORKSPACES
+    }
+
+    #[test]
+    fn cudnn_has_its_workspace_where_something_goes_to_it() {
+        let alone = r#"module @m placed {
+              func @train(%0 "x" : f32[8]) {
+                %1 = tanh %0 : f32[8]
+              }
+              output "y" = %1
+            }"#;
+        assert_eq!(beyond(alone), 0);
+        let convolution = r#"module @m placed {
+              func @train(%0 "x" : f32[1, 2, 8, 8], %1 "w" : f32[3, 2, 3, 3]) {
+                %2 = conv %0, %1 {strides = [1, 1], dilations = [1, 1], pads = [0, 0, 0, 0]} : f32[1, 3, 6, 6]
+              }
+              output "y" = %2
+            }"#;
+        assert_eq!(beyond(convolution), cudnn::MOST_ROOM);
+    }
+
+    /// Over `dp` twice, over both axes once, and over `tp` with each other rank.
+    #[test]
+    fn nccl_has_room_for_each_group_of_a_rank_and_for_those_that_it_sends_to() {
+        let text = r#"module @m placed mesh [dp=2, tp=4] {
+              func @train(%0 "x" : f32[8, 8] {dp, -}, %1 "y" : f32[8] {dp*tp}, %2 "z" : f32[8, 8] {tp, -}) {
+                %3 = all_gather %0 : f32[8, 8]
+                %4 = tanh %0 : f32[8, 8] {dp, -}
+                %5 = all_gather %4 : f32[8, 8]
+                %6 = all_gather %1 : f32[8]
+                %7 = all_to_all %2 : f32[8, 8] {-, tp}
+              }
+              output "a" = %3
+              output "b" = %5
+              output "c" = %6
+              output "d" = %7
+            }"#;
+        assert_eq!(beyond(text), 3 * GROUP + 3 * PEER);
+    }
+}

@@ -160,7 +160,7 @@ impl Layout {
     pub fn is_apart(&self, other: &Self) -> bool {
         let apart = |one: Range<isize>, other: Range<isize>| one.end <= other.start || other.end <= one.start;
         let beside = |row: isize| Some(apart(self.within_rows(row)?, other.within_rows(row)?));
-        let mut rows = self.strides.iter().copied().filter(|&stride| stride > 1);
+        let mut rows = self.strides.iter().chain(&other.strides).copied().filter(|&stride| stride > 1);
         apart(self.span(), other.span()) || rows.any(|row| beside(row) == Some(true))
     }
 
@@ -207,7 +207,10 @@ mod tests {
         let whole = Layout::dense(&[4, 6, 8]);
         let [first, second] = [(0, 2), (2, 4)].map(|(start, length)| whole.slice(1, start, 1, length));
         let turned = second.transpose(&[2, 0, 1]).slice(2, 1, 1, 3);
-        assert!(first.is_apart(&second) && first.is_apart(&turned) && turned.is_apart(&first));
+        let row = second.slice(0, 1, 1, 1).slice(1, 0, 1, 1).broadcast(&[4, 2, 8]);
+        for other in [&second, &turned, &row] {
+            assert!(first.is_apart(other) && other.is_apart(&first), "{other}");
+        }
         for other in [whole.slice(1, 1, 1, 2), whole.slice(0, 3, 1, 1), whole.slice(2, 0, 1, 1)] {
             assert!(!first.is_apart(&other) && !other.is_apart(&first), "{other}");
         }

@@ -18,7 +18,7 @@ mod sums;
 use super::parts::made_by_kernel;
 use super::readers::Readers;
 use super::{LowerOptions, select};
-use cranelift_entity::EntitySet;
+use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::ops::shape::{Concat, Slice};
 use ir::{At, Builder, Definition, Module, Node, NodeId, Op, Type, ValueId};
 use std::collections::BTreeMap;
@@ -57,18 +57,21 @@ struct Search<'m> {
     /// What runs: the rest, which earlier rules have left, is not looked at.
     live: EntitySet<NodeId>,
     readers: Readers,
-    /// Concatenations by what they are of.
     concats: Concats,
 }
 
-type Concats = BTreeMap<(Vec<ValueId>, usize), ValueId>;
+/// Concatenations, and where they stand in program order, by what they are of.
+type Concats = BTreeMap<(Vec<ValueId>, usize), (ValueId, u32)>;
 
 impl<'m> Search<'m> {
     fn new(module: &'m Module, options: &LowerOptions) -> Self {
         let live = select::live_nodes(module, options);
         let readers = Readers::new(module, &live, options);
-        let concat = |(_, node): (NodeId, &Node)| match &node.op {
-            Op::Concat(concat) => Some(((node.operands.to_vec(), concat.dim as usize), node.results[0])),
+        let concat = |(id, node): (NodeId, &Node)| match &node.op {
+            Op::Concat(concat) => {
+                let of = (node.operands.to_vec(), concat.dim as usize);
+                Some((of, (node.results[0], readers.position[id])))
+            }
             _ => None,
         };
         let concats = module.nodes().filter(|(id, _)| live.contains(*id)).filter_map(concat).collect();
@@ -158,61 +161,120 @@ fn apply(module: &mut Module, options: &LowerOptions, rule: fn(&Search<'_>) -> V
     let search = Search::new(module, options);
     let groups = rule(&search);
     let lasts: Vec<Option<NodeId>> = groups.iter().map(|group| search.last_part(group)).collect();
-    let mut concats = search.concats;
-    let mut builder = Builder::new(module, "lower");
+    let Search { concats, readers: Readers { position, .. }, .. } = search;
+    let mut joiner = Joiner { builder: Builder::new(module, "lower"), concats, position };
     let mut found = false;
     for (group, last) in groups.iter().zip(lasts) {
-        found |= join(&mut builder, group, last, &mut concats).is_some();
+        found |= joiner.join(group, last).is_some();
     }
-    builder.finish();
+    joiner.builder.finish();
     found
 }
 
-/// Puts one node for a group, and slices of it for what the members made. Where the operator does not take the whole, they
-/// stay.
-fn join(builder: &mut Builder<'_>, group: &Group, last: Option<NodeId>, concats: &mut Concats) -> Option<()> {
-    let mut operands = Vec::new();
-    for operand in &group.operands {
-        operands.push(match operand {
-            Operand::Same(value) => *value,
-            Operand::Joined { parts, dim } => concatenation(builder, parts, *dim, last, concats)?,
-        });
-    }
-    let results: Vec<ValueId> =
-        group.members.iter().map(|&member| builder.module().node(member).results[0]).collect();
-    let types: Vec<Type> = results.iter().map(|&result| builder.ty(result).clone()).collect();
-    let op = builder.module().node(group.members[0]).op.clone();
-    let whole = builder.at(At::Before(group.place)).one(op, &operands).ok()?;
-    builder.set_dtype(whole, types[0].dtype);
-    builder.shard(whole, types[0].sharding.clone());
-    let mut start = 0;
-    for ((member, result), ty) in group.members.iter().zip(results).zip(types) {
-        let slice = Slice { dim: group.dim as u32, start, step: 1 };
-        start += ty.dims[group.dim].size()? as i64;
-        let sharding = ty.sharding.clone();
-        let part = builder.one_typed(slice, &[whole], ty).ok()?;
-        builder.shard(part, sharding);
-        builder.replace(result, part);
-        builder.remove(*member);
-    }
-    Some(())
+struct Joiner<'m> {
+    builder: Builder<'m>,
+    concats: Concats,
+    position: SecondaryMap<NodeId, u32>,
 }
 
-/// The concatenation of these, put after the last of them if there is none yet.
-fn concatenation(
-    builder: &mut Builder<'_>,
-    parts: &[ValueId],
-    dim: usize,
-    last: Option<NodeId>,
-    concats: &mut Concats,
-) -> Option<ValueId> {
-    let key = (parts.to_vec(), dim);
-    if let Some(&known) = concats.get(&key) {
-        return Some(known);
+impl Joiner<'_> {
+    /// Puts one node for a group, and slices of it for what the members made. Where the operator does not take the whole,
+    /// they stay.
+    fn join(&mut self, group: &Group, last: Option<NodeId>) -> Option<()> {
+        let mut operands = Vec::new();
+        for operand in &group.operands {
+            operands.push(match operand {
+                Operand::Same(value) => *value,
+                Operand::Joined { parts, dim } => self.concatenation(parts, *dim, last?, group.place)?,
+            });
+        }
+        let builder = &mut self.builder;
+        let results: Vec<ValueId> =
+            group.members.iter().map(|&member| builder.module().node(member).results[0]).collect();
+        let types: Vec<Type> = results.iter().map(|&result| builder.ty(result).clone()).collect();
+        let op = builder.module().node(group.members[0]).op.clone();
+        let whole = builder.at(At::Before(group.place)).one(op, &operands).ok()?;
+        builder.set_dtype(whole, types[0].dtype);
+        builder.shard(whole, types[0].sharding.clone());
+        let mut start = 0;
+        for ((member, result), ty) in group.members.iter().zip(results).zip(types) {
+            let slice = Slice { dim: group.dim as u32, start, step: 1 };
+            start += ty.dims[group.dim].size()? as i64;
+            let sharding = ty.sharding.clone();
+            let part = builder.one_typed(slice, &[whole], ty).ok()?;
+            builder.shard(part, sharding);
+            builder.replace(result, part);
+            builder.remove(*member);
+        }
+        Some(())
     }
-    let sharding = builder.ty(parts[0]).sharding.clone();
-    let whole = builder.at(At::After(last?)).one(Concat { dim: dim as u32 }, parts).ok()?;
-    builder.shard(whole, sharding);
-    concats.insert(key, whole);
-    Some(whole)
+
+    /// The concatenation of these for a node before which it must stand; if there is none yet, it is put after the last of
+    /// them.
+    fn concatenation(
+        &mut self,
+        parts: &[ValueId],
+        dim: usize,
+        last: NodeId,
+        before: NodeId,
+    ) -> Option<ValueId> {
+        let key = (parts.to_vec(), dim);
+        if let Some(&(known, at)) = self.concats.get(&key)
+            && at < self.position[before]
+        {
+            return Some(known);
+        }
+        let sharding = self.builder.ty(parts[0]).sharding.clone();
+        let whole = self.builder.at(At::After(last)).one(Concat { dim: dim as u32 }, parts).ok()?;
+        self.builder.shard(whole, sharding);
+        self.concats.insert(key, (whole, self.position[last]));
+        Some(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::interp::{self, Mode, StateValues, StepOutputs};
+    use ir::{DType, testing};
+    use proptest::prelude::*;
+
+    fn joined(module: &Module) -> Module {
+        contractions(module.clone(), &LowerOptions::default())
+    }
+
+    fn outputs(module: &Module, seed: u64) -> StepOutputs {
+        let mut states: StateValues =
+            interp::initial_states(module, seed, interp::Missing::Draw).expect("states can be drawn");
+        let microbatches = [testing::microbatch(module, seed, 0)];
+        interp::step(module, Mode::Exact, &mut states, &microbatches).expect("it runs")
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn random_programs_compute_the_same(seed in any::<u64>()) {
+            let module = testing::program(seed, DType::F64, 48);
+            let [given, expected] = [&joined(&module), &module].map(|module| outputs(module, seed));
+            for (name, tensors) in &expected {
+                let pairs = tensors.iter().zip(&given[name]).flat_map(|(a, b)| {
+                    a.numbers().into_iter().zip(b.numbers())
+                });
+                for (expected, given) in pairs {
+                    let apart = (expected - given).abs();
+                    prop_assert!(apart <= 1e-10 * expected.abs().max(1.0), "{name}: {given}, not {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn some_random_programs_are_joined() {
+        let module = |seed: u64| testing::program(seed, DType::F64, 48);
+        let is_joined =
+            |seed: &u64| ir::text::print(&joined(&module(*seed))) != ir::text::print(&module(*seed));
+        let count = (0..500).filter(is_joined).count();
+        assert!(count >= 10, "{count}");
+    }
 }

@@ -231,7 +231,8 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
             }
             if operand.layout != result.layout {
                 let message = format!(
-                    "lowering gave operand {i} and result {j} of an instruction one place, laid out differently"
+                    "lowering gave operand {i} and result {j} of an instruction one place, laid out differently: {} and {}",
+                    operand.layout, result.layout
                 );
                 return Err(Diagnostic::new(message).at(draft.origin.to_string()).note("this is a bug"));
             }

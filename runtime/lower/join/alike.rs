@@ -82,7 +82,10 @@ impl Search<'_> {
 
     /// What is summed alike of each part of a concatenation.
     pub(super) fn reductions(&self) -> Vec<Group> {
-        self.concats.iter().filter_map(|((parts, dim), &whole)| self.on_parts(parts, *dim, whole)).collect()
+        self.concats
+            .iter()
+            .filter_map(|((parts, dim), &(whole, _))| self.on_parts(parts, *dim, whole))
+            .collect()
     }
 
     fn on_parts(&self, parts: &[ValueId], dim: usize, whole: ValueId) -> Option<Group> {

@@ -22,7 +22,7 @@ struct Sum {
 pub(super) fn join(module: &mut Module, options: &LowerOptions) {
     let search = Search::new(module, options);
     let mut part_of: SecondaryMap<ValueId, Option<(ValueId, usize)>> = SecondaryMap::new();
-    for ((parts, dim), &whole) in &search.concats {
+    for ((parts, dim), &(whole, _)) in &search.concats {
         parts.iter().for_each(|&part| part_of[part] = Some((whole, *dim)));
     }
     let adds = search.nodes().filter(|(_, node)| matches!(node.op, Op::Binary(Binary::Add)));

@@ -14,6 +14,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod pool;
+mod programs;
 mod reduce;
 mod rotary;
 mod scatter;

@@ -2,9 +2,9 @@
 //! interpreter does.
 
 use super::host;
-use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::compare::{assert_agrees_on, unit};
 use ir::interp::Mode;
-use ir::{DType, Module, Tensor};
+use ir::{DType, Module, testing};
 use runtime::cuda::host::Order;
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::{Kernel, Program, Section};
@@ -18,15 +18,9 @@ fn options() -> LowerOptions<'static> {
     LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
 }
 
-/// Runs it on the stand-in, on numbers of either sign.
+/// Runs it on the stand-in.
 fn check(module: &Module) {
-    let input = |input: &ir::Input| {
-        let ty = module.ty(input.value);
-        let sizes: Vec<usize> = ty.sizes().expect("bound").into_iter().map(|size| size as usize).collect();
-        let numbers = (0..sizes.iter().product()).map(|i| (i * 7 % 19) as f64 / 16.0 - 0.5);
-        (input.name.clone(), Tensor::float(ty.dtype, sizes, numbers.collect()))
-    };
-    let inputs: Microbatch = module.inputs.iter().map(input).collect();
+    let inputs = testing::microbatch(module, 7, 0);
     let make = |program| host(program, Order::default());
     assert_agrees_on(&make, Mode::Typed, module, &options(), &[vec![inputs]], |dtype| match dtype {
         DType::BF16 => 1e-2,

@@ -106,13 +106,13 @@ fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
     check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::F16, 2);
 }
 
-/// In bf16 of many microbatches: where a convolution's sum in f32 falls just beside a tie, it is rounded the other way. Of the first
-/// one's 65,536 results these are six, and batch norms over a few samples make of them, in twenty layers, 2e-3 of a
-/// microbatch's loss in bf16, of either sign.
+/// In bf16 of many microbatches, whose errors cancel out: where a convolution's sum in f32 falls just beside a tie, it is
+/// rounded the other way. Of the first one's 65,536 results these are six, and batch norms over a few samples make of them,
+/// in twenty layers, 2e-3 of a microbatch's loss, of either sign.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn resnets_loss_in_half_is_what_the_interpreter_rounds() {
-    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::BF16, 16);
+    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::BF16, 64);
     check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::F16, 2);
 }
 

@@ -2,39 +2,51 @@
 
 use super::losses::machine;
 use super::{Fixture, adamw, done};
-use ir::{DType, Tensor};
+use ir::{DType, Module, Tensor};
 use passes::precision::Precision;
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::{FLOOR, largest};
-use trainyard::verification::execute::{Execution, with_tensors};
+use trainyard::verification::execute::{Execution, Machine, Tensors, with_tensors};
 use trainyard::verification::inputs;
 
 /// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
 pub(crate) fn check_half(fixture: &Fixture, mode: Mode) {
     for compute in [DType::BF16, DType::F16] {
-        let (what, [given, typed]) = steps(fixture, mode, compute, 2);
+        let (what, [given, typed]) = steps(fixture, mode, compute, 2, machine);
         check_loss(&what, &given, &typed);
         check_gradients(&what, &given, &typed);
     }
 }
 
-/// The same of the loss alone, in this type, of so many microbatches.
+/// The same of the loss alone, in this type, of so many microbatches, which may be many: memory is not checked.
 pub(crate) fn check_half_loss(fixture: &Fixture, mode: Mode, compute: DType, microbatches: u64) {
-    let (what, [given, typed]) = steps(fixture, mode, compute, microbatches);
+    let (what, [given, typed]) = steps(fixture, mode, compute, microbatches, unchecked);
     check_loss(&what, &given, &typed);
 }
 
+/// Makes a program's machine in a mode.
+type Make = for<'m> fn(&'m Module, Mode, usize, &Tensors) -> Machine<'m>;
+
+fn unchecked<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Tensors) -> Machine<'m> {
+    done(Machine::new(module, mode, microbatches, start))
+}
+
 /// A step of so many microbatches in a mode, and by the interpreter.
-fn steps(fixture: &Fixture, mode: Mode, compute: DType, microbatches: u64) -> (String, [Execution; 2]) {
+fn steps(
+    fixture: &Fixture,
+    mode: Mode,
+    compute: DType,
+    microbatches: u64,
+    make: Make,
+) -> (String, [Execution; 2]) {
     let precision = Precision { compute, ..Precision::default() };
     let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
     let subject = fixture.compiled(fixture.batch, plan);
     let module = with_tensors(subject.compilation.training.clone(), &subject.tensors);
     let microbatches = done(inputs::draw(&module, 5, microbatches));
-    let executions = [mode, Mode::Typed].map(|mode| {
-        done(machine(&module, mode, microbatches.len(), &subject.start).last_step(&microbatches))
-    });
+    let executions = [mode, Mode::Typed]
+        .map(|mode| done(make(&module, mode, microbatches.len(), &subject.start).last_step(&microbatches)));
     (format!("{} in {compute}, mode {}", fixture.file, mode.name()), executions)
 }
 

@@ -307,6 +307,12 @@ fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
 }
 
 impl Matrices {
+    /// Whether every row begins at a multiple of 16 bytes, as cuBLASLt asks of what GELU is applied to.
+    pub fn is_in_rows_of_16_bytes(&self, dtype: DType) -> bool {
+        self.start % 16 == 0
+            && self.strides.iter().all(|&stride| stride == 1 || stride * dtype.bytes() as i64 % 16 == 0)
+    }
+
     /// The bytes that these matrices span.
     pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
         let strides = [self.apart, self.strides[0], self.strides[1]].map(|stride| stride as isize);

@@ -186,6 +186,11 @@ impl Drafts<'_> {
         let mut operands = vec![self.locate(node.operands[0])?, self.locate(node.operands[1])?];
         let mut results: Vec<Located> =
             made.iter().map(|&value| self.place(value, Layout::dense(&self.sizes(value)))).collect();
+        if let Some(kept) = fused.kept
+            && !is_in_rows_of_16_bytes(&results[1].layout)
+        {
+            results[1] = self.allocate(module.ty(kept).dtype, Layout::dense(&self.sizes(kept)));
+        }
         let matrices = 1 + usize::from(fused.kept.is_some());
         // Views whose rows no stride reaches through are copied, and so is what would be written so.
         if !is_one(contract, &operands, &results[..matrices]) {
@@ -265,4 +270,10 @@ impl Drafts<'_> {
 fn is_one(contract: &Contract, operands: &[Located], made: &[Located]) -> bool {
     let layouts = |out: &Located| [&operands[0], &operands[1], out].map(|located| located.layout.clone());
     made.iter().all(|out| Plan::of(contract, layouts(out)).is_one())
+}
+
+/// Whether it is as cuBLASLt keeps what GELU is applied to, in half types.
+fn is_in_rows_of_16_bytes(layout: &Layout) -> bool {
+    let aligned = |distance: isize| distance % 8 == 0;
+    aligned(layout.offset) && layout.strides.iter().all(|&stride| stride == 1 || aligned(stride))
 }

@@ -136,13 +136,23 @@ impl<'m> Search<'m> {
         (members.len() > 1 && { results }.all(fits)).then_some(Group { members, operands, dim, place })
     }
 
-    /// What makes the last of the parts that a group concatenates.
-    fn last_part(&self, group: &Group) -> Option<NodeId> {
-        let parts = group.operands.iter().flat_map(|operand| match operand {
-            Operand::Same(_) => &[],
-            Operand::Joined { parts, .. } => &parts[..],
-        });
-        parts.filter_map(|&part| self.definition(part)).max_by_key(|&node| self.readers.position[node])
+    /// The groups, with what makes the last of the parts that each concatenates. Those are left out that concatenate what an
+    /// earlier one makes: it may come later now than where it was found.
+    fn without_moved(&self, groups: Vec<Group>) -> Vec<(Group, Option<NodeId>)> {
+        let mut moved: EntitySet<NodeId> = EntitySet::new();
+        let mut kept = Vec::new();
+        for group in groups {
+            let parts = group.operands.iter().flat_map(|operand| match operand {
+                Operand::Same(_) => &[],
+                Operand::Joined { parts, .. } => &parts[..],
+            });
+            let makers: Vec<NodeId> = parts.filter_map(|&part| self.definition(part)).collect();
+            if !makers.iter().any(|&maker| moved.contains(maker)) {
+                moved.extend(group.members.iter().copied());
+                kept.push((group, makers.into_iter().max_by_key(|&maker| self.readers.position[maker])));
+            }
+        }
+        kept
     }
 
     /// What a kernel makes that a value is a view of.
@@ -162,12 +172,12 @@ impl<'m> Search<'m> {
 fn apply(module: &mut Module, options: &LowerOptions, rule: fn(&Search<'_>) -> Vec<Group>) -> bool {
     let search = Search::new(module, options);
     let groups = rule(&search);
-    let lasts: Vec<Option<NodeId>> = groups.iter().map(|group| search.last_part(group)).collect();
+    let groups = search.without_moved(groups);
     let Search { concats, readers: Readers { position, .. }, .. } = search;
     let mut joiner = Joiner { builder: Builder::new(module, "lower"), concats, position };
     let mut found = false;
-    for (group, last) in groups.iter().zip(lasts) {
-        found |= joiner.join(group, last).is_some();
+    for (group, last) in &groups {
+        found |= joiner.join(group, *last).is_some();
     }
     joiner.builder.finish();
     found

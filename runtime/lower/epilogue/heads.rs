@@ -63,7 +63,7 @@ impl Search<'_> {
         let node = self.module.node(id);
         let (made, result) = (fused.out, node.results[0]);
         let ty = self.module.ty(made);
-        // cuBLASLt has GELU for half types, and keeps what it is applied to in rows of 16 bytes.
+        // cuBLASLt has GELU for half types, and keeps and reads what it is applied to in rows of 16 bytes.
         let columns = ty.dims.last().and_then(Dim::size).unwrap_or_default();
         let has_gelu = matches!(ty.dtype, DType::F16 | DType::BF16) && columns.is_multiple_of(8);
         let within = |value: ValueId| nodes.iter().any(|&node| self.module.node(node).results[0] == value);

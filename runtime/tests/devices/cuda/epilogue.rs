@@ -72,6 +72,29 @@ fn a_contraction_stays_before_what_reads_its_result() {
     check(&module);
 }
 
+/// cuBLASLt keeps what GELU is applied to in rows of 16 bytes, which a part of a concatenation may not be.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn what_gelu_is_applied_to_is_kept_in_aligned_rows() {
+    for parts in ["%3, %5", "%5, %3"] {
+        let module = module(&format!(
+            r#"
+  func @forward(%0 "x" batched : bf16[4, 16], %1 "w" : bf16[16, 16], %2 "z" : bf16[4, 4]) {{
+    %3 = contract %0, %1 {{lhs = ab, rhs = bc, out = ac}} : bf16[4, 16] !{{fwd}}
+    %4 = gelu_tanh %3 : bf16[4, 16] !{{fwd}}
+    %5 = tanh %2 : bf16[4, 4] !{{fwd}}
+    %6 = concat {parts} {{dim = 1}} : bf16[4, 20] !{{fwd}}
+    %7 = neg %6 : bf16[4, 20] !{{fwd}}
+  }}
+  output "y" = %4
+  output "z" = %7
+"#
+        ));
+        assert_eq!(fused(&module), 1);
+        check(&module);
+    }
+}
+
 /// No one stride reaches through the rows of what is turned: it is copied, and so is the part of a concatenation that would
 /// be written so.
 #[test]

@@ -156,6 +156,31 @@ fn products_of_what_is_concatenated_later_stay() {
     check(&parsed(LATER), 1, Order::default());
 }
 
+/// Of two pairs of products the second has a part that the first makes, later than it was made alone.
+const MOVED: &str = r#"
+trainyard-ir 1
+module @moved imported {
+  func @forward(%0 "x" batched : f32[4, 8], %1 "s" : f32[4, 4], %2 "a" : f32[8, 8], %3 "b" : f32[8, 8]) {
+    %4 = tanh %2 : f32[8, 8] !{fwd}
+    %5 = contract %0, %4 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{fwd}
+    %6 = tanh %0 : f32[4, 8] !{fwd}
+    %7 = exp %3 : f32[8, 8] !{fwd}
+    %8 = contract %0, %7 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{fwd}
+    %9 = contract %1, %5 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{fwd}
+    %10 = contract %1, %6 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{fwd}
+    %11 = mul %9, %10 : f32[4, 8] !{fwd}
+    %12 = add %11, %8 : f32[4, 8] !{fwd}
+  }
+  output "y" = %12
+}
+"#;
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn what_a_joined_product_makes_is_joined_no_earlier() {
+    check(&parsed(MOVED), 1, Order::default());
+}
+
 /// A gradient that a norm's kernel adds up is a part of a concatenation: that kernel writes rows without holes.
 const ADDED: &str = r#"
 trainyard-ir 1

@@ -12,7 +12,6 @@ mod added;
 mod heads;
 mod sums;
 
-use super::LowerOptions;
 use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
 use super::policy::Reads;
@@ -20,7 +19,7 @@ use super::readers::Readers;
 use crate::contraction::Plan;
 use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
-use cranelift_entity::{EntitySet, SecondaryMap};
+use cranelift_entity::SecondaryMap;
 use ir::ops::contract::Contract;
 use ir::{Diagnostic, Module, NodeId, Op, ValueId};
 
@@ -76,11 +75,11 @@ pub(super) struct Added {
 /// The items with contractions that do more than multiply, and gradients that add.
 pub(super) fn items(
     module: &Module,
-    live: &EntitySet<NodeId>,
-    options: &LowerOptions,
+    readers: &Readers,
+    microbatches: Microbatches,
     mut items: Vec<Item>,
 ) -> Vec<Item> {
-    let search = Search { module, readers: Readers::new(module, live, options) };
+    let search = Search { module, readers };
     let fused = |items: &[Item]| items.iter().filter(|item| matches!(item, Item::Contract(_))).count();
     // What is left of a sum of several products is a chain again, which another of them may take.
     loop {
@@ -91,7 +90,7 @@ pub(super) fn items(
         }
     }
     items = search.with_additions(items);
-    match options.microbatches {
+    match microbatches {
         Microbatches::One => search.with_sums(items),
         Microbatches::Many => items,
     }
@@ -99,7 +98,7 @@ pub(super) fn items(
 
 struct Search<'m> {
     module: &'m Module,
-    readers: Readers,
+    readers: &'m Readers,
 }
 
 /// For each item what takes a part of it in, if it is a chain, and the items that moved to do so.
@@ -205,8 +204,14 @@ impl Drafts<'_> {
             };
             results = made.iter().map(dense).collect();
         }
-        for value in [fused.bias, fused.addend, fused.aux].into_iter().flatten() {
+        for value in [fused.bias, fused.addend].into_iter().flatten() {
             operands.push(self.operand(value, Reads::Dense, node, id)?);
+        }
+        if let Some(value) = fused.aux {
+            let aux = self.operand(value, Reads::Dense, node, id)?;
+            let aligned = is_in_rows_of_16_bytes(&aux.layout);
+            let section = node.phase.into();
+            operands.push(if aligned { aux } else { self.copy(aux, section, id, node.origin.clone()) });
         }
         let kernel = Kernel::Contract(Box::new(FusedContract {
             contract: contract.clone(),

@@ -3,7 +3,6 @@
 //! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
 
-use super::LowerOptions;
 use super::epilogue::{Added, Fused};
 use super::readers::Readers;
 use crate::program::Section;
@@ -67,8 +66,13 @@ struct Chain {
 }
 
 /// The live nodes as items, in an order in which everything is made before it is read.
-pub(super) fn items(module: &Module, live: &EntitySet<NodeId>, options: &LowerOptions) -> Vec<Item> {
-    let mut fusion = Fusion::new(module, live, options);
+pub(super) fn items(
+    module: &Module,
+    live: &EntitySet<NodeId>,
+    readers: &Readers,
+    unfused: bool,
+) -> Vec<Item> {
+    let mut fusion = Fusion { module, unfused, readers, chains: vec![], chain_of: SecondaryMap::new() };
     let order: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
     for &id in order.iter().rev().filter(|&&id| is_elementwise(&module.node(id).op)) {
         fusion.assign(id);
@@ -90,17 +94,12 @@ pub(super) fn items(module: &Module, live: &EntitySet<NodeId>, options: &LowerOp
 struct Fusion<'m> {
     module: &'m Module,
     unfused: bool,
-    readers: Readers,
+    readers: &'m Readers,
     chains: Vec<Chain>,
     chain_of: SecondaryMap<NodeId, Option<u32>>,
 }
 
-impl<'m> Fusion<'m> {
-    fn new(module: &'m Module, live: &EntitySet<NodeId>, options: &LowerOptions) -> Self {
-        let readers = Readers::new(module, live, options);
-        Self { module, unfused: options.unfused, readers, chains: vec![], chain_of: SecondaryMap::new() }
-    }
-
+impl Fusion<'_> {
     /// Puts a node into the chain that reads it first, or into one of its own.
     fn assign(&mut self, id: NodeId) {
         let node = self.module.node(id);

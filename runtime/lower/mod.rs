@@ -27,6 +27,7 @@ pub use crate::program::Target;
 use crate::program::{Microbatches, Program, Section};
 use draft::Drafts;
 use ir::{Diagnostic, Module};
+use readers::Readers;
 
 /// How to lower.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,9 +54,10 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
         (options.target == Target::Cuda).then(|| join::contractions(absorb::casts(module), options));
     let module = absorbed.as_ref().unwrap_or(module);
     let live = select::live_nodes(module, options);
-    let mut items = fuse::items(module, &live, options);
+    let readers = Readers::new(module, &live, options);
+    let mut items = fuse::items(module, &live, &readers, options.unfused);
     if options.target == Target::Cuda && !options.unfused {
-        items = epilogue::items(module, &live, options, items);
+        items = epilogue::items(module, &readers, options.microbatches, items);
     }
     let mut drafts = Drafts::new(module, options, &live)?;
     for (section, _) in Section::ALL {

@@ -94,9 +94,7 @@ impl Search<'_> {
         let others = addends.iter().copied().filter(|addend| !joined.contains(addend)).collect();
         whole.then(|| Sum { root, contract: contract.clone(), operands: [lhs, rhs], ty, others })
     }
-}
 
-impl Search<'_> {
     /// Whether a value is made before this node runs.
     fn is_there(&self, value: ValueId, before: NodeId) -> bool {
         self.definition(value).is_none_or(|maker| {

@@ -95,6 +95,25 @@ fn what_gelu_is_applied_to_is_kept_in_aligned_rows() {
     }
 }
 
+/// The gradient of GELU reads what it was applied to from such rows as well: a view that begins elsewhere is copied.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn what_gelu_was_applied_to_is_read_in_aligned_rows() {
+    let module = module(
+        r#"
+  func @forward(%0 "dy" batched : bf16[4, 16], %1 "w" : bf16[16, 16], %2 "x" : bf16[67]) {
+    %3 = slice %2 {dim = 0, start = 3, step = 1} : bf16[64] !{fwd}
+    %4 = reshape %3 : bf16[4, 16] !{fwd}
+    %5 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : bf16[4, 16] !{fwd}
+    %6 = gelu_tanh_grad %4, %5 : bf16[4, 16] !{fwd}
+  }
+  output "dx" = %6
+"#,
+    );
+    assert_eq!(fused(&module), 1);
+    check(&module);
+}
+
 /// No one stride reaches through the rows of what is turned: it is copied, and so is the part of a concatenation that would
 /// be written so.
 #[test]

@@ -1,7 +1,7 @@
 //! Constants of a program: which values depend on nothing that changes, what they are, and what their bytes hold.
 
 use ir::ops::Interp;
-use ir::{Blob, Data, DataId, Module, Node, Op, Operator, Tensor, Type, ValueId};
+use ir::{Blob, Claim, Data, DataId, Module, Node, Op, Operator, Tensor, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much of a value is known before the program runs.
@@ -18,10 +18,11 @@ pub(crate) enum Known {
 /// Tensors of more elements are left to the program: nobody wants to carry them in it.
 const MAX_ELEMENTS: u64 = 1 << 23;
 
-/// Whether a row may hold a parameter: floats of the file, more than one, and not a plain scalar.
+/// Whether a row may hold a parameter: floats of the file, more than one, unless somebody says that the one is trained.
 pub(crate) fn is_candidate(data: &Data) -> bool {
     let single = data.ty.ndim() == 0 || data.ty.numel().is_none_or(|count| count <= 1);
-    data.ty.dtype.is_float() && !single && matches!(data.blob, Blob::File(_))
+    let may_be = !single || data.claim.is_some_and(Claim::may_be_trained);
+    data.ty.dtype.is_float() && may_be && matches!(data.blob, Blob::File(_))
 }
 
 /// The constants of a module: [`Known`] of every value, and values on demand.
@@ -179,7 +180,12 @@ impl Literals {
             let taken = |name: &str| module.data.values().any(|data| data.name == name);
             let mut names = (0..).map(|n| format!("{prefix}.{n}"));
             let name = names.find(|name| !taken(name)).expect("there is always a next number");
-            module.add_data(Data { name, ty: ty.clone(), blob: Blob::Inline(bytes.clone().into()) })
+            module.add_data(Data {
+                name,
+                ty: ty.clone(),
+                blob: Blob::Inline(bytes.clone().into()),
+                claim: None,
+            })
         })
     }
 }

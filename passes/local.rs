@@ -4,7 +4,9 @@ use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::{Interp, Labels};
 use ir::types::broadcast;
-use ir::{At, Builder, Changed, Diagnostic, Module, Node, NodeId, Op, Operator, Tensor, TypeError, ValueId};
+use ir::{
+    At, Builder, Changed, Diagnostic, Level, Module, Node, NodeId, Op, Operator, Tensor, TypeError, ValueId,
+};
 use std::collections::BTreeSet;
 
 /// Rewrites every node once, in program order, so that a node sees what became of its operands.
@@ -76,6 +78,9 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             Some(operand(0))
         }
         Op::Cast(_) if same_dims(b, operand(0)) => Some(operand(0)),
+        // Once the backward phase stands, no gradient will be asked for.
+        Op::Detach(_) if b.module().level >= Level::Training => Some(operand(0)),
+        Op::Select(_) if operand(1) == operand(2) && same_dims(b, operand(1)) => Some(operand(1)),
         Op::Unary(Unary::Neg) => match b.module().producer(operand(0)) {
             Some(Node { op: Op::Unary(Unary::Neg), operands, .. }) => Some(operands[0]),
             _ => None,

@@ -1,11 +1,13 @@
 //! Parameters: decides which tensors of the file are trained, and makes them states.
 //!
-//! A float tensor of the file is a parameter when it reaches, through views, a contraction, the data of a gather, a
-//! norm's scale or bias, or a bias addition; else a constant. Runs after patterns are found, so that rotary tables
+//! What is said of a tensor decides first ([`ir::Claim`]): the user, the exporter's list, the name that its author gave it. Of
+//! a tensor of which nothing is said its uses decide: it is a parameter when it reaches, through views, a contraction, the
+//! data of a gather, a norm's scale or bias, or a bias addition; else a constant. Runs after patterns are found, so that rotary tables
 //! and masks have shown what they are. A parameter all uses of which go through one view is a state of that view;
 //! one that is only cut into slices becomes a state a slice. Invariants: every use of a parameter reads a state; the
 //! program computes what it did; the report names every float tensor of the file with a reason.
 
+mod claims;
 mod evidence;
 mod names;
 mod report;
@@ -22,7 +24,8 @@ use crate::local;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::{
-    Blob, Builder, Changed, Data, DataId, Diagnostic, Initializer, Level, Module, Op, Phase, Role, ValueId,
+    Blob, Builder, Changed, Claim, Data, DataId, Diagnostic, Initializer, Level, Module, Op, Phase, Role,
+    ValueId,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -140,9 +143,10 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Whether a row can be a parameter: floats of the file. Scalars never are.
+/// Whether a row can be a parameter: floats of the file. A scalar is one only if somebody says so.
 fn can_be_trained(data: &Data) -> bool {
-    data.ty.dtype.is_float() && data.ty.ndim() > 0 && matches!(data.blob, Blob::File(_))
+    let is_number = data.ty.ndim() == 0 && !data.claim.is_some_and(Claim::may_be_trained);
+    data.ty.dtype.is_float() && !is_number && matches!(data.blob, Blob::File(_))
 }
 
 /// The values that read each row that can be a parameter, by row.
@@ -165,7 +169,7 @@ pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result
     let mut names = names::Names::new(module);
     let mut rows = Vec::new();
     for (data, values) in readers(module) {
-        let finding = search.finding(data, &values);
+        let finding = claims::weigh(module, data, search.finding(data, &values));
         let base = names.base(data, cx);
         let mut states = Vec::new();
         if finding.is_parameter() {
@@ -208,20 +212,18 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         cx.warn(warning.note("--untied keeps them apart"));
     }
     for row in decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen) {
-        let (name, ty) = (&module.data[row.data].name, &module.data[row.data].ty);
+        let Data { name, ty, claim, .. } = &module.data[row.data];
         if let Evidence::Ambiguous(reason) = &row.finding.evidence {
             let warning =
                 Diagnostic::new(format!("`{name}` {ty} is trained, though it may be a constant: {reason}"));
             cx.warn(warning.note(format!("--freeze '{name}' leaves it as it is")));
         }
-        if row.finding.vector_uses > 1 {
+        // Where the exporter says whose each tensor is, a shared one is a tied one.
+        if row.finding.vector_uses > 1 && claim.is_none() {
             let uses = row.finding.vector_uses;
             let warning =
                 Diagnostic::new(format!("{uses} uses share one initializer, `{name}`: trained as tied"));
-            cx.warn(
-                warning
-                    .note("the exporter merged equal tensors; export with optimize=False to keep them apart"),
-            );
+            cx.warn(warning.note("the exporter merged equal tensors: --untied gives each use its own"));
         }
     }
 }

@@ -57,15 +57,14 @@ pub struct Compilation {
 
 impl Source {
     /// Loads and imports a model. Errors: everything that is wrong with the file; every node that cannot be imported.
-    pub fn load(path: &Path, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
-        Self::import(path, open(path)?, bindings)
+    pub fn load(path: &Path, options: impl Into<ImportOptions>) -> Result<Self, Failure> {
+        Self::import(path, open(path)?, options)
     }
 
     /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported; a quantized model, which
     /// cannot be trained.
-    pub fn import(path: &Path, model: Model, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
-        let options = ImportOptions { bindings: bindings.clone() };
-        let imported = onnx::import(&model, &options).map_err(|problems| in_file(path, problems))?;
+    pub fn import(path: &Path, model: Model, options: impl Into<ImportOptions>) -> Result<Self, Failure> {
+        let imported = onnx::import(&model, &options.into()).map_err(|problems| in_file(path, problems))?;
         if let Some(refusal) = &imported.untrainable {
             return Err(in_file(path, vec![refusal.clone()]).into());
         }

@@ -186,9 +186,12 @@ impl<'m> Search<'m> {
                 "table that is looked up and multiplied in, as rotary tables are{place}"
             )),
             (Op::Gather(_), 0) if self.weighs_classes(node) => {
-                Evidence::None(format!("weights of classes in a loss{place}"))
+                Evidence::Constant(format!("weights of classes in a loss{place}"))
             }
             (Op::Gather(_), 0) => parameter("table of a gather"),
+            (Op::Binary(Binary::Sub | Binary::Div | Binary::Mul), _) if self.normalises_input(found) => {
+                Evidence::Constant(format!("normalises an input{place}"))
+            }
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
             (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
             (Op::Concat(_), _) if any_element(data, |x| x != 0.0) != Some(false) => {
@@ -226,7 +229,8 @@ impl<'m> Search<'m> {
 
     /// `x · tensor`: the scale of a norm that was not recognised, a table, or what weighs the terms of a loss.
     fn multiplied(&self, found: &Use, other: ValueId, place: &str) -> Evidence {
-        let vector = large_dims(self.module, found.value)[..] == [0];
+        let large = large_dims(self.module, found.value);
+        let ndim = self.module.ty(found.node.results[0]).ndim();
         let factor = self.viewed(other);
         let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
         if !self.varies(other) {
@@ -236,12 +240,33 @@ impl<'m> Search<'m> {
         } else if matches!(factor, Definition::Input(_)) {
             Evidence::None(format!("multiplies an input{place}"))
         } else if matches!(factor, Definition::Node(id, _) if is_log_softmax(id)) {
-            Evidence::None(format!("weights of classes in a loss{place}"))
-        } else if vector {
+            Evidence::Constant(format!("weights of classes in a loss{place}"))
+        } else if large[..] == [0] {
             Evidence::Parameter(format!("scale of the last dim{place}"))
+        } else if large.len() == 1 && ndim >= 3 && large[0] + 2 == ndim {
+            Evidence::Parameter(format!("scale of channels{place}"))
         } else {
             Evidence::None(format!("a table that is multiplied in{place}"))
         }
+    }
+
+    /// Whether a use is the mean or the deviation in `(input - mean) / deviation`.
+    fn normalises_input(&self, found: &Use) -> bool {
+        let is_centred = |node: &Node| {
+            matches!(node.op, Op::Binary(Binary::Sub))
+                && matches!(self.viewed(node.operands[0]), Definition::Input(_))
+                && !self.varies(node.operands[1])
+        };
+        let is_scaled = |node: &Node| {
+            let constant = node.operands.get(1).is_some_and(|&factor| !self.varies(factor));
+            matches!(node.op, Op::Binary(Binary::Div | Binary::Mul)) && constant
+        };
+        if is_centred(found.node) {
+            let readers = self.readers(found.node, |_| false);
+            return !readers.is_empty() && readers.iter().all(|(reader, _)| is_scaled(reader));
+        }
+        let from = self.viewed(found.node.operands[0]);
+        is_scaled(found.node) && matches!(from, Definition::Node(id, _) if is_centred(self.module.node(id)))
     }
 
     /// The nodes that read what a node computes, once views, concatenations and what `through` names are passed.

@@ -5,8 +5,8 @@ use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::{
-    At, Builder, Changed, DataId, Definition, Diagnostic, Initializer, Module, Role, State, Type, View,
-    ViewStep,
+    At, Blob, Builder, Changed, Claim, Data, DataId, Definition, Diagnostic, Initializer, Module, Role,
+    State, Type, View, ViewStep,
 };
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -26,6 +26,8 @@ pub struct ParameterReport {
     pub frozen: bool,
     /// Why, in words.
     pub reason: String,
+    /// What is said of the tensor apart from its uses.
+    pub claim: Option<Claim>,
     /// The states that hold it; written back through their views they make the tensor again, as far as the program
     /// uses it. Empty for a constant.
     pub states: Vec<StateView>,
@@ -115,7 +117,28 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
             reports.entry(data).or_insert_with(|| buffer_report(module, data, state, cx));
         }
     }
+    for (id, data) in module.data.iter() {
+        if data.ty.dtype.is_float() && matches!(data.blob, Blob::File(_)) {
+            reports.entry(id).or_insert_with(|| unread_report(data, cx));
+        }
+    }
     reports.into_values().collect()
+}
+
+/// Of a tensor that no node reads as a tensor.
+fn unread_report(data: &Data, cx: &PassContext) -> ParameterReport {
+    let reason = if data.ty.ndim() == 0 { "a single number" } else { "nothing reads it" };
+    ParameterReport {
+        data: data.name.clone(),
+        ty: data.ty.clone(),
+        aliases: cx.aliases.get(&data.name).cloned().unwrap_or_default(),
+        role: RowRole::Constant,
+        frozen: false,
+        reason: reason.into(),
+        claim: data.claim,
+        states: vec![],
+        tied: None,
+    }
 }
 
 /// Of a tensor that a microbatch leaves changed although it is not trained.
@@ -128,6 +151,7 @@ fn buffer_report(module: &Module, data: DataId, state: &State, cx: &PassContext)
         role: RowRole::Buffer,
         frozen: false,
         reason: "running statistic of a norm".into(),
+        claim: row.claim,
         states: vec![StateView { state: state.name.clone(), view: state.view.clone() }],
         tied: None,
     }
@@ -154,6 +178,7 @@ fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
         role: if row.finding.is_parameter() { RowRole::Parameter } else { RowRole::Constant },
         frozen: row.frozen,
         reason: row.finding.reason().to_string(),
+        claim: data.claim,
         states: row.states.iter().flat_map(of).collect(),
         tied: None,
     }

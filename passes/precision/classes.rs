@@ -86,7 +86,7 @@ pub fn class(op: &Op) -> Class {
         Op::BatchStatistics(_) => Class::Full,
         Op::BatchNorm(_) => Class::Norm,
         Op::BatchNormGrad(_) => Class::NormGrad,
-        Op::InTraining(_) => Class::Follow,
+        Op::Detach(_) | Op::InTraining(_) => Class::Follow,
         Op::MaxPoolIndices(_) => Class::Follow,
         Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::AvgPool(_) | Op::AvgPoolGrad(_) => Class::Follow,
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,

@@ -188,7 +188,7 @@ mod tests {
         let mut module = Module::new("kinds");
         let tensor = Tensor::float(DType::F32, vec![4, 6], (0..24).map(|i| f64::from(i) * 0.1).collect());
         let blob = Blob::File(Some(tensor.to_bytes().into()));
-        let row = module.add_data(Data { name: "file.weight".into(), ty: tensor.ty(), blob });
+        let row = module.add_data(Data { name: "file.weight".into(), ty: tensor.ty(), blob, claim: None });
         let mut add = |name: &str, dtype: DType, sizes: &[u64], initializer: Initializer| {
             module.add_state(name, Type::of(dtype, sizes), Role::Parameter, initializer)
         };

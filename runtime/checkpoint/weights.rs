@@ -177,6 +177,7 @@ mod tests {
                 name: name.into(),
                 ty: Type::of(DType::F32, sizes),
                 blob: Blob::File(None),
+                claim: None,
             })
         };
         let (weight, bias) = (row("onnx::MatMul_9", &[2, 6]), row("bias", &[3]));
@@ -245,7 +246,12 @@ mod tests {
         let mut aliases = BTreeMap::new();
         for (name, path, sizes) in [("val_1", "a.weight", [2, 2]), ("val_2", "b.weight", [2, 3])] {
             let blob = Blob::File(None);
-            let row = module.add_data(Data { name: name.into(), ty: Type::of(DType::F32, &sizes), blob });
+            let row = module.add_data(Data {
+                name: name.into(),
+                ty: Type::of(DType::F32, &sizes),
+                blob,
+                claim: None,
+            });
             module.add_state(path, Type::of(DType::F32, &sizes), Role::Parameter, Initializer::Data(row));
             aliases.insert(name.to_owned(), vec![path.to_owned()]);
         }

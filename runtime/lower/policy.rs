@@ -37,7 +37,8 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
     match op {
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Bitwise(_) => Reads::Any,
         Op::Select(_) | Op::Cast(_) | Op::Bitcast(_) => Reads::Any,
-        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) | Op::InTraining(_) => Reads::Any,
+        Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) => Reads::Any,
+        Op::Detach(_) | Op::InTraining(_) => Reads::Any,
         Op::Accumulate(_) | Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) => Reads::Any,
         // q, k, v, then perhaps a mask.
         Op::Attention(_) => {

@@ -12,6 +12,42 @@ pub struct Data {
     pub ty: Type,
     /// The bytes.
     pub blob: Blob,
+    /// What is known of a file's tensor apart from what the program does with it.
+    pub claim: Option<Claim>,
+}
+
+/// What somebody says a tensor of the file is. The pass `parameters` weighs it against the tensor's uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Claim {
+    /// The user wants it trained.
+    Asked,
+    /// The exporter lists it as a parameter.
+    Parameter,
+    /// The exporter lists it as a buffer.
+    Buffer,
+    /// The exporter's list is complete, and the tensor is not on it.
+    Unlisted,
+    /// The author of the model named it. Parameters have such names; buffers have them too.
+    Named,
+    /// The exporter writes constants of the code in this way, and parameters in another.
+    Literal,
+}
+
+impl Claim {
+    /// Every claim with its word in text.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Asked, "asked"),
+        (Self::Parameter, "parameter"),
+        (Self::Buffer, "buffer"),
+        (Self::Unlisted, "unlisted"),
+        (Self::Named, "named"),
+        (Self::Literal, "literal"),
+    ];
+
+    /// Whether a tensor of which this is said may be trained, whatever its size.
+    pub fn may_be_trained(self) -> bool {
+        matches!(self, Self::Asked | Self::Parameter | Self::Named)
+    }
 }
 
 /// Where the bytes of a tensor are. Little endian, row-major, as in ONNX's `raw_data` and in safetensors.
@@ -41,6 +77,7 @@ impl PartialEq for Data {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
             && self.ty == other.ty
+            && self.claim == other.claim
             && match (&self.blob, &other.blob) {
                 (Blob::Inline(a), Blob::Inline(b)) => a == b,
                 (Blob::File(_), Blob::File(_)) => true,

@@ -293,7 +293,7 @@ impl Generator<'_> {
         let elements = (0..sizes.iter().product()).map(|_: u64| self.choices.uniform()).collect();
         let tensor = Tensor::float(self.dtype, sizes.iter().map(|&size| size as usize).collect(), elements);
         let (ty, blob) = (tensor.ty(), Blob::Inline(tensor.to_bytes().into()));
-        self.b.tables().add_data(Data { name: name.into(), ty, blob })
+        self.b.tables().add_data(Data { name: name.into(), ty, blob, claim: None })
     }
 
     fn reshape(&mut self) -> Result<Known, TypeError> {

@@ -289,7 +289,7 @@ fn dependent(module: &Module) -> impl Fn(ValueId) -> bool + use<> {
 fn constant(b: &mut Builder, tensor: Tensor) -> Result<ValueId, TypeError> {
     let (ty, name) = (tensor.ty(), format!("test.{}", b.module().data.len()));
     let blob = Blob::Inline(tensor.to_bytes().into());
-    let data = b.tables().add_data(Data { name, ty: ty.clone(), blob });
+    let data = b.tables().add_data(Data { name, ty: ty.clone(), blob, claim: None });
     b.one_typed(ir::ops::constant::Constant { data }, &[], ty)
 }
 

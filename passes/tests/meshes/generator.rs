@@ -93,7 +93,7 @@ fn to_loss(module: &mut Module, values: &BTreeSet<ValueId>, mut choices: Choices
         let weights = normal(&mut choices, &ty.sizes().expect("bound"));
         let name = format!("loss.{}", b.module().data.len());
         let blob = Blob::Inline(weights.to_bytes().into());
-        let data = b.tables().add_data(Data { name, ty: weights.ty(), blob });
+        let data = b.tables().add_data(Data { name, ty: weights.ty(), blob, claim: None });
         let weights = b.one_typed(Constant { data }, &[], ty.clone())?;
         let product = b.mul(value, weights)?;
         let mean = match ty.ndim() {
@@ -253,7 +253,7 @@ impl Generator<'_, '_> {
 
     fn data(&mut self, name: &str, value: &Tensor) -> ir::DataId {
         let blob = Blob::Inline(value.to_bytes().into());
-        self.b.tables().add_data(Data { name: name.into(), ty: value.ty(), blob })
+        self.b.tables().add_data(Data { name: name.into(), ty: value.ty(), blob, claim: None })
     }
 
     /// A new parameter of normal numbers.

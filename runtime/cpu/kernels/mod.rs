@@ -103,8 +103,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::Broadcast(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_) | Op::Collective(_) => {
             copy::run(call)
         }
-        // A step reads the first operand.
-        Op::InTraining(_) => copy::run(call),
+        // A step reads the first operand, or the only one.
+        Op::Detach(_) | Op::InTraining(_) => copy::run(call),
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => {}
     }

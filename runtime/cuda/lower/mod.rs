@@ -239,6 +239,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         | Op::Slice(_)
         | Op::Transpose(_)
         | Op::Collective(_)
+        | Op::Detach(_)
         | Op::InTraining(_) => one(copy(instruction)),
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))

@@ -122,7 +122,7 @@ fn what_nobody_wants_is_not_computed() {
 fn a_constant_without_bytes_is_named() {
     let mut module = Module::new("constant");
     let ty = Type::of(DType::F32, &[2]);
-    let data = ir::Data { name: "table".into(), ty: ty.clone(), blob: ir::Blob::File(None) };
+    let data = ir::Data { name: "table".into(), ty: ty.clone(), blob: ir::Blob::File(None), claim: None };
     let data = module.add_data(data);
     let mut b = Builder::new(&mut module, "test");
     let y = b.one_typed(ir::ops::constant::Constant { data }, &[], ty).unwrap();

@@ -40,6 +40,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::ExpertsGrad(_)
         | Op::Gather(_)
         | Op::Det(_)
+        | Op::Detach(_)
         | Op::GatherElements(_)
         | Op::GatherElementsGrad(_)
         | Op::GatherGrad(_)

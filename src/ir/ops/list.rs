@@ -162,6 +162,7 @@ operators! {
         CrossEntropyGrad(loss::CrossEntropyGrad) "cross_entropy_grad" { ignore_index, label_smoothing }
         CumulativeSum(reduce::CumulativeSum) "cumulative_sum" { dim, exclusive, reverse }
         Det(det::Det) "det" {}
+        Detach(detach::Detach) "detach" {}
         Dropout(dropout::Dropout) "dropout" { ratio, id, seed, dim }
         Experts(experts::Experts) "experts" { transposed }
         ExpertsGrad(experts::ExpertsGrad) "experts_grad" {}

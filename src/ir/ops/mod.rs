@@ -14,6 +14,7 @@ pub mod constant;
 pub mod contract;
 pub mod conv;
 pub mod det;
+pub mod detach;
 pub mod dropout;
 pub mod elementwise;
 pub mod experts;

@@ -96,7 +96,12 @@ fn line_breaks_and_comments_mean_nothing() {
 fn printing_numbers_densely_and_leaves_out_what_is_dead() {
     let mut module = Module::new("dense");
     let ty = Type::of(DType::F32, &[2]);
-    let row = |name: &str| Data { name: name.into(), ty: ty.clone(), blob: Blob::Inline(vec![0; 8].into()) };
+    let row = |name: &str| Data {
+        name: name.into(),
+        ty: ty.clone(),
+        blob: Blob::Inline(vec![0; 8].into()),
+        claim: None,
+    };
     module.add_data(row("dead"));
     let data = module.add_data(row("live"));
     let x = module.add_input("x", ty.clone(), true);
@@ -310,8 +315,12 @@ fn decorated(seed: u64, names: &[String]) -> Module {
         let kind = [PartialKind::Sum, PartialKind::Max, PartialKind::Min][pick(6) % 3];
         ty.sharding.partial = Some((kind, smallvec![axes[pick(8) % 3], axes[0]]));
     }
-    let file =
-        Data { name: name(3), ty: Type::of(DType::I8, &[3]), blob: Blob::File(Some(vec![1, 2, 3].into())) };
+    let file = Data {
+        name: name(3),
+        ty: Type::of(DType::I8, &[3]),
+        blob: Blob::File(Some(vec![1, 2, 3].into())),
+        claim: None,
+    };
     let file = module.add_data(file);
     let initializers = [
         Initializer::Zeros,
@@ -378,7 +387,7 @@ proptest! {
         let bytes = bytes[..(count * dtype.bytes()) as usize].to_vec();
         let mut module = Module::new("m");
         let ty = Type::of(dtype, &[count]);
-        let data = module.add_data(Data { name: "d".into(), ty: ty.clone(), blob: Blob::Inline(bytes.clone().into()) });
+        let data = module.add_data(Data { name: "d".into(), ty: ty.clone(), blob: Blob::Inline(bytes.clone().into()), claim: None });
         let mut b = Builder::new(&mut module, "test");
         b.one_typed(Constant { data }, &[], ty).unwrap();
         b.finish();

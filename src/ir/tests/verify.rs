@@ -87,7 +87,7 @@ fn data_rows_are_whole() {
     assert_eq!(verdict(sharded), "data `d` is u8[2] {tp}: a row of the data table is never sharded");
     let mut module = Module::new("m");
     let blob = Blob::File(Some(vec![0; 3].into()));
-    module.add_data(Data { name: "file".into(), ty: Type::of(DType::F32, &[1]), blob });
+    module.add_data(Data { name: "file".into(), ty: Type::of(DType::F32, &[1]), blob, claim: None });
     assert_eq!(verdict_of(&module), "data `file` has 3 bytes, f32[1] takes 4");
 }
 

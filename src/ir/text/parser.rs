@@ -5,7 +5,7 @@ use super::literal::{element_bits, from_hexadecimal};
 use super::{AXIS_ROLES, PARTIAL_KINDS, VERSION};
 use crate::dim::Dims;
 use crate::{
-    Axis, AxisId, Blob, DType, Data, DataId, Diagnostic, Dim, Initializer, Level, Mesh, Module, Role,
+    Axis, AxisId, Blob, Claim, DType, Data, DataId, Diagnostic, Dim, Initializer, Level, Mesh, Module, Role,
     Sharding, State, StateId, Tier, Type, ValueId, View, ViewStep,
 };
 use bytes::Bytes;
@@ -224,8 +224,9 @@ impl Parser<'_> {
         let name = self.string("the name of the tensor, in quotes")?;
         self.expect(':')?;
         let ty = self.ty()?;
+        let claim = Claim::ALL.iter().find(|(_, word)| self.accept_word(word)).map(|(claim, _)| *claim);
         let blob = if self.accept('=') { Blob::Inline(self.bytes(&ty)?) } else { Blob::File(None) };
-        let id = self.module.add_data(Data { name, ty, blob });
+        let id = self.module.add_data(Data { name, ty, blob, claim });
         match self.data.insert(number, id) {
             None => Ok(()),
             Some(_) => Err(place.error(format!("data @{number} is defined twice"))),

@@ -4,8 +4,8 @@ use super::literal::{elements, float, hexadecimal, quoted, word};
 use super::numbering::{Numbering, data_of};
 use super::{AXIS_ROLES, PARTIAL_KINDS, TYPED_ELEMENTS, VERSION, function_name, name_of};
 use crate::{
-    AxisId, Blob, Data, DataId, Dim, Initializer, Level, Mesh, Module, Node, Phase, Role, State, Tier, Type,
-    ViewStep,
+    AxisId, Blob, Claim, Data, DataId, Dim, Initializer, Level, Mesh, Module, Node, Phase, Role, State, Tier,
+    Type, ViewStep,
 };
 use std::fmt::Write;
 
@@ -99,6 +99,9 @@ impl Printer<'_> {
 
     fn data(&self, id: DataId, data: &Data) -> String {
         let mut out = format!("data {} {} : {}", self.names.data(id), quoted(&data.name), self.ty(&data.ty));
+        if let Some(claim) = &data.claim {
+            let _ = write!(out, " {}", name_of(&Claim::ALL, claim));
+        }
         if let Blob::Inline(bytes) = &data.blob {
             let whole = data.ty.bytes() == Some(bytes.len() as u64);
             if whole && data.ty.numel().is_some_and(|count| count <= TYPED_ELEMENTS) {

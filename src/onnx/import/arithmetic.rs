@@ -112,7 +112,7 @@ impl Context<'_> {
         let ty = tensor.ty();
         let name = format!("computed.{}", self.b.module().data.len());
         let blob = Blob::Inline(Bytes::from(tensor.to_bytes()));
-        let data = self.b.tables().add_data(Data { name, ty: ty.clone(), blob });
+        let data = self.b.tables().add_data(Data { name, ty: ty.clone(), blob, claim: None });
         Ok(self.b.one_typed(Constant { data }, &[], ty)?)
     }
 

@@ -1,5 +1,5 @@
 //! BatchNormalization. Whether it trains: from opset 14 on `training_mode` says so, from 7 to 13 that there is more than one
-//! output, before that `is_test`.
+//! output, before that `is_test`; a traced call in the exporter's record says so before all of these.
 //!
 //! In training form the running statistics become states, buffers, where they are tensors of the file: each microbatch
 //! leaves them `momentum·running + (1 - momentum)·batch`. They take the unbiased variance, as PyTorch's do (ONNX would have
@@ -7,7 +7,7 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
-use super::names::is_generated;
+use crate::record::is_generated;
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
@@ -47,11 +47,23 @@ pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 fn trains(call: &Call) -> bool {
+    if traced_momentum(call).is_some() {
+        return true;
+    }
     match call.opset() {
         ..=6 => call.int("is_test") == Some(0),
         7..=13 => (1..call.output_count()).any(|i| call.output(i).is_some()),
         _ => call.int("training_mode") == Some(1),
     }
+}
+
+/// The share that running statistics keep, if the traced call used the statistics of the batch. The dynamo exporter writes
+/// such a node in inference form; the call's arguments are `x, scale, bias, mean, variance, training, momentum, eps`, where
+/// PyTorch's momentum is the share that the batch gets.
+fn traced_momentum(call: &Call) -> Option<f64> {
+    let traced = call.traced().filter(|traced| traced.operator.contains("batch_norm"))?;
+    let given: f64 = traced.word(6)?.parse().ok()?;
+    (traced.word(5) == Some("True") && (0.0..=1.0).contains(&given)).then_some(1.0 - given)
 }
 
 /// A number for each channel, in the type of what is normalised.
@@ -73,7 +85,7 @@ struct Running {
 impl Running {
     /// Of input `i`. The state, if there is one, is updated with `sample`.
     fn of(cx: &mut Context, call: &Call, i: usize, batch: ValueId, sample: ValueId) -> Result<Self, Problem> {
-        let momentum = call.float("momentum").unwrap_or(0.9);
+        let momentum = traced_momentum(call).or(call.float("momentum")).unwrap_or(0.9);
         let state = stored(cx, call, i)?.map(|data| state(cx, data));
         let running = match state {
             Some(state) => current(cx.b.module(), state),
@@ -179,7 +191,7 @@ mod tests {
         for name in ["scale", "bias", "mean", "variance"] {
             let ty = Type::of(DType::F32, &[2]);
             let blob = Blob::File(Some([1.0f32.to_le_bytes(); 2].concat().into()));
-            let data = module.add_data(Data { name: name.into(), ty, blob });
+            let data = module.add_data(Data { name: name.into(), ty, blob, claim: None });
             entries.insert(name.into(), Entry::Stored(data));
         }
         let b = Builder::new(&mut module, "import");

@@ -2,6 +2,7 @@
 
 use super::context::Problem;
 use crate::error::quoted;
+use crate::record::{self, TracedCall};
 use crate::{ElementType, Graph, Node, Tensor};
 use ir::{DType, Diagnostic};
 use std::cell::{Cell, RefCell};
@@ -40,6 +41,11 @@ impl<'a> Call<'a> {
     /// The version of the operator's set.
     pub(super) fn opset(&self) -> i64 {
         self.node.opset
+    }
+
+    /// The call that the node was made from, if the exporter wrote it into the file.
+    pub(super) fn traced(&self) -> Option<TracedCall<'a>> {
+        record::call(self.node)
     }
 
     /// Where the node stands, for messages: `node "NAME" (OP, opset N)`.

@@ -7,8 +7,9 @@ use super::known::Memo;
 use super::report::Report;
 use super::subgraph::Bodies;
 use bytes::Bytes;
+use ir::ops::detach::Detach;
 use ir::tensor::Elements;
-use ir::{Blob, Builder, DType, Data, DataId, Dim, Dims, Type, TypeError, ValueId};
+use ir::{Blob, Builder, Claim, DType, Data, DataId, Dim, Dims, Type, TypeError, ValueId};
 use std::collections::BTreeMap;
 
 /// What a name of the graph stands for.
@@ -82,6 +83,8 @@ pub(super) struct Context<'m> {
     pub(super) evaluated: Memo,
     /// Steps that recurrent layers have been unrolled into.
     pub(super) recurrent_steps: u64,
+    /// The inputs of the node at hand through which no gradient flows.
+    pub(super) detached: Vec<usize>,
 }
 
 impl<'m> Context<'m> {
@@ -95,6 +98,7 @@ impl<'m> Context<'m> {
             bodies: Bodies::default(),
             evaluated: Memo::new(),
             recurrent_steps: 0,
+            detached: vec![],
         }
     }
 }
@@ -121,6 +125,9 @@ impl Context<'_> {
             if let Entry::Ints(..) = entry {
                 self.entries.insert(name.to_string(), entry); // still known
             }
+        }
+        if self.detached.contains(&i) && self.ty(value).dtype.is_float() {
+            return Ok(self.b.one(Detach, &[value])?);
         }
         Ok(value)
     }
@@ -187,8 +194,9 @@ impl Context<'_> {
             Entry::Absent => Err(Problem::new("reads an optional that has no element")),
             Entry::Stored(data) => {
                 let row = &self.b.module().data[*data];
-                // A scalar whose bytes are here is a number.
+                // A scalar whose bytes are here is a number, unless it may be trained.
                 if row.ty.ndim() == 0
+                    && !row.claim.is_some_and(Claim::may_be_trained)
                     && let Some(tensor) = ir::interp::file_tensor(row)
                 {
                     let (ty, number) = (row.ty.clone(), tensor.item());
@@ -221,7 +229,7 @@ impl Context<'_> {
         let bytes = ir::Tensor { dtype, sizes: sizes.to_vec(), elements }.to_bytes();
         let name = format!("shape.{}", self.b.module().data.len());
         let blob = Blob::Inline(Bytes::from(bytes));
-        let data = self.b.tables().add_data(Data { name, ty: ty.clone(), blob });
+        let data = self.b.tables().add_data(Data { name, ty: ty.clone(), blob, claim: None });
         Ok(self.b.one_typed(ir::ops::constant::Constant { data }, &[], ty)?)
     }
 }

@@ -3,6 +3,8 @@
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
 use super::integers::{Int, Ints};
+use ir::ops::detach::Detach;
+use ir::ops::elementwise::Compare;
 use ir::ops::indexing::{Gather, GatherElements, GatherNd};
 use ir::ops::reduce::CumulativeSum;
 use ir::tensor::{Tensor, offsets, strides};
@@ -32,7 +34,28 @@ pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
         return one(cx.b.reshape(cut, dims)?);
     }
     let indices = cx.value(call, 1)?;
-    one(cx.b.one(Gather { dim }, &[x, indices])?)
+    let rows = cx.b.one(Gather { dim }, &[x, indices])?;
+    match padding_row(call).filter(|_| dim == 0 && cx.ty(rows).dtype.is_float()) {
+        Some(row) => one(without_gradient(cx, rows, indices, row)?),
+        None => one(rows),
+    }
+}
+
+/// The row of an embedding that is padding: PyTorch gives it no gradient where it is looked up. ONNX has no word for it; it
+/// is an argument of the traced call, `embedding(table, indices, padding_idx)`.
+fn padding_row(call: &Call) -> Option<i64> {
+    let traced = call.traced().filter(|traced| traced.operator == "embedding")?;
+    traced.integer(2).filter(|&row| row >= 0)
+}
+
+/// The looked-up rows, detached where they are this one.
+fn without_gradient(cx: &mut Context, rows: ValueId, indices: ValueId, row: i64) -> Result<ValueId, Problem> {
+    let is_padding = cx.compare_with(Compare::Equal, indices, row as f64)?;
+    let mut dims = cx.ty(indices).dims.clone();
+    dims.resize(cx.ty(rows).ndim(), Dim::known(1));
+    let is_padding = cx.b.reshape(is_padding, dims)?;
+    let detached = cx.b.one(Detach, &[rows])?;
+    Ok(cx.choose(is_padding, detached, rows)?)
 }
 
 fn known_gather(cx: &Context, call: &Call, table: &Ints, indices: &Ints, numbers: &[i64]) -> Outputs {

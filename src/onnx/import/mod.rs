@@ -65,11 +65,12 @@ mod subgraph;
 mod unpool;
 mod weighted_loss;
 
+use crate::record::{self, Detached};
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
 use integers::{Int, Ints};
-use ir::{At, Blob, Builder, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
+use ir::{At, Blob, Builder, Claim, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
 use report::Report;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,6 +79,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ImportOptions {
     /// Sizes of named dims.
     pub bindings: BTreeMap<String, u64>,
+    /// Tensors of the file that the user wants trained.
+    pub asked: BTreeSet<String>,
+}
+
+impl From<&BTreeMap<String, u64>> for ImportOptions {
+    fn from(bindings: &BTreeMap<String, u64>) -> Self {
+        Self { bindings: bindings.clone(), ..Self::default() }
+    }
 }
 
 /// An imported model.
@@ -100,11 +109,13 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     let mut problems = Report::default();
     let mut entries = BTreeMap::new();
     add_inputs(&mut module, graph, options, &mut entries, &mut problems);
-    add_tensors(&mut module, graph, &mut entries);
+    add_tensors(&mut module, model, options, &mut entries);
     let mut b = Builder::new(&mut module, "import");
     b.at(At::End(Phase::Forward));
     let mut context = Context { problems, ..Context::new(b, entries) };
+    let detached = Detached::find(graph, &model.record);
     for node in &graph.nodes {
+        context.detached = detached.inputs(node);
         import_node(&mut context, &Call::new(node));
     }
     let outputs = graph_outputs(&mut context, graph);
@@ -121,8 +132,9 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
         module.add_output(name, value);
     }
     let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
-    let warnings = warnings.into_iter().flatten().collect();
-    Ok(Imported { module, aliases: names::aliases(graph), warnings, untrainable: quantized })
+    let warnings = warnings.into_iter().flatten();
+    let warnings = warnings.chain(detached.warnings(graph)).chain(model.record.warnings(graph)).collect();
+    Ok(Imported { module, aliases: names::aliases(graph, &model.record), warnings, untrainable: quantized })
 }
 
 /// Everything that is wrong. Of a quantized model it is told once what its operators are.
@@ -336,17 +348,26 @@ fn input_type(
 }
 
 /// Enters the file's tensors: small integers as known, the rest into the data table.
-fn add_tensors(module: &mut Module, graph: &Graph, entries: &mut BTreeMap<String, Entry>) {
-    for tensor in &graph.tensors {
+fn add_tensors(
+    module: &mut Module,
+    model: &Model,
+    options: &ImportOptions,
+    entries: &mut BTreeMap<String, Entry>,
+) {
+    for tensor in &model.graph.tensors {
         let entry = match call::dtype(tensor.dtype) {
-            Some(dtype) => tensor_entry(module, tensor, dtype),
+            Some(dtype) => {
+                let asked = options.asked.contains(&tensor.name);
+                let claim = if asked { Some(Claim::Asked) } else { record::claim(model, tensor) };
+                tensor_entry(module, tensor, dtype, claim.filter(|_| dtype.is_float()))
+            }
             None => Entry::Failed,
         };
         entries.insert(tensor.name.clone(), entry);
     }
 }
 
-fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType) -> Entry {
+fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType, claim: Option<Claim>) -> Entry {
     let ty = Type::new(dtype, tensor.dims.iter().map(|&size| Dim::known(size as u64)));
     let bytes = match &tensor.bytes {
         TensorBytes::Present(bytes) => Some(bytes.clone()),
@@ -362,7 +383,7 @@ fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType) -> Entry {
         };
         return Entry::Ints(Ints { sizes: values.sizes, elements }, dtype);
     }
-    Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes) }))
+    Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes), claim }))
 }
 
 /// The number that all elements of a value are, if it is made as such or is the one element of a constant.

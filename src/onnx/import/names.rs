@@ -3,12 +3,20 @@
 //! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it
 //! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
+use crate::record::{Record, is_generated};
 use crate::{Graph, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
-pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
+pub(super) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, recorded) in record.tensors.iter().filter(|(name, recorded)| **name != recorded.name) {
+        aliases.entry(name.clone()).or_default().push(recorded.name.clone());
+    }
+    for (other, held) in &record.tied {
+        let holders = record.tensors.iter().filter(|(_, recorded)| recorded.name == *held);
+        holders.for_each(|(name, _)| aliases.entry(name.clone()).or_default().push(other.clone()));
+    }
     let generated = graph.tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_generated(name));
     let generated: BTreeSet<&str> = generated.collect();
     for node in &graph.nodes {
@@ -22,12 +30,6 @@ pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
         }
     }
     aliases
-}
-
-/// Whether a name was made by an exporter.
-pub(super) fn is_generated(name: &str) -> bool {
-    let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
-    name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
 }
 
 /// The path of the module whose forward function made a node.

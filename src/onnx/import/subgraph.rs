@@ -64,7 +64,7 @@ fn enter(cx: &mut Context, graph: &Graph) {
                 stored.name = format!("{}_{times}", tensor.name);
             }
             let entry = match super::call::dtype(tensor.dtype) {
-                Some(dtype) => tensor_entry(cx.b.tables(), &stored, dtype),
+                Some(dtype) => tensor_entry(cx.b.tables(), &stored, dtype, None),
                 None => Entry::Failed,
             };
             tensors.push((tensor.name.clone(), entry));

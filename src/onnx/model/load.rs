@@ -10,6 +10,7 @@ use super::external::{ExternalFiles, map_file};
 use super::{Graph, Model, header, order, tensor_data};
 use crate::error::{LoadError, Problem, Problems};
 use crate::proto::{ModelProto, expansion};
+use crate::record;
 
 /// Structs may take this many times the file's size (small nodes take 15 times theirs) …
 const STRUCTS_PER_BYTE: usize = 32;
@@ -44,7 +45,8 @@ impl Model {
 }
 
 fn read(file: Bytes, folder: Option<PathBuf>) -> Result<Model, Vec<Problem>> {
-    let proto = decode(file).map_err(|problem| vec![problem])?;
+    let mut proto = decode(file).map_err(|problem| vec![problem])?;
+    let record = record::restore(&mut proto);
     let mut problems = Problems::default();
     let ir_version = header::check_ir_version(&proto, &mut problems);
     let opsets = header::imports(&proto.opset_import, "the model's header", &mut problems);
@@ -74,6 +76,7 @@ fn read(file: Bytes, folder: Option<PathBuf>) -> Result<Model, Vec<Problem>> {
         metadata: tensor_data::metadata(&proto.metadata_props),
         graph,
         warnings: header::warnings(&proto),
+        record,
         proto,
         files,
     })

@@ -36,6 +36,7 @@ use std::path::PathBuf;
 
 use crate::error::Problem;
 use crate::proto::ModelProto;
+use crate::record::Record;
 
 pub use attribute::{Attribute, SparseTensor};
 pub(crate) use external::ExternalFiles;
@@ -59,7 +60,10 @@ pub struct Model {
     pub graph: Graph,
     /// What was left aside, and why.
     pub warnings: Vec<Problem>,
-    /// The messages as they were in the file; [`Model::write`] starts from them.
+    /// What the exporter says of the module that the file was made from.
+    pub record: Record,
+    /// The messages of the file, with an initializer for each parameter that the exporter had merged or dropped;
+    /// [`Model::write`] starts from them.
     pub(crate) proto: ModelProto,
     /// The external data files, mapped.
     pub(crate) files: ExternalFiles,

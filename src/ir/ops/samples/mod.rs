@@ -167,5 +167,5 @@ fn made_up(ty: &Type, fill: &Fill, seed: u64, operand: u64) -> Tensor {
 /// A row of the data table with these numbers.
 fn row(ty: &Type, seed: u64) -> Data {
     let tensor = made_up(ty, &Fill::Normal, seed, 0);
-    Data { name: "sample".into(), ty: ty.clone(), blob: Blob::Inline(tensor.to_bytes().into()) }
+    Data { name: "sample".into(), ty: ty.clone(), blob: Blob::Inline(tensor.to_bytes().into()), claim: None }
 }

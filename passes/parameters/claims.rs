@@ -1,0 +1,56 @@
+//! What is said of a tensor, against what its uses say.
+
+use super::{Evidence, Finding};
+use crate::constants::any_element;
+use ir::{Claim, Data, DataId, Module};
+
+/// What a tensor is, all told. `found` is what its uses say.
+pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
+    let row = &module.data[data];
+    let parameter = |why: &str| Evidence::Parameter(why.into());
+    let constant = |why: &str| Evidence::Constant(why.into());
+    let evidence = match row.claim {
+        None => return found,
+        Some(Claim::Asked) => parameter("asked for by --train-also"),
+        Some(Claim::Parameter) => parameter("listed as a parameter by the exporter"),
+        Some(Claim::Buffer) => constant("listed as a buffer by the exporter"),
+        Some(Claim::Unlisted) => constant("not among the parameters that the exporter lists"),
+        Some(Claim::Literal) => {
+            constant("a constant of the model's code, which the exporter wrote as a node")
+        }
+        Some(Claim::Named) => match (by_name(module, row), found.evidence) {
+            (Some(why), _) => constant(&why),
+            (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
+            (None, Evidence::None(use_of) | Evidence::Ambiguous(use_of)) => {
+                parameter(&format!("named by the author of the model; {use_of}"))
+            }
+        },
+    };
+    Finding { evidence, ..found }
+}
+
+/// Why a named tensor is no parameter, by its name and its elements.
+fn by_name(module: &Module, row: &Data) -> Option<String> {
+    let (stem, leaf) = row.name.rsplit_once('.').map_or(("", &row.name[..]), |(stem, leaf)| (stem, leaf));
+    let exists = |name: String| module.data.values().any(|other| other.name == name);
+    let weight_of_spectral_norm =
+        |vector: &str| row.name.strip_suffix(vector).map(|name| format!("{name}_orig"));
+    if matches!(leaf, "running_mean" | "running_var") {
+        return Some("named as a running statistic".into());
+    }
+    let old_form = weight_of_spectral_norm("_u").or(weight_of_spectral_norm("_v"));
+    let is_parametrized = stem.contains("parametrizations.") && matches!(leaf, "_u" | "_v");
+    if is_parametrized || old_form.is_some_and(exists) {
+        return Some("a singular vector of a spectral norm".into());
+    }
+    is_binary(row).then(|| "a mask of zeros and ones".into())
+}
+
+/// Whether a matrix or a larger tensor holds zeros and ones, both, and nothing else.
+fn is_binary(row: &Data) -> bool {
+    let holds = |number: f64| any_element(row, |x| x == number) == Some(true);
+    row.ty.ndim() >= 2
+        && any_element(row, |x| x != 0.0 && x != 1.0) == Some(false)
+        && holds(0.0)
+        && holds(1.0)
+}

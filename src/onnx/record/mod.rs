@@ -1,0 +1,192 @@
+//! The exporter's record: what PyTorch's exporters leave in a file about the module that it was made from.
+//!
+//! The dynamo exporter lists the parameters and buffers of the module, and writes into each node the call that it was
+//! made from. The legacy exporter keeps the names of initializers that are used as they are. By both, [`restore`] gives
+//! back to the file the parameters that the exporter merged or dropped: then the file has an initializer for each of them,
+//! and whoever reads or writes it later need not know. The rest of the record says what the tensors are ([`Record`]).
+//!
+//! A file may say anything: a record that does not fit the graph is passed over.
+
+mod detached;
+mod identity;
+mod separate;
+mod signature;
+mod sites;
+mod traced;
+
+pub(crate) use detached::Detached;
+pub(crate) use traced::TracedCall;
+
+use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
+use crate::{ElementType, Graph, Model, Node, Tensor, TensorSource};
+use ir::{Claim, Diagnostic, View, ViewStep};
+use signature::{Kind, Signature};
+use sites::Layout;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known of the module that a file was made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// Whether the file has the exporter's list of parameters and buffers.
+    pub is_listed: bool,
+    /// The author's tensors that initializers hold, by the initializers' names.
+    pub tensors: BTreeMap<String, Recorded>,
+    /// Listed parameters that no initializer holds: folded, unused, or the other name of a tied one.
+    pub lost: Vec<String>,
+    /// Listed parameters that are another one: each with the name under which the file holds it.
+    pub tied: BTreeMap<String, String>,
+    /// Parameters that the exporter had merged with another, which has the second name.
+    pub separated: BTreeMap<String, String>,
+    /// Zero biases that the exporter had dropped.
+    pub restored: BTreeSet<String>,
+}
+
+/// A tensor of the author's module, as an initializer holds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// Its name in the module: a key of PyTorch's `state_dict`.
+    pub name: String,
+    /// Whether it is a parameter; else a buffer.
+    pub is_parameter: bool,
+    /// From the initializer to the author's tensor; `None` when the record does not tell.
+    pub view: Option<View>,
+}
+
+/// Gives the exporter's merged and dropped parameters back to the file, and returns what else the record says.
+pub(crate) fn restore(model: &mut ModelProto) -> Record {
+    let Some(graph) = &mut model.graph else { return Record::default() };
+    let text = find(&graph.metadata_props, signature::KEY).map(str::to_owned).unwrap_or_default();
+    let signature = Signature::parse(&text);
+    if signature.is_empty() {
+        return Record { separated: identity::separate(graph), ..Record::default() };
+    }
+    let sites = sites::find(graph, &signature);
+    let mut record = Record { is_listed: true, ..Record::default() };
+    separate::apply(graph, &sites, &signature, &mut record);
+    let held: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
+    let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
+    let parameters: BTreeSet<&str> = parameters.map(|tensor| tensor.name).collect();
+    let lost = signature.names.iter().filter(|name| parameters.contains(*name) && !held.contains(*name));
+    let lost: Vec<String> = lost.map(|name| name.to_string()).collect();
+    record.tied = separate::other_names(graph, &signature, &lost);
+    record.lost = lost.into_iter().filter(|name| !record.tied.contains_key(name)).collect();
+    record
+}
+
+/// What is said of a tensor of the model.
+pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
+    let record = &model.record;
+    match record.tensors.get(&tensor.name) {
+        Some(Recorded { is_parameter: true, .. }) => return Some(Claim::Parameter),
+        Some(Recorded { is_parameter: false, .. }) => return Some(Claim::Buffer),
+        None if record.is_listed => return record.lost.is_empty().then_some(Claim::Unlisted),
+        None if !model.producer.starts_with("pytorch") => return None,
+        None => {}
+    }
+    let is_initializer = |tensor: &Tensor| tensor.source == TensorSource::Initializer;
+    match is_initializer(tensor) {
+        true if is_author_name(&tensor.name) => Some(Claim::Named),
+        false if model.graph.tensors.iter().any(is_initializer) => Some(Claim::Literal),
+        _ => None,
+    }
+}
+
+impl Record {
+    /// What the user should know: parameters that the file does not hold although there is room for them in it.
+    pub(crate) fn warnings(&self, graph: &Graph) -> Vec<Diagnostic> {
+        let stored = graph.tensors.iter().filter(|tensor| !self.tensors.contains_key(&tensor.name));
+        let mut computed = stored.filter(|tensor| is_float_type(tensor.dtype) && may_be_folded(tensor));
+        let Some(first) = computed.next().filter(|_| !self.lost.is_empty()) else { return vec![] };
+        let count = self.lost.len();
+        let (are, them) = if count == 1 { ("parameter is", "it") } else { ("parameters are", "them") };
+        let message = format!("{count} {are} not in the file: {}", shortened(&self.lost));
+        let note = format!(
+            "the exporter folded {them} into tensors such as `{}`, or the model does not use {them}; export with optimize=False",
+            first.name
+        );
+        vec![Diagnostic::new(message).note(note)]
+    }
+}
+
+/// Whether the exporter may have computed a tensor from parameters: it is no single number and no mask.
+fn may_be_folded(tensor: &Tensor) -> bool {
+    let is_number = tensor.element_count() == 1 && is_generated(&tensor.name);
+    !is_number && tensor.source == TensorSource::Initializer && !tensor.name.contains("scalar")
+}
+
+/// The first names of a list, and how many more there are.
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Whether a name is one that an author gave: the path of an attribute in Python, such as `layers.0.weight`.
+fn is_author_name(name: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let starts = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    starts && !is_generated(name) && name.split('.').all(is_part)
+}
+
+/// Whether a name was made by an exporter.
+pub(crate) fn is_generated(name: &str) -> bool {
+    let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
+    name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
+}
+
+/// The traced call of a node, if the exporter wrote one.
+pub(crate) fn call(node: &Node) -> Option<TracedCall<'_>> {
+    TracedCall::parse(node.metadata.get(traced::KEY)?)
+}
+
+fn find<'p>(entries: &'p [StringStringEntryProto], key: &str) -> Option<&'p str> {
+    entries.iter().find(|entry| entry.key() == key).map(StringStringEntryProto::value)
+}
+
+fn metadata<'p>(node: &'p NodeProto, key: &str) -> Option<&'p str> {
+    find(&node.metadata_props, key)
+}
+
+fn int_attribute(node: &NodeProto, name: &str) -> Option<i64> {
+    node.attribute.iter().find(|attribute| attribute.name() == name).and_then(|attribute| attribute.i)
+}
+
+fn is_float(tensor: &TensorProto) -> bool {
+    ElementType::from_code(tensor.data_type()).is_some_and(is_float_type)
+}
+
+/// Whether elements of this type can be trained.
+fn is_float_type(element: ElementType) -> bool {
+    use ElementType::{Bf16, F16, F32, F64};
+    matches!(element, F16 | Bf16 | F32 | F64)
+}
+
+/// The number of elements, 0 if the dims make no sense.
+fn count(tensor: &TensorProto) -> u64 {
+    let sizes = tensor.dims.iter().map(|&size| u64::try_from(size).unwrap_or(0));
+    sizes.fold(1, u64::saturating_mul)
+}
+
+/// The view from an initializer to the author's tensor.
+fn view(tensor: &TensorProto, layout: Layout) -> Option<View> {
+    match layout {
+        Layout::Same => Some(View::new()),
+        Layout::Transposed if tensor.dims.len() == 2 => {
+            Some(View::from_iter([ViewStep::Transpose([1, 0].into_iter().collect())]))
+        }
+        Layout::Vector if tensor.dims.len() == 1 => Some(View::new()),
+        Layout::Vector => Some(View::from_iter([ViewStep::Reshape([count(tensor)].into_iter().collect())])),
+        Layout::Transposed | Layout::Unknown => None,
+    }
+}
+
+/// The names of the graph's initializers, inputs and values.
+fn names(graph: &GraphProto) -> BTreeSet<String> {
+    let tensors = graph.initializer.iter().map(TensorProto::name);
+    let inputs = graph.input.iter().chain(&graph.output).map(|value| value.name());
+    let values = graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str));
+    tensors.chain(inputs).chain(values).map(str::to_owned).collect()
+}

@@ -1,0 +1,210 @@
+//! Separation: gives a merged parameter an initializer of its own again, and a dropped zero bias its place.
+
+use super::signature::{Kind, Listed, Signature};
+use super::sites::{Layout, Site, Sites};
+use super::traced::{self, TracedCall};
+use super::{Record, Recorded, count, is_float, names, view};
+use crate::proto::{GraphProto, NodeProto, TensorProto};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Rewires the graph so that no initializer stands for two of the author's tensors, and says what each stands for.
+pub(super) fn apply(graph: &mut GraphProto, sites: &Sites, signature: &Signature, record: &mut Record) {
+    let mut holders = Holders::new(graph, signature);
+    for site in &sites.known {
+        holders.place(graph, site, record);
+    }
+    for dropped in &sites.dropped {
+        holders.add_bias(graph, dropped.node, &dropped.tensor, record);
+    }
+    // An initializer that keeps a listed name is that tensor, also where no node tells.
+    for listed in signature.tensors() {
+        if holders.floats.contains_key(listed.name) {
+            let recorded = || recorded(listed, Some(ir::View::new()));
+            record.tensors.entry(listed.name.to_owned()).or_insert_with(recorded);
+        }
+    }
+}
+
+fn recorded(tensor: &Listed, view: Option<ir::View>) -> Recorded {
+    Recorded { name: tensor.name.to_owned(), is_parameter: tensor.kind == Kind::Parameter, view }
+}
+
+/// Which initializer holds which of the author's tensors.
+struct Holders<'s> {
+    /// The float initializers by name, as indices in the graph.
+    floats: BTreeMap<String, usize>,
+    /// Names that cannot be given to a new initializer.
+    taken: BTreeSet<String>,
+    /// The names of the listed tensors.
+    listed: BTreeSet<&'s str>,
+    /// The initializers that were made, by the one that they were made from and the tensor that they hold.
+    made: BTreeMap<(String, String), String>,
+}
+
+impl<'s> Holders<'s> {
+    fn new(graph: &GraphProto, signature: &Signature<'s>) -> Self {
+        let tensors = graph.initializer.iter().enumerate();
+        let floats = tensors.filter(|(_, tensor)| is_float(tensor)).map(|(i, t)| (t.name().to_owned(), i));
+        Self {
+            floats: floats.collect(),
+            taken: names(graph),
+            listed: signature.tensors().map(|tensor| tensor.name).collect(),
+            made: BTreeMap::new(),
+        }
+    }
+
+    /// Lets a site read an initializer that stands for its tensor alone.
+    fn place(&mut self, graph: &mut GraphProto, site: &Site, record: &mut Record) {
+        let Some(name) = graph.node.get(site.node).and_then(|node| node.input.get(site.input)).cloned()
+        else {
+            return;
+        };
+        let tensor = &site.tensor;
+        let holds_another = match record.tensors.get(&name) {
+            Some(known) => known.name != tensor.name,
+            None => name != tensor.name && self.listed.contains(&name[..]),
+        };
+        let holder = if holds_another { self.own(graph, &name, site, record) } else { Some(name.clone()) };
+        let Some(holder) = holder else { return };
+        if holder != name {
+            graph.node[site.node].input[site.input] = holder.clone();
+        }
+        let stored = &graph.initializer[self.floats[&holder]];
+        let layout = if holder == tensor.name { Layout::Same } else { site.layout };
+        let view = view(stored, layout);
+        record.tensors.entry(holder).or_insert_with(|| recorded(tensor, view));
+    }
+
+    /// The initializer that holds a site's tensor in place of `name`, which holds another: the one that is there already, or
+    /// a copy. `None` if one with the tensor's name has other dims.
+    fn own(
+        &mut self,
+        graph: &mut GraphProto,
+        name: &str,
+        site: &Site,
+        record: &mut Record,
+    ) -> Option<String> {
+        let wanted = site.tensor.name;
+        let key = (name.to_owned(), wanted.to_owned());
+        if let Some(known) = self.made.get(&key) {
+            return Some(known.clone());
+        }
+        let merged = graph.initializer[*self.floats.get(name)?].clone();
+        if let Some(&there) = self.floats.get(wanted) {
+            return (graph.initializer[there].dims == merged.dims).then(|| wanted.to_owned());
+        }
+        let plain = matches!(site.layout, Layout::Same | Layout::Unknown)
+            || site.layout == Layout::Vector && merged.dims.len() == 1;
+        // A matrix that is stored transposed does not get the name of the one that is not.
+        let own = self.free_name(if plain { wanted.to_owned() } else { format!("{wanted}.{name}") });
+        self.add(graph, TensorProto { name: Some(own.clone()), ..merged });
+        self.made.insert(key, own.clone());
+        record.separated.insert(own.clone(), name.to_owned());
+        Some(own)
+    }
+
+    /// Gives a node without a bias one of zeros.
+    fn add_bias(&mut self, graph: &mut GraphProto, node: usize, bias: &Listed, record: &mut Record) {
+        let known = self.floats.get(bias.name).map(|&i| graph.initializer[i].dims.clone());
+        let node = &mut graph.node[node];
+        let weight = node.input.get(1).and_then(|name| self.floats.get(name));
+        let Some((dims, data_type)) = weight
+            .and_then(|&i| Some((bias_dims(node, &graph.initializer[i])?, graph.initializer[i].data_type)))
+        else {
+            return;
+        };
+        if known.is_some_and(|known| known != dims) {
+            return;
+        }
+        while node.input.len() < 3 {
+            node.input.push(String::new());
+        }
+        node.input[2] = bias.name.to_owned();
+        if !self.floats.contains_key(bias.name) {
+            if self.taken.contains(bias.name) {
+                node.input[2].clear();
+                return;
+            }
+            let width = if matches!(data_type, Some(10 | 16)) {
+                2
+            } else if data_type == Some(11) {
+                8
+            } else {
+                4
+            };
+            let zeros = vec![0u8; dims[0] as usize * width];
+            let name = Some(bias.name.to_owned());
+            let tensor =
+                TensorProto { dims, data_type, name, raw_data: Some(zeros.into()), ..Default::default() };
+            self.add(graph, tensor);
+            record.restored.insert(bias.name.to_owned());
+        }
+        record.tensors.insert(bias.name.to_owned(), recorded(bias, Some(ir::View::new())));
+    }
+
+    fn add(&mut self, graph: &mut GraphProto, tensor: TensorProto) {
+        self.floats.insert(tensor.name().to_owned(), graph.initializer.len());
+        self.taken.insert(tensor.name().to_owned());
+        graph.initializer.push(tensor);
+    }
+
+    /// The name, or the name with a number behind it.
+    fn free_name(&self, name: String) -> String {
+        let numbered = (2..).map(|n| format!("{name}.{n}"));
+        let mut names = std::iter::once(name.clone()).chain(numbered);
+        names.find(|name| !self.taken.contains(name)).unwrap_or(name)
+    }
+}
+
+/// No layer has more outputs: a hostile file must not ask for a bias that fills the memory.
+const MOST_OUTPUTS: i64 = 1 << 24;
+
+/// The dims of the bias of a layer, from those of its weight.
+fn bias_dims(node: &NodeProto, weight: &TensorProto) -> Option<Vec<i64>> {
+    let size = |i: usize| weight.dims.get(i).copied();
+    let size = match node.op_type() {
+        "Conv" => size(0)?,
+        "ConvTranspose" => size(1)?.checked_mul(super::int_attribute(node, "group").unwrap_or(1))?,
+        "Gemm" if super::int_attribute(node, "transB") == Some(1) => size(0)?,
+        "Gemm" => size(1)?,
+        _ => return None,
+    };
+    // The weight has at least as many elements, so the file is at least as large.
+    ((1..=MOST_OUTPUTS).contains(&size) && size as u64 <= count(weight)).then(|| vec![size])
+}
+
+/// Which of the lost parameters is the other name of one that the file holds: of a tied parameter the trace knows one name
+/// alone, and a call in the module that has the other name tells which.
+pub(super) fn other_names(
+    graph: &GraphProto,
+    signature: &Signature,
+    lost: &[String],
+) -> BTreeMap<String, String> {
+    let mut tied = BTreeMap::new();
+    for node in &graph.node {
+        let (Some(scopes), Some(call)) = (
+            super::metadata(node, "pkg.torch.onnx.name_scopes"),
+            super::metadata(node, traced::KEY).and_then(TracedCall::parse),
+        ) else {
+            continue;
+        };
+        let Some(module) = innermost(scopes) else { continue };
+        for symbol in call.values() {
+            let Some(held) = signature.find(symbol) else { continue };
+            let leaf = held.name.rsplit('.').next().unwrap_or(held.name);
+            let own = format!("{module}.{leaf}");
+            if own != held.name && lost.contains(&own) {
+                tied.insert(own, held.name.to_owned());
+            }
+        }
+    }
+    tied
+}
+
+/// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
+fn innermost(scopes: &str) -> Option<&str> {
+    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let mut names = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).rev();
+    names.next()?;
+    names.find(|name| !name.is_empty())
+}

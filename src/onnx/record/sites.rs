@@ -1,0 +1,219 @@
+//! Sites: which inputs of which nodes stand for which tensors of the author's module.
+//!
+//! A traced call becomes one or a few nodes, all with the call in their metadata. Where such a node reads an initializer,
+//! the call's arguments tell whose tensor it was before the exporter renamed, reshaped or merged it.
+
+use super::signature::{Kind, Listed, Signature};
+use super::traced::{self, Argument, TracedCall};
+use crate::proto::{GraphProto, NodeProto, TensorProto};
+use std::collections::BTreeMap;
+
+/// An input of a node that stands for a tensor of the author's module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Site<'s> {
+    /// The node, as an index in the graph.
+    pub(super) node: usize,
+    /// The input, as an index in the node.
+    pub(super) input: usize,
+    /// The tensor.
+    pub(super) tensor: Listed<'s>,
+    /// How the initializer's dims lie in the tensor.
+    pub(super) layout: Layout,
+}
+
+/// How the dims of an initializer lie in the tensor that it was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// As they are.
+    Same,
+    /// A matrix, transposed.
+    Transposed,
+    /// A vector with dims of one element added.
+    Vector,
+    /// The record does not tell.
+    Unknown,
+}
+
+/// A bias that the exporter dropped because it was zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct DroppedBias<'s> {
+    /// The node that has no bias, as an index in the graph.
+    pub(super) node: usize,
+    /// The bias.
+    pub(super) tensor: Listed<'s>,
+}
+
+/// Everything that the record tells of the graph's initializers.
+#[derive(Debug, Default)]
+pub(super) struct Sites<'s> {
+    /// In the order of nodes and their inputs.
+    pub(super) known: Vec<Site<'s>>,
+    /// Zero biases.
+    pub(super) dropped: Vec<DroppedBias<'s>>,
+}
+
+/// Reads the traced calls of all nodes.
+pub(super) fn find<'s>(graph: &GraphProto, signature: &Signature<'s>) -> Sites<'s> {
+    let floats: BTreeMap<&str, &TensorProto> =
+        graph.initializer.iter().filter(|tensor| super::is_float(tensor)).map(|t| (t.name(), t)).collect();
+    let mut calls: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (i, node) in graph.node.iter().enumerate() {
+        if let Some(text) = super::metadata(node, traced::KEY) {
+            calls.entry(text).or_default().push(i);
+        }
+    }
+    let mut sites = Sites::default();
+    for (text, nodes) in calls {
+        if let Some(call) = TracedCall::parse(text) {
+            of_call(graph, &floats, signature, &call, &nodes, &mut sites);
+        }
+    }
+    sites.known.sort_by_key(|site| (site.node, site.input));
+    sites.dropped.sort_by_key(|dropped| dropped.node);
+    sites
+}
+
+/// An input that reads an initializer.
+#[derive(Clone, Copy)]
+struct Slot<'g> {
+    node: usize,
+    input: usize,
+    tensor: &'g TensorProto,
+}
+
+/// Adds the sites of one call, which became these nodes.
+fn of_call<'s>(
+    graph: &GraphProto,
+    floats: &BTreeMap<&str, &TensorProto>,
+    signature: &Signature<'s>,
+    call: &TracedCall,
+    nodes: &[usize],
+    sites: &mut Sites<'s>,
+) {
+    let mut slots = Vec::new();
+    for &i in nodes {
+        let reads = graph.node[i].input.iter().enumerate();
+        let floats = reads.filter_map(|(input, name)| Some((input, *floats.get(&name[..])?)));
+        slots.extend(floats.map(|(input, tensor)| Slot { node: i, input, tensor }));
+    }
+    let operator = call.operator;
+    let listed = |argument: usize| match call.arguments.get(argument) {
+        Some(Argument::Value(symbol)) => signature.find(symbol).cloned(),
+        _ => None,
+    };
+    let places: Vec<Place> =
+        slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input)).collect();
+    let found = if places.contains(&Place::Unknown) {
+        let wanted: Vec<_> = call.values().into_iter().filter_map(|it| signature.find(it).cloned()).collect();
+        matched(&slots, &wanted)
+    } else {
+        let of_argument = |place: Place| match place {
+            Place::Argument(i) => listed(i),
+            Place::Unknown | Place::Nothing => None,
+        };
+        let places = slots.iter().zip(&places);
+        places.filter_map(|(slot, place)| Some((*slot, of_argument(*place)?))).collect()
+    };
+    for (slot, tensor) in found {
+        let layout = layout(&graph.node[slot.node], slot, operator);
+        sites.known.push(Site { node: slot.node, input: slot.input, tensor, layout });
+    }
+    if let Some(argument) = bias_argument(operator)
+        && !places.contains(&Place::Argument(argument))
+        && let Some(tensor) = listed(argument).filter(|tensor| tensor.kind == Kind::Parameter)
+        && let Some(&node) = nodes.iter().find(|&&node| lacks_bias(&graph.node[node]))
+    {
+        sites.dropped.push(DroppedBias { node, tensor });
+    }
+}
+
+/// Which argument of a traced call an initializer stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The argument with this index.
+    Argument(usize),
+    /// None: the exporter made the initializer.
+    Nothing,
+    /// The operator does not tell.
+    Unknown,
+}
+
+/// The argument of `operator` that input `input` of an `op` node stands for.
+fn place(operator: &str, op: &str, input: usize) -> Place {
+    let is_batch_norm = operator.contains("batch_norm");
+    match (operator, op) {
+        ("addmm", "Add") => Place::Argument(0),
+        ("addmm", "Gemm") if input == 2 => Place::Argument(0),
+        ("addmm", "MatMul" | "Gemm" | "Transpose") => Place::Argument(2),
+        ("linear", "Add") => Place::Argument(2),
+        ("linear", "Gemm") if input == 2 => Place::Argument(2),
+        ("linear", "MatMul" | "Gemm" | "Transpose") => Place::Argument(1),
+        (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => Place::Argument(input),
+        ("layer_norm", "LayerNormalization") => Place::Argument(input + 1),
+        ("group_norm", "InstanceNormalization") => Place::Nothing,
+        ("group_norm", "Mul") => Place::Argument(2),
+        ("group_norm", "Add") => Place::Argument(3),
+        ("instance_norm", "InstanceNormalization") => Place::Argument(input),
+        (_, "BatchNormalization") if is_batch_norm => Place::Argument(input),
+        // A batch norm that was folded into a convolution has no tensor left.
+        _ if is_batch_norm => Place::Nothing,
+        // Each input holds several weights.
+        ("lstm" | "gru" | "rnn_tanh" | "rnn_relu", _) => Place::Nothing,
+        _ => Place::Unknown,
+    }
+}
+
+/// The argument that is the bias of an operator whose zero bias the exporter drops.
+fn bias_argument(operator: &str) -> Option<usize> {
+    match operator {
+        "addmm" => Some(0),
+        "linear" => Some(2),
+        name if name.starts_with("conv") => Some(2),
+        _ => None,
+    }
+}
+
+/// Which tensor each slot stands for, where the operator does not tell: by name, or else in order.
+fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>]) -> Vec<(Slot<'g>, Listed<'s>)> {
+    // Numbers of the code stand between the tensors.
+    let several = |slot: &&Slot| super::count(slot.tensor) != 1;
+    let slots: Vec<Slot> = match slots.len() > wanted.len() {
+        true => slots.iter().filter(several).copied().collect(),
+        false => slots.to_vec(),
+    };
+    let once = |slot: &Slot| slots.iter().filter(|s| s.tensor.name() == slot.tensor.name()).count() == 1;
+    let named = |slot: &Slot| wanted.iter().find(|tensor| tensor.name == slot.tensor.name()).cloned();
+    let alone = slots.iter().filter(|slot| once(slot));
+    let by_name: Vec<_> = alone.filter_map(|slot| Some((*slot, named(slot)?))).collect();
+    if by_name.len() < slots.len() && slots.len() == wanted.len() {
+        return slots.into_iter().zip(wanted.iter().cloned()).collect();
+    }
+    by_name
+}
+
+/// Whether a node could have a third input, its bias, and has none.
+fn lacks_bias(node: &NodeProto) -> bool {
+    matches!(node.op_type(), "Conv" | "ConvTranspose" | "Gemm")
+        && node.input.len() >= 2
+        && node.input.get(2).is_none_or(String::is_empty)
+}
+
+/// How the initializer's dims lie in the author's tensor.
+fn layout(node: &NodeProto, slot: Slot, operator: &str) -> Layout {
+    let is_transposed = super::int_attribute(node, "transB") == Some(1);
+    match (node.op_type(), slot.input, operator) {
+        ("MatMul", 1, "linear") => Layout::Transposed,
+        ("Gemm", 1, "linear") if !is_transposed => Layout::Transposed,
+        ("Gemm", 1, "addmm" | "mm" | "matmul") if is_transposed => Layout::Transposed,
+        ("MatMul" | "Gemm" | "Transpose", ..) => Layout::Same,
+        (_, _, "linear" | "addmm" | "prelu" | "layer_norm" | "group_norm" | "instance_norm") => {
+            Layout::Vector
+        }
+        (op, ..) if op.starts_with("Conv") => Layout::Same,
+        ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization" | "Gather", ..) => {
+            Layout::Same
+        }
+        _ if super::is_generated(slot.tensor.name()) => Layout::Unknown,
+        _ => Layout::Same,
+    }
+}

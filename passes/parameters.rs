@@ -88,7 +88,7 @@ impl Transform for Parameters {
 
 impl Parameters {
     fn find(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
-        let ties = if self.untied { vec![] } else { ties::decide(module) };
+        let ties = if self.untied { vec![] } else { ties::decide(module, cx) };
         let tied = ties::apply(module, &ties)?;
         let mut decision = decide(module, cx, self)?;
         decision.ties = ties;
@@ -205,6 +205,10 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
 fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
     for tie in &decision.ties {
         let (tied, to) = (&module.data[tie.data].name, &module.data[tie.to].name);
+        // The exporter says so itself.
+        if cx.authors.contains_key(tied) && cx.authors.get(tied) == cx.authors.get(to) {
+            continue;
+        }
         let transposed = if tie.permutation == [1, 0] { ", transposed" } else { "" };
         let warning = Diagnostic::new(format!(
             "`{tied}` has the bytes of `{to}`{transposed}: trained as one parameter"

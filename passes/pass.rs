@@ -30,6 +30,8 @@ pub trait Transform: Sized {
 pub struct PassContext {
     /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// The names that the author's module has for rows of the data table, where the exporter recorded them.
+    pub authors: BTreeMap<String, String>,
     /// What the user should know and may want to change.
     pub warnings: Vec<Diagnostic>,
     /// What each float tensor of the file was found to be; filled by [`crate::parameters`].

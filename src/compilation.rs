@@ -8,6 +8,7 @@ use ir::{Diagnostic, Module, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::canonicalize::NearMiss;
 use passes::parameters::{ParameterReport, RowRole};
+use passes::pattern::matches as fits;
 use passes::spmd::ShardingReport;
 use passes::{Manager, PassContext, Pipeline, Timing};
 use std::collections::BTreeMap;
@@ -57,14 +58,15 @@ pub struct Compilation {
 
 impl Source {
     /// Loads and imports a model. Errors: everything that is wrong with the file; every node that cannot be imported.
-    pub fn load(path: &Path, options: impl Into<ImportOptions>) -> Result<Self, Failure> {
-        Self::import(path, open(path)?, options)
+    pub fn load(path: &Path, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
+        Self::import(path, open(path)?, bindings)
     }
 
     /// Imports a model that [`open`] has loaded. Errors: every node that cannot be imported; a quantized model, which
     /// cannot be trained.
-    pub fn import(path: &Path, model: Model, options: impl Into<ImportOptions>) -> Result<Self, Failure> {
-        let imported = onnx::import(&model, &options.into()).map_err(|problems| in_file(path, problems))?;
+    pub fn import(path: &Path, model: Model, bindings: &BTreeMap<String, u64>) -> Result<Self, Failure> {
+        let options = ImportOptions { bindings: bindings.clone() };
+        let imported = onnx::import(&model, &options).map_err(|problems| in_file(path, problems))?;
         if let Some(refusal) = &imported.untrainable {
             return Err(in_file(path, vec![refusal.clone()]).into());
         }
@@ -73,8 +75,13 @@ impl Source {
 
     /// What the import tells the passes, and the user.
     pub fn context(&self) -> PassContext {
-        let Imported { aliases, warnings, .. } = &self.imported;
-        PassContext { aliases: aliases.clone(), warnings: warnings.clone(), ..PassContext::default() }
+        let Imported { aliases, authors, warnings, .. } = &self.imported;
+        PassContext {
+            aliases: aliases.clone(),
+            authors: authors.clone(),
+            warnings: warnings.clone(),
+            ..PassContext::default()
+        }
     }
 
     /// Runs the passes of a plan. `after` sees the module after each pass, with the number of passes done by then.
@@ -198,7 +205,26 @@ fn follow_padding(reports: &mut [ParameterReport], before: &Module, after: &Modu
 
 /// Loads a model file. Errors: everything that is wrong with it.
 pub fn open(path: &Path) -> Result<Model, Failure> {
-    Model::load(path).map_err(|error| Failure::User(in_file(path, error.problems)))
+    open_asking(path, false, &[])
+}
+
+/// Loads a model file, with the parameters that the user asks for. Errors: everything that is wrong with the file; a
+/// pattern of `--train-also` that fits no tensor.
+pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<Model, Failure> {
+    let model = Model::load_with(path, untied);
+    let mut model = model.map_err(|error| Failure::User(in_file(path, error.problems)))?;
+    let names = onnx::tensor_names(&model);
+    for pattern in train_also {
+        let mut fitting =
+            names.iter().filter(|names| names.iter().any(|name| fits(pattern, name))).peekable();
+        if fitting.peek().is_none() {
+            let error =
+                Diagnostic::new(format!("--train-also: no float tensor of the file fits `{pattern}`"));
+            return Err(error.note("`trainyard inspect` lists the tensors, trained and not trained").into());
+        }
+        model.asked.extend(fitting.map(|names| names[0].clone()));
+    }
+    Ok(model)
 }
 
 /// Runs a pipeline; a user's mistake stays one, a program that the verifier refuses is a fault.

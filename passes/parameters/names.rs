@@ -21,6 +21,9 @@ impl<'m> Names<'m> {
     /// the file's up.
     pub(super) fn base(&self, data: DataId, cx: &PassContext) -> String {
         let name = &self.module.data[data].name;
+        if let Some(author) = cx.authors.get(name) {
+            return author.clone();
+        }
         let path = cx.aliases.get(name).and_then(|aliases| aliases.first());
         path.filter(|_| is_made_up(name)).unwrap_or(name).clone()
     }

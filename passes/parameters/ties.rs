@@ -1,7 +1,7 @@
 //! Matrices with equal bytes are one parameter again: exporters write a tied head out twice, or transpose it.
 
 use super::{Parameters, readers};
-use crate::pass::Transform;
+use crate::pass::{PassContext, Transform};
 use ir::ops::constant::Constant;
 use ir::{At, Builder, Changed, Data, DataId, Definition, Module, TypeError};
 use std::collections::BTreeMap;
@@ -18,8 +18,9 @@ pub struct TiedRow {
 }
 
 /// Every matrix that has the bytes of an earlier one, also transposed. Matrices of equal elements are left alone:
-/// they are equal because they were initialised so.
-pub(super) fn decide(module: &Module) -> Vec<TiedRow> {
+/// they are equal because they were initialised so. Where the exporter recorded whose two matrices are, its word decides:
+/// layers that were copied have equal weights and are not tied.
+pub(super) fn decide(module: &Module, cx: &PassContext) -> Vec<TiedRow> {
     let mut groups: BTreeMap<(u64, u64), Vec<DataId>> = BTreeMap::new();
     for id in readers(module).into_keys() {
         let data = &module.data[id];
@@ -30,11 +31,14 @@ pub(super) fn decide(module: &Module) -> Vec<TiedRow> {
             }
         }
     }
+    let author = |data: DataId| cx.authors.get(&module.data[data].name);
+    let may_be_one =
+        |a: DataId, b: DataId| author(a).is_none() || author(b).is_none() || author(a) == author(b);
     let mut ties = Vec::new();
     for group in groups.values() {
         let mut kept: Vec<DataId> = Vec::new();
         for &data in group {
-            let tie = kept.iter().find_map(|&to| {
+            let tie = kept.iter().filter(|&&to| may_be_one(data, to)).find_map(|&to| {
                 let permutation = permutation(&module.data[data], &module.data[to])?;
                 Some(TiedRow { data, to, permutation })
             });

@@ -120,7 +120,8 @@ impl Compile {
     pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
         let settings = &self.settings;
         let data_ranks = settings.parallel.data_ranks();
-        let model = compilation::open(&self.model)?;
+        let model =
+            compilation::open_asking(&self.model, settings.optimizer.untied, &settings.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
         let source = Source::import(&self.model, model, &bindings)?;
         let mut passes = Plan::new(sizes::left_to_passes(&source.model, bindings), settings.flags(), 0);

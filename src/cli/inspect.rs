@@ -125,7 +125,8 @@ impl Inspect {
         if self.subject.is_dir() {
             return self.folder();
         }
-        let model = compilation::open(&self.subject)?;
+        let model =
+            compilation::open_asking(&self.subject, self.optimizer.untied, &self.optimizer.train_also)?;
         let question = self.question(&model)?;
         if let Some(after) = &self.after {
             let source = Source::import(&self.subject, model, &question.bindings)?;

@@ -161,7 +161,7 @@ impl Verify {
             .note("give one of the two")
             .into());
         }
-        let model = compilation::open(&self.model)?;
+        let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
         let plan = self.plan(sizes::left_to_passes(&source.model, bindings));

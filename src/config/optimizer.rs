@@ -58,7 +58,11 @@ pub struct Optimizer {
     #[arg(long, value_name = "PATTERN")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub train_only: Vec<String>,
-    /// Keep equal matrices apart instead of training them as one parameter
+    /// Train tensors whose name matches the glob although they look like constants; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub train_also: Vec<String>,
+    /// Keep tensors of equal bytes apart instead of training them as one parameter
     #[arg(long)]
     pub untied: bool,
 }

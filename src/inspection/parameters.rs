@@ -32,6 +32,9 @@ pub struct TensorRow {
     pub frozen: bool,
     /// Why it is what it is.
     pub reason: String,
+    /// The name that the author's module has for it, where the exporter recorded it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
     /// Other names that patterns and weights files may use.
     pub aliases: Vec<String>,
     /// The states that hold it.
@@ -115,6 +118,7 @@ impl TensorRow {
             },
             frozen: report.frozen,
             reason: report.reason.clone(),
+            author: report.author.clone(),
             aliases: report.aliases.clone(),
             states: report.states.iter().map(part).collect(),
             tied: report.tied.as_ref().map(tie),

@@ -19,7 +19,7 @@ pub mod tensor;
 pub mod write;
 
 pub use error::{LoadError, Problem};
-pub use import::{ImportOptions, Imported, import};
+pub use import::{ImportOptions, Imported, import, tensor_names};
 pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType};
 pub use record::{Record, Recorded};
 pub use tensor::{ElementType, Tensor, TensorBytes, TensorSource};

@@ -7,7 +7,7 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
-use crate::record::is_generated;
+use crate::record::has_folded_norm;
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
@@ -165,15 +165,6 @@ pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
         "to train the batch norms, export with dynamo=False, training=torch.onnx.TrainingMode.TRAINING and \
          do_constant_folding=False",
     ))
-}
-
-/// Whether a convolution is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
-/// exporter gives the weight and the bias, which are no longer the module's, names of its own.
-fn has_folded_norm(node: &Node) -> bool {
-    let fused = node.metadata.get("pkg.onnxscript.rewriter.rule_name");
-    let renamed = |i: usize| node.input(i).is_some_and(|name| is_generated(name) && name.contains("::"));
-    node.op_type.starts_with("Conv")
-        && (fused.is_some_and(|rules| rules.contains("FuseBatchNorm")) || renamed(1) && renamed(2))
 }
 
 #[cfg(test)]

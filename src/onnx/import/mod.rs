@@ -79,14 +79,6 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ImportOptions {
     /// Sizes of named dims.
     pub bindings: BTreeMap<String, u64>,
-    /// Tensors of the file that the user wants trained.
-    pub asked: BTreeSet<String>,
-}
-
-impl From<&BTreeMap<String, u64>> for ImportOptions {
-    fn from(bindings: &BTreeMap<String, u64>) -> Self {
-        Self { bindings: bindings.clone(), ..Self::default() }
-    }
 }
 
 /// An imported model.
@@ -96,10 +88,24 @@ pub struct Imported {
     pub module: Module,
     /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// The names that the author's module has for tensors of the file, where the exporter recorded them.
+    pub authors: BTreeMap<String, String>,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
     /// Why the program cannot be trained, although it can be run: the file is quantized.
     pub untrainable: Option<Diagnostic>,
+}
+
+/// The names of each float tensor of a model: the file's first.
+pub fn tensor_names(model: &Model) -> Vec<Vec<String>> {
+    let mut aliases = names::aliases(&model.graph, &model.record);
+    let floats =
+        model.graph.tensors.iter().filter(|tensor| call::dtype(tensor.dtype).is_some_and(DType::is_float));
+    let names = floats.map(|tensor| {
+        let others = aliases.remove(&tensor.name).unwrap_or_default();
+        std::iter::once(tensor.name.clone()).chain(others).collect()
+    });
+    names.collect()
 }
 
 /// Imports a model. Errors: every node that cannot be imported and why; inputs without a shape.
@@ -109,7 +115,7 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     let mut problems = Report::default();
     let mut entries = BTreeMap::new();
     add_inputs(&mut module, graph, options, &mut entries, &mut problems);
-    add_tensors(&mut module, model, options, &mut entries);
+    add_tensors(&mut module, model, &mut entries);
     let mut b = Builder::new(&mut module, "import");
     b.at(At::End(Phase::Forward));
     let mut context = Context { problems, ..Context::new(b, entries) };
@@ -133,8 +139,11 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     }
     let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
     let warnings = warnings.into_iter().flatten();
-    let warnings = warnings.chain(detached.warnings(graph)).chain(model.record.warnings(graph)).collect();
-    Ok(Imported { module, aliases: names::aliases(graph, &model.record), warnings, untrainable: quantized })
+    let aliases = names::aliases(graph, &model.record);
+    let recorded = model.record.warnings(graph, &aliases);
+    let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).collect();
+    let authors = model.record.tensors.iter().map(|(name, recorded)| (name.clone(), recorded.name.clone()));
+    Ok(Imported { module, aliases, authors: authors.collect(), warnings, untrainable: quantized })
 }
 
 /// Everything that is wrong. Of a quantized model it is told once what its operators are.
@@ -348,16 +357,11 @@ fn input_type(
 }
 
 /// Enters the file's tensors: small integers as known, the rest into the data table.
-fn add_tensors(
-    module: &mut Module,
-    model: &Model,
-    options: &ImportOptions,
-    entries: &mut BTreeMap<String, Entry>,
-) {
+fn add_tensors(module: &mut Module, model: &Model, entries: &mut BTreeMap<String, Entry>) {
     for tensor in &model.graph.tensors {
         let entry = match call::dtype(tensor.dtype) {
             Some(dtype) => {
-                let asked = options.asked.contains(&tensor.name);
+                let asked = model.asked.contains(&tensor.name);
                 let claim = if asked { Some(Claim::Asked) } else { record::claim(model, tensor) };
                 tensor_entry(module, tensor, dtype, claim.filter(|_| dtype.is_float()))
             }

@@ -17,19 +17,32 @@ pub(super) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
         let holders = record.tensors.iter().filter(|(_, recorded)| recorded.name == *held);
         holders.for_each(|(name, _)| aliases.entry(name.clone()).or_default().push(other.clone()));
     }
-    let generated = graph.tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_generated(name));
-    let generated: BTreeSet<&str> = generated.collect();
+    // The module that reads a renamed tensor is known, and which of its parameters it is can be guessed.
+    let renamed = graph.tensors.iter().filter(|tensor| is_generated(&tensor.name));
+    let renamed =
+        renamed.filter(|tensor| !record.tensors.contains_key(&tensor.name) && tensor.element_count() > 1);
+    let renamed: BTreeSet<&str> = renamed.map(|tensor| tensor.name.as_str()).collect();
+    let listed: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
     for node in &graph.nodes {
-        for input in node.inputs.iter().filter(|name| generated.contains(name.as_str())) {
-            if let Some(path) = module_path(node).map(|path| format!("{path}.weight")) {
-                let names = aliases.entry(input.clone()).or_default();
-                if !names.contains(&path) {
-                    names.push(path);
-                }
+        for (i, input) in node.inputs.iter().enumerate().filter(|(_, name)| renamed.contains(name.as_str())) {
+            let Some(path) = module_path(node) else { continue };
+            let path = format!("{path}.{}", leaf(node, i));
+            let names = aliases.entry(input.clone()).or_default();
+            if !names.contains(&path) && !listed.contains(&path[..]) {
+                names.push(path);
             }
         }
     }
+    aliases.retain(|_, names| !names.is_empty());
     aliases
+}
+
+/// What PyTorch's modules call the parameter that a node reads as this input.
+fn leaf(node: &Node, input: usize) -> &'static str {
+    match (node.op_type.as_str(), input) {
+        ("Add", _) | ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization", 2) => "bias",
+        _ => "weight",
+    }
 }
 
 /// The path of the module whose forward function made a node.

@@ -1,5 +1,6 @@
 //! Loading: map, decode, check, build.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -21,6 +22,12 @@ impl Model {
     /// Loads the model at `path`. The file is mapped, and its tensors stay in the map: it must not be changed in
     /// place while the model lives. The error has every problem that was found.
     pub fn load(path: &Path) -> Result<Model, LoadError> {
+        Self::load_with(path, false)
+    }
+
+    /// As [`Self::load`]. With `untied`, tensors that the exporter merged because their bytes are equal are separated also
+    /// where nothing says whose they were.
+    pub fn load_with(path: &Path, untied: bool) -> Result<Model, LoadError> {
         let fail = |problems| LoadError { path: Some(path.to_owned()), problems };
         let file = map_file(path)
             .map_err(|error| fail(vec![Problem::new(format!("cannot read the file: {error}"))]))?;
@@ -28,14 +35,14 @@ impl Model {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
-        let mut model = read(file, Some(folder)).map_err(fail)?;
+        let mut model = read(file, Some(folder), untied).map_err(fail)?;
         model.path = Some(path.to_owned());
         Ok(model)
     }
 
     /// Loads a model from memory. External data is looked for in `folder`; without one all of it is absent.
     pub fn from_bytes(file: Bytes, folder: Option<&Path>) -> Result<Model, LoadError> {
-        read(file, folder.map(Path::to_owned)).map_err(|problems| LoadError { path: None, problems })
+        read(file, folder.map(Path::to_owned), false).map_err(|problems| LoadError { path: None, problems })
     }
 
     /// The original messages of the file.
@@ -44,9 +51,9 @@ impl Model {
     }
 }
 
-fn read(file: Bytes, folder: Option<PathBuf>) -> Result<Model, Vec<Problem>> {
+fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec<Problem>> {
     let mut proto = decode(file).map_err(|problem| vec![problem])?;
-    let record = record::restore(&mut proto);
+    let record = record::restore(&mut proto, untied);
     let mut problems = Problems::default();
     let ir_version = header::check_ir_version(&proto, &mut problems);
     let opsets = header::imports(&proto.opset_import, "the model's header", &mut problems);
@@ -77,6 +84,7 @@ fn read(file: Bytes, folder: Option<PathBuf>) -> Result<Model, Vec<Problem>> {
         graph,
         warnings: header::warnings(&proto),
         record,
+        asked: BTreeSet::new(),
         proto,
         files,
     })

@@ -31,7 +31,7 @@ mod hostile_tests;
 #[cfg(test)]
 pub(crate) mod samples;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use crate::error::Problem;
@@ -58,6 +58,8 @@ pub struct Model {
     pub metadata: BTreeMap<String, String>,
     /// The graph.
     pub graph: Graph,
+    /// Tensors that the user wants trained, by the file's names.
+    pub asked: BTreeSet<String>,
     /// What was left aside, and why.
     pub warnings: Vec<Problem>,
     /// What the exporter says of the module that the file was made from.

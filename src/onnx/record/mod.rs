@@ -13,6 +13,10 @@ mod separate;
 mod signature;
 mod sites;
 mod traced;
+mod untied;
+
+#[cfg(test)]
+mod tests;
 
 pub(crate) use detached::Detached;
 pub(crate) use traced::TracedCall;
@@ -39,6 +43,11 @@ pub struct Record {
     pub separated: BTreeMap<String, String>,
     /// Zero biases that the exporter had dropped.
     pub restored: BTreeSet<String>,
+    /// Initializers that the exporter made for a formula of its own.
+    made: BTreeSet<String>,
+    /// Tensors that the exporter merged although their elements differ, each with the one that it was merged with: tied
+    /// parameters, or copies of a layer.
+    merged: BTreeMap<String, String>,
 }
 
 /// A tensor of the author's module, as an initializer holds it.
@@ -52,16 +61,25 @@ pub struct Recorded {
     pub view: Option<View>,
 }
 
-/// Gives the exporter's merged and dropped parameters back to the file, and returns what else the record says.
-pub(crate) fn restore(model: &mut ModelProto) -> Record {
+/// Gives the exporter's merged and dropped parameters back to the file, and returns what else the record says. With
+/// `untied`, tensors that only their equal bytes make one are separated as well.
+pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
+    let is_pytorch = model.producer_name().starts_with("pytorch");
     let Some(graph) = &mut model.graph else { return Record::default() };
     let text = find(&graph.metadata_props, signature::KEY).map(str::to_owned).unwrap_or_default();
     let signature = Signature::parse(&text);
     if signature.is_empty() {
-        return Record { separated: identity::separate(graph), ..Record::default() };
+        let mut record = Record::default();
+        if is_pytorch {
+            identity::separate(graph, untied, &mut record);
+        }
+        if untied {
+            untied::separate(graph, &mut record);
+        }
+        return record;
     }
     let sites = sites::find(graph, &signature);
-    let mut record = Record { is_listed: true, ..Record::default() };
+    let mut record = Record { is_listed: true, made: sites.made.clone(), ..Record::default() };
     separate::apply(graph, &sites, &signature, &mut record);
     let held: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
     let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
@@ -79,6 +97,7 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     match record.tensors.get(&tensor.name) {
         Some(Recorded { is_parameter: true, .. }) => return Some(Claim::Parameter),
         Some(Recorded { is_parameter: false, .. }) => return Some(Claim::Buffer),
+        None if record.made.contains(&tensor.name) => return Some(Claim::Unlisted),
         None if record.is_listed => return record.lost.is_empty().then_some(Claim::Unlisted),
         None if !model.producer.starts_with("pytorch") => return None,
         None => {}
@@ -92,20 +111,60 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
 }
 
 impl Record {
-    /// What the user should know: parameters that the file does not hold although there is room for them in it.
-    pub(crate) fn warnings(&self, graph: &Graph) -> Vec<Diagnostic> {
-        let stored = graph.tensors.iter().filter(|tensor| !self.tensors.contains_key(&tensor.name));
-        let mut computed = stored.filter(|tensor| is_float_type(tensor.dtype) && may_be_folded(tensor));
-        let Some(first) = computed.next().filter(|_| !self.lost.is_empty()) else { return vec![] };
-        let count = self.lost.len();
-        let (are, them) = if count == 1 { ("parameter is", "it") } else { ("parameters are", "them") };
-        let message = format!("{count} {are} not in the file: {}", shortened(&self.lost));
-        let note = format!(
-            "the exporter folded {them} into tensors such as `{}`, or the model does not use {them}; export with optimize=False",
-            first.name
-        );
-        vec![Diagnostic::new(message).note(note)]
+    /// What the user should know: parameters that the file does not hold although there is room for them in it, tensors that
+    /// were merged although their elements differ, names that are guesses.
+    pub(crate) fn warnings(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Vec<Diagnostic> {
+        let merged = self.merged.iter().map(merged_warning);
+        merged.chain(self.lost_warning(graph)).chain(self.renamed_warning(graph, aliases)).collect()
     }
+
+    /// Parameters that are in no tensor of the file by themselves.
+    fn lost_warning(&self, graph: &Graph) -> Option<Diagnostic> {
+        let is_known = |name: &String| self.tensors.contains_key(name) || self.made.contains(name);
+        let stored = graph.tensors.iter().filter(|tensor| !is_known(&tensor.name));
+        let computed = stored.filter(|tensor| is_float_type(tensor.dtype) && may_be_folded(tensor));
+        let into = computed.map(|tensor| format!("tensors such as `{}`", tensor.name)).next().or_else(|| {
+            graph.nodes.iter().any(has_folded_norm).then(|| "the weights of convolutions".to_owned())
+        });
+        let into = into.filter(|_| !self.lost.is_empty())?;
+        let (are, them) =
+            if self.lost.len() == 1 { ("parameter is", "it") } else { ("parameters are", "them") };
+        let message = format!("{} {are} not in the file: {}", self.lost.len(), shortened(&self.lost));
+        let note = format!(
+            "the exporter folded {them} into {into}, or the model does not use {them}; export with optimize=False"
+        );
+        Some(Diagnostic::new(message).note(note))
+    }
+
+    /// Initializers that the exporter computed from parameters without saying from which.
+    fn renamed_warning(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Option<Diagnostic> {
+        let names =
+            graph.tensors.iter().filter(|tensor| tensor.name.starts_with("onnx::")).filter_map(|tensor| {
+                let guess = aliases.get(&tensor.name)?.first()?;
+                is_float_type(tensor.dtype).then(|| format!("`{}` (perhaps {guess})", tensor.name))
+            });
+        let names: Vec<String> = names.collect();
+        let count = names.len();
+        (count > 0).then(|| {
+            let message = format!("the exporter renamed {count} tensors: {}", shortened_list(&names));
+            Diagnostic::new(message)
+                .note("export with do_constant_folding=False to keep the names of the module")
+        })
+    }
+}
+
+/// Whether a convolution is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
+/// exporter gives the weight and the bias, which are no longer the module's, names of its own.
+pub(crate) fn has_folded_norm(node: &Node) -> bool {
+    let fused = node.metadata.get("pkg.onnxscript.rewriter.rule_name");
+    let renamed = |i: usize| node.input(i).is_some_and(|name| is_generated(name) && name.contains("::"));
+    node.op_type.starts_with("Conv")
+        && (fused.is_some_and(|rules| rules.contains("FuseBatchNorm")) || renamed(1) && renamed(2))
+}
+
+fn merged_warning((tensor, with): (&String, &String)) -> Diagnostic {
+    let message = format!("`{tensor}` has the bytes of `{with}`: trained as one parameter");
+    Diagnostic::new(message).note("--untied keeps them apart")
 }
 
 /// Whether the exporter may have computed a tensor from parameters: it is no single number and no mask.
@@ -114,13 +173,17 @@ fn may_be_folded(tensor: &Tensor) -> bool {
     !is_number && tensor.source == TensorSource::Initializer && !tensor.name.contains("scalar")
 }
 
-/// The first names of a list, and how many more there are.
+/// The first names of a list in quotes, and how many more there are.
 fn shortened(names: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+    shortened_list(&names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>())
+}
+
+/// The first items of a list, and how many more there are.
+fn shortened_list(items: &[String]) -> String {
+    const SHOWN: usize = 200;
+    match items.len().saturating_sub(SHOWN) {
+        0 => items.join(", "),
+        more => format!("{} and {more} more", items[..SHOWN].join(", ")),
     }
 }
 

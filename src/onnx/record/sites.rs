@@ -6,7 +6,7 @@
 use super::signature::{Kind, Listed, Signature};
 use super::traced::{self, Argument, TracedCall};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An input of a node that stands for a tensor of the author's module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,9 @@ pub(super) struct Sites<'s> {
     pub(super) known: Vec<Site<'s>>,
     /// Zero biases.
     pub(super) dropped: Vec<DroppedBias<'s>>,
+    /// Initializers that the exporter made for a formula of its own, such as the scale of the instance norm that a group
+    /// norm becomes.
+    pub(super) made: BTreeSet<String>,
 }
 
 /// Reads the traced calls of all nodes.
@@ -103,13 +106,15 @@ fn of_call<'s>(
     };
     let places: Vec<Place> =
         slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input)).collect();
+    let made = slots.iter().zip(&places).filter(|(_, place)| **place == Place::Made);
+    sites.made.extend(made.map(|(slot, _)| slot.tensor.name().to_owned()));
     let found = if places.contains(&Place::Unknown) {
         let wanted: Vec<_> = call.values().into_iter().filter_map(|it| signature.find(it).cloned()).collect();
         matched(&slots, &wanted)
     } else {
         let of_argument = |place: Place| match place {
             Place::Argument(i) => listed(i),
-            Place::Unknown | Place::Nothing => None,
+            Place::Unknown | Place::Nothing | Place::Made => None,
         };
         let places = slots.iter().zip(&places);
         places.filter_map(|(slot, place)| Some((*slot, of_argument(*place)?))).collect()
@@ -132,7 +137,9 @@ fn of_call<'s>(
 enum Place {
     /// The argument with this index.
     Argument(usize),
-    /// None: the exporter made the initializer.
+    /// None: the exporter made the initializer for its own formula.
+    Made,
+    /// None that the operator tells.
     Nothing,
     /// The operator does not tell.
     Unknown,
@@ -150,7 +157,7 @@ fn place(operator: &str, op: &str, input: usize) -> Place {
         ("linear", "MatMul" | "Gemm" | "Transpose") => Place::Argument(1),
         (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => Place::Argument(input),
         ("layer_norm", "LayerNormalization") => Place::Argument(input + 1),
-        ("group_norm", "InstanceNormalization") => Place::Nothing,
+        ("group_norm", "InstanceNormalization") => Place::Made,
         ("group_norm", "Mul") => Place::Argument(2),
         ("group_norm", "Add") => Place::Argument(3),
         ("instance_norm", "InstanceNormalization") => Place::Argument(input),

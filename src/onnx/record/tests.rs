@@ -1,0 +1,181 @@
+//! Records of small graphs, as the exporters write them.
+
+use super::{Record, call};
+use crate::Model;
+use crate::model::samples::{load, model, node};
+use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
+use ir::Claim;
+use std::collections::BTreeMap;
+
+fn entry(key: &str, value: &str) -> StringStringEntryProto {
+    StringStringEntryProto { key: Some(key.into()), value: Some(value.into()) }
+}
+
+/// A node that was made from this call.
+fn traced(node: NodeProto, operator: &str, arguments: &str) -> NodeProto {
+    let result = node.output[0].clone();
+    let text = format!(
+        "%{result} : [num_users=1] = call_function[target=torch.ops.aten.{operator}.default](args = ({arguments}), kwargs = {{}})"
+    );
+    NodeProto { metadata_props: vec![entry(super::traced::KEY, &text)], ..node }
+}
+
+/// An f32 initializer of equal elements, but for the last one.
+fn floats(name: &str, dims: &[i64], number: f32, last: f32) -> TensorProto {
+    let count = dims.iter().product::<i64>() as usize;
+    let mut bytes = number.to_le_bytes().repeat(count);
+    let end = bytes.len() - 4;
+    bytes[end..].copy_from_slice(&last.to_le_bytes());
+    TensorProto {
+        name: Some(name.into()),
+        dims: dims.to_vec(),
+        data_type: Some(1),
+        raw_data: Some(bytes.into()),
+        ..TensorProto::default()
+    }
+}
+
+fn ones(name: &str, dims: &[i64]) -> TensorProto {
+    floats(name, dims, 1.0, 1.0)
+}
+
+/// A model of PyTorch's with this list of parameters; none: by the legacy exporter.
+fn exported(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>, listed: &[(&str, &str, &str)]) -> ModelProto {
+    let mut file = model(nodes);
+    file.producer_name = Some("pytorch".into());
+    let list: String =
+        listed.iter().map(|(symbol, kind, name)| format!("{symbol}: {kind} target='{name}'\n")).collect();
+    let graph = file.graph.take().expect("a sample has a graph");
+    let metadata_props = if listed.is_empty() { vec![] } else { vec![entry(super::signature::KEY, &list)] };
+    file.graph = Some(GraphProto { initializer: tensors, metadata_props, ..graph });
+    file
+}
+
+fn loaded(file: &ModelProto) -> Model {
+    load(file).expect("the model loads")
+}
+
+fn claim(model: &Model, name: &str) -> Option<Claim> {
+    super::claim(model, model.graph.tensor(name).unwrap_or_else(|| panic!("{name} is there")))
+}
+
+const NORMS: [(&str, &str, &str); 4] = [
+    ("p_a_weight", "PARAMETER", "a.weight"),
+    ("p_a_bias", "PARAMETER", "a.bias"),
+    ("p_b_weight", "PARAMETER", "b.weight"),
+    ("p_b_bias", "PARAMETER", "b.bias"),
+];
+
+#[test]
+fn merged_norms_have_tensors_of_their_own_again() {
+    let first = node("LayerNormalization", &["x", "a.weight", "a.bias"], &["h"]);
+    let second = node("LayerNormalization", &["h", "a.weight", "a.bias"], &["y"]);
+    let nodes = vec![
+        traced(first, "layer_norm", "%x, [2], %p_a_weight, %p_a_bias, 1e-05, False"),
+        traced(second, "layer_norm", "%h, [2], %p_b_weight, %p_b_bias, 1e-05, False"),
+    ];
+    let model = loaded(&exported(nodes, vec![ones("a.weight", &[2]), ones("a.bias", &[2])], &NORMS));
+    let inputs: Vec<&[String]> = model.graph.nodes.iter().map(|node| &node.inputs[1..]).collect();
+    assert_eq!(inputs, [["a.weight", "a.bias"], ["b.weight", "b.bias"]]);
+    assert_eq!(model.record.separated["b.weight"], "a.weight");
+    assert!(model.record.lost.is_empty());
+    for name in ["a.weight", "a.bias", "b.weight", "b.bias"] {
+        assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
+    }
+}
+
+#[test]
+fn a_zero_bias_that_was_dropped_is_back() {
+    let conv = traced(node("Conv", &["x", "c.weight"], &["y"]), "conv1d", "%x, %p_c_weight, %p_c_bias");
+    let listed = [("p_c_weight", "PARAMETER", "c.weight"), ("p_c_bias", "PARAMETER", "c.bias")];
+    let model = loaded(&exported(vec![conv], vec![ones("c.weight", &[3, 2, 1])], &listed));
+    assert_eq!(model.graph.nodes[0].inputs, ["x", "c.weight", "c.bias"]);
+    let bias = model.graph.tensor("c.bias").expect("the bias is there");
+    assert_eq!(bias.dims, [3]);
+    assert!(bias.present().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+    assert!(model.record.restored.contains("c.bias") && model.record.lost.is_empty());
+}
+
+#[test]
+fn a_batch_norm_in_a_convolution_claims_none_of_its_tensors() {
+    let conv = node("Conv", &["x", "c.weight", "c.bias"], &["y"]);
+    let nodes = vec![traced(
+        conv,
+        "_native_batch_norm_legit_no_training",
+        "%conv2d, %p_n_weight, %p_n_bias, %b_mean, %b_var, 0.1, 1e-05",
+    )];
+    let listed = [
+        ("p_c_weight", "PARAMETER", "c.weight"),
+        ("p_c_bias", "PARAMETER", "c.bias"),
+        ("p_n_weight", "PARAMETER", "n.weight"),
+        ("p_n_bias", "PARAMETER", "n.bias"),
+    ];
+    let tensors = vec![ones("c.weight", &[3, 2, 1]), ones("c.bias", &[3])];
+    let model = loaded(&exported(nodes, tensors, &listed));
+    assert_eq!(model.graph.nodes[0].inputs, ["x", "c.weight", "c.bias"]);
+    assert_eq!(model.record.lost, ["n.weight", "n.bias"]);
+}
+
+#[test]
+fn a_group_norm_is_told_from_the_instance_norm_in_it() {
+    let nodes = ["InstanceNormalization", "Mul", "Add"].into_iter().zip([
+        (["x", "one", "zero"].as_slice(), "n"),
+        (["n", "scale"].as_slice(), "s"),
+        (["s", "shift"].as_slice(), "y"),
+    ]);
+    let call = "%x, 2, %p_g_weight, %p_g_bias, 1e-05, False";
+    let text = format!(
+        "%g : [num_users=1] = call_function[target=torch.ops.aten.group_norm.default](args = ({call}), kwargs = {{}})"
+    );
+    let nodes = nodes.map(|(op, (inputs, output))| NodeProto {
+        metadata_props: vec![entry(super::traced::KEY, &text)],
+        ..node(op, inputs, &[output])
+    });
+    let listed = [("p_g_weight", "PARAMETER", "g.weight"), ("p_g_bias", "PARAMETER", "g.bias")];
+    let tensors = [("one", [2, 1]), ("zero", [2, 1]), ("scale", [4, 1]), ("shift", [4, 1])];
+    let tensors = tensors.iter().map(|(name, dims)| ones(name, dims)).collect();
+    let model = loaded(&exported(nodes.collect(), tensors, &listed));
+    let author = |name: &str| model.record.tensors.get(name).map(|recorded| recorded.name.as_str());
+    assert_eq!((author("scale"), author("shift")), (Some("g.weight"), Some("g.bias")));
+    assert_eq!((claim(&model, "one"), claim(&model, "zero")), (Some(Claim::Unlisted), Some(Claim::Unlisted)));
+}
+
+#[test]
+fn what_a_complete_list_does_not_have_is_a_constant() {
+    let mul = traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w");
+    let nodes = vec![mul, node("Add", &["h", "table"], &["y"])];
+    let tensors = vec![floats("w", &[2], 1.0, 2.0), floats("table", &[2], 1.0, 2.0)];
+    let whole = loaded(&exported(nodes.clone(), tensors.clone(), &[("p_w", "PARAMETER", "w")]));
+    assert_eq!(claim(&whole, "table"), Some(Claim::Unlisted));
+    let more = [("p_w", "PARAMETER", "w"), ("p_v", "PARAMETER", "v")];
+    let partly = loaded(&exported(nodes, tensors, &more));
+    assert_eq!(claim(&partly, "table"), None);
+    let warnings = partly.record.warnings(&partly.graph, &BTreeMap::new());
+    assert!(warnings[0].message.contains("not in the file: `v`"), "{}", warnings[0]);
+}
+
+#[test]
+fn identities_of_the_legacy_exporter_are_separated_where_all_elements_are_equal() {
+    let nodes = vec![
+        node("Identity", &["a.weight"], &["b.weight"]),
+        node("Identity", &["a.scale"], &["b.scale"]),
+        node("Mul", &["x", "b.weight"], &["h"]),
+        node("Mul", &["h", "b.scale"], &["y"]),
+    ];
+    let tensors = vec![ones("a.weight", &[2]), floats("a.scale", &[2], 1.0, 2.0)];
+    let model = loaded(&exported(nodes, tensors, &[]));
+    assert!(model.graph.tensor("b.weight").is_some() && model.graph.tensor("b.scale").is_none());
+    assert_eq!(claim(&model, "b.weight"), Some(Claim::Named));
+    let warnings = model.record.warnings(&model.graph, &BTreeMap::new());
+    assert!(warnings[0].message.contains("`b.scale` has the bytes of `a.scale`"), "{}", warnings[0]);
+}
+
+#[test]
+fn a_record_that_does_not_fit_changes_nothing() {
+    let odd = traced(node("Mul", &["x", "w"], &["y"]), "mul", "%x, %p_w, %p_v, %p_u, [[[[");
+    let file = exported(vec![odd], vec![ones("w", &[2])], &[("p_w", "PARAMETER", "gone"), ("p_v", "X", "v")]);
+    let model = loaded(&file);
+    assert_eq!(model.graph.nodes[0].inputs, ["x", "w"]);
+    assert_eq!(model.record.separated, Record::default().separated);
+    assert!(call(&model.graph.nodes[0]).is_none());
+}

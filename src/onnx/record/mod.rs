@@ -35,6 +35,10 @@ pub struct Record {
     pub is_listed: bool,
     /// The author's tensors that initializers hold, by the initializers' names.
     pub tensors: BTreeMap<String, Recorded>,
+    /// The keys of the module's `state_dict`.
+    pub keys: Vec<String>,
+    /// The names of the listed tensors by the symbols that traced calls have for them.
+    symbols: BTreeMap<String, String>,
     /// Listed parameters that no initializer holds: folded, unused, or the other name of a tied one.
     pub lost: Vec<String>,
     /// Listed parameters that are another one: each with the name under which the file holds it.
@@ -80,6 +84,8 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
     }
     let sites = sites::find(graph, &signature);
     let mut record = Record { is_listed: true, made: sites.made.clone(), ..Record::default() };
+    record.keys = signature.keys.iter().map(|key| key.to_string()).collect();
+    record.symbols = signature.symbols().map(|(symbol, name)| (symbol.to_owned(), name.to_owned())).collect();
     separate::apply(graph, &sites, &signature, &mut record);
     let held: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
     let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
@@ -89,6 +95,14 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
     record.tied = separate::other_names(graph, &signature, &lost);
     record.lost = lost.into_iter().filter(|name| !record.tied.contains_key(name)).collect();
     record
+}
+
+impl Record {
+    /// The tensors of the module that a node's call reads, in the order of its arguments.
+    pub(crate) fn read_by(&self, node: &Node) -> Vec<String> {
+        let values = call(node).map(|call| call.values()).unwrap_or_default();
+        values.into_iter().filter_map(|symbol| self.symbols.get(symbol).cloned()).collect()
+    }
 }
 
 /// What is said of a tensor of the model.

@@ -29,6 +29,8 @@ pub(super) struct Signature<'t> {
     by_symbol: BTreeMap<&'t str, Listed<'t>>,
     /// Names in the order of the list.
     pub(super) names: Vec<&'t str>,
+    /// The names that are keys of `state_dict`: those of parameters and persistent buffers.
+    pub(super) keys: Vec<&'t str>,
 }
 
 impl<'t> Signature<'t> {
@@ -38,7 +40,8 @@ impl<'t> Signature<'t> {
         for line in text.lines() {
             let Some((symbol, rest)) = line.trim().split_once(": ") else { continue };
             let Some((kind, rest)) = rest.split_once(" target='") else { continue };
-            let Some((name, _)) = rest.split_once('\'') else { continue };
+            let Some((name, rest)) = rest.split_once('\'') else { continue };
+            let is_key = kind == "PARAMETER" || kind == "BUFFER" && rest.contains("persistent=True");
             let kind = match kind {
                 "PARAMETER" => Kind::Parameter,
                 "BUFFER" | "CONSTANT_TENSOR" => Kind::Buffer,
@@ -46,6 +49,7 @@ impl<'t> Signature<'t> {
             };
             if signature.by_symbol.insert(symbol, Listed { kind, name }).is_none() {
                 signature.names.push(name);
+                signature.keys.extend(is_key.then_some(name));
             }
         }
         signature
@@ -54,6 +58,11 @@ impl<'t> Signature<'t> {
     /// The tensor that a traced call means by a value.
     pub(super) fn find(&self, symbol: &str) -> Option<&Listed<'t>> {
         self.by_symbol.get(symbol)
+    }
+
+    /// Every symbol with its tensor's name.
+    pub(super) fn symbols(&self) -> impl Iterator<Item = (&'t str, &'t str)> {
+        self.by_symbol.iter().map(|(symbol, listed)| (*symbol, listed.name))
     }
 
     /// Every tensor of the list.
@@ -74,9 +83,10 @@ mod tests {
     #[test]
     fn inputs_that_are_tensors_of_the_module_are_read() {
         let text = "\n# inputs\np_l_weight: PARAMETER target='l.weight'\nb_s: BUFFER target='s' persistent=True\n\
-                    x: USER_INPUT\n\n# outputs\ngetitem_3: BUFFER_MUTATION target='s'\n";
+                    b_t: BUFFER target='t' persistent=False\nx: USER_INPUT\n\n# outputs\ngetitem_3: BUFFER_MUTATION target='s'\n";
         let signature = Signature::parse(text);
-        assert_eq!(signature.names, ["l.weight", "s"]);
+        assert_eq!(signature.names, ["l.weight", "s", "t"]);
+        assert_eq!(signature.keys, ["l.weight", "s"]);
         assert_eq!(signature.find("p_l_weight"), Some(&Listed { kind: Kind::Parameter, name: "l.weight" }));
         assert_eq!(signature.find("b_s").map(|listed| listed.kind), Some(Kind::Buffer));
         assert!(signature.find("x").is_none() && signature.find("getitem_3").is_none());

@@ -7,12 +7,13 @@ use ir::{Claim, Data, DataId, Module};
 /// What a tensor is, all told. `found` is what its uses say.
 pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     let row = &module.data[data];
-    let parameter = |why: &str| Evidence::Parameter(why.into());
+    let use_of = found.reason().to_owned();
+    let parameter = |why: &str| Evidence::Parameter(format!("{why}; {use_of}"));
     let constant = |why: &str| Evidence::Constant(why.into());
     let evidence = match row.claim {
         None => return found,
         Some(Claim::Asked) => parameter("asked for by --train-also"),
-        Some(Claim::Parameter) => parameter("listed as a parameter by the exporter"),
+        Some(Claim::Parameter) => parameter("listed by the exporter"),
         Some(Claim::Buffer) => constant("listed as a buffer by the exporter"),
         Some(Claim::Unlisted) => constant("not among the parameters that the exporter lists"),
         Some(Claim::Literal) => {
@@ -21,9 +22,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         Some(Claim::Named) => match (by_name(module, row), found.evidence) {
             (Some(why), _) => constant(&why),
             (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
-            (None, Evidence::None(use_of) | Evidence::Ambiguous(use_of)) => {
-                parameter(&format!("named by the author of the model; {use_of}"))
-            }
+            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => parameter("named by the author of the model"),
         },
     };
     Finding { evidence, ..found }

@@ -140,13 +140,18 @@ impl Record {
         let into = computed.map(|tensor| format!("tensors such as `{}`", tensor.name)).next().or_else(|| {
             graph.nodes.iter().any(has_folded_norm).then(|| "the weights of convolutions".to_owned())
         });
-        let into = into.filter(|_| !self.lost.is_empty())?;
+        if self.lost.is_empty() {
+            return None;
+        }
         let (are, them) =
             if self.lost.len() == 1 { ("parameter is", "it") } else { ("parameters are", "them") };
         let message = format!("{} {are} not in the file: {}", self.lost.len(), shortened(&self.lost));
-        let note = format!(
-            "the exporter folded {them} into {into}, or the model does not use {them}; export with optimize=False"
-        );
+        let note = match into {
+            Some(into) => format!(
+                "the exporter folded {them} into {into}, or the model does not use {them}; export with optimize=False"
+            ),
+            None => format!("the model does not use {them}, or uses {them} under another name, as it does a tied parameter"),
+        };
         Some(Diagnostic::new(message).note(note))
     }
 

@@ -155,6 +155,11 @@ fn a_sum_of_two_losses_trains_as_in_pytorch() {
 }
 
 #[test]
+fn a_fresh_network_trains_as_in_pytorch_by_the_exporters_record() {
+    check(&models::RECORDED);
+}
+
+#[test]
 fn resnet_with_batch_norms_trains_as_in_pytorch() {
     let fixture = &models::RESNET_TRAINMODE;
     let subject = fixture.subject(fixture.batch, adamw());

@@ -162,6 +162,9 @@ pub(crate) const POSITIVES_LOSS: Fixture =
     Fixture { file: "positives-loss.dynamo", model: "positives-loss", ..OWN_LOSS };
 /// The sum of two.
 pub(crate) const JOINED_LOSS: Fixture = OWN_LOSS;
+/// Freshly initialised: what the exporter merged, dropped, renamed and detached is in its record alone.
+pub(crate) const RECORDED: Fixture =
+    Fixture { file: "recorded.dynamo", model: "recorded", batch: 4, parameters: 15, ..OWN_LOSS };
 /// With batch norms that train. Rounding grows in them, and AdamW divides by it where gradients are small.
 pub(crate) const RESNET_TRAINMODE: Fixture = Fixture {
     file: "resnet.legacy-trainmode",

@@ -156,7 +156,7 @@ fn place(operator: &str, op: &str, input: usize) -> Place {
         ("linear", "Gemm") if input == 2 => Place::Argument(2),
         ("linear", "MatMul" | "Gemm" | "Transpose") => Place::Argument(1),
         (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => Place::Argument(input),
-        ("layer_norm", "LayerNormalization") => Place::Argument(input + 1),
+        ("layer_norm" | "native_layer_norm", "LayerNormalization") => Place::Argument(input + 1),
         ("group_norm", "InstanceNormalization") => Place::Made,
         ("group_norm", "Mul") => Place::Argument(2),
         ("group_norm", "Add") => Place::Argument(3),

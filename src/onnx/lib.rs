@@ -3,6 +3,7 @@
 //! - [`proto`]: the messages, as they are on the wire.
 //! - [`model`]: a checked model: functions inlined, constants gathered, nodes sorted, types decoded.
 //! - [`mod@import`]: a checked model as a program.
+//! - [`state_dict`]: the names and layouts that the author's module has for the file's tensors.
 //! - [`tensor`]: tensors with their bytes, mapped and not copied.
 //! - [`mod@write`]: a model back into a file, with new bytes for some tensors.
 //!
@@ -13,11 +14,13 @@ pub mod error;
 pub mod import;
 pub mod model;
 pub mod proto;
+pub mod state_dict;
 pub mod tensor;
 pub mod write;
 
 pub use error::{LoadError, Problem};
 pub use import::{ImportOptions, Imported, import};
 pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType};
+pub use state_dict::{StateDict, StateDictEntry, TensorPart};
 pub use tensor::{ElementType, Tensor, TensorBytes, TensorSource};
 pub use write::WriteError;

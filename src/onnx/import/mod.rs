@@ -39,7 +39,7 @@ mod known;
 mod layout;
 mod loss;
 mod n_grams;
-mod names;
+pub(crate) mod names;
 mod norm;
 mod pool;
 mod quantization;
@@ -65,6 +65,7 @@ mod subgraph;
 mod unpool;
 mod weighted_loss;
 
+use crate::state_dict::{Recorded, StateDict};
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
@@ -87,6 +88,8 @@ pub struct Imported {
     pub module: Module,
     /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// The tensors of the author's module, made of tensors of the file.
+    pub state_dict: StateDict,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
     /// Why the program cannot be trained, although it can be run: the file is quantized.
@@ -122,7 +125,25 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     }
     let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
     let warnings = warnings.into_iter().flatten().collect();
-    Ok(Imported { module, aliases: names::aliases(graph), warnings, untrainable: quantized })
+    let state_dict = StateDict::of(model, Recorded::default());
+    let aliases = with_author_names(names::aliases(graph), &state_dict);
+    Ok(Imported { module, aliases, state_dict, warnings, untrainable: quantized })
+}
+
+/// Puts the author's names of a tensor before those that its readers suggest.
+fn with_author_names(
+    mut aliases: BTreeMap<String, Vec<String>>,
+    state_dict: &StateDict,
+) -> BTreeMap<String, Vec<String>> {
+    for (tensor, names) in state_dict.names() {
+        let names: Vec<&str> = names.into_iter().filter(|name| *name != tensor).collect();
+        if !names.is_empty() {
+            let known = aliases.entry(tensor.to_owned()).or_default();
+            known.retain(|name| !names.contains(&name.as_str()));
+            known.splice(0..0, names.into_iter().map(str::to_owned));
+        }
+    }
+    aliases
 }
 
 /// Everything that is wrong. Of a quantized model it is told once what its operators are.

@@ -7,7 +7,7 @@ use crate::{Graph, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
-pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
+pub(crate) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let generated = graph.tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| is_generated(name));
     let generated: BTreeSet<&str> = generated.collect();
@@ -25,13 +25,13 @@ pub(super) fn aliases(graph: &Graph) -> BTreeMap<String, Vec<String>> {
 }
 
 /// Whether a name was made by an exporter.
-pub(super) fn is_generated(name: &str) -> bool {
+pub(crate) fn is_generated(name: &str) -> bool {
     let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
 }
 
 /// The path of the module whose forward function made a node.
-fn module_path(node: &Node) -> Option<String> {
+pub(crate) fn module_path(node: &Node) -> Option<String> {
     if let Some(scopes) = node.metadata.get("pkg.torch.onnx.name_scopes") {
         return scope_path(scopes);
     }

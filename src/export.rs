@@ -1,48 +1,60 @@
 //! Export: trained values back into the model's file, and into a file of weights alone.
 //!
 //! `model.onnx` is the graph that was read, names and all, with new bytes in the tensors that became states; a tensor
-//! that is read transposed, in slices or in another shape is put together as it lay. `model.safetensors` has the same
-//! tensors under the same names. Tied tensors all get the value they share. Each file is complete or not there.
+//! that is read transposed, in slices or in another shape is put together as it lay. It is in inference form: a model that
+//! was exported in training mode is written in that form too, as `model-training.onnx`. `model.safetensors` has the
+//! tensors of the author's `state_dict`, and under the names of the file those that are not in it. Tied tensors all get
+//! the value they share. Each file is complete or not there.
 
-mod put_back;
+pub(crate) mod put_back;
+mod weights;
 
-use crate::compilation::Compilation;
+use crate::compilation::{Compilation, Source};
 use bytes::Bytes;
-use ir::{DType, Diagnostic};
+use ir::Diagnostic;
 use onnx::{Model, Tensor, TensorSource, WriteError};
 use passes::parameters::{ParameterReport, RowRole};
 use runtime::checkpoint::StateSource;
-use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Whole tensors of the file by their names: little endian, row-major, in the file's element type.
 pub type FileTensors = BTreeMap<String, Bytes>;
 
+/// The names of the files that [`export`] may write.
+pub const FILES: [&str; 5] =
+    ["model.onnx", "model.onnx.data", "model-training.onnx", "model-training.onnx.data", "model.safetensors"];
+
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// The model with its new weights.
+    /// The model with its new weights, in inference form.
     pub model: PathBuf,
+    /// The same model in the training form that the file has, if it has one.
+    pub training_form: Option<PathBuf>,
     /// The weights alone.
     pub weights: PathBuf,
-    /// How many tensors have new bytes.
+    /// The number of tensors of the file that have new bytes.
     pub tensors: usize,
+    /// Keys of the author's `state_dict` for which the model's file holds no value.
+    pub absent: Vec<String>,
 }
 
-/// Writes `model.onnx` and `model.safetensors` into a folder that is there, with the values that `states` has.
+/// Writes `model.onnx` and `model.safetensors` into a folder that is there, with the values that `states` has, and for a
+/// model in training form `model-training.onnx`.
 ///
 /// # Errors
 /// As [`tensors`]; files that cannot be written.
 pub fn export(
-    model: &Model,
+    source: &Source,
     compilation: &Compilation,
     states: &dyn StateSource,
     folder: &Path,
 ) -> Result<Exported, Vec<Diagnostic>> {
+    let model = &source.model;
     let tensors = tensors(model, compilation, states)?;
-    let (onnx, weights) = (folder.join("model.onnx"), folder.join("model.safetensors"));
+    let [onnx, training, weights] =
+        ["model.onnx", "model-training.onnx", "model.safetensors"].map(|name| folder.join(name));
     let in_file = by_name(model);
     let is_as_it_was = |name: &str, bytes: &Bytes| {
         let tensor = in_file.get(name).filter(|tensor| tensor.source == TensorSource::Inner);
@@ -51,9 +63,13 @@ pub fn export(
     // A frozen tensor inside a function cannot be written, and need not be.
     let replaced = tensors.iter().filter(|(name, bytes)| !is_as_it_was(name, bytes));
     let replaced = replaced.map(|(name, bytes)| (name.clone(), bytes.clone())).collect();
-    model.write(&onnx, &replaced).map_err(told)?;
-    write_weights(&weights, compilation, &tensors)?;
-    Ok(Exported { model: onnx, weights, tensors: tensors.len() })
+    let training_form = model.is_in_training_mode().then_some(training);
+    if let Some(path) = &training_form {
+        model.write(path, &replaced).map_err(told)?;
+    }
+    model.write_for_inference(&onnx, &replaced).map_err(told)?;
+    let absent = weights::write(&weights, source, compilation, &tensors)?;
+    Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent })
 }
 
 /// Says before a run what would keep [`export`] from writing its result: a trained tensor that stands inside a function
@@ -138,53 +154,6 @@ fn whole(
         })?);
     }
     bytes.ok_or_else(|| Diagnostic::new(format!("the tensor `{tensor}` has no state")))
-}
-
-/// Writes the tensors under a temporary name and renames the file.
-fn write_weights(
-    path: &Path,
-    compilation: &Compilation,
-    tensors: &FileTensors,
-) -> Result<(), Vec<Diagnostic>> {
-    let failed = |why: String| vec![Diagnostic::new(format!("cannot write {}: {why}", path.display()))];
-    let mut views = Vec::new();
-    for report in exported(compilation) {
-        let Some(bytes) = tensors.get(&report.data) else { continue };
-        let sizes = report.ty.sizes().unwrap_or_default().into_iter().map(|size| size as usize).collect();
-        let view = TensorView::new(stored(report.ty.dtype), sizes, bytes)
-            .map_err(|error| failed(error.to_string()))?;
-        views.push((report.data.as_str(), view));
-    }
-    let partial = path.with_extension(format!("safetensors.partial-{}", std::process::id()));
-    let written = safetensors::serialize_to_file(views, None, &partial).map_err(|error| error.to_string());
-    let renamed = written.and_then(|()| {
-        let sync = || fs::File::open(&partial)?.sync_all().and_then(|()| fs::rename(&partial, path));
-        sync().map_err(|error: std::io::Error| error.to_string())
-    });
-    renamed.map_err(|why| {
-        // Half a file is of no use; if it cannot be removed either, the first error says more.
-        let _ = fs::remove_file(&partial);
-        failed(why)
-    })
-}
-
-fn stored(dtype: DType) -> safetensors::Dtype {
-    use safetensors::Dtype;
-    match dtype {
-        DType::F64 => Dtype::F64,
-        DType::F32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::I16 => Dtype::I16,
-        DType::I8 => Dtype::I8,
-        DType::U64 => Dtype::U64,
-        DType::U32 => Dtype::U32,
-        DType::U16 => Dtype::U16,
-        DType::U8 => Dtype::U8,
-        DType::Bool => Dtype::BOOL,
-    }
 }
 
 fn told(error: WriteError) -> Vec<Diagnostic> {

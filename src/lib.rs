@@ -12,5 +12,6 @@ pub mod output;
 pub mod pipeline;
 pub mod plan;
 pub mod sizes;
+pub mod state_dict;
 pub mod training;
 pub mod verification;

@@ -1,6 +1,7 @@
 //! The output folder: what a compilation and a run leave behind.
 //!
-//! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`. Every
+//! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
+//! `model-training.onnx` where the model was exported in training mode. Every
 //! file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
@@ -10,13 +11,16 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// What the folder holds; anything else in it is not ours and stays.
-const CONTENTS: [&str; 7] = [
+const CONTENTS: [&str; 10] = [
     "program.ir",
     "plan.json",
     "config.toml",
     "metrics.jsonl",
     "checkpoints",
     "model.onnx",
+    "model.onnx.data",
+    "model-training.onnx",
+    "model-training.onnx.data",
     "model.safetensors",
 ];
 

@@ -4,12 +4,14 @@ use crate::cli::report::Failure;
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
 use crate::output::Folder;
+use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
 use ir::{Diagnostic, Module};
+use onnx::Imported;
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
-    Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
+    Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states,
 };
 use runtime::cuda::TooLarge;
 use runtime::cuda::gpu::{Options, gpus};
@@ -177,13 +179,13 @@ pub struct Start {
 /// the model's file.
 pub fn weights(
     compilation: &Compilation,
-    aliases: &BTreeMap<String, Vec<String>>,
+    imported: &Imported,
     settings: &Settings,
     report: impl FnOnce(String),
 ) -> Result<StateBytes, Diagnostic> {
     let mut given = StateBytes::new();
     if let Some(path) = &settings.initial.weights {
-        let weights = load_weights(path, &compilation.training, aliases)?;
+        let weights = load_weights(path, &compilation.training, imported)?;
         report(weights.report.to_string());
         given = weights.values;
     }

@@ -86,17 +86,20 @@ fn checkpoints_and_the_trained_model_carry_running_statistics() {
     place.succeed(&format!("{RUN} --microbatch 4 --steps 6 --save-every 3 -o whole"));
     place.succeed(&format!("{RUN} --microbatch 4 --steps 3 -o parts"));
     place.succeed(&format!("{RUN} --microbatch 4 --steps 6 -o parts --resume"));
-    for file in ["checkpoints/step-6/state.safetensors", "model.onnx"] {
+    for file in ["checkpoints/step-6/state.safetensors", "model.onnx", "model-training.onnx"] {
         let [whole, parts] = ["whole", "parts"].map(|run| place.read(&format!("{run}/{file}")));
         assert!(whole == parts, "{file} differs");
     }
     let [early, late] = [3, 6].map(|step| running_mean(&place, "whole", step));
     assert!(early.len() == 16 && early.iter().zip(&late).all(|(early, late)| early != late));
-    // The trained model starts where the run ended.
+    // The trained model starts where the run ended: in training form to train on, in inference form to be used.
     let ended = place.metrics("whole")[5]["eval_loss"].as_f64().expect("the last step is evaluated");
-    let run = RUN.replace("testdata/models/resnet.legacy-trainmode.onnx", "whole/model.onnx");
-    let said = place.succeed(&format!("{run} --microbatch 4 --steps 1 -o again")).stderr;
-    assert!(said.contains(&format!("before step 0: eval loss {ended:.6}")), "{ended}: {said}");
+    for (file, in_inference_form) in [("model-training.onnx", false), ("model.onnx", true)] {
+        let run = RUN.replace("testdata/models/resnet.legacy-trainmode.onnx", &format!("whole/{file}"));
+        let said = place.succeed(&format!("{run} --microbatch 4 --steps 1 -o again --force")).stderr;
+        assert!(said.contains(&format!("before step 0: eval loss {ended:.6}")), "{ended}: {said}");
+        assert_eq!(said.contains("20 batch norms are in inference form"), in_inference_form, "{said}");
+    }
 }
 
 #[test]

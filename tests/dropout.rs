@@ -139,7 +139,7 @@ fn a_run_goes_on_bit_for_bit_and_on_another_mesh() {
     place.succeed(&format!("{RUN} --microbatch 4 -o whole"));
     place.succeed(&format!("{} --microbatch 4 -o parts", RUN.replace("--steps 6", "--steps 3")));
     place.succeed(&format!("{RUN} --microbatch 4 -o parts --resume"));
-    for file in ["checkpoints/step-6/state.safetensors", "model.onnx"] {
+    for file in ["checkpoints/step-6/state.safetensors", "model.onnx", "model-training.onnx"] {
         let [whole, parts] = ["whole", "parts"].map(|run| place.read(&format!("{run}/{file}")));
         assert!(whole == parts, "{file} differs");
     }

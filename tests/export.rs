@@ -12,6 +12,7 @@ use std::path::Path;
 use trainyard::compilation::{self, Compilation, Source};
 use trainyard::export;
 use trainyard::pipeline::Plan;
+use trainyard::state_dict::load_weights;
 
 /// A compiled model, values of its states that are not the file's, and the model that was exported with them.
 struct Exported {
@@ -55,7 +56,7 @@ fn export(model: &str) -> Exported {
     export::check(&source.model, &compilation).expect("everything can be written back");
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let written = export::export(&source.model, &compilation, &states, folder.path()).expect("it is written");
+    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
     let trained = compilation.parameters.iter().filter(|report| report.role != RowRole::Constant);
     assert_eq!(written.tensors, trained.count());
     let names: Vec<_> = std::fs::read_dir(folder.path()).expect("it is there").collect();
@@ -115,11 +116,18 @@ fn every_state_is_found_again_in_the_tensor_it_came_from() {
                 assert_eq!(found, exported.state(&part.state), "{name}: {}", part.state);
                 states += 1;
             }
-            let alone = exported.weights.read(&report.data).expect("it can be read");
-            assert_eq!(alone.as_deref(), Some(&exported.bytes(&report.data)[..]), "{name}: {}", report.data);
-            assert_eq!(exported.weights.ty(&report.data), Some(report.ty.clone()));
         }
         assert!(states >= exported.states.len(), "{name}");
+        // The file of weights alone has the author's names and layouts where they are known.
+        let module = &exported.compilation.training;
+        let loaded = load_weights(exported.weights.path(), module, &exported.source.imported);
+        let loaded = loaded.expect("the weights belong to the model");
+        assert!(
+            loaded.report.without.is_empty() && loaded.report.refused.is_empty(),
+            "{name}: {}",
+            loaded.report
+        );
+        assert_eq!(loaded.values, exported.states, "{name}");
     }
 }
 
@@ -130,11 +138,15 @@ fn the_graph_and_all_that_is_not_trained_stay_as_they_were() {
         let (old, new) = (&exported.source.model, &exported.model);
         assert_eq!((&old.graph.nodes, &old.graph.inputs), (&new.graph.nodes, &new.graph.inputs), "{name}");
         assert_eq!((&old.graph.outputs, &old.opsets), (&new.graph.outputs, &new.opsets), "{name}");
-        let trained = |name: &str| exported.weights.names().any(|other| other == name);
+        let reports = exported.compilation.parameters.iter();
+        let trained: Vec<&str> = reports
+            .filter(|report| report.role != RowRole::Constant)
+            .map(|report| report.data.as_str())
+            .collect();
         for (before, after) in old.graph.tensors.iter().zip(&new.graph.tensors) {
             assert_eq!((&before.name, &before.dims, before.dtype), (&after.name, &after.dims, after.dtype));
             let equal = before.present() == after.present();
-            assert_eq!(equal, !trained(&before.name), "{name}: {}", before.name);
+            assert_eq!(equal, !trained.contains(&before.name.as_str()), "{name}: {}", before.name);
         }
     }
 }
@@ -222,8 +234,8 @@ fn values_that_are_missing_or_do_not_fit_are_told_and_nothing_is_written() {
     states.remove(&first.name);
     states.insert(second.name.clone(), Bytes::from(vec![0; 4]));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let errors = export::export(&source.model, &compilation, &states, folder.path())
-        .expect_err("two values are wrong");
+    let errors =
+        export::export(&source, &compilation, &states, folder.path()).expect_err("two values are wrong");
     let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
     expect_test::expect![[r#"
         state `m.net.0.weight` of the tensor `m.net.0.weight` has no value
@@ -237,8 +249,8 @@ fn a_folder_that_is_not_there_is_told() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/mlp.dynamo.onnx");
     let (source, compilation) = load(&path);
     let states = doctored(&compilation.training);
-    let errors = export::export(&source.model, &compilation, &states, Path::new("/nowhere/at/all"))
-        .expect_err("no folder");
+    let errors =
+        export::export(&source, &compilation, &states, Path::new("/nowhere/at/all")).expect_err("no folder");
     assert!(errors[0].message.starts_with("cannot write /nowhere/at/all/model.onnx: "), "{errors:?}");
 }
 
@@ -248,4 +260,24 @@ fn the_reference_has_no_loss_of_ours_in_the_export() {
     assert!(exported.compilation.evaluation.nodes().any(|(_, node)| matches!(node.op, Op::CrossEntropy(_))));
     assert!(exported.model.graph.nodes.iter().all(|node| !node.op_type.contains("Loss")));
     assert!(exported.model.graph.inputs.iter().all(|input| input.name != "labels"));
+}
+
+#[test]
+fn a_model_in_training_mode_is_written_in_both_forms() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/resnet.legacy-trainmode.onnx");
+    let (source, compilation) = load(&path);
+    let states = doctored(&compilation.training);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+    let training = written.training_form.expect("the model has batch norms that train");
+    assert_eq!(training, folder.path().join("model-training.onnx"));
+    let [inference, training] =
+        [&written.model, &training].map(|path| Model::load(path).expect("it can be read"));
+    assert!(training.is_in_training_mode() && !inference.is_in_training_mode());
+    assert_eq!(training.graph.nodes, source.model.graph.nodes);
+    // Both have the trained values, those of the running statistics too.
+    assert_eq!(inference.graph.tensors, training.graph.tensors);
+    let changed = |name: &str| inference.graph.tensor(name) != source.model.graph.tensor(name);
+    assert!(changed("m.resnet.embedder.embedder.normalization.running_mean"));
+    assert!(changed("m.resnet.embedder.embedder.convolution.weight"));
 }

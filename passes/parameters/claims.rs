@@ -22,7 +22,9 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         Some(Claim::Named) => match (by_name(module, row), found.evidence) {
             (Some(why), _) => constant(&why),
             (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
-            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => parameter("named by the author of the model"),
+            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => {
+                parameter("named by the author of the model")
+            }
         },
     };
     Finding { evidence, ..found }

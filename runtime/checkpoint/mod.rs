@@ -26,9 +26,10 @@ pub use error::CheckpointError;
 pub use fingerprint::{DataFingerprint, of_parameters};
 pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
+pub use raw_view::RawTensor;
 pub use save::Checkpoints;
 pub use tensor_file::TensorFile;
-pub use weights::{Weights, WeightsReport, load_weights};
+pub use weights::{Weights, WeightsReport, load_weights, weights_of};
 
 use bytes::Bytes;
 use std::borrow::Cow;

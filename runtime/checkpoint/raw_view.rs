@@ -8,20 +8,23 @@ use ir::{DType, Tensor, Type, ViewStep};
 
 /// A tensor as its bytes: little endian, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RawTensor {
-    pub(super) dtype: DType,
-    pub(super) sizes: Vec<u64>,
-    pub(super) bytes: Bytes,
+pub struct RawTensor {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its sizes, outermost first.
+    pub sizes: Vec<u64>,
+    /// Its elements.
+    pub bytes: Bytes,
 }
 
 impl RawTensor {
     /// `None` unless there are as many bytes as the type takes.
-    pub(super) fn new(dtype: DType, sizes: Vec<u64>, bytes: Bytes) -> Option<Self> {
+    pub fn new(dtype: DType, sizes: Vec<u64>, bytes: Bytes) -> Option<Self> {
         (Type::of(dtype, &sizes).bytes()? == bytes.len() as u64).then_some(Self { dtype, sizes, bytes })
     }
 
     /// What the view makes of it. `None` when a step does not fit, or casts from or to something other than floats.
-    pub(super) fn view(mut self, view: &[ViewStep]) -> Option<Self> {
+    pub fn view(mut self, view: &[ViewStep]) -> Option<Self> {
         for step in view {
             let sizes = ir::view::sizes(std::slice::from_ref(step), &self.sizes)?;
             let after = Type::of(self.dtype, &sizes).bytes()?;

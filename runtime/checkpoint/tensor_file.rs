@@ -1,6 +1,7 @@
 //! Files of safetensors: the header checked against the file's length, tensors read one at a time.
 
 use super::error::CheckpointError;
+use bytes::Bytes;
 use ir::{DType, Type};
 use safetensors::Dtype as Stored;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -36,8 +37,16 @@ pub(super) struct Entry {
     pub(super) dtype: Result<DType, String>,
     /// Sizes, outermost first.
     pub(super) dims: Vec<u64>,
-    /// Where its bytes are in the file.
-    bytes: Range<u64>,
+    place: Place,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Clone, Debug)]
+enum Place {
+    /// In the file.
+    File(Range<u64>),
+    /// Here: the caller put the tensor together.
+    Memory(Bytes),
 }
 
 impl TensorFile {
@@ -67,6 +76,28 @@ impl TensorFile {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a checkpoint wrote the file: names and sizes are those of states.
+    pub fn holds_states(&self) -> bool {
+        self.of_states
+    }
+
+    /// Adds a tensor that the caller made of tensors of the file. `bytes` has the size that the type takes.
+    pub fn insert(&mut self, name: &str, ty: &Type, bytes: Bytes) {
+        let dims = ty.sizes().unwrap_or_default();
+        let entry = Entry { dtype: Ok(ty.dtype), dims, place: Place::Memory(bytes) };
+        self.tensors.insert(name.to_owned(), entry);
+    }
+
+    /// Leaves a tensor of the file out from now on.
+    pub fn remove(&mut self, name: &str) {
+        self.tensors.remove(name);
+    }
+
     pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
         self.tensors.get(name)
     }
@@ -83,11 +114,15 @@ impl TensorFile {
     /// The file cannot be read.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
+        let range = match &entry.place {
+            Place::File(range) => range,
+            Place::Memory(bytes) => return Ok(Some(bytes.to_vec())),
+        };
         let read = || {
             let mut file = &self.file;
-            file.seek(SeekFrom::Start(entry.bytes.start))?;
+            file.seek(SeekFrom::Start(range.start))?;
             // The header was checked against the file's length, so this is no more than the file has.
-            let mut bytes = vec![0; (entry.bytes.end - entry.bytes.start) as usize];
+            let mut bytes = vec![0; (range.end - range.start) as usize];
             file.read_exact(&mut bytes)?;
             Ok(bytes)
         };
@@ -98,7 +133,8 @@ impl TensorFile {
 fn entry(info: &TensorInfo, start: u64) -> Entry {
     let (first, last) = info.data_offsets;
     let dims = info.shape.iter().map(|&size| size as u64).collect();
-    Entry { dtype: dtype(info.dtype), dims, bytes: start + first as u64..start + last as u64 }
+    let place = Place::File(start + first as u64..start + last as u64);
+    Entry { dtype: dtype(info.dtype), dims, place }
 }
 
 /// The header, and where the tensors start; or what is wrong with it.

@@ -51,19 +51,32 @@ pub fn load_weights(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
+    let file = TensorFile::open(path).map_err(|error| Diagnostic::new(error.to_string()))?;
+    weights_of(&file, module, aliases)
+}
+
+/// Does what [`load_weights`] does with an open file.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn weights_of(
+    file: &TensorFile,
+    module: &Module,
+    aliases: &BTreeMap<String, Vec<String>>,
+) -> Result<Weights, Diagnostic> {
     let told = |error: CheckpointError| Diagnostic::new(error.to_string());
-    let file = TensorFile::open(path).map_err(told)?;
-    let matching = matching::decide(module, &file, aliases);
+    let matching = matching::decide(module, file, aliases);
     let mut values = StateBytes::new();
     let mut refused = matching.refused;
-    let mut report = WeightsReport { path: path.to_owned(), without: matching.without, ..Default::default() };
+    let mut report =
+        WeightsReport { path: file.path().to_owned(), without: matching.without, ..Default::default() };
     let mut last = (String::new(), Bytes::new());
     for found in matching.matches {
         // States that are slices of one tensor follow each other: it is read once.
         if last.0 != found.tensor {
             last = (found.tensor.clone(), file.read(&found.tensor).map_err(told)?.unwrap_or_default().into());
         }
-        match value(module, &found, &file, last.1.clone()) {
+        match value(module, &found, file, last.1.clone()) {
             Some(bytes) => {
                 if found.lies == Lies::Transposed {
                     report.transposed.push(found.tensor.clone());
@@ -78,8 +91,8 @@ pub fn load_weights(
         }
     }
     report.refused = refused;
-    report.unused = unused(module, &file, &report);
-    if values.is_empty() { Err(nothing(module, &file, &report)) } else { Ok(Weights { values, report }) }
+    report.unused = unused(module, file, &report);
+    if values.is_empty() { Err(nothing(module, file, &report)) } else { Ok(Weights { values, report }) }
 }
 
 fn value(module: &Module, found: &Match, file: &TensorFile, bytes: Bytes) -> Option<Bytes> {

@@ -175,12 +175,12 @@ impl Compile {
         let (device, start) = match from {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
-                let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
+                let weights = training::weights(compilation, &source.imported, settings, report)?;
                 (device()?, training::start(compilation, settings, weights)?)
             }
             None => {
                 let device = device()?;
-                let weights = training::weights(compilation, &source.imported.aliases, settings, report)?;
+                let weights = training::weights(compilation, &source.imported, settings, report)?;
                 (device, training::start(compilation, settings, weights)?)
             }
             Some(from) => (device()?, training::go_on(compilation, settings, loader, from, folder, report)?),
@@ -193,7 +193,7 @@ impl Compile {
         let setup = Setup { compilation, loader, settings, folder, steps };
         let outcome = training::train(&setup, device, start, &stop)?;
         let states = training::states_after(compilation, &outcome)?;
-        let exported = export::export(&source.model, compilation, &states, folder.path())?;
+        let exported = export::export(source, compilation, &states, folder.path())?;
         summarize(&outcome, &exported, steps);
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();
@@ -271,6 +271,32 @@ fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, ste
         loss(outcome.eval_loss),
         exported.model.display()
     );
+    if let Some(path) = &exported.training_form {
+        eprintln!(
+            "note: {} is in inference form; {} is in the file's training form, to train further",
+            exported.model.display(),
+            path.display()
+        );
+    }
+    if !exported.absent.is_empty() {
+        eprintln!("note: {}", missing_keys(&exported.absent));
+    }
+}
+
+/// A sentence about the keys of the author's `state_dict` that `model.safetensors` lacks. Counters of batches are counted.
+fn missing_keys(absent: &[String]) -> String {
+    let is_counter = |key: &&String| key.ends_with("num_batches_tracked");
+    let counters = absent.iter().filter(is_counter).count();
+    let mut named: Vec<String> =
+        absent.iter().filter(|key| !is_counter(key)).map(|key| format!("`{key}`")).collect();
+    if counters > 0 {
+        named.push(format!("{counters} `num_batches_tracked`"));
+    }
+    format!(
+        "model.safetensors lacks {} keys of the module's state_dict, for which the file holds no value: {}",
+        absent.len(),
+        named.join(", ")
+    )
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::{DType, Diagnostic, Module};
-use runtime::checkpoint::{StateBytes, load_weights};
+use runtime::checkpoint::StateBytes;
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
@@ -14,6 +14,7 @@ use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Precisi
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
+use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
 use crate::verification::report::Report;
@@ -277,7 +278,7 @@ impl Verify {
     /// The values that `--weights` gives, with a note of what it does not.
     fn weights(&self, source: &Source, compilation: &Compilation) -> Result<StateBytes, Failure> {
         let Some(path) = &self.initial.weights else { return Ok(StateBytes::new()) };
-        let weights = load_weights(path, &compilation.training, &source.imported.aliases)?;
+        let weights = load_weights(path, &compilation.training, &source.imported)?;
         eprintln!("{}", weights.report);
         Ok(weights.values)
     }

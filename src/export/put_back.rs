@@ -5,7 +5,7 @@ use ir::{DType, Tensor, Type, ViewStep};
 
 /// The bytes of a tensor of the file, `sizes` of `dtype`, once the value of the state that `view` cuts out of it is put
 /// back. `into` is the tensor as it was, zeros if it is not here. `None` when the value or the view does not fit.
-pub(super) fn put_back(
+pub(crate) fn put_back(
     view: &[ViewStep],
     sizes: &[u64],
     dtype: DType,

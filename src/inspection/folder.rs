@@ -3,6 +3,7 @@
 use super::RooflineFacts;
 use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped, visible};
+use crate::export;
 use ir::{Diagnostic, Module, Role};
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
@@ -119,7 +120,7 @@ impl FolderFacts {
             }
         }
         facts.checkpoints = checkpoints(&path.join("checkpoints"));
-        for name in ["model.onnx", "model.onnx.data", "model.safetensors"] {
+        for name in export::FILES {
             if let Ok(found) = fs::metadata(path.join(name)) {
                 facts.results.push((name.to_string(), found.len()));
             }

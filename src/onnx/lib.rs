@@ -4,6 +4,7 @@
 //! - [`model`]: a checked model: functions inlined, constants gathered, nodes sorted, types decoded.
 //! - [`record`]: what PyTorch's exporters say of the module that the file was made from.
 //! - [`mod@import`]: a checked model as a program.
+//! - [`state_dict`]: the names and layouts that the author's module has for the file's tensors.
 //! - [`tensor`]: tensors with their bytes, mapped and not copied.
 //! - [`mod@write`]: a model back into a file, with new bytes for some tensors.
 //!
@@ -15,12 +16,14 @@ pub mod import;
 pub mod model;
 pub mod proto;
 pub mod record;
+pub mod state_dict;
 pub mod tensor;
 pub mod write;
 
 pub use error::{LoadError, Problem};
 pub use import::{ImportOptions, Imported, import, tensor_names};
 pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType};
-pub use record::{Record, Recorded};
+pub use record::{Record, RecordedTensor};
+pub use state_dict::{StateDict, StateDictEntry, TensorPart};
 pub use tensor::{ElementType, Tensor, TensorBytes, TensorSource};
 pub use write::WriteError;

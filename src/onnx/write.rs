@@ -12,8 +12,11 @@ use crate::error::Problem;
 use crate::model::Model;
 
 mod encode;
+mod inference;
 mod place;
 
+#[cfg(test)]
+mod inference_tests;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +52,15 @@ pub enum WriteError {
     },
 }
 
+/// The form in which batch norms and dropouts are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// That of the file, which may be the training form.
+    OfFile,
+    /// Nothing depends on the batch, nothing is random.
+    Inference,
+}
+
 impl Model {
     /// Writes the model to `path`, with the bytes in `replaced` (by the tensor's name) for some initializers and
     /// `Constant` nodes of the main graph: little-endian and row-major, of the tensor's own type and dims.
@@ -56,16 +68,35 @@ impl Model {
     /// A model above 1.5 GiB gets its tensors in `NAME.data` beside it. External data of the original is copied.
     /// The file is written under another name and renamed, so that a failure leaves what was there before.
     pub fn write(&self, path: &Path, replaced: &BTreeMap<String, Bytes>) -> Result<(), WriteError> {
-        self.write_with(path, replaced, EXTERNAL_ABOVE)
+        self.write_with(path, replaced, Form::OfFile, EXTERNAL_ABOVE)
+    }
+
+    /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running
+    /// statistics, dropouts drop nothing. A model without nodes in training form is written as it is.
+    pub fn write_for_inference(
+        &self,
+        path: &Path,
+        replaced: &BTreeMap<String, Bytes>,
+    ) -> Result<(), WriteError> {
+        self.write_with(path, replaced, Form::Inference, EXTERNAL_ABOVE)
+    }
+
+    /// Whether a batch norm or a dropout of the file is in training form.
+    pub fn is_in_training_mode(&self) -> bool {
+        inference::to_inference_form(&mut self.proto.clone()) > 0
     }
 
     fn write_with(
         &self,
         path: &Path,
         replaced: &BTreeMap<String, Bytes>,
+        form: Form,
         external_above: usize,
     ) -> Result<(), WriteError> {
         let mut proto = place::replaced(self, replaced).map_err(WriteError::Tensors)?;
+        if form == Form::Inference {
+            inference::to_inference_form(&mut proto);
+        }
         let mut data = place::DataFile::default();
         if encode::encoded_len(&proto) > external_above {
             data = place::move_out(&mut proto, &data_name(path)?);

@@ -39,7 +39,7 @@ mod known;
 mod layout;
 mod loss;
 mod n_grams;
-mod names;
+pub(crate) mod names;
 mod norm;
 mod pool;
 mod quantization;
@@ -66,6 +66,7 @@ mod unpool;
 mod weighted_loss;
 
 use crate::record::{self, Detached};
+use crate::state_dict::StateDict;
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
@@ -90,6 +91,8 @@ pub struct Imported {
     pub aliases: BTreeMap<String, Vec<String>>,
     /// The names that the author's module has for tensors of the file, where the exporter recorded them.
     pub authors: BTreeMap<String, String>,
+    /// The tensors of the author's module, made of tensors of the file.
+    pub state_dict: StateDict,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
     /// Why the program cannot be trained, although it can be run: the file is quantized.
@@ -98,7 +101,8 @@ pub struct Imported {
 
 /// The names of each float tensor of a model: the file's first.
 pub fn tensor_names(model: &Model) -> Vec<Vec<String>> {
-    let mut aliases = names::aliases(&model.graph, &model.record);
+    let aliases = names::aliases(&model.graph, &model.record);
+    let mut aliases = with_author_names(aliases, &StateDict::of(model));
     let floats =
         model.graph.tensors.iter().filter(|tensor| call::dtype(tensor.dtype).is_some_and(DType::is_float));
     let names = floats.map(|tensor| {
@@ -139,11 +143,28 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     }
     let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
     let warnings = warnings.into_iter().flatten();
-    let aliases = names::aliases(graph, &model.record);
+    let state_dict = StateDict::of(model);
+    let aliases = with_author_names(names::aliases(graph, &model.record), &state_dict);
     let recorded = model.record.warnings(graph, &aliases);
     let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).collect();
     let authors = model.record.tensors.iter().map(|(name, recorded)| (name.clone(), recorded.name.clone()));
-    Ok(Imported { module, aliases, authors: authors.collect(), warnings, untrainable: quantized })
+    Ok(Imported { module, aliases, authors: authors.collect(), state_dict, warnings, untrainable: quantized })
+}
+
+/// Puts the author's names of a tensor before those that its readers suggest.
+fn with_author_names(
+    mut aliases: BTreeMap<String, Vec<String>>,
+    state_dict: &StateDict,
+) -> BTreeMap<String, Vec<String>> {
+    for (tensor, names) in state_dict.names() {
+        let names: Vec<&str> = names.into_iter().filter(|name| *name != tensor).collect();
+        if !names.is_empty() {
+            let known = aliases.entry(tensor.to_owned()).or_default();
+            known.retain(|name| !names.contains(&name.as_str()));
+            known.splice(0..0, names.into_iter().map(str::to_owned));
+        }
+    }
+    aliases
 }
 
 /// Everything that is wrong. Of a quantized model it is told once what its operators are.

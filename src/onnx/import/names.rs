@@ -8,7 +8,7 @@ use crate::{Graph, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
-pub(super) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<String>> {
+pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, recorded) in record.tensors.iter().filter(|(name, recorded)| **name != recorded.name) {
         aliases.entry(name.clone()).or_default().push(recorded.name.clone());
@@ -46,7 +46,7 @@ fn leaf(node: &Node, input: usize) -> &'static str {
 }
 
 /// The path of the module whose forward function made a node.
-fn module_path(node: &Node) -> Option<String> {
+pub(crate) fn module_path(node: &Node) -> Option<String> {
     if let Some(scopes) = node.metadata.get("pkg.torch.onnx.name_scopes") {
         return scope_path(scopes);
     }

@@ -34,7 +34,7 @@ pub struct Record {
     /// Whether the file has the exporter's list of parameters and buffers.
     pub is_listed: bool,
     /// The author's tensors that initializers hold, by the initializers' names.
-    pub tensors: BTreeMap<String, Recorded>,
+    pub tensors: BTreeMap<String, RecordedTensor>,
     /// The keys of the module's `state_dict`.
     pub keys: Vec<String>,
     /// The names of the listed tensors by the symbols that traced calls have for them.
@@ -56,7 +56,7 @@ pub struct Record {
 
 /// A tensor of the author's module, as an initializer holds it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
+pub struct RecordedTensor {
     /// Its name in the module: a key of PyTorch's `state_dict`.
     pub name: String,
     /// Whether it is a parameter; else a buffer.
@@ -109,8 +109,8 @@ impl Record {
 pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     let record = &model.record;
     match record.tensors.get(&tensor.name) {
-        Some(Recorded { is_parameter: true, .. }) => return Some(Claim::Parameter),
-        Some(Recorded { is_parameter: false, .. }) => return Some(Claim::Buffer),
+        Some(RecordedTensor { is_parameter: true, .. }) => return Some(Claim::Parameter),
+        Some(RecordedTensor { is_parameter: false, .. }) => return Some(Claim::Buffer),
         None if record.made.contains(&tensor.name) => return Some(Claim::Unlisted),
         None if record.is_listed => return record.lost.is_empty().then_some(Claim::Unlisted),
         None if !model.producer.starts_with("pytorch") => return None,
@@ -150,7 +150,9 @@ impl Record {
             Some(into) => format!(
                 "the exporter folded {them} into {into}, or the model does not use {them}; export with optimize=False"
             ),
-            None => format!("the model does not use {them}, or uses {them} under another name, as it does a tied parameter"),
+            None => format!(
+                "the model does not use {them}, or uses {them} under another name, as it does a tied parameter"
+            ),
         };
         Some(Diagnostic::new(message).note(note))
     }

@@ -3,7 +3,7 @@
 use super::signature::{Kind, Listed, Signature};
 use super::sites::{Layout, Site, Sites};
 use super::traced::{self, TracedCall};
-use super::{Record, Recorded, count, is_float, names, view};
+use super::{Record, RecordedTensor, count, is_float, names, view};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,8 @@ pub(super) fn apply(graph: &mut GraphProto, sites: &Sites, signature: &Signature
     }
 }
 
-fn recorded(tensor: &Listed, view: Option<ir::View>) -> Recorded {
-    Recorded { name: tensor.name.to_owned(), is_parameter: tensor.kind == Kind::Parameter, view }
+fn recorded(tensor: &Listed, view: Option<ir::View>) -> RecordedTensor {
+    RecordedTensor { name: tensor.name.to_owned(), is_parameter: tensor.kind == Kind::Parameter, view }
 }
 
 /// Which initializer holds which of the author's tensors.

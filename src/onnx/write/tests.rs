@@ -81,7 +81,7 @@ fn a_large_model_keeps_its_tensors_in_a_file_beside_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.onnx");
     let model = Model::load(&testdata("models/mlp.dynamo.onnx")).unwrap();
-    model.write_with(&path, &BTreeMap::new(), 20_000).unwrap();
+    model.write_with(&path, &BTreeMap::new(), Form::OfFile, 20_000).unwrap();
     assert!(fs::metadata(&path).unwrap().len() < 20_000);
     assert!(fs::metadata(folder.path().join("model.onnx.data")).unwrap().len() > 50_000);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

@@ -1,0 +1,183 @@
+//! The `state_dict` of the author's PyTorch module: how each of its tensors is made of tensors of the file.
+//!
+//! Exporters transpose weights, give them new names and join the weights of a recurrent layer in ONNX's order of gates.
+//! One description undoes that in both directions: an export puts the author's tensors together, and a file with the
+//! author's names and layouts is taken apart into the tensors of the model's file.
+//!
+//! Names come from the exporter's record where there is one ([`Recorded`]), else from the tensors that kept their names,
+//! and from the module paths of the nodes that read the other tensors.
+
+mod recurrent;
+mod renamed;
+
+#[cfg(test)]
+mod tests;
+
+use ir::View;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::record::is_generated;
+use crate::{Graph, Model, Tensor, TensorSource};
+
+/// The tensors of the author's module, as far as the file tells.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StateDict {
+    /// Tensors whose value the file holds. Each name occurs once. Empty for a model that is not PyTorch's.
+    pub entries: Vec<StateDictEntry>,
+    /// Keys of the author's `state_dict` for which the file holds no value.
+    pub absent: Vec<String>,
+}
+
+/// One tensor of the author's module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateDictEntry {
+    /// Its key in `state_dict`.
+    pub name: String,
+    /// Its parts, concatenated along dim 0. Never empty; a tensor without dims has one part.
+    pub parts: Vec<TensorPart>,
+}
+
+/// A part of a tensor of the author's module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorPart {
+    /// The tensor of the file that holds it.
+    pub tensor: String,
+    /// From the file's tensor to the part.
+    pub view: View,
+}
+
+/// What the exporter's record says about the author's tensors. Empty for files without a record.
+#[derive(Clone, Debug, Default)]
+struct Recorded {
+    /// Every key of `state_dict`, those without a value in the file included.
+    keys: Vec<String>,
+    /// Tensors that the record describes.
+    entries: Vec<StateDictEntry>,
+    /// For each recurrent node, by its name, the weights of the call that it came from: for every layer and direction
+    /// `weight_ih`, `weight_hh`, and with biases `bias_ih` and `bias_hh`.
+    recurrent: BTreeMap<String, Vec<String>>,
+}
+
+impl Recorded {
+    fn of(model: &Model) -> Self {
+        let record = &model.record;
+        let keys: BTreeSet<&String> = record.keys.iter().collect();
+        let tensors = record.tensors.iter().filter(|(_, recorded)| keys.contains(&recorded.name));
+        let views =
+            tensors.filter_map(|(tensor, recorded)| Some((tensor, &recorded.name, recorded.view.clone()?)));
+        // Of the tensors that hold a tied parameter the one with its name comes first.
+        let (own, others): (Vec<_>, Vec<_>) = views.partition(|(tensor, name, _)| tensor == name);
+        let entries = own.into_iter().chain(others);
+        let entries = entries.map(|(tensor, name, view)| StateDictEntry::whole(name, tensor, view)).collect();
+        let recurrent = model.graph.nodes.iter().filter(|node| recurrent::is_recurrent(node));
+        let recurrent = recurrent.map(|node| (node.name.clone(), record.read_by(node)));
+        let recurrent = recurrent.filter(|(_, names)| !names.is_empty()).collect();
+        Self { keys: record.keys.clone(), entries, recurrent }
+    }
+}
+
+impl StateDictEntry {
+    /// The tensor of the file itself, under another name or its own.
+    pub fn whole(name: impl Into<String>, tensor: impl Into<String>, view: View) -> Self {
+        Self { name: name.into(), parts: vec![TensorPart { tensor: tensor.into(), view }] }
+    }
+}
+
+impl StateDict {
+    /// Reads the author's tensors off a model.
+    pub fn of(model: &Model) -> Self {
+        Self::recorded(model, Recorded::of(model))
+    }
+
+    fn recorded(model: &Model, recorded: Recorded) -> Self {
+        let mut found = Found::new(&model.graph, recorded.entries);
+        if model.producer.to_lowercase().starts_with("pytorch") {
+            recurrent::find(&mut found, &recorded.recurrent);
+            renamed::find(&mut found);
+            let keys: BTreeSet<&str> = recorded.keys.iter().map(String::as_str).collect();
+            let is_key = |name: &str| {
+                let known = keys.is_empty() || keys.contains(name);
+                known && !is_generated(name) && !name.contains('/')
+            };
+            for tensor in &model.graph.tensors {
+                if tensor.source == TensorSource::Initializer && is_key(&tensor.name) {
+                    found.add(StateDictEntry::whole(&tensor.name, &tensor.name, View::new()));
+                }
+            }
+            found.add_merged(is_key);
+        }
+        let Found { entries, names, .. } = found;
+        let absent = recorded.keys.into_iter().filter(|key| !names.contains(key)).collect();
+        Self { entries, absent }
+    }
+
+    /// The author's names of each tensor of the file, in the order of the entries.
+    pub fn names(&self) -> BTreeMap<&str, Vec<&str>> {
+        let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for entry in &self.entries {
+            for part in &entry.parts {
+                let known = names.entry(&part.tensor).or_default();
+                if known.last() != Some(&entry.name.as_str()) {
+                    known.push(&entry.name);
+                }
+            }
+        }
+        names
+    }
+}
+
+/// The entries found so far.
+struct Found<'g> {
+    graph: &'g Graph,
+    /// The file's tensors by name.
+    tensors: BTreeMap<&'g str, &'g Tensor>,
+    entries: Vec<StateDictEntry>,
+    /// The names of the entries.
+    names: BTreeSet<String>,
+    /// Tensors of the file that an entry is made of.
+    used: BTreeSet<String>,
+}
+
+impl<'g> Found<'g> {
+    fn new(graph: &'g Graph, entries: Vec<StateDictEntry>) -> Self {
+        let tensors = graph.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let mut found =
+            Self { graph, tensors, entries: vec![], names: BTreeSet::new(), used: BTreeSet::new() };
+        entries.into_iter().for_each(|entry| found.add(entry));
+        found
+    }
+
+    /// Adds an entry, unless its name is taken.
+    fn add(&mut self, entry: StateDictEntry) {
+        if self.names.insert(entry.name.clone()) {
+            self.used.extend(entry.parts.iter().map(|part| part.tensor.clone()));
+            self.entries.push(entry);
+        }
+    }
+
+    /// Adds the tensors that the legacy exporter merged with an equal one: an Identity of the other tensor has the name.
+    fn add_merged(&mut self, is_key: impl Fn(&str) -> bool) {
+        for node in self.graph.nodes.iter().filter(|node| node.op_type == "Identity") {
+            let (Some(from), Some(name)) = (node.input(0), node.output(0)) else { continue };
+            let is_result = self.graph.outputs.iter().any(|output| output.name == name);
+            let merged = self.tensors.get(from).filter(|tensor| tensor.source == TensorSource::Initializer);
+            if merged.is_some() && is_key(name) && !is_result {
+                self.add(StateDictEntry::whole(name, from, View::new()));
+            }
+        }
+    }
+
+    /// Whether two tensors of the file have the same bytes.
+    fn are_equal(&self, one: &str, other: &str) -> bool {
+        let bytes = |name: &str| self.tensors.get(name).and_then(|tensor| tensor.present());
+        bytes(one).is_some() && bytes(one) == bytes(other)
+    }
+
+    /// The float initializer that a node reads at `input`, if no entry is made of it.
+    fn unnamed(&self, node: &crate::Node, input: usize) -> Option<&'g Tensor> {
+        let tensor = *self.tensors.get(node.input(input)?)?;
+        let floats = matches!(tensor.dtype.name(), "f32" | "f16" | "bf16" | "f64");
+        let free = floats && tensor.source == TensorSource::Initializer && !self.used.contains(&tensor.name);
+        free.then_some(tensor)
+    }
+}

@@ -42,7 +42,7 @@ pub(crate) fn train(
     let start = if settings.run.resume.is_some() {
         training::go_on(&compilation, settings, &loader, folder.path(), &folder, drop)?
     } else {
-        let weights = training::weights(&compilation, &source.imported.aliases, settings, drop)?;
+        let weights = training::weights(&compilation, &source.imported, settings, drop)?;
         training::start(&compilation, settings, weights)?
     };
     let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);

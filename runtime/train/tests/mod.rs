@@ -139,7 +139,7 @@ impl Setup {
             InputSpec { name: tokens, dtype, dims: dims.clone(), batched, vocabulary: Some(VOCABULARY) };
         let (classes, ignore_index) = (Some(VOCABULARY), Some(-100));
         let label = LabelSpec { name: labels, dtype, dims, classes, ignore_index };
-        let spec = ModelSpec { inputs: vec![input], label: Some(label) };
+        let spec = ModelSpec { inputs: vec![input], label: Some(label), ..ModelSpec::default() };
         let options = LoaderOptions { seed: 3, microbatches, ..LoaderOptions::default() };
         Loader::new(&spec, &DataSource::Path(self.corpus()), &options).unwrap()
     }

@@ -22,12 +22,11 @@ pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
             vocabulary: vocabulary(module, input.value),
         });
     }
-    let unfillable = label.as_ref().map_or_else(Unfillable::default, |label| unfillable(module, &label.name));
-    Ok(ModelSpec { inputs, label, unfillable })
+    Ok(ModelSpec { inputs, label, ..ModelSpec::default() })
 }
 
-/// Why a short batch of a program cannot be filled up with samples whose `labels` are ignored.
-fn unfillable(module: &Module, labels: &str) -> Unfillable {
+/// Why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
+pub fn unfillable(module: &Module, labels: &str) -> Unfillable {
     let evaluation = compilation::evaluation(module);
     let mut training = module.clone();
     training.outputs.retain(|output| evaluation.output(&output.name).is_some());
@@ -45,7 +44,9 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
     match loss {
         [Some((sum, 0)), Some((weight, 1))] if sum == weight => {}
         _ => {
-            return Some("the model's own loss has no label that leaves a sample out of all its terms".into());
+            return Some(
+                "the model's own loss has no label that leaves a sample out of all its terms".into(),
+            );
         }
     }
     let is_carried_on = |state: &State| state.role == Role::Buffer && state.output.is_some();

@@ -3,6 +3,7 @@
 use crate::cli::report::Failure;
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
 use anyhow::Context;
@@ -126,7 +127,10 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
         inputs: inputs(settings),
         ..LoaderOptions::default()
     };
-    let spec = crate::feed::model_spec(module)?;
+    let mut spec = feed::model_spec(module)?;
+    if let Some(label) = &spec.label {
+        spec.unfillable = feed::unfillable(module, &label.name);
+    }
     Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(error.to_string()).into())
 }
 

@@ -7,7 +7,7 @@ mod workplace;
 use passes::Manager;
 use std::collections::BTreeMap;
 use trainyard::compilation::Source;
-use trainyard::feed::model_spec;
+use trainyard::feed;
 use trainyard::pipeline::Plan;
 use workplace::{Ended, Workplace};
 
@@ -127,7 +127,8 @@ fn unfillable(file: &str) -> runtime::data::Unfillable {
     let source = Source::load(&path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{file}: {error:?}"));
     let forward = source.forward(&Plan::default(), &Manager::default(), |_, _, _| {});
     let forward = forward.unwrap_or_else(|error| panic!("{file}: {error:?}"));
-    model_spec(&forward.module).unwrap_or_else(|error| panic!("{file}: {error:?}")).unfillable
+    let spec = feed::model_spec(&forward.module).unwrap_or_else(|error| panic!("{file}: {error:?}"));
+    feed::unfillable(&forward.module, &spec.label.expect("the model takes labels").name)
 }
 
 #[test]

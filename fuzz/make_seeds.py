@@ -218,7 +218,7 @@ def data():
     mask = npy("|b1", "(4, 4)", bytes([1, 0] * 8))
     tensors = [("x", "F32", [4, 3], floats(12)), ("labels", "I64", [4], struct.pack("<4q", 1, 2, 3, 4))]
     table = b"label,a,b,c\n" + b"".join(b"%d,0.5,-1e3,%d\n" % (i % 10, i) for i in range(6))
-    npz_, safetensors_, bin_, txt, csv, npy_ = (bytes([i]) for i in range(6))
+    npz_, safetensors_, bin_, txt, csv, npy_, jsonl = (bytes([i]) for i in range(7))
     tokens_model, x_model, mask_model, wide = b"\0", b"\1", b"\2", b"\3"
     return {
         "tokens-npz": npz_ + tokens_model + npz([("tokens", tokens), ("labels", tokens)]),
@@ -232,6 +232,9 @@ def data():
         "csv": csv + x_model + table,
         "csv-tokens": csv + tokens_model + b"1,2,3,4\n5,6,7,8\n9,10,11,12\n13,14,15,16\n",
         "npy": npy_ + x_model + x,
+        "jsonl": jsonl + x_model + b'{"x": [1, 2.5, -3e1], "label": 2}\n{"label": 3.0, "x": [0, 1, 2]}\n',
+        "jsonl-nested": jsonl + mask_model + b'{"x": [1, 2, 3], "mask": [true, false, 1, 0], "labels": [[1, 2, 3]]}\n',
+        "jsonl-text": jsonl + tokens_model + b'{"text": "In the beginning"}\n{"text": "God \\u0063reated"}\n',
     }
 
 

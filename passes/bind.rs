@@ -18,7 +18,7 @@ use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use trace::batch;
-pub use trace::{Carry, Decision, Samples, decide, find_samples};
+pub use trace::{Carry, Decision, Samples, decide, find_samples, where_samples_meet};
 
 /// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
 /// nothing here are left to those who know them: an import binds symbols itself.

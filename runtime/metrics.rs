@@ -20,9 +20,12 @@ pub struct StepMetrics {
     /// The gradient's global norm, before clipping.
     #[serde(deserialize_with = "number_or_null")]
     pub grad_norm: f64,
-    /// Tokens (or samples, without tokens) a second.
-    #[serde(deserialize_with = "number_or_null")]
-    pub tokens_per_s: f64,
+    /// Tokens a second, where the model takes tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
+    pub tokens_per_s: Option<f64>,
+    /// Samples a second, where the model takes no tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
+    pub samples_per_s: Option<f64>,
     /// Wall-clock time of the step, milliseconds.
     #[serde(deserialize_with = "number_or_null")]
     pub step_ms: f64,
@@ -143,7 +146,8 @@ mod tests {
             loss: 2.5,
             lr: 3e-4,
             grad_norm: 1.0,
-            tokens_per_s: 1e4,
+            tokens_per_s: Some(1e4),
+            samples_per_s: None,
             step_ms: 20.5,
             skipped: false,
             eval_loss: None,
@@ -161,12 +165,14 @@ mod tests {
             grad_norm: f64::INFINITY,
             eval_loss: Some(1.5),
             skipped: true,
+            tokens_per_s: None,
+            samples_per_s: Some(320.0),
             ..step(1)
         };
         writer.write(&bad).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let expected = r#"{"step":0,"loss":2.5,"lr":0.0003,"grad_norm":1.0,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":false}
-{"step":1,"loss":null,"lr":0.0003,"grad_norm":null,"tokens_per_s":10000.0,"step_ms":20.5,"skipped":true,"eval_loss":1.5}
+{"step":1,"loss":null,"lr":0.0003,"grad_norm":null,"samples_per_s":320.0,"step_ms":20.5,"skipped":true,"eval_loss":1.5}
 "#;
         assert_eq!(text, expected);
         let read = read_metrics(&path).unwrap();

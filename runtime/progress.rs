@@ -1,6 +1,5 @@
 //! What a user sees of a run: a progress bar on a terminal, plain lines elsewhere.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,9 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The weight of the newest step in the smoothed step time.
 const NEWEST: f64 = 0.1;
+
+/// The columns that a line may take: a terminal has at least so many.
+const COLUMNS: usize = 80;
 
 /// Shows the steps of one run, on standard error.
 pub struct Progress {
@@ -37,7 +39,8 @@ impl Progress {
             return Self::lines(Box::new(io::stderr()), total, LINE_EVERY);
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} step {pos}/{len}  {msg}") {
+        // The bar takes what the text leaves of a line.
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar}") {
             bar.set_style(style);
         }
         bar.set_position(first);
@@ -55,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// A step is done.
+    /// A step is done. One that was evaluated or skipped leaves a line.
     pub fn step(&mut self, metrics: &StepMetrics) {
         let newest = metrics.step_ms;
         self.step_ms = Some(self.step_ms.map_or(newest, |mean| mean + NEWEST * (newest - mean)));
@@ -63,16 +66,21 @@ impl Progress {
         self.skipped += u64::from(metrics.skipped);
         let done = metrics.step + 1;
         let text = self.describe(metrics);
+        let matters = metrics.eval_loss.is_some() || metrics.skipped;
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(done);
-                bar.set_message(text);
+                bar.set_message(text.clone());
+                // The last line stays on the screen as it is.
+                if matters && done != self.total {
+                    bar.suspend(|| eprintln!("{text}"));
+                }
             }
             Display::Lines { out, every, last } => {
                 let due = last.is_none_or(|last| last.elapsed() >= *every);
-                if due || done == self.total || metrics.eval_loss.is_some() || metrics.skipped {
+                if due || done == self.total || matters {
                     // A progress line that nobody can read any more must not end a training run.
-                    let _ = writeln!(out, "step {done}/{}  {text}", self.total).and_then(|()| out.flush());
+                    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
                     *last = Some(Instant::now());
                 }
             }
@@ -96,23 +104,42 @@ impl Progress {
         }
     }
 
+    /// The line of a step. Where it would be too wide for a terminal, its least important parts are left out.
     fn describe(&self, metrics: &StepMetrics) -> String {
-        let mut text = format!("loss {:.4}", metrics.loss);
-        if let Some(loss) = self.eval_loss {
-            let _ = write!(text, "  eval {loss:.4}");
-        }
-        let _ = write!(text, "  lr {:.2e}  {} tokens/s", metrics.lr, rounded(metrics.tokens_per_s));
-        let left =
-            self.total.saturating_sub(metrics.step + 1) as f64 * self.step_ms.unwrap_or_default() / 1e3;
-        let _ = write!(text, "  {} left", clock(left));
-        if self.skipped > 0 {
-            let _ = write!(text, "  {} skipped", self.skipped);
-        }
-        if metrics.skipped {
-            text.push_str(": the gradient is not finite");
-        }
-        text
+        let done = metrics.step + 1;
+        let left = self.total.saturating_sub(done) as f64 * self.step_ms.unwrap_or_default() / 1e3;
+        let rate = match (metrics.tokens_per_s, metrics.samples_per_s) {
+            (Some(rate), _) => format!("{} tokens/s", rounded(rate)),
+            (None, Some(rate)) => format!("{} samples/s", rounded(rate)),
+            (None, None) => String::new(),
+        };
+        let skipped = match (metrics.skipped, self.skipped) {
+            (_, 0) => String::new(),
+            (true, count) => format!("{count} skipped: the gradient is not finite"),
+            (false, count) => format!("{count} skipped"),
+        };
+        // Each part with its rank: the part of the highest rank is left out first.
+        let parts = [
+            (0, format!("step {done}/{}", self.total)),
+            (0, format!("loss {}", short(metrics.loss))),
+            (2, self.eval_loss.map_or_else(String::new, |loss| format!("eval {}", short(loss)))),
+            (5, format!("lr {:.2e}", metrics.lr)),
+            (4, rate),
+            (3, format!("{} left", clock(left))),
+            (1, skipped),
+        ];
+        let line = |most: u32| {
+            let kept = parts.iter().filter(|(rank, part)| *rank <= most && !part.is_empty());
+            kept.map(|(_, part)| part.as_str()).collect::<Vec<_>>().join("  ")
+        };
+        let fits = |line: &String| line.len() < COLUMNS;
+        (0..=5).rev().map(line).find(fits).unwrap_or_else(|| line(0))
     }
+}
+
+/// A loss with four decimals, unless it is too large for a line.
+fn short(loss: f64) -> String {
+    if loss.abs() < 1e6 { format!("{loss:.4}") } else { format!("{loss:.3e}") }
 }
 
 /// Three digits or so, with a unit.
@@ -153,23 +180,26 @@ mod tests {
         }
     }
 
+    fn metrics(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 2.0,
+            lr: 3e-3,
+            grad_norm: 1.0,
+            tokens_per_s: Some(12_345.0),
+            samples_per_s: None,
+            step_ms: 1000.0,
+            skipped: false,
+            eval_loss: None,
+        }
+    }
+
     fn shown(every: Duration) -> String {
         let screen = Screen::default();
         let mut progress = Progress::lines(Box::new(screen.clone()), 100, every);
         for step in [0, 1, 2, 3, 99] {
             let (eval_loss, skipped) = ((step == 2).then_some(1.25), step == 3);
-            let (loss, lr, grad_norm) = (2.0, 3e-3, 1.0);
-            let (tokens_per_s, step_ms) = (12_345.0, 1000.0);
-            progress.step(&StepMetrics {
-                step,
-                loss,
-                lr,
-                grad_norm,
-                tokens_per_s,
-                step_ms,
-                skipped,
-                eval_loss,
-            });
+            progress.step(&StepMetrics { eval_loss, skipped, ..metrics(step) });
         }
         progress.message("saved");
         progress.finish();
@@ -182,12 +212,36 @@ mod tests {
         let expected = "\
 step 1/100  loss 2.0000  lr 3.00e-3  12.3k tokens/s  1:39 left
 step 3/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  1:37 left
-step 4/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  1:36 left  1 skipped: the gradient is not finite
-step 100/100  loss 2.0000  eval 1.2500  lr 3.00e-3  12.3k tokens/s  0:00 left  1 skipped
+step 4/100  loss 2.0000  eval 1.2500  1 skipped: the gradient is not finite
+step 100/100  loss 2.0000  eval 1.2500  12.3k tokens/s  0:00 left  1 skipped
 saved
 ";
         assert_eq!(shown(Duration::from_secs(1000)), expected);
         assert_eq!(shown(Duration::ZERO).lines().count(), 6);
+    }
+
+    #[test]
+    fn a_line_leaves_out_what_would_make_it_wider_than_a_terminal() {
+        let mut progress = Progress::lines(Box::new(io::sink()), 2_000_000, Duration::ZERO);
+        progress.step(&StepMetrics { eval_loss: Some(1.25), ..metrics(0) });
+        let line = progress.describe(&metrics(1_000_000));
+        assert_eq!(line, "step 1000001/2000000  loss 2.0000  eval 1.2500  12.3k tokens/s  277:46:39 left");
+        assert!(line.len() < COLUMNS);
+        progress.skipped = 1;
+        let huge = StepMetrics { loss: 1e60, skipped: true, ..metrics(1_000_000) };
+        let line = progress.describe(&huge);
+        assert_eq!(line, "step 1000001/2000000  loss 1.000e60  1 skipped: the gradient is not finite");
+    }
+
+    #[test]
+    fn a_model_without_tokens_has_samples_a_second() {
+        let progress = Progress::lines(Box::new(io::sink()), 10, Duration::ZERO);
+        let of_samples = StepMetrics { tokens_per_s: None, samples_per_s: Some(320.0), ..metrics(0) };
+        assert!(
+            progress.describe(&of_samples).contains("  320 samples/s  "),
+            "{}",
+            progress.describe(&of_samples)
+        );
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Compilation {
 
 /// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, and batch
 /// norms use their running statistics.
-fn evaluation(training: &Module) -> Module {
+pub(crate) fn evaluation(training: &Module) -> Module {
     let mut module = training.clone();
     module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
     module.states.values_mut().for_each(|state| state.output = None);

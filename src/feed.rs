@@ -1,8 +1,10 @@
 //! What the loader must know of a program: its inputs, its labels, and the tables that token ids index.
 
+use crate::compilation;
 use ir::ops::elementwise::Compare;
-use ir::{Definition, Diagnostic, Module, Op, ValueId};
-use runtime::data::{InputSpec, LabelSpec, ModelSpec};
+use ir::{Definition, Diagnostic, Module, NodeId, Op, Role, State, ValueId};
+use passes::bind::where_samples_meet;
+use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
 /// The inputs and labels of a program that has its loss. Errors: dims that are not bound.
 pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
@@ -20,7 +22,57 @@ pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
             vocabulary: vocabulary(module, input.value),
         });
     }
-    Ok(ModelSpec { inputs, label })
+    Ok(ModelSpec { inputs, label, ..ModelSpec::default() })
+}
+
+/// Why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
+pub fn unfillable(module: &Module, labels: &str) -> Unfillable {
+    let evaluation = compilation::evaluation(module);
+    let mut training = module.clone();
+    training.outputs.retain(|output| evaluation.output(&output.name).is_some());
+    passes::dead::remove_dead(&mut training, "samples");
+    Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) }
+}
+
+/// Why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if it does not.
+fn counts_fill(module: &Module, labels: &str) -> Option<String> {
+    let loss = ["loss.sum", "loss.weight"].map(|name| {
+        let (node, result) = cross_entropy(module, module.output(name)?.value)?;
+        let reads = source_input(module, module.node(node).operands[1])?;
+        (module.inputs[reads].name == labels).then_some((node, result))
+    });
+    match loss {
+        [Some((sum, 0)), Some((weight, 1))] if sum == weight => {}
+        _ => {
+            return Some(
+                "the model's own loss has no label that leaves a sample out of all its terms".into(),
+            );
+        }
+    }
+    let is_carried_on = |state: &State| state.role == Role::Buffer && state.output.is_some();
+    if module.states.values().any(is_carried_on) {
+        return Some("batch norms take their statistics from every sample that is there".into());
+    }
+    match where_samples_meet(module) {
+        Ok(None) => None,
+        Ok(Some(node)) => {
+            let node = module.node(node);
+            Some(format!("`{}` ({}) reads every sample that is there", node.origin, node.op.name()))
+        }
+        Err(error) => Some(format!("its samples may depend on each other: {}", error.message)),
+    }
+}
+
+/// The cross-entropy that a value is a result of, seen through casts and reshapes, and which result.
+fn cross_entropy(module: &Module, mut value: ValueId) -> Option<(NodeId, u32)> {
+    loop {
+        let Definition::Node(id, result) = module.value(value).definition else { return None };
+        match module.node(id).op {
+            Op::CrossEntropy(_) => return Some((id, result)),
+            Op::Reshape(_) | Op::Cast(_) => value = module.node(id).operands[0],
+            _ => return None,
+        }
+    }
 }
 
 /// The labels: the input that the cross-entropy reads.

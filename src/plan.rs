@@ -45,7 +45,7 @@ pub struct Memory {
     pub training_arena: u64,
     /// The arena of the evaluation program, which takes the same place.
     pub evaluation_arena: u64,
-    /// Constants of both.
+    /// Constants of all programs.
     pub constants: u64,
     /// The most that is alive at a time in the training program: no plan is smaller.
     pub lower_bound: u64,
@@ -79,7 +79,7 @@ impl Plan {
                 states: training.states,
                 training_arena: training.arena,
                 evaluation_arena: evaluation.arena,
-                constants: training.constants + evaluation.constants,
+                constants: programs.constants(),
                 lower_bound: training.lower_bound,
             },
             shares: (module.mesh.devices() > 1).then(|| Shares::of(&training::step(module))),

@@ -82,6 +82,25 @@ pub fn left_to_passes(model: &Model, mut sizes: BTreeMap<String, u64>) -> BTreeM
     sizes
 }
 
+/// The same sizes with a batch of `to` in place of `from`: for each name that an input's dim 0 has, and for [`BATCH`] where
+/// the batch has no name.
+pub fn with_batch(model: &Model, sizes: &BTreeMap<String, u64>, from: u64, to: u64) -> BTreeMap<String, u64> {
+    let mut sizes = sizes.clone();
+    let firsts = inputs(model).filter_map(|input| input.ty.tensor()?.dims.as_ref()?.first());
+    let named: BTreeSet<&String> = firsts
+        .filter_map(|dim| match dim {
+            Dim::Named(name) => Some(name),
+            _ => None,
+        })
+        .filter(|name| sizes.get(*name) == Some(&from))
+        .collect();
+    if named.is_empty() {
+        sizes.insert(BATCH.to_string(), to);
+    }
+    sizes.extend(named.into_iter().map(|name| (name.clone(), to)));
+    sizes
+}
+
 /// ` on 4 data ranks`, or nothing for one.
 fn on_ranks(data_ranks: u64) -> String {
     if data_ranks == 1 { String::new() } else { format!(" on {data_ranks} data ranks") }

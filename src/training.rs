@@ -3,7 +3,9 @@
 use crate::cli::report::Failure;
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::feed;
 use crate::output::Folder;
+use crate::short_evaluation::ShortEvaluation;
 use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
@@ -36,30 +38,53 @@ const SCALING_OUTPUTS: [&str; 3] = [SKIPPED, SCALE, EXHAUSTED];
 /// The outputs that an evaluation reads.
 pub(crate) const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
 
-/// The two programs of a run. They share their states.
+/// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
 pub struct Programs {
     /// The step.
     pub training: Arc<Program>,
     /// The evaluation.
     pub evaluation: Arc<Program>,
+    /// The evaluation of a last batch that is short, and the share of its weight.
+    pub short_evaluation: Option<(Arc<Program>, f64)>,
 }
 
 impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
     pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
-        let training = lower_step(&compilation.training, microbatches, target)?;
-        let outputs = Some(&EVALUATION_OUTPUTS[..]);
-        let shared = LowerOptions { outputs, states_of: Some(&training), target, ..LowerOptions::default() };
-        let evaluation = lower(&compilation.evaluation, &shared)?;
-        Ok(Self { training: Arc::new(training), evaluation: Arc::new(evaluation) })
+        let training = Arc::new(lower_step(&compilation.training, microbatches, target)?);
+        let evaluation = lower_evaluation(&compilation.evaluation, &training)?;
+        Ok(Self { training, evaluation, short_evaluation: None })
     }
 
-    /// Bytes that a device allocates for both: one arena, and the constants of each.
-    pub fn peak(&self) -> u64 {
-        let (training, evaluation) = (self.training.memory, self.evaluation.memory);
-        training.arena.max(evaluation.arena) + training.constants + evaluation.constants
+    /// Adds the evaluation of a last batch that is short.
+    pub fn add(&mut self, short: &ShortEvaluation) -> Result<(), Diagnostic> {
+        self.short_evaluation = Some((lower_evaluation(&short.module, &self.training)?, short.share));
+        Ok(())
     }
+
+    /// All of them, in the order in which a device numbers them.
+    pub fn all(&self) -> Vec<Arc<Program>> {
+        let short = self.short_evaluation.iter().map(|(program, _)| program);
+        [&self.training, &self.evaluation].into_iter().chain(short).cloned().collect()
+    }
+
+    /// Bytes that a device allocates for all of them: one arena, and the constants of each.
+    pub fn peak(&self) -> u64 {
+        self.all().iter().map(|program| program.memory.arena).max().unwrap_or(0) + self.constants()
+    }
+
+    /// Bytes of the constants of all of them.
+    pub fn constants(&self) -> u64 {
+        self.all().iter().map(|program| program.memory.constants).sum()
+    }
+}
+
+/// Lowers an evaluation that shares the states of a step.
+fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>, Diagnostic> {
+    let (outputs, target) = (Some(&EVALUATION_OUTPUTS[..]), training.target);
+    let shared = LowerOptions { outputs, states_of: Some(training), target, ..LowerOptions::default() };
+    Ok(Arc::new(lower(module, &shared)?))
 }
 
 /// Lowers a step of so many microbatches, for a kind of device.
@@ -104,7 +129,10 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
         inputs: inputs(settings),
         ..LoaderOptions::default()
     };
-    let spec = crate::feed::model_spec(module)?;
+    let mut spec = feed::model_spec(module)?;
+    if let Some(label) = &spec.label {
+        spec.unfillable = feed::unfillable(module, &label.name);
+    }
     Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(error.to_string()).into())
 }
 
@@ -137,7 +165,7 @@ pub fn device(
     fits: &dyn Fn(&TooLarge) -> Option<String>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let target = programs.training.target;
-    let programs = vec![programs.training.clone(), programs.evaluation.clone()];
+    let programs = programs.all();
     let device = match target {
         Target::Cpu => ranks::device(programs, settings.device.threads, profile),
         Target::Cuda => {
@@ -226,6 +254,8 @@ const METRICS: &str = "metrics.jsonl";
 pub struct Setup<'a> {
     /// The compiled model.
     pub compilation: &'a Compilation,
+    /// The programs on the device.
+    pub programs: &'a Programs,
     /// The data.
     pub loader: &'a Loader,
     /// The flags.
@@ -244,10 +274,13 @@ pub fn train(
     start: Start,
     stop: &AtomicBool,
 ) -> Result<Outcome, Failure> {
-    let Setup { compilation, loader, settings, folder, steps } = *setup;
+    let Setup { compilation, programs, loader, settings, folder, steps } = *setup;
     let evaluates = loader.eval_samples() > 0;
     let mut session =
         Session::new(&mut *device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
+    if let Some((_, share)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
+        session.evaluate_short(ProgramId(2), *share).map_err(failure)?;
+    }
     session.write_states(start.states).map_err(failure)?;
     let mut run = Run {
         module: &compilation.training,

@@ -61,7 +61,7 @@ fn tokens(train: &Path, tokenizer: Tokenization) -> Loader {
         classes: Some(128),
         ignore_index: None,
     };
-    let spec = ModelSpec { inputs: vec![input], label: Some(label) };
+    let spec = ModelSpec { inputs: vec![input], label: Some(label), ..ModelSpec::default() };
     let options = LoaderOptions { tokenizer, held_out: 0.0, shuffle: false, ..LoaderOptions::default() };
     Loader::new(&spec, &DataSource::Path(train.to_owned()), &options).expect("the data can be read")
 }

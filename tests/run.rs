@@ -68,7 +68,7 @@ fn stops_and_goes_on(signal: &str) {
     running.wait_for_lines(&place.path("run/metrics.jsonl"), 8);
     running.signal(signal);
     let stopped = running.wait();
-    assert_eq!(stopped.status.code(), Some(0), "{}", stopped.stderr);
+    assert_eq!(stopped.status.code(), Some(130), "{}", stopped.stderr);
     let steps = place.metrics("run").len() as u64;
     assert!((8..20).contains(&steps), "stopped after {steps} steps\n{}", stopped.stderr);
     assert_eq!(place.checkpoints("run"), [steps]);
@@ -150,7 +150,7 @@ fn a_run_that_was_stopped_when_it_began_goes_on_bit_for_bit() {
     running.wait_for_line("before step 0");
     running.signal("INT");
     let stopped = running.wait();
-    assert_eq!(stopped.status.code(), Some(0), "{}", stopped.stderr);
+    assert_eq!(stopped.status.code(), Some(130), "{}", stopped.stderr);
     assert!(place.metrics("run").len() < 20, "{}", stopped.stderr);
     place.succeed(&format!("{flags} --resume"));
     assert_same(&place, "run", "whole");
@@ -386,6 +386,45 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
     "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
+}
+
+#[test]
+fn a_run_that_goes_on_with_other_flags_says_so() {
+    let place = place();
+    place.succeed(&format!("{RUN} --microbatch 64 --steps 2 -o run"));
+    let flags = RUN.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--label-smoothing 0.1");
+    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 3 -o run --resume"));
+    let notes: Vec<&str> =
+        ended.stderr.lines().filter(|line| line.starts_with("note: the run in run")).collect();
+    assert_eq!(
+        notes,
+        [
+            "note: the run in run had --lr 0.002, and goes on with --lr 0.001",
+            "note: the run in run had --clip 1.0, and goes on with no --clip",
+            "note: the run in run had --label-smoothing 0.0, and goes on with --label-smoothing 0.1",
+        ]
+    );
+    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 4 -o run --resume"));
+    assert!(!ended.stderr.contains("note: the run in run"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_run_that_is_past_the_length_asked_for_is_left_as_it_is() {
+    let place = place();
+    place.succeed(&format!("{RUN} --microbatch 64 --steps 3 -o run"));
+    let before = place.contents();
+    refused(
+        &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume")),
+        expect![[r#"
+        error: the run in run is at step 3, which is past --steps 2
+          = steps count from step 0: for 2 more, give --steps 5
+          = to train anew, give another folder: -o ANOTHER_DIR
+    "#]],
+    );
+    assert!(before == place.contents(), "a refused run changes nothing");
+    let ended = place.succeed(&format!("{RUN} --microbatch 64 --steps 3 -o run --resume"));
+    let note = "note: the run in run is at step 3, where --steps 3 ends: no step is left";
+    assert!(ended.stderr.contains(note), "{}", ended.stderr);
 }
 
 /// A step of `gpt2-bytes` with a large microbatch takes some hundred MiB.

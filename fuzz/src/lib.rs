@@ -114,7 +114,7 @@ pub fn checkpoint(bytes: &[u8]) {
 }
 
 /// What the first byte of an input says: the name's extension, and so the format.
-const EXTENSIONS: [&str; 6] = ["npz", "safetensors", "bin", "txt", "csv", "npy"];
+const EXTENSIONS: [&str; 7] = ["npz", "safetensors", "bin", "txt", "csv", "npy", "jsonl"];
 
 /// A file of training data. The first byte says the format, the second the model that is fed; the rest is the file.
 pub fn data(bytes: &[u8]) {
@@ -152,14 +152,17 @@ fn model_spec(choice: u8) -> ModelSpec {
         0 => ModelSpec {
             inputs: vec![input("tokens", DType::I64, &[2, 4], Some(vocabulary))],
             label: Some(label(DType::I64, &[2, 4], Some(vocabulary))),
+            ..ModelSpec::default()
         },
         1 => ModelSpec {
             inputs: vec![input("x", DType::F32, &[2, 3], None)],
             label: Some(label(DType::I64, &[2], Some(10))),
+            ..ModelSpec::default()
         },
         _ => ModelSpec {
             inputs: vec![input("x", DType::F32, &[2, 3], None), input("mask", DType::Bool, &[2, 4], None)],
             label: Some(label(DType::F32, &[2, 3], None)),
+            ..ModelSpec::default()
         },
     }
 }

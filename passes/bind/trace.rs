@@ -95,6 +95,17 @@ pub fn find_samples(module: &Module) -> Result<Samples, Diagnostic> {
     Ok(Samples { batch, carries: trace.carries })
 }
 
+/// Returns the first node whose result for a sample depends on other samples of the microbatch. Cross-entropies are passed
+/// over: they sum over samples, but a label that is ignored adds nothing. An error names the node where the batch cannot be
+/// followed.
+pub fn where_samples_meet(module: &Module) -> Result<Option<NodeId>, Diagnostic> {
+    // A batch of one is found in dims that have one element for another reason.
+    let Some(batch) = batch(module)?.filter(|&batch| batch > 1) else { return Ok(None) };
+    let mut trace = Trace::new(module, batch, batch);
+    trace.run()?;
+    Ok(module.order().iter().copied().find(|id| trace.met.contains(id)))
+}
+
 /// Whether a tensor of the file carries the batch.
 fn shrinks_a_weight(module: &Module, decision: &Decision) -> bool {
     decision
@@ -144,6 +155,8 @@ struct Trace<'m> {
     /// Constants that must be there for every sample.
     wanted: BTreeMap<(NodeId, usize), Carry>,
     summed: BTreeSet<NodeId>,
+    /// Nodes that combine samples, without cross-entropies.
+    met: BTreeSet<NodeId>,
     changed: bool,
 }
 
@@ -158,6 +171,7 @@ impl<'m> Trace<'m> {
             carries: batched.map(|input| (input.value, Carry { dim: 0, minor: 1 })).collect(),
             wanted: BTreeMap::new(),
             summed: BTreeSet::new(),
+            met: BTreeSet::new(),
             changed: true,
         }
     }
@@ -208,7 +222,11 @@ impl<'m> Trace<'m> {
         if by_position(&node.op, &factors, factor) {
             return Err("works along the batch".into());
         }
-        match factors.factors[factor as usize].kind {
+        let kind = factors.factors[factor as usize].kind;
+        if kind != FactorKind::Free && !matches!(node.op, Op::CrossEntropy(_)) {
+            self.met.insert(id);
+        }
+        match kind {
             FactorKind::Free => {}
             FactorKind::Reduced(PartialKind::Sum) if !matches!(node.op, Op::CrossEntropy(_)) => {
                 self.summed.insert(id);

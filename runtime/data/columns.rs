@@ -9,7 +9,7 @@ use super::error::{self, DataError};
 use super::spec::{InputSpec, LabelSpec, LabelsFrom, LoaderOptions, Source};
 
 /// Names of a column that labels are found under, besides their own.
-const LABELS: [&str; 5] = ["labels", "label", "target", "class", "y"];
+pub(super) const LABELS: [&str; 5] = ["labels", "label", "target", "class", "y"];
 
 /// Where the labels of a CSV file are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

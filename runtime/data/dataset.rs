@@ -118,13 +118,26 @@ fn feature(
         (Feed::Positions, _) => Content::Same(repeated(&column, |place| place)?),
         (Feed::Ones, _) => Content::Same(repeated(&column, |_| 1)?),
         (Feed::Zeros, _) => Content::Same(repeated(&column, |_| 0)?),
-        (Feed::Tokens, Offer::Tokens(path)) => tokens(wanted, input, &column, path, notes)?,
+        (Feed::Tokens, Offer::Tokens(path)) => {
+            tokens(input, &column, path, notes, || TokenStream::open(path, input.vocabulary, wanted.text))?
+        }
+        (Feed::Key(field), Offer::Json(json)) if json.is_text(field) => {
+            tokens(input, &column, &json.path, notes, || {
+                let texts = json.texts(field, &input.name)?;
+                TokenStream::of_texts(&json.path, texts, input.vocabulary, wanted.text)
+            })?
+        }
+        (Feed::Key(field), Offer::Json(json)) => {
+            rows(input, &column, json.arrays(field, &input.name, dtype, &column.row_dims)?)?
+        }
         (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table.arrays(key, "")?)?,
         (Feed::Columns(columns), Offer::Csv(csv)) => {
             rows(input, &column, csv.arrays(columns, &input.name, dtype, &column.row_dims)?)?
         }
         (Feed::File(path), _) => match Offer::open(&DataSource::Path(path.clone()))? {
-            Offer::Tokens(path) => tokens(wanted, input, &column, &path, notes)?,
+            Offer::Tokens(path) => tokens(input, &column, &path, notes, || {
+                TokenStream::open(&path, input.vocabulary, wanted.text)
+            })?,
             offer => rows(
                 input,
                 &column,
@@ -164,12 +177,13 @@ fn repeated(column: &Column, value: impl Fn(u64) -> u64) -> Result<Vec<u8>, Data
     Ok(row)
 }
 
+/// The content of an input that takes the stream of tokens which `open` makes of the data in `path`.
 fn tokens(
-    wanted: Wanted<'_>,
     input: &InputSpec,
     column: &Column,
     path: &Path,
     notes: &mut Vec<String>,
+    open: impl FnOnce() -> Result<TokenStream, DataError>,
 ) -> Result<Content, DataError> {
     if !(input.batched && input.dtype.is_integer() && input.dims.len() == 2) {
         let (data, inputs) = (path.display().to_string(), vec![input.name.clone()]);
@@ -179,7 +193,7 @@ fn tokens(
         );
         return Err(DataError::TokenInput { data, reason, inputs });
     }
-    let stream = TokenStream::open(path, input.vocabulary, wanted.text)?;
+    let stream = open()?;
     let sequence = column.row_elements();
     if stream.len() <= sequence {
         let (data, tokens) = (stream.name.clone(), stream.len());
@@ -191,7 +205,7 @@ fn tokens(
 }
 
 /// The arrays for a column in a file of its own: under the first of `keys` that is there, or the only one; all columns of
-/// a CSV file.
+/// a CSV file; a field of JSON lines.
 ///
 /// # Errors
 /// Arrays of other names; columns that do not fit.
@@ -206,8 +220,15 @@ pub(super) fn own_file(keys: &[&str], column: &Column, offer: &Offer) -> Result<
             let key = named.or_else(|| table.only_key()).unwrap_or_else(|| column.name.clone());
             table.arrays(&key, "")
         }
+        Offer::Json(json) => {
+            let fields = json.fields();
+            let named = keys.iter().find(|key| json.has(key)).map(|key| (*key).to_owned());
+            let only = || if let [only] = &fields[..] { Some(only.clone()) } else { None };
+            let field = named.or_else(only).unwrap_or_else(|| column.name.clone());
+            json.arrays(&field, &column.name, column.dtype, &column.row_dims)
+        }
         Offer::Tokens(_) | Offer::Synthetic => {
-            let reason = "it is fed from arrays or columns, not from tokens".to_owned();
+            let reason = "it is fed from arrays, columns or fields, not from tokens".to_owned();
             Err(DataError::TokenInput { data: offer.name(), reason, inputs: vec![column.name.clone()] })
         }
     }

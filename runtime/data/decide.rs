@@ -7,6 +7,7 @@ use super::columns::{self, LabelColumns};
 use super::csv::Csv;
 use super::error::{self, DataError};
 use super::file::{self, Format};
+use super::json::Json;
 use super::spec::{DataSource, InputSpec, LoaderOptions, ModelSpec, Source};
 use super::tables::Tables;
 
@@ -19,6 +20,8 @@ pub(super) enum Offer {
     Table(Tables),
     /// Columns of numbers.
     Csv(Csv),
+    /// Records with fields.
+    Json(Json),
     /// Nothing: values are made up.
     Synthetic,
 }
@@ -35,6 +38,7 @@ impl Offer {
             Format::Text | Format::Tokens => Ok(Self::Tokens(path.clone())),
             Format::Npz | Format::Safetensors => Tables::open(path, &files).map(Self::Table),
             Format::Csv => Csv::open(path, &files).map(Self::Csv),
+            Format::Json => Json::open(path, &files).map(Self::Json),
         }
     }
 
@@ -44,6 +48,7 @@ impl Offer {
             Self::Tokens(path) => path.display().to_string(),
             Self::Table(table) => table.path.display().to_string(),
             Self::Csv(csv) => csv.path.display().to_string(),
+            Self::Json(json) => json.path.display().to_string(),
             Self::Synthetic => "synthetic".to_owned(),
         }
     }
@@ -54,7 +59,7 @@ impl Offer {
 pub enum Feed {
     /// The stream of tokens that DATA is.
     Tokens,
-    /// A key of DATA.
+    /// A key of DATA, or a field of its records.
     Key(String),
     /// Columns of DATA, counted from 0.
     Columns(Vec<usize>),
@@ -125,6 +130,9 @@ pub(super) fn decide(
             }
             (None, Offer::Csv(csv)) => columns::named(input, csv)
                 .map(|column| (Feed::Columns(column), "the data has a column for it")),
+            (None, Offer::Json(json)) => json
+                .has(&input.name)
+                .then(|| (Feed::Key(input.name.clone()), "the records have a field for it")),
             (None, _) => None,
         };
         Ok(own.or_else(|| automatic(input)))
@@ -144,6 +152,14 @@ pub(super) fn decide(
         })?;
         let index = inputs.iter().position(|input| input.name == name).unwrap_or_default();
         feeds[index] = Some((Feed::Tokens, reason));
+    }
+    if let Offer::Json(json) = offer {
+        let open = inputs.iter().zip(&feeds).filter(|(_, feed)| feed.is_none());
+        let open: Vec<&InputSpec> = open.map(|(input, _)| *input).collect();
+        if let (Some(field), Ok((name, _))) = (json.text_field(), token_input(&open)) {
+            let index = inputs.iter().position(|input| input.name == name).unwrap_or_default();
+            feeds[index] = Some((Feed::Key(field), "the text of the records"));
+        }
     }
     let decided = inputs.iter().zip(feeds).map(|(input, feed)| {
         let feed = feed.or(match offer {
@@ -229,6 +245,7 @@ fn nothing_feeds(input: &InputSpec, offer: &Offer, wanted: Vec<String>) -> DataE
             let keys: Vec<String> = table.keys().map(str::to_owned).collect();
             format!("the keys of `{data}` are {}", error::list(&keys))
         }
+        Offer::Json(json) => format!("the fields of `{data}` are {}", error::list(&json.fields())),
         _ => format!("`{data}` is a stream of tokens"),
     };
     let (name, dims) = (input.name.clone(), input.dims.clone());
@@ -246,7 +263,7 @@ mod tests {
     }
 
     fn decisions(inputs: Vec<InputSpec>, chosen: &[(&str, Source)]) -> Result<Vec<String>, String> {
-        let spec = ModelSpec { inputs, label: None };
+        let spec = ModelSpec { inputs, ..ModelSpec::default() };
         let chosen = chosen.iter().map(|(name, source)| ((*name).to_owned(), source.clone())).collect();
         let options = LoaderOptions { inputs: chosen, ..LoaderOptions::default() };
         let decided = decide(&spec, &options, &Offer::Tokens("corpus.txt".into()));

@@ -27,8 +27,8 @@ pub enum DataError {
     },
     /// An extension that is neither text nor a format that is read.
     #[error(
-        "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, a folder of files of one \
-         of these kinds, or `synthetic`",
+        "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, .jsonl (an object a line), a \
+         folder of files of one of these kinds, or `synthetic`",
         path.display()
     )]
     UnknownFormat {
@@ -122,6 +122,20 @@ pub enum DataError {
         /// What is wrong with it.
         wrong: String,
     },
+    /// A field of a record that is not what it should be.
+    #[error("`{}`, line {line}: field `{field}`, which feeds `{name}`, {wrong}", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// Its line, counted from 1.
+        line: u64,
+        /// The field.
+        field: String,
+        /// The input or label.
+        name: String,
+        /// What is wrong with it.
+        wrong: String,
+    },
     /// NaN among the numbers that a model would learn from.
     #[error("sample {sample} of `{data}`, which feeds `{name}`, has NaN in it: clean the data before")]
     NotANumber {
@@ -164,8 +178,8 @@ pub enum DataError {
     },
     /// Too few samples for one global batch, where a batch cannot be filled up.
     #[error(
-        "`{data}` has {samples} samples, but a global batch takes {global_batch} and these labels have no value that is \
-         ignored, to fill it up with: use --global-batch {samples} or less"
+        "`{data}` has {samples} samples, but a global batch takes {global_batch}, and it cannot be filled up: {reason}. Use a \
+         smaller --microbatch or --global-batch, so that a step takes {samples} samples or fewer"
     )]
     TooFewSamples {
         /// The data.
@@ -174,6 +188,8 @@ pub enum DataError {
         samples: u64,
         /// Samples a step.
         global_batch: u64,
+        /// Why it cannot be filled up.
+        reason: String,
     },
     /// A token that would index beyond an embedding.
     #[error("token {value} at position {position} of `{data}` is outside the vocabulary of {vocabulary} (0 to {})", vocabulary - 1)]

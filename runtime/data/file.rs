@@ -22,12 +22,14 @@ pub(super) enum Format {
     Safetensors,
     /// Columns of numbers.
     Csv,
+    /// Records with fields.
+    Json,
 }
 
 /// Extensions of files that are neither text nor read here: taken for text, they would train a model on rubbish.
-const UNREADABLE: [&str; 24] = [
-    "arrow", "bz2", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "npy", "onnx", "parquet", "pb",
-    "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "xz", "zip", "zst",
+const UNREADABLE: [&str; 25] = [
+    "arrow", "bz2", "feather", "gz", "h5", "hdf5", "idx", "jpeg", "jpg", "json", "npy", "onnx", "parquet",
+    "pb", "pdf", "pickle", "pkl", "png", "pt", "pth", "tar", "tfrecord", "xz", "zip", "zst",
 ];
 
 impl Format {
@@ -45,6 +47,7 @@ impl Format {
             Some("bin") => Ok(Self::Tokens),
             Some("npz") => Ok(Self::Npz),
             Some("safetensors") => Ok(Self::Safetensors),
+            Some("jsonl" | "ndjson") => Ok(Self::Json),
             Some(other) if UNREADABLE.contains(&other) => {
                 Err(DataError::UnknownFormat { path: path.to_owned(), extension: other.to_owned() })
             }
@@ -144,6 +147,8 @@ mod tests {
         assert_eq!(Format::of(Path::new("README")).unwrap(), Format::Text);
         assert_eq!(Format::of(Path::new("a.BIN")).unwrap(), Format::Tokens);
         assert_eq!(Format::of(Path::new("digits.csv.gz")).unwrap(), Format::Csv);
+        assert_eq!(Format::of(Path::new("records.JSONL")).unwrap(), Format::Json);
         assert!(Format::of(Path::new("corpus.txt.gz")).is_err());
+        assert!(Format::of(Path::new("records.json")).is_err());
     }
 }

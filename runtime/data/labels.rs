@@ -5,7 +5,7 @@ use super::columns;
 use super::dataset::{Wanted, own_file};
 use super::decide::{Decision, Feed, Offer};
 use super::element::{self, Scalar};
-use super::error::DataError;
+use super::error::{self, DataError};
 use super::rows::{Named, Rows};
 use super::spec::{DataSource, InputSpec, LabelSpec, LabelsFrom, Source};
 use super::synthetic::{self, Synthetic};
@@ -53,6 +53,30 @@ pub(super) fn column(
                 false => Some(csv.arrays(&found.columns, &label.name, label.dtype, &column.row_dims)?),
             };
             of_arrays(label, &column, arrays, token_column(wanted, features), from)?
+        }
+        Offer::Json(json) => {
+            let stream = features.iter().find(|feature| matches!(feature.content, Content::Tokens { .. }));
+            let names = std::iter::once(label.name.as_str()).chain(columns::LABELS);
+            match (stream, names.into_iter().find(|name| json.has(name))) {
+                (Some(stream), _) => of_stream(label, &column, Some(stream), from, notes)?,
+                (None, Some(field)) => {
+                    let arrays = json.arrays(field, &label.name, label.dtype, &column.row_dims)?;
+                    of_arrays(label, &column, Some(arrays), None, from)?
+                }
+                (None, None) if from == Some(LabelsFrom::Shift) => {
+                    of_arrays(label, &column, None, token_column(wanted, features), from)?
+                }
+                (None, None) => {
+                    let there = error::list(&json.fields());
+                    let reason = format!(
+                        "no field of `{}` is called {}, and there are {there}: choose with --input {}=FIELD",
+                        offer.name(),
+                        columns::LABELS.join(", "),
+                        label.name
+                    );
+                    return Err(no_labels(label, reason));
+                }
+            }
         }
         Offer::Synthetic => {
             match token_column(wanted, features).map(|tokens| (&tokens.content, &tokens.row_dims)) {
@@ -141,6 +165,9 @@ fn chosen(
     match (wanted.options.inputs.get(&label.name), offer) {
         (None, _) | (Some(Source::Key(_)), Offer::Csv(_)) => Ok(None),
         (Some(Source::Key(key)), Offer::Table(table)) => table.arrays(key, "").map(Some),
+        (Some(Source::Key(field)), Offer::Json(json)) => {
+            json.arrays(field, &label.name, label.dtype, &column.row_dims).map(Some)
+        }
         (Some(Source::Key(key)), _) => refuse(format!("`{key}` is a key, but `{}` has none", offer.name())),
         (Some(Source::File(path)), _) => {
             let offer = Offer::open(&DataSource::Path(path.clone()))?;

@@ -13,7 +13,7 @@ use super::dataset::{Dataset, Wanted};
 use super::decide::{self, Decision, Offer};
 use super::error::DataError;
 use super::order::{Permutation, mix};
-use super::spec::{DataSource, LoaderOptions, ModelSpec, Source, Tokenization};
+use super::spec::{DataSource, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
 use super::tokenizer::TextTokenizer;
 use super::tokens::Text;
 
@@ -26,8 +26,10 @@ pub struct Loader {
     global_batch: u64,
     seed: u64,
     shuffle: bool,
-    /// Whether short batches can be filled up.
-    ignorable: bool,
+    /// Whether a short batch is filled up, else left out of training.
+    fills_training: bool,
+    /// Whether a short batch is filled up, else evaluated as it is.
+    fills_evaluation: bool,
     decisions: Vec<Decision>,
     notes: Vec<String>,
 }
@@ -72,40 +74,39 @@ impl Loader {
         let wanted = Wanted { spec, options, text, seed: options.seed };
         let whole = Dataset::build(wanted, &offer, &decisions, &mut notes)?;
         let ignorable = whole.columns.iter().any(|column| column.ignored.is_some());
+        let unfillable = match ignorable {
+            true => spec.unfillable.clone(),
+            false => {
+                let reason = match spec.label {
+                    Some(_) => "these labels have no value that is ignored".to_owned(),
+                    None => "the loss has no labels that leave a sample out".to_owned(),
+                };
+                Unfillable { training: Some(reason.clone()), evaluation: Some(reason) }
+            }
+        };
         let (train, eval) = match &options.eval {
             Some(source) => (whole, Some(evaluation(wanted, source, &mut notes)?)),
-            None => hold_out(whole, &offer, options, if ignorable { 1 } else { microbatch }, &mut notes),
+            None => hold_out(whole, &offer, options, &mut notes),
         };
         if train.samples == 0 {
             return Err(DataError::NoSamples { data: train.name });
         }
-        let enough = if ignorable { 1 } else { global_batch };
-        if train.samples < enough {
-            return Err(DataError::TooFewSamples { data: train.name, samples: train.samples, global_batch });
-        }
-        let eval = eval.filter(|eval| ignorable || eval.samples >= microbatch);
-        if options.eval.is_some() && eval.is_none() {
-            notes.push(format!(
-                "no evaluation: the data for it has fewer samples than a microbatch of {microbatch}"
-            ));
-        }
+        notes.extend(note_short_batch(&train, global_batch, unfillable.training.as_deref())?);
         let (seed, shuffle) = (options.seed, options.shuffle);
-        let mut loader =
-            Self { train, eval, microbatch, global_batch, seed, shuffle, ignorable, decisions, notes };
-        loader.note_short_batch();
-        Ok(loader)
-    }
-
-    fn note_short_batch(&mut self) {
-        let rest = self.train.samples % self.global_batch;
-        if rest != 0 && !self.ignorable {
-            let note = "the last {rest} of {samples} samples of each epoch's order are left out: they do not fill a global \
-                        batch, and these labels have no value that is ignored";
-            self.notes.push(
-                note.replace("{rest}", &rest.to_string())
-                    .replace("{samples}", &self.train.samples.to_string()),
-            );
-        }
+        let (fills_training, fills_evaluation) =
+            (unfillable.training.is_none(), unfillable.evaluation.is_none());
+        Ok(Self {
+            train,
+            eval,
+            microbatch,
+            global_batch,
+            seed,
+            shuffle,
+            fills_training,
+            fills_evaluation,
+            decisions,
+            notes,
+        })
     }
 
     /// Training samples.
@@ -123,21 +124,41 @@ impl Loader {
         self.global_batch
     }
 
-    /// Steps an epoch: the last short batch counts when it can be filled up, else it is left out.
+    /// Steps an epoch: the last short batch counts when it is filled up, else it is left out.
     pub fn steps_per_epoch(&self) -> u64 {
-        match self.ignorable {
+        match self.fills_training {
             true => self.train.samples.div_ceil(self.global_batch),
             false => self.train.samples / self.global_batch,
         }
     }
 
-    /// Tokens in a global batch, for tokens a second; samples, where the model takes no tokens.
-    pub fn tokens_per_step(&self) -> u64 {
+    /// How many samples the last batch of an evaluation has, where it is short and cannot be filled up; else 0.
+    pub fn short_evaluation(&self) -> u64 {
+        if self.fills_evaluation { 0 } else { self.eval_samples() % self.microbatch }
+    }
+
+    /// Leaves the last samples out of the evaluation, with a note that says why.
+    pub fn leave_out_of_evaluation(&mut self, samples: u64, reason: &str) {
+        let Some(eval) = self.eval.as_mut().filter(|_| samples > 0) else { return };
+        let left_out = samples.min(eval.samples);
+        self.notes.push(format!(
+            "the evaluation leaves out the last {left_out} of the {} samples of `{}`: {reason}",
+            eval.samples, eval.name
+        ));
+        eval.samples -= left_out;
+    }
+
+    /// Tokens in a global batch; `None` where the model takes no tokens.
+    pub fn tokens_per_step(&self) -> Option<u64> {
         let tokens = self.train.columns.iter().find(|column| {
             let varies = !matches!(column.content, Content::Same(_));
-            varies && column.batched && column.dtype.is_integer() && column.row_dims.len() == 1
+            varies
+                && column.batched
+                && column.dtype.is_integer()
+                && column.row_dims.len() == 1
+                && column.ignored.is_none()
         });
-        self.global_batch * tokens.map_or(1, |column| column.row_elements())
+        tokens.map(|column| self.global_batch * column.row_elements())
     }
 
     /// What feeds each input of the model, and why.
@@ -174,17 +195,15 @@ impl Loader {
     }
 
     /// The held-out data once, in its own order, in batches of one microbatch. The last is filled up with ignored labels,
-    /// or left out when the labels have no ignored value. Empty when nothing is held out.
+    /// or has as many rows as there are samples left ([`Self::short_evaluation`]). Empty when nothing is held out.
     pub fn eval_batches(&self) -> impl Iterator<Item = Batch> + '_ {
         self.eval.iter().flat_map(|eval| {
-            let batches = match self.ignorable {
-                true => eval.samples.div_ceil(self.microbatch),
-                false => eval.samples / self.microbatch,
-            };
-            (0..batches).map(|batch| {
+            (0..eval.samples.div_ceil(self.microbatch)).map(|batch| {
                 let first = batch * self.microbatch;
-                let rows: Vec<u64> = (first..first + self.microbatch).map(|row| row % eval.samples).collect();
-                eval.gather(&rows, (eval.samples - first).min(self.microbatch))
+                let samples = (eval.samples - first).min(self.microbatch);
+                let size = if self.fills_evaluation { self.microbatch } else { samples };
+                let rows: Vec<u64> = (first..first + size).map(|row| row % eval.samples).collect();
+                eval.gather(&rows, samples)
             })
         })
     }
@@ -270,22 +289,57 @@ fn evaluation(
     Dataset::build(Wanted { options: &options, seed, ..wanted }, &offer, &decisions, notes)
 }
 
-/// Holds out the end of a token stream, rounded to whole samples: at least `fewest`, or none with a note.
+/// What becomes of a last batch that is short: a note where a user should know. `reason` says why it cannot be filled up.
+///
+/// # Errors
+/// Fewer samples than a batch that cannot be filled up.
+fn note_short_batch(
+    train: &Dataset,
+    global_batch: u64,
+    reason: Option<&str>,
+) -> Result<Option<String>, DataError> {
+    let (samples, rest) = (train.samples, train.samples % global_batch);
+    Ok(match reason {
+        None if samples < global_batch => Some(format!(
+            "`{}` has {samples} samples, fewer than a global batch of {global_batch}: each step repeats samples in the \
+             other {} places, where they do not count",
+            train.name,
+            global_batch - samples
+        )),
+        Some(reason) if samples < global_batch => {
+            let (data, reason) = (train.name.clone(), reason.to_owned());
+            return Err(DataError::TooFewSamples { data, samples, global_batch, reason });
+        }
+        Some(reason) if rest > 0 => Some(format!(
+            "the last {rest} of {samples} samples of each epoch's order are left out: they do not fill a global batch of \
+             {global_batch}, and {reason}"
+        )),
+        _ => None,
+    })
+}
+
+/// Holds out the end of a token stream, rounded to whole samples: at least one, or none with a note.
 fn hold_out(
     whole: Dataset,
     offer: &Offer,
     options: &LoaderOptions,
-    fewest: u64,
     notes: &mut Vec<String>,
 ) -> (Dataset, Option<Dataset>) {
-    if !matches!(offer, Offer::Tokens(_)) || options.held_out <= 0.0 {
+    let is_stream = match offer {
+        Offer::Tokens(_) => true,
+        Offer::Json(_) => whole.columns.iter().any(|column| matches!(column.content, Content::Tokens { .. })),
+        _ => false,
+    };
+    if !is_stream || options.held_out <= 0.0 {
         return (whole, None);
     }
     let held_out = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
-    if held_out < fewest {
+    if held_out == 0 {
         notes.push(format!(
-            "no evaluation: {:.1} % of the {} samples of `{}` is less than the {fewest} that it takes; give --eval DATA",
-            options.held_out * 100.0, whole.samples, whole.name
+            "no evaluation: {:.1} % of the {} samples of `{}` is less than one; give --eval DATA",
+            options.held_out * 100.0,
+            whole.samples,
+            whole.name
         ));
         return (whole, None);
     }

@@ -14,6 +14,7 @@ mod decide;
 mod element;
 mod error;
 mod file;
+mod json;
 mod labels;
 mod llmc;
 mod loader;
@@ -38,5 +39,6 @@ pub use loader::{DataPosition, Loader};
 pub use order::Permutation;
 pub use spec::{
     DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, SUFFIXES, Source, Tokenization,
+    Unfillable,
 };
 pub use table::Table;

@@ -42,6 +42,18 @@ pub struct ModelSpec {
     pub inputs: Vec<InputSpec>,
     /// The labels, for a loss that has any.
     pub label: Option<LabelSpec>,
+    /// Whether a short batch can be filled up.
+    pub unfillable: Unfillable,
+}
+
+/// Why a batch of fewer samples cannot be filled up with others whose labels are ignored, as a sentence without its full
+/// stop; `None` where the fill changes no result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unfillable {
+    /// The reason in training.
+    pub training: Option<String>,
+    /// The reason in an evaluation, which has no statistics of the batch.
+    pub evaluation: Option<String>,
 }
 
 /// DATA of `--train DATA` and `--eval DATA`.
@@ -78,7 +90,7 @@ pub enum Tokenization {
 /// SOURCE of `--input NAME=SOURCE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A key of DATA; its columns, where it is CSV: names or numbers counted from 1, `2-65`, joined by commas.
+    /// A key of DATA, or a field of its records; its columns, where it is CSV: names or numbers counted from 1, `2-65`, joined by commas.
     Key(String),
     /// A file or folder of its own: tokens (text, .bin), an array of that name (or the only one) in an .npz or
     /// .safetensors, or all columns of a CSV file.
@@ -92,8 +104,8 @@ pub enum Source {
 }
 
 /// A SOURCE that ends so is a file and not a key.
-pub const SUFFIXES: [&str; 8] =
-    [".npz", ".safetensors", ".bin", ".txt", ".csv", ".csv.gz", ".tsv", ".tsv.gz"];
+pub const SUFFIXES: [&str; 10] =
+    [".npz", ".safetensors", ".bin", ".txt", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".ndjson"];
 
 impl Source {
     /// `positions`, `ones`, `zeros`; a file if it has a folder or a known extension in it; else a key.

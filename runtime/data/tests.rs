@@ -2,6 +2,7 @@
 
 mod columns;
 mod folders;
+mod json_lines;
 mod order;
 mod refused;
 mod sources;
@@ -73,13 +74,18 @@ fn language_model(microbatch: u64, sequence: u64, ignore_index: Option<i64>) -> 
     ModelSpec {
         inputs: vec![tokens],
         label: Some(label(DType::I64, &[microbatch, sequence], 256, ignore_index)),
+        ..ModelSpec::default()
     }
 }
 
 /// A classifier of rows of two floats.
 fn classifier(microbatch: u64, ignore_index: Option<i64>) -> ModelSpec {
     let label = label(DType::I64, &[microbatch], 10, ignore_index);
-    ModelSpec { inputs: vec![input("x", DType::F32, &[microbatch, 2])], label: Some(label) }
+    ModelSpec {
+        inputs: vec![input("x", DType::F32, &[microbatch, 2])],
+        label: Some(label),
+        ..ModelSpec::default()
+    }
 }
 
 fn integers(batch: &Batch, name: &str) -> Vec<i64> {

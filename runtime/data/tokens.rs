@@ -71,17 +71,31 @@ impl TokenStream {
         let mut start = 0;
         for path in files {
             let contents = file::map(&path)?;
-            let (bytes, width) = match (format, text) {
-                (Format::Text, Text::Tokenizer(tokenizer)) => {
-                    vocabulary.map_or(Ok(()), |vocabulary| tokenizer.check_vocabulary(vocabulary))?;
-                    tokenizer.tokens(&path, &contents)?
-                }
-                (Format::Text, Text::Bytes { forced }) => {
-                    check_bytes(&path, vocabulary, forced)?;
-                    (contents, 1)
-                }
+            let (bytes, width) = match format {
+                Format::Text => of_text(&path, contents, vocabulary, text)?,
                 _ => stored(&path, contents, vocabulary)?,
             };
+            let segment = Segment { path, bytes, width, start };
+            start += segment.len();
+            segments.push(segment);
+        }
+        Ok(Self { name: path.display().to_string(), segments })
+    }
+
+    /// The tokens of some texts, one after the other, each with the file it is from.
+    ///
+    /// # Errors
+    /// Text that `text` cannot make tokens of.
+    pub(super) fn of_texts(
+        path: &Path,
+        texts: Vec<(PathBuf, Bytes)>,
+        vocabulary: Option<u64>,
+        text: Text<'_>,
+    ) -> Result<Self, DataError> {
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut start = 0;
+        for (path, contents) in texts {
+            let (bytes, width) = of_text(&path, contents, vocabulary, text)?;
             let segment = Segment { path, bytes, width, start };
             start += segment.len();
             segments.push(segment);
@@ -140,6 +154,25 @@ impl TokenStream {
                 segment.path.display()
             )
         })
+    }
+}
+
+/// The tokens of a text, and bytes a token.
+fn of_text(
+    path: &Path,
+    contents: Bytes,
+    vocabulary: Option<u64>,
+    text: Text<'_>,
+) -> Result<(Bytes, usize), DataError> {
+    match text {
+        Text::Tokenizer(tokenizer) => {
+            vocabulary.map_or(Ok(()), |vocabulary| tokenizer.check_vocabulary(vocabulary))?;
+            tokenizer.tokens(path, &contents)
+        }
+        Text::Bytes { forced } => {
+            check_bytes(path, vocabulary, forced)?;
+            Ok((contents, 1))
+        }
     }
 }
 

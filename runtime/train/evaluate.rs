@@ -16,28 +16,44 @@ pub(super) fn evaluate(
         return Ok(None);
     }
     session.prepare_evaluation()?;
-    let (mut sum, mut weight) = (0.0, 0.0);
+    let mut total = Total::default();
     // While the device is at a batch, the one before is added up.
     let mut open = None;
-    let mut batches = loader.eval_batches();
-    loop {
-        let next = batches.next();
-        if next.is_some() && stop.load(Ordering::Relaxed) {
+    for batch in loader.eval_batches() {
+        if stop.load(Ordering::Relaxed) {
             // What the device was asked for it keeps until it is collected.
             if let Some(asked) = open {
                 session.evaluated(asked)?;
             }
             return Ok(None);
         }
-        let begun = next.map(|batch| session.begin_evaluation(&batch)).transpose()?;
-        if let Some(earlier) = std::mem::replace(&mut open, begun) {
-            let [batch_sum, batch_weight] = session.evaluated(earlier)?;
-            sum += batch_sum;
-            weight += batch_weight;
+        // A short batch has a program of its own, in the memory of the one before it.
+        if batch.rows < session.microbatch()
+            && let Some(earlier) = open.take()
+        {
+            total.add(session.evaluated(earlier)?);
         }
-        if open.is_none() {
-            break;
+        let begun = session.begin_evaluation(&batch)?;
+        if let Some(earlier) = open.replace(begun) {
+            total.add(session.evaluated(earlier)?);
         }
     }
-    Ok((weight > 0.0).then(|| sum / weight))
+    if let Some(last) = open {
+        total.add(session.evaluated(last)?);
+    }
+    Ok((total.weight > 0.0).then(|| total.sum / total.weight))
+}
+
+/// The losses of some batches.
+#[derive(Default)]
+struct Total {
+    sum: f64,
+    weight: f64,
+}
+
+impl Total {
+    fn add(&mut self, [sum, weight]: [f64; 2]) {
+        self.sum += sum;
+        self.weight += weight;
+    }
 }

@@ -276,9 +276,23 @@ impl Run<'_> {
         let Updated { loss, lr, grad_norm, skipped, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, Some(loss));
         outcome.eval_loss = eval_loss.or(outcome.eval_loss);
-        let tokens_per_s = self.loader.tokens_per_step() as f64 / seconds;
+        let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
+        let samples_per_s = match tokens_per_s {
+            Some(_) => None,
+            None => Some(self.loader.global_batch_size() as f64 / seconds),
+        };
         let step_ms = seconds * 1e3;
-        let metrics = StepMetrics { step, loss, lr, grad_norm, tokens_per_s, step_ms, skipped, eval_loss };
+        let metrics = StepMetrics {
+            step,
+            loss,
+            lr,
+            grad_norm,
+            tokens_per_s,
+            samples_per_s,
+            step_ms,
+            skipped,
+            eval_loss,
+        };
         self.metrics.write(&metrics)?;
         self.progress.step(&metrics);
         Ok(())

@@ -16,12 +16,29 @@ pub struct Session<'d> {
     device: &'d mut dyn Device,
     train: ProgramId,
     eval: Option<ProgramId>,
+    /// The evaluation of a last batch that is short.
+    short_eval: Option<ShortEvaluation>,
     outputs: Outputs,
     /// The index of each state, by its name.
     states: BTreeMap<String, usize>,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
     until_norm: Option<usize>,
     runs_ahead: bool,
+}
+
+/// A program that evaluates fewer samples than a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ShortEvaluation {
+    program: ProgramId,
+    /// The weight of its batch where the program does not give it: see [`Session::evaluate_short`].
+    share: f64,
+}
+
+/// A microbatch that is being evaluated.
+pub(super) struct Evaluating {
+    program: ProgramId,
+    share: f64,
+    numbers: Later,
 }
 
 /// What an update reports.
@@ -52,17 +69,23 @@ impl<'d> Session<'d> {
         let outputs = Outputs::of(program)?;
         let states: BTreeMap<String, usize> =
             program.states.iter().enumerate().map(|(index, state)| (state.name.clone(), index)).collect();
-        if let Some(eval) = eval.map(|eval| device.program(eval)) {
-            output(eval, "loss.sum", Section::Microbatch)?;
-            output(eval, "loss.weight", Section::Microbatch)?;
-            let place = |name: &String| states.get(name).map(|&state| &program.states[state].view);
-            if let Some(alone) = eval.states.iter().find(|state| place(&state.name) != Some(&state.view)) {
-                return Err(lacks(program, "state at the place of", &alone.name));
-            }
+        if let Some(eval) = eval {
+            check_evaluation(device.program(eval), program, &states)?;
         }
         let until_norm = until_norm(program, outputs.grad_norm);
         let runs_ahead = device.run_ahead(train)?;
-        Ok(Self { device, train, eval, outputs, states, until_norm, runs_ahead })
+        Ok(Self { device, train, eval, short_eval: None, outputs, states, until_norm, runs_ahead })
+    }
+
+    /// Evaluates a last batch that is short by `program`. Its sum and its weight are multiplied by `share`: 1, unless the
+    /// weight of any batch is the same number.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`] for an evaluation program.
+    pub fn evaluate_short(&mut self, program: ProgramId, share: f64) -> Result<(), TrainError> {
+        check_evaluation(self.device.program(program), self.program(), &self.states)?;
+        self.short_eval = Some(ShortEvaluation { program, share });
+        Ok(())
     }
 
     /// The training program.
@@ -72,8 +95,7 @@ impl<'d> Session<'d> {
 
     /// Samples in one microbatch: dim 0 of the batched inputs; 1 if there are none.
     pub fn microbatch(&self) -> u64 {
-        let batched = self.program().inputs.iter().find(|input| input.batched);
-        batched.and_then(|input| input.ty.dims.first()?.size()).unwrap_or(1)
+        samples(self.program())
     }
 
     /// Sets every state. Each value is dropped once it is there, so that all of them are never in memory twice.
@@ -190,27 +212,28 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// Forward of one microbatch, if there is an evaluation program.
-    pub(super) fn begin_evaluation(&mut self, batch: &Batch) -> Result<Later, TrainError> {
-        let Some(eval) = self.eval else { return Ok(Later::Read(vec![])) };
-        self.feed(eval, batch)?;
-        self.device.run(eval, Section::Microbatch)?;
-        let outputs = self.of_evaluation(eval)?.to_vec();
-        Ok(self.device.read_later(eval, outputs)?)
+    /// Forward of one microbatch. A short one is the last of its evaluation.
+    pub(super) fn begin_evaluation(&mut self, batch: &Batch) -> Result<Evaluating, TrainError> {
+        let whole = self.eval.map(|program| ShortEvaluation { program, share: 1.0 });
+        let takes = |eval: &ShortEvaluation| samples(self.device.program(eval.program)) == batch.rows;
+        let found = whole.filter(takes).or_else(|| self.short_eval.filter(takes));
+        let Some(ShortEvaluation { program, share }) = found else {
+            return Err(lacks(self.program(), "evaluation of a batch of", &batch.rows.to_string()));
+        };
+        if Some(program) != self.eval {
+            self.device.run(program, Section::Prepare)?;
+        }
+        self.feed(program, batch)?;
+        self.device.run(program, Section::Microbatch)?;
+        let outputs = of_evaluation(self.device.program(program))?.to_vec();
+        Ok(Evaluating { program, share, numbers: self.device.read_later(program, outputs)? })
     }
 
     /// The sum of the losses of an evaluated microbatch, and of their weights.
-    pub(super) fn evaluated(&mut self, begun: Later) -> Result<[f64; 2], TrainError> {
-        match self.eval {
-            None => Ok([0.0; 2]),
-            Some(eval) => self.numbers(eval, self.of_evaluation(eval)?, begun),
-        }
-    }
-
-    fn of_evaluation(&self, eval: ProgramId) -> Result<[usize; 2], TrainError> {
-        let program = self.device.program(eval);
-        let read = |name| output(program, name, Section::Microbatch);
-        Ok([read("loss.sum")?, read("loss.weight")?])
+    pub(super) fn evaluated(&mut self, begun: Evaluating) -> Result<[f64; 2], TrainError> {
+        let Evaluating { program, share, numbers } = begun;
+        let outputs = of_evaluation(self.device.program(program))?;
+        Ok(self.numbers(program, outputs, numbers)?.map(|number| number * share))
     }
 
     fn feed(&mut self, id: ProgramId, batch: &Batch) -> Result<(), TrainError> {
@@ -247,6 +270,32 @@ impl StateSource for Session<'_> {
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         let &index = self.states.get(name)?;
         self.device.read_state(self.train, index).ok()
+    }
+}
+
+/// Samples in one microbatch of a program: dim 0 of the batched inputs; 1 if there are none.
+fn samples(program: &Program) -> u64 {
+    let batched = program.inputs.iter().find(|input| input.batched);
+    batched.and_then(|input| input.ty.dims.first()?.size()).unwrap_or(1)
+}
+
+/// Where an evaluation program gives the sum of its losses, and of their weights.
+fn of_evaluation(program: &Program) -> Result<[usize; 2], TrainError> {
+    let read = |name| output(program, name, Section::Microbatch);
+    Ok([read("loss.sum")?, read("loss.weight")?])
+}
+
+/// Refuses an evaluation program that lacks an output, or whose states are not those of `train`.
+fn check_evaluation(
+    eval: &Program,
+    train: &Program,
+    states: &BTreeMap<String, usize>,
+) -> Result<(), TrainError> {
+    of_evaluation(eval)?;
+    let place = |name: &String| states.get(name).map(|&state| &train.states[state].view);
+    match eval.states.iter().find(|state| place(&state.name) != Some(&state.view)) {
+        Some(alone) => Err(lacks(train, "state at the place of", &alone.name)),
+        None => Ok(()),
     }
 }
 

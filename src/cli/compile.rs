@@ -13,11 +13,13 @@ use runtime::profile::{Profile, Share};
 use runtime::program::Target;
 
 use super::report::{self, Failure, Outcome, Severity};
+use super::resuming;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
 use crate::output::Folder;
 use crate::pipeline::Plan;
+use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup};
 use crate::{export, initialization, plan, sizes};
 
@@ -80,12 +82,10 @@ impl Compile {
             None => {
                 folder.clear()?;
                 self.write_plan(&folder, &ready)?;
+                Ok(Outcome::Done)
             }
-            Some((loader, steps)) => {
-                self.train(&folder, goes_on_in_place, &ready, &device, loader, *steps)?
-            }
+            Some((loader, steps)) => self.train(&folder, goes_on_in_place, &ready, &device, loader, *steps),
         }
-        Ok(Outcome::Done)
     }
 
     /// Refuses an output folder that cannot be used, before anything takes time; whether it holds the run that is gone
@@ -124,14 +124,15 @@ impl Compile {
             compilation::open_asking(&self.model, settings.optimizer.untied, &settings.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let mut passes = Plan::new(sizes::left_to_passes(&source.model, bindings), settings.flags(), 0);
+        let left = sizes::left_to_passes(&source.model, bindings.clone());
+        let mut passes = Plan::new(left, settings.flags(), 0);
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
         let microbatches = sizes::microbatches(&forward.module, settings.shapes.global_batch, data_ranks)?;
         let open = |_| training::open_data(&forward.module, settings, microbatches);
         let loader = settings.data.train.as_ref().map(open).transpose()?;
-        let training = loader.map(|loader| {
+        let mut training = loader.map(|loader| {
             let steps = match settings.run.length() {
                 Length::Steps(steps) => steps,
                 Length::Epochs(epochs) => epochs.saturating_mul(loader.steps_per_epoch()),
@@ -143,7 +144,12 @@ impl Compile {
         if let Some(rule) = settings.initial.init {
             initialization::initialize(&mut compilation, rule);
         }
-        let programs = Programs::lower(&compilation, microbatches, device.target)?;
+        let mut programs = Programs::lower(&compilation, microbatches, device.target)?;
+        if let Some((loader, _)) = &mut training {
+            let (path, sizes, plan) = (&self.model, &bindings, &passes);
+            let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
+            evaluate_all(loader, compiled, &mut programs, data_ranks);
+        }
         let plan = plan::Plan::new(&compilation, &programs, microbatches);
         Ok(Ready { source, compilation, programs, plan, training })
     }
@@ -157,7 +163,7 @@ impl Compile {
         on: &Chosen,
         loader: &Loader,
         steps: u64,
-    ) -> Result<(), Failure> {
+    ) -> Result<Outcome, Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
         loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
@@ -183,14 +189,21 @@ impl Compile {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
                 (device, training::start(compilation, settings, weights)?)
             }
-            Some(from) => (device()?, training::go_on(compilation, settings, loader, from, folder, report)?),
+            Some(from) => {
+                let device = device()?;
+                let start = training::go_on(compilation, settings, loader, from, folder, report)?;
+                let mut notes = resuming::changed_flags(from, settings);
+                notes.extend(resuming::check_length(from, start.step, steps, settings)?);
+                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                (device, start)
+            }
         };
         let stop = stop_on_signals()?;
         if !goes_on_in_place {
             folder.clear()?;
         }
         self.write_plan(folder, ready)?;
-        let setup = Setup { compilation, loader, settings, folder, steps };
+        let setup = Setup { compilation, programs, loader, settings, folder, steps };
         let outcome = training::train(&setup, device, start, &stop)?;
         let states = training::states_after(compilation, &outcome)?;
         let exported = export::export(source, compilation, &states, folder.path())?;
@@ -203,7 +216,7 @@ impl Compile {
             let peak = on_processor.then(|| runtime::cpu::peak_gflops(settings.device.threads));
             eprint!("{}", profile_table(&shares, peak));
         }
-        Ok(())
+        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
 
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
@@ -252,6 +265,21 @@ impl Compile {
             memory.constants as f64 / MIB,
             memory.lower_bound as f64 / MIB
         );
+    }
+}
+
+/// Adds a program for the last batch of an evaluation, where it is short and cannot be filled up. Samples that no program
+/// takes are left out of the evaluation, with a note.
+fn evaluate_all(loader: &mut Loader, compiled: Compiled, programs: &mut Programs, data_ranks: u64) {
+    let samples = loader.short_evaluation();
+    let beyond = samples % data_ranks;
+    loader.leave_out_of_evaluation(beyond, &format!("{data_ranks} data ranks share a batch equally"));
+    if samples == beyond {
+        return;
+    }
+    let short = compiled.evaluation_of(samples - beyond).and_then(|short| programs.add(&short));
+    if let Err(error) = short {
+        loader.leave_out_of_evaluation(samples - beyond, &error.message);
     }
 }
 

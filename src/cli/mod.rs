@@ -8,6 +8,7 @@ pub mod inspect;
 pub mod opt;
 pub mod reference;
 pub mod report;
+mod resuming;
 pub mod verify;
 
 use std::ffi::OsString;

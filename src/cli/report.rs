@@ -15,6 +15,9 @@ pub enum Outcome {
     Done,
     /// `verify` found a difference above the tolerance, or `doctor` a GPU that does not pass: exit code 3.
     Difference,
+    /// `compile` was asked to stop before the last step, by Ctrl-C or SIGTERM, and saved: exit code 130, as a shell gives a
+    /// program that Ctrl-C ended.
+    Stopped,
 }
 
 /// Why a subcommand could not go on.
@@ -72,6 +75,7 @@ pub fn finish(result: Result<Outcome, Failure>) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Difference) => ExitCode::from(3),
+        Ok(Outcome::Stopped) => ExitCode::from(130),
         Err(failure) => {
             print(Severity::Error, &failure.diagnostics());
             ExitCode::from(failure.exit_code())

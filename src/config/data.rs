@@ -16,8 +16,8 @@ use super::value::{ValueError, serialize_as_text};
 #[command(next_help_heading = "Data")]
 #[serde(rename_all = "kebab-case")]
 pub struct Data {
-    /// Train on DATA: text, .bin tokens, .npz, .safetensors, .csv or .csv.gz, a folder of one kind of them, or the word
-    /// `synthetic`
+    /// Train on DATA: text, .bin tokens, .npz, .safetensors, .csv or .csv.gz, .jsonl, a folder of one kind of them, or the
+    /// word `synthetic`
     #[arg(long, value_name = "DATA")]
     pub train: Option<DataSource>,
     /// Evaluate on DATA [default: the last 5 % of a text held out]
@@ -36,7 +36,7 @@ pub struct Data {
     #[arg(long, value_enum)]
     pub labels_from: Option<LabelsFrom>,
     /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers
-    /// from 1, as 2-65), a file, `positions`, `ones` or `zeros`; may be repeated
+    /// from 1, as 2-65), a field of a .jsonl, a file, `positions`, `ones` or `zeros`; may be repeated
     #[arg(long, value_name = "NAME=SOURCE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub input: Vec<InputBinding>,
@@ -132,7 +132,7 @@ pub enum InputSource {
     Ones,
     /// Zeros.
     Zeros,
-    /// The tensor of this name in the data, or these columns of it.
+    /// The tensor of this name in the data, or this field or these columns of it.
     Key(String),
     /// A file of its own: whatever has a folder or one of [`SUFFIXES`] in its name.
     File(PathBuf),

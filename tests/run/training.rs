@@ -47,7 +47,14 @@ pub(crate) fn train(
     };
     let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);
     folder.write(&[])?;
-    let setup = Setup { compilation: &compilation, loader: &loader, settings, folder: &folder, steps: STEPS };
+    let setup = Setup {
+        compilation: &compilation,
+        programs: &programs,
+        loader: &loader,
+        settings,
+        folder: &folder,
+        steps: STEPS,
+    };
     training::train(&setup, device, start, &AtomicBool::new(false)).map(drop)
 }
 

@@ -73,7 +73,7 @@ fn what_all_samples_share_is_the_same_in_all_files() {
             input("x", DType::F32, &[1, 2]),
             InputSpec { batched: false, ..input("scale", DType::F32, &[2]) },
         ],
-        label: None,
+        ..ModelSpec::default()
     };
     let write = |name: &str, scale: i64| {
         let scale = [scale, 2];

@@ -54,7 +54,7 @@ fn labels_are_the_next_tokens_also_across_samples() {
     let files = Files::new();
     let data = files.write("corpus.txt", "abcdefgh");
     let loader = Loader::new(&language_model(1, 3, None), &data, &options()).unwrap();
-    assert_eq!((loader.samples(), loader.steps_per_epoch(), loader.tokens_per_step()), (2, 2, 3));
+    assert_eq!((loader.samples(), loader.steps_per_epoch(), loader.tokens_per_step()), (2, 2, Some(3)));
     for step in 0..2 {
         let batch = loader.global_batch(step);
         let tokens = integers(&batch, "input_ids");
@@ -88,6 +88,48 @@ fn a_short_last_batch_without_an_ignored_label_is_left_out_with_a_note() {
     assert_eq!(loader.steps_per_epoch(), 2);
     assert!(loader.notes()[0].starts_with("the last 2 of 10 samples"), "{:?}", loader.notes());
     assert_eq!(loader.global_batch(5).samples, 4);
+}
+
+#[test]
+fn a_short_batch_whose_samples_meet_others_is_left_out_with_the_reason() {
+    let files = Files::new();
+    let reason = Some("`norm` reads every sample".to_owned());
+    let unfillable = Unfillable { training: reason, evaluation: None };
+    let spec = ModelSpec { unfillable, ..language_model(4, 1, Some(-100)) };
+    let data = counting(&files, 10);
+    let options = LoaderOptions { eval: Some(data.clone()), ..options() };
+    let loader = Loader::new(&spec, &data, &options).unwrap();
+    assert_eq!((loader.steps_per_epoch(), loader.short_evaluation()), (2, 0));
+    let note = "the last 2 of 10 samples of each epoch's order are left out: they do not fill a global batch of 4, and \
+                `norm` reads every sample";
+    assert_eq!(loader.notes(), [note]);
+    assert_eq!(loader.eval_batches().map(|batch| (batch.rows, batch.samples)).last(), Some((4, 2)));
+}
+
+#[test]
+fn an_evaluation_that_cannot_be_filled_up_ends_with_a_short_batch() {
+    let files = Files::new();
+    let data = counting(&files, 10);
+    let options = LoaderOptions { eval: Some(data.clone()), ..options() };
+    let mut loader = Loader::new(&language_model(4, 1, None), &data, &options).unwrap();
+    let sizes = |loader: &Loader| -> Vec<(u64, u64)> {
+        loader.eval_batches().map(|batch| (batch.rows, batch.samples)).collect()
+    };
+    assert_eq!((loader.short_evaluation(), sizes(&loader)), (2, vec![(4, 4), (4, 4), (2, 2)]));
+    loader.leave_out_of_evaluation(2, "it is a test");
+    assert_eq!((loader.short_evaluation(), sizes(&loader)), (0, vec![(4, 4), (4, 4)]));
+    let note = loader.notes().last().unwrap();
+    let beginning = "the evaluation leaves out the last 2 of the 10 samples of ";
+    assert!(note.starts_with(beginning) && note.ends_with(": it is a test"), "{note}");
+}
+
+#[test]
+fn data_smaller_than_a_batch_are_repeated_with_a_note() {
+    let files = Files::new();
+    let loader = Loader::new(&language_model(4, 1, Some(-100)), &counting(&files, 3), &options()).unwrap();
+    let note = &loader.notes()[0];
+    assert!(note.contains("has 3 samples, fewer than a global batch of 4"), "{note}");
+    assert_eq!((loader.steps_per_epoch(), loader.global_batch(0).samples), (1, 3));
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn arrays_feed_inputs_by_name_and_labels_are_not_shifted() {
     assert_eq!(batch.tensors["x"].to_f64s(), [0.0, 1.0, 10.0, 11.0, 20.0, 21.0]);
     assert_eq!(batch.tensors["x"].dims, [3, 2]);
     assert_eq!(integers(&batch, "labels"), [0, 1, 2]);
-    assert_eq!(loader.tokens_per_step(), 3);
+    assert_eq!(loader.tokens_per_step(), None);
     assert_eq!(loader.eval_samples(), 0);
 }
 
@@ -46,7 +46,7 @@ fn integers_and_bools_become_the_inputs_type() {
         &[("ids", DType::U8, &[1, 2], &[7, 200]), ("mask", DType::Bool, &[1, 2], &[1, 0])],
     );
     let inputs = vec![input("ids", DType::I32, &[1, 2]), input("mask", DType::F32, &[1, 2])];
-    let loader = Loader::new(&ModelSpec { inputs, label: None }, &data, &options()).unwrap();
+    let loader = Loader::new(&ModelSpec { inputs, ..ModelSpec::default() }, &data, &options()).unwrap();
     let batch = loader.global_batch(0);
     assert_eq!((batch.tensors["ids"].dtype, integers(&batch, "ids")), (DType::I32, vec![7, 200]));
     assert_eq!(batch.tensors["mask"].to_f64s(), [1.0, 0.0]);

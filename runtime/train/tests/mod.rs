@@ -7,6 +7,7 @@ mod going_on;
 mod on_gpu;
 mod on_ranks;
 mod scaling;
+mod short;
 
 use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
@@ -130,8 +131,8 @@ impl Setup {
         self.loader_of(self.microbatches)
     }
 
-    /// A loader of another number of the same microbatches.
-    fn loader_of(&self, microbatches: u64) -> Loader {
+    /// What the program takes.
+    fn spec(&self) -> ModelSpec {
         let dims = vec![GLOBAL_BATCH / self.microbatches, SEQUENCE];
         let (tokens, labels) = ("tokens".to_owned(), "labels".to_owned());
         let (dtype, batched) = (DType::I64, true);
@@ -139,9 +140,13 @@ impl Setup {
             InputSpec { name: tokens, dtype, dims: dims.clone(), batched, vocabulary: Some(VOCABULARY) };
         let (classes, ignore_index) = (Some(VOCABULARY), Some(-100));
         let label = LabelSpec { name: labels, dtype, dims, classes, ignore_index };
-        let spec = ModelSpec { inputs: vec![input], label: Some(label) };
+        ModelSpec { inputs: vec![input], label: Some(label), ..ModelSpec::default() }
+    }
+
+    /// A loader of another number of the same microbatches.
+    fn loader_of(&self, microbatches: u64) -> Loader {
         let options = LoaderOptions { seed: 3, microbatches, ..LoaderOptions::default() };
-        Loader::new(&spec, &DataSource::Path(self.corpus()), &options).unwrap()
+        Loader::new(&self.spec(), &DataSource::Path(self.corpus()), &options).unwrap()
     }
 
     /// Runs as the driver does, from the start or from the newest checkpoint.

@@ -34,7 +34,7 @@ impl Gpu {
     }
 }
 
-const SOUND: Gpu = Gpu { pace: Pace::Graphs, fails_after: None, change: |_| {} };
+pub(super) const SOUND: Gpu = Gpu { pace: Pace::Graphs, fails_after: None, change: |_| {} };
 
 fn on(gpu: Gpu) -> Setup {
     Setup { gpu: Some(gpu), ..setup() }

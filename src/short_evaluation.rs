@@ -1,0 +1,119 @@
+//! The evaluation of a last batch that is short: the same model, compiled for as many samples as are left.
+//!
+//! The whole plan runs again, so that the states have the same names, types and shardings; where they have not, or where the
+//! batch cannot be bound to that size, the samples are left out of the evaluation, and the user is told why.
+
+use crate::cli::report::Failure;
+use crate::compilation::{Compilation, Source};
+use crate::pipeline::Plan;
+use crate::sizes;
+use ir::{Definition, Diagnostic, Module, Op, Type, ValueId};
+use passes::Manager;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The evaluation of a batch of another size than the microbatch's.
+#[derive(Clone, Debug)]
+pub struct ShortEvaluation {
+    /// The program, with states of the training program.
+    pub module: Module,
+    /// What its sum and its weight are multiplied by, to be added to those of whole batches: its share of a microbatch where
+    /// every batch has the same weight, else 1.
+    pub share: f64,
+}
+
+/// A model as it was compiled for whole batches.
+#[derive(Clone, Copy, Debug)]
+pub struct Compiled<'a> {
+    /// The model's file.
+    pub path: &'a Path,
+    /// The model.
+    pub source: &'a Source,
+    /// The sizes that its dims were bound to.
+    pub sizes: &'a BTreeMap<String, u64>,
+    /// The passes that ran.
+    pub plan: &'a Plan,
+    /// The result.
+    pub compilation: &'a Compilation,
+}
+
+impl Compiled<'_> {
+    /// Compiles the evaluation of `samples` samples. Errors: a batch that cannot be bound to that size; states that are not
+    /// those of the training program.
+    pub fn evaluation_of(&self, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
+        let whole = batch(&self.compilation.forward)
+            .ok_or_else(|| Diagnostic::new("the program has no batched input"))?;
+        let sizes = sizes::with_batch(&self.source.model, self.sizes, whole, samples);
+        let source = Source::import(self.path, self.source.model.clone(), &sizes).map_err(first)?;
+        let mut plan = self.plan.clone();
+        plan.bind.sizes = sizes::left_to_passes(&source.model, sizes);
+        let short = source.compile(&plan, &Manager::default(), |_, _, _| {}).map_err(first)?;
+        self.check(&short, whole, samples)?;
+        let weights = [&self.compilation.forward, &short.forward].map(constant_weight);
+        let share = match weights {
+            [Some(whole_weight), Some(short_weight)] if whole_weight == short_weight => {
+                samples as f64 / whole as f64
+            }
+            _ => 1.0,
+        };
+        Ok(ShortEvaluation { module: short.evaluation, share })
+    }
+
+    /// Refuses a program that takes other inputs than the same of fewer samples, or has other states.
+    fn check(&self, short: &Compilation, whole: u64, samples: u64) -> Result<(), Diagnostic> {
+        let inputs = |module: &Module| -> Vec<(String, Type, bool)> {
+            let input =
+                |input: &ir::Input| (input.name.clone(), module.ty(input.value).clone(), input.batched);
+            module.inputs.iter().map(input).collect()
+        };
+        let mut expected = inputs(&self.compilation.forward);
+        for (_, ty, _) in expected.iter_mut().filter(|(_, _, batched)| *batched) {
+            ty.dims[0] = ir::Dim::known(samples);
+        }
+        if let Some((name, ty, _)) =
+            inputs(&short.forward).into_iter().find(|input| !expected.contains(input))
+        {
+            let message = format!("input `{name}` is {ty} when the batch of {whole} is bound to {samples}");
+            return Err(Diagnostic::new(message));
+        }
+        let training = &self.compilation.training;
+        let same = |state: &ir::State| {
+            training.state(&state.name).is_some_and(|id| training.states[id].ty == state.ty)
+        };
+        match short.evaluation.states.values().find(|state| !same(state)) {
+            Some(state) => {
+                let message = format!(
+                    "state `{}` is another for a batch of {samples} than for one of {whole}",
+                    state.name
+                );
+                Err(Diagnostic::new(message))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The size of dim 0 of the batched inputs.
+fn batch(module: &Module) -> Option<u64> {
+    let input = module.inputs.iter().find(|input| input.batched)?;
+    module.ty(input.value).dims.first()?.size()
+}
+
+/// The weight of a batch, if it is a number that does not depend on the batch's values.
+fn constant_weight(module: &Module) -> Option<f64> {
+    let mut value: ValueId = module.output("loss.weight")?.value;
+    loop {
+        let Definition::Node(id, _) = module.value(value).definition else { return None };
+        match &module.node(id).op {
+            Op::Splat(splat) => return Some(splat.value.get()),
+            Op::Reshape(_) | Op::Cast(_) | Op::Broadcast(_) => value = module.node(id).operands[0],
+            _ => return None,
+        }
+    }
+}
+
+/// The first of what was found wrong: the reader wants to know why, not all of it.
+fn first(failure: impl Into<Failure>) -> Diagnostic {
+    let found = failure.into().diagnostics().into_iter().next();
+    found.unwrap_or_else(|| Diagnostic::new("the program cannot be compiled"))
+}

@@ -114,6 +114,16 @@ impl Plan {
         ])
     }
 
+    /// The same with the casts that the user asked for: a program whose rounding is that of the compiled one.
+    pub fn rounded_reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
+        let mut reference = self.reference(parameters);
+        if self.precision != Precision::default() {
+            let optimizer = reference.passes.len() - 1;
+            reference.passes.insert(optimizer, self.precision.clone().into());
+        }
+        reference
+    }
+
     /// What turns the program that `done` passes of [`Plan::forward`] and [`Plan::training`] left into a whole step,
     /// with as few passes as will do: how a pass that broke something is found.
     pub fn rest(&self, done: usize, parameters: Vec<ParameterSpec>) -> Pipeline {

@@ -5,20 +5,26 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::{DType, Diagnostic, Module};
+use passes::Transform;
+use passes::loss::Decision;
+use passes::parameters::Parameters;
 use runtime::checkpoint::StateBytes;
 
 use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
-use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, PrecisionChoice, Seed, Shapes};
+use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
+use crate::verification::compare::{Difference, Kind};
+use crate::verification::execute::Execution;
 use crate::verification::report::Report;
-use crate::verification::{Subject, Tested, inputs};
+use crate::verification::rounding::{self, Rounding};
+use crate::verification::{Subject, Tested, assumptions, inputs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -61,7 +67,7 @@ pub struct Verify {
     /// Name the first pass whose result differs
     #[arg(long)]
     pub bisect: bool,
-    /// The largest error that passes [default: 1e-9 in mode exact; else 1e-5, with fp16 5e-3, with bf16 5e-2]
+    /// The largest error that passes, also where rounding explains more [default: 1e-9 in mode exact, 1e-5 with --against; else 1e-5, with fp16 5e-3, with bf16 5e-2]
     #[arg(long, value_name = "X", value_parser = positive)]
     pub tolerance: Option<f64>,
     /// Write the result as JSON
@@ -108,17 +114,13 @@ pub enum Mode {
 }
 
 impl Verify {
-    /// The largest error that passes.
-    pub fn tolerance(&self) -> f64 {
-        // Errors are relative to the largest number of a tensor; what rounds is the coarsest type of a step.
-        let coarsest = match self.precision.choice() {
-            _ if self.mode == Mode::Exact => return self.tolerance.unwrap_or(1e-9),
-            PrecisionChoice::Bf16 => DType::BF16,
-            _ if self.precision.grad_dtype == Some(DType::BF16) => DType::BF16,
-            PrecisionChoice::Fp16 => DType::F16,
-            PrecisionChoice::Fp32 => self.precision.grad_dtype.unwrap_or(DType::F32),
-        };
-        self.tolerance.unwrap_or(match coarsest {
+    /// The largest error that passes, for the compiled program.
+    pub fn tolerance(&self, module: &Module) -> f64 {
+        // Errors are relative to the largest number of a tensor, so the coarsest type of a step decides.
+        self.tolerance.unwrap_or_else(|| match rounding::coarsest(module) {
+            // The model's file has constants that the exporter rounded to f32.
+            _ if self.mode == Mode::Exact && self.against.is_some() => 1e-5,
+            _ if self.mode == Mode::Exact => 1e-9,
             DType::BF16 => 5e-2,
             DType::F16 => 5e-3,
             _ => 1e-5,
@@ -166,9 +168,12 @@ impl Verify {
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
         let plan = self.plan(sizes::left_to_passes(&source.model, bindings));
-        let mut stages = Vec::new();
+        let (mut stages, mut loss) = (Vec::new(), None);
         let mut compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
+                if pass == Parameters::NAME {
+                    loss = passes::loss::decide(module, &plan.loss).ok();
+                }
                 if self.bisect {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
@@ -180,8 +185,8 @@ impl Verify {
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
         match &self.against {
-            Some(path) => self.against_file(&subject, path),
-            None => self.against_reference(&source, &subject, &stages),
+            Some(path) => self.against_file(&source, &subject, loss.as_ref(), path),
+            None => self.against_reference(&source, &subject, loss.as_ref(), &stages),
         }
     }
 
@@ -189,6 +194,7 @@ impl Verify {
         &self,
         source: &Source,
         subject: &Subject,
+        loss: Option<&Decision>,
         stages: &[Stage],
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
@@ -196,51 +202,92 @@ impl Verify {
         let microbatches = inputs::draw(&subject.compilation.forward, self.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
-        let culprit = || {
+        let is_rounded = self.mode != Mode::Exact && self.tolerance.is_none();
+        let mut rounding = is_rounded.then(|| Rounding::new(source, subject, &microbatches, true));
+        let tolerance = self.tolerance(module);
+        let culprit = |rounding| {
             let expected =
                 Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
-            bisect(subject, stages, self.mode, self.tolerance(), expected)
+            bisect(subject, stages, self.mode, tolerance, expected, rounding)
         };
         let tested = match subject.run(Tested { module, cut: true }, self.mode, &microbatches) {
             // A program that cannot be run is found as one that computes something else: the failure names the pass.
-            Err(failure) if self.bisect => return Err(culprit().err().unwrap_or(failure)),
+            Err(failure) if self.bisect => {
+                return Err(culprit(rounding.as_mut()).err().unwrap_or(failure));
+            }
             tested => tested?,
         };
-        let mut report = self.empty_report(subject, "the untransformed graph".into());
-        report.differences = subject.compare(&tested, true, self.mode, (&reference, &expected))?;
+        let mut report = self.empty_report(subject, "the untransformed graph".into(), &tested);
+        report.differences = subject.compare(&tested, true, (&reference, &expected))?;
+        if let Some(rounding) = &mut rounding {
+            rounding.explain(&mut report.differences, tolerance, |difference| difference.name.clone())?;
+        }
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
-        report.passed = report.failed() == 0;
+        report.assumptions = vec![
+            assumptions::trained_tensors(&subject.compilation.parameters, None),
+            assumptions::loss(loss, false),
+            assumptions::batch(self.seed.seed, None),
+        ];
+        report.passed = !report.differs();
         if self.bisect && !report.passed {
-            report.culprit = culprit()?;
+            report.culprit = culprit(rounding.as_mut())?;
         }
         Ok(report)
     }
 
-    fn against_file(&self, subject: &Subject, path: &Path) -> Result<Report, Failure> {
+    fn against_file(
+        &self,
+        source: &Source,
+        subject: &Subject,
+        loss: Option<&Decision>,
+        path: &Path,
+    ) -> Result<Report, Failure> {
         let module = &subject.compilation.forward;
-        let numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
-        let outcome = against::run(subject, &numbers, self.mode)?;
+        let mut numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
+        numbers.name_outputs(&source.imported.module);
+        let mut outcome = against::run(subject, &numbers, self.mode)?;
+        let count = outcome.microbatches.len();
         let wanted = self.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
-        if let Some(wanted) = wanted.filter(|&wanted| wanted != outcome.microbatches as u64) {
+        if let Some(wanted) = wanted.filter(|&wanted| wanted != count as u64) {
             let message = format!(
-                "--global-batch asks for {wanted} microbatches, the inputs of {} are {}",
+                "--global-batch asks for {wanted} microbatches, the inputs of {} are {count}",
                 path.display(),
-                outcome.microbatches
             );
             return Err(Diagnostic::new(message).note("leave --global-batch away").into());
         }
-        let mut report = self.empty_report(subject, path.display().to_string());
-        report.microbatches = outcome.microbatches;
+        // Numbers in f64 that are compared with an exact program have no rounding to speak of.
+        if self.tolerance.is_none() && (self.mode != Mode::Exact || numbers.are_rounded()) {
+            let casts = self.mode != Mode::Exact;
+            let here = |difference: &Difference| outcome.name_here(difference);
+            let mut differences = outcome.differences.clone();
+            Rounding::new(source, subject, &outcome.microbatches, casts).explain(
+                &mut differences,
+                self.tolerance(&subject.compilation.training),
+                here,
+            )?;
+            outcome.differences = differences;
+        }
+        let mut report = self.empty_report(subject, path.display().to_string(), &outcome.execution);
+        report.microbatches = count;
         report.loss = outcome.execution.loss().filter(|_| numbers.labels);
+        let trained = |difference: &Difference| matches!(difference.kind, Kind::Loss | Kind::Gradient);
+        report.assumptions = vec![
+            assumptions::trained_tensors(&subject.compilation.parameters, Some(&outcome.trained_there)),
+            assumptions::loss(loss, outcome.differences.iter().any(trained)),
+            assumptions::batch(self.seed.seed, Some(&report.against)),
+        ];
         report.differences = outcome.differences;
         report.matched = outcome.matched;
         report.unmatched_there = outcome.unmatched_there;
         report.unmatched_here = outcome.unmatched_here;
-        report.passed = report.failed() == 0;
+        report.untrained = outcome.untrained;
+        report.trained_here_alone = outcome.trained_here_alone;
+        report.passed = !report.differs();
         Ok(report)
     }
 
-    fn empty_report(&self, subject: &Subject, against: String) -> Report {
+    fn empty_report(&self, subject: &Subject, against: String, tested: &Execution) -> Report {
+        let initial = subject.plan.precision.scaling.initial;
         Report {
             model: self.model.display().to_string(),
             against,
@@ -249,13 +296,18 @@ impl Verify {
             parameters: subject.layout.tensors.len(),
             microbatches: 1,
             loss: None,
-            tolerance: self.tolerance(),
+            smaller_loss_scale: tested.loss_scale().filter(|&scale| scale < initial),
+            overflows: tested.overflows(),
+            assumptions: Vec::new(),
+            tolerance: self.tolerance(&subject.compilation.training),
             passed: false,
             differences: Vec::new(),
             culprit: None,
             matched: Vec::new(),
             unmatched_there: Vec::new(),
             unmatched_here: Vec::new(),
+            untrained: Vec::new(),
+            trained_here_alone: Vec::new(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::compare::Difference;
 use super::execute::{Execution, Tensors};
+use super::rounding::Rounding;
 use super::{Subject, Tested};
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
@@ -42,19 +43,24 @@ pub struct Expected<'a> {
     pub microbatches: &'a [Tensors],
 }
 
-/// The first stage with an error above the tolerance. Errors: a stage that cannot be finished or run, named.
+/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain.
+/// Errors: a stage that cannot be finished or run, named.
 pub fn bisect(
     subject: &Subject,
     stages: &[Stage],
     mode: Mode,
     tolerance: f64,
     expected: Expected,
+    mut rounding: Option<&mut Rounding>,
 ) -> Result<Option<Culprit>, Failure> {
-    let largest = |tested: Tested| -> Result<Option<Difference>, Failure> {
+    let mut largest = |tested: Tested| -> Result<Option<Difference>, Failure> {
         let execution = subject.run(tested, mode, expected.microbatches)?;
         let against = (expected.reference, expected.execution);
-        let differences = subject.compare(&execution, tested.cut, mode, against)?;
-        Ok(differences.into_iter().next().filter(|difference| difference.error > tolerance))
+        let mut differences = subject.compare(&execution, tested.cut, against)?;
+        if let Some(rounding) = &mut rounding {
+            rounding.explain(&mut differences, tolerance, |difference| difference.name.clone())?;
+        }
+        Ok(differences.into_iter().find(|difference| difference.fails(tolerance)))
     };
     if mode != Mode::Exact
         && let Some(largest) = largest(Tested { module: expected.reference, cut: false })?

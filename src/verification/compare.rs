@@ -3,6 +3,7 @@
 //! The error of a tensor is `max|a - b| / max(max|b|, floor)`. The floor keeps tensors that are zero but for rounding
 //! from being compared with themselves: of a gradient it is 1e-4 of the largest gradient of all parameters, and so it
 //! is, each among its own kind, for new parameters and for the optimizer's states; of outputs and scalars it is 1e-4.
+//! An error fails when it is above the tolerance, and not explained by the error that rounding alone makes.
 
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, Part};
@@ -53,6 +54,43 @@ pub struct Difference {
     /// JSON has `null` for infinite.
     #[serde(serialize_with = "finite")]
     pub error: f64,
+    /// The largest number that is expected, in units of the error.
+    #[serde(skip)]
+    pub size: f64,
+    /// The error that rounding alone makes in the untransformed graph, where it was measured (see `rounding.rs`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rounding: Option<RoundingError>,
+}
+
+/// The error that rounding alone makes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RoundingError {
+    /// The largest that was found.
+    pub error: f64,
+    /// Whether it is larger than the exact numbers, so that these are zero but for rounding.
+    pub is_all: bool,
+}
+
+impl RoundingError {
+    /// The largest error that rounding explains: 4 times its own. Numbers that are zero but for rounding depend on the
+    /// order in which a program adds up, which the interpreter does exactly: 64 times.
+    pub fn explains(self) -> f64 {
+        let factor = if self.is_all { 64.0 } else { 4.0 };
+        if self.error.is_finite() { factor * self.error } else { 0.0 }
+    }
+}
+
+impl Difference {
+    /// An error beside which rounding was not measured.
+    pub fn new(kind: Kind, name: impl Into<String>, error: f64) -> Self {
+        Self { kind, name: name.into(), error, size: 1.0, rounding: None }
+    }
+
+    /// Whether the error is above the tolerance, and above the error that rounding explains.
+    pub fn fails(&self, tolerance: f64) -> bool {
+        let explained = self.rounding.map_or(0.0, RoundingError::explains);
+        self.error.is_nan() || self.error > tolerance.max(explained)
+    }
 }
 
 fn finite<S: Serializer>(error: &f64, serializer: S) -> Result<S::Ok, S::Error> {
@@ -101,7 +139,7 @@ pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Ve
         |name: &str| name.ends_with(')') || layout.tensors.iter().any(|tensor| tensor.name == name);
     for (name, value) in theirs.iter().filter(|(name, _)| !is_tensor(name)) {
         let error = ours.get(name).map_or(f64::INFINITY, |ours| error(ours, value, FLOOR));
-        differences.push(Difference { kind: Kind::Optimizer, name: name.clone(), error });
+        differences.push(Difference::new(Kind::Optimizer, name, error));
     }
     sort(&mut differences);
     differences
@@ -129,7 +167,7 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
             let errors = given.iter().zip(expected).map(|(given, expected)| error(given, expected, FLOOR));
             errors.fold(0.0, f64::max)
         });
-        differences.push(Difference { kind, name: name.clone(), error });
+        differences.push(Difference::new(kind, name, error));
     }
     differences
 }
@@ -155,13 +193,19 @@ fn parts(
         let given: Vec<Option<&Tensor>> =
             tensor.parts.iter().map(|part| ours.get(&key(&part.state))).collect();
         let name = if kind == Kind::Gradient { tensor.name.clone() } else { key(&tensor.name) };
-        let error = match expected(&tensor.name) {
-            Some(whole) => tensor_error(kind, tensor, &given, whole, floor),
+        let (error, size) = match expected(&tensor.name) {
+            Some(whole) => (tensor_error(kind, tensor, &given, whole, floor), relative_size(whole, floor)),
             None if given.iter().all(Option::is_none) => continue,
-            None => f64::INFINITY,
+            None => (f64::INFINITY, 1.0),
         };
-        differences.push(Difference { kind, name, error });
+        differences.push(Difference { size, ..Difference::new(kind, name, error) });
     }
+}
+
+/// The largest number of a tensor in units of its error.
+fn relative_size(tensor: &Tensor, floor: f64) -> f64 {
+    let size = largest([tensor].into_iter());
+    if size > 0.0 { size / size.max(floor) } else { 0.0 }
 }
 
 /// The error of a tensor of which the parts are given.
@@ -206,6 +250,19 @@ mod tests {
         assert_eq!(error(&tensor(&[1.0, 8.5]), &tensor(&[1.0, 8.0]), 0.0), 0.5 / 8.0);
         assert_eq!(error(&tensor(&[1e-9, 0.0]), &tensor(&[0.0, 0.0]), 1e-3), 1e-9 / 1e-3);
         assert_eq!(error(&tensor(&[0.0]), &tensor(&[0.0]), 0.0), 0.0);
+    }
+
+    #[test]
+    fn rounding_explains_errors_of_its_size_and_no_infinite_one() {
+        let fails = |error, rounding: Option<(f64, bool)>| {
+            let rounding = rounding.map(|(error, is_all)| RoundingError { error, is_all });
+            Difference { rounding, ..Difference::new(Kind::Gradient, "w", error) }.fails(1e-5)
+        };
+        assert!(!fails(1e-6, None) && fails(1e-4, None));
+        assert!(!fails(3.9e-4, Some((1e-4, false))) && fails(4.1e-4, Some((1e-4, false))));
+        assert!(!fails(6.3e-3, Some((1e-4, true))) && fails(6.5e-3, Some((1e-4, true))));
+        assert!(fails(f64::INFINITY, Some((1.0, true))) && fails(f64::INFINITY, Some((f64::INFINITY, true))));
+        assert!(fails(f64::NAN, Some((1.0, true))) && fails(1.0, Some((f64::INFINITY, true))));
     }
 
     #[test]

@@ -3,13 +3,15 @@
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use ir::interp::{self, StateValues};
-use ir::{Blob, Diagnostic, Module, State, Tensor, Type};
+use ir::{Blob, DType, Diagnostic, Module, State, Tensor, Type};
+use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::{Microbatches, Program};
 use runtime::ranks;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,6 +32,21 @@ impl Execution {
     pub fn last_outputs(&self, wanted: impl Fn(&str) -> bool) -> Tensors {
         let wanted = self.outputs.iter().filter(|(name, _)| wanted(name));
         wanted.filter_map(|(name, values)| Some((name.clone(), values.last()?.clone()))).collect()
+    }
+
+    /// The loss scale of the step, where the loss is scaled.
+    pub fn loss_scale(&self) -> Option<f64> {
+        self.outputs.get(SCALE)?.last().map(Tensor::item)
+    }
+
+    /// Whether the gradients are not finite even at the smallest loss scale.
+    pub fn overflows(&self) -> bool {
+        self.says(EXHAUSTED)
+    }
+
+    fn says(&self, output: &str) -> bool {
+        let said = self.outputs.get(output).and_then(|values| values.last());
+        said.is_some_and(|said| said.numbers().iter().any(|&number| number != 0.0))
     }
 
     /// The mean loss of the step.
@@ -107,6 +124,28 @@ impl<'m> Machine<'m> {
                 Ok(Execution { outputs, states: named(self.module, states) })
             }
             RunsOn::Device(_) => self.step(microbatches),
+        }
+    }
+}
+
+/// Runs one step of a program. Where its gradients overflow, the step is run again from a smaller loss scale, as a training
+/// run does until a step is not skipped: a skipped step has nothing to compare. Errors: as of [`Machine::new`].
+pub fn finite_step(
+    module: &Module,
+    mode: Mode,
+    microbatches: &[Tensors],
+    start: &Tensors,
+    backoff: f64,
+) -> Result<Execution, Failure> {
+    let mut start = Cow::Borrowed(start);
+    loop {
+        let execution = Machine::new(module, mode, microbatches.len(), &start)?.last_step(microbatches)?;
+        match execution.loss_scale() {
+            Some(scale) if execution.says(SKIPPED) && !execution.says(EXHAUSTED) => {
+                let smaller = Tensor::splat(DType::F32, vec![], scale * backoff);
+                start.to_mut().insert(SCALE.to_owned(), smaller);
+            }
+            _ => return Ok(execution),
         }
     }
 }

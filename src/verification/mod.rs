@@ -3,15 +3,17 @@
 //! The reference is the model through as few passes as will do ([`crate::pipeline::Plan::reference`]), in f64; it is
 //! given the set of parameters that the compiled program was found to have. Both start from the same weights, run one
 //! step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]), number by number
-//! ([`compare`]). [`bisect`] finds the pass that broke something; [`against`] takes the numbers from elsewhere.
+//! ([`compare`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the pass that broke something; [`against`] takes the numbers from elsewhere.
 
 pub mod against;
+pub mod assumptions;
 pub mod bisect;
 pub mod compare;
 pub mod execute;
 pub mod inputs;
 pub mod layout;
 pub mod report;
+pub mod rounding;
 mod update;
 
 use crate::cli::report::Failure;
@@ -19,9 +21,9 @@ use crate::cli::verify::Mode;
 use crate::compilation::{Compilation, Source};
 use crate::pipeline::Plan;
 use compare::Difference;
-use execute::{Execution, Machine, Tensors, with_tensors};
+use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::Missing;
-use ir::{Diagnostic, Module, Tensor};
+use ir::{Diagnostic, Module, Role, Tensor};
 use layout::Layout;
 use passes::Manager;
 use passes::parameters::{ParameterSpec, specs};
@@ -103,29 +105,32 @@ impl Subject {
         Machine::new(reference, Mode::Exact, microbatches.len(), &Tensors::new())?.last_step(microbatches)
     }
 
-    /// Runs one step of a program from the subject's weights.
+    /// Runs one step of a program from the subject's weights, with a loss scale at which no gradient overflows.
     pub fn run(&self, tested: Tested, mode: Mode, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         let module = with_tensors(tested.module.clone(), &self.tensors);
         let start = if tested.cut { &self.start } else { &self.tensors };
-        Machine::new(&module, mode, microbatches.len(), start)?.last_step(microbatches)
+        finite_step(&module, mode, microbatches, start, self.plan.precision.scaling.backoff)
     }
 
-    /// Compares what a program did with what the reference did. Where `mode` rounds, the new states are compared with
+    /// Compares a program's step with the reference's. The new parameters and the optimizer's states are compared with
     /// the exact update by the program's own gradients (see `update.rs`).
     pub fn compare(
         &self,
         tested: &Execution,
         cut: bool,
-        mode: Mode,
         (reference, expected): (&Module, &Execution),
     ) -> Result<Vec<Difference>, Failure> {
         let layout = if cut { self.layout.clone() } else { self.layout.whole() };
-        if mode == Mode::Exact {
-            return Ok(compare::compare(tested, &layout, expected));
-        }
-        let states = update::expected(reference, &self.plan.optimizer, &layout, tested)?;
+        let mut states = buffers(reference, &expected.states);
+        states.extend(update::expected(reference, &self.plan.optimizer, &layout, tested)?);
         Ok(compare::compare(tested, &layout, &Execution { states, outputs: expected.outputs.clone() }))
     }
+}
+
+/// The states that the model itself changes in a step, such as running statistics.
+fn buffers(module: &Module, states: &Tensors) -> Tensors {
+    let buffers = module.states.values().filter(|state| state.role == Role::Buffer);
+    buffers.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()
 }
 
 /// Refuses a model whose states do not fit this machine's memory in f64, twice over.

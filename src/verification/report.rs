@@ -1,5 +1,7 @@
 //! What a verification found, as a table for people and as JSON for programs.
 
+use super::against::Untrained;
+use super::assumptions::{ADVICE, Assumption};
 use super::bisect::Culprit;
 use super::compare::Difference;
 use serde::Serialize;
@@ -23,9 +25,17 @@ pub struct Report {
     pub microbatches: usize,
     /// The mean loss of the step, where there are labels.
     pub loss: Option<f64>,
+    /// The loss scale of the step, where the gradients overflow at the one that training begins with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smaller_loss_scale: Option<f64>,
+    /// Whether the gradients overflow even at the smallest loss scale.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub overflows: bool,
+    /// What both sides take from the compiler, and whether it was compared.
+    pub assumptions: Vec<Assumption>,
     /// The largest error that passes.
     pub tolerance: f64,
-    /// Whether no error is above it.
+    /// Whether no error is above it but those that rounding explains, and no tensor is trained there and not here.
     pub passed: bool,
     /// Every comparison, the largest error first.
     pub differences: Vec<Difference>,
@@ -37,6 +47,10 @@ pub struct Report {
     pub unmatched_there: Vec<String>,
     /// What the model has and the other side does not.
     pub unmatched_here: Vec<String>,
+    /// Tensors that have a gradient there and are not trained here.
+    pub untrained: Vec<Untrained>,
+    /// Tensors that are trained here and have a gradient of zeros there.
+    pub trained_here_alone: Vec<String>,
 }
 
 /// A tensor of the other side that was found in the model.
@@ -54,15 +68,26 @@ pub struct Match {
 const ROWS: usize = 12;
 
 impl Report {
-    /// Errors above the tolerance.
+    /// Errors above the tolerance that rounding does not explain.
     pub fn failed(&self) -> usize {
-        self.differences.iter().filter(|difference| difference.error > self.tolerance).count()
+        self.differences.iter().filter(|difference| difference.fails(self.tolerance)).count()
+    }
+
+    /// Errors above the tolerance that rounding explains.
+    pub fn explained(&self) -> usize {
+        let above = self.differences.iter().filter(|difference| difference.error > self.tolerance);
+        above.count() - self.failed()
+    }
+
+    /// Whether the two sides do not do the same.
+    pub fn differs(&self) -> bool {
+        self.failed() > 0 || self.untrained.iter().any(|one| one.fails)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, against, mode, parameters, microbatches, tolerance, .. } = self;
+        let Self { model, against, mode, parameters, microbatches, .. } = self;
         let of = if *microbatches == 1 { "microbatch" } else { "microbatches" };
         let mesh = self.mesh.iter().map(|mesh| format!("mesh {mesh}, ")).collect::<String>();
         writeln!(
@@ -72,28 +97,68 @@ impl fmt::Display for Report {
         if let Some(loss) = self.loss {
             writeln!(f, "loss {loss:.9}")?;
         }
-        self.matches(f)?;
-        let shown = self.failed().clamp(5, ROWS).min(self.differences.len());
-        writeln!(f, "\nlargest errors\n{:>9}  {:<10} name", "error", "kind")?;
-        for Difference { kind, name, error } in &self.differences[..shown] {
-            writeln!(f, "{error:>9.2e}  {kind:<10} {}", name.escape_debug())?;
-        }
-        match self.differences.len() - shown {
-            0 => writeln!(f)?,
-            more => writeln!(f, "{:>9}  and {more} more\n", "")?,
-        }
-        match self.failed() {
-            0 => writeln!(f, "equal: no error is above {tolerance:e}"),
-            failed => {
-                let of = self.differences.len();
-                writeln!(f, "DIFFERENT: {failed} of {of} errors are above the tolerance {tolerance:e}")
+        match self.smaller_loss_scale {
+            Some(scale) if self.overflows => {
+                writeln!(f, "the gradients overflow f16 at the smallest loss scale, {scale}")?
             }
-        }?;
+            Some(scale) => writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger one")?,
+            None => {}
+        }
+        self.assumptions.iter().try_for_each(|assumption| writeln!(f, "{assumption}"))?;
+        if self.assumptions.iter().all(|assumption| !assumption.checked) {
+            writeln!(f, "{ADVICE}")?;
+        }
+        self.matches(f)?;
+        self.largest_errors(f)?;
+        self.verdict(f)?;
         self.culprit.iter().try_for_each(|culprit| write!(f, "{culprit}"))
     }
 }
 
 impl Report {
+    /// The errors that fail, or the largest few.
+    fn largest_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (failed, others): (Vec<_>, Vec<_>) =
+            self.differences.iter().partition(|difference| difference.fails(self.tolerance));
+        let shown = failed.len().clamp(5, ROWS).min(self.differences.len());
+        writeln!(f, "\nlargest errors\n{:>9}  {:<10} name", "error", "kind")?;
+        for Difference { kind, name, error, rounding, .. } in failed.into_iter().chain(others).take(shown) {
+            let rounding = rounding.map(|rounding| match rounding.is_all {
+                true => format!("  (zero but for rounding, which makes {:.2e})", rounding.error),
+                false => format!("  (rounding alone makes {:.2e})", rounding.error),
+            });
+            let (name, rounding) = (name.escape_debug(), rounding.unwrap_or_default());
+            writeln!(f, "{error:>9.2e}  {kind:<10} {name}{rounding}")?;
+        }
+        match self.differences.len() - shown {
+            0 => writeln!(f),
+            more => writeln!(f, "{:>9}  and {more} more\n", ""),
+        }
+    }
+
+    fn verdict(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (failed, tolerance) = (self.failed(), self.tolerance);
+        let explained = match self.explained() {
+            0 => String::new(),
+            count => format!(", but {count} that rounding alone explains"),
+        };
+        let untrained = self.untrained.iter().filter(|one| one.fails).count();
+        if untrained > 0 {
+            writeln!(f, "DIFFERENT: {untrained} tensors have a gradient there and are not trained here")?;
+        }
+        match failed {
+            0 if untrained > 0 => writeln!(f, "no error of the others is above {tolerance:e}{explained}"),
+            0 => writeln!(f, "equal: no error is above {tolerance:e}{explained}"),
+            failed => {
+                let of = self.differences.len();
+                writeln!(
+                    f,
+                    "DIFFERENT: {failed} of {of} errors are above the tolerance {tolerance:e}{explained}"
+                )
+            }
+        }
+    }
+
     fn matches(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Match { there, here, how } in self.matched.iter().filter(|found| !found.how.is_empty()) {
             writeln!(f, "  `{}` is `{}`, {how}", there.escape_debug(), here.escape_debug())?;
@@ -108,13 +173,26 @@ impl Report {
         if !self.unmatched_here.is_empty() {
             writeln!(f, "only here: {}", list(&self.unmatched_here))?;
         }
+        if !self.untrained.is_empty() {
+            writeln!(f, "trained there and not here:")?;
+        }
+        for Untrained { there, why, .. } in &self.untrained {
+            writeln!(f, "  `{}` {why}", there.escape_debug())?;
+        }
+        if !self.trained_here_alone.is_empty() {
+            writeln!(
+                f,
+                "trained here and not there: {}; --freeze leaves a tensor as it is",
+                list(&self.trained_here_alone)
+            )?;
+        }
         Ok(())
     }
 }
 
 impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { kind, name, error } = &self.largest;
+        let Difference { kind, name, error, .. } = &self.largest;
         let off = format!("the {kind} `{}` is off by {error:.2e}", name.escape_debug());
         match &self.pass {
             Some(pass) => writeln!(f, "broken by pass {} `{pass}`: after it {off}", self.number),

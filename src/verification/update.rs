@@ -1,8 +1,8 @@
 //! The update of a step alone: given gradients, new parameters.
 //!
-//! In modes that round, states after the step are compared with this and not with the reference's own step: where a
-//! gradient is zero but for rounding, Adam's first step goes by the sign of the rounding, and two correct programs
-//! differ by the whole learning rate. The gradients themselves are compared with the reference's.
+//! States after the step are compared with this and not with the reference's own step: where a gradient is zero but for
+//! rounding, Adam's first step goes by the sign of the rounding, and two correct programs differ by the whole learning
+//! rate. The gradients themselves are compared with the reference's, so that no error goes unseen.
 
 use super::execute::{Execution, Machine, Tensors};
 use super::layout::Layout;
@@ -46,7 +46,10 @@ fn program(reference: &Module, optimizer: &Optimizer, gradients: &Tensors) -> Re
     let mut b = Builder::new(&mut module, "verify");
     b.at(At::End(Phase::Update));
     for (name, input) in inputs {
-        let sum = b.one(Accumulate, &[input]).map_err(Diagnostic::from)?;
+        // The compiled program may keep weights of the file in f32 that are half there: the gradient is f32 too.
+        let parameter = name.strip_prefix("grad.").and_then(|name| reference.state(name));
+        let dtype = parameter.map_or(b.ty(input).dtype, |parameter| reference.states[parameter].ty.dtype);
+        let sum = b.one(Accumulate, &[input]).and_then(|sum| b.cast(sum, dtype)).map_err(Diagnostic::from)?;
         b.tables().add_output(name, sum);
     }
     // A training program reports its loss; this one has none to tell.

@@ -67,7 +67,7 @@ impl Planted {
     pub(crate) fn differences(&self, stages: &[Stage], mode: Mode) -> Vec<Difference> {
         let module = &stages.last().expect("a pipeline has passes").module;
         let tested = done(self.subject.run(Tested { module, cut: true }, mode, &self.microbatches));
-        done(self.subject.compare(&tested, true, mode, (&self.reference, &self.expected)))
+        done(self.subject.compare(&tested, true, (&self.reference, &self.expected)))
     }
 
     /// What bisecting finds.
@@ -84,7 +84,7 @@ impl Planted {
     ) -> Result<Option<Culprit>, Failure> {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };
-        bisect(&self.subject, stages, mode, tolerance, expected)
+        bisect(&self.subject, stages, mode, tolerance, expected, None)
     }
 
     /// The fault makes an error above the tolerance of each mode, and the pass is named.

@@ -1,7 +1,7 @@
 //! The file of `--against`: numbers that another program computed, sorted by what their keys say they are.
 
 use crate::verification::execute::Tensors;
-use ir::{Diagnostic, Module, Tensor, Type};
+use ir::{DType, Diagnostic, Module, Tensor, Type};
 use runtime::data::Table;
 use std::path::Path;
 
@@ -44,6 +44,22 @@ impl Numbers {
         Ok(numbers)
     }
 
+    /// Whether the numbers were computed in a type with fewer digits than f64.
+    pub fn are_rounded(&self) -> bool {
+        let computed = self.outputs.values().chain(self.gradients.values());
+        computed.into_iter().any(|tensor| tensor.dtype != DType::F64)
+    }
+
+    /// Gives outputs that have a position for a name (`output.0`) the names of the model's outputs.
+    pub fn name_outputs(&mut self, model: &Module) {
+        let named = std::mem::take(&mut self.outputs).into_iter().map(|(name, tensor)| {
+            let position = name.parse::<usize>().ok().filter(|_| model.output(&name).is_none());
+            let output = position.and_then(|position| model.outputs.get(position));
+            (output.map_or(name, |output| output.name.clone()), tensor)
+        });
+        self.outputs = named.collect();
+    }
+
     fn sort(&mut self, key: &str, tensor: Tensor, module: &Module, label: Option<&str>) {
         let is_output = |name: &str| module.output(name).is_some();
         if let Some(name) = key.strip_prefix("input.") {
@@ -69,7 +85,6 @@ impl Numbers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::DType;
 
     #[test]
     fn keys_say_what_numbers_are() {
@@ -85,5 +100,18 @@ mod tests {
         assert_eq!(numbers.parameters.len() + numbers.gradients.len(), 2);
         assert!(numbers.labels);
         assert_eq!(numbers.unknown, ["hidden"]);
+    }
+
+    #[test]
+    fn outputs_may_be_given_by_their_position() {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[2]), true);
+        ["logits", "hidden"].iter().for_each(|name| module.add_output(*name, x));
+        let mut numbers = Numbers::default();
+        for name in ["1", "7", "loss"] {
+            numbers.outputs.insert(name.into(), Tensor::splat(DType::F32, vec![2], 1.0));
+        }
+        numbers.name_outputs(&module);
+        assert_eq!(numbers.outputs.keys().collect::<Vec<_>>(), ["7", "hidden", "loss"]);
     }
 }

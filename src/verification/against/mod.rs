@@ -2,7 +2,9 @@
 
 pub mod file;
 pub mod matching;
+pub mod untrained;
 
+use super::assumptions::TrainedThere;
 use super::compare::{self, Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::inputs;
@@ -18,6 +20,7 @@ use ir::{DType, Diagnostic, Module, Tensor};
 use matching::{By, Found, Ours, Theirs};
 use passes::parameters::ParameterReport;
 use std::collections::BTreeMap;
+pub use untrained::Untrained;
 
 /// What the comparison found.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,10 +33,25 @@ pub struct Outcome {
     pub unmatched_there: Vec<String>,
     /// Parameters and outputs that no key belongs to.
     pub unmatched_here: Vec<String>,
-    /// Microbatches in the step.
-    pub microbatches: usize,
+    /// Tensors that have a gradient there and are not trained here.
+    pub untrained: Vec<Untrained>,
+    /// Tensors that are trained here and have a gradient of zeros there.
+    pub trained_here_alone: Vec<String>,
+    /// What the file says about the set of trained tensors.
+    pub trained_there: TrainedThere,
+    /// The inputs of the step.
+    pub microbatches: Vec<Tensors>,
     /// What the program did.
     pub execution: Execution,
+}
+
+impl Outcome {
+    /// The name that the model's file has for the tensor of a difference.
+    pub fn name_here(&self, difference: &Difference) -> String {
+        let matched = self.matched.iter().find(|found| found.there == difference.name);
+        let is_tensor = matches!(difference.kind, Kind::Gradient | Kind::Parameter);
+        matched.filter(|_| is_tensor).map_or(&difference.name, |found| &found.here).clone()
+    }
 }
 
 /// The name of the program's labels.
@@ -56,7 +74,10 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
         matched: Vec::new(),
         unmatched_there: numbers.unknown.clone(),
         unmatched_here: Vec::new(),
-        microbatches: microbatches.len(),
+        untrained: Vec::new(),
+        trained_here_alone: Vec::new(),
+        trained_there: TrainedThere { gradients: numbers.gradients.len(), missing: 0 },
+        microbatches,
         execution,
     };
     compare_outputs(&mut outcome, module, numbers);
@@ -162,7 +183,7 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
         let given = if is_loss { given.reshaped(expected.sizes.clone()) } else { given };
         let error = compare::error(&given, expected, FLOOR);
         let kind = if is_loss { Kind::Loss } else { Kind::Output };
-        outcome.differences.push(Difference { kind, name: name.clone(), error });
+        outcome.differences.push(Difference::new(kind, name, error));
     }
     let internal = |name: &str| {
         name == "lr" || name == "grad_norm" || name.starts_with("loss") || name.starts_with("grad.")
@@ -184,7 +205,7 @@ fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Number
             let cuts = lies.cut(mine, expected);
             let error =
                 cuts.map_or(f64::INFINITY, |(mine, expected)| compare::error(&mine, &expected, floor));
-            outcome.differences.push(Difference { kind, name: theirs.name.to_owned(), error });
+            outcome.differences.push(Difference::new(kind, theirs.name, error));
         };
         if let Some(value) = theirs.value {
             compare(Kind::Parameter, &ours.value, value, FLOOR);
@@ -193,17 +214,32 @@ fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Number
             let zero = || Tensor::splat(ours.value.dtype, ours.value.sizes.clone(), 0.0);
             let gradient = gradients[*i].clone().unwrap_or_else(zero);
             compare(Kind::Gradient, &gradient, expected, FLOOR * largest);
+            let is_zero_there = expected.numbers().iter().all(|&number| number == 0.0);
+            if is_zero_there && !untrained::is_zero(&gradient, largest) {
+                outcome.trained_here_alone.push(ours.names[0].clone());
+            }
         }
         let by = if *by == By::Value { "by its value" } else { "" };
         let how = [by.to_owned(), lies.words()].into_iter().filter(|words| !words.is_empty());
         let how = how.collect::<Vec<_>>().join(", ");
         outcome.matched.push(Match { there: theirs.name.to_owned(), here: ours.names[0].clone(), how });
     }
-    let missing = theirs.iter().enumerate().filter(|(j, _)| found.iter().all(|found| found.theirs != *j));
-    outcome.unmatched_there.extend(missing.map(|(_, theirs)| format!("parameter {}", theirs.name)));
+    let has_gradient = |i: usize| {
+        let there = found.iter().filter(|found| found.ours == i).map(|found| theirs[found.theirs].name);
+        there.into_iter().any(|name| numbers.gradients.contains_key(name))
+    };
+    outcome.trained_there.missing = (0..ours.len()).filter(|&i| !has_gradient(i)).count();
     let not_found = |i: usize| !theirs.is_empty() && found.iter().all(|found| found.ours != i);
     let missing = ours.iter().enumerate().filter(|(i, _)| not_found(*i));
     outcome.unmatched_here.extend(missing.map(|(_, ours)| format!("parameter {}", ours.names[0])));
+
+    let is_found = |j: usize| found.iter().any(|found| found.theirs == j);
+    let left = theirs.iter().enumerate().filter(|(j, _)| !is_found(*j)).map(|(_, theirs)| theirs.clone());
+    let (trained, others) = untrained::with_gradients(left.collect(), numbers, largest);
+    outcome.untrained = untrained::explain(subject, &ours, &trained);
+    // A tensor with a gradient of zeros is trained by neither side.
+    let unknown = others.iter().filter(|theirs| !numbers.gradients.contains_key(theirs.name));
+    outcome.unmatched_there.extend(unknown.map(|theirs| format!("parameter {}", theirs.name)));
     Ok(())
 }
 
@@ -224,10 +260,13 @@ fn theirs(numbers: &Numbers) -> Vec<Theirs<'_>> {
 fn ours(subject: &Subject, reported: &Tensors) -> Result<(Vec<Ours>, Vec<Option<Tensor>>), Diagnostic> {
     let (mut ours, mut gradients) = (Vec::new(), Vec::new());
     for tensor in &subject.layout.tensors {
-        let named = |report: &&ParameterReport| report.data == tensor.name;
-        let aliases = subject.compilation.parameters.iter().find(named).map(|report| &report.aliases);
+        let is_it = |report: &&ParameterReport| {
+            report.data == tensor.name || report.tied.as_ref().is_some_and(|tie| tie.data == tensor.name)
+        };
         let mut names = vec![tensor.name.clone()];
-        names.extend(aliases.into_iter().flatten().cloned());
+        for report in subject.compilation.parameters.iter().filter(is_it) {
+            names.extend(report.aliases.iter().chain([&report.data]).cloned());
+        }
         names.extend(tensor.parts.iter().map(|part| part.state.clone()));
         let (value, gradient) = match tensor.parts.as_slice() {
             [part] if part.views.len() > 1 => (

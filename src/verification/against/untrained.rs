@@ -1,0 +1,96 @@
+//! Tensors that have a gradient in the file of `--against` and are not trained here.
+//!
+//! Such a tensor is the mistake that no other comparison finds: the program is right, and trains less than the module's
+//! author meant. A tensor without a gradient there, or with one of zeros, is trained by neither side.
+
+use super::file::Numbers;
+use super::matching::{self, Ours, Theirs};
+use crate::verification::Subject;
+use crate::verification::compare::largest;
+use crate::verification::rounding::unit;
+use ir::Tensor;
+use passes::parameters::{ParameterReport, RowRole};
+use serde::Serialize;
+
+/// A tensor that has a gradient there and is not trained here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Untrained {
+    /// Its name there.
+    pub there: String,
+    /// Why it is not trained here, and how it would be.
+    pub why: String,
+    /// Whether the user did not ask for it.
+    pub fails: bool,
+}
+
+/// Whether a gradient is zero but for the rounding of its file.
+pub fn is_zero(gradient: &Tensor, largest_of_all: f64) -> bool {
+    largest([gradient].into_iter()) <= 8.0 * unit(gradient.dtype) * largest_of_all
+}
+
+/// Explains each of `theirs`, which are no tensors that are trained here and have a gradient.
+pub(super) fn explain(subject: &Subject, trained: &[Ours], theirs: &[Theirs]) -> Vec<Untrained> {
+    let (reports, others): (Vec<&ParameterReport>, Vec<Ours>) = not_trained(subject).into_iter().unzip();
+    let found = matching::find(&others, theirs);
+    let explain = |(index, theirs): (usize, &Theirs)| {
+        let report = found.iter().find(|found| found.theirs == index).map(|found| reports[found.ours]);
+        let there = theirs.name.to_owned();
+        let Some(report) = report else {
+            return Untrained { there, why: lost(trained, theirs), fails: true };
+        };
+        let name = &report.data;
+        let why = match report.frozen {
+            true => format!("is `{name}`, which --freeze or --train-only leaves as it is"),
+            false => format!("is `{name}`, which was taken for a constant: {}", report.reason),
+        };
+        Untrained { there, why, fails: !report.frozen }
+    };
+    theirs.iter().enumerate().map(explain).collect()
+}
+
+/// The tensors of the model's file that are not trained, with their values.
+fn not_trained(subject: &Subject) -> Vec<(&ParameterReport, Ours)> {
+    let compilation = &subject.compilation;
+    let value = |report: &ParameterReport| {
+        let row = compilation.forward.data.values().find(|row| row.name == report.data)?;
+        ir::interp::file_tensor(row)
+    };
+    let not_trained =
+        compilation.parameters.iter().filter(|report| report.frozen || report.role != RowRole::Parameter);
+    let named = |report: &ParameterReport| {
+        std::iter::once(&report.data).chain(&report.aliases).cloned().collect::<Vec<String>>()
+    };
+    not_trained
+        .filter_map(|report| Some((report, Ours { names: named(report), value: value(report)? })))
+        .collect()
+}
+
+/// Why the model's file has no such tensor.
+fn lost(trained: &[Ours], theirs: &Theirs) -> String {
+    let equal = |ours: &&Ours| {
+        let value = theirs.value.filter(|value| value.sizes == ours.value.sizes);
+        value.is_some_and(|value| {
+            Tensor { dtype: ours.value.dtype, ..value.clone() }.rounded().numbers() == ours.value.numbers()
+        })
+    };
+    match trained.iter().find(equal) {
+        Some(ours) => format!(
+            "has the numbers of `{}`, into which the exporter merged it; export with optimize=False",
+            ours.names[0]
+        ),
+        None => "is no tensor of the model's file: the exporter computed a constant from it, or left it out; export \
+                 with optimize=False"
+            .to_owned(),
+    }
+}
+
+/// The tensors of `theirs` that are not found here, sorted into those with a gradient and the others.
+pub(super) fn with_gradients<'a>(
+    theirs: Vec<Theirs<'a>>,
+    numbers: &Numbers,
+    largest_of_all: f64,
+) -> (Vec<Theirs<'a>>, Vec<Theirs<'a>>) {
+    theirs.into_iter().partition(|theirs| {
+        numbers.gradients.get(theirs.name).is_some_and(|gradient| !is_zero(gradient, largest_of_all))
+    })
+}

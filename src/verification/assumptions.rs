@@ -1,0 +1,117 @@
+//! What a comparison takes for granted, so that a user knows which mistakes it cannot find.
+//!
+//! Both sides of a verification train the same tensors, minimise the same loss and read the same batch. Only numbers of
+//! the original module (`--against`) can tell that one of these is not what the module's author meant.
+
+use ir::Claim;
+use passes::loss::Decision;
+use passes::parameters::{ParameterReport, RowRole};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A choice of the compiler, and whether the comparison would notice that it is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Assumption {
+    /// What was chosen: `trained tensors`, `loss`, `batch`.
+    pub about: &'static str,
+    /// The choice, and how it was made.
+    pub says: String,
+    /// Whether the other side says it as well, so that it was compared.
+    pub checked: bool,
+}
+
+impl fmt::Display for Assumption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let checked = if self.checked { "compared" } else { "not compared" };
+        write!(f, "{:<17}{checked}: {}", self.about, self.says)
+    }
+}
+
+/// How many tensors of the file are trained, and where that comes from. `theirs` is what `--against` says of the set.
+pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere>) -> Assumption {
+    let (trained, others): (Vec<_>, Vec<_>) = reports.iter().partition(|report| is_trained(report));
+    let total = reports.len();
+    let mut says = format!("{} of the {total} float tensors that the model reads", trained.len());
+    for (count, source) in counts(&trained) {
+        says += &format!("; {count} by {source}");
+    }
+    if !others.is_empty() {
+        let others: Vec<String> =
+            counts(&others).into_iter().map(|(count, source)| format!("{count} by {source}")).collect();
+        says += &format!("; not trained: {}", others.join(", "));
+    }
+    let checked = theirs.is_some_and(|theirs| theirs.gradients > 0 && theirs.missing == 0);
+    match theirs {
+        Some(theirs) if theirs.gradients > 0 && theirs.missing > 0 => {
+            says += &format!("; the file has no gradient for {} of those that are trained", theirs.missing);
+        }
+        _ => {}
+    }
+    Assumption { about: "trained tensors", says, checked }
+}
+
+/// What the file of `--against` says about the set of trained tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrainedThere {
+    /// Gradients in the file.
+    pub gradients: usize,
+    /// Tensors that are trained here and have no gradient there.
+    pub missing: usize,
+}
+
+fn is_trained(report: &ParameterReport) -> bool {
+    report.role == RowRole::Parameter && !report.frozen
+}
+
+/// How many tensors have their role from each source.
+fn counts(reports: &[&ParameterReport]) -> Vec<(usize, &'static str)> {
+    let mut counts: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for report in reports {
+        *counts.entry(source(report)).or_default() += 1;
+    }
+    counts.into_iter().map(|(source, count)| (count, source)).collect()
+}
+
+/// Where the role of a tensor comes from, in words that follow "by".
+pub fn source(report: &ParameterReport) -> &'static str {
+    match report.claim {
+        _ if report.frozen => "--freeze or --train-only",
+        Some(Claim::Asked) => "--train-also",
+        Some(Claim::Parameter | Claim::Buffer | Claim::Unlisted) => "the exporter's list of parameters",
+        _ if report.tied.is_some() => "equal bytes with another parameter",
+        _ if report.role == RowRole::Buffer => "being a running statistic",
+        Some(Claim::Named | Claim::Literal) => "their names and how the graph reads them",
+        None => "how the graph reads them",
+    }
+}
+
+/// The loss that is minimised, and how it was recognised.
+pub fn loss(decision: Option<&Decision>, checked: bool) -> Assumption {
+    let says = match decision {
+        Some(Decision::CrossEntropy { output, .. }) => {
+            format!("the cross-entropy of output `{output}` with given labels, which is not in the model")
+        }
+        Some(Decision::Mean { output, .. }) => format!("output `{output}` of the model, a mean"),
+        Some(Decision::Opaque { output, .. }) => {
+            format!("output `{output}` of the model; every microbatch weighs the same")
+        }
+        None => "as `compile` says".to_owned(),
+    };
+    Assumption { about: "loss", says, checked }
+}
+
+/// The numbers that both sides are given.
+pub fn batch(seed: u64, file: Option<&str>) -> Assumption {
+    let says = match file {
+        Some(file) => format!("that of {file}"),
+        None => {
+            format!("numbers that were made up (--seed {seed}); your data may reach other parts of the model")
+        }
+    };
+    Assumption { about: "batch", says, checked: file.is_some() }
+}
+
+/// The advice that ends a comparison with the untransformed graph.
+pub const ADVICE: &str = "\
+the strongest check is --against, with numbers that scripts/reference.py computes for your PyTorch module (docs/verify.md)";

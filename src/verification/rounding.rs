@@ -1,0 +1,161 @@
+//! The error that rounding alone makes.
+//!
+//! Some numbers of a step are nothing but rounding, in every correct program. The gradient of a bias that a batch norm
+//! cancels is zero; an activation at the kink of a ReLU or of a max pooling falls to either side. This module measures
+//! how far such numbers move, on a program that is not the tested one: the untransformed graph with the casts of
+//! `precision`, in the interpreter that rounds every value. Each sample moves every weight by a random part of a
+//! rounding unit first (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002, 1997). The samples are taken only when an
+//! error is above the tolerance, and until they explain it.
+
+use super::compare::{self, Difference, Kind, RoundingError};
+use super::execute::{Execution, Tensors, finite_step, with_tensors};
+use super::layout::Layout;
+use super::{Subject, buffers};
+use crate::cli::report::Failure;
+use crate::cli::verify::Mode;
+use crate::compilation::Source;
+use ir::tensor::Elements;
+use ir::{DType, Module, Phase, Tensor, random};
+use std::collections::BTreeMap;
+
+/// The most samples. The largest of so many is rarely a quarter of another.
+const SAMPLES: u64 = 8;
+
+/// The samples of a step, and the largest error of each number that they made.
+#[derive(Debug)]
+pub struct Rounding<'a> {
+    source: &'a Source,
+    subject: &'a Subject,
+    microbatches: &'a [Tensors],
+    /// Whether the casts of `precision` are a part of the rounding.
+    casts: bool,
+    program: Option<RoundedProgram>,
+    samples: u64,
+    largest: BTreeMap<(Kind, String), RoundingError>,
+}
+
+/// The untransformed program whose values are rounded, and the numbers of the exact one.
+#[derive(Debug)]
+struct RoundedProgram {
+    module: Module,
+    /// The rounding unit of the coarsest type.
+    unit: f64,
+    layout: Layout,
+    exact: Execution,
+}
+
+impl<'a> Rounding<'a> {
+    /// The rounding of a step on these inputs; nothing is run yet. `casts` says whether the compiled program rounds to
+    /// the types that the user asked for, or the model's own types alone matter.
+    pub fn new(source: &'a Source, subject: &'a Subject, microbatches: &'a [Tensors], casts: bool) -> Self {
+        let largest = BTreeMap::new();
+        Self { source, subject, microbatches, casts, program: None, samples: 0, largest }
+    }
+
+    /// Writes beside each error that rounding alone makes. Takes samples until they explain the errors above the
+    /// tolerance, or are many. `here` gives the name that the model's file has for the tensor of a difference.
+    pub fn explain(
+        &mut self,
+        differences: &mut [Difference],
+        tolerance: f64,
+        here: impl Fn(&Difference) -> String,
+    ) -> Result<(), Failure> {
+        // The new parameters and optimizer states are compared with the exact update by the program's own gradients.
+        let is_open = |difference: &Difference| {
+            let measured = !matches!(difference.kind, Kind::Parameter);
+            measured && difference.error.is_finite() && difference.fails(tolerance)
+        };
+        loop {
+            for difference in differences.iter_mut().filter(|difference| difference.error > tolerance) {
+                difference.rounding = self.largest.get(&(difference.kind, here(difference))).copied();
+            }
+            if self.samples == SAMPLES || !differences.iter().any(is_open) {
+                return Ok(());
+            }
+            self.sample()?;
+        }
+    }
+
+    fn sample(&mut self) -> Result<(), Failure> {
+        self.samples += 1;
+        let program = match self.program.take() {
+            Some(program) => program,
+            None => self.prepare()?,
+        };
+        let weights = moved(&self.subject.tensors, program.unit, self.samples);
+        let module = with_tensors(program.module.clone(), &weights);
+        let backoff = self.subject.plan.precision.scaling.backoff;
+        let mut rounded = finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), backoff)?;
+        rounded.states = buffers(&module, &rounded.states);
+        for sample in compare::compare(&rounded, &program.layout, &program.exact) {
+            let Difference { kind, name, error, size, .. } = sample;
+            let none = RoundingError { error: 0.0, is_all: false };
+            let largest = self.largest.entry((kind, name)).or_insert(none);
+            largest.error = largest.error.max(error);
+            largest.is_all = size < largest.error;
+        }
+        self.program = Some(program);
+        Ok(())
+    }
+
+    fn prepare(&self) -> Result<RoundedProgram, Failure> {
+        let reference = self.subject.reference(self.source)?;
+        let module = match self.casts {
+            true => self.source.run(&self.subject.plan.rounded_reference(self.subject.specs()))?,
+            false => reference.clone(),
+        };
+        let mut exact = self.subject.run_reference(&reference, self.microbatches)?;
+        exact.states = buffers(&reference, &exact.states);
+        let unit = unit(coarsest(&module));
+        Ok(RoundedProgram { module, unit, layout: self.subject.layout.whole(), exact })
+    }
+}
+
+/// The float type with the fewest digits that a program computes with or keeps.
+pub fn coarsest(module: &Module) -> DType {
+    let nodes = module.nodes().filter(|(_, node)| node.phase != Phase::Prepare);
+    let computed = nodes.flat_map(|(_, node)| &node.results).map(|&value| module.ty(value).dtype);
+    let kept = module.states.values().map(|state| state.ty.dtype);
+    let floats = computed.chain(kept).filter(|dtype| dtype.is_float() && *dtype != DType::F64);
+    floats.fold(DType::F32, |coarsest, dtype| if unit(dtype) > unit(coarsest) { dtype } else { coarsest })
+}
+
+/// The largest relative error of rounding to a float type.
+pub fn unit(dtype: DType) -> f64 {
+    let digits = match dtype {
+        DType::BF16 => 8,
+        DType::F16 => 11,
+        DType::F32 => 24,
+        _ => 53,
+    };
+    0.5f64.powi(digits)
+}
+
+/// The tensors with every float moved by a random part of a rounding unit.
+fn moved(tensors: &Tensors, unit: f64, sample: u64) -> Tensors {
+    let mut moved = tensors.clone();
+    for (name, tensor) in &mut moved {
+        let stream = random::stream(name);
+        if let Tensor { elements: Elements::Float(elements), .. } = tensor {
+            for (index, element) in elements.iter_mut().enumerate() {
+                *element *= 1.0 + unit * random::normal(sample, stream, index as u64).clamp(-1.0, 1.0);
+            }
+        }
+    }
+    moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_move_by_a_part_of_a_rounding_unit_and_otherwise_in_each_sample() {
+        let ones = Tensor::splat(DType::F32, vec![100], 1.0);
+        let tensors: Tensors = [("w".to_owned(), ones)].into();
+        let [first, second] = [1, 2].map(|sample| moved(&tensors, 0.25, sample));
+        assert_ne!(first, second);
+        assert!(first["w"].floats().iter().all(|x| (0.75..=1.25).contains(x)));
+        assert!(first["w"].floats().iter().any(|x| (x - 1.0).abs() > 0.1));
+    }
+}

@@ -71,12 +71,17 @@ def named_outputs(outputs) -> dict[str, torch.Tensor]:
 
 def without_dropout(module: torch.nn.Module) -> list[str]:
     """Switches dropout off, since its random numbers differ between programs. Returns the names of the layers."""
-    dropouts = torch.nn.modules.dropout._DropoutNd
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, dropouts)}
-    dropped = [name for name, layer in layers.items() if layer.training and layer.p > 0]
-    for layer in layers.values():
-        layer.p = 0.0
-    return dropped
+    switched_off = []
+    for name, layer in module.named_modules():
+        # Dropout layers have a share `p`; attention, recurrent and other layers have a number such as `dropout`.
+        is_dropout = isinstance(layer, torch.nn.modules.dropout._DropoutNd)
+        for attribute, value in list(vars(layer).items()):
+            is_share = isinstance(value, float) and 0.0 < value <= 1.0
+            if is_share and (is_dropout and attribute == "p" or "drop" in attribute):
+                setattr(layer, attribute, 0.0)
+                if layer.training:
+                    switched_off.append(name or "the module")
+    return switched_off
 
 
 @contextlib.contextmanager
@@ -97,19 +102,32 @@ def run(
     module = copy.deepcopy(module).to(dtype)
     dropped = without_dropout(module)
     if dropped:
-        print(f"dropout is off in {', '.join(dropped)}: give `verify` --dropout off", file=sys.stderr)
+        print(f"dropout is off in {len(dropped)} layers: give `verify` --dropout off", file=sys.stderr)
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     parameters = inspect.signature(module.forward).parameters
-    with default_dtype(dtype):
+    if labels is not None and labels.is_floating_point():
+        labels = labels.to(dtype)
+
+    def forward():
         by_name = all(name in parameters for name in cast)
         outputs = module(**cast) if by_name else module(*cast.values())
-        if labels is not None and labels.is_floating_point():
-            labels = labels.to(dtype)
         if labels is not None:
-            value = (loss or cross_entropy)(outputs, labels)
-        else:
-            value = (loss or own_loss)(outputs)
+            return outputs, (loss or cross_entropy)(outputs, labels)
+        return outputs, (loss or own_loss)(outputs)
+
+    with default_dtype(dtype):
+        buffers = copy.deepcopy(dict(module.named_buffers()))
+        with torch.no_grad():
+            first = forward()[1]
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        outputs, value = forward()
         value.backward()
+    if not torch.equal(first, value):
+        raise SystemExit(
+            f"the module has a loss of {first.item()} and then of {value.item()} on the same batch: it draws random numbers "
+            "(dropout, stochastic depth); switch them off, or give --eval"
+        )
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
     return named_outputs(outputs), value, gradients
 
@@ -145,7 +163,7 @@ def write_reference(
     else:
         try:
             outputs, value, gradients = run(module, inputs, labels, loss, torch.float64)
-        except (RuntimeError, TypeError) as error:
+        except RuntimeError as error:
             print(f"the module does not run in f64 ({error}); f32 is used", file=sys.stderr)
             outputs, value, gradients = run(module, inputs, labels, loss, torch.float32)
     if output_names:
@@ -180,6 +198,8 @@ def load(place: str):
         raise SystemExit(f"{file}: not a Python file")
     code = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(code)
+    if not hasattr(code, name):
+        raise SystemExit(f"{file} has no `{name}`")
     return getattr(code, name)
 
 

@@ -23,7 +23,7 @@ use crate::pipeline::Plan;
 use compare::Difference;
 use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::Missing;
-use ir::{Diagnostic, Module, Role, Tensor};
+use ir::{Diagnostic, Module, Role, State, Tensor};
 use layout::Layout;
 use passes::Manager;
 use passes::parameters::{ParameterSpec, specs};
@@ -121,16 +121,17 @@ impl Subject {
         (reference, expected): (&Module, &Execution),
     ) -> Result<Vec<Difference>, Failure> {
         let layout = if cut { self.layout.clone() } else { self.layout.whole() };
-        let mut states = buffers(reference, &expected.states);
+        let mut states = other_states(reference, &expected.states);
         states.extend(update::expected(reference, &self.plan.optimizer, &layout, tested)?);
         Ok(compare::compare(tested, &layout, &Execution { states, outputs: expected.outputs.clone() }))
     }
 }
 
-/// The states that the model itself changes in a step, such as running statistics.
-fn buffers(module: &Module, states: &Tensors) -> Tensors {
-    let buffers = module.states.values().filter(|state| state.role == Role::Buffer);
-    buffers.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()
+/// The states that are neither trained nor the optimizer's: running statistics, counts of samples and steps.
+fn other_states(module: &Module, states: &Tensors) -> Tensors {
+    let is_other = |state: &&State| !matches!(state.role, Role::Parameter | Role::Optimizer | Role::Scaler);
+    let others = module.states.values().filter(is_other);
+    others.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()
 }
 
 /// Refuses a model whose states do not fit this machine's memory in f64, twice over.

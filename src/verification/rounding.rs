@@ -10,7 +10,7 @@
 use super::compare::{self, Difference, Kind, RoundingError};
 use super::execute::{Execution, Tensors, finite_step, with_tensors};
 use super::layout::Layout;
-use super::{Subject, buffers};
+use super::{Subject, other_states};
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use crate::compilation::Source;
@@ -86,7 +86,7 @@ impl<'a> Rounding<'a> {
         let module = with_tensors(program.module.clone(), &weights);
         let backoff = self.subject.plan.precision.scaling.backoff;
         let mut rounded = finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), backoff)?;
-        rounded.states = buffers(&module, &rounded.states);
+        rounded.states = other_states(&module, &rounded.states);
         for sample in compare::compare(&rounded, &program.layout, &program.exact) {
             let Difference { kind, name, error, size, .. } = sample;
             let none = RoundingError { error: 0.0, is_all: false };
@@ -105,7 +105,7 @@ impl<'a> Rounding<'a> {
             false => reference.clone(),
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;
-        exact.states = buffers(&reference, &exact.states);
+        exact.states = other_states(&reference, &exact.states);
         let unit = unit(coarsest(&module));
         Ok(RoundedProgram { module, unit, layout: self.subject.layout.whole(), exact })
     }

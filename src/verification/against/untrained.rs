@@ -9,7 +9,7 @@ use crate::verification::Subject;
 use crate::verification::compare::largest;
 use crate::verification::rounding::unit;
 use ir::Tensor;
-use passes::parameters::{ParameterReport, RowRole};
+use passes::parameters::RowRole;
 use serde::Serialize;
 
 /// A tensor that has a gradient there and is not trained here.
@@ -30,39 +30,48 @@ pub fn is_zero(gradient: &Tensor, largest_of_all: f64) -> bool {
 
 /// Explains each of `theirs`, which are no tensors that are trained here and have a gradient.
 pub(super) fn explain(subject: &Subject, trained: &[Ours], theirs: &[Theirs]) -> Vec<Untrained> {
-    let (reports, others): (Vec<&ParameterReport>, Vec<Ours>) = not_trained(subject).into_iter().unzip();
+    let (reasons, others): (Vec<Reason>, Vec<Ours>) = not_trained(subject).into_iter().unzip();
     let found = matching::find(&others, theirs);
     let explain = |(index, theirs): (usize, &Theirs)| {
-        let report = found.iter().find(|found| found.theirs == index).map(|found| reports[found.ours]);
         let there = theirs.name.to_owned();
-        let Some(report) = report else {
-            return Untrained { there, why: lost(trained, theirs), fails: true };
-        };
-        let name = &report.data;
-        let why = match report.frozen {
-            true => format!("is `{name}`, which --freeze or --train-only leaves as it is"),
-            false => format!("is `{name}`, which was taken for a constant: {}", report.reason),
-        };
-        Untrained { there, why, fails: !report.frozen }
+        match found.iter().find(|found| found.theirs == index).map(|found| &reasons[found.ours]) {
+            Some(Reason { why, asked_for }) => Untrained { there, why: why.clone(), fails: !asked_for },
+            None => Untrained { there, why: lost(trained, theirs), fails: true },
+        }
     };
     theirs.iter().enumerate().map(explain).collect()
 }
 
-/// The tensors of the model's file that are not trained, with their values.
-fn not_trained(subject: &Subject) -> Vec<(&ParameterReport, Ours)> {
+/// Why a tensor of the model's file is not trained.
+struct Reason {
+    why: String,
+    /// Whether the user asked for it.
+    asked_for: bool,
+}
+
+/// The float tensors of the model's file that are not trained, with their values.
+fn not_trained(subject: &Subject) -> Vec<(Reason, Ours)> {
     let compilation = &subject.compilation;
-    let value = |report: &ParameterReport| {
-        let row = compilation.forward.data.values().find(|row| row.name == report.data)?;
-        ir::interp::file_tensor(row)
+    let rows = compilation.forward.data.values().filter(|row| row.ty.dtype.is_float());
+    let not_trained = |row: &ir::Data| {
+        let name = &row.name;
+        let report = compilation.parameters.iter().find(|report| report.data == *name);
+        let why = match report {
+            Some(report) if report.frozen => {
+                format!("is `{name}`, which --freeze or --train-only leaves as it is")
+            }
+            Some(report) if report.role == RowRole::Parameter => return None,
+            Some(report) => format!("is `{name}`, which was taken for a constant: {}", report.reason),
+            None => format!("is `{name}` {}, which was taken for a constant", row.ty),
+        };
+        let aliases = report.into_iter().flat_map(|report| report.aliases.iter().cloned());
+        let ours = Ours {
+            names: std::iter::once(name.clone()).chain(aliases).collect(),
+            value: ir::interp::file_tensor(row)?,
+        };
+        Some((Reason { why, asked_for: report.is_some_and(|report| report.frozen) }, ours))
     };
-    let not_trained =
-        compilation.parameters.iter().filter(|report| report.frozen || report.role != RowRole::Parameter);
-    let named = |report: &ParameterReport| {
-        std::iter::once(&report.data).chain(&report.aliases).cloned().collect::<Vec<String>>()
-    };
-    not_trained
-        .filter_map(|report| Some((report, Ours { names: named(report), value: value(report)? })))
-        .collect()
+    rows.filter_map(not_trained).collect()
 }
 
 /// Why the model's file has no such tensor.

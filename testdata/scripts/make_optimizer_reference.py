@@ -118,7 +118,7 @@ def flat(tensors: dict) -> dict:
 reference = {
     "torch": torch.__version__.split("+")[0],
     "shapes": SHAPES,
-    "recorded": RECORDED,
+    "recorded-loss": RECORDED,
     "initial": flat(initial),
     "gradients": [flat(gradient) for gradient in gradients],
     "runs": [run(*arguments) for arguments in RUNS],

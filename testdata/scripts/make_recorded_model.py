@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes testdata/models/recorded.*: a freshly initialised network whose parameters the exporters merge and drop, with the numbers that
+"""Writes testdata/models/recorded-loss.*: a freshly initialised network whose parameters the exporters merge and drop, with the numbers that
 PyTorch computes for it, in the form of make_fixtures.py.
 
 Two norms share their scales and biases, a bias of zeros is dropped, an embedding has a padding row, one branch is detached, and slopes,
@@ -47,10 +47,10 @@ def main() -> None:
     inputs = {"x": torch.randint(TOKENS, (4, 6)), "labels": torch.randint(CLASSES, (4, 6))}
     inputs["x"][:, -1] = 0
     example = Example(Recorded(), inputs)
-    export_model(example.model.eval(), inputs, FOLDER / "recorded.dynamo.onnx", output_names=["loss"])
+    export_model(example.model.eval(), inputs, FOLDER / "recorded-loss.dynamo.onnx", output_names=["loss"])
     arrays, results = numbers(example)
-    numpy.savez_compressed(FOLDER / "recorded.train.npz", **arrays)
-    (FOLDER / "recorded.train.json").write_text(json.dumps(results, indent=1))
+    numpy.savez_compressed(FOLDER / "recorded-loss.train.npz", **arrays)
+    (FOLDER / "recorded-loss.train.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -252,14 +252,14 @@ fn a_flag_of_another_subcommand_does_not_exist_here() {
     check_error(
         "inspect m.onnx --train t.txt",
         expect![[r#"
-        error: unexpected argument '--train' found
+            error: unexpected argument '--train' found
 
-          tip: a similar argument exists: '--train-only'
+              tip: a similar argument exists: '--train-also'
 
-        Usage: trainyard inspect --train-only <PATTERN> <MODEL.onnx|DIR>
+            Usage: trainyard inspect --train-also <PATTERN> <MODEL.onnx|DIR>
 
-        For more information, try '--help'.
-    "#]],
+            For more information, try '--help'.
+        "#]],
     );
 }
 

@@ -135,6 +135,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/positives-loss.dynamo.onnx: trainable, 4 parameters, 276 elements
             {}
+        models/recorded-loss.dynamo.onnx: trainable, 15 parameters, 534 elements
+            {"cross_entropy":1,"layer_norm":3}
         models/resnet.dynamo.onnx: trainable, 42 parameters, 702186 elements
             {"cross_entropy":1}
         models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
@@ -149,7 +151,7 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {}
         gpt2-bytes.onnx: trainable, 52 parameters, 834304 elements
             {"attention":4,"cross_entropy":1,"gelu_tanh":4,"layer_norm":9}
-        gpt2-fresh.onnx: trainable, 12 parameters, 107648 elements
+        gpt2-fresh.onnx: trainable, 28 parameters, 109312 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
     "#]]
     .assert_eq(&table);
@@ -160,30 +162,30 @@ fn a_small_model_as_text() {
     check(
         &["models/mlp.dynamo.onnx"],
         expect![[r#"
-        models/mlp.dynamo.onnx: can be trained
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[8, 64]
-          gives    logits f32[8, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+            models/mlp.dynamo.onnx: can be trained
+              made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+              takes    x f32[8, 64]
+              gives    logits f32[8, 10]
+              holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
 
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+            6 parameters, 17,226 elements trained
+              m.net.0.weight  f32[128, 64]  listed by the exporter; weight of a contraction, node "node_linear" (Gemm, opset 20)
+              m.net.0.bias    f32[128]      listed by the exporter; bias, node "node_linear" (Gemm, opset 20)
+              m.net.2.weight  f32[64, 128]  listed by the exporter; weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+              m.net.2.bias    f32[64]       listed by the exporter; bias, node "node_linear_1" (Gemm, opset 20)
+              m.net.4.weight  f32[10, 64]   listed by the exporter; weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+              m.net.4.bias    f32[10]       listed by the exporter; bias, node "node_linear_2" (Gemm, opset 20)
 
-        patterns found: 1 cross_entropy
-        forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
+            patterns found: 1 cross_entropy
+            forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
 
-        a step of 1 microbatch of 8 samples: 1.05 MFLOP
-          forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
-          backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
-          update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
-        memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
+            a step of 1 microbatch of 8 samples: 1.05 MFLOP
+              forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
+              backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
+              update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
+            memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
 
-    "#]],
+        "#]],
     );
 }
 
@@ -230,9 +232,10 @@ fn a_small_model_as_json() {
             "tensors": [
               {
                 "aliases": [],
+                "author": "m.net.0.weight",
                 "frozen": false,
                 "name": "m.net.0.weight",
-                "reason": "weight of a contraction, node \"node_linear\" (Gemm, opset 20)",
+                "reason": "listed by the exporter; weight of a contraction, node \"node_linear\" (Gemm, opset 20)",
                 "role": "parameter",
                 "states": [
                   {

@@ -29,26 +29,26 @@ fn dims_that_have_no_size_are_named_and_the_rest_is_shown() {
     check(
         &["models/mlp.dynamo-dyn.onnx"],
         expect![[r#"
-        models/mlp.dynamo-dyn.onnx: can be trained once its dims are bound
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[batch, 64]
-          gives    logits f32[batch, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+            models/mlp.dynamo-dyn.onnx: can be trained once its dims are bound
+              made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+              takes    x f32[batch, 64]
+              gives    logits f32[batch, 10]
+              holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
 
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+            6 parameters, 17,226 elements trained
+              m.net.0.weight  f32[128, 64]  listed by the exporter; weight of a contraction, node "node_linear" (Gemm, opset 20)
+              m.net.0.bias    f32[128]      listed by the exporter; bias, node "node_linear" (Gemm, opset 20)
+              m.net.2.weight  f32[64, 128]  listed by the exporter; weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+              m.net.2.bias    f32[64]       listed by the exporter; bias, node "node_linear_1" (Gemm, opset 20)
+              m.net.4.weight  f32[10, 64]   listed by the exporter; weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+              m.net.4.bias    f32[10]       listed by the exporter; bias, node "node_linear_2" (Gemm, opset 20)
 
-        patterns found: none
-        forward program: 8 nodes: 3 add, 3 contract, 2 relu
+            patterns found: none
+            forward program: 8 nodes: 3 add, 3 contract, 2 relu
 
 
-        dims without a size: `batch`; to see more, bind them: --bind batch=SIZE
-    "#]],
+            dims without a size: `batch`; to see more, bind them: --bind batch=SIZE
+        "#]],
     );
     let bound = json(&["models/mlp.dynamo-dyn.onnx", "--bind", "batch=4"]);
     assert_eq!((&bound["support"], &bound["step"]["batch"]), (&"trainable".into(), &4.into()));
@@ -136,27 +136,27 @@ fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
     check(
         &["models/mlp.dynamo.onnx", "--loss", "model"],
         expect![[r#"
-        models/mlp.dynamo.onnx: can be imported, and cannot be trained so, for 1 reason
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[8, 64]
-          gives    logits f32[8, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+            models/mlp.dynamo.onnx: can be imported, and cannot be trained so, for 1 reason
+              made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+              takes    x f32[8, 64]
+              gives    logits f32[8, 10]
+              holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
 
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+            6 parameters, 17,226 elements trained
+              m.net.0.weight  f32[128, 64]  listed by the exporter; weight of a contraction, node "node_linear" (Gemm, opset 20)
+              m.net.0.bias    f32[128]      listed by the exporter; bias, node "node_linear" (Gemm, opset 20)
+              m.net.2.weight  f32[64, 128]  listed by the exporter; weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+              m.net.2.bias    f32[64]       listed by the exporter; bias, node "node_linear_1" (Gemm, opset 20)
+              m.net.4.weight  f32[10, 64]   listed by the exporter; weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+              m.net.4.bias    f32[10]       listed by the exporter; bias, node "node_linear_2" (Gemm, opset 20)
 
-        patterns found: none
-        forward program: 8 nodes: 3 add, 3 contract, 2 relu
+            patterns found: none
+            forward program: 8 nodes: 3 add, 3 contract, 2 relu
 
-        error: the model has no loss: no output is a float scalar
-          = its outputs are `logits` f32[8, 10]
-          = use --loss cross-entropy
-    "#]],
+            error: the model has no loss: no output is a float scalar
+              = its outputs are `logits` f32[8, 10]
+              = use --loss cross-entropy
+        "#]],
     );
 }
 

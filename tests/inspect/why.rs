@@ -21,13 +21,13 @@ fn why_says_what_a_tensor_is() {
               because: added to activations, as position embeddings are that the exporter folded, node "node_add_1" (Add, opset 20)
 
             `m.transformer.h.0.attn.c_attn.weight` f32[128, 384] is a parameter
-              because: weight of a contraction, node "node_Split_326" (Split, opset 20)
+              because: listed by the exporter; weight of a contraction, node "node_Split_326" (Split, opset 20)
                 state m.transformer.h.0.attn.c_attn.weight[:,0..128] f32[128, 128] = [slice 1 0 128]
                 state m.transformer.h.0.attn.c_attn.weight[:,128..256] f32[128, 128] = [slice 1 128 128]
                 state m.transformer.h.0.attn.c_attn.weight[:,256..384] f32[128, 128] = [slice 1 256 128]
 
             `m.transformer.h.0.attn.c_attn.weight` f32[128, 384] is a parameter
-              because: weight of a contraction, node "node_Split_326" (Split, opset 20)
+              because: listed by the exporter; weight of a contraction, node "node_Split_326" (Split, opset 20)
                 state m.transformer.h.0.attn.c_attn.weight[:,0..128] f32[128, 128] = [slice 1 0 128]
                 state m.transformer.h.0.attn.c_attn.weight[:,128..256] f32[128, 128] = [slice 1 128 128]
                 state m.transformer.h.0.attn.c_attn.weight[:,256..384] f32[128, 128] = [slice 1 256 128]
@@ -47,7 +47,7 @@ fn why_knows_tensors_by_their_module_path() {
         &["models/llama.dynamo.onnx", "--why=m.model.layers.0.self_attn.q_proj.weight"],
         expect![[r#"
             `val_110` f32[128, 128] is a parameter
-              because: weight of a contraction, node "node_linear" (MatMul, opset 20)
+              because: listed by the exporter; weight of a contraction, node "node_linear" (MatMul, opset 20)
                 also called m.model.layers.0.self_attn.q_proj.weight
         "#]],
     );

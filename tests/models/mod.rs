@@ -164,7 +164,7 @@ pub(crate) const POSITIVES_LOSS: Fixture =
 pub(crate) const JOINED_LOSS: Fixture = OWN_LOSS;
 /// Freshly initialised: what the exporter merged, dropped, renamed and detached is in its record alone.
 pub(crate) const RECORDED: Fixture =
-    Fixture { file: "recorded.dynamo", model: "recorded", batch: 4, parameters: 15, ..OWN_LOSS };
+    Fixture { file: "recorded-loss.dynamo", model: "recorded-loss", batch: 4, parameters: 15, ..OWN_LOSS };
 /// With batch norms that train. Rounding grows in them, and AdamW divides by it where gradients are small.
 pub(crate) const RESNET_TRAINMODE: Fixture = Fixture {
     file: "resnet.legacy-trainmode",

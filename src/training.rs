@@ -6,7 +6,8 @@ use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
 use crate::output::Folder;
 use anyhow::Context;
 use ir::interp::Missing;
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Module, Phase};
+use passes::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT};
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states, load_weights,
@@ -31,8 +32,6 @@ use std::sync::atomic::AtomicBool;
 const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
 /// Those that it reads where the loss is scaled.
 const SCALING_OUTPUTS: [&str; 3] = [SKIPPED, SCALE, EXHAUSTED];
-/// The outputs that an evaluation reads.
-pub(crate) const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
 
 /// The two programs of a run. They share their states.
 #[derive(Clone, Debug)]
@@ -47,7 +46,9 @@ impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
     pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
         let training = lower_step(&compilation.training, microbatches, target)?;
-        let outputs = Some(&EVALUATION_OUTPUTS[..]);
+        let outputs = evaluation_outputs(&compilation.evaluation);
+        let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        let outputs = Some(&outputs[..]);
         let shared = LowerOptions { outputs, states_of: Some(&training), target, ..LowerOptions::default() };
         let evaluation = lower(&compilation.evaluation, &shared)?;
         Ok(Self { training: Arc::new(training), evaluation: Arc::new(evaluation) })
@@ -64,21 +65,35 @@ impl Programs {
 pub fn lower_step(module: &Module, microbatches: u64, target: Target) -> Result<Program, Diagnostic> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let outputs = outputs(module);
+    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
     lower(module, &LowerOptions { microbatches, outputs, target, ..LowerOptions::default() })
 }
 
 /// The outputs of a step that the loop reads.
-fn outputs(module: &Module) -> Vec<&'static str> {
+fn outputs(module: &Module) -> Vec<String> {
     let scaling = SCALING_OUTPUTS.into_iter().filter(|name| module.output(name).is_some());
-    TRAINING_OUTPUTS.into_iter().chain(scaling).collect()
+    let is_metric = |output: &&ir::Output| {
+        output.name.starts_with(METRIC) && module.phase_of(output.value) == Phase::Update
+    };
+    let metrics = module.outputs.iter().filter(is_metric).map(|output| output.name.clone());
+    TRAINING_OUTPUTS.into_iter().chain(scaling).map(str::to_owned).chain(metrics).collect()
+}
+
+/// The outputs that an evaluation reads: the classes of the loss.
+pub(crate) fn evaluation_outputs(module: &Module) -> Vec<String> {
+    let parts = [SUM, WEIGHT, FLOOR, EPSILON];
+    let names = |index| parts.into_iter().map(move |part| passes::loss::part("loss", index, part));
+    let is_there = |name: &String| module.output(name).is_some();
+    let classes = (0..).take_while(|&index| is_there(&passes::loss::part("loss", index, SUM)));
+    classes.flat_map(names).filter(is_there).collect()
 }
 
 /// What runs of a program when it is trained: what the model gives beside its loss is left out.
 pub fn step(module: &Module) -> Module {
     let mut module = module.clone();
     let wanted = outputs(&module);
-    module.outputs.retain(|output| wanted.contains(&output.name.as_str()));
+    module.outputs.retain(|output| wanted.contains(&output.name));
     passes::dead::remove_dead(&mut module, "train");
     module
 }

@@ -1,12 +1,13 @@
 //! Evaluation: the mean loss over the held-out data, every label counting the same.
 
+use super::classes::LossTotal;
 use super::error::TrainError;
 use super::session::Session;
 use crate::data::Loader;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The mean loss over all held-out samples: the sum of all losses by the sum of all weights, in f64, in the data's
-/// order. `None` without held-out data, and when `stop` is set before the end.
+/// The mean loss over all held-out samples: of each class of the loss the sum of all losses by the sum of all weights, in
+/// f64, in the data's order. `None` without held-out data, and when `stop` is set before the end.
 pub(super) fn evaluate(
     session: &mut Session,
     loader: &Loader,
@@ -16,7 +17,7 @@ pub(super) fn evaluate(
         return Ok(None);
     }
     session.prepare_evaluation()?;
-    let (mut sum, mut weight) = (0.0, 0.0);
+    let mut total = LossTotal::default();
     // While the device is at a batch, the one before is added up.
     let mut open = None;
     let mut batches = loader.eval_batches();
@@ -31,13 +32,11 @@ pub(super) fn evaluate(
         }
         let begun = next.map(|batch| session.begin_evaluation(&batch)).transpose()?;
         if let Some(earlier) = std::mem::replace(&mut open, begun) {
-            let [batch_sum, batch_weight] = session.evaluated(earlier)?;
-            sum += batch_sum;
-            weight += batch_weight;
+            total.add(&session.evaluated(earlier)?);
         }
         if open.is_none() {
             break;
         }
     }
-    Ok((weight > 0.0).then(|| sum / weight))
+    Ok(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
 }

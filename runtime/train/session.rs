@@ -1,7 +1,8 @@
 //! A training program on its device, by names: what a step of the loop does to it.
 
+use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
-use super::outputs::{Outputs, ScalingOutputs, lacks, output};
+use super::outputs::{Outputs, ScalingOutputs, lacks};
 use crate::checkpoint::{StateBytes, StateSource};
 use crate::data::Batch;
 use crate::device::{Device, Later, ProgramId};
@@ -17,6 +18,8 @@ pub struct Session<'d> {
     train: ProgramId,
     eval: Option<ProgramId>,
     outputs: Outputs,
+    /// The classes of the evaluation program's loss.
+    eval_classes: Option<LossClasses>,
     /// The index of each state, by its name.
     states: BTreeMap<String, usize>,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
@@ -25,7 +28,7 @@ pub struct Session<'d> {
 }
 
 /// What an update reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Updated {
     pub(super) loss: f64,
     pub(super) lr: f64,
@@ -34,6 +37,8 @@ pub(super) struct Updated {
     pub(super) skipped: bool,
     /// The loss scale, if the step was skipped though it is the smallest there may be.
     pub(super) exhausted: Option<f64>,
+    /// The other scalars of the model, by name.
+    pub(super) metrics: BTreeMap<String, f64>,
 }
 
 impl<'d> Session<'d> {
@@ -41,7 +46,8 @@ impl<'d> Session<'d> {
     ///
     /// # Errors
     /// The programs lack an output: the training program has `loss`, `lr`, `grad_norm` (update) and `loss.sum`
-    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
+    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program
+    /// `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
     /// program is not the training program's.
     pub fn new(
         device: &'d mut dyn Device,
@@ -53,16 +59,15 @@ impl<'d> Session<'d> {
         let states: BTreeMap<String, usize> =
             program.states.iter().enumerate().map(|(index, state)| (state.name.clone(), index)).collect();
         if let Some(eval) = eval.map(|eval| device.program(eval)) {
-            output(eval, "loss.sum", Section::Microbatch)?;
-            output(eval, "loss.weight", Section::Microbatch)?;
             let place = |name: &String| states.get(name).map(|&state| &program.states[state].view);
             if let Some(alone) = eval.states.iter().find(|state| place(&state.name) != Some(&state.view)) {
                 return Err(lacks(program, "state at the place of", &alone.name));
             }
         }
+        let eval_classes = eval.map(|eval| LossClasses::of(device.program(eval))).transpose()?;
         let until_norm = until_norm(program, outputs.grad_norm);
         let runs_ahead = device.run_ahead(train)?;
-        Ok(Self { device, train, eval, outputs, states, until_norm, runs_ahead })
+        Ok(Self { device, train, eval, outputs, eval_classes, states, until_norm, runs_ahead })
     }
 
     /// The training program.
@@ -155,21 +160,25 @@ impl<'d> Session<'d> {
         }
         let mut outputs = self.outputs.of_update().to_vec();
         outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
+        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
         Ok(self.device.read_later(self.train, outputs)?)
     }
 
     /// What an update came to.
     pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
-        let [loss, lr, grad_norm] = self.outputs.of_update();
-        let Some(scaling) = self.outputs.scaling else {
-            let [loss, lr, grad_norm] = self.numbers(self.train, [loss, lr, grad_norm], begun)?;
-            return Ok(Updated { loss, lr, grad_norm, skipped: false, exhausted: None });
+        let mut outputs = self.outputs.of_update().to_vec();
+        let scales = self.outputs.scaling.map(|scaling| outputs.extend(scaling.all())).is_some();
+        let names: Vec<String> = self.outputs.metrics.iter().map(|(name, _)| name.clone()).collect();
+        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
+        let numbers = self.read(self.train, &outputs, begun)?;
+        let (step, rest) = numbers.split_at(3);
+        let (scaling, metrics) = rest.split_at(if scales { 3 } else { 0 });
+        let (skipped, exhausted) = match scaling {
+            &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
+            _ => (false, None),
         };
-        let [skipped, scale, exhausted] = scaling.all();
-        let outputs = [loss, lr, grad_norm, skipped, scale, exhausted];
-        let [loss, lr, grad_norm, skipped, scale, exhausted] = self.numbers(self.train, outputs, begun)?;
-        let exhausted = (exhausted != 0.0).then_some(scale);
-        Ok(Updated { loss, lr, grad_norm, skipped: skipped != 0.0, exhausted })
+        let metrics = names.into_iter().zip(metrics.iter().copied()).collect();
+        Ok(Updated { loss: step[0], lr: step[1], grad_norm: step[2], skipped, exhausted, metrics })
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.
@@ -195,22 +204,17 @@ impl<'d> Session<'d> {
         let Some(eval) = self.eval else { return Ok(Later::Read(vec![])) };
         self.feed(eval, batch)?;
         self.device.run(eval, Section::Microbatch)?;
-        let outputs = self.of_evaluation(eval)?.to_vec();
+        let outputs = self.eval_classes.as_ref().map_or(vec![], LossClasses::outputs);
         Ok(self.device.read_later(eval, outputs)?)
     }
 
-    /// The sum of the losses of an evaluated microbatch, and of their weights.
-    pub(super) fn evaluated(&mut self, begun: Later) -> Result<[f64; 2], TrainError> {
-        match self.eval {
-            None => Ok([0.0; 2]),
-            Some(eval) => self.numbers(eval, self.of_evaluation(eval)?, begun),
-        }
-    }
-
-    fn of_evaluation(&self, eval: ProgramId) -> Result<[usize; 2], TrainError> {
-        let program = self.device.program(eval);
-        let read = |name| output(program, name, Section::Microbatch);
-        Ok([read("loss.sum")?, read("loss.weight")?])
+    /// The loss of an evaluated microbatch.
+    pub(super) fn evaluated(&mut self, begun: Later) -> Result<LossTotal, TrainError> {
+        let (Some(eval), Some(classes)) = (self.eval, self.eval_classes.clone()) else {
+            return Ok(LossTotal::default());
+        };
+        let numbers = self.read(eval, &classes.outputs(), begun)?;
+        Ok(classes.total(&numbers))
     }
 
     fn feed(&mut self, id: ProgramId, batch: &Batch) -> Result<(), TrainError> {
@@ -231,10 +235,17 @@ impl<'d> Session<'d> {
         outputs: [usize; N],
         later: Later,
     ) -> Result<[f64; N], TrainError> {
+        let mut numbers = [0.0; N];
+        numbers.copy_from_slice(&self.read(id, &outputs, later)?);
+        Ok(numbers)
+    }
+
+    /// As [`Self::numbers`], of any number of outputs.
+    fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
         let all = self.device.collect(later)?;
         let program = self.device.program(id);
-        let mut numbers = [0.0; N];
-        for ((number, output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
+        let mut numbers = vec![0.0; outputs.len()];
+        for ((number, &output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
             let slot = &program.outputs[output];
             let read = Tensor::from_bytes(&slot.ty, &bytes).filter(|tensor| tensor.len() == 1);
             *number = read.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item();

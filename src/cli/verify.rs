@@ -164,7 +164,9 @@ impl Verify {
         let model = compilation::open(&self.model)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let plan = self.plan(sizes::left_to_passes(&source.model, bindings));
+        let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings));
+        // A file of numbers may hold several microbatches.
+        plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
         let mut stages = Vec::new();
         let mut compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
@@ -205,6 +207,8 @@ impl Verify {
             Err(failure) if self.bisect => return Err(culprit().err().unwrap_or(failure)),
             tested => tested?,
         };
+        let doubt = subject.compilation.doubt(count);
+        report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         let mut report = self.empty_report(subject, "the untransformed graph".into());
         report.differences = subject.compare(&tested, true, self.mode, (&reference, &expected))?;
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());

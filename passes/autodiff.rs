@@ -2,15 +2,22 @@
 //!
 //! Backward starts at `loss.sum` with the constant 1/n, n the number of label positions of a microbatch, so that
 //! gradients have the size of a mean's whatever the batch. The true weight is known only when all microbatches have
-//! run: the update multiplies each accumulated gradient by n/weight. Invariants: after it the module is at
-//! [`Level::Training`]; each trained parameter that the loss depends on has an output `grad.NAME` in the update
-//! phase, of its own type; the outputs of the forward phase stand as they were; the backward phase opens with the constant
-//! that it starts from, which [`crate::precision`] scales.
+//! run: the update multiplies each accumulated gradient by n/weight.
+//!
+//! A loss of several classes ([`crate::loss`]) has a weight for each, so the gradients of each class are accumulated apart:
+//! backward runs once a class. A step of one microbatch knows all weights when backward starts; with the option `whole`
+//! each class starts with 1/weight then, and backward runs once.
+//!
+//! Invariants: after it the module is at [`Level::Training`]; each trained parameter that the loss depends on has an output
+//! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase stand as they were; the backward phase
+//! opens with the constant that it starts from, which [`crate::precision`] scales.
 
 use crate::dead::remove_dead;
+use crate::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT, part};
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::elementwise::{Binary, Compare, Select};
+use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, Operator,
@@ -19,23 +26,28 @@ use ir::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// The pass; it has no options.
+/// The pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Autodiff;
+pub struct Autodiff {
+    /// Whether a step has one microbatch alone. It matters to a loss of several classes.
+    pub whole: bool,
+}
 
 impl Transform for Autodiff {
     const NAME: &'static str = "autodiff";
     const NEEDED: bool = true;
 
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        Ok(Self { whole: arguments.flag("whole") })
     }
 
-    fn print(&self, _: &mut Arguments) {}
+    fn print(&self, arguments: &mut Arguments) {
+        arguments.push_flag("whole", self.whole);
+    }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         let decision = decide(module)?;
-        let changed = apply(module, &decision)?;
+        let changed = apply(module, self, &decision)?;
         let trained: BTreeSet<&str> =
             module.outputs.iter().filter_map(|output| output.name.strip_prefix("grad.")).collect();
         for state in module.states.values().filter(|state| state.role == Role::Parameter) {
@@ -52,56 +64,88 @@ impl Transform for Autodiff {
 /// What will be differentiated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// The value that is minimised: the scalar output `loss.sum`.
-    pub loss: ValueId,
-    /// The number of terms in it: the scalar output `loss.weight`.
-    pub weight: ValueId,
-    /// The number of label positions of a microbatch; the largest that the weight can be.
-    pub nominal: u64,
+    /// The classes of the loss.
+    pub classes: Vec<Class>,
     /// The parameters that the loss is computed from. One behind a comparison has no gradient all the same.
     pub trained: Vec<StateId>,
-    /// The nodes on a path from a parameter to the loss, last first.
+}
+
+/// A part of the loss: `Σ sum / (max(Σ weight, floor) + epsilon)` over the microbatches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// The dividend: the scalar output `loss.sum`.
+    pub sum: ValueId,
+    /// The number of terms in it: the scalar output `loss.weight`.
+    pub weight: ValueId,
+    /// The smallest divisor; 0 for none.
+    pub floor: f64,
+    /// What is added to the divisor.
+    pub epsilon: f64,
+    /// The number of label positions of a microbatch; the largest that the weight can be.
+    pub nominal: u64,
+    /// The nodes on a path from a parameter to the sum, last first.
     pub path: Vec<NodeId>,
 }
 
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Class { sum, nominal, path, .. } in &self.classes {
+            writeln!(f, "differentiate {sum} over {nominal} positions through {} nodes", path.len())?;
+        }
         let trained: Vec<String> = self.trained.iter().map(StateId::to_string).collect();
-        writeln!(
-            f,
-            "differentiate {} over {} positions through {} nodes",
-            self.loss,
-            self.nominal,
-            self.path.len()
-        )?;
         write!(f, "for {}", trained.join(", "))
     }
 }
 
 /// Finds the paths from parameters to the loss.
 pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
-    let output = |name: &str| {
-        let missing =
-            || Diagnostic::new(format!("there is no output `{name}` to train by")).note("run `loss` first");
-        module.output(name).map(|output| output.value).ok_or_else(missing)
-    };
     if module.level != Level::Imported {
         return Err(Diagnostic::new("the program has a backward phase already"));
     }
-    let (loss, weight) = (output("loss.sum")?, output("loss.weight")?);
+    let mut classes = classes(module, "loss")?;
+    if classes.is_empty() {
+        let error = Diagnostic::new("there is no output `loss.sum` to train by");
+        return Err(error.note("run `loss` first"));
+    }
     let mut trained: Vec<StateId> =
         module.states.iter().filter(|(_, state)| state.role == Role::Parameter).map(|(id, _)| id).collect();
-    let path = path(module, &trained, loss);
     let mut read = vec![false; module.value_count()];
-    for &node in &path {
-        module.node(node).operands.iter().for_each(|value| read[value.as_u32() as usize] = true);
+    for class in &mut classes {
+        class.path = path(module, &trained, class.sum);
+        for &node in &class.path {
+            module.node(node).operands.iter().for_each(|value| read[value.as_u32() as usize] = true);
+        }
+        // A term may be a parameter itself.
+        read[class.sum.as_u32() as usize] = true;
     }
     trained.retain(|&id| read[module.states[id].input.as_u32() as usize]);
     if trained.is_empty() {
         let error = Diagnostic::new("the loss depends on no parameter, so there is nothing to train");
         return Err(error.note("`trainyard inspect` lists the parameters that were found, and why"));
     }
-    Ok(Decision { loss, weight, nominal: nominal(module, weight)?, trained, path })
+    Ok(Decision { classes, trained })
+}
+
+/// The classes of a scalar that the loss pass took apart.
+fn classes(module: &Module, name: &str) -> Result<Vec<Class>, Diagnostic> {
+    let output = |index, of| module.output(&part(name, index, of)).map(|output| output.value);
+    let number = |index, of| {
+        let node = output(index, of).and_then(|value| module.producer(value));
+        node.map_or(0.0, |node| if let Op::Splat(splat) = &node.op { splat.value.get() } else { 0.0 })
+    };
+    let mut classes = Vec::new();
+    while let Some(sum) = output(classes.len(), SUM) {
+        let index = classes.len();
+        let missing = || {
+            let weight = part(name, index, WEIGHT);
+            Diagnostic::new(format!("there is no output `{weight}` to train by")).note("run `loss` first")
+        };
+        let weight = output(index, WEIGHT).ok_or_else(missing)?;
+        let nominal = nominal(module, weight)?;
+        let (floor, epsilon) = (number(index, FLOOR), number(index, EPSILON));
+        classes.push(Class { sum, weight, floor, epsilon, nominal, path: vec![] });
+    }
+    Ok(classes)
 }
 
 /// The nodes between the parameters and the loss, last first.
@@ -126,42 +170,117 @@ fn path(module: &Module, parameters: &[StateId], loss: ValueId) -> Vec<NodeId> {
     path
 }
 
-/// The number of labels behind the weight of a loss, or 1 if the weight is no count of labels.
+/// The number of positions that the weight of a loss counts, or 1 if the weight is no count.
 fn nominal(module: &Module, weight: ValueId) -> Result<u64, Diagnostic> {
-    let Some(node) = module.producer(weight).filter(|node| matches!(node.op, Op::CrossEntropy(_))) else {
-        return Ok(1);
+    let Some(node) = module.producer(weight) else { return Ok(1) };
+    let counted = match &node.op {
+        Op::CrossEntropy(_) => module.ty(node.operands[1]),
+        Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }) => module.ty(node.operands[0]),
+        Op::Splat(splat) => return Ok((splat.value.get() as u64).max(1)),
+        _ => return Ok(1),
     };
-    let labels = module.ty(node.operands[1]);
     let unbound =
-        || Diagnostic::new(format!("the labels have unbound dims: {labels}")).note("bind them with --bind");
-    Ok(labels.numel().ok_or_else(unbound)?.max(1))
+        || Diagnostic::new(format!("the labels have unbound dims: {counted}")).note("bind them with --bind");
+    Ok(counted.numel().ok_or_else(unbound)?.max(1))
 }
 
 /// Builds the backward phase and the accumulated loss and gradients.
-pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
+pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Autodiff::NAME);
-    let mut backward = Backward { gradients: BTreeMap::new() };
-    b.origin("loss").at(At::End(Phase::Backward));
-    let seed = b.splat_like(decision.loss, 1.0 / decision.nominal as f64)?;
-    backward.add(decision.loss, seed);
-    for &node in &decision.path {
-        backward.node(&mut b, node)?;
+    let sums = accumulate(&mut b, &decision.classes)?;
+    let loss = value(&mut b, &sums)?;
+    b.tables().add_output("loss", loss);
+    let gradients = match &decision.classes[..] {
+        classes @ ([] | [_]) => each_class(&mut b, decision, classes, &sums)?,
+        classes if options.whole => all_classes(&mut b, decision, classes)?,
+        classes => each_class(&mut b, decision, classes, &sums)?,
+    };
+    for (state, gradient) in gradients {
+        let name = format!("grad.{}", b.module().states[state].name);
+        b.tables().add_output(name, gradient);
     }
-    let mut gradients = Vec::new();
-    for &state in &decision.trained {
-        let input = b.module().states[state].input;
-        if let Some(gradient) = backward.total(&mut b, input)? {
-            gradients.push((state, gradient));
-        }
-    }
-    update(&mut b, decision, &gradients)?;
+    metrics(&mut b)?;
     b.tables().level = Level::Training;
     b.finish();
     remove_dead(module, Autodiff::NAME);
     Ok(Changed::Yes)
 }
 
+/// The gradients of a loss by a backward for each class, each divided by the weight of all microbatches.
+fn each_class(
+    b: &mut Builder,
+    decision: &Decision,
+    classes: &[Class],
+    sums: &[Sums],
+) -> Result<BTreeMap<StateId, ValueId>, Diagnostic> {
+    let mut totals = BTreeMap::new();
+    let mut base = None;
+    for (class, sums) in classes.iter().zip(sums) {
+        b.origin("loss").stage(0).at(At::End(Phase::Backward));
+        let start = 1.0 / class.nominal as f64;
+        let seed = match base {
+            None if classes.len() == 1 => b.splat_like(class.sum, start)?,
+            None => {
+                let one = b.splat_like(class.sum, 1.0)?;
+                base = Some(one);
+                b.scale(one, start)?
+            }
+            Some(one) => {
+                let one = b.cast(one, b.ty(class.sum).dtype)?;
+                b.scale(one, start)?
+            }
+        };
+        let mut backward = Backward::default();
+        backward.add(class.sum, seed);
+        let gradients = backward.run(b, &class.path, &decision.trained)?;
+        b.origin("loss").stage(0).at(At::End(Phase::Update));
+        let factor = sums.divisor.divide(b, class.nominal as f64)?;
+        for (state, gradient) in gradients {
+            let total = b.one(Accumulate, &[gradient])?;
+            let factor = b.cast(factor, b.ty(total).dtype)?;
+            let mean = b.mul(total, factor)?;
+            let sum = match totals.get(&state) {
+                None => mean,
+                Some(&other) => b.add(other, mean)?,
+            };
+            totals.insert(state, sum);
+        }
+    }
+    Ok(totals)
+}
+
+/// The gradients of a loss in a step of one microbatch: one backward, which starts with 1/weight of each class.
+fn all_classes(
+    b: &mut Builder,
+    decision: &Decision,
+    classes: &[Class],
+) -> Result<BTreeMap<StateId, ValueId>, Diagnostic> {
+    b.origin("loss").stage(0).at(At::End(Phase::Forward));
+    let mut inverses = Vec::new();
+    for class in classes {
+        let weight = b.cast(class.weight, DType::F64)?;
+        let inverse = Divided::by(b, class, weight)?.divide(b, 1.0)?;
+        inverses.push(b.cast(inverse, b.ty(class.sum).dtype)?);
+    }
+    b.at(At::End(Phase::Backward));
+    let base = b.splat_like(classes[0].sum, 1.0)?;
+    let mut backward = Backward::default();
+    for (class, inverse) in classes.iter().zip(inverses) {
+        let one = b.cast(base, b.ty(class.sum).dtype)?;
+        let seed = b.mul(one, inverse)?;
+        backward.add(class.sum, seed);
+    }
+    let on_path: BTreeSet<NodeId> = classes.iter().flat_map(|class| class.path.iter().copied()).collect();
+    let path: Vec<NodeId> =
+        b.module().order().iter().rev().copied().filter(|node| on_path.contains(node)).collect();
+    let gradients = backward.run(b, &path, &decision.trained)?;
+    b.origin("loss").stage(0).at(At::End(Phase::Update));
+    let accumulated = |(state, gradient)| Ok((state, b.one(Accumulate, &[gradient])?));
+    gradients.into_iter().map(accumulated).collect()
+}
+
 /// The gradients of the loss in values, as far as they are built: addends that are still to be summed.
+#[derive(Default)]
 struct Backward {
     gradients: BTreeMap<ValueId, Vec<ValueId>>,
 }
@@ -169,6 +288,26 @@ struct Backward {
 impl Backward {
     fn add(&mut self, value: ValueId, gradient: ValueId) {
         self.gradients.entry(value).or_default().push(gradient);
+    }
+
+    /// Goes back along a path; what the parameters have in the end.
+    fn run(
+        &mut self,
+        b: &mut Builder,
+        path: &[NodeId],
+        trained: &[StateId],
+    ) -> Result<Vec<(StateId, ValueId)>, Diagnostic> {
+        for &node in path {
+            self.node(b, node)?;
+        }
+        let mut gradients = Vec::new();
+        for &state in trained {
+            let input = b.module().states[state].input;
+            if let Some(gradient) = self.total(b, input)? {
+                gradients.push((state, gradient));
+            }
+        }
+        Ok(gradients)
     }
 
     /// The sum of a value's addends, in the value's dims.
@@ -210,29 +349,93 @@ fn refused(node: &ir::Node, error: GradientError) -> Diagnostic {
     diagnostic.note("parameters behind it can be left as they are with --freeze PATTERN")
 }
 
-/// `loss = Σ sum / Σ weight`, and each gradient times nominal / Σ weight; 0 where the weight is 0.
-fn update(b: &mut Builder, decision: &Decision, gradients: &[(StateId, ValueId)]) -> Result<(), TypeError> {
+/// A class of a scalar, accumulated over the microbatches, in f64.
+struct Sums {
+    sum: ValueId,
+    divisor: Divided,
+}
+
+/// What a class is divided by.
+struct Divided {
+    /// Whether anything counts: whether the divisor is above 0.
+    counts: ValueId,
+    /// The divisor, or 1 where nothing counts.
+    by: ValueId,
+    zero: ValueId,
+}
+
+impl Divided {
+    /// By `max(weight, floor) + epsilon`.
+    fn by(b: &mut Builder, class: &Class, weight: ValueId) -> Result<Self, TypeError> {
+        let mut divisor = weight;
+        if class.floor != 0.0 {
+            let floor = b.scalar(DType::F64, class.floor)?;
+            divisor = b.one(Binary::Max, &[divisor, floor])?;
+        }
+        if class.epsilon != 0.0 {
+            let epsilon = b.scalar(DType::F64, class.epsilon)?;
+            divisor = b.add(divisor, epsilon)?;
+        }
+        let (zero, one) = (b.scalar(DType::F64, 0.0)?, b.scalar(DType::F64, 1.0)?);
+        let counts = b.one(Compare::Greater, &[divisor, zero])?;
+        Ok(Self { counts, by: b.one(Select, &[counts, divisor, one])?, zero })
+    }
+
+    /// A number divided by it; 0 where nothing counts.
+    fn divide(&self, b: &mut Builder, number: f64) -> Result<ValueId, TypeError> {
+        let number = b.scalar(DType::F64, number)?;
+        let ratio = b.one(Binary::Div, &[number, self.by])?;
+        b.one(Select, &[self.counts, ratio, self.zero])
+    }
+}
+
+/// Sums up the classes of a scalar over the microbatches.
+fn accumulate(b: &mut Builder, classes: &[Class]) -> Result<Vec<Sums>, TypeError> {
     b.origin("loss").stage(0);
-    b.at(At::End(Phase::Forward));
-    let sum = b.cast(decision.loss, DType::F64)?;
-    let weight = b.cast(decision.weight, DType::F64)?;
-    b.at(At::End(Phase::Update));
-    let sum = b.one(Accumulate, &[sum])?;
-    let weight = b.one(Accumulate, &[weight])?;
-    let (zero, one) = (b.scalar(DType::F64, 0.0)?, b.scalar(DType::F64, 1.0)?);
-    let counts = b.one(Compare::Greater, &[weight, zero])?;
-    let divisor = b.one(Select, &[counts, weight, one])?;
-    let loss = b.one(Binary::Div, &[sum, divisor])?;
-    b.tables().add_output("loss", loss);
-    let nominal = b.scalar(DType::F64, decision.nominal as f64)?;
-    let ratio = b.one(Binary::Div, &[nominal, divisor])?;
-    let factor = b.one(Select, &[counts, ratio, zero])?;
-    for &(state, gradient) in gradients {
-        let total = b.one(Accumulate, &[gradient])?;
-        let factor = b.cast(factor, b.ty(total).dtype)?;
-        let mean = b.mul(total, factor)?;
-        let name = format!("grad.{}", b.module().states[state].name);
-        b.tables().add_output(name, mean);
+    let mut sums = Vec::new();
+    for class in classes {
+        b.at(At::End(Phase::Forward));
+        let sum = b.cast(class.sum, DType::F64)?;
+        let weight = b.cast(class.weight, DType::F64)?;
+        b.at(At::End(Phase::Update));
+        let sum = b.one(Accumulate, &[sum])?;
+        let weight = b.one(Accumulate, &[weight])?;
+        sums.push(Sums { sum, divisor: Divided::by(b, class, weight)? });
+    }
+    Ok(sums)
+}
+
+/// The value of a scalar over all microbatches.
+fn value(b: &mut Builder, sums: &[Sums]) -> Result<ValueId, TypeError> {
+    let mut total = None;
+    for class in sums {
+        let quotient = b.one(Binary::Div, &[class.sum, class.divisor.by])?;
+        total = Some(match total {
+            None => quotient,
+            Some(total) => b.add(total, quotient)?,
+        });
+    }
+    total.ok_or_else(|| TypeError::new("a scalar has at least one class"))
+}
+
+/// Reports the scalars of the model that are not trained: the output `metric.NAME` in the update.
+fn metrics(b: &mut Builder) -> Result<(), Diagnostic> {
+    let end = format!(".{SUM}");
+    let names: Vec<String> = b.module().outputs.iter().map(|output| output.name.clone()).collect();
+    let metrics = names.iter().filter_map(|name| name.strip_suffix(&end).filter(|n| n.starts_with(METRIC)));
+    for name in metrics {
+        // `NAME.1.sum` is a class of `NAME`.
+        let is_class = |(name, index): (&str, &str)| {
+            index.parse::<usize>().is_ok() && names.contains(&part(name, 0, SUM))
+        };
+        if name.rsplit_once('.').is_some_and(is_class) {
+            continue;
+        }
+        let classes = classes(b.module(), name)?;
+        let sums = accumulate(b, &classes)?;
+        b.at(At::End(Phase::Update));
+        let value = value(b, &sums)?;
+        b.tables().add_output(name, value);
     }
     Ok(())
 }

@@ -17,8 +17,8 @@ use crate::{fold, local};
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use trace::batch;
 pub use trace::{Carry, Decision, Samples, decide, find_samples, where_samples_meet};
+pub(crate) use trace::{SUMS_OVER_BATCH, batch};
 
 /// The pass: sizes by name. `batch` is also the name of the batch of a program without symbols. Names that stand for
 /// nothing here are left to those who know them: an import binds symbols itself.
@@ -58,6 +58,7 @@ impl Transform for Bind {
         let widened = rebuild::widen(module)?;
         let symbols = symbols(module);
         let bound = self.bind_symbols(module, &symbols)?;
+        cx.exported_batch = batch(module).ok().flatten();
         let wanted = self.sizes.get(BATCH).copied().filter(|_| !symbols.contains(BATCH));
         // The batch that there is, is none to be changed to.
         let wanted = wanted.filter(|&size| !matches!(batch(module), Ok(Some(from)) if from == size));

@@ -1,6 +1,7 @@
 //! What a pass is, and what passes share while they run.
 
 use crate::canonicalize::NearMiss;
+use crate::loss::LossReport;
 use crate::parameters::ParameterReport;
 use crate::pipeline::Arguments;
 use crate::spmd::ShardingReport;
@@ -40,6 +41,10 @@ pub struct PassContext {
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh; filled by [`crate::spmd`].
     pub shardings: Vec<ShardingReport>,
+    /// The batch that the constants of the file were made for; filled by [`crate::bind`].
+    pub exported_batch: Option<u64>,
+    /// What is minimised; filled by [`crate::loss`].
+    pub loss: Option<LossReport>,
 }
 
 impl PassContext {

@@ -1,5 +1,6 @@
 //! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// What one step did. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The step's number, from 0.
     pub step: u64,
@@ -34,6 +35,19 @@ pub struct StepMetrics {
     /// Mean loss over the held-out data after this step, when it was evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present_number_or_null")]
     pub eval_loss: Option<f64>,
+    /// The other scalars of the model over the global batch, by name; `None` for a number that is not finite.
+    #[serde(flatten)]
+    pub outputs: BTreeMap<String, Option<f64>>,
+}
+
+/// The keys of a line that are not the model's.
+const OWN_KEYS: [&str; 9] =
+    ["step", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_ms", "skipped", "eval_loss"];
+
+/// Scalars of the model as a line has them: one that is named as a key of the line gets `output.` before its name.
+pub fn outputs(scalars: BTreeMap<String, f64>) -> BTreeMap<String, Option<f64>> {
+    let key = |name: String| if OWN_KEYS.contains(&&*name) { format!("output.{name}") } else { name };
+    scalars.into_iter().map(|(name, number)| (key(name), Some(number).filter(|n| n.is_finite()))).collect()
 }
 
 fn number_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
@@ -151,6 +165,7 @@ mod tests {
             step_ms: 20.5,
             skipped: false,
             eval_loss: None,
+            outputs: BTreeMap::new(),
         }
     }
 
@@ -178,6 +193,15 @@ mod tests {
         let read = read_metrics(&path).unwrap();
         assert_eq!(read[0], step(0));
         assert!(read[1].loss.is_nan() && read[1].eval_loss == Some(1.5));
+    }
+
+    #[test]
+    fn scalars_of_the_model_stand_beside_the_keys_of_the_line() {
+        let scalars = [("mse", 0.5), ("lr", 2.0), ("kl", f64::NAN)].map(|(name, n)| (name.to_owned(), n));
+        let line = StepMetrics { outputs: outputs(scalars.into()), ..step(0) };
+        let text = serde_json::to_string(&line).unwrap();
+        assert!(text.ends_with(r#""skipped":false,"kl":null,"mse":0.5,"output.lr":2.0}"#), "{text}");
+        assert_eq!(serde_json::from_str::<StepMetrics>(&text).unwrap(), line);
     }
 
     #[test]

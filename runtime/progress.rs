@@ -191,6 +191,7 @@ mod tests {
             step_ms: 1000.0,
             skipped: false,
             eval_loss: None,
+            outputs: Default::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use anyhow::anyhow;
 use ir::{Diagnostic, Module, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::canonicalize::NearMiss;
+use passes::loss::{LossReport, UNSMOOTHED};
 use passes::parameters::{ParameterReport, RowRole};
 use passes::pattern::matches as fits;
 use passes::spmd::ShardingReport;
@@ -48,6 +49,8 @@ pub struct Compilation {
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh, and why; empty on one device.
     pub shardings: Vec<ShardingReport>,
+    /// What is minimised.
+    pub loss: Option<LossReport>,
     /// What the user should know.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
@@ -119,6 +122,11 @@ impl Source {
 }
 
 impl Forward {
+    /// Whether the loss has several classes, each with a weight of its own.
+    pub fn has_classes(&self) -> bool {
+        self.module.output(&passes::loss::part("loss", 1, passes::loss::SUM)).is_some()
+    }
+
     /// Runs the second half of a plan, which makes the whole step.
     pub fn training(
         self,
@@ -141,6 +149,7 @@ impl Forward {
             parameters: cx.parameters,
             near_misses: cx.near_misses,
             shardings: cx.shardings,
+            loss: cx.loss,
             warnings: cx.warnings,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
@@ -149,6 +158,11 @@ impl Forward {
 }
 
 impl Compilation {
+    /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.
+    pub fn doubt(&self, microbatches: u64) -> Option<&Diagnostic> {
+        self.loss.as_ref().filter(|_| microbatches > 1)?.doubt.as_ref()
+    }
+
     /// The file's tensors that are trained, whole, given the value of each state by its name: where several states
     /// are parts of a tensor they are put together, and what the program never reads stays as it is in the file.
     pub fn file_tensors<'a>(
@@ -174,11 +188,19 @@ impl Compilation {
     }
 }
 
-/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, and batch
-/// norms use their running statistics.
+/// The output with the sum of the losses of a microbatch.
+const LOSS_SUM: &str = "loss.sum";
+
+/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, no label is
+/// smoothed, and batch norms use their running statistics.
 pub(crate) fn evaluation(training: &Module) -> Module {
     let mut module = training.clone();
-    module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
+    if let Some(unsmoothed) = module.output(UNSMOOTHED).map(|output| output.value) {
+        let sum = module.outputs.iter_mut().filter(|output| output.name == LOSS_SUM);
+        sum.for_each(|output| output.value = unsmoothed);
+    }
+    let wanted = training::evaluation_outputs(&module);
+    module.outputs.retain(|output| wanted.contains(&output.name));
     module.states.values_mut().for_each(|state| state.output = None);
     passes::dropout::remove(&mut module);
     passes::batch_norm::use_running_statistics(&mut module);

@@ -75,7 +75,7 @@ fn cross_entropy(module: &Module, mut value: ValueId) -> Option<(NodeId, u32)> {
     }
 }
 
-/// The labels: the input that the cross-entropy reads.
+/// The labels: the input that the cross-entropy reads, or that the loss pass compares a prediction with.
 fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
     for (_, node) in module.nodes() {
         let Op::CrossEntropy(loss) = &node.op else { continue };
@@ -90,7 +90,22 @@ fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
             name,
         }));
     }
-    Ok(None)
+    compared(module)
+}
+
+/// Labels of numbers: the input `labels`, if it is a node of the loss pass that reads it.
+fn compared(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
+    let Some(input) = module.input("labels").filter(|input| module.ty(input.value).dtype.is_float()) else {
+        return Ok(None);
+    };
+    let uses = module.uses();
+    let of_loss = |id: &ir::NodeId| &*module.node(*id).by == passes::loss::NAME;
+    if !uses[input.value].iter().all(of_loss) {
+        return Ok(None);
+    }
+    let dims = sizes(module, input.value, &input.name)?;
+    let (name, dtype) = (input.name.clone(), module.ty(input.value).dtype);
+    Ok(Some(LabelSpec { name, dtype, dims, classes: None, ignore_index: None }))
 }
 
 fn sizes(module: &Module, value: ValueId, name: &str) -> Result<Vec<u64>, Diagnostic> {

@@ -33,6 +33,8 @@ pub struct Plan {
     pub parameters: Parameters,
     /// What is minimised.
     pub loss: Loss,
+    /// How a loss of several classes is differentiated.
+    pub autodiff: Autodiff,
     /// How.
     pub optimizer: Optimizer,
     /// In what.
@@ -70,6 +72,7 @@ impl Plan {
                 train_only: flags.optimizer.train_only.clone(),
             },
             loss: flags.loss.pass(),
+            autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
             spmd: flags.parallel.pass(),
@@ -97,7 +100,7 @@ impl Plan {
             vec![self.spmd.clone().into(), Collectives::default().into(), Buckets::default().into()]
         };
         let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
-        let passes = [Autodiff.into()].into_iter().chain(precision).chain(update).chain(devices);
+        let passes = [self.autodiff.clone().into()].into_iter().chain(precision).chain(update).chain(devices);
         Pipeline { passes: passes.collect() }
     }
 
@@ -109,7 +112,7 @@ impl Plan {
             Fold.into(),
             self.given(parameters).into(),
             self.loss.clone().into(),
-            Autodiff.into(),
+            Autodiff::default().into(),
             self.optimizer.clone().into(),
         ])
     }

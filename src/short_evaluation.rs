@@ -17,9 +17,9 @@ use std::path::Path;
 pub struct ShortEvaluation {
     /// The program, with states of the training program.
     pub module: Module,
-    /// What its sum and its weight are multiplied by, to be added to those of whole batches: its share of a microbatch where
-    /// every batch has the same weight, else 1.
-    pub share: f64,
+    /// For each class of the loss what its sum and its weight are multiplied by, to be added to those of whole batches: the
+    /// batch's share of a microbatch where every batch has the same weight, else 1.
+    pub shares: Vec<f64>,
 }
 
 /// A model as it was compiled for whole batches.
@@ -49,14 +49,20 @@ impl Compiled<'_> {
         plan.bind.sizes = sizes::left_to_passes(&source.model, sizes);
         let short = source.compile(&plan, &Manager::default(), |_, _, _| {}).map_err(first)?;
         self.check(&short, whole, samples)?;
-        let weights = [&self.compilation.forward, &short.forward].map(constant_weight);
-        let share = match weights {
-            [Some(whole_weight), Some(short_weight)] if whole_weight == short_weight => {
+        let share = |[of_whole, of_short]: [Option<f64>; 2]| match (of_whole, of_short) {
+            // A sum over samples has no weight.
+            (Some(of_whole), Some(of_short)) if of_whole == of_short && of_whole != 0.0 => {
                 samples as f64 / whole as f64
             }
             _ => 1.0,
         };
-        Ok(ShortEvaluation { module: short.evaluation, share })
+        let forwards = [&self.compilation.forward, &short.forward];
+        let weights = (0..).map_while(|class| {
+            let [of_whole, of_short] = forwards.map(|forward| weight(forward, class));
+            Some([constant(forwards[0], of_whole?), constant(forwards[1], of_short?)])
+        });
+        let shares = weights.map(share).collect();
+        Ok(ShortEvaluation { module: short.evaluation, shares })
     }
 
     /// Refuses a program that takes other inputs than the same of fewer samples, or has other states.
@@ -99,9 +105,14 @@ fn batch(module: &Module) -> Option<u64> {
     module.ty(input.value).dims.first()?.size()
 }
 
-/// The weight of a batch, if it is a number that does not depend on the batch's values.
-fn constant_weight(module: &Module) -> Option<f64> {
-    let mut value: ValueId = module.output("loss.weight")?.value;
+/// The weight of a class of the loss.
+fn weight(module: &Module, class: usize) -> Option<ValueId> {
+    let name = if class == 0 { "loss.weight".to_owned() } else { format!("loss.{class}.weight") };
+    module.output(&name).map(|output| output.value)
+}
+
+/// The number that a value is whatever the batch holds, if it is one.
+fn constant(module: &Module, mut value: ValueId) -> Option<f64> {
     loop {
         let Definition::Node(id, _) = module.value(value).definition else { return None };
         match &module.node(id).op {

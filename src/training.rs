@@ -9,8 +9,9 @@ use crate::short_evaluation::ShortEvaluation;
 use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Module, Phase};
 use onnx::Imported;
+use passes::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT};
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states,
@@ -35,8 +36,6 @@ use std::sync::atomic::AtomicBool;
 const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
 /// Those that it reads where the loss is scaled.
 const SCALING_OUTPUTS: [&str; 3] = [SKIPPED, SCALE, EXHAUSTED];
-/// The outputs that an evaluation reads.
-pub(crate) const EVALUATION_OUTPUTS: [&str; 2] = ["loss.sum", "loss.weight"];
 
 /// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
@@ -45,8 +44,8 @@ pub struct Programs {
     pub training: Arc<Program>,
     /// The evaluation.
     pub evaluation: Arc<Program>,
-    /// The evaluation of a last batch that is short, and the share of its weight.
-    pub short_evaluation: Option<(Arc<Program>, f64)>,
+    /// The evaluation of a last batch that is short, and what the classes of its loss count.
+    pub short_evaluation: Option<(Arc<Program>, Vec<f64>)>,
 }
 
 impl Programs {
@@ -59,7 +58,8 @@ impl Programs {
 
     /// Adds the evaluation of a last batch that is short.
     pub fn add(&mut self, short: &ShortEvaluation) -> Result<(), Diagnostic> {
-        self.short_evaluation = Some((lower_evaluation(&short.module, &self.training)?, short.share));
+        self.short_evaluation =
+            Some((lower_evaluation(&short.module, &self.training)?, short.shares.clone()));
         Ok(())
     }
 
@@ -82,7 +82,9 @@ impl Programs {
 
 /// Lowers an evaluation that shares the states of a step.
 fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>, Diagnostic> {
-    let (outputs, target) = (Some(&EVALUATION_OUTPUTS[..]), training.target);
+    let (outputs, target) = (evaluation_outputs(module), training.target);
+    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+    let outputs = Some(&outputs[..]);
     let shared = LowerOptions { outputs, states_of: Some(training), target, ..LowerOptions::default() };
     Ok(Arc::new(lower(module, &shared)?))
 }
@@ -91,21 +93,35 @@ fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>,
 pub fn lower_step(module: &Module, microbatches: u64, target: Target) -> Result<Program, Diagnostic> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let outputs = outputs(module);
+    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
     lower(module, &LowerOptions { microbatches, outputs, target, ..LowerOptions::default() })
 }
 
 /// The outputs of a step that the loop reads.
-fn outputs(module: &Module) -> Vec<&'static str> {
+fn outputs(module: &Module) -> Vec<String> {
     let scaling = SCALING_OUTPUTS.into_iter().filter(|name| module.output(name).is_some());
-    TRAINING_OUTPUTS.into_iter().chain(scaling).collect()
+    let is_metric = |output: &&ir::Output| {
+        output.name.starts_with(METRIC) && module.phase_of(output.value) == Phase::Update
+    };
+    let metrics = module.outputs.iter().filter(is_metric).map(|output| output.name.clone());
+    TRAINING_OUTPUTS.into_iter().chain(scaling).map(str::to_owned).chain(metrics).collect()
+}
+
+/// The outputs that an evaluation reads: the classes of the loss.
+pub(crate) fn evaluation_outputs(module: &Module) -> Vec<String> {
+    let parts = [SUM, WEIGHT, FLOOR, EPSILON];
+    let names = |index| parts.into_iter().map(move |part| passes::loss::part("loss", index, part));
+    let is_there = |name: &String| module.output(name).is_some();
+    let classes = (0..).take_while(|&index| is_there(&passes::loss::part("loss", index, SUM)));
+    classes.flat_map(names).filter(is_there).collect()
 }
 
 /// What runs of a program when it is trained: what the model gives beside its loss is left out.
 pub fn step(module: &Module) -> Module {
     let mut module = module.clone();
     let wanted = outputs(&module);
-    module.outputs.retain(|output| wanted.contains(&output.name.as_str()));
+    module.outputs.retain(|output| wanted.contains(&output.name));
     passes::dead::remove_dead(&mut module, "train");
     module
 }
@@ -278,8 +294,8 @@ pub fn train(
     let evaluates = loader.eval_samples() > 0;
     let mut session =
         Session::new(&mut *device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
-    if let Some((_, share)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
-        session.evaluate_short(ProgramId(2), *share).map_err(failure)?;
+    if let Some((_, shares)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
+        session.evaluate_short(ProgramId(2), shares.clone()).map_err(failure)?;
     }
     session.write_states(start.states).map_err(failure)?;
     let mut run = Run {

@@ -43,7 +43,8 @@ fn check(fixture: &Fixture) {
         // So small that no step is skipped: then the losses are those of as many updates.
         let scaling = Scaling { initial: 256.0, ..Scaling::default() };
         let precision = Precision { compute, scaling, ..Precision::default() };
-        let rest: [Pass; 4] = [Autodiff.into(), precision.into(), optimizer.clone().into(), Simplify.into()];
+        let rest: [Pass; 4] =
+            [Autodiff::default().into(), precision.into(), optimizer.clone().into(), Simplify.into()];
         let mut passes = plan.forward().passes;
         passes.extend(rest);
         done(source.run(&Pipeline { passes }))

@@ -20,6 +20,9 @@ pub struct Carry {
     pub minor: u64,
 }
 
+/// How the warning of a sum whose divisor may be the batch ends.
+pub(crate) const SUMS_OVER_BATCH: &str = "sums over the batch";
+
 /// How the batch is changed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
@@ -331,7 +334,7 @@ impl<'m> Trace<'m> {
         }
         let warn = |&id: &NodeId| {
             let node = self.module.node(id);
-            let warning = Diagnostic::new(format!("`{}` sums over the batch", node.op.name()));
+            let warning = Diagnostic::new(format!("`{}` {SUMS_OVER_BATCH}", node.op.name()));
             let warning = if node.origin.is_empty() { warning } else { warning.at(node.origin.to_string()) };
             warning.note(format!(
                 "where the sum is divided by a number, that is still for a batch of {}",

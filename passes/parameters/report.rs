@@ -26,8 +26,6 @@ pub struct ParameterReport {
     pub frozen: bool,
     /// Why, in words.
     pub reason: String,
-    /// The name in the author's module, where the exporter recorded it.
-    pub author: Option<String>,
     /// What is said of the tensor apart from its uses.
     pub claim: Option<Claim>,
     /// The states that hold it; written back through their views they make the tensor again, as far as the program
@@ -109,9 +107,9 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
         let tied = Some(Tie { data: main.data.clone(), permutation: tie.permutation.clone() });
         let aliases = cx.aliases.get(data).cloned().unwrap_or_default();
         let reason = format!("has the bytes of `{}`", main.data);
-        let (author, claim) = (cx.authors.get(data).cloned(), module.data[tie.data].claim);
+        let claim = module.data[tie.data].claim;
         let (data, ty) = (data.clone(), ty.clone());
-        let report = ParameterReport { data, ty, aliases, reason, author, claim, states, tied, ..main };
+        let report = ParameterReport { data, ty, aliases, reason, claim, states, tied, ..main };
         reports.insert(tie.data, report);
     }
     // The import has made states of what the model keeps by itself.
@@ -138,7 +136,6 @@ fn unread_report(data: &Data, cx: &PassContext) -> ParameterReport {
         role: RowRole::Constant,
         frozen: false,
         reason: reason.into(),
-        author: cx.authors.get(&data.name).cloned(),
         claim: data.claim,
         states: vec![],
         tied: None,
@@ -155,7 +152,6 @@ fn buffer_report(module: &Module, data: DataId, state: &State, cx: &PassContext)
         role: RowRole::Buffer,
         frozen: false,
         reason: "running statistic of a norm".into(),
-        author: cx.authors.get(&row.name).cloned(),
         claim: row.claim,
         states: vec![StateView { state: state.name.clone(), view: state.view.clone() }],
         tied: None,
@@ -183,7 +179,6 @@ fn report(module: &Module, row: &Row, cx: &PassContext) -> ParameterReport {
         role: if row.finding.is_parameter() { RowRole::Parameter } else { RowRole::Constant },
         frozen: row.frozen,
         reason: row.finding.reason().to_string(),
-        author: cx.authors.get(&data.name).cloned(),
         claim: data.claim,
         states: row.states.iter().flat_map(of).collect(),
         tied: None,

@@ -108,6 +108,10 @@ fn run(input: &str) -> Result<String, String> {
         let (data, role, reason) = (&report.data, report.role, &report.reason);
         writeln!(out, "{data}: {role:?}{frozen}, {reason} -> [{}]", states.join(", ")).expect("as above");
     }
+    if let Some(loss) = &cx.loss {
+        writeln!(out, "loss: {}", loss.text).expect("as above");
+        loss.doubt.iter().for_each(|doubt| writeln!(out, "doubt: {doubt}").expect("as above"));
+    }
     match result {
         Err(failure) => writeln!(out, "error: {failure}").expect("as above"),
         Ok(_) => {

@@ -22,7 +22,7 @@ impl Case {
         if !module.states.values().any(|state| state.role == Role::Parameter) {
             return None;
         }
-        let autodiff = Pass::from(autodiff::Autodiff);
+        let autodiff = Pass::from(autodiff::Autodiff::default());
         autodiff
             .run(&mut module, &mut PassContext::default())
             .expect("random programs can be differentiated");

@@ -1,12 +1,13 @@
 //! Evaluation: the mean loss over the held-out data, every label counting the same.
 
+use super::classes::LossTotal;
 use super::error::TrainError;
 use super::session::Session;
 use crate::data::Loader;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The mean loss over all held-out samples: the sum of all losses by the sum of all weights, in f64, in the data's
-/// order. `None` without held-out data, and when `stop` is set before the end.
+/// The mean loss over all held-out samples: of each class of the loss the sum of all losses by the sum of all weights, in
+/// f64, in the data's order. `None` without held-out data, and when `stop` is set before the end.
 pub(super) fn evaluate(
     session: &mut Session,
     loader: &Loader,
@@ -16,7 +17,7 @@ pub(super) fn evaluate(
         return Ok(None);
     }
     session.prepare_evaluation()?;
-    let mut total = Total::default();
+    let mut total = LossTotal::default();
     // While the device is at a batch, the one before is added up.
     let mut open = None;
     for batch in loader.eval_batches() {
@@ -31,29 +32,15 @@ pub(super) fn evaluate(
         if batch.rows < session.microbatch()
             && let Some(earlier) = open.take()
         {
-            total.add(session.evaluated(earlier)?);
+            total.add(&session.evaluated(earlier)?);
         }
         let begun = session.begin_evaluation(&batch)?;
         if let Some(earlier) = open.replace(begun) {
-            total.add(session.evaluated(earlier)?);
+            total.add(&session.evaluated(earlier)?);
         }
     }
     if let Some(last) = open {
-        total.add(session.evaluated(last)?);
+        total.add(&session.evaluated(last)?);
     }
-    Ok((total.weight > 0.0).then(|| total.sum / total.weight))
-}
-
-/// The losses of some batches.
-#[derive(Default)]
-struct Total {
-    sum: f64,
-    weight: f64,
-}
-
-impl Total {
-    fn add(&mut self, [sum, weight]: [f64; 2]) {
-        self.sum += sum;
-        self.weight += weight;
-    }
+    Ok(total.loss(loader.global_batch_size() / session.microbatch().max(1)))
 }

@@ -4,13 +4,15 @@ use super::error::TrainError;
 use crate::program::{Program, Section};
 
 /// Where the numbers are that the loop reads: indices of outputs.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Outputs {
     pub(super) loss: usize,
     pub(super) lr: usize,
     pub(super) grad_norm: usize,
     pub(super) microbatch_loss: usize,
     pub(super) scaling: Option<ScalingOutputs>,
+    /// The other scalars of the model: the outputs `metric.NAME` of the update, by name.
+    pub(super) metrics: Vec<(String, usize)>,
 }
 
 /// Where a program with a scaled loss says what became of a step.
@@ -30,6 +32,7 @@ impl Outputs {
             grad_norm: output(program, "grad_norm", Section::Update)?,
             microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
             scaling: scaling_outputs(program)?,
+            metrics: metrics(program),
         })
     }
 
@@ -43,6 +46,12 @@ impl ScalingOutputs {
     pub(super) fn all(&self) -> [usize; 3] {
         [self.skipped, self.scale, self.exhausted]
     }
+}
+
+fn metrics(program: &Program) -> Vec<(String, usize)> {
+    let outputs = program.outputs.iter().enumerate().filter(|(_, output)| output.section == Section::Update);
+    let metric = |(index, name): (usize, &str)| Some((name.strip_prefix("metric.")?.to_owned(), index));
+    outputs.filter_map(|(index, output)| metric((index, &output.name))).collect()
 }
 
 fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {

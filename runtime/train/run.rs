@@ -6,7 +6,7 @@ use super::session::{Session, Updated};
 use crate::checkpoint::{Checkpoints, DataFingerprint, Description};
 use crate::data::{Batch, Loader};
 use crate::device::Later;
-use crate::metrics::{MetricsWriter, StepMetrics};
+use crate::metrics::{MetricsWriter, StepMetrics, outputs};
 use crate::progress::Progress;
 use ir::Module;
 use std::path::PathBuf;
@@ -210,7 +210,7 @@ impl Run<'_> {
             let (cause, kept) = (self.first_non_finite(&batch)?, outcome.checkpoint.clone());
             return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
         }
-        let Updated { loss, grad_norm, skipped, .. } = updated;
+        let Updated { loss, grad_norm, skipped, .. } = updated.clone();
         if !loss.is_finite() {
             return Err(not_finite(step, LOSS, loss, None, outcome));
         }
@@ -273,7 +273,7 @@ impl Run<'_> {
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
         let Ended { step, updated, seconds } = ended;
-        let Updated { loss, lr, grad_norm, skipped, .. } = updated;
+        let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, Some(loss));
         outcome.eval_loss = eval_loss.or(outcome.eval_loss);
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
@@ -282,6 +282,7 @@ impl Run<'_> {
             None => Some(self.loader.global_batch_size() as f64 / seconds),
         };
         let step_ms = seconds * 1e3;
+        let outputs = outputs(metrics);
         let metrics = StepMetrics {
             step,
             loss,
@@ -292,6 +293,7 @@ impl Run<'_> {
             step_ms,
             skipped,
             eval_loss,
+            outputs,
         };
         self.metrics.write(&metrics)?;
         self.progress.step(&metrics);

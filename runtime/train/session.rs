@@ -1,7 +1,8 @@
 //! A training program on its device, by names: what a step of the loop does to it.
 
+use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
-use super::outputs::{Outputs, ScalingOutputs, lacks, output};
+use super::outputs::{Outputs, ScalingOutputs, lacks};
 use crate::checkpoint::{StateBytes, StateSource};
 use crate::data::Batch;
 use crate::device::{Device, Later, ProgramId};
@@ -19,6 +20,8 @@ pub struct Session<'d> {
     /// The evaluation of a last batch that is short.
     short_eval: Option<ShortEvaluation>,
     outputs: Outputs,
+    /// The classes of the evaluation program's loss.
+    eval_classes: Option<LossClasses>,
     /// The index of each state, by its name.
     states: BTreeMap<String, usize>,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
@@ -27,22 +30,23 @@ pub struct Session<'d> {
 }
 
 /// A program that evaluates fewer samples than a microbatch.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct ShortEvaluation {
     program: ProgramId,
-    /// The weight of its batch where the program does not give it: see [`Session::evaluate_short`].
-    share: f64,
+    classes: LossClasses,
+    /// For each class: see [`Session::evaluate_short`].
+    shares: Vec<f64>,
 }
 
 /// A microbatch that is being evaluated.
 pub(super) struct Evaluating {
     program: ProgramId,
-    share: f64,
+    rows: u64,
     numbers: Later,
 }
 
 /// What an update reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Updated {
     pub(super) loss: f64,
     pub(super) lr: f64,
@@ -51,6 +55,8 @@ pub(super) struct Updated {
     pub(super) skipped: bool,
     /// The loss scale, if the step was skipped though it is the smallest there may be.
     pub(super) exhausted: Option<f64>,
+    /// The other scalars of the model, by name.
+    pub(super) metrics: BTreeMap<String, f64>,
 }
 
 impl<'d> Session<'d> {
@@ -58,7 +64,8 @@ impl<'d> Session<'d> {
     ///
     /// # Errors
     /// The programs lack an output: the training program has `loss`, `lr`, `grad_norm` (update) and `loss.sum`
-    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
+    /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program
+    /// `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
     /// program is not the training program's.
     pub fn new(
         device: &'d mut dyn Device,
@@ -72,19 +79,23 @@ impl<'d> Session<'d> {
         if let Some(eval) = eval {
             check_evaluation(device.program(eval), program, &states)?;
         }
+        let eval_classes = eval.map(|eval| LossClasses::of(device.program(eval))).transpose()?;
         let until_norm = until_norm(program, outputs.grad_norm);
         let runs_ahead = device.run_ahead(train)?;
-        Ok(Self { device, train, eval, short_eval: None, outputs, states, until_norm, runs_ahead })
+        let short_eval = None;
+        Ok(Self { device, train, eval, short_eval, outputs, eval_classes, states, until_norm, runs_ahead })
     }
 
-    /// Evaluates a last batch that is short by `program`. Its sum and its weight are multiplied by `share`: 1, unless the
-    /// weight of any batch is the same number.
+    /// Evaluates a last batch that is short by `program`. The sum and the weight of each class of its loss are multiplied by
+    /// its share in `shares`: 1, unless the weight of any batch is the same number.
     ///
     /// # Errors
     /// Those of [`Self::new`] for an evaluation program.
-    pub fn evaluate_short(&mut self, program: ProgramId, share: f64) -> Result<(), TrainError> {
-        check_evaluation(self.device.program(program), self.program(), &self.states)?;
-        self.short_eval = Some(ShortEvaluation { program, share });
+    pub fn evaluate_short(&mut self, program: ProgramId, shares: Vec<f64>) -> Result<(), TrainError> {
+        let short = self.device.program(program);
+        check_evaluation(short, self.program(), &self.states)?;
+        let classes = LossClasses::of(short)?;
+        self.short_eval = Some(ShortEvaluation { program, classes, shares });
         Ok(())
     }
 
@@ -177,21 +188,25 @@ impl<'d> Session<'d> {
         }
         let mut outputs = self.outputs.of_update().to_vec();
         outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
+        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
         Ok(self.device.read_later(self.train, outputs)?)
     }
 
     /// What an update came to.
     pub(super) fn updated(&mut self, begun: Later) -> Result<Updated, TrainError> {
-        let [loss, lr, grad_norm] = self.outputs.of_update();
-        let Some(scaling) = self.outputs.scaling else {
-            let [loss, lr, grad_norm] = self.numbers(self.train, [loss, lr, grad_norm], begun)?;
-            return Ok(Updated { loss, lr, grad_norm, skipped: false, exhausted: None });
+        let mut outputs = self.outputs.of_update().to_vec();
+        let scales = self.outputs.scaling.map(|scaling| outputs.extend(scaling.all())).is_some();
+        let names: Vec<String> = self.outputs.metrics.iter().map(|(name, _)| name.clone()).collect();
+        outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
+        let numbers = self.read(self.train, &outputs, begun)?;
+        let (step, rest) = numbers.split_at(3);
+        let (scaling, metrics) = rest.split_at(if scales { 3 } else { 0 });
+        let (skipped, exhausted) = match scaling {
+            &[skipped, scale, exhausted] => (skipped != 0.0, (exhausted != 0.0).then_some(scale)),
+            _ => (false, None),
         };
-        let [skipped, scale, exhausted] = scaling.all();
-        let outputs = [loss, lr, grad_norm, skipped, scale, exhausted];
-        let [loss, lr, grad_norm, skipped, scale, exhausted] = self.numbers(self.train, outputs, begun)?;
-        let exhausted = (exhausted != 0.0).then_some(scale);
-        Ok(Updated { loss, lr, grad_norm, skipped: skipped != 0.0, exhausted })
+        let metrics = names.into_iter().zip(metrics.iter().copied()).collect();
+        Ok(Updated { loss: step[0], lr: step[1], grad_norm: step[2], skipped, exhausted, metrics })
     }
 
     /// Whether the program scales its loss, and skips a step whose gradients are not finite.
@@ -214,26 +229,33 @@ impl<'d> Session<'d> {
 
     /// Forward of one microbatch. A short one is the last of its evaluation.
     pub(super) fn begin_evaluation(&mut self, batch: &Batch) -> Result<Evaluating, TrainError> {
-        let whole = self.eval.map(|program| ShortEvaluation { program, share: 1.0 });
-        let takes = |eval: &ShortEvaluation| samples(self.device.program(eval.program)) == batch.rows;
-        let found = whole.filter(takes).or_else(|| self.short_eval.filter(takes));
-        let Some(ShortEvaluation { program, share }) = found else {
+        let whole = self.eval.zip(self.eval_classes.as_ref());
+        let short = self.short_eval.as_ref().map(|short| (short.program, &short.classes));
+        let takes =
+            |(program, _): &(ProgramId, &LossClasses)| samples(self.device.program(*program)) == batch.rows;
+        let Some((program, classes)) = whole.filter(takes).or_else(|| short.filter(takes)) else {
             return Err(lacks(self.program(), "evaluation of a batch of", &batch.rows.to_string()));
         };
+        let outputs = classes.outputs();
         if Some(program) != self.eval {
             self.device.run(program, Section::Prepare)?;
         }
         self.feed(program, batch)?;
         self.device.run(program, Section::Microbatch)?;
-        let outputs = of_evaluation(self.device.program(program))?.to_vec();
-        Ok(Evaluating { program, share, numbers: self.device.read_later(program, outputs)? })
+        Ok(Evaluating { program, rows: batch.rows, numbers: self.device.read_later(program, outputs)? })
     }
 
-    /// The sum of the losses of an evaluated microbatch, and of their weights.
-    pub(super) fn evaluated(&mut self, begun: Evaluating) -> Result<[f64; 2], TrainError> {
-        let Evaluating { program, share, numbers } = begun;
-        let outputs = of_evaluation(self.device.program(program))?;
-        Ok(self.numbers(program, outputs, numbers)?.map(|number| number * share))
+    /// The loss of an evaluated microbatch.
+    pub(super) fn evaluated(&mut self, begun: Evaluating) -> Result<LossTotal, TrainError> {
+        let Evaluating { program, rows, numbers } = begun;
+        if let Some(short) = self.short_eval.clone().filter(|short| short.program == program) {
+            let numbers = self.read(program, &short.classes.outputs(), numbers)?;
+            let batches = rows as f64 / self.microbatch().max(1) as f64;
+            return Ok(short.classes.total(&numbers).of_a_part(&short.shares, batches));
+        }
+        let Some(classes) = self.eval_classes.clone() else { return Ok(LossTotal::default()) };
+        let numbers = self.read(program, &classes.outputs(), numbers)?;
+        Ok(classes.total(&numbers))
     }
 
     fn feed(&mut self, id: ProgramId, batch: &Batch) -> Result<(), TrainError> {
@@ -254,10 +276,17 @@ impl<'d> Session<'d> {
         outputs: [usize; N],
         later: Later,
     ) -> Result<[f64; N], TrainError> {
+        let mut numbers = [0.0; N];
+        numbers.copy_from_slice(&self.read(id, &outputs, later)?);
+        Ok(numbers)
+    }
+
+    /// As [`Self::numbers`], of any number of outputs.
+    fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
         let all = self.device.collect(later)?;
         let program = self.device.program(id);
-        let mut numbers = [0.0; N];
-        for ((number, output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
+        let mut numbers = vec![0.0; outputs.len()];
+        for ((number, &output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
             let slot = &program.outputs[output];
             let read = Tensor::from_bytes(&slot.ty, &bytes).filter(|tensor| tensor.len() == 1);
             *number = read.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item();
@@ -279,19 +308,12 @@ fn samples(program: &Program) -> u64 {
     batched.and_then(|input| input.ty.dims.first()?.size()).unwrap_or(1)
 }
 
-/// Where an evaluation program gives the sum of its losses, and of their weights.
-fn of_evaluation(program: &Program) -> Result<[usize; 2], TrainError> {
-    let read = |name| output(program, name, Section::Microbatch);
-    Ok([read("loss.sum")?, read("loss.weight")?])
-}
-
 /// Refuses an evaluation program that lacks an output, or whose states are not those of `train`.
 fn check_evaluation(
     eval: &Program,
     train: &Program,
     states: &BTreeMap<String, usize>,
 ) -> Result<(), TrainError> {
-    of_evaluation(eval)?;
     let place = |name: &String| states.get(name).map(|&state| &train.states[state].view);
     match eval.states.iter().find(|state| place(&state.name) != Some(&state.view)) {
         Some(alone) => Err(lacks(train, "state at the place of", &alone.name)),

@@ -74,7 +74,10 @@ impl Compile {
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
+        let doubt = ready.compilation.doubt(ready.plan.microbatches);
+        report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         self.tell(&ready.plan, device.target);
+        ready.compilation.loss.iter().for_each(|loss| eprintln!("loss: {}", loss.text));
         if ready.training.is_some() {
             eprintln!("device: {}", device.described);
         }
@@ -140,6 +143,7 @@ impl Compile {
             (loader, steps)
         });
         passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
+        passes.autodiff.whole = forward.has_classes() && microbatches == 1;
         let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
         if let Some(rule) = settings.initial.init {
             initialization::initialize(&mut compilation, rule);

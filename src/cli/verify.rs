@@ -5,9 +5,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::{DType, Diagnostic, Module};
-use passes::Transform;
-use passes::loss::Decision;
-use passes::parameters::Parameters;
 use runtime::checkpoint::StateBytes;
 
 use super::report::{self, Failure, Outcome, Severity};
@@ -167,13 +164,12 @@ impl Verify {
         let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let plan = self.plan(sizes::left_to_passes(&source.model, bindings));
-        let (mut stages, mut loss) = (Vec::new(), None);
+        let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings));
+        // A file of numbers may hold several microbatches.
+        plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
+        let mut stages = Vec::new();
         let mut compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
-                if pass == Parameters::NAME {
-                    loss = passes::loss::decide(module, &plan.loss).ok();
-                }
                 if self.bisect {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
@@ -185,8 +181,8 @@ impl Verify {
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
         match &self.against {
-            Some(path) => self.against_file(&source, &subject, loss.as_ref(), path),
-            None => self.against_reference(&source, &subject, loss.as_ref(), &stages),
+            Some(path) => self.against_file(&source, &subject, path),
+            None => self.against_reference(&source, &subject, &stages),
         }
     }
 
@@ -194,7 +190,6 @@ impl Verify {
         &self,
         source: &Source,
         subject: &Subject,
-        loss: Option<&Decision>,
         stages: &[Stage],
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
@@ -217,6 +212,8 @@ impl Verify {
             }
             tested => tested?,
         };
+        let doubt = subject.compilation.doubt(count);
+        report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         let mut report = self.empty_report(subject, "the untransformed graph".into(), &tested);
         report.differences = subject.compare(&tested, true, (&reference, &expected))?;
         if let Some(rounding) = &mut rounding {
@@ -225,7 +222,7 @@ impl Verify {
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.parameters, None),
-            assumptions::loss(loss, false),
+            assumptions::loss(subject.compilation.loss.as_ref(), false),
             assumptions::batch(self.seed.seed, None),
         ];
         report.passed = !report.differs();
@@ -235,13 +232,7 @@ impl Verify {
         Ok(report)
     }
 
-    fn against_file(
-        &self,
-        source: &Source,
-        subject: &Subject,
-        loss: Option<&Decision>,
-        path: &Path,
-    ) -> Result<Report, Failure> {
+    fn against_file(&self, source: &Source, subject: &Subject, path: &Path) -> Result<Report, Failure> {
         let module = &subject.compilation.forward;
         let mut numbers = Numbers::read(path, module, against::label_name(module)?.as_deref())?;
         numbers.name_outputs(&source.imported.module);
@@ -273,7 +264,7 @@ impl Verify {
         let trained = |difference: &Difference| matches!(difference.kind, Kind::Loss | Kind::Gradient);
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.parameters, Some(&outcome.trained_there)),
-            assumptions::loss(loss, outcome.differences.iter().any(trained)),
+            assumptions::loss(subject.compilation.loss.as_ref(), outcome.differences.iter().any(trained)),
             assumptions::batch(self.seed.seed, Some(&report.against)),
         ];
         report.differences = outcome.differences;

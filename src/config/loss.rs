@@ -4,16 +4,16 @@ use clap::Args;
 use passes::loss::LossKind;
 use serde::Serialize;
 
-use super::value::{below_one, one_of, serialize_name};
+use super::value::{ValueError, below_one};
 
 /// Flags of the loss.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Loss")]
 #[serde(rename_all = "kebab-case")]
 pub struct Loss {
-    /// What is minimised: the model's own loss, cross-entropy with the next token or with given labels; auto is the
-    /// model's own if it has one, else cross-entropy
-    #[arg(long, value_name = "LOSS", default_value = "auto", value_parser = one_of(&LossKind::ALL))]
+    /// What is minimised: auto (the model's own loss if it has one, else cross-entropy), next-token, cross-entropy (given
+    /// labels of classes), mse, bce (labels of an output's shape; bce of logits), model (its own), output:NAME
+    #[arg(long, value_name = "LOSS", default_value = "auto", value_parser = parse_kind)]
     #[serde(serialize_with = "serialize_kind")]
     pub loss: LossKind,
     /// Share of each target that is spread over all classes
@@ -28,13 +28,17 @@ impl Loss {
     /// The pass that these flags ask for.
     pub fn pass(&self) -> passes::loss::Loss {
         passes::loss::Loss {
-            kind: self.loss,
+            kind: self.loss.clone(),
             ignore_index: self.ignore_index,
             label_smoothing: self.label_smoothing,
         }
     }
 }
 
+fn parse_kind(text: &str) -> Result<LossKind, ValueError> {
+    text.parse().map_err(|error: String| ValueError::new(error))
+}
+
 fn serialize_kind<S: serde::Serializer>(kind: &LossKind, serializer: S) -> Result<S::Ok, S::Error> {
-    serialize_name(&LossKind::ALL, kind, serializer)
+    serializer.collect_str(kind)
 }

@@ -65,6 +65,9 @@ pub struct Inspection {
     /// Where one of the patterns was nearly found.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub near_misses: Vec<NearMissFacts>,
+    /// What is minimised, and how it was recognised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<String>,
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
@@ -137,6 +140,7 @@ impl Inspection {
             groups: vec![],
             program: None,
             near_misses: vec![],
+            loss: None,
             step: None,
             roofline: None,
             shardings: vec![],
@@ -162,7 +166,7 @@ impl Inspection {
             let bindings = self.made_up(model, question, sizes);
             let reasons = match Source::import(question.path, model.clone(), &bindings) {
                 Ok(source) => {
-                    let loss = passes::loss::decide(&source.imported.module, &question.plan.loss);
+                    let loss = passes::loss::decide(&source.imported.module, &question.plan.loss, None);
                     self.support = if loss.is_ok() { Support::Unbound } else { Support::Undecided };
                     return Ok(());
                 }
@@ -220,8 +224,10 @@ impl Inspection {
                 *program = Some(ProgramFacts::of(module));
             }
         };
-        match source.compile(&question.plan, &question.manager, with_loss) {
-            Ok(compilation) => self.trainable(compilation, question),
+        let mut plan = question.plan.clone();
+        plan.autodiff.whole = question.global_batch.is_none();
+        match source.compile(&plan, &question.manager, with_loss) {
+            Ok(compilation) => self.trainable(compilation, &source.imported.state_dict, question),
             Err(failure) => {
                 self.reasons = told(failure)?;
                 // What it could be trained with is known all the same, unless an earlier pass is at fault.
@@ -234,15 +240,23 @@ impl Inspection {
     }
 
     /// Everything about a program that all passes have run on.
-    fn trainable(&mut self, compilation: Compilation, question: &Question) -> Result<(), Failure> {
+    fn trainable(
+        &mut self,
+        compilation: Compilation,
+        state_dict: &onnx::StateDict,
+        question: &Question,
+    ) -> Result<(), Failure> {
         self.passes = compilation.timings.iter().map(PassTime::of).collect();
         self.warnings.extend(compilation.warnings.iter().map(Told::diagnostic));
-        self.parameters = Some(ParameterFacts::of(&compilation.parameters, &compilation.training));
+        self.parameters =
+            Some(ParameterFacts::of(&compilation.parameters, &compilation.training, state_dict));
+        self.loss = compilation.loss.as_ref().map(|loss| loss.text.clone());
         self.near_misses = compilation.near_misses.iter().map(NearMissFacts::of).collect();
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
+                self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
                 self.predict(&compilation.training, step.microbatches, question);
                 self.step = Some(step);
@@ -275,7 +289,7 @@ impl Inspection {
         let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         self.passes = timings.iter().map(PassTime::of).collect();
         self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
-        self.parameters = Some(ParameterFacts::of(&cx.parameters, &module));
+        self.parameters = Some(ParameterFacts::of(&cx.parameters, &module, &source.imported.state_dict));
         self.near_misses = cx.near_misses.iter().map(NearMissFacts::of).collect();
         self.program.get_or_insert_with(|| ProgramFacts::of(&module));
         self.module = Some(module);

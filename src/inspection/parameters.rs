@@ -1,6 +1,7 @@
 //! What each float tensor of the file is, and why.
 
 use ir::{Module, Role, State};
+use onnx::StateDict;
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,9 +33,9 @@ pub struct TensorRow {
     pub frozen: bool,
     /// Why it is what it is.
     pub reason: String,
-    /// The name that the author's module has for it, where the exporter recorded it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub author: Option<String>,
+    /// The names that the author's module has for it; several, if it holds several of the author's tensors.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub author: Vec<String>,
     /// Other names that patterns and weights files may use.
     pub aliases: Vec<String>,
     /// The states that hold it.
@@ -66,7 +67,8 @@ pub struct TieFacts {
 }
 
 impl ParameterFacts {
-    pub(super) fn of(reports: &[ParameterReport], module: &Module) -> Self {
+    pub(super) fn of(reports: &[ParameterReport], module: &Module, state_dict: &StateDict) -> Self {
+        let names = state_dict.names();
         let parameters = reports.iter().filter(|report| report.role == RowRole::Parameter);
         let frozen = parameters.clone().filter(|report| report.frozen && report.tied.is_none());
         let frozen = frozen.flat_map(|report| &report.states).map(|part| &part.state);
@@ -78,7 +80,7 @@ impl ParameterFacts {
             count: parameters.filter(|report| report.tied.is_none()).count(),
             trained: elements(Role::Parameter, module.states.values()),
             frozen: elements(Role::Buffer, frozen),
-            tensors: reports.iter().map(|report| TensorRow::of(report, &states)).collect(),
+            tensors: reports.iter().map(|report| TensorRow::of(report, &states, &names)).collect(),
         }
     }
 
@@ -98,7 +100,7 @@ fn elements<'a>(role: Role, states: impl Iterator<Item = &'a State>) -> u64 {
 type States<'a> = BTreeMap<&'a str, &'a State>;
 
 impl TensorRow {
-    fn of(report: &ParameterReport, states: &States) -> Self {
+    fn of(report: &ParameterReport, states: &States, names: &BTreeMap<&str, Vec<&str>>) -> Self {
         let part = |part: &passes::parameters::StateView| PartFacts {
             state: part.state.clone(),
             ty: states.get(part.state.as_str()).map(|state| state.ty.to_string()).unwrap_or_default(),
@@ -118,7 +120,12 @@ impl TensorRow {
             },
             frozen: report.frozen,
             reason: report.reason.clone(),
-            author: report.author.clone(),
+            author: names
+                .get(report.data.as_str())
+                .into_iter()
+                .flatten()
+                .map(|name| name.to_string())
+                .collect(),
             aliases: report.aliases.clone(),
             states: report.states.iter().map(part).collect(),
             tied: report.tied.as_ref().map(tie),

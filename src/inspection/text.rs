@@ -24,6 +24,9 @@ impl fmt::Display for Inspection {
         if let Some(program) = &self.program {
             write_program(f, program, &self.near_misses)?;
         }
+        if let Some(loss) = &self.loss {
+            writeln!(f, "\nloss: {}", visible(loss))?;
+        }
         if let Some(step) = &self.step {
             write_step(f, step)?;
         }

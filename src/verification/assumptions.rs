@@ -4,7 +4,7 @@
 //! the original module (`--against`) can tell that one of these is not what the module's author meant.
 
 use ir::Claim;
-use passes::loss::Decision;
+use passes::loss::LossReport;
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -87,17 +87,8 @@ pub fn source(report: &ParameterReport) -> &'static str {
 }
 
 /// The loss that is minimised, and how it was recognised.
-pub fn loss(decision: Option<&Decision>, checked: bool) -> Assumption {
-    let says = match decision {
-        Some(Decision::CrossEntropy { output, .. }) => {
-            format!("the cross-entropy of output `{output}` with given labels, which is not in the model")
-        }
-        Some(Decision::Mean { output, .. }) => format!("output `{output}` of the model, a mean"),
-        Some(Decision::Opaque { output, .. }) => {
-            format!("output `{output}` of the model; every microbatch weighs the same")
-        }
-        None => "as `compile` says".to_owned(),
-    };
+pub fn loss(found: Option<&LossReport>, checked: bool) -> Assumption {
+    let says = found.map_or_else(|| "as `compile` says".to_owned(), |found| found.text.clone());
     Assumption { about: "loss", says, checked }
 }
 

@@ -8,6 +8,12 @@ smoothed-loss   cross-entropy with label smoothing, weights for classes, and lab
 weighted-loss   the same without smoothing, in the exporter's own form
 positives-loss  binary cross-entropy of logits, with weights for the positives
 joined-loss     0.7 times a cross-entropy and 0.3 times a mean squared error
+clamped-loss    cross-entropies of tokens under an uneven mask, over a count that is at least 1; two samples have no token
+parted-loss     a cross-entropy over the labels that count, 0.1 times squared errors over another count with an epsilon, and the
+                squares of the weights; the parts are outputs as well
+summed-loss     half the sum of squared errors
+batch-loss      the sum of squared errors by the number of samples, and another by the number of all elements, as `total`
+root-loss       the root of a mean squared error, which microbatches do not add up to
 
 usage: python testdata/scripts/make_small_models.py [NAME...]    (default: all)
 """
@@ -63,6 +69,8 @@ class Example:
 
     def loss(self, model: torch.nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor:
         out = model(*inputs)
+        # The first is the loss where there are several.
+        out = out[0] if isinstance(out, tuple) else out
         return out if self.labels is None else functional.cross_entropy(out.flatten(0, -2), self.labels.flatten())
 
 
@@ -163,6 +171,78 @@ def joined() -> Example:
     return own_loss(DoublySupervised(loss, classes + 3), inputs)
 
 
+class Tokens(torch.nn.Module):
+    """A network of tokens that ends in a loss under a mask."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(classes, 8)
+        self.head = torch.nn.Linear(8, classes)
+
+    def forward(self, tokens, labels, mask):
+        logits = self.head(torch.tanh(self.embedding(tokens)))
+        losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        return (losses * mask.flatten()).sum() / mask.sum().clamp(min=1.0)
+
+
+def clamped() -> Example:
+    classes, counts = 12, [6, 0, 1, 2, 0, 5, 3, 6]
+    tokens, labels = torch.randint(classes, (8, 6)), torch.randint(classes, (8, 6))
+    mask = (torch.arange(6) < torch.tensor(counts)[:, None]).to(torch.float32)
+    return own_loss(Tokens(classes), {"tokens": tokens, "labels": labels, "mask": mask})
+
+
+class Parts(torch.nn.Module):
+    """The whole loss, and what it is the sum of."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        self.net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, classes + 3))
+
+    def forward(self, x, labels, targets, weights):
+        out = self.net(x)
+        named = functional.cross_entropy(out[:, : self.classes], labels, ignore_index=-100)
+        errors = (out[:, self.classes :] - targets).square().mean(dim=1)
+        errors = (errors * weights).sum() / (weights.sum() + 1e-3)
+        decay = sum(parameter.square().sum() for parameter in (self.net[0].weight, self.net[2].weight))
+        return named + 0.1 * errors + 1e-3 * decay, named, errors
+
+
+def parted() -> Example:
+    classes = 6
+    labels = torch.randint(classes, (8,))
+    labels[[0, 1, 2, 5]] = -100
+    inputs = {"x": torch.randn(8, 12), "labels": labels, "targets": torch.randn(8, 3)}
+    inputs["weights"] = torch.tensor([1.0, 2.0, 0.0, 0.0, 0.5, 3.0, 0.0, 1.0])
+    # Optimised, the squares of the weights would be a constant.
+    names = {"output_names": ["loss", "ce", "mse"], "optimize": False}
+    return Example(Parts(classes), inputs, exports={"dynamo": names})
+
+
+def summed() -> Example:
+    def loss(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return 0.5 * functional.mse_loss(out, labels, reduction="sum")
+
+    return own_loss(Supervised(loss, 3), {"x": torch.randn(8, 12), "labels": torch.randn(8, 3)})
+
+
+def by_batch() -> Example:
+    def loss(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        errors = (out - labels).square()
+        return errors.sum() / errors.shape[0] + 0.01 * out.abs().sum() / out.numel()
+
+    inputs = {"x": torch.randn(8, 12), "labels": torch.randn(8, 3)}
+    return Example(Supervised(loss, 3), inputs, exports={"dynamo": {"output_names": ["total"]}})
+
+
+def root() -> Example:
+    def loss(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(out, labels).sqrt()
+
+    return own_loss(Supervised(loss, 3), {"x": torch.randn(8, 12), "labels": torch.randn(8, 3)})
+
+
 def own_loss(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Example:
     return Example(model, inputs, exports={"dynamo": {"output_names": ["loss"]}})
 
@@ -179,6 +259,8 @@ def numbers(example: Example) -> tuple[dict[str, numpy.ndarray], dict]:
         loss = example.loss(model, inputs)
         loss.backward()
         results[f"loss_{name}"] = loss.item()
+        if isinstance(parts := model(*inputs), tuple):
+            results[f"parts_{name}"] = [part.item() for part in parts[1:]]
         if name == "f32":
             for parameter, value in model.named_parameters():
                 arrays[f"param.{parameter}"] = value.detach().numpy()
@@ -207,6 +289,11 @@ EXAMPLES = {
     "weighted-loss": weighted,
     "positives-loss": positives,
     "joined-loss": joined,
+    "clamped-loss": clamped,
+    "parted-loss": parted,
+    "summed-loss": summed,
+    "batch-loss": by_batch,
+    "root-loss": root,
 }
 
 

@@ -111,9 +111,9 @@ fn flags_that_cannot_be_followed_are_refused() {
         (
             "--loss model",
             expect![[r#"
-            error: the model has no loss: no output is a float scalar
+            error: the model has no loss: no output is a float scalar that depends on inputs and parameters
               = its outputs are `logits` f32[32, 16, 128]
-              = use --loss cross-entropy
+              = use --loss cross-entropy, mse or bce
         "#]],
         ),
         (

@@ -26,7 +26,7 @@ fn parameters_that_the_exporter_merged_are_trained_apart() {
     let found = json(&["gpt2-fresh.onnx"]);
     let tensors = found["parameters"]["tensors"].as_array().expect("they are a list");
     let trained = tensors.iter().filter(|tensor| tensor["role"] == "parameter");
-    let names: Vec<&str> = trained.filter_map(|tensor| tensor["author"].as_str()).collect();
+    let names: Vec<&str> = trained.filter_map(|tensor| tensor["author"][0].as_str()).collect();
     for norm in ["transformer.h.0.ln_1", "transformer.h.1.ln_2", "transformer.ln_f"] {
         for leaf in ["weight", "bias"] {
             assert!(names.contains(&&*format!("{norm}.{leaf}")), "{norm}.{leaf} is not in {names:?}");

@@ -160,6 +160,19 @@ pub(crate) const WEIGHTED_LOSS: Fixture =
 /// Binary, with weights for the positives.
 pub(crate) const POSITIVES_LOSS: Fixture =
     Fixture { file: "positives-loss.dynamo", model: "positives-loss", ..OWN_LOSS };
+/// Of tokens under a mask that shows an uneven number of them, none in two samples.
+pub(crate) const CLAMPED_LOSS: Fixture =
+    Fixture { file: "clamped-loss.dynamo", model: "clamped-loss", parameters: 3, ..OWN_LOSS };
+/// The sum of three that count different things.
+pub(crate) const PARTED_LOSS: Fixture =
+    Fixture { file: "parted-loss.dynamo", model: "parted-loss", ..OWN_LOSS };
+/// A sum over the samples.
+pub(crate) const SUMMED_LOSS: Fixture =
+    Fixture { file: "summed-loss.dynamo", model: "summed-loss", ..OWN_LOSS };
+/// Sums over the samples that are divided by their number.
+pub(crate) const BATCH_LOSS: Fixture = Fixture { file: "batch-loss.dynamo", model: "batch-loss", ..OWN_LOSS };
+/// The root of a mean: microbatches do not make it.
+pub(crate) const ROOT_LOSS: Fixture = Fixture { file: "root-loss.dynamo", model: "root-loss", ..OWN_LOSS };
 /// The sum of two.
 pub(crate) const JOINED_LOSS: Fixture = OWN_LOSS;
 /// Freshly initialised: what the exporter merged, dropped, renamed and detached is in its record alone.

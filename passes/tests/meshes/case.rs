@@ -113,7 +113,7 @@ fn training(choices: &mut Choices) -> Vec<Pass> {
         keep_gradients: choices.below(2) == 0,
         ..Optimizer::default()
     };
-    let mut passes: Vec<Pass> = vec![Autodiff.into()];
+    let mut passes: Vec<Pass> = vec![Autodiff::default().into()];
     if choices.below(4) == 0 {
         passes.extend(half);
     }

@@ -21,7 +21,7 @@ fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {
         None => crate::ranks::device(programs, Some(2), None).unwrap(),
     };
     let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1))).unwrap();
-    session.evaluate_short(ProgramId(2), 1.0).unwrap();
+    session.evaluate_short(ProgramId(2), vec![1.0]).unwrap();
     session.write_states(initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap()).unwrap();
     let eval_text = run.folder.path().join("eval.txt");
     std::fs::write(&eval_text, &std::fs::read(run.corpus()).unwrap()[..11 * SEQUENCE as usize + 1]).unwrap();

@@ -18,6 +18,7 @@ use file::Numbers;
 use ir::tensor::Elements;
 use ir::{DType, Diagnostic, Module, Tensor};
 use matching::{By, Found, Ours, Theirs};
+use passes::loss::METRIC;
 use passes::parameters::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
@@ -186,7 +187,9 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
         outcome.differences.push(Difference::new(kind, name, error));
     }
     let internal = |name: &str| {
-        name == "lr" || name == "grad_norm" || name.starts_with("loss") || name.starts_with("grad.")
+        ["loss", "grad.", METRIC].iter().any(|start| name.starts_with(start))
+            || name == "lr"
+            || name == "grad_norm"
     };
     let missing = module.outputs.iter().map(|output| &output.name);
     let missing = missing.filter(|name| !internal(name) && !numbers.outputs.contains_key(*name));

@@ -1,0 +1,171 @@
+//! Builds the outputs that a scalar is trained and reported by.
+//!
+//! Class 0 of a scalar `NAME` has the outputs `NAME.sum` and `NAME.weight`; class `i` has `NAME.i.sum` and
+//! `NAME.i.weight`. The value over several microbatches is `Σ sum / (max(Σ weight, floor) + epsilon)` of each class, added up.
+//! A floor or an epsilon that is not 0 is a constant in the output `NAME.floor`, `NAME.i.epsilon` and so on. A sum that
+//! nothing divides has the weight 0 and the floor 1.
+
+use super::prediction::{Prediction, labels};
+use super::terms::{Addend, Class, Divisor, Objective};
+use super::{Criterion, IGNORE_INDEX, Loss};
+use ir::ops::Float;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::loss::CrossEntropy;
+use ir::{Builder, DType, Diagnostic, TypeError, ValueId};
+
+/// The output with the sum of the losses without label smoothing, which an evaluation reads in place of `loss.sum`.
+pub const UNSMOOTHED: &str = "loss.unsmoothed";
+
+/// The parts of a class.
+pub const SUM: &str = "sum";
+/// See [`SUM`].
+pub const WEIGHT: &str = "weight";
+/// See [`SUM`].
+pub const FLOOR: &str = "floor";
+/// See [`SUM`].
+pub const EPSILON: &str = "epsilon";
+
+/// The scalars of a class.
+pub(super) struct Scalars {
+    pub(super) sum: ValueId,
+    pub(super) weight: ValueId,
+    /// The smallest divisor, and what is added to the divisor; 0 for neither.
+    pub(super) bounds: [f64; 2],
+}
+
+impl Scalars {
+    /// A sum that is divided by a weight.
+    fn quotient(sum: ValueId, weight: ValueId) -> Self {
+        Self { sum, weight, bounds: [0.0; 2] }
+    }
+}
+
+/// The name of a part of class `index` of a scalar.
+pub fn part(name: &str, index: usize, part: &str) -> String {
+    if index == 0 { format!("{name}.{part}") } else { format!("{name}.{index}.{part}") }
+}
+
+/// The scalars of each class of an objective.
+pub(super) fn objective(
+    b: &mut Builder,
+    objective: &Objective,
+    batch: u64,
+) -> Result<Vec<Scalars>, TypeError> {
+    objective.classes.iter().map(|class| scalars(b, class, batch)).collect()
+}
+
+/// Adds the outputs of a scalar.
+pub(super) fn add_outputs(b: &mut Builder, name: &str, classes: &[Scalars]) -> Result<(), TypeError> {
+    for (index, class) in classes.iter().enumerate() {
+        b.tables().add_output(part(name, index, SUM), class.sum);
+        b.tables().add_output(part(name, index, WEIGHT), class.weight);
+        for (bound, number) in [FLOOR, EPSILON].into_iter().zip(class.bounds) {
+            if number != 0.0 {
+                let number = b.scalar(DType::F64, number)?;
+                b.tables().add_output(part(name, index, bound), number);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeError> {
+    let mut sum = None;
+    for addend in &class.addends {
+        let addend = self::addend(b, addend)?;
+        sum = Some(match sum {
+            None => addend,
+            Some(sum) => b.add(sum, addend)?,
+        });
+    }
+    let sum = sum.ok_or_else(|| TypeError::new("a loss has at least one term"))?;
+    match &class.divisor {
+        Divisor::Samples => {
+            let sum = if batch == 1 { sum } else { b.scale(sum, batch as f64)? };
+            Ok(Scalars::quotient(sum, b.splat_like(sum, batch as f64)?))
+        }
+        Divisor::One => Ok(Scalars { sum, weight: b.splat_like(sum, 0.0)?, bounds: [1.0, 0.0] }),
+        Divisor::Weight(weight) => {
+            let bounds = [weight.floor.unwrap_or(0.0), weight.epsilon];
+            Ok(Scalars { sum, weight: scalar(b, weight.value)?, bounds })
+        }
+    }
+}
+
+/// A term, as a scalar of at least 32 bits.
+fn addend(b: &mut Builder, addend: &Addend) -> Result<ValueId, TypeError> {
+    let mut value = scalar(b, addend.value)?;
+    for factor in &addend.factors {
+        let by = scalar(b, factor.value)?;
+        let by = b.cast(by, b.ty(value).dtype)?;
+        value = b.one(if factor.divides { Binary::Div } else { Binary::Mul }, &[value, by])?;
+    }
+    if addend.coefficient == 1.0 { Ok(value) } else { b.scale(value, addend.coefficient) }
+}
+
+fn scalar(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
+    let value = b.reshape(value, [])?;
+    let dtype = b.ty(value).dtype;
+    if matches!(dtype, DType::F32 | DType::F64) { Ok(value) } else { b.cast(value, DType::F32) }
+}
+
+/// The loss of a prediction with labels: its only class.
+pub(super) fn criterion(
+    b: &mut Builder,
+    options: &Loss,
+    criterion: Criterion,
+    prediction: &Prediction,
+) -> Result<Scalars, Diagnostic> {
+    match criterion {
+        Criterion::CrossEntropy => cross_entropy(b, options, prediction.value),
+        Criterion::Mse | Criterion::Bce => {
+            let x = prediction.value;
+            let dims = b.ty(x).dims.clone();
+            let y = labels(b, x, b.ty(x).dtype, dims)?;
+            let each = match criterion {
+                Criterion::Mse => squares(b, x, y)?,
+                _ => binary_cross_entropies(b, x, y)?,
+            };
+            let all: Vec<u32> = (0..b.ty(each).ndim() as u32).collect();
+            let count = b.ty(each).numel().unwrap_or(1);
+            let sum = b.sum(each, &all)?;
+            let sum = scalar(b, sum)?;
+            Ok(Scalars::quotient(sum, b.splat_like(sum, count as f64)?))
+        }
+    }
+}
+
+fn cross_entropy(b: &mut Builder, options: &Loss, logits: ValueId) -> Result<Scalars, Diagnostic> {
+    let mut dims = b.ty(logits).dims.clone();
+    dims.pop();
+    let labels = labels(b, logits, DType::I64, dims)?;
+    let ignore_index = options.ignore_index.unwrap_or(IGNORE_INDEX);
+    let smoothed =
+        |label_smoothing| CrossEntropy { ignore_index, label_smoothing: Float::new(label_smoothing) };
+    let results = b.push(smoothed(options.label_smoothing), &[logits, labels])?;
+    let scalars = Scalars::quotient(results[0], results[1]);
+    if options.label_smoothing != 0.0 {
+        let plain = b.push(smoothed(0.0), &[logits, labels])?[0];
+        b.tables().add_output(UNSMOOTHED, plain);
+    }
+    Ok(scalars)
+}
+
+fn squares(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
+    let difference = b.one(Binary::Sub, &[x, y])?;
+    b.mul(difference, difference)
+}
+
+/// `max(x, 0) - x·y + ln(1 + e^-|x|)`, which does not overflow.
+fn binary_cross_entropies(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
+    let positive = b.one(Unary::Relu, &[x])?;
+    let product = b.mul(x, y)?;
+    let rest = b.one(Binary::Sub, &[positive, product])?;
+    let size = b.one(Unary::Abs, &[x])?;
+    let size = b.one(Unary::Neg, &[size])?;
+    let exp = b.one(Unary::Exp, &[size])?;
+    let one = b.splat_like(exp, 1.0)?;
+    let more = b.add(exp, one)?;
+    let log = b.one(Unary::Log, &[more])?;
+    b.add(rest, log)
+}

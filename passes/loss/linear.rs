@@ -1,0 +1,200 @@
+//! Sums and means over the samples of a microbatch: which values are one, and what they read.
+
+use crate::bind::{Carry, batch, find_samples};
+use crate::constants::Constants;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::{Definition, Diagnostic, Module, Node, NodeId, Op, Role, ValueId};
+use std::collections::BTreeMap;
+
+/// How the values of microbatches make the value of all their samples together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linear {
+    /// They are added.
+    Sum,
+    /// Their mean is taken.
+    Mean,
+}
+
+/// What is known of each value of a module.
+pub(super) struct Facts<'m> {
+    pub(super) module: &'m Module,
+    /// Samples of a microbatch; 1 without a batched input.
+    pub(super) batch: u64,
+    /// Why the samples could not be followed through the module.
+    pub(super) lost: Option<Diagnostic>,
+    carries: BTreeMap<ValueId, Carry>,
+    constants: Constants<'m>,
+    reads_inputs: Vec<bool>,
+    reads_parameters: Vec<bool>,
+    /// Values in which the samples of a microbatch have met.
+    mixes: Vec<bool>,
+}
+
+impl<'m> Facts<'m> {
+    pub(super) fn new(module: &'m Module) -> Self {
+        let (carries, lost) = match find_samples(module) {
+            Ok(samples) => (samples.carries, None),
+            Err(error) => (BTreeMap::new(), Some(error)),
+        };
+        let no = vec![false; module.value_count()];
+        let mut facts = Self {
+            module,
+            batch: batch(module).ok().flatten().unwrap_or(1),
+            lost,
+            carries,
+            constants: Constants::new(module),
+            reads_inputs: no.clone(),
+            reads_parameters: no.clone(),
+            mixes: no,
+        };
+        facts.look();
+        facts
+    }
+
+    fn look(&mut self) {
+        let module = self.module;
+        let index = |value: ValueId| value.as_u32() as usize;
+        module.inputs.iter().for_each(|input| self.reads_inputs[index(input.value)] = true);
+        let parameters = module.states.values().filter(|state| state.role == Role::Parameter);
+        parameters.for_each(|state| self.reads_parameters[index(state.input)] = true);
+        for (_, node) in module.nodes() {
+            let any = |of: &[bool]| node.operands.iter().any(|&value| of[index(value)]);
+            let reduces = node.operands.iter().any(|value| self.carries.contains_key(value))
+                && !matches!(node.op, Op::BatchStatistics(_) | Op::BatchNorm(_) | Op::InTraining(_));
+            let (inputs, parameters) = (any(&self.reads_inputs), any(&self.reads_parameters));
+            let mixes = any(&self.mixes);
+            for &result in &node.results {
+                self.reads_inputs[index(result)] = inputs;
+                // How many labels count does not depend on the logits.
+                let counts = matches!(node.op, Op::CrossEntropy(_)) && result == node.results[1];
+                self.reads_parameters[index(result)] = parameters && !counts;
+                self.mixes[index(result)] = mixes || reduces && !self.carries.contains_key(&result);
+            }
+        }
+    }
+
+    /// Whether a value depends on what is fed.
+    pub(super) fn reads_inputs(&self, value: ValueId) -> bool {
+        self.reads_inputs[value.as_u32() as usize]
+    }
+
+    /// Whether a value depends on a parameter.
+    pub(super) fn reads_parameters(&self, value: ValueId) -> bool {
+        self.reads_parameters[value.as_u32() as usize]
+    }
+
+    /// The number that a value is, if it is a constant of one element.
+    pub(super) fn number(&mut self, value: ValueId) -> Option<f64> {
+        if self.reads_inputs(value) || self.module.ty(value).numel() != Some(1) {
+            return None;
+        }
+        self.constants.value(value)?.numbers().first().copied()
+    }
+
+    /// Whether a value is a sum or a mean over the samples: its values in microbatches make that of the whole batch.
+    pub(super) fn linear(&mut self, value: ValueId) -> Option<Linear> {
+        if !self.reads_inputs(value) {
+            return None;
+        }
+        let Definition::Node(id, _) = self.module.value(value).definition else { return None };
+        let node = self.module.node(id);
+        match &node.op {
+            Op::CrossEntropy(_) if value != node.results[2] => {
+                self.meets_all(node.operands[0]).then_some(Linear::Sum)
+            }
+            Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Broadcast(_) | Op::Unary(Unary::Neg) => {
+                self.linear(node.operands[0])
+            }
+            // A float that is cut to an integer is no sum any more.
+            Op::Cast(_) if self.module.ty(value).dtype.is_float() => self.linear(node.operands[0]),
+            Op::Cast(_) if self.module.ty(node.operands[0]).dtype.is_integer() => {
+                self.linear(node.operands[0])
+            }
+            Op::Reduce(reduce) => self.reduced(node, reduce),
+            Op::Contract(_) => self.contracted(id).then_some(Linear::Sum),
+            Op::Binary(Binary::Add | Binary::Sub) => {
+                let [left, right] = [node.operands[0], node.operands[1]].map(|value| self.linear(value));
+                left.filter(|_| left == right)
+            }
+            Op::Binary(Binary::Mul | Binary::Div) if self.number(node.operands[1]).is_some() => {
+                self.linear(node.operands[0])
+            }
+            Op::Binary(Binary::Mul) if self.number(node.operands[0]).is_some() => {
+                self.linear(node.operands[1])
+            }
+            _ => None,
+        }
+    }
+
+    fn reduced(&mut self, node: &Node, reduce: &Reduce) -> Option<Linear> {
+        let operand = node.operands[0];
+        let over_samples = match reduce.kind {
+            ReduceKind::Sum => Linear::Sum,
+            ReduceKind::Mean => Linear::Mean,
+            ReduceKind::Max | ReduceKind::Min => return None,
+        };
+        match self.carries.get(&operand) {
+            Some(carry) if reduce.dims.contains(&(carry.dim as u32)) => {
+                (!self.mixes[operand.as_u32() as usize]).then_some(over_samples)
+            }
+            Some(_) => None,
+            None => self.linear(operand).or_else(|| {
+                // Where samples cannot be followed, a reduction to one number is one over them.
+                let is_last = self.module.ty(node.results[0]).numel() == Some(1);
+                (self.lost.is_some() && is_last).then_some(over_samples)
+            }),
+        }
+    }
+
+    /// Whether a contraction sums over the samples.
+    fn contracted(&self, id: NodeId) -> bool {
+        let node = self.module.node(id);
+        let carries = |value: &ValueId| self.carries.contains_key(value);
+        let mixes = |value: &ValueId| self.mixes[value.as_u32() as usize];
+        node.operands.iter().any(carries) && !carries(&node.results[0]) && !node.operands.iter().any(mixes)
+    }
+
+    /// Whether each row of the logits is of one sample.
+    fn meets_all(&self, logits: ValueId) -> bool {
+        self.lost.is_some() || self.carries.contains_key(&logits) && !self.mixes[logits.as_u32() as usize]
+    }
+
+    /// The elements of one sample that a sum over samples adds up; 1 if that is not known.
+    pub(super) fn summed_elements(&self, mut value: ValueId) -> u64 {
+        let mut elements = 1;
+        while let Some(node) = self.module.producer(value) {
+            let Some(&operand) = node.operands.iter().find(|&&operand| self.reads_inputs(operand)) else {
+                break;
+            };
+            match &node.op {
+                Op::Reduce(_) => elements = self.module.ty(operand).numel().unwrap_or(1) / self.batch.max(1),
+                // Behind the reductions are the elements.
+                _ if elements > 1 && self.module.ty(value).numel() != Some(1) => break,
+                _ => {}
+            }
+            value = operand;
+        }
+        elements.max(1)
+    }
+
+    /// A value of one element, before the views and casts that lead to it.
+    pub(super) fn through_views(&self, value: ValueId) -> ValueId {
+        through_views(self.module, value)
+    }
+}
+
+/// A value before the views and casts that lead to it, as long as it has as many elements.
+pub(super) fn through_views(module: &Module, mut value: ValueId) -> ValueId {
+    while let Some(node) = module.producer(value) {
+        let single = || module.ty(node.operands[0]).numel() == Some(1);
+        match &node.op {
+            Op::Reshape(_) | Op::Cast(_) => {}
+            Op::Broadcast(_) if module.ty(value).numel() == Some(1) && single() => {}
+            Op::Reduce(_) if single() => {}
+            _ => break,
+        }
+        value = node.operands[0];
+    }
+    value
+}

@@ -160,7 +160,7 @@ fn program(types: Vec<Type>) -> Module {
     module.add_output("loss.sum", loss);
     module.add_output("loss.weight", weight);
     let decision = autodiff::decide(&module).expect("a loss");
-    autodiff::apply(&mut module, &decision).expect("gradients");
+    autodiff::apply(&mut module, &Default::default(), &decision).expect("gradients");
     module
 }
 

@@ -40,6 +40,30 @@ pub struct Exported {
     pub absent: Vec<String>,
 }
 
+impl Exported {
+    /// What the user may not expect of the files. Counters of batches are counted and not named.
+    pub fn notes(&self) -> Vec<String> {
+        let training_form = self.training_form.as_ref().map(|path| {
+            let (inference, training) = (self.model.display(), path.display());
+            format!("{inference} is in inference form, to be used; {training} is in training form, to train further")
+        });
+        let (counters, keys): (Vec<&String>, Vec<&String>) =
+            self.absent.iter().partition(|key| key.ends_with("num_batches_tracked"));
+        let mut named: Vec<String> = keys.into_iter().map(|key| format!("`{key}`")).collect();
+        if !counters.is_empty() {
+            named.push(format!("{} `num_batches_tracked`", counters.len()));
+        }
+        let absent = (!named.is_empty()).then(|| {
+            format!(
+                "model.safetensors lacks {} keys of the module's state_dict, for which the model's file holds no value: {}",
+                self.absent.len(),
+                named.join(", ")
+            )
+        });
+        training_form.into_iter().chain(absent).collect()
+    }
+}
+
 /// Writes `model.onnx` and `model.safetensors` into a folder that is there, with the values that `states` has, and for a
 /// model in training form `model-training.onnx`.
 ///

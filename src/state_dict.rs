@@ -3,7 +3,7 @@
 
 use crate::export::put_back;
 use bytes::Bytes;
-use ir::{DType, Diagnostic, Module, Type, ViewStep};
+use ir::{DType, Diagnostic, Module, State, Type, ViewStep};
 use onnx::{Imported, StateDict, StateDictEntry};
 use runtime::checkpoint::{RawTensor, TensorFile, Weights, weights_of};
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,11 +52,14 @@ pub fn load_weights(path: &Path, module: &Module, imported: &Imported) -> Result
 fn take_apart(file: &mut TensorFile, module: &Module, state_dict: &StateDict) -> Result<(), Diagnostic> {
     let rows: Rows =
         module.data.values().filter_map(|data| Some((data.name.as_str(), data.ty.sizes()?))).collect();
+    let of_state = |state: &State| state.initializer.data().map(|data| module.data[data].name.as_str());
+    let of_states: BTreeSet<&str> = module.states.values().filter_map(of_state).collect();
     let entries: BTreeMap<&str, &StateDictEntry> =
         state_dict.entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
     let mut used = BTreeSet::new();
     for (name, names) in state_dict.names() {
-        let Some(sizes) = rows.get(name).filter(|_| file.ty(name).is_none()) else { continue };
+        let is_wanted = of_states.contains(name) && file.ty(name).is_none();
+        let Some(sizes) = rows.get(name).filter(|_| is_wanted) else { continue };
         let mut target = Target { name, sizes, value: None, elements: 0 };
         for author in &names {
             let Some(ty) = file.ty(author) else { continue };

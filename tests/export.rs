@@ -281,3 +281,22 @@ fn a_model_in_training_mode_is_written_in_both_forms() {
     assert!(changed("m.resnet.embedder.embedder.normalization.running_mean"));
     assert!(changed("m.resnet.embedder.embedder.convolution.weight"));
 }
+
+#[test]
+fn keys_without_a_value_are_named() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/resnet.legacy-trainmode.onnx");
+    let (mut source, compilation) = load(&path);
+    let keys = ["unused.weight", "bn1.num_batches_tracked", "unused.bias", "bn2.num_batches_tracked"];
+    source.imported.state_dict.absent = keys.map(String::from).into();
+    // A tensor that the description has and the file does not is named too.
+    let lost = onnx::StateDictEntry::whole("lost", "not.there", ir::View::new());
+    source.imported.state_dict.entries.push(lost);
+    let states = doctored(&compilation.training);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+    let notes = written.notes().join("\n").replace(&format!("{}/", folder.path().display()), "");
+    expect_test::expect![[r#"
+        model.onnx is in inference form, to be used; model-training.onnx is in training form, to train further
+        model.safetensors lacks 5 keys of the module's state_dict, for which the model's file holds no value: `unused.weight`, `unused.bias`, `lost`, 2 `num_batches_tracked`"#]]
+    .assert_eq(&notes);
+}

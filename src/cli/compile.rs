@@ -303,32 +303,7 @@ fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, ste
         loss(outcome.eval_loss),
         exported.model.display()
     );
-    if let Some(path) = &exported.training_form {
-        eprintln!(
-            "note: {} is in inference form; {} is in the file's training form, to train further",
-            exported.model.display(),
-            path.display()
-        );
-    }
-    if !exported.absent.is_empty() {
-        eprintln!("note: {}", missing_keys(&exported.absent));
-    }
-}
-
-/// A sentence about the keys of the author's `state_dict` that `model.safetensors` lacks. Counters of batches are counted.
-fn missing_keys(absent: &[String]) -> String {
-    let is_counter = |key: &&String| key.ends_with("num_batches_tracked");
-    let counters = absent.iter().filter(is_counter).count();
-    let mut named: Vec<String> =
-        absent.iter().filter(|key| !is_counter(key)).map(|key| format!("`{key}`")).collect();
-    if counters > 0 {
-        named.push(format!("{counters} `num_batches_tracked`"));
-    }
-    format!(
-        "model.safetensors lacks {} keys of the module's state_dict, for which the file holds no value: {}",
-        absent.len(),
-        named.join(", ")
-    )
+    exported.notes().iter().for_each(|note| eprintln!("note: {note}"));
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix

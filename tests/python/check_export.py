@@ -4,7 +4,8 @@
     check_export.py MODEL.onnx [--against ORIGINAL.onnx] [--inputs FILE.npz --logits FILE.npz]
 
 1. The official onnx checker accepts MODEL, shape inference included.
-2. With --against: MODEL is ORIGINAL with other weights. Nodes, names, inputs, outputs, functions and operator sets are
+2. With --against: MODEL is ORIGINAL with other weights. (Of a model that was exported in training mode this holds for
+   model-training.onnx; in model.onnx batch norms and dropouts are in inference form.) Nodes, names, inputs, outputs, functions and operator sets are
    equal, and so is every tensor that is not floating point.
 3. With --inputs and --logits: ONNX Runtime computes the given outputs, max|a - b| <= 1e-5 * max|b|.
    Keys of the inputs: NAME or input.NAME; of the outputs: NAME or output.NAME. Both may be the same file.

@@ -5,7 +5,7 @@ use crate::parameters::ParameterReport;
 use crate::pipeline::Arguments;
 use crate::spmd::ShardingReport;
 use ir::{Changed, Diagnostic, Module};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A pass: its options, how they are written in a pipeline, and what it does.
 pub trait Transform: Sized {
@@ -30,6 +30,8 @@ pub trait Transform: Sized {
 pub struct PassContext {
     /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
+    pub vectors: BTreeSet<String>,
     /// What the user should know and may want to change.
     pub warnings: Vec<Diagnostic>,
     /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
@@ -38,6 +40,8 @@ pub struct PassContext {
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh; filled by [`crate::spmd`].
     pub shardings: Vec<ShardingReport>,
+    /// The number of passes that have run, over all parts of a pipeline; kept by [`crate::Manager`].
+    pub passes_run: usize,
 }
 
 impl PassContext {

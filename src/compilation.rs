@@ -10,7 +10,7 @@ use passes::canonicalize::NearMiss;
 use passes::parameters::{ParameterReport, RowRole};
 use passes::spmd::ShardingReport;
 use passes::{Manager, PassContext, Pipeline, Timing};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A model file with its imported program.
@@ -43,6 +43,8 @@ pub struct Compilation {
     pub forward: Module,
     /// What each float tensor of the file was found to be.
     pub parameters: Vec<ParameterReport>,
+    /// What the file says of its tensors beside their numbers; passes that run later need it too.
+    pub tensors: TensorFacts,
     /// Where a pattern was nearly found, and what is in the way.
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh, and why; empty on one device.
@@ -53,6 +55,23 @@ pub struct Compilation {
     pub timings: Vec<Timing>,
     /// The passes that ran.
     pub pipeline: Pipeline,
+}
+
+/// What a file says of its tensors, by their names.
+#[derive(Clone, Debug, Default)]
+pub struct TensorFacts {
+    /// Other names.
+    pub aliases: BTreeMap<String, Vec<String>>,
+    /// Those that hold vectors, although they have more dims.
+    pub vectors: BTreeSet<String>,
+}
+
+impl TensorFacts {
+    /// A context for passes that run on a program of the file.
+    pub fn context(&self) -> PassContext {
+        let (aliases, vectors) = (self.aliases.clone(), self.vectors.clone());
+        PassContext { aliases, vectors, ..PassContext::default() }
+    }
 }
 
 impl Source {
@@ -74,8 +93,9 @@ impl Source {
 
     /// What the import tells the passes, and the user.
     pub fn context(&self) -> PassContext {
-        let Imported { aliases, warnings, .. } = &self.imported;
-        PassContext { aliases: aliases.clone(), warnings: warnings.clone(), ..PassContext::default() }
+        let Imported { aliases, vectors, warnings, .. } = &self.imported;
+        let (aliases, vectors, warnings) = (aliases.clone(), vectors.clone(), warnings.clone());
+        PassContext { aliases, vectors, warnings, ..PassContext::default() }
     }
 
     /// Runs the passes of a plan. `after` sees the module after each pass, with the number of passes done by then.
@@ -132,6 +152,7 @@ impl Forward {
             evaluation: evaluation(&module),
             training: module,
             forward,
+            tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
             parameters: cx.parameters,
             near_misses: cx.near_misses,
             shardings: cx.shardings,

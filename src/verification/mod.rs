@@ -123,7 +123,8 @@ impl Subject {
         if mode == Mode::Exact {
             return Ok(compare::compare(tested, &layout, expected));
         }
-        let states = update::expected(reference, &self.plan.optimizer, &layout, tested)?;
+        let states =
+            update::expected(reference, &self.plan.optimizer, &layout, tested, &self.compilation.tensors)?;
         Ok(compare::compare(tested, &layout, &Execution { states, outputs: expected.outputs.clone() }))
     }
 }

@@ -87,6 +87,8 @@ pub struct Imported {
     pub module: Module,
     /// Other names of the file's tensors (rows of the data table), best first: module paths of renamed ones.
     pub aliases: BTreeMap<String, Vec<String>>,
+    /// Tensors of the file that hold vectors, one beside the other: biases and peepholes of recurrent layers.
+    pub vectors: BTreeSet<String>,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
     /// Why the program cannot be trained, although it can be run: the file is quantized.
@@ -122,7 +124,8 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     }
     let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
     let warnings = warnings.into_iter().flatten().collect();
-    Ok(Imported { module, aliases: names::aliases(graph), warnings, untrainable: quantized })
+    let (aliases, vectors) = (names::aliases(graph), recurrent::vectors(graph));
+    Ok(Imported { module, aliases, vectors, warnings, untrainable: quantized })
 }
 
 /// Everything that is wrong. Of a quantized model it is told once what its operators are.

@@ -149,7 +149,7 @@ impl Forward {
         })?);
         follow_padding(&mut cx.parameters, &forward, &module);
         Ok(Compilation {
-            evaluation: evaluation(&module),
+            evaluation: evaluation(&module).map_err(|error| Failure::Fault(anyhow!(error)))?,
             training: module,
             forward,
             tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
@@ -189,16 +189,16 @@ impl Compilation {
     }
 }
 
-/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, and batch
+/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is drawn, and batch
 /// norms use their running statistics.
-fn evaluation(training: &Module) -> Module {
+fn evaluation(training: &Module) -> Result<Module, ir::TypeError> {
     let mut module = training.clone();
     module.outputs.retain(|output| training::EVALUATION_OUTPUTS.contains(&output.name.as_str()));
     module.states.values_mut().for_each(|state| state.output = None);
-    passes::dropout::remove(&mut module);
+    passes::dropout::remove(&mut module)?;
     passes::batch_norm::use_running_statistics(&mut module);
     passes::dead::remove_dead(&mut module, "evaluation");
-    module
+    Ok(module)
 }
 
 /// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the

@@ -45,6 +45,7 @@ mod pool;
 mod quantization;
 mod quantized;
 mod quantized_model;
+mod random;
 mod ranking;
 mod recurrent;
 mod recurrent_attention;

@@ -66,7 +66,7 @@ impl<'m> Constants<'m> {
                 _ => Known::Constant,
             },
             // What a dropout drops is not decided before its samples have numbers.
-            Op::Accumulate(_) | Op::Dropout(_) => Known::Nothing,
+            Op::Accumulate(_) | Op::Dropout(_) | Op::RandomUniform(_) => Known::Nothing,
             _ => Known::Constant,
         };
         let known = node.operands.iter().map(|&value| self.known(value)).fold(own, Known::max);

@@ -1,10 +1,15 @@
-//! Dropout: gives the model's dropouts the numbers of their samples, from which they draw what they drop.
+//! Dropout: gives the model's dropouts and random tensors the numbers of their samples, from which they draw.
 //!
 //! The state `dropout.samples` counts the samples of all microbatches before this one, from step 0 on, so that a sample
 //! has the same number however a step is cut into microbatches. Which dim of a value has the samples is found as
 //! [`crate::bind`] finds it. A value without samples (a table of positions) is dropped alike in all microbatches of a
-//! step: its one number is `-1` less the count at the step's start, which no sample has. Invariants: every dropout left
-//! has its numbers; its id stays as imported, so that other passes' programs drop the same.
+//! step: its one number is `-1` less the count at the step's start, which no sample has. Invariants: every dropout and
+//! random tensor left has its numbers; its id stays as imported, so that other passes' programs draw the same.
+//!
+//! Masks that a model spells out become dropouts first ([`mask`]). A random tensor that is none stands for its mean in
+//! an evaluation, and where `--dropout off` asks for it.
+
+pub mod mask;
 
 use crate::bind::{Carry, find_samples};
 use crate::dead::remove_dead;
@@ -13,11 +18,12 @@ use crate::pipeline::Arguments;
 use ir::ops::constant::Iota;
 use ir::ops::dropout::Dropout as Operator;
 use ir::ops::elementwise::Binary;
+use ir::ops::random::RandomUniform;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role, Type,
     TypeError, ValueId,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The pass.
@@ -25,7 +31,8 @@ use std::fmt;
 pub struct Dropout {
     /// The seed of the run.
     pub seed: u64,
-    /// The share that is dropped, in place of the model's own; 0 takes dropout out.
+    /// The share that is dropped, in place of the model's own. It is not for masks of parts of a value, such as those
+    /// of stochastic depth. 0 takes everything random out.
     pub ratio: Option<f64>,
 }
 
@@ -50,50 +57,144 @@ impl Transform for Dropout {
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let masks = mask::decide(module);
+        if !masks.is_empty() {
+            let mut b = Builder::new(module, Self::NAME);
+            mask::apply(&mut b, &masks)?;
+            b.finish();
+            remove_dead(module, Self::NAME);
+        }
         let decision = decide(module, self)?;
+        if self.ratio.is_some_and(|ratio| ratio > 0.0) && settable(module).is_empty() {
+            let warning = Diagnostic::new("the model has no dropout whose share could be set");
+            cx.warn(warning.note("export it in training mode (torch.onnx.TrainingMode.TRAINING)"));
+        }
         if decision.removed.is_empty() && decision.numbered.is_empty() {
-            if self.ratio.is_some_and(|ratio| ratio > 0.0) {
-                let warning = Diagnostic::new("the model has no dropout whose share could be set");
-                cx.warn(warning.note("export it in training mode (torch.onnx.TrainingMode.TRAINING)"));
-            }
-            return Ok(Changed::No);
+            return Ok(if masks.is_empty() { Changed::No } else { Changed::Yes });
+        }
+        if self.ratio != Some(0.0) {
+            noise(module).into_iter().for_each(|warning| cx.warn(warning));
         }
         apply(module, &decision)
     }
 }
 
-/// What becomes of each dropout.
+/// Tells that random tensors remain which are no dropout: what a model computes without them is not known.
+fn noise(module: &Module) -> Option<Diagnostic> {
+    let mut random = module.nodes().filter(|(_, node)| matches!(node.op, Op::RandomUniform(_)));
+    let (_, first) = random.next()?;
+    let origins: BTreeSet<&str> = random.map(|(_, node)| &*node.origin).chain([&*first.origin]).collect();
+    let message = match origins.len() {
+        1 => "a random tensor is neither dropout nor stochastic depth".to_string(),
+        count => format!("{count} random tensors are neither dropout nor stochastic depth"),
+    };
+    let warning = Diagnostic::new(message);
+    let warning = if first.origin.is_empty() { warning } else { warning.at(first.origin.to_string()) };
+    let warning = warning.note("an evaluation uses its mean (0 for normal numbers), which a model may not");
+    Some(warning.note("--dropout off trains with the mean too"))
+}
+
+/// The ids of the dropouts whose share may be set: those of values of the model. A dropout of ones alone is a mask that
+/// the model spells out for parts of a value, as stochastic depth does for whole samples.
+fn settable(module: &Module) -> BTreeSet<u32> {
+    let is_one = |value: ValueId| match module.producer(value).map(|node| &node.op) {
+        Some(Op::Splat(splat)) => splat.value.get() == 1.0,
+        _ => false,
+    };
+    let id = |(_, node): (NodeId, &ir::Node)| match &node.op {
+        Op::Dropout(op) if !is_one(node.operands[0]) => Some(op.id),
+        _ => None,
+    };
+    module.nodes().filter_map(id).collect()
+}
+
+/// What becomes of each dropout and random tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
-    /// Those that drop nothing.
+    /// Those that drop nothing, or stand for their mean.
     pub removed: Vec<NodeId>,
     /// The others, as they will be, and whether their values have samples.
-    pub numbered: Vec<(NodeId, Operator, bool)>,
+    pub numbered: Vec<(NodeId, Draw, bool)>,
     /// Samples of a microbatch.
     pub batch: u64,
 }
 
+/// An operator that draws.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Draw {
+    /// It drops.
+    Dropout(Operator),
+    /// It gives random numbers.
+    Uniform(RandomUniform),
+}
+
+impl Draw {
+    /// The operator of a node whose samples have no numbers yet, if it draws.
+    fn without_numbers(node: &ir::Node) -> Option<Self> {
+        match &node.op {
+            Op::Dropout(op) if node.operands.len() == 1 => Some(Self::Dropout(op.clone())),
+            Op::RandomUniform(op) if node.operands.is_empty() => Some(Self::Uniform(op.clone())),
+            _ => None,
+        }
+    }
+
+    fn id(&self) -> u32 {
+        match self {
+            Self::Dropout(op) => op.id,
+            Self::Uniform(op) => op.id,
+        }
+    }
+
+    fn dim(&mut self) -> &mut u32 {
+        match self {
+            Self::Dropout(op) => &mut op.dim,
+            Self::Uniform(op) => &mut op.dim,
+        }
+    }
+
+    fn op(&self) -> Op {
+        match self {
+            Self::Dropout(op) => op.clone().into(),
+            Self::Uniform(op) => op.clone().into(),
+        }
+    }
+}
+
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} dropouts removed", self.removed.len())?;
-        for (node, op, sampled) in &self.numbered {
-            let of = if *sampled { format!("samples in dim {}", op.dim) } else { "no samples".into() };
-            write!(f, "\n{node}: {} of {of}", op.ratio.get())?;
+        write!(f, "{} removed", self.removed.len())?;
+        for (node, draw, sampled) in &self.numbered {
+            let (name, dim) = match draw {
+                Draw::Dropout(op) => (format!("dropout of {}", op.ratio.get()), op.dim),
+                Draw::Uniform(op) => ("random numbers".to_string(), op.dim),
+            };
+            let samples = if *sampled { format!("samples in dim {dim}") } else { "no samples".into() };
+            write!(f, "\n{node}: {name}, {samples}")?;
         }
         Ok(())
     }
 }
 
-/// Finds the dropouts without numbers, and where their samples are.
+/// Finds the operators that draw and have no numbers, and where their samples are.
 pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic> {
-    let mut decision = Decision::default();
-    for (id, node) in module.nodes().filter(|(_, node)| node.operands.len() == 1) {
-        let Op::Dropout(op) = &node.op else { continue };
-        let ratio = options.ratio.map_or(op.ratio, Into::into);
-        if ratio.get() == 0.0 {
+    let (mut decision, settable) = (Decision::default(), settable(module));
+    for (id, node) in module.nodes() {
+        let Some(mut draw) = Draw::without_numbers(node) else { continue };
+        let off = match &mut draw {
+            Draw::Dropout(op) => {
+                let asked = options.ratio.filter(|&ratio| ratio == 0.0 || settable.contains(&op.id));
+                (op.ratio, op.seed) = (asked.map_or(op.ratio, Into::into), options.seed);
+                op.ratio.get() == 0.0
+            }
+            Draw::Uniform(op) => {
+                op.seed = options.seed;
+                options.ratio == Some(0.0)
+            }
+        };
+        if off {
             decision.removed.push(id);
         } else {
-            decision.numbered.push((id, Operator { ratio, seed: options.seed, ..op.clone() }, false));
+            decision.numbered.push((id, draw, false));
         }
     }
     if decision.numbered.is_empty() {
@@ -107,18 +208,18 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
     // A dropout of ones, to make a mask of, is that of the value with the same id: a constant itself, it would do for any
     // batch.
     let mut places: BTreeMap<u32, Carry> = BTreeMap::new();
-    for (id, op, _) in &decision.numbered {
+    for (id, draw, _) in &decision.numbered {
         let carry = samples.carries.get(&module.node(*id).results[0]);
-        places.extend(carry.map(|&carry| (op.id, carry)));
+        places.extend(carry.map(|&carry| (draw.id(), carry)));
     }
-    for (id, op, sampled) in &mut decision.numbered {
-        let Some(&Carry { dim, minor }) = places.get(&op.id) else { continue };
+    for (id, draw, sampled) in &mut decision.numbered {
+        let Some(&Carry { dim, minor }) = places.get(&draw.id()) else { continue };
         let ty = module.ty(module.node(*id).results[0]);
         if ty.dims[dim].size() != Some(decision.batch * minor) {
             let error = Diagnostic::new(format!("the samples of {ty} do not stand first in dim {dim}"));
             return Err(unclear(&error.at(module.node(*id).origin.to_string())));
         }
-        (op.dim, *sampled) = (dim as u32, true);
+        (*draw.dim(), *sampled) = (dim as u32, true);
     }
     Ok(decision)
 }
@@ -134,15 +235,17 @@ fn unclear(error: &Diagnostic) -> Diagnostic {
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let mut b = Builder::new(module, Dropout::NAME);
     for &id in &decision.removed {
-        bypass(&mut b, id);
+        bypass(&mut b, id)?;
     }
     if !decision.numbered.is_empty() {
         let numbers = Numbers::build(&mut b, decision)?;
-        for (id, op, sampled) in &decision.numbered {
-            let (x, result) = (b.module().node(*id).operands[0], b.module().node(*id).results[0]);
-            let numbers = if *sampled { numbers.of_samples } else { numbers.of_the_step };
-            let dropped = b.at(At::Before(*id)).one(op.clone(), &[x, numbers])?;
-            b.replace(result, dropped);
+        for (id, draw, sampled) in &decision.numbered {
+            let node = b.module().node(*id);
+            let (mut operands, result) = (node.operands.clone(), node.results[0]);
+            operands.push(if *sampled { numbers.of_samples } else { numbers.of_the_step });
+            let ty = b.ty(result).clone();
+            let drawn = b.at(At::Before(*id)).one_typed(draw.op(), &operands, ty)?;
+            b.replace(result, drawn);
             b.remove(*id);
         }
     }
@@ -151,20 +254,34 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagno
     Ok(Changed::Yes)
 }
 
-/// Takes out every dropout, as an evaluation does.
-pub fn remove(module: &mut Module) -> Changed {
-    let found: Vec<NodeId> =
-        module.nodes().filter(|(_, node)| matches!(node.op, Op::Dropout(_))).map(|(id, _)| id).collect();
+/// Takes out every dropout and random tensor, as an evaluation does.
+pub fn remove(module: &mut Module) -> Result<Changed, TypeError> {
+    let draws = |op: &Op| matches!(op, Op::Dropout(_) | Op::RandomUniform(_));
+    let found: Vec<NodeId> = module.nodes().filter(|(_, node)| draws(&node.op)).map(|(id, _)| id).collect();
     let mut b = Builder::new(module, Dropout::NAME);
-    found.into_iter().for_each(|id| bypass(&mut b, id));
-    b.finish()
+    for id in found {
+        bypass(&mut b, id)?;
+    }
+    Ok(b.finish())
 }
 
-/// Whoever read the result of a dropout reads what it is of.
-fn bypass(b: &mut Builder, id: NodeId) {
-    let (x, result) = (b.module().node(id).operands[0], b.module().node(id).results[0]);
-    b.replace(result, x);
+/// Puts the operand of a dropout, or the mean of random numbers, in the place of the result.
+fn bypass(b: &mut Builder, id: NodeId) -> Result<(), TypeError> {
+    let node = b.module().node(id);
+    let (op, operands, result) = (node.op.clone(), node.operands.clone(), node.results[0]);
+    let without = match op {
+        Op::RandomUniform(_) => {
+            let (ty, stage, copy) = (b.ty(result).clone(), node.stage, node.copy);
+            let sharding = ty.sharding.clone();
+            let mean = b.at(At::Before(id)).stage(stage).copy(copy).splat(ty, RandomUniform::MEAN)?;
+            b.shard(mean, sharding);
+            mean
+        }
+        _ => operands[0],
+    };
+    b.replace(result, without);
     b.remove(id);
+    Ok(())
 }
 
 /// The numbers that dropouts read.

@@ -98,7 +98,10 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             Some(Node { op: Op::Iota(iota), .. }) => first_ones(b, node, gather.dim, iota.dim, result)?,
             _ => None,
         },
-        Op::Binary(binary) => match neutral(b.module(), *binary, node).filter(|&value| same_dims(b, value)) {
+        Op::Binary(binary) => match neutral(b.module(), *binary, node)
+            .or_else(|| undone(b.module(), *binary, node))
+            .filter(|&value| same_dims(b, value))
+        {
             Some(value) => Some(value),
             None => without_broadcasts(b, node, result)?,
         },
@@ -195,6 +198,26 @@ fn neutral(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
         Binary::Div if splat(module, y) == Some(1.0) => Some(x),
         _ => None,
     }
+}
+
+/// The factor and the rest of a product with a number, or of a quotient by one, of floats.
+fn multiple(module: &Module, op: Binary, node: &Node) -> Option<(f64, ValueId)> {
+    let [x, y] = node.operands[..] else { return None };
+    let (factor, rest) = match (op, splat(module, x), splat(module, y)) {
+        (Binary::Mul, _, Some(factor)) => (factor, x),
+        (Binary::Mul, Some(factor), None) => (factor, y),
+        (Binary::Div, _, Some(divisor)) => (1.0 / divisor, x),
+        _ => return None,
+    };
+    module.ty(rest).dtype.is_float().then_some((factor, rest))
+}
+
+/// `x` of `x · c / c` and `x / c · c`: in an e-graph, in which a value may be many multiples of itself, searches take long.
+fn undone(module: &Module, op: Binary, node: &Node) -> Option<ValueId> {
+    let (outer, product) = multiple(module, op, node)?;
+    let Op::Binary(inner_op) = module.producer(product)?.op else { return None };
+    let (inner, x) = multiple(module, inner_op, module.producer(product)?)?;
+    (outer.is_finite() && inner.is_finite() && outer * inner == 1.0).then_some(x)
 }
 
 /// The number that all elements of a value equal, if that is written in the program.

@@ -16,7 +16,8 @@ pub struct Manager {
     pub print_after: Vec<String>,
     /// Whether the module is printed after every pass that changed it.
     pub print_changed: bool,
-    /// The folder that gets the module after every pass, as `NN-pass.ir`.
+    /// The folder that gets the module after every pass, as `NN-pass.ir`: the number counts the passes of all parts of a
+    /// pipeline that run with one context.
     pub dump: Option<PathBuf>,
     /// The folder that gets `reproducer.ir` when a pass fails.
     pub reproducer: Option<PathBuf>,
@@ -90,16 +91,17 @@ impl Manager {
                 let reproducer = dir.and_then(|dir| reproduce(dir, pass, &before).ok());
                 Failure { pass: pass.name(), diagnostics, fault, reproducer }
             })?;
-            self.show(index, pass, &before, module).map_err(|error| {
+            self.show(cx.passes_run, pass, &before, module).map_err(|error| {
                 let diagnostics = vec![Diagnostic::new(format!("the program cannot be written: {error}"))];
                 Failure { pass: pass.name(), diagnostics, fault: false, reproducer: None }
             })?;
+            cx.passes_run += 1;
             after(index, pass, module);
         }
         Ok(timings)
     }
 
-    fn show(&self, index: usize, pass: &Pass, before: &Module, module: &Module) -> io::Result<()> {
+    fn show(&self, number: usize, pass: &Pass, before: &Module, module: &Module) -> io::Result<()> {
         let changed = || self.print_changed && before != module;
         if self.print_after.iter().any(|name| name == pass.name()) || changed() {
             let mut out = io::stderr().lock();
@@ -107,7 +109,7 @@ impl Manager {
         }
         if let Some(dir) = &self.dump {
             std::fs::create_dir_all(dir)?;
-            std::fs::write(dir.join(format!("{index:02}-{}.ir", pass.name())), ir::text::print(module))?;
+            std::fs::write(dir.join(format!("{number:02}-{}.ir", pass.name())), ir::text::print(module))?;
         }
         Ok(())
     }

@@ -54,7 +54,8 @@ pub struct Optimizer {
 pub enum Decay {
     /// All.
     All,
-    /// Those whose tensor in the file has two dims or more: no biases, no norms.
+    /// Those whose tensor in the file has two dims or more: no biases, no norms. The biases of a recurrent layer have
+    /// two, and are biases still.
     #[default]
     Matrices,
 }
@@ -178,8 +179,10 @@ pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<
     for (state, row) in module.states.iter().filter(|(_, row)| row.role == Role::Parameter) {
         let Some(&gradient) = gradients.get(row.name.as_str()) else { continue };
         // What is a matrix is told by the file: a slice or a reshape of a bias is still a bias.
-        let ndim = row.initializer.data().map_or(row.ty.ndim(), |data| module.data[data].ty.ndim());
-        let decays = options.decay == Decay::All || ndim >= 2;
+        let data = row.initializer.data().map(|data| &module.data[data]);
+        let ndim = data.map_or(row.ty.ndim(), |data| data.ty.ndim());
+        let is_vector = data.is_some_and(|data| cx.vectors.contains(&data.name));
+        let decays = options.decay == Decay::All || ndim >= 2 && !is_vector;
         let (lr_factor, own_decay) = settings(&options.groups, &names(module, row, cx));
         let weight_decay = own_decay.unwrap_or(if decays { options.weight_decay } else { 0.0 });
         updates.push(Update { state, gradient, weight_decay, lr_factor });

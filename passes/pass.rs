@@ -6,7 +6,7 @@ use crate::parameters::ParameterReport;
 use crate::pipeline::Arguments;
 use crate::spmd::ShardingReport;
 use ir::{Changed, Diagnostic, Module};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A pass: its options, how they are written in a pipeline, and what it does.
 pub trait Transform: Sized {
@@ -33,6 +33,8 @@ pub struct PassContext {
     pub aliases: BTreeMap<String, Vec<String>>,
     /// The names that the author's module has for rows of the data table, where the exporter recorded them.
     pub authors: BTreeMap<String, String>,
+    /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
+    pub vectors: BTreeSet<String>,
     /// What the user should know and may want to change.
     pub warnings: Vec<Diagnostic>,
     /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
@@ -45,6 +47,8 @@ pub struct PassContext {
     pub exported_batch: Option<u64>,
     /// What is minimised; filled by [`crate::loss`].
     pub loss: Option<LossReport>,
+    /// The number of passes that have run, over all parts of a pipeline; kept by [`crate::Manager`].
+    pub passes_run: usize,
 }
 
 impl PassContext {

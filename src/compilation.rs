@@ -12,7 +12,7 @@ use passes::parameters::{ParameterReport, RowRole};
 use passes::pattern::matches as fits;
 use passes::spmd::ShardingReport;
 use passes::{Manager, PassContext, Pipeline, Timing};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A model file with its imported program.
@@ -45,6 +45,8 @@ pub struct Compilation {
     pub forward: Module,
     /// What each float tensor of the file was found to be.
     pub parameters: Vec<ParameterReport>,
+    /// What the file says of its tensors beside their numbers; passes that run later need it too.
+    pub tensors: TensorFacts,
     /// Where a pattern was nearly found, and what is in the way.
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh, and why; empty on one device.
@@ -57,6 +59,23 @@ pub struct Compilation {
     pub timings: Vec<Timing>,
     /// The passes that ran.
     pub pipeline: Pipeline,
+}
+
+/// What a file says of its tensors, by their names.
+#[derive(Clone, Debug, Default)]
+pub struct TensorFacts {
+    /// Other names.
+    pub aliases: BTreeMap<String, Vec<String>>,
+    /// Those that hold vectors, although they have more dims.
+    pub vectors: BTreeSet<String>,
+}
+
+impl TensorFacts {
+    /// A context for passes that run on a program of the file.
+    pub fn context(&self) -> PassContext {
+        let (aliases, vectors) = (self.aliases.clone(), self.vectors.clone());
+        PassContext { aliases, vectors, ..PassContext::default() }
+    }
 }
 
 impl Source {
@@ -78,10 +97,11 @@ impl Source {
 
     /// What the import tells the passes, and the user.
     pub fn context(&self) -> PassContext {
-        let Imported { aliases, authors, warnings, .. } = &self.imported;
+        let Imported { aliases, authors, vectors, warnings, .. } = &self.imported;
         PassContext {
             aliases: aliases.clone(),
             authors: authors.clone(),
+            vectors: vectors.clone(),
             warnings: warnings.clone(),
             ..PassContext::default()
         }
@@ -143,9 +163,10 @@ impl Forward {
         })?);
         follow_padding(&mut cx.parameters, &forward, &module);
         Ok(Compilation {
-            evaluation: evaluation(&module),
+            evaluation: evaluation(&module).map_err(|error| Failure::Fault(anyhow!(error)))?,
             training: module,
             forward,
+            tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
             parameters: cx.parameters,
             near_misses: cx.near_misses,
             shardings: cx.shardings,
@@ -191,9 +212,9 @@ impl Compilation {
 /// The output with the sum of the losses of a microbatch.
 const LOSS_SUM: &str = "loss.sum";
 
-/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is dropped, no label is
+/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is drawn, no label is
 /// smoothed, and batch norms use their running statistics.
-pub(crate) fn evaluation(training: &Module) -> Module {
+pub(crate) fn evaluation(training: &Module) -> Result<Module, ir::TypeError> {
     let mut module = training.clone();
     if let Some(unsmoothed) = module.output(UNSMOOTHED).map(|output| output.value) {
         let sum = module.outputs.iter_mut().filter(|output| output.name == LOSS_SUM);
@@ -202,10 +223,10 @@ pub(crate) fn evaluation(training: &Module) -> Module {
     let wanted = training::evaluation_outputs(&module);
     module.outputs.retain(|output| wanted.contains(&output.name));
     module.states.values_mut().for_each(|state| state.output = None);
-    passes::dropout::remove(&mut module);
+    passes::dropout::remove(&mut module)?;
     passes::batch_norm::use_running_statistics(&mut module);
     passes::dead::remove_dead(&mut module, "evaluation");
-    module
+    Ok(module)
 }
 
 /// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the

@@ -26,12 +26,12 @@ pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
 }
 
 /// Why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
-pub fn unfillable(module: &Module, labels: &str) -> Unfillable {
-    let evaluation = compilation::evaluation(module);
+pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Diagnostic> {
+    let evaluation = compilation::evaluation(module)?;
     let mut training = module.clone();
     training.outputs.retain(|output| evaluation.output(&output.name).is_some());
     passes::dead::remove_dead(&mut training, "samples");
-    Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) }
+    Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 
 /// Why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if it does not.

@@ -12,7 +12,7 @@ use runtime::program::Target;
 pub struct Chosen {
     /// Its kind.
     pub target: Target,
-    /// What it is, for people; and why, where nobody has asked for it.
+    /// What it is, for people; and a GPU that nobody has asked for.
     pub described: String,
 }
 
@@ -24,7 +24,7 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagn
     let processor = |described: String| Chosen { target: Target::Cpu, described };
     let folders = Folders::of_process();
     match choice {
-        DeviceChoice::Cpu => Ok(processor("the processor".into())),
+        DeviceChoice::Cpu => Ok(processor(CPU.into())),
         DeviceChoice::Auto => Ok(processor(unasked(&probe(&folders)))),
         DeviceChoice::Cuda => {
             let probe = probe(&folders);
@@ -64,11 +64,14 @@ fn for_ranks(
     Ok(())
 }
 
-/// The processor, and why.
+/// The name of the processor, as `--device` has it.
+const CPU: &str = "cpu";
+
+/// The processor, and a GPU that is there. Why there is none is told to those who ask for it.
 fn unasked(probe: &Probe) -> String {
     match &probe.driver {
-        Ok(driver) => format!("the processor; --device cuda trains on the {}", driver.devices[0].name),
-        Err(error) => format!("the processor; {error}"),
+        Ok(driver) => format!("{CPU}; --device cuda trains on the {}", driver.devices[0].name),
+        Err(_) => CPU.into(),
     }
 }
 
@@ -133,7 +136,7 @@ mod tests {
         let error = of(&machine(false)).unwrap_err();
         assert!(error.message.contains("--device cuda needs NVRTC: libnvrtc.so.13 is not there"), "{error}");
         assert!(error.notes.iter().any(|note| note.contains("/opt/cuda/lib")), "{error}");
-        assert_eq!(unasked(&machine(true)), "the processor; --device cuda trains on the NVIDIA H200");
+        assert_eq!(unasked(&machine(true)), "cpu; --device cuda trains on the NVIDIA H200");
     }
 
     #[test]
@@ -159,10 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_no_driver_the_processor_is_used_and_says_why() {
+    fn where_there_is_no_driver_the_processor_is_used_and_only_those_who_ask_for_a_gpu_are_told_why() {
         let driver = Err(Unavailable::NoDevice);
         let probe = Probe { driver, libraries: vec![] };
-        assert_eq!(unasked(&probe), "the processor; the NVIDIA driver finds no GPU");
-        assert!(usable("--device cuda", &probe, &Folders::default()).is_err());
+        assert_eq!(unasked(&probe), "cpu");
+        let error = usable("--device cuda", &probe, &Folders::default()).unwrap_err();
+        assert!(error.to_string().contains("the NVIDIA driver finds no GPU"), "{error}");
     }
 }

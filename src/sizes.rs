@@ -68,6 +68,41 @@ pub fn dim_names(model: &Model) -> BTreeSet<String> {
     names
 }
 
+/// Refuses a model with dims that no flag binds, and names the flags that would. `with_seq` tells whether the command
+/// takes `--seq`.
+pub fn require_bound(
+    model: &Model,
+    bindings: &BTreeMap<String, u64>,
+    with_seq: bool,
+) -> Result<(), Diagnostic> {
+    let unbound: Vec<String> =
+        dim_names(model).into_iter().filter(|name| !bindings.contains_key(name)).collect();
+    if unbound.is_empty() {
+        return Ok(());
+    }
+    let quoted: Vec<String> = unbound.iter().map(|name| format!("`{name}`")).collect();
+    let sizes: Vec<String> = unbound.iter().map(|name| format!("{name}=SIZE")).collect();
+    let dims = if unbound.len() == 1 { "a dim without a size" } else { "dims without a size" };
+    let error = Diagnostic::new(format!("the model's inputs have {dims}: {}", quoted.join(", ")))
+        .note(format!("give each a size: --bind {}", sizes.join(",")));
+    let batch = match dim_of_tokens(model, 0) {
+        Some(Dim::Named(name)) => Some(name.as_str()),
+        Some(Dim::Unknown) => Some(BATCH),
+        _ => None,
+    };
+    let seq = match dim_of_tokens(model, 1) {
+        Some(Dim::Named(name)) if with_seq => Some(name.as_str()),
+        _ => None,
+    };
+    let short = [(batch, "--microbatch SIZE"), (seq, "--seq SIZE")].into_iter();
+    let short = short.filter_map(|(name, flag)| {
+        let name = name.filter(|name| unbound.iter().any(|unbound| unbound == name))?;
+        Some(format!("{flag} for `{name}`"))
+    });
+    let short: Vec<String> = short.collect();
+    Err(if short.is_empty() { error } else { error.note(format!("or {}", short.join(", "))) })
+}
+
 /// The inputs that a user gives: old files list their tensors among them.
 pub fn inputs(model: &Model) -> impl Iterator<Item = &Value> {
     let stored: BTreeSet<&str> = model.graph.tensors.iter().map(|tensor| tensor.name.as_str()).collect();

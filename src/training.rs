@@ -147,7 +147,7 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
     };
     let mut spec = feed::model_spec(module)?;
     if let Some(label) = &spec.label {
-        spec.unfillable = feed::unfillable(module, &label.name);
+        spec.unfillable = feed::unfillable(module, &label.name)?;
     }
     Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(error.to_string()).into())
 }

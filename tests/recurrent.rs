@@ -46,6 +46,37 @@ fn every_weight_of_a_recurrent_layer_is_a_parameter() {
 }
 
 #[test]
+fn biases_of_all_directions_in_one_tensor_do_not_decay() {
+    let source = Source::load(&model("recurrent"), &BTreeMap::new())
+        .unwrap_or_else(|failure| panic!("{}", told(&failure)));
+    let mut plan = trainyard::pipeline::Plan::default();
+    plan.optimizer.weight_decay = 0.5;
+    let compiled = source
+        .compile(&plan, &passes::Manager::default(), |_, _, _| {})
+        .unwrap_or_else(|failure| panic!("{}", told(&failure)));
+    let module = &compiled.training;
+    let splat = |value| match &module.producer(value).expect("a node makes it").op {
+        ir::Op::Splat(splat) => splat.value.get(),
+        op => panic!("{op:?} is no number"),
+    };
+    let mut decays: BTreeMap<&str, f64> = BTreeMap::new();
+    for report in &compiled.parameters {
+        for part in &report.states {
+            let state = module.state(&part.state).expect("there is such a state");
+            let own = module.states[state].input;
+            let updates = module.nodes().filter(|(_, node)| matches!(node.op, ir::Op::Adam(_)));
+            let update = updates.map(|(_, node)| node).find(|node| node.operands[0] == own);
+            decays.insert(&report.data, splat(update.expect("each is updated").operands[5]));
+        }
+    }
+    for layer in ["lstm", "gru", "gru_after", "rnn"] {
+        let [w, r, b] = ["w", "r", "b"].map(|part| decays[&*format!("{layer}.{part}")]);
+        assert_eq!((w, r, b), (0.5, 0.5, 0.0), "{layer}");
+    }
+    assert_eq!((decays["lstm.p"], decays["head"]), (0.0, 0.5));
+}
+
+#[test]
 fn an_unrolled_model_computes_the_step_of_the_untransformed_graph() {
     verify("");
     verify("--microbatch 1 --global-batch 4");

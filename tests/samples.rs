@@ -128,7 +128,8 @@ fn unfillable(file: &str) -> runtime::data::Unfillable {
     let forward = source.forward(&Plan::default(), &Manager::default(), |_, _, _| {});
     let forward = forward.unwrap_or_else(|error| panic!("{file}: {error:?}"));
     let spec = feed::model_spec(&forward.module).unwrap_or_else(|error| panic!("{file}: {error:?}"));
-    feed::unfillable(&forward.module, &spec.label.expect("the model takes labels").name)
+    let labels = spec.label.expect("the model takes labels").name;
+    feed::unfillable(&forward.module, &labels).expect("the program evaluates")
 }
 
 #[test]

@@ -154,6 +154,8 @@ struct Trace<'m> {
     from: u64,
     to: u64,
     constants: Constants<'m>,
+    /// Values computed from random numbers and constants alone: each sample has its own, also where there is one.
+    drawn: BTreeSet<ValueId>,
     carries: BTreeMap<ValueId, Carry>,
     /// Constants that must be there for every sample.
     wanted: BTreeMap<(NodeId, usize), Carry>,
@@ -166,11 +168,13 @@ struct Trace<'m> {
 impl<'m> Trace<'m> {
     fn new(module: &'m Module, from: u64, to: u64) -> Self {
         let batched = module.inputs.iter().filter(|input| input.batched);
+        let constants = Constants::new(module);
         Self {
             module,
             from,
             to,
-            constants: Constants::new(module),
+            drawn: drawn(module, &constants),
+            constants,
             carries: batched.map(|input| (input.value, Carry { dim: 0, minor: 1 })).collect(),
             wanted: BTreeMap::new(),
             summed: BTreeSet::new(),
@@ -282,7 +286,8 @@ impl<'m> Trace<'m> {
         let node = self.module.node(id);
         let value = node.operands[operand];
         // A dim of size one stretches by itself.
-        if self.from == 1 && !self.carries.contains_key(&value) && stretches(&node.op, operand) {
+        let known = self.carries.contains_key(&value) || self.drawn.contains(&value);
+        if self.from == 1 && !known && stretches(&node.op, operand) {
             return Ok(());
         }
         // A stretched constant is stretched to the new batch; any other is computed for one sample.
@@ -344,6 +349,30 @@ impl<'m> Trace<'m> {
         let warnings = if self.from == self.to { vec![] } else { self.summed.iter().map(warn).collect() };
         Ok(Decision { from: self.from, to: self.to, carries: self.carries, constants, warnings })
     }
+}
+
+/// The values that elementwise operators compute from random numbers and constants alone.
+fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
+    let mut drawn = BTreeSet::new();
+    let is_splat =
+        |value: ValueId| module.producer(value).is_some_and(|node| matches!(node.op, Op::Splat(_)));
+    for (_, node) in module.nodes() {
+        let own = match &node.op {
+            Op::RandomUniform(_) => true,
+            // A mask.
+            Op::Dropout(_) => is_splat(node.operands[0]),
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Cast(_) | Op::Select(_) => {
+                let mut others = node.operands.iter().filter(|operand| !drawn.contains(*operand));
+                let any = node.operands.iter().any(|operand| drawn.contains(operand));
+                any && others.all(|&operand| constants.known(operand) == Known::Constant)
+            }
+            _ => false,
+        };
+        if own {
+            drawn.insert(node.results[0]);
+        }
+    }
+    drawn
 }
 
 /// Whether an operator stretches an operand's dims of size one by itself.

@@ -89,6 +89,7 @@ pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
         | Op::MaxPool(_)
         | Op::MaxPoolGrad(_)
         | Op::MaxPoolIndices(_)
+        | Op::RandomUniform(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)
         | Op::ScatterElements(_)
@@ -108,7 +109,7 @@ pub(super) fn depends_on_position(op: &Op) -> bool {
         Op::GatherElementsGrad(_) | Op::ScatterElements(_) => true,
         Op::Experts(_) | Op::ExpertsGrad(_) => true,
         // Which elements are dropped is told by their places in the whole.
-        Op::Dropout(_) => true,
+        Op::Dropout(_) | Op::RandomUniform(_) => true,
         // A query sees the keys up to its own place.
         Op::Attention(attention) => attention.causal,
         Op::AttentionGrad(attention) => attention.causal,

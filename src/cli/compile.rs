@@ -17,6 +17,7 @@ use super::resuming;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
+use crate::inspection::units::bytes;
 use crate::output::Folder;
 use crate::pipeline::Plan;
 use crate::short_evaluation::Compiled;
@@ -126,6 +127,8 @@ impl Compile {
         let model =
             compilation::open_asking(&self.model, settings.optimizer.untied, &settings.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &settings.shapes, settings.data.seq, data_ranks)?;
+        sizes::require_bound(&model, &bindings, true)
+            .map_err(|error| error.at(self.model.display().to_string()))?;
         let source = Source::import(&self.model, model, &bindings)?;
         let left = sizes::left_to_passes(&source.model, bindings.clone());
         let mut passes = Plan::new(left, settings.flags(), 0);
@@ -241,7 +244,6 @@ impl Compile {
     }
 
     fn tell(&self, plan: &plan::Plan, target: Target) {
-        const MIB: f64 = (1u64 << 20) as f64;
         let memory = &plan.memory;
         eprintln!(
             "{}: {} parameters in {} tensors, {} x {} samples a step",
@@ -262,12 +264,12 @@ impl Compile {
             );
         }
         eprintln!(
-            "memory: {each}{:.1} MiB planned ({:.1} states, {:.1} arena besides, {:.1} constants; at least {:.1} live at a time)",
-            memory.peak as f64 / MIB,
-            memory.states as f64 / MIB,
-            (memory.training_arena.max(memory.evaluation_arena) - memory.states) as f64 / MIB,
-            memory.constants as f64 / MIB,
-            memory.lower_bound as f64 / MIB
+            "memory: {each}{} planned ({} states, {} arena besides, {} constants; at least {} live at a time)",
+            bytes(memory.peak),
+            bytes(memory.states),
+            bytes(memory.training_arena.max(memory.evaluation_arena) - memory.states),
+            bytes(memory.constants),
+            bytes(memory.lower_bound)
         );
     }
 }

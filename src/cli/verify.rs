@@ -163,6 +163,8 @@ impl Verify {
         }
         let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
+        sizes::require_bound(&model, &bindings, false)
+            .map_err(|error| error.at(self.model.display().to_string()))?;
         let source = Source::import(&self.model, model, &bindings)?;
         let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings));
         // A file of numbers may hold several microbatches.

@@ -22,7 +22,7 @@ pub struct Device {
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceChoice {
-    /// The processor; it says what is in the way of a GPU, or that there is one
+    /// The processor; it says that there is a GPU, if there is one
     #[default]
     Auto,
     /// The processor

@@ -159,8 +159,8 @@ enum Kind {
 impl Kind {
     fn of(arg: &Arg) -> Self {
         let parsed = arg.get_value_parser().type_id();
-        let is_number =
-            [TypeId::of::<u64>(), TypeId::of::<i64>(), TypeId::of::<f64>()].iter().any(|id| parsed == *id);
+        let numbers = [TypeId::of::<u64>(), TypeId::of::<i64>(), TypeId::of::<usize>(), TypeId::of::<f64>()];
+        let is_number = numbers.iter().any(|id| parsed == *id);
         match arg.get_action() {
             ArgAction::SetTrue => Self::Switch,
             ArgAction::Append => Self::List,

@@ -9,7 +9,7 @@ use crate::cli::verify::Mode;
 use crate::compilation;
 use ir::Module;
 use passes::parameters::Parameters;
-use passes::{Manager, PassContext, Transform};
+use passes::{Manager, Transform};
 use serde::Serialize;
 
 /// The program after a pass of the compiled pipeline.
@@ -95,6 +95,12 @@ fn blame(failure: Failure, pass: &str) -> Failure {
 fn finish(subject: &Subject, module: &Module, done: usize) -> Result<Module, Failure> {
     let mut module = module.clone();
     let rest = subject.plan.rest(done, subject.specs());
-    compilation::run(&Manager::default(), &rest, &mut module, &mut PassContext::default(), |_, _, _| {})?;
+    compilation::run(
+        &Manager::default(),
+        &rest,
+        &mut module,
+        &mut subject.compilation.tensors.context(),
+        |_, _, _| {},
+    )?;
     Ok(module)
 }

@@ -8,11 +8,11 @@ use super::execute::{Execution, Machine, Tensors};
 use super::layout::Layout;
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
-use crate::compilation;
+use crate::compilation::{self, TensorFacts};
 use ir::ops::step::Accumulate;
 use ir::{At, Builder, DType, Diagnostic, Level, Module, Phase, Role};
 use passes::optimizer::Optimizer;
-use passes::{Manager, PassContext, Pipeline};
+use passes::{Manager, Pipeline};
 
 /// The exact update of the reference's parameters by the gradients that the tested program reported.
 pub(super) fn expected(
@@ -20,6 +20,7 @@ pub(super) fn expected(
     optimizer: &Optimizer,
     layout: &Layout,
     tested: &Execution,
+    facts: &TensorFacts,
 ) -> Result<Tensors, Failure> {
     let reported = tested.last_outputs(|name| name.starts_with("grad."));
     let mut gradients = Tensors::new();
@@ -28,12 +29,17 @@ pub(super) fn expected(
             gradients.insert(format!("grad.{}", tensor.name), gradient);
         }
     }
-    let module = program(reference, optimizer, &gradients)?;
+    let module = program(reference, optimizer, &gradients, facts)?;
     Ok(Machine::new(&module, Mode::Exact, 1, &Tensors::new())?.last_step(&[gradients])?.states)
 }
 
 /// A program that only updates; its inputs are the gradients.
-fn program(reference: &Module, optimizer: &Optimizer, gradients: &Tensors) -> Result<Module, Failure> {
+fn program(
+    reference: &Module,
+    optimizer: &Optimizer,
+    gradients: &Tensors,
+    facts: &TensorFacts,
+) -> Result<Module, Failure> {
     let mut module = Module::new("update");
     module.data = reference.data.clone();
     for state in reference.states.values().filter(|state| state.role == Role::Parameter) {
@@ -58,6 +64,6 @@ fn program(reference: &Module, optimizer: &Optimizer, gradients: &Tensors) -> Re
     b.tables().level = Level::Training;
     b.finish();
     let pipeline = Pipeline { passes: vec![optimizer.clone().into()] };
-    compilation::run(&Manager::default(), &pipeline, &mut module, &mut PassContext::default(), |_, _, _| {})?;
+    compilation::run(&Manager::default(), &pipeline, &mut module, &mut facts.context(), |_, _, _| {})?;
     Ok(module)
 }

@@ -137,21 +137,20 @@ fn dims_without_a_size_are_listed() {
     model_refused(
         "odd/constants-only.onnx",
         expect![[r#"
-        error: dims have no size yet: `N`
-          = bind each, such as --bind N=8
-    "#]],
+            error: the model's inputs have a dim without a size: `N`
+              --> testdata/odd/constants-only.onnx
+              = give each a size: --bind N=SIZE
+              = or --microbatch SIZE for `N`
+        "#]],
     );
     model_refused(
         "models/gpt2.dynamo-dyn.onnx",
         expect![[r#"
-        error: cuts dim 1 of i64[batch, seq], which is not bound
-          --> testdata/models/gpt2.dynamo-dyn.onnx, node "node_slice_1" (Slice, opset 20)
-          = bind it with --bind NAME=SIZE
-
-        error: reads sizes that are not bound as values
-          --> testdata/models/gpt2.dynamo-dyn.onnx, node "node_add_14" (Add, opset 20)
-          = bind them with --bind NAME=SIZE
-    "#]],
+            error: the model's inputs have dims without a size: `batch`, `seq`
+              --> testdata/models/gpt2.dynamo-dyn.onnx
+              = give each a size: --bind batch=SIZE,seq=SIZE
+              = or --microbatch SIZE for `batch`, --seq SIZE for `seq`
+        "#]],
     );
 }
 

@@ -169,7 +169,7 @@ fn a_config_file_that_is_not_toml_or_not_there_is_refused() {
 fn settings_are_written_as_a_config_that_reads_back_equal() {
     for flags in [
         "",
-        "--train synthetic --steps 0 --seed 9223372036854775807 --device cpu",
+        "--train synthetic --steps 0 --seed 9223372036854775807 --device cpu --threads 2",
         "--bind a=1,b=2 --microbatch 4 --global-batch 8 --train t.txt --eval e.txt --eval-every 5 --tokenizer bytes \
          --seq 64 --labels-from given --ignore-index=-1 --input a=ones --input b=x/y.npz --epochs 3 --save-every 7 \
          --init normal:std=1e-30 --weights w.safetensors --optimizer adam:beta1=0.123456789012345,eps=1e-300 \

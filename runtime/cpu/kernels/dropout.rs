@@ -1,4 +1,4 @@
-//! Dropout: random words a few blocks at a time, and the elements that they keep.
+//! Dropout and uniform numbers: random words a few blocks at a time, and the elements that they keep or become.
 
 use super::PARALLEL;
 use crate::cpu::call::Call;
@@ -6,7 +6,9 @@ use crate::cpu::element::with_float;
 use crate::cpu::math::Real;
 use crate::cpu::simd::vectorized;
 use crate::cpu::storage::Float;
-use ir::ops::dropout::{Dropout, Positions};
+use ir::ops::draws::{Draws, Positions};
+use ir::ops::dropout::Dropout;
+use ir::ops::random::RandomUniform;
 use ir::random::philox_lanes;
 use rayon::prelude::*;
 use std::array;
@@ -21,23 +23,45 @@ const GROUP: usize = 4 * LANES;
 pub(super) fn run(op: &Dropout, mut call: Call) {
     with_float!(call.dtype(), T => {
         let x = call.dense_or_in_place::<T>(0);
-        let draws = (call.operands.len() > 1).then(|| Draws::new(op, &call));
+        let words = (call.operands.len() > 1).then(|| Words::new(op.draws(), 1, &call));
         let result = call.take_result::<T>();
         let task = |(index, out): (usize, &mut [T])| {
             if let Some(x) = x {
                 out.copy_from_slice(&x[index * CHUNK..][..out.len()]);
             }
-            if let Some(draws) = &draws {
-                draws.chunk(index * CHUNK, out);
+            if let Some(words) = &words {
+                drop(op, words, index * CHUNK, out);
             }
         };
         result.par_chunks_mut(CHUNK).enumerate().with_min_len(PARALLEL / CHUNK).for_each(task);
     });
 }
 
+/// Drops of these elements, the first of which has this index.
+fn drop<T: Float>(op: &Dropout, words: &Words, first: usize, elements: &mut [T]) {
+    let Ok(threshold) = u32::try_from(op.threshold()) else {
+        return elements.fill(T::from_i64(0));
+    };
+    let scale = <T::Real>::of(op.scale());
+    words.each(first, elements, |words, elements| keep(threshold, scale, words, elements));
+}
+
+/// Uniform numbers; without numbers of samples, their mean.
+pub(super) fn uniform(op: &RandomUniform, mut call: Call) {
+    with_float!(call.dtype(), T => {
+        let words = (!call.operands.is_empty()).then(|| Words::new(op.draws(), 0, &call));
+        let result = call.take_result::<T>();
+        let task = |(index, out): (usize, &mut [T])| match &words {
+            Some(words) => words.each(index * CHUNK, out, |words, out| become_numbers(words, out)),
+            None => out.fill(T::narrow(<T as Float>::Real::of(RandomUniform::MEAN))),
+        };
+        result.par_chunks_mut(CHUNK).enumerate().with_min_len(PARALLEL / CHUNK).for_each(task);
+    });
+}
+
 /// What a task needs to know to draw its words.
-struct Draws<'a> {
-    op: &'a Dropout,
+struct Words {
+    draws: Draws,
     key: u64,
     numbers: Vec<i64>,
     positions: Positions,
@@ -45,26 +69,23 @@ struct Draws<'a> {
     run: usize,
 }
 
-impl<'a> Draws<'a> {
-    fn new(op: &'a Dropout, call: &Call) -> Self {
-        let numbers = call.integers(1);
-        let samples = call.operand_span(1, 0).size;
+impl Words {
+    /// Those of the result; `operand` has the numbers of the samples.
+    fn new(draws: Draws, operand: usize, call: &Call) -> Self {
+        let numbers = call.integers(operand);
+        let samples = call.operand_span(operand, 0).size;
         let sizes = &call.result_view(0).layout.sizes;
-        let positions = op.positions(sizes, numbers.len(), samples, |dim| call.result_span(0, dim));
+        let positions = draws.positions(sizes, numbers.len(), samples, |dim| call.result_span(0, dim));
         let of_a_sample = positions.dims[positions.samples + 1..].iter().rev();
         let run = of_a_sample.fold((1, true), |(run, on), along| {
             let on = on && along.stride == run as u64;
             (if on { run * along.size } else { run }, on)
         });
-        Self { op, key: op.key(), numbers, positions, run: run.0 }
+        Self { key: draws.key(), draws, numbers, positions, run: run.0 }
     }
 
-    /// Drops of these elements, the first of which has this index.
-    fn chunk<T: Float>(&self, first: usize, elements: &mut [T]) {
-        let Ok(threshold) = u32::try_from(self.op.threshold()) else {
-            return elements.fill(T::from_i64(0));
-        };
-        let scale = <T::Real>::of(self.op.scale());
+    /// Gives a function the words of these elements, the first of which has this index, a piece at a time.
+    fn each<T>(&self, first: usize, elements: &mut [T], mut f: impl FnMut(&[u32], &mut [T])) {
         // Room for elements that begin and end within a group.
         let mut words = [0; CHUNK + 2 * GROUP];
         let mut done = 0;
@@ -74,8 +95,8 @@ impl<'a> Draws<'a> {
             let (sample, element) = self.positions.of(index);
             let skipped = element as usize % 4;
             let groups = &mut words[..(skipped + length).next_multiple_of(GROUP)];
-            draw(self.op, self.key, self.numbers[sample], element / 4, groups);
-            keep(threshold, scale, &words[skipped..][..length], &mut elements[done..done + length]);
+            draw(&self.draws, self.key, self.numbers[sample], element / 4, groups);
+            f(&words[skipped..][..length], &mut elements[done..done + length]);
             done += length;
         }
     }
@@ -83,10 +104,10 @@ impl<'a> Draws<'a> {
 
 vectorized! {
     /// The words of a sample from this block on.
-    fn draw<'a, 'b;>(op: &'a Dropout, key: u64, sample: i64, block: u64, words: &'b mut [u32]) {
+    fn draw<'a, 'b;>(draws: &'a Draws, key: u64, sample: i64, block: u64, words: &'b mut [u32]) {
         for (group, words) in words.chunks_exact_mut(GROUP).enumerate() {
             let first = block + (group * LANES) as u64;
-            let counters: [[u32; 4]; LANES] = array::from_fn(|lane| op.counter(sample, first + lane as u64));
+            let counters: [[u32; 4]; LANES] = array::from_fn(|lane| draws.counter(sample, first + lane as u64));
             let drawn = philox_lanes(key, array::from_fn(|word| counters.map(|counter| counter[word])));
             for (i, word) in words.iter_mut().enumerate() {
                 *word = drawn[i % 4][i / 4];
@@ -101,6 +122,15 @@ vectorized! {
         for (x, &word) in elements.iter_mut().zip(words) {
             let kept = T::narrow(x.widen() * scale);
             *x = if word >= threshold { kept } else { T::from_i64(0) };
+        }
+    }
+}
+
+vectorized! {
+    /// Elements become the uniform numbers of their words.
+    fn become_numbers<'a, 'b; T: Float>(words: &'a [u32], elements: &'b mut [T]) {
+        for (x, &word) in elements.iter_mut().zip(words) {
+            *x = T::narrow(<T::Real>::of(RandomUniform::number(word)));
         }
     }
 }

@@ -84,6 +84,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::MaxPoolGrad(pool) => pool::max_pool_grad(pool, call),
         Op::MaxPoolIndices(pool) => pool::max_pool_indices(pool, call),
         Op::Pad(pad) => shape::pad(pad, call),
+        Op::RandomUniform(random) => dropout::uniform(random, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),
         Op::RmsNorm(norm) => norm::rms_norm(norm, call),
         Op::RmsNormGrad(_) => norm::rms_norm_grad(call),

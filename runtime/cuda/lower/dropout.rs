@@ -1,11 +1,13 @@
-//! Dropout, with the numbers of the interpreter.
+//! Dropout and uniform numbers, with the words of the interpreter.
 
 use super::Step;
 use super::source::{DROPOUT, Run, computed, index_type, is_aligned, layout};
 use crate::cuda::program::{Argument, ByRank, Cut};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
-use ir::ops::dropout::{Along, Dropout, Positions};
+use ir::ops::draws::{Along, Draws, Positions};
+use ir::ops::dropout::Dropout;
+use ir::ops::random::RandomUniform;
 use ir::{Diagnostic, Span, Type};
 
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -13,15 +15,13 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
         // Nothing is dropped of samples without numbers.
         return Ok(vec![Step::Run(super::copy(instruction))]);
     };
-    let (positions, start) = positions(op, instruction);
-    let width = neighbours(&positions, x, y, instruction.parts.is_some());
+    let draws = op.draws();
+    let (positions, start) = positions(&draws, instruction, 1);
+    let width = neighbours(&positions, &[x, y], instruction.parts.is_some());
     let count = y.layout.len();
     let mut run = Run::of("dropout", &DROPOUT);
     let (from, samples, to) = (run.reads(x), run.reads(numbers), run.writes(y));
-    // The run's seed and the operator's id are arguments, so that all of a model's dropouts are one kernel.
-    let numbers = [op.key() as i64, i64::from(op.id)].map(Argument::Number);
-    let [key, id] = numbers.map(|number| run.parameter("i64", number));
-    let start = run.parameter("i64", start);
+    let [key, id, start] = counters(&mut run, &draws, start);
     let [elements, of_samples] = layouts(&positions).map(|own| layout(&own));
     let (index, sums) = (index_type(count), computed(y.dtype));
     run.line(format!(
@@ -33,16 +33,48 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
     Ok(vec![Step::Run(run.threads(count / width))])
 }
 
-/// Where the elements stand in their samples, and where the first does.
-fn positions(op: &Dropout, instruction: &Instruction) -> (Positions, Argument) {
-    let (x, numbers) = (&instruction.results[0].layout.sizes, &instruction.operands[1].layout.sizes);
+/// Uniform numbers; without numbers of samples, their mean.
+pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let y = &instruction.results[0];
+    let (count, sums) = (y.layout.len(), computed(y.dtype));
+    let mut run = Run::of("random_uniform", &DROPOUT);
+    let index = index_type(count);
+    let [numbers] = &instruction.operands[..] else {
+        let to = run.writes(y);
+        run.line(format!("dropout::fill<{count}, {index}>({to}, ({sums}){:?});", RandomUniform::MEAN));
+        return Ok(vec![Step::Run(run.threads(count))]);
+    };
+    let draws = op.draws();
+    let (positions, start) = positions(&draws, instruction, 0);
+    let width = neighbours(&positions, &[y], instruction.parts.is_some());
+    let (samples, to) = (run.reads(numbers), run.writes(y));
+    let [key, id, start] = counters(&mut run, &draws, start);
+    let [elements, of_samples] = layouts(&positions).map(|own| layout(&own));
+    run.line(format!(
+        "dropout::uniform<{elements}, {of_samples}, {index}, {width}, {sums}>({samples}, {to}, {key}, {id}, {start});"
+    ));
+    Ok(vec![Step::Run(run.threads(count / width))])
+}
+
+/// The parameters that tell the words. The run's seed and the operator's id are arguments, so that all dropouts of a
+/// model are one kernel.
+fn counters(run: &mut Run, draws: &Draws, start: Argument) -> [String; 3] {
+    let numbers = [draws.key() as i64, i64::from(draws.id)].map(Argument::Number);
+    let [key, id] = numbers.map(|number| run.parameter("i64", number));
+    [key, id, run.parameter("i64", start)]
+}
+
+/// Where the elements stand in their samples, and where the first does. The operand with this index has the numbers of
+/// the samples.
+fn positions(draws: &Draws, instruction: &Instruction, operand: usize) -> (Positions, Argument) {
+    let (x, numbers) = (&instruction.results[0].layout.sizes, &instruction.operands[operand].layout.sizes);
     let whole = |ty: Option<&Type>, dim: usize, own: usize| {
         ty.and_then(|ty| ty.dims[dim].size()).unwrap_or(own as u64)
     };
     let parts = instruction.parts.as_ref();
-    let samples = whole(parts.map(|parts| &parts.operands[1]), 0, numbers[0]);
+    let samples = whole(parts.map(|parts| &parts.operands[operand]), 0, numbers[0]);
     let span = |dim| Span { start: 0, size: whole(parts.map(|parts| &parts.results[0]), dim, x[dim]) };
-    let positions = op.positions(x, numbers[0], samples, span);
+    let positions = draws.positions(x, numbers[0], samples, span);
     let start = start(&positions, parts.map(|parts| &parts.results[0]), x, samples);
     (positions, start)
 }
@@ -74,8 +106,8 @@ fn layouts(positions: &Positions) -> [Layout; 2] {
 }
 
 /// How many neighbours a thread takes: 4 or more where they share random words, else 1.
-fn neighbours(positions: &Positions, x: &View, y: &View, split: bool) -> usize {
-    let width = (16 / y.dtype.bytes() as usize).max(4);
+fn neighbours(positions: &Positions, views: &[&View], split: bool) -> usize {
+    let width = (16 / views[0].dtype.bytes() as usize).max(4);
     let shares = |&(size, stride): &(usize, isize)| match stride {
         1 => size.is_multiple_of(width),
         stride => stride.unsigned_abs().is_multiple_of(4),
@@ -87,5 +119,5 @@ fn neighbours(positions: &Positions, x: &View, y: &View, split: bool) -> usize {
     let begins = !split || positions.dims.iter().all(|along| begins(along.stride, along.size));
     let in_order = runs.last().is_some_and(|run| run.1 == 1);
     let fits = in_order && runs.iter().all(shares) && begins;
-    if fits && [x, y].into_iter().all(|view| is_aligned(view, 16)) { width } else { 1 }
+    if fits && views.iter().all(|view| is_aligned(view, 16)) { width } else { 1 }
 }

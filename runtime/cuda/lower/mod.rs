@@ -280,6 +280,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
         Op::Pad(op) => shape::pad(op, instruction),
+        Op::RandomUniform(op) => dropout::uniform(op, instruction),
         Op::RmsNorm(op) => norm::rms_norm(op, instruction),
         Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction),
         Op::Rotary(op) => rotary::rotary(op, instruction),

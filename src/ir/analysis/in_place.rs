@@ -54,6 +54,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::MaxPoolGrad(_)
         | Op::MaxPoolIndices(_)
         | Op::Pad(_)
+        | Op::RandomUniform(_)
         | Op::Reduce(_)
         | Op::RmsNorm(_)
         | Op::RmsNormGrad(_)

@@ -4,12 +4,10 @@
 //! sample an element stands: not on how a step is cut into microbatches or split over devices, nor on how often or by
 //! how many threads it is computed. So the mask is never stored: the gradient draws the same numbers again.
 //!
-//! A random number is a word of Philox ([`crate::random::philox`]). Its key is the seed; its counter is made of the
-//! operator (32 bits), the number of the sample (48 bits) and the element within the sample, four to a counter
-//! (48 bits), counted in row-major order through the whole tensor without its samples.
+//! How the random words are drawn is said at [`Draws`].
 
+use super::draws::Draws;
 use super::*;
-use crate::random;
 
 /// `out = keep ? x / (1 - ratio) : 0`, each element kept with probability `1 - ratio`. Operands: `x`, and `i64[n]`
 /// with the number of each of the `n` samples in `x`; without them nothing is dropped, as in an evaluation.
@@ -40,7 +38,7 @@ impl Operator for Dropout {
             return Err(TypeError::new(format!("drops a share from 0 to 1 of floats, not {ratio} of {x}")));
         }
         if let Some(numbers) = numbers {
-            self.check_numbers(x, numbers)?;
+            self.draws().check(x, numbers)?;
         }
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
@@ -50,15 +48,7 @@ impl Operator for Dropout {
         let [x, numbers] = &signature.operands[..] else {
             return Factors::elementwise(signature).linear_in(&[0]);
         };
-        let dim = self.dim as usize;
-        let (samples, n) = match &numbers.dims[0] {
-            // A single sample may be all of the dim, or none of it: it splits nothing.
-            samples if samples.is_one() => (format!("d{dim}"), "1"),
-            samples if *samples == x.dims[dim] => ("n".to_string(), "n"),
-            _ => ("(n m)".to_string(), "n"),
-        };
-        let word = |i: usize| if i == dim { samples.clone() } else { format!("d{i}") };
-        let x = (0..x.ndim()).map(word).collect::<Vec<_>>().join(" ");
+        let (x, n) = self.draws().factors(x, numbers);
         Factors::rule(&format!("{x}, {n} -> {x}"), signature).linear_in(&[0])
     }
 
@@ -81,44 +71,20 @@ impl Operator for Dropout {
         let x = cx.operands[0];
         let &[_, numbers] = cx.operands else { return vec![x.clone()] };
         let samples = cx.operand_span(1, 0).size;
-        let positions = self.positions(&x.sizes, numbers.len(), samples, |dim| cx.result_span(0, dim));
+        let draws = self.draws();
+        let positions = draws.positions(&x.sizes, numbers.len(), samples, |dim| cx.result_span(0, dim));
         let at = |(index, &x): (usize, &f64)| {
             let (sample, element) = positions.of(index);
-            let word = self.words(numbers.ints()[sample], element / 4)[element as usize % 4];
-            if self.keeps(word) { x * self.scale() } else { 0.0 }
+            if self.keeps(draws.word(numbers.ints()[sample], element)) { x * self.scale() } else { 0.0 }
         };
         vec![Tensor::float(x.dtype, x.sizes.clone(), x.floats().iter().enumerate().map(at).collect())]
     }
 }
 
 impl Dropout {
-    fn check_numbers(&self, x: &Type, numbers: &Type) -> Result<(), TypeError> {
-        let error =
-            |what: &str| Err(TypeError::new(format!("{what}: {numbers} for dim {} of {x}", self.dim)));
-        if numbers.dtype != crate::DType::I64 || numbers.ndim() != 1 || self.dim as usize >= x.ndim() {
-            return error("takes a number of type i64 for each sample");
-        }
-        match (x.dims[self.dim as usize].size(), numbers.dims[0].size()) {
-            (Some(size), Some(samples)) if samples > 0 && size.is_multiple_of(samples) => Ok(()),
-            _ => error("the samples do not divide the dim"),
-        }
-    }
-
-    /// The four random words of elements `4·block` to `4·block + 3` of a sample.
-    pub fn words(&self, sample: i64, block: u64) -> [u32; 4] {
-        random::philox(self.key(), self.counter(sample, block))
-    }
-
-    /// The key of [`Self::words`]: the seed, told from the same seed of other purposes.
-    pub fn key(&self) -> u64 {
-        self.seed ^ random::stream("dropout")
-    }
-
-    /// The counter of [`Self::words`]. What does not fit in the 48 bits of the sample and the block is cut off.
-    #[inline]
-    pub fn counter(&self, sample: i64, block: u64) -> [u32; 4] {
-        let high = (block >> 32) as u32 & 0xffff | ((sample >> 32) as u32) << 16;
-        [block as u32, high, sample as u32, self.id]
+    /// How the words are drawn.
+    pub fn draws(&self) -> Draws {
+        Draws { id: self.id, seed: self.seed, dim: self.dim }
     }
 
     /// The words from this number on keep their element: `ratio·2³²`.
@@ -134,71 +100,6 @@ impl Dropout {
     pub fn scale(&self) -> f64 {
         let kept = 1.0 - self.ratio.get();
         if kept > 0.0 { 1.0 / kept } else { 0.0 }
-    }
-
-    /// Where the elements of a part of `x` stand: a part of these sizes with so many samples, of `samples` in the whole
-    /// tensor, in which its dims lie as `span` says.
-    pub fn positions(
-        &self,
-        sizes: &[usize],
-        own_samples: usize,
-        samples: u64,
-        span: impl Fn(usize) -> Span,
-    ) -> Positions {
-        let (dim, mut stride) = (self.dim as usize, 1);
-        let mut dims = SmallVec::new();
-        for (i, &size) in sizes.iter().enumerate().rev() {
-            let Span { start, size: whole } = span(i);
-            if i != dim {
-                dims.push(Along { size, start, stride });
-                stride *= whole;
-                continue;
-            }
-            let of_each = whole / samples;
-            let start = start.checked_rem(of_each).unwrap_or(0);
-            dims.push(Along { size: size / own_samples.max(1), start, stride });
-            dims.push(Along { size: own_samples, start: 0, stride: 0 });
-            stride *= of_each;
-        }
-        dims.reverse();
-        Positions { dims, samples: dim }
-    }
-}
-
-/// Where the elements of a part of a tensor stand in their samples.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Positions {
-    /// The dims of the part, outermost first; that of the samples is two, the samples and what it has of each.
-    pub dims: SmallVec<[Along; 5]>,
-    /// The dim that counts the samples.
-    pub samples: usize,
-}
-
-/// A dim of a part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Along {
-    /// Elements of the part along it.
-    pub size: usize,
-    /// Where the part begins in the whole dim.
-    pub start: u64,
-    /// How far neighbours along it are from each other in the whole sample; 0 for the samples themselves.
-    pub stride: u64,
-}
-
-impl Positions {
-    /// Of an element of the part, counted in row-major order: which of the part's samples it is in, and which element
-    /// of the whole sample it is.
-    pub fn of(&self, index: usize) -> (usize, u64) {
-        let (mut rest, mut sample, mut element) = (index, 0, 0);
-        for (i, along) in self.dims.iter().enumerate().rev() {
-            let at = rest % along.size;
-            rest /= along.size;
-            element += (along.start + at as u64) * along.stride;
-            if i == self.samples {
-                sample = at;
-            }
-        }
-        (sample, element)
     }
 }
 
@@ -260,14 +161,5 @@ mod tests {
         let together = left(&op(0.3), &[4, 5, 6]);
         assert_eq!(together[4000..8000], left(&op(0.3), &[5]));
         assert_eq!(together[8000..], left(&op(0.3), &[6, 4])[..4000]);
-    }
-
-    #[test]
-    fn large_numbers_of_samples_and_elements_have_counters_of_their_own() {
-        let counters = [(0, 0), (1, 0), (0, 1), (1 << 32, 0), (0, 1 << 32), (-1, 0), (0, (1 << 48) - 1)];
-        let counters: Vec<[u32; 4]> =
-            counters.into_iter().map(|(sample, block)| op(0.5).counter(sample, block)).collect();
-        let different: std::collections::BTreeSet<&[u32; 4]> = counters.iter().collect();
-        assert_eq!(different.len(), counters.len(), "{counters:?}");
     }
 }

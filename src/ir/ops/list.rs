@@ -181,6 +181,7 @@ operators! {
         MaxPoolGrad(pool::MaxPoolGrad) "max_pool_grad" { windows }
         MaxPoolIndices(pool::MaxPoolIndices) "max_pool_indices" { windows }
         Pad(shape::Pad) "pad" { dim, before, value }
+        RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
         Reshape(shape::Reshape) "reshape" {}
         RmsNorm(norm::RmsNorm) "rms_norm" { eps }

@@ -15,6 +15,7 @@ pub mod contract;
 pub mod conv;
 pub mod det;
 pub mod detach;
+pub mod draws;
 pub mod dropout;
 pub mod elementwise;
 pub mod experts;
@@ -23,6 +24,7 @@ pub mod loss;
 pub mod norm;
 pub mod optimizer;
 pub mod pool;
+pub mod random;
 pub mod reduce;
 pub mod rotary;
 #[doc(hidden)]
@@ -43,7 +45,7 @@ use smallvec::SmallVec;
 /// What the compiler knows of an operator: five things, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
     /// The types of the results. An operator whose result type does not follow from its operands (reshape,
-    /// broadcast, slice, pad, iota, constant) reads `declared` and checks it. Shardings are not looked at.
+    /// broadcast, slice, pad, iota, constant, random_uniform) reads `declared` and checks it. Shardings are not looked at.
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError>;
 
     /// The sharding rule: which factor each dim of each operand and result belongs to.

@@ -1,7 +1,7 @@
 //! What the import of one node sees: its inputs as values or as known integers, its attributes, and a builder.
 
 use super::call::Call;
-use super::dropout::Dropouts;
+use super::dropout::{Dropouts, Ids};
 use super::integers::{Int, Ints};
 use super::known::Memo;
 use super::report::Report;
@@ -75,6 +75,8 @@ pub(super) struct Context<'m> {
     pub(super) entries: BTreeMap<String, Entry>,
     /// The dropouts met so far.
     pub(super) dropouts: Dropouts,
+    /// The ids of operators that draw random numbers.
+    pub(super) draws: Ids,
     /// What cannot be imported.
     pub(super) problems: Report,
     /// The graphs of control flow, and what their steps have come to.
@@ -94,6 +96,7 @@ impl<'m> Context<'m> {
             b,
             entries,
             dropouts: Dropouts::default(),
+            draws: Ids::default(),
             problems: Report::default(),
             bodies: Bodies::default(),
             evaluated: Memo::new(),

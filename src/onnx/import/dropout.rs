@@ -10,7 +10,7 @@ use ir::{DType, Diagnostic};
 /// The dropouts of a model.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Dropouts {
-    /// How many are on: each has the number of those before it as its id.
+    /// How many are on.
     on: u32,
     /// How many are off although the file gives them something to drop.
     off: u32,
@@ -29,6 +29,19 @@ impl Dropouts {
             "PyTorch's TorchScript exporter leaves the training mode out of scaled_dot_product_attention; \
              an eager attention keeps it",
         ))
+    }
+}
+
+/// The operators that draw random numbers: each has the number of those before it as its id.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ids(u32);
+
+impl Ids {
+    /// The id of the next.
+    pub(super) fn next(&mut self) -> u32 {
+        let id = self.0;
+        self.0 = id.wrapping_add(1);
+        id
     }
 }
 
@@ -79,7 +92,7 @@ fn on(cx: &mut Context, call: &Call, ratio: f64) -> Outputs {
     let x = cx.value(call, 0)?;
     // The shortest decimal that the file's f32 stands for, so that 0.1 is 0.1.
     let ratio = Float::new((ratio as f32).to_string().parse().unwrap_or(ratio));
-    let op = Dropout { ratio, id: cx.dropouts.on, seed: 0, dim: 0 };
+    let op = Dropout { ratio, id: cx.draws.next(), seed: 0, dim: 0 };
     cx.dropouts.on += 1;
     let dropped = cx.b.one(op.clone(), &[x])?;
     if call.output(1).is_none() {

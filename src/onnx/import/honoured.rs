@@ -22,6 +22,11 @@ const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
     (&["ConvTranspose"], &["output_padding", "pads"], "auto_pad or output_shape decides"),
     (&["CumProd", "CumSum"], &["exclusive", "reverse"], "of a scalar or of known integers"),
     (&["DequantizeLinear", "QuantizeLinear"], &["axis", "block_size"], "there is one scale for all"),
+    (
+        &["Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"],
+        &["seed"],
+        "random numbers come from --seed",
+    ),
     (&["Dropout"], &["ratio", "seed"], "nothing is dropped in inference; random numbers come from --seed"),
     (&["Gemm"], &["beta"], "scales a summand that may be left out"),
     (&["If"], &["else_branch", "then_branch"], "the branch that is not taken"),

@@ -56,8 +56,8 @@ impl Context<'_> {
         let module = self.b.module();
         let node = module.producer(value).filter(|_| self.is_small(value))?;
         match &node.op {
-            // What is dropped is not decided now.
-            Op::Dropout(_) => return None,
+            // What is dropped or drawn is not decided now.
+            Op::Dropout(_) | Op::RandomUniform(_) => return None,
             Op::Constant(constant) => {
                 return ir::interp::file_tensor(&module.data[constant.data]).map(Rc::new);
             }

@@ -45,6 +45,7 @@ mod pool;
 mod quantization;
 mod quantized;
 mod quantized_model;
+mod random;
 mod ranking;
 mod recurrent;
 mod recurrent_attention;
@@ -93,6 +94,8 @@ pub struct Imported {
     pub authors: BTreeMap<String, String>,
     /// The tensors of the author's module, made of tensors of the file.
     pub state_dict: StateDict,
+    /// Tensors of the file that hold vectors, one beside the other: biases and peepholes of recurrent layers.
+    pub vectors: BTreeSet<String>,
     /// What the user may not expect of the file.
     pub warnings: Vec<Diagnostic>,
     /// Why the program cannot be trained, although it can be run: the file is quantized.
@@ -148,7 +151,8 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     let recorded = model.record.warnings(graph, &aliases);
     let warnings = warnings.chain(detached.warnings(graph)).chain(recorded).collect();
     let authors = model.record.tensors.iter().map(|(name, recorded)| (name.clone(), recorded.name.clone()));
-    Ok(Imported { module, aliases, authors: authors.collect(), state_dict, warnings, untrainable: quantized })
+    let (authors, vectors) = (authors.collect(), recurrent::vectors(graph));
+    Ok(Imported { module, aliases, authors, state_dict, vectors, warnings, untrainable: quantized })
 }
 
 /// Puts the author's names of a tensor before those that its readers suggest.

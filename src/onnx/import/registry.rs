@@ -5,8 +5,9 @@ use super::context::{Context, Outputs};
 use super::{
     activation, attention, batch_norm, bits, columns, composed_norm, composed_reduction, contraction,
     contrib, control_flow, conv, deform_conv, dropout, einsum, elementwise, functions, generate, indexing,
-    layout, loss, n_grams, norm, pool, quantization, quantized, ranking, recurrent, recurrent_attention,
-    reduction, resize, rotary, sampling, scan, scatter, sequence, shape, spectrum, unpool, weighted_loss,
+    layout, loss, n_grams, norm, pool, quantization, quantized, random, ranking, recurrent,
+    recurrent_attention, reduction, resize, rotary, sampling, scan, scatter, sequence, shape, spectrum,
+    unpool, weighted_loss,
 };
 
 /// Imports one node.
@@ -74,6 +75,7 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["Attention"], attention::attention),
     (&["AveragePool"], pool::average_pool),
     (&["BatchNormalization"], batch_norm::batch_norm),
+    (&["Bernoulli"], random::bernoulli),
     (&["BitCast"], bits::bit_cast),
     (&["BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"], bits::bitwise),
     (&["BitwiseNot"], bits::bitwise_not),
@@ -161,6 +163,8 @@ const OPERATORS: &[(&[&str], Import)] = &[
     (&["QLinearMatMul"], quantized::q_linear_matmul),
     (&["QuantizeLinear"], quantization::quantize_linear),
     (&["RMSNormalization", "SimplifiedLayerNormalization"], norm::rms_norm),
+    (&["RandomNormal", "RandomNormalLike"], random::normal),
+    (&["RandomUniform", "RandomUniformLike"], random::uniform),
     (&["Range"], generate::range),
     (
         &["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare"],

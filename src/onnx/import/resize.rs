@@ -7,7 +7,7 @@ use super::context::{Context, Entry, Outputs, Problem, one};
 use super::resampling::{Coordinates, Filter, Nearest, Resampling, Weighted};
 use ir::ops::elementwise::Binary;
 use ir::ops::indexing::Gather;
-use ir::{DType, Dim, Op, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId};
 
 /// What is asked of one dim.
 struct Along {
@@ -116,17 +116,8 @@ fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, P
         return Ok(numbers.filter(|numbers| !numbers.is_empty()));
     }
     let value = cx.value(call, i)?;
-    let ty = cx.ty(value).clone();
-    let op = cx.b.module().producer(value).map(|node| node.op.clone());
-    let numbers = match op {
-        Some(Op::Splat(splat)) if ty.numel().is_some_and(|n| n <= 16) => {
-            Some(vec![splat.value.get(); ty.numel().unwrap_or(0) as usize])
-        }
-        Some(Op::Constant(constant)) => {
-            ir::interp::file_tensor(&cx.b.module().data[constant.data]).map(|tensor| tensor.numbers())
-        }
-        _ => None,
-    };
+    // Exports that were not folded compute scales from sizes.
+    let numbers = cx.evaluate(value).map(|tensor| tensor.numbers());
     let numbers = numbers.ok_or_else(|| {
         Problem::new("has scales or regions that are computed from data").note("export with static shapes")
     })?;
@@ -172,4 +163,55 @@ fn along(cx: &mut Context, vector: ValueId, ndim: usize, dim: u32) -> Built {
     let mut dims = vec![Dim::known(1); ndim];
     dims[dim as usize] = cx.ty(vector).dims[0].clone();
     Ok(cx.b.reshape(vector, dims)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Attribute, Node};
+    use ir::ops::shape::Concat;
+    use ir::{Builder, Module, Type};
+    use std::collections::BTreeMap;
+
+    /// Resizes `[1, 1, 4]` by scales that a file computes: a one for each dim but the last, then `8 / divisor`.
+    fn resized(divisor: impl FnOnce(&mut Builder, ValueId) -> ValueId) -> Result<Vec<u64>, Problem> {
+        let mut module = Module::new("m");
+        let x = module.add_input("x", Type::of(DType::F32, &[1, 1, 4]), true);
+        let mut b = Builder::new(&mut module, "import");
+        let ones = b.splat(Type::of(DType::F32, &[2]), 1.0).unwrap();
+        let wanted = b.splat(Type::of(DType::I64, &[1]), 8.0).unwrap();
+        let wanted = b.cast(wanted, DType::F32).unwrap();
+        let divisor = divisor(&mut b, x);
+        let last = b.one(Binary::Div, &[wanted, divisor]).unwrap();
+        let scales = b.one(Concat { dim: 0 }, &[ones, last]).unwrap();
+        let entries = [("x", x), ("scales", scales)].map(|(name, value)| (name.into(), Entry::Value(value)));
+        let mut cx = Context::new(b, BTreeMap::from(entries));
+        let node = Node {
+            op_type: "Resize".into(),
+            opset: 18,
+            inputs: ["x", "", "scales"].map(String::from).into(),
+            outputs: vec!["y".into()],
+            attributes: BTreeMap::from([("mode".to_string(), Attribute::String("linear".into()))]),
+            ..Node::default()
+        };
+        let outputs = resize(&mut cx, &Call::new(&node))?;
+        let Entry::Value(value) = outputs[0] else { panic!("it gives a value") };
+        Ok(cx.ty(value).sizes().unwrap())
+    }
+
+    #[test]
+    fn scales_that_an_unfolded_export_computes_are_known() {
+        let sizes = resized(|b, _| b.splat(Type::of(DType::F32, &[1]), 4.0).unwrap());
+        assert_eq!(sizes.unwrap(), [1, 1, 8]);
+    }
+
+    #[test]
+    fn scales_that_depend_on_an_input_are_refused() {
+        let refused = resized(|b, x| {
+            let row = b.reshape(x, [4].map(Dim::known)).unwrap();
+            b.slice(row, 0, 0, Dim::known(1)).unwrap()
+        });
+        let Err(Problem::Wrong { message, .. }) = refused else { panic!("it is refused") };
+        assert!(message.contains("computed from data"), "{message}");
+    }
 }

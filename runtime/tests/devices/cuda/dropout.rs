@@ -1,8 +1,9 @@
-//! Dropout: what is kept is what the interpreter keeps, in groups and one by one.
+//! Dropout and uniform numbers: what is kept or drawn is what the interpreter keeps or draws, in groups and one by one.
 
 use super::writer::{FLOATS, Writer};
 use ir::ops::dropout::Dropout;
-use ir::{DType, Tensor};
+use ir::ops::random::RandomUniform;
+use ir::{DType, Tensor, Type};
 
 /// The numbers of so many samples: beyond 32 bits, and negative.
 fn numbers(w: &mut Writer, samples: i64) -> ir::ValueId {
@@ -32,6 +33,30 @@ fn the_same_elements_are_kept_in_groups_and_one_by_one() {
             for (ratio, id) in [(0.1, 0), (0.5, u32::MAX), (0.0, 2), (1.0, 3)] {
                 let op = Dropout { ratio: ratio.into(), id, seed: 5 << 40 | 9, dim: *dim };
                 w.op(op, &[x, numbers]);
+            }
+        }
+        w.check(order as u32);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn the_same_numbers_are_drawn_in_groups_and_one_by_one() {
+    for (order, dtype) in FLOATS.into_iter().enumerate() {
+        let mut w = Writer::default();
+        for (sizes, samples, dim) in [
+            (&[3, 8, 16][..], Some(3), 0),
+            (&[4, 3, 64], Some(3), 1),
+            (&[6, 24], Some(3), 0),
+            (&[5, 3, 7], Some(5), 0),
+            (&[9, 4], Some(4), 1),
+            (&[10, 1], Some(5), 0),
+            (&[7], None, 0),
+        ] {
+            let numbers: Vec<_> = samples.map(|samples| numbers(&mut w, samples)).into_iter().collect();
+            for id in [0, u32::MAX] {
+                let op = RandomUniform { id, seed: 5 << 40 | 9, dim };
+                w.typed(op, &numbers, &[Type::of(dtype, sizes)]);
             }
         }
         w.check(order as u32);

@@ -22,6 +22,7 @@ pub fn samples() -> Vec<Sample> {
         products::experts(),
         training::losses(),
         training::dropout(),
+        training::random(),
         training::optimizers(),
         products::attention(),
         products::rotary(),

@@ -1,10 +1,11 @@
-//! Samples: losses, dropout, the updates of optimizers.
+//! Samples: losses, dropout, random numbers, the updates of optimizers.
 
 use super::table::{f32_type, float, of};
 use super::*;
 use crate::ops::dropout::Dropout;
 use crate::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use crate::ops::optimizer::{Adagrad, Adam, Sgd};
+use crate::ops::random::RandomUniform;
 
 pub(super) fn losses() -> Vec<Sample> {
     let mut samples = vec![];
@@ -34,6 +35,23 @@ pub(super) fn dropout() -> Vec<Sample> {
         Sample::new(op(0.1, 1, 0, 1), [float(&[4, 2, 10]), numbers(2)]),
         Sample::new(op(0.5, u32::MAX, 0, 0), [float(&[4, 2]), numbers(1)]),
         Sample::new(op(0.5, 2, 0, 0), [float(&[4])]).undifferentiable(),
+    ]
+}
+
+/// The samples alone in a dim, before others in one, and after others; one for all; none, as in an evaluation.
+pub(super) fn random() -> Vec<Sample> {
+    let numbers = |samples| of(DType::I64, &[samples], Fill::Integers(-3, 1 << 40));
+    let drawn = |id, seed, dim, sizes: &[u64], numbers: Option<Operand>| {
+        let operands: Vec<Operand> = numbers.into_iter().collect();
+        let sample = Sample::new(RandomUniform { id, seed, dim }, operands);
+        sample.declared(f32_type(sizes))
+    };
+    vec![
+        drawn(0, 7, 0, &[2, 4, 6], Some(numbers(2))),
+        drawn(3, u64::MAX, 0, &[4, 6], Some(numbers(2))),
+        drawn(1, 0, 1, &[4, 2, 10], Some(numbers(2))),
+        drawn(u32::MAX, 0, 0, &[4, 2], Some(numbers(1))),
+        drawn(2, 0, 0, &[4], None),
     ]
 }
 

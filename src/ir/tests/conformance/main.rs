@@ -211,6 +211,7 @@ fn a_part_that_does_not_know_its_place_is_caught() {
         "iota",
         "constant",
         "dropout",
+        "random_uniform",
         "gather_grad",
         "attention",
         "attention_grad",

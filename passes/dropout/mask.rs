@@ -1,0 +1,190 @@
+//! Dropouts that a model spells out: random numbers are compared with the share that is kept, and what passes is divided
+//! by that share. Stochastic depth (Huang et al., 2016) does so with one number a sample.
+//!
+//! A mask of all elements of a value is a dropout of that value; PyTorch's dynamo exporter writes every dropout so. Another,
+//! divided, is a dropout of ones. It drops as before; an evaluation, which drops nothing, computes `x · 1`, and
+//! `--dropout off` takes it out. A mask that is not divided by its share stays as it is: the program does not tell what
+//! the model would compute without it.
+
+use cranelift_entity::SecondaryMap;
+use ir::ops::Float;
+use ir::ops::dropout::Dropout;
+use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::random::RandomUniform;
+use ir::{At, Builder, Module, Node, NodeId, Op, TypeError, ValueId};
+use smallvec::SmallVec;
+
+/// A mask that a dropout of ones can stand for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mask {
+    /// The node that gives 1 where an element is kept, else 0.
+    pub node: NodeId,
+    /// The random numbers that decide.
+    pub draws: RandomUniform,
+    /// The share that is kept.
+    pub keep: f64,
+    /// What the readers of the mask make of it.
+    pub products: Vec<Product>,
+}
+
+/// A value that has the mask, divided by the share that is kept, as a factor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Product {
+    /// The value.
+    pub value: ValueId,
+    /// The node that gives it, before which its new nodes stand.
+    pub node: NodeId,
+    /// The other factor, if there is one.
+    pub factor: Option<ValueId>,
+}
+
+/// Finds the masks.
+pub fn decide(module: &Module) -> Vec<Mask> {
+    let graph = Graph { module, uses: module.uses() };
+    module.nodes().filter_map(|(_, node)| graph.mask(node)).collect()
+}
+
+/// Puts a dropout of ones in the place of each divided mask. The nodes that are no longer needed stay, read by nothing.
+pub fn apply(b: &mut Builder, masks: &[Mask]) -> Result<(), TypeError> {
+    for mask in masks {
+        let node = b.module().node(mask.node);
+        let (result, origin) = (node.results[0], node.origin.clone());
+        let RandomUniform { id, seed, dim } = mask.draws;
+        b.origin(origin).at(At::Before(mask.node));
+        let op = Dropout { ratio: dropped(mask.keep), id, seed, dim };
+        let ones = b.splat(b.ty(result).clone(), 1.0)?;
+        let kept = b.one(op.clone(), &[ones])?;
+        for Product { value, node, factor } in &mask.products {
+            let ty = b.ty(*value).clone();
+            let kept = b.at(At::Before(*node)).cast(kept, ty.dtype)?;
+            let product = match *factor {
+                Some(x) if b.ty(x).same_shape(&ty) && b.ty(result).dims == ty.dims => {
+                    b.one(op.clone(), &[x])?
+                }
+                Some(x) => b.mul(x, kept)?,
+                None => kept,
+            };
+            // The share may have been stretched to more dims than the mask has.
+            let product = b.broadcast(product, ty.dims)?;
+            b.replace(*value, product);
+        }
+    }
+    Ok(())
+}
+
+/// The share that is dropped: the shortest decimal that f32 tells from others, so that 1 - 0.9 is 0.1.
+fn dropped(keep: f64) -> Float {
+    let share = 1.0 - keep;
+    Float::new((share as f32).to_string().parse().unwrap_or(share))
+}
+
+struct Graph<'m> {
+    module: &'m Module,
+    uses: SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
+}
+
+impl Graph<'_> {
+    fn mask(&self, node: &Node) -> Option<Mask> {
+        let Op::RandomUniform(draws) = &node.op else { return None };
+        if !node.operands.is_empty() {
+            return None;
+        }
+        let numbers = node.results[0];
+        let (_, reader) = self.only_reader(numbers)?;
+        let (id, keep) = match &reader.op {
+            // Rounded down, a number plus the share is 1 where it is at least what is dropped.
+            Op::Binary(Binary::Add) => {
+                let keep = self.number(other(reader, numbers)?)?;
+                let (floor, node) = self.only_reader(reader.results[0])?;
+                matches!(node.op, Op::Unary(Unary::Floor)).then_some((floor, keep))?
+            }
+            Op::Compare(compare) => {
+                let limit = self.number(other(reader, numbers)?)?;
+                let below = match compare {
+                    Compare::Less | Compare::LessEqual => true,
+                    Compare::Greater | Compare::GreaterEqual => false,
+                    _ => return None,
+                } == (reader.operands[0] == numbers);
+                let (cast, node) = self.only_reader(reader.results[0])?;
+                let keep = if below { limit } else { 1.0 - limit };
+                matches!(node.op, Op::Cast(_)).then_some((cast, keep))?
+            }
+            _ => return None,
+        };
+        let mask = self.module.node(id).results[0];
+        let possible =
+            self.module.ty(mask).dtype.is_float() && 0.0 < keep && keep <= 1.0 && !self.is_output(mask);
+        let readers = self.uses[mask].iter().filter(|_| possible);
+        let products = readers.map(|&reader| self.product(mask, reader, keep)).collect::<Option<Vec<_>>>()?;
+        (!products.is_empty()).then(|| Mask { node: id, draws: draws.clone(), keep, products })
+    }
+
+    /// What a reader makes of the mask: `m / keep`, alone or times `x`, `x / keep · m` or `x · m / keep`.
+    fn product(&self, mask: ValueId, reader: NodeId, keep: f64) -> Option<Product> {
+        let node = self.module.node(reader);
+        let value = node.results[0];
+        if self.divides(node, mask, keep) {
+            let alone = Product { value, node: reader, factor: None };
+            return Some(self.multiplied(value).unwrap_or(alone));
+        }
+        let x = other(node, mask).filter(|_| matches!(node.op, Op::Binary(Binary::Mul)))?;
+        if let Some(before) = self.module.producer(x)
+            && let Some(&whole) = before.operands.iter().find(|&&operand| self.divides(before, operand, keep))
+        {
+            return Some(Product { value, node: reader, factor: Some(whole) });
+        }
+        let (id, after) = self.only_reader(value)?;
+        let product = Product { value: after.results[0], node: id, factor: Some(x) };
+        self.divides(after, value, keep).then_some(product)
+    }
+
+    /// The product that is all that reads a value.
+    fn multiplied(&self, value: ValueId) -> Option<Product> {
+        let (id, node) = self.only_reader(value)?;
+        let factor = other(node, value).filter(|_| matches!(node.op, Op::Binary(Binary::Mul)))?;
+        Some(Product { value: node.results[0], node: id, factor: Some(factor) })
+    }
+
+    /// Whether a node is `x / keep`, or `x · (1 / keep)`.
+    fn divides(&self, node: &Node, x: ValueId, keep: f64) -> bool {
+        let expected = match node.op {
+            Op::Binary(Binary::Div) if node.operands[0] == x => keep,
+            Op::Binary(Binary::Mul) => 1.0 / keep,
+            _ => return false,
+        };
+        let number = other(node, x).and_then(|other| self.number(other));
+        number.is_some_and(|number| (number - expected).abs() <= 1e-6 * expected.abs())
+    }
+
+    /// The only node that reads a value, which is no output.
+    fn only_reader(&self, value: ValueId) -> Option<(NodeId, &Node)> {
+        let &[reader] = &self.uses[value][..] else { return None };
+        (!self.is_output(value)).then(|| (reader, self.module.node(reader)))
+    }
+
+    fn is_output(&self, value: ValueId) -> bool {
+        self.module.roots().any(|root| root == value)
+    }
+
+    /// The number that all elements of a value equal.
+    fn number(&self, mut value: ValueId) -> Option<f64> {
+        loop {
+            let node = self.module.producer(value)?;
+            match &node.op {
+                Op::Splat(splat) => return Some(splat.value.get()),
+                Op::Broadcast(_) | Op::Reshape(_) => value = node.operands[0],
+                Op::Cast(cast) if cast.to.is_float() => value = node.operands[0],
+                _ => return None,
+            }
+        }
+    }
+}
+
+/// The other operand of a node of two.
+fn other(node: &Node, one: ValueId) -> Option<ValueId> {
+    match node.operands[..] {
+        [x, y] if x == one && y != one => Some(y),
+        [x, y] if y == one && x != one => Some(x),
+        _ => None,
+    }
+}

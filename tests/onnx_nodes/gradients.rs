@@ -297,7 +297,7 @@ fn constant(b: &mut Builder, tensor: Tensor) -> Result<ValueId, TypeError> {
 fn trained(module: &Module) -> Result<Module, String> {
     let mut trained = module.clone();
     let decision = autodiff::decide(&trained).map_err(|error| error.message)?;
-    autodiff::apply(&mut trained, &decision).map_err(|error| error.message)?;
+    autodiff::apply(&mut trained, &Default::default(), &decision).map_err(|error| error.message)?;
     ir::verify::verify(&trained)
         .map_err(|problems| problems.first().map_or_else(String::new, |problem| problem.message.clone()))?;
     Ok(trained)

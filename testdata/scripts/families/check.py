@@ -1,0 +1,231 @@
+"""Checks one exported file: the set of trained tensors, ten steps beside PyTorch, and the trained file's keys."""
+
+import json
+import shutil
+import subprocess
+
+import numpy
+import reference
+import torch
+from file import held
+from models import slug
+from safetensors.numpy import load_file
+
+LOSSES, WEIGHTS = 1e-5, 1e-4
+SECONDS = 120
+
+
+def ran(arguments):
+    """Returns how a command ended: its code, its output and its messages."""
+    try:
+        ended = subprocess.run([str(argument) for argument in arguments], capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return -1, "", f"it ran for more than {SECONDS} s"
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def brief(message):
+    """Returns the first line of an error."""
+    lines = [line for line in message.splitlines() if "error" in line] or message.splitlines() or ["no message"]
+    return lines[0][:200]
+
+
+def listed(names):
+    """Returns the first names of a list, and how many more there are."""
+    names = list(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+class Check:
+    """One file and all that is found out about it. `failures` has a line for each check that fails."""
+
+    def __init__(self, binary, folder, name, family, variant):
+        self.binary, self.folder, self.name, self.family, self.variant = binary, folder, name, family, variant
+        self.exporter, self.weights = variant.split("-")
+        self.path = folder / f"{slug(name)}.{variant}.onnx"
+        self.failures, self.notes = [], {}
+        self.flags = ["--loss", "model"]
+        for frozen in family.frozen:
+            self.flags += ["--freeze", frozen]
+
+    def result(self):
+        """Returns the row's part as it stands in results.json."""
+        facts = json.loads(self.path.with_suffix(".json").read_text())
+        if facts["error"]:
+            return {"exported": False, "reason": facts["error"].splitlines()[0][:200], "failures": []}
+        self.held, self.file, self.module = held(self.folder, self.name, self.family, self.variant)
+        self.folded = sorted(set(self.module.parameters) - self.held)
+        self.notes["folded"] = self.folded
+        self.notes["unused"] = self.module.facts["unused"]
+        if self.start():
+            self.set_check()
+            self.warning_check()
+            self.load_check()
+            if not self.folded and self.exporter not in self.family.lost:
+                for kind in reference.OPTIMIZERS:
+                    self.steps_check(kind)
+            elif self.exporter in self.family.lost:
+                self.notes["lost"] = self.family.lost[self.exporter]
+        shutil.rmtree(self.run, ignore_errors=True)
+        return {"exported": True, "failures": self.failures, **self.notes}
+
+    @property
+    def run(self):
+        return self.path.with_suffix(".run")
+
+    def compile(self, optimizer, lr, decay, steps):
+        """Trains on the one batch. Returns the metrics and the trained tensors, or None if it failed."""
+        batch = self.folder / f"{slug(self.name)}.npz"
+        options = ["--optimizer", optimizer, "--lr", lr, "--weight-decay", decay, "--decay", "all", "--steps", steps]
+        arguments = ["compile", self.path, *self.flags, "--train", batch, *options, "--threads", 1, "--device", "cpu"]
+        code, output, self.messages = ran([self.binary, *arguments, "-o", self.run, "--force"])
+        self.messages += output
+        if code != 0:
+            return None
+        metrics = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        losses = [entry["loss"] for entry in metrics if "loss" in entry]
+        return losses, load_file(self.run / "model.safetensors")
+
+    def start(self):
+        """Takes a step of length zero, which shows what the trained file calls each value. Returns whether that worked."""
+        done = self.compile("sgd", 0, 0, 1)
+        if done is None:
+            self.failures.append(f"compile: {brief(self.messages)}")
+            return False
+        self.initial = done[1]
+        self.owners = {key: self.module.owner(key) or key for key in self.initial if key in self.module.state}
+        for key, value in self.initial.items():
+            if key not in self.owners:
+                self.owners[key] = self.equal(value)
+        code, output, messages = ran([self.binary, "inspect", self.path, *self.flags, "--format", "json"])
+        if code != 0:
+            self.failures.append(f"inspect: {brief(messages)}")
+            return False
+        self.inspected = json.loads(output)
+        return True
+
+    def equal(self, value):
+        """Returns the name of a tensor of the module with the same elements that no tensor of the trained file has yet."""
+        left = {name: own for name, own in self.module.state.items() if name not in self.owners.values() and own.size == value.size}
+        for name, own in left.items():
+            if own.shape == value.shape and numpy.array_equal(own, value):
+                return self.module.owner(name) or name
+        ordered = numpy.sort(value.ravel())
+        for name, own in left.items():
+            if numpy.array_equal(numpy.sort(own.ravel()), ordered):
+                return self.module.owner(name) or name
+        return None
+
+    def trained(self):
+        """Returns the names that `inspect` gives to what is trained, as names of the module where it has them."""
+        names = []
+        for tensor in self.inspected["parameters"]["tensors"]:
+            if tensor["role"] != "parameter" or tensor["frozen"]:
+                continue
+            author = tensor.get("author")
+            own = [author] if isinstance(author, str) else list(author or [])
+            own = own or [state.get("author") or state["state"] for state in tensor["states"]] or [tensor["name"]]
+            if len(own) == 1 and own[0] not in self.module.state:
+                own = [name for name in tensor["aliases"] if name in self.module.state][:1] or own
+            names += own
+        return names
+
+    def set_check(self):
+        """The trained tensors are the parameters that the file holds, by name, up to ties."""
+        found = {name: self.module.owner(name) or self.owners.get(name) or name for name in self.trained()}
+        got, wanted = set(found.values()), self.held
+        unnamed = sorted(name for name in found if name not in self.module.state and found[name] in wanted)
+        missing, extra = sorted(wanted - got), sorted(got - wanted)
+        if missing:
+            self.failures.append(f"not trained: {listed(missing)}")
+        if unnamed:
+            self.notes["unnamed"] = unnamed
+            self.failures.append(f"without the author's name: {listed(f'{name} ({found[name]})' for name in unnamed)}")
+        # What a folded parameter went into is trained in its place.
+        wrong = [name for name in extra if name in self.module.state and name not in self.folded] if self.folded else extra
+        if self.folded:
+            self.notes["instead"] = [name for name in extra if name not in wrong]
+        if wrong:
+            self.failures.append(f"trained though no parameter: {listed(wrong)}")
+
+    def warning_check(self):
+        """A parameter that the exporter recorded, and whose value the file does not hold, is named by a message."""
+        silent = [key for key in [*self.folded, *self.module.facts["unused"]] if key in self.file.recorded and key not in self.messages]
+        if silent:
+            self.failures.append(f"no message names: {listed(silent)}")
+
+    def load_check(self):
+        """The trained file loads into the module."""
+        keys, state = set(self.initial), set(self.module.state)
+        unexpected = sorted(keys - state)
+        if self.folded:
+            unexpected = [key for key in unexpected if self.owners[key]]
+        if unexpected:
+            self.failures.append(f"unexpected keys: {listed(unexpected)}")
+        shapes = [key for key in sorted(keys & state) if self.initial[key].shape != self.module.state[key].shape]
+        if shapes:
+            self.failures.append(f"other shapes: {listed(f'{k} {list(self.initial[k].shape)}' for k in shapes)}")
+        values = [
+            key for key in sorted(keys & state)
+            if key not in shapes and key in self.held and not numpy.array_equal(self.initial[key], self.module.state[key])
+        ]  # fmt: skip
+        if values:
+            self.failures.append(f"other values at the start: {listed(values)}")
+        ties = {tied for names in self.module.parameters.values() for tied in names}
+        self.notes["absent"] = sorted(state - keys - ties)
+        absent = sorted((self.held & state) - keys)
+        if absent:
+            self.failures.append(f"missing keys: {listed(absent)}")
+
+    def steps_check(self, kind):
+        """Ten steps give PyTorch's losses and weights."""
+        optimizer, lr, decay = reference.OPTIMIZERS[kind]
+        done = self.compile(optimizer, lr, decay, reference.STEPS)
+        if done is None:
+            self.failures.append(f"{kind}: {brief(self.messages)}")
+            return
+        wanted = reference.trained(self.folder, self.name, self.family, self.weights, kind)
+        first = reference.trained(self.folder, self.name, self.family, self.weights, "sgd")
+        loss = max(abs(a - b) / abs(b) for a, b in zip(done[0], wanted["losses"]))
+        if len(done[0]) != reference.STEPS:
+            self.failures.append(f"{kind}: {len(done[0])} losses")
+        worst, where = self.distance(done[1], wanted["state"], first["idle"])
+        self.notes[kind] = {"loss": loss, "weights": worst, "where": where}
+        if loss > LOSSES or worst > WEIGHTS or not numpy.isfinite(loss + worst):
+            noise = self.noise(kind, wanted, first["idle"])
+            self.notes[kind]["noise"] = noise
+            self.failures.append(f"{kind}: losses {loss:.1e}, weights {worst:.1e} ({where}); PyTorch's f32 to its f64 {noise}")
+
+    def distance(self, tensors, state, idle):
+        """Returns the largest relative distance of a trained parameter from PyTorch's, and its name."""
+        worst, where = 0.0, ""
+        for key, value in tensors.items():
+            name = self.owners.get(key) or key
+            if name not in self.module.parameters or name in idle:
+                continue
+            if key not in self.module.state and (self.module.state[name] == self.module.state[name].flat[0]).all():
+                continue  # Equal values at the start do not tell which parameter this is.
+            own = state[name].double().numpy()
+            if value.shape != own.shape:
+                if value.size != own.size or numpy.squeeze(value).ndim != 2 and value.ndim != 2:
+                    continue
+                value = value.reshape(own.shape) if numpy.squeeze(value).shape == numpy.squeeze(own).shape else value.T
+            elif key not in self.module.state and not numpy.array_equal(self.initial[key], self.module.state[name]):
+                value = value.T
+            off = numpy.abs(value - own).max() / max(numpy.abs(own).max(), 1e-30)
+            if off > worst:
+                worst, where = float(off), name
+        return worst, where
+
+    def noise(self, kind, wanted, idle):
+        """Returns how far PyTorch's own f32 run is from its f64 run, as text."""
+        try:
+            exact = reference.trained(self.folder, self.name, self.family, self.weights, kind, torch.float64)
+        except RuntimeError:
+            return "unknown"
+        loss = max(abs(a - b) / abs(b) for a, b in zip(wanted["losses"], exact["losses"]))
+        off = 0.0
+        for name in set(self.module.parameters) - idle:
+            own = exact["state"][name]
+            off = max(off, ((wanted["state"][name].double() - own).abs().max() / own.abs().max().clamp(min=1e-30)).item())
+        return f"{loss:.1e}, {off:.1e}"

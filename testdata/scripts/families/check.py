@@ -45,7 +45,7 @@ class Check:
         self.path = folder / f"{slug(name)}.{variant}.onnx"
         self.failures, self.notes = [], {}
         self.flags = ["--loss", "model"]
-        for frozen in family.frozen:
+        for frozen in [*family.frozen, *(family.buffers if self.exporter == "legacy" else ())]:
             self.flags += ["--freeze", frozen]
 
     def result(self):
@@ -61,7 +61,8 @@ class Check:
             self.set_check()
             self.warning_check()
             self.load_check()
-            if not self.folded and self.exporter not in self.family.lost:
+            complete = all(key in self.initial and not self.other(key) for key in self.folded)
+            if complete and self.exporter not in self.family.lost:
                 for kind in reference.OPTIMIZERS:
                     self.steps_check(kind)
             elif self.exporter in self.family.lost:
@@ -93,10 +94,11 @@ class Check:
             self.failures.append(f"compile: {brief(self.messages)}")
             return False
         self.initial = done[1]
-        self.owners = {key: self.module.owner(key) or key for key in self.initial if key in self.module.state}
+        self.matched = {key: key for key in self.initial if key in self.module.state}
         for key, value in self.initial.items():
-            if key not in self.owners:
-                self.owners[key] = self.equal(value)
+            if key not in self.matched:
+                self.matched[key] = self.equal(value)
+        self.owners = {key: self.module.owner(name) or name for key, name in self.matched.items()}
         code, output, messages = ran([self.binary, "inspect", self.path, *self.flags, "--format", "json"])
         if code != 0:
             self.failures.append(f"inspect: {brief(messages)}")
@@ -105,16 +107,14 @@ class Check:
         return True
 
     def equal(self, value):
-        """Returns the name of a tensor of the module with the same elements that no tensor of the trained file has yet."""
-        left = {name: own for name, own in self.module.state.items() if name not in self.owners.values() and own.size == value.size}
-        for name, own in left.items():
+        """Returns the module's key with the same elements that no tensor of the trained file has yet."""
+        taken = set(self.matched.values())
+        left = {key: own for key, own in self.module.state.items() if key not in taken and own.size == value.size}
+        for key, own in left.items():
             if own.shape == value.shape and numpy.array_equal(own, value):
-                return self.module.owner(name) or name
+                return key
         ordered = numpy.sort(value.ravel())
-        for name, own in left.items():
-            if numpy.array_equal(numpy.sort(own.ravel()), ordered):
-                return self.module.owner(name) or name
-        return None
+        return next((key for key, own in left.items() if numpy.array_equal(numpy.sort(own.ravel()), ordered)), None)
 
     def trained(self):
         """Returns the names that `inspect` gives to what is trained, as names of the module where it has them."""
@@ -124,33 +124,39 @@ class Check:
                 continue
             author = tensor.get("author")
             own = [author] if isinstance(author, str) else list(author or [])
-            own = own or [state.get("author") or state["state"] for state in tensor["states"]] or [tensor["name"]]
-            if len(own) == 1 and own[0] not in self.module.state:
-                own = [name for name in tensor["aliases"] if name in self.module.state][:1] or own
-            names += own
+            known = [name for name in [tensor["name"], *tensor["aliases"]] if name in self.module.state]
+            own = own or known[:1] or [name for name in [tensor["name"]] if self.owners.get(name)]
+            names += own or [state.get("author") or state["state"] for state in tensor["states"]] or [tensor["name"]]
         return names
 
     def set_check(self):
         """The trained tensors are the parameters that the file holds, by name, up to ties."""
         found = {name: self.module.owner(name) or self.owners.get(name) or name for name in self.trained()}
-        got, wanted = set(found.values()), self.held
-        unnamed = sorted(name for name in found if name not in self.module.state and found[name] in wanted)
-        missing, extra = sorted(wanted - got), sorted(got - wanted)
+        self.got = set(found.values())
+        missing, extra = sorted(self.held - self.got), sorted(self.got - self.held)
         if missing:
             self.failures.append(f"not trained: {listed(missing)}")
-        if unnamed:
-            self.notes["unnamed"] = unnamed
-            self.failures.append(f"without the author's name: {listed(f'{name} ({found[name]})' for name in unnamed)}")
         # What a folded parameter went into is trained in its place.
-        wrong = [name for name in extra if name in self.module.state and name not in self.folded] if self.folded else extra
-        if self.folded:
+        if self.folded or self.exporter in self.family.lost:
+            wrong = [name for name in extra if name in self.module.state and name not in self.folded]
             self.notes["instead"] = [name for name in extra if name not in wrong]
-        if wrong:
-            self.failures.append(f"trained though no parameter: {listed(wrong)}")
+            extra = wrong
+        if extra:
+            self.failures.append(f"trained though no parameter: {listed(extra)}")
+
+    def renamed(self, name):
+        """Whether the file has a parameter's value without its name: the legacy exporter numbers what it transposes."""
+        key = self.matched.get(name)
+        return key is not None and key not in self.file.recorded and key not in self.file.names
+
+    def other(self, key):
+        """Whether the trained file has another value for a key than the module before training."""
+        return key in self.initial and not numpy.array_equal(self.initial[key], self.module.state[key])
 
     def warning_check(self):
-        """A parameter that the exporter recorded, and whose value the file does not hold, is named by a message."""
-        silent = [key for key in [*self.folded, *self.module.facts["unused"]] if key in self.file.recorded and key not in self.messages]
+        """A parameter that the exporter recorded, and that is not trained, is named by a message."""
+        absent = [*(key for key in self.folded if key not in self.got or self.other(key)), *self.module.facts["unused"]]
+        silent = [key for key in absent if key in self.file.recorded and key not in self.messages]
         if silent:
             self.failures.append(f"no message names: {listed(silent)}")
 
@@ -158,6 +164,12 @@ class Check:
         """The trained file loads into the module."""
         keys, state = set(self.initial), set(self.module.state)
         unexpected = sorted(keys - state)
+        self.notes["renamed"] = [key for key in unexpected if self.renamed(key)]
+        # The file does not hold the name, so a message must say what the tensor is called instead.
+        silent = [key for key in self.notes["renamed"] if key not in self.messages]
+        if silent:
+            self.failures.append(f"no message says that the name is not in the file: {listed(silent)}")
+        unexpected = [key for key in unexpected if key not in self.notes["renamed"]]
         if self.folded:
             unexpected = [key for key in unexpected if self.owners[key]]
         if unexpected:
@@ -165,34 +177,30 @@ class Check:
         shapes = [key for key in sorted(keys & state) if self.initial[key].shape != self.module.state[key].shape]
         if shapes:
             self.failures.append(f"other shapes: {listed(f'{k} {list(self.initial[k].shape)}' for k in shapes)}")
-        values = [
-            key for key in sorted(keys & state)
-            if key not in shapes and key in self.held and not numpy.array_equal(self.initial[key], self.module.state[key])
-        ]  # fmt: skip
+        values = [key for key in sorted(keys & state) if key not in shapes and key in self.held and self.other(key)]
         if values:
             self.failures.append(f"other values at the start: {listed(values)}")
-        ties = {tied for names in self.module.parameters.values() for tied in names}
-        self.notes["absent"] = sorted(state - keys - ties)
-        absent = sorted((self.held & state) - keys)
+        loaded = {self.owners.get(key) or key for key in keys & state | set(self.notes["renamed"])}
+        self.notes["absent"] = sorted(key for key in state - keys if (self.module.owner(key) or key) not in loaded)
+        absent = sorted(self.held - loaded)
         if absent:
             self.failures.append(f"missing keys: {listed(absent)}")
 
     def steps_check(self, kind):
         """Ten steps give PyTorch's losses and weights."""
-        optimizer, lr, decay = reference.OPTIMIZERS[kind]
-        done = self.compile(optimizer, lr, decay, reference.STEPS)
+        wanted = reference.trained(self.folder, self.name, self.family, self.weights, kind)
+        optimizer, _, decay = reference.OPTIMIZERS[kind]
+        done = self.compile(optimizer, wanted["lr"], decay, reference.STEPS)
         if done is None:
             self.failures.append(f"{kind}: {brief(self.messages)}")
             return
-        wanted = reference.trained(self.folder, self.name, self.family, self.weights, kind)
-        first = reference.trained(self.folder, self.name, self.family, self.weights, "sgd")
         loss = max(abs(a - b) / abs(b) for a, b in zip(done[0], wanted["losses"]))
         if len(done[0]) != reference.STEPS:
             self.failures.append(f"{kind}: {len(done[0])} losses")
-        worst, where = self.distance(done[1], wanted["state"], first["idle"])
+        worst, where = self.distance(done[1], wanted["state"], wanted["idle"])
         self.notes[kind] = {"loss": loss, "weights": worst, "where": where}
         if loss > LOSSES or worst > WEIGHTS or not numpy.isfinite(loss + worst):
-            noise = self.noise(kind, wanted, first["idle"])
+            noise = self.noise(kind, wanted)
             self.notes[kind]["noise"] = noise
             self.failures.append(f"{kind}: losses {loss:.1e}, weights {worst:.1e} ({where}); PyTorch's f32 to its f64 {noise}")
 
@@ -217,7 +225,7 @@ class Check:
                 worst, where = float(off), name
         return worst, where
 
-    def noise(self, kind, wanted, idle):
+    def noise(self, kind, wanted):
         """Returns how far PyTorch's own f32 run is from its f64 run, as text."""
         try:
             exact = reference.trained(self.folder, self.name, self.family, self.weights, kind, torch.float64)
@@ -225,7 +233,7 @@ class Check:
             return "unknown"
         loss = max(abs(a - b) / abs(b) for a, b in zip(wanted["losses"], exact["losses"]))
         off = 0.0
-        for name in set(self.module.parameters) - idle:
+        for name in set(self.module.parameters) - wanted["idle"]:
             own = exact["state"][name]
             off = max(off, ((wanted["state"][name].double() - own).abs().max() / own.abs().max().clamp(min=1e-30)).item())
         return f"{loss:.1e}, {off:.1e}"

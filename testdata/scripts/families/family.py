@@ -22,6 +22,8 @@ class Family:
     loss: str = "classes"
     # Parameters with `requires_grad=False`. No exporter records them, so the user names them with `--freeze`.
     frozen: tuple[str, ...] = ()
+    # Buffers that look like parameters. The legacy exporter does not record what is a buffer, so the user names them too.
+    buffers: tuple[str, ...] = ()
     # A part of the module's meaning that an exporter's file does not hold, by exporter. Such files are not trained beside PyTorch.
     lost: dict[str, str] = field(default_factory=dict)
     # Whether CI tries this family, and by which variants.

@@ -138,7 +138,7 @@ def row(make, **settings):
 FAMILIES = {
     "sinusoidal table, persistent": Family(lambda: (Sinusoidal(True), (tokens(),))),
     "sinusoidal table, not persistent": Family(lambda: (Sinusoidal(False), (tokens(),))),
-    "random buffers": row(RandomTable),
+    "random buffers": row(RandomTable, buffers=("model.frequencies", "model.shift")),
     "normalised input": Family(lambda: (Normalised(), (torch.randn(2, 3, 8, 8),))),
     "padding_idx": Family(padded, lost=NO_PADDING),
     "detach": row(Detached, lost=NO_DETACH),

@@ -1,12 +1,11 @@
 """Ten steps in PyTorch on one batch, in f32, and which parameters have no gradient."""
 
-import copy
-
 import torch
 from family import constructed
 from models import slug
 
 STEPS = 10
+# The optimizers by their flags, with the largest learning rate and the weight decay.
 OPTIMIZERS = {
     "sgd": ("momentum:momentum=0.9", 0.01, 0.0),
     # An element whose gradient is rounding alone moves by lr x noise / eps: this eps keeps that below the tolerance.
@@ -14,33 +13,46 @@ OPTIMIZERS = {
 }
 
 
-def make(kind, parameters):
+def make(kind, parameters, lr):
     """Returns the optimizer of PyTorch that the flags ask of Trainyard."""
-    _, lr, decay = OPTIMIZERS[kind]
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=0.9)
-    return torch.optim.AdamW(parameters, lr, (0.9, 0.999), 1e-5, decay)
+    return torch.optim.AdamW(parameters, lr, (0.9, 0.999), 1e-5, OPTIMIZERS[kind][2])
 
 
 def trained(folder, name, family, weights, kind, dtype=torch.float32):
-    """Returns the losses of the steps and the state after them. The f32 run is kept in the folder."""
+    """Returns the losses of the steps, the state after them, the learning rate, and the parameters without a gradient.
+
+    The f32 run is kept in the folder.
+    """
     kept = folder / f"{slug(name)}.{weights}.{kind}.pt"
     if dtype == torch.float32 and kept.exists():
         return torch.load(kept)
     objective, inputs = loaded(folder, name, family, weights, dtype)
-    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad]), []
+    first = gradients(folder, name, family, weights)
+    lr = rate(kind, *first)
+    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], lr), []
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = objective(*inputs)[1]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    result = {"losses": losses, "state": objective.state_dict()}
-    if kind == "sgd" and dtype == torch.float32:
-        result["idle"] = idle(objective, inputs) & idle(*loaded(folder, name, family, weights, dtype))
+    state = objective.state_dict()
+    last = gradients(folder, name, family, weights, state)
+    result = {"losses": losses, "state": state, "lr": lr, "idle": idle(first[1]) & idle(last[1])}
     if dtype == torch.float32:
         torch.save(result, kept)
     return result
+
+
+def rate(kind, loss, gradients):
+    """Returns a learning rate of one digit, so small that a step of SGD lowers the loss by at most a twentieth."""
+    largest = OPTIMIZERS[kind][1]
+    if kind != "sgd":
+        return largest
+    square = sum((gradient**2).sum().item() for gradient in gradients.values())
+    return float(f"{min(largest, 0.05 * loss / square):.0e}")
 
 
 def loaded(folder, name, family, weights, dtype):
@@ -52,14 +64,22 @@ def loaded(folder, name, family, weights, dtype):
     return objective.to(dtype), inputs
 
 
-def idle(objective, inputs):
+def gradients(folder, name, family, weights, state=None):
+    """Returns the loss and the gradients in f64, of the weights that were exported or of those given."""
+    objective, inputs = loaded(folder, name, family, weights, torch.float64)
+    if state is not None:
+        objective.load_state_dict(state)
+    loss = objective(*inputs)[1]
+    loss.backward()
+    return loss.item(), {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
+
+
+def idle(gradients):
     """Returns the parameters whose true gradient is zero: in f64 it is below 1e-10 of the largest of the model's.
 
     Such are a bias before a norm over the batch, and the bias of keys. In f32 their gradient is rounding, which an optimizer
     with normalised steps follows.
     """
-    double = copy.deepcopy(objective).double()
-    double(*[value.double() if value.is_floating_point() else value for value in inputs])[1].backward()
-    largest = {key: p.grad.abs().max().item() for key, p in double.named_parameters() if p.grad is not None}
+    largest = {key: gradient.abs().max().item() for key, gradient in gradients.items()}
     bound = 1e-10 * max(largest.values())
     return {key for key, value in largest.items() if value <= bound}

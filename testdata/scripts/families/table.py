@@ -109,7 +109,7 @@ def cell(entry):
     if any(line.startswith(("compile", "inspect", "script")) for line in entry["failures"]):
         return "**not compiled**"
     words = []
-    parts = {"set": ("not trained", "trained though"), "names": ("without", "unexpected", "missing", "other"), "warning": ("no message",)}
+    parts = {"set": ("not trained", "trained though"), "names": ("unexpected", "missing", "other"), "warning": ("no message",)}
     for part, starts in parts.items():
         if any(line.startswith(starts) for line in entry["failures"]):
             words.append(f"**not {part}**")
@@ -124,6 +124,8 @@ def cell(entry):
         words.append(f"folded: {shortened(entry['folded'])}")
     if entry.get("unused"):
         words.append(f"unused: {shortened(entry['unused'])}")
+    if entry.get("renamed"):
+        words.append(f"renamed: {len(entry['renamed'])}")
     if entry.get("lost"):
         words.append(f"lost: {entry['lost']}")
     return ", ".join(words)
@@ -131,5 +133,5 @@ def cell(entry):
 
 def shortened(names):
     """Returns names without the wrapper's, at most three of them."""
-    names = [f"`{name.removeprefix('model.')}`" for name in names]
+    names = [f"`{name.removeprefix('model.').removeprefix('model.')}`" for name in names]
     return " ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

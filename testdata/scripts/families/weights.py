@@ -27,12 +27,12 @@ class Wrapped(nn.Module):
 
 
 class Standardised(nn.Conv2d):
-    """A convolution whose filters are standardised before use (Qiao et al., 2019)."""
+    """A convolution whose filters are standardised before use (Qiao et al., 2019), with the scale of Brock et al. (2021)."""
 
     def forward(self, x):
         mean = self.weight.mean((1, 2, 3), keepdim=True)
         deviation = self.weight.std((1, 2, 3), keepdim=True) + 1e-5
-        return self._conv_forward(x, (self.weight - mean) / deviation, self.bias)
+        return self._conv_forward(x, (self.weight - mean) / (deviation * math.sqrt(self.weight[0].numel())), self.bias)
 
 
 class Added(nn.Module):

@@ -3,7 +3,8 @@
 
     python testdata/scripts/families FOLDER [--trainyard BINARY] [--only NAME …] [--variant VARIANT …] [--subset ci]
 
-Prints the table of docs/families.md. FOLDER keeps the exports, so that a second run exports nothing again, and results.json.
+Prints the table of docs/families.md, then a line for each failure. FOLDER keeps the exports, so that a second run exports nothing
+again, and gets table.md and results.json.
 The exit code is 1 if a check fails. Needs what testdata/requirements.txt lists.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from export import VARIANTS  # noqa: E402
-from models import FAMILIES  # noqa: E402
+from models import CI, FAMILIES  # noqa: E402
 from table import sweep  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,16 +32,15 @@ def main():
     parser.add_argument("--subset", choices=["ci"], help="the files that CI checks")
     parser.add_argument("--jobs", type=int, default=1, help="families that are checked at the same time")
     parser.add_argument("--timeout", type=int, default=900, help="seconds for a family")
-    parser.add_argument("--export", action="store_true", help="export only")
     parser.add_argument("--again", action="store_true", help="export again what is there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     chosen = {}
-    for name, family in FAMILIES.items():
+    for name in FAMILIES:
         if arguments.only and not any(part.lower() in name.lower() for part in arguments.only):
             continue
-        variants = [v for v in arguments.variant if arguments.subset is None or v in family.ci]
+        variants = [v for v in arguments.variant if arguments.subset is None or v in CI.get(name, [])]
         if variants:
             chosen[name] = variants
     sys.exit(sweep(arguments, chosen))

@@ -57,18 +57,29 @@ class Check:
         self.folded = sorted(set(self.module.parameters) - self.held)
         self.notes["folded"] = self.folded
         self.notes["unused"] = self.module.facts["unused"]
+        try:
+            self.checks()
+        finally:
+            shutil.rmtree(self.run, ignore_errors=True)
+        return {"exported": True, "failures": self.failures, **self.notes}
+
+    def checks(self):
+        """Makes all checks that apply to the file."""
+        if self.exporter in self.family.lost:
+            self.notes["lost"] = self.family.lost[self.exporter]
         if self.start():
             self.set_check()
             self.warning_check()
             self.load_check()
             complete = all(key in self.initial and not self.other(key) for key in self.folded)
             if complete and self.exporter not in self.family.lost:
+                self.loss_check()
                 for kind in reference.OPTIMIZERS:
                     self.steps_check(kind)
-            elif self.exporter in self.family.lost:
-                self.notes["lost"] = self.family.lost[self.exporter]
-        shutil.rmtree(self.run, ignore_errors=True)
-        return {"exported": True, "failures": self.failures, **self.notes}
+            else:
+                if self.family.lost.get(self.exporter) != "batch statistics":
+                    self.loss_check()
+                self.verify_check()
 
     @property
     def run(self):
@@ -93,7 +104,7 @@ class Check:
         if done is None:
             self.failures.append(f"compile: {brief(self.messages)}")
             return False
-        self.initial = done[1]
+        self.first, self.initial = done[0][0], done[1]
         self.matched = {key: key for key in self.initial if key in self.module.state}
         for key, value in self.initial.items():
             if key not in self.matched:
@@ -185,6 +196,20 @@ class Check:
         absent = sorted(self.held - loaded)
         if absent:
             self.failures.append(f"missing keys: {listed(absent)}")
+
+    def loss_check(self):
+        """The loss before training is PyTorch's."""
+        wanted = reference.trained(self.folder, self.name, self.family, self.weights, "sgd")["losses"][0]
+        off = abs(self.first - wanted) / abs(wanted)
+        if not off <= LOSSES:
+            self.failures.append(f"loss: {self.first} at the start, PyTorch's is {wanted}")
+
+    def verify_check(self):
+        """A step of a file that cannot be trained as PyTorch would is at least the step of its graph."""
+        code, output, messages = ran([self.binary, "verify", self.path, *self.flags])
+        self.notes["verify"] = code == 0
+        if code != 0:
+            self.failures.append(f"verify: exit code {code}, {brief(messages + output)}")
 
     def steps_check(self, kind):
         """Ten steps give PyTorch's losses and weights."""

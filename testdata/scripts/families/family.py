@@ -26,8 +26,6 @@ class Family:
     buffers: tuple[str, ...] = ()
     # A part of the module's meaning that an exporter's file does not hold, by exporter. Such files are not trained beside PyTorch.
     lost: dict[str, str] = field(default_factory=dict)
-    # Whether CI tries this family, and by which variants.
-    ci: tuple[str, ...] = ()
 
 
 class Objective(nn.Module):

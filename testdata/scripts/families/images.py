@@ -115,6 +115,7 @@ def clip():
     return Contrast(transformers.CLIPModel(config)), (tokens(4), image(32, 4), torch.arange(4))
 
 
+FOLDED = {"dynamo": "batch statistics"}
 SWIN = dict(image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4)
 FAMILIES = {
     "ViT": pictures(
@@ -133,9 +134,9 @@ FAMILIES = {
     "CLIP's images": Family(clip_vision),
     "CLIP": Family(clip, loss="own"),
     "ResNet": vision(resnet),
-    "ResNet, training mode": vision(resnet, training=True),
+    "ResNet, training mode": vision(resnet, training=True, lost=FOLDED),
     "MobileNetV2": vision(mobilenet),
-    "MobileNetV2, training mode": vision(mobilenet, training=True),
+    "MobileNetV2, training mode": vision(mobilenet, training=True, lost=FOLDED),
     "MobileNetV3": vision("mobilenet_v3_small"),
     "EfficientNet": vision("efficientnet_b0"),
     "DenseNet": vision(densenet),

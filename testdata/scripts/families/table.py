@@ -14,11 +14,10 @@ TITLES = {"dynamo": "dynamo", "noopt": "dynamo, optimize=False", "legacy": "lega
 
 def sweep(arguments, chosen):
     """Checks the chosen variants of the chosen families. Returns the exit code."""
-    started, results = time.time(), {}
+    started, results, table = time.time(), {}, []
     columns = [exporter for exporter in EXPORTERS if any(v.startswith(f"{exporter}-") for vs in chosen.values() for v in vs)]
-    if not arguments.export:
-        print("| family | " + " | ".join(TITLES[exporter] for exporter in columns) + " |")
-        print("| --- " * (len(columns) + 1) + "|", flush=True)
+    say(table, "| family | " + " | ".join(TITLES[exporter] for exporter in columns) + " |")
+    say(table, "| --- " * (len(columns) + 1) + "|")
     waiting, running = list(chosen), {}
     while waiting or running:
         while waiting and len(running) < arguments.jobs:
@@ -31,16 +30,22 @@ def sweep(arguments, chosen):
                 continue
             del running[name]
             results[name] = finish(arguments, name, process)
-            if not arguments.export:
-                print(row(name, results[name], columns), flush=True)
+            say(table, row(name, results[name], columns))
     ordered = {name: results[name] for name in chosen}
     (arguments.folder / "results.json").write_text(json.dumps(ordered, indent=1) + "\n")
+    (arguments.folder / "table.md").write_text("\n".join(table) + "\n")
     failed = [line for name, result in ordered.items() for line in failures(name, result)]
     seconds = time.time() - started
     count = sum(entry.get("exported", False) for result in ordered.values() for entry in result.values())
     print(f"\n{count} files of {len(chosen)} families in {seconds:.0f} s, {len(failed)} failures")
     print("\n".join(failed))
     return 1 if failed else 0
+
+
+def say(table, line):
+    """Prints a line of the table, and keeps it."""
+    table.append(line)
+    print(line, flush=True)
 
 
 def begin(arguments, name, variants):
@@ -59,7 +64,7 @@ def family(arguments, name, variants):
         # The values of a random module tell what a fresh one's file holds.
         needed = {*variants, *(variant.replace("-fresh", "-random") for variant in variants)}
         export(arguments.folder, name, model, sorted(needed), arguments.again)
-        for variant in variants if not arguments.export else ():
+        for variant in variants:
             try:
                 results[variant] = Check(arguments.trainyard, arguments.folder, name, model, variant).result()
             except Exception:  # a fault of this script: reported as a failure of the family
@@ -115,6 +120,10 @@ def cell(entry):
             words.append(f"**not {part}**")
         elif part == "set":
             words.append(part)
+    if any(line.startswith("loss") for line in entry["failures"]):
+        words.append("**not loss**")
+    if "verify" in entry:
+        words.append("step" if entry["verify"] else "**not step**")
     for kind in ("sgd", "adamw"):
         if any(line.startswith(kind) for line in entry["failures"]):
             words.append(f"**not {kind}**")

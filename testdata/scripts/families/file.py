@@ -46,9 +46,10 @@ def module(folder, name, family, variant):
 class File:
     """What of an ONNX file tells which parameters it holds."""
 
+    # The elements of each tensor, sorted.
     tensors: list[numpy.ndarray]
-    # Those whose name the exporter made up.
-    renamed: list[numpy.ndarray]
+    # The initializers by name.
+    named: dict[str, numpy.ndarray]
     names: set[str]
     # The graph inputs that the exporter recorded, by parameter, and the calls that it recorded.
     recorded: dict[str, str]
@@ -67,21 +68,28 @@ def read(path):
     signature = "".join(entry.value for entry in model.graph.metadata_props if entry.key == SIGNATURE)
     calls = [entry.value for node in model.graph.node for entry in node.metadata_props if entry.key == CALL]
     recorded = {target: key for key, target in re.findall(r"(\w+): PARAMETER target='([^']+)'", signature)}
-    floats = [tensor for tensor in tensors if tensor.dtype.kind == "f"]
-    renamed = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if "::" in tensor.name]
-    return File(floats, renamed, names, recorded, "\n".join(calls))
+    floats = [numpy.sort(tensor.ravel()) for tensor in tensors if tensor.dtype.kind == "f"]
+    named = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return File(floats, named, names, recorded, "\n".join(calls))
 
 
 def has_value(file, value):
     """Whether a tensor of the file has the elements of `value`, in any order, or has them among others."""
     flat = numpy.sort(value.ravel())
     for tensor in file.tensors:
-        if tensor.size == flat.size and numpy.array_equal(numpy.sort(tensor.ravel()), flat):
+        if tensor.size == flat.size and numpy.array_equal(tensor, flat):
             return True
         # A recurrent layer's tensors are packed: each element stands there once, but for chance. A gathered table repeats them.
-        if tensor.size > flat.size > 1 and numpy.isin(tensor, flat).sum() <= 1.02 * flat.size and numpy.isin(flat, tensor).all():
-            return True
+        if tensor.size > flat.size > 1 and among(flat[[0, -1]], tensor) and among(flat, tensor):
+            first, last = (numpy.searchsorted(tensor, flat, side) for side in ("left", "right"))
+            if (last - first).sum() <= 1.02 * flat.size:
+                return True
     return False
+
+
+def among(flat, tensor):
+    """Whether each element stands in a sorted tensor."""
+    return (tensor[numpy.searchsorted(tensor, flat).clip(max=tensor.size - 1)] == flat).all()
 
 
 def mentions(file, name):
@@ -116,6 +124,8 @@ def held(folder, name, family, variant):
         elif even:
             even_ones.setdefault((value.size, float(value.flat[0])), []).append(key)
     for (size, element), keys in even_ones.items():
-        if sum(tensor.size == size and (tensor == element).all() for tensor in file.renamed) >= len(keys):
+        # The legacy exporter makes up such names.
+        renamed = [tensor for name, tensor in file.named.items() if "::" in name]
+        if sum(tensor.size == size and (tensor == element).all() for tensor in renamed) >= len(keys):
             found.update(keys)
     return found, file, owner

@@ -64,8 +64,9 @@ class Check:
 
     def checks(self):
         """Makes all checks that apply to the file."""
-        if self.exporter in self.family.lost:
-            self.notes["lost"] = self.family.lost[self.exporter]
+        for part in (self.exporter, self.variant):
+            if part in self.family.lost:
+                self.notes["lost"] = self.family.lost[part]
         if self.start():
             self.set_check()
             self.warning_check()
@@ -125,6 +126,12 @@ class Check:
         ordered = numpy.sort(value.ravel())
         return next((key for key, own in left.items() if numpy.array_equal(numpy.sort(own.ravel()), ordered)), None)
 
+    def twins(self, name):
+        """Whether other parameters start with the same elements, so that a value does not tell which of them it is."""
+        own = numpy.sort(self.module.state[name].ravel())
+        same = [n for n in self.module.parameters if numpy.array_equal(numpy.sort(self.module.state[n].ravel()), own)]
+        return len(same) > 1
+
     def trained(self):
         """Returns the names that `inspect` gives to what is trained, as names of the module where it has them."""
         names = []
@@ -146,7 +153,7 @@ class Check:
         if missing:
             self.failures.append(f"not trained: {listed(missing)}")
         # What a folded parameter went into is trained in its place.
-        if self.folded or self.exporter in self.family.lost:
+        if self.folded or "lost" in self.notes:
             wrong = [name for name in extra if name in self.module.state and name not in self.folded]
             self.notes["instead"] = [name for name in extra if name not in wrong]
             extra = wrong
@@ -234,8 +241,8 @@ class Check:
             statistic = self.family.training and name.endswith(("running_mean", "running_var"))
             if name not in self.module.parameters and not statistic or name in idle:
                 continue
-            if key not in self.module.state and (self.module.state[name] == self.module.state[name].flat[0]).all():
-                continue  # Equal values at the start do not tell which parameter this is.
+            if key not in self.module.state and self.twins(name):
+                continue
             own = state[name].double().numpy()
             if statistic and name in self.file.named:
                 # Tracing has moved the file's statistics, of which a tenth is lost at each step.

@@ -24,7 +24,7 @@ class Family:
     frozen: tuple[str, ...] = ()
     # Buffers that look like parameters. The legacy exporter does not record what is a buffer, so the user names them too.
     buffers: tuple[str, ...] = ()
-    # A part of the module's meaning that an exporter's file does not hold, by exporter. Such files are not trained beside PyTorch.
+    # A part of the module's meaning that a file does not hold, by exporter or variant. Such files are not trained beside PyTorch.
     lost: dict[str, str] = field(default_factory=dict)
 
 

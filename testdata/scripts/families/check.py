@@ -75,7 +75,7 @@ class Check:
                 self.loss_check()
             complete = all(key in self.initial and not self.other(key) for key in self.folded)
             if complete and "lost" not in self.notes:
-                for kind in reference.OPTIMIZERS:
+                for kind in reference.KINDS:
                     self.steps_check(kind)
             else:
                 self.verify_check()
@@ -84,11 +84,11 @@ class Check:
     def run(self):
         return self.path.with_suffix(".run")
 
-    def compile(self, optimizer, lr, decay, steps):
+    def compile(self, optimizer, steps):
         """Trains on the one batch. Returns the metrics and the trained tensors, or None if it failed."""
         batch = self.folder / f"{slug(self.name)}.npz"
-        options = ["--optimizer", optimizer, "--lr", lr, "--weight-decay", decay, "--decay", "all", "--steps", steps]
-        arguments = ["compile", self.path, *self.flags, "--train", batch, *options, "--threads", 1, "--device", "cpu"]
+        options = [*optimizer, "--steps", steps, "--threads", 1, "--device", "cpu"]
+        arguments = ["compile", self.path, *self.flags, "--train", batch, *options]
         code, output, self.messages = ran([self.binary, *arguments, "-o", self.run, "--force"])
         self.messages += output
         if code != 0:
@@ -99,7 +99,7 @@ class Check:
 
     def start(self):
         """Takes a step of length zero, which shows what the trained file calls each value. Returns whether that worked."""
-        done = self.compile("sgd", 0, 0, 1)
+        done = self.compile(["--optimizer", "sgd", "--lr", 0, "--weight-decay", 0], 1)
         if done is None:
             self.failures.append(f"compile: {brief(self.messages)}")
             return False
@@ -219,8 +219,7 @@ class Check:
     def steps_check(self, kind):
         """Ten steps give PyTorch's losses and weights."""
         wanted = reference.trained(self.folder, self.name, self.family, self.weights, kind)
-        optimizer, _, decay = reference.OPTIMIZERS[kind]
-        done = self.compile(optimizer, wanted["lr"], decay, reference.STEPS)
+        done = self.compile(reference.flags(kind, wanted["settings"]), reference.STEPS)
         if done is None:
             self.failures.append(f"{kind}: {brief(self.messages)}")
             return
@@ -228,7 +227,7 @@ class Check:
         if len(done[0]) != reference.STEPS:
             self.failures.append(f"{kind}: {len(done[0])} losses")
         worst, where = self.distance(done[1], wanted["state"], wanted["idle"])
-        self.notes[kind] = {"loss": loss, "weights": worst, "where": where, "lr": wanted["lr"], "noise": wanted["noise"]}
+        self.notes[kind] = {"loss": loss, "weights": worst, "where": where, "noise": wanted["noise"], **wanted["settings"]}
         if loss > LOSSES or worst > WEIGHTS or not numpy.isfinite(loss + worst):
             noise = "{:.1e}, {:.1e}".format(*wanted["noise"])
             self.failures.append(f"{kind}: losses {loss:.1e}, weights {worst:.1e} ({where}); PyTorch's f32 to its f64 {noise}")

@@ -5,23 +5,42 @@ from family import constructed
 from models import slug
 
 STEPS = 10
-# The optimizers by their flags, with the largest learning rate and the weight decay.
-OPTIMIZERS = {
-    "sgd": ("momentum:momentum=0.9", 0.01, 0.0),
-    # An element whose gradient is rounding alone moves by lr x noise / eps: this eps keeps that below the tolerance.
-    "adamw": ("adamw:beta1=0.9,beta2=0.999,eps=1e-5", 0.001, 0.1),
-}
+KINDS = ("sgd", "adamw")
 
 
-def make(kind, parameters, lr):
-    """Returns the optimizer of PyTorch that the flags ask of Trainyard."""
+def settings(kind, loss, gradients):
+    """Returns an optimizer's settings for a model with this loss and these gradients.
+
+    A step of SGD lowers the loss by at most a twentieth. AdamW divides by the gradient's own size, so that an element whose
+    gradient is rounding alone moves by lr x rounding / eps: this eps keeps that below the tolerance.
+    """
     if kind == "sgd":
-        return torch.optim.SGD(parameters, lr, momentum=0.9)
-    return torch.optim.AdamW(parameters, lr, (0.9, 0.999), 1e-5, OPTIMIZERS[kind][2])
+        square = sum((gradient**2).sum().item() for gradient in gradients.values())
+        return {"lr": short(min(0.01, 0.05 * loss / square)), "eps": None, "decay": 0.0}
+    largest = max(gradient.abs().max().item() for gradient in gradients.values())
+    return {"lr": 0.001, "eps": short(1e-4 * largest), "decay": 0.1}
+
+
+def short(number):
+    """Returns a number with one digit."""
+    return float(f"{number:.0e}")
+
+
+def flags(kind, chosen):
+    """Returns the flags that ask Trainyard for an optimizer."""
+    name = "momentum:momentum=0.9" if kind == "sgd" else f"adamw:beta1=0.9,beta2=0.999,eps={chosen['eps']:.0e}"
+    return ["--optimizer", name, "--lr", chosen["lr"], "--weight-decay", chosen["decay"], "--decay", "all"]
+
+
+def make(kind, parameters, chosen):
+    """Returns the same optimizer of PyTorch."""
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, chosen["lr"], momentum=0.9)
+    return torch.optim.AdamW(parameters, chosen["lr"], (0.9, 0.999), chosen["eps"], chosen["decay"])
 
 
 def trained(folder, name, family, weights, kind):
-    """Returns the losses of the steps, the state after them, the learning rate, and the parameters without a gradient.
+    """Returns the losses of the steps, the state after them, the settings, and the parameters without a gradient.
 
     The learning rate is lowered until PyTorch's own rounding does not decide the result. The run is kept in the folder.
     """
@@ -29,24 +48,24 @@ def trained(folder, name, family, weights, kind):
     if kept.exists():
         return torch.load(kept)
     first = gradients(folder, name, family, weights)
-    lr = rate(kind, *first)
+    chosen = settings(kind, *first)
     for attempt in range(3):
-        losses, state = steps(folder, name, family, weights, kind, lr, torch.float32)
+        losses, state = steps(folder, name, family, weights, kind, chosen, torch.float32)
         last = gradients(folder, name, family, weights, state)
         still = idle(first[1]) & idle(last[1])
-        noise = distances((losses, state), steps(folder, name, family, weights, kind, lr, torch.float64), still)
+        noise = distances((losses, state), steps(folder, name, family, weights, kind, chosen, torch.float64), still)
         if noise[0] < 3e-6 and noise[1] < 3e-5 or attempt == 2:
             break
-        lr = float(f"{lr / 10:.0e}")
-    result = {"losses": losses, "state": state, "lr": lr, "idle": still, "noise": noise}
+        chosen["lr"] = short(chosen["lr"] / 10)
+    result = {"losses": losses, "state": state, "settings": chosen, "idle": still, "noise": noise}
     torch.save(result, kept)
     return result
 
 
-def steps(folder, name, family, weights, kind, lr, dtype):
+def steps(folder, name, family, weights, kind, chosen, dtype):
     """Returns the losses of ten steps, and the state after them."""
     objective, inputs = loaded(folder, name, family, weights, dtype)
-    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], lr), []
+    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], chosen), []
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = objective(*inputs)[1]
@@ -65,15 +84,6 @@ def distances(run, exact, still):
             off = (run[1][key].double() - own.double()).abs().max() / own.abs().max().clamp(min=1e-30)
             worst = max(worst, off.item())
     return loss, worst
-
-
-def rate(kind, loss, gradients):
-    """Returns a learning rate of one digit, so small that a step of SGD lowers the loss by at most a twentieth."""
-    largest = OPTIMIZERS[kind][1]
-    if kind != "sgd":
-        return largest
-    square = sum((gradient**2).sum().item() for gradient in gradients.values())
-    return float(f"{min(largest, 0.05 * loss / square):.0e}")
 
 
 def loaded(folder, name, family, weights, dtype):

@@ -205,6 +205,14 @@ def norm_of(norm, convolution=False):
     return make
 
 
+def spectral(layer):
+    """Returns a layer under the older spectral norm, with vectors that have converged as those of a trained model have."""
+    layer = nn.utils.spectral_norm(layer, n_power_iterations=20)
+    with torch.no_grad():
+        layer(torch.zeros(1, layer.in_features))
+    return layer
+
+
 def standardised(inputs, outputs):
     return Standardised(inputs, outputs, 3, padding=1)
 
@@ -222,7 +230,7 @@ FAMILIES = {
     "weight norm of Conv2d (parametrization), large": convolved(norm_of(NEW, True), 40),
     "weight standardisation": convolved(standardised, 8),
     "weight standardisation, large": convolved(standardised, 40),
-    **both("spectral norm (hook)", norm_of(nn.utils.spectral_norm)),
+    **both("spectral norm (hook)", norm_of(spectral)),
     **both("spectral norm (parametrization)", norm_of(nn.utils.parametrizations.spectral_norm)),
     **both("LoRA, added", Added),
     **both("LoRA, in sequence", InSequence),

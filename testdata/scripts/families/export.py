@@ -39,6 +39,7 @@ def described(objective):
     ties = {names[0]: names for names in owners.values()}
     return {
         "parameters": [{"name": key, "shape": shape, "ties": ties[key][1:]} for key, shape in shapes.items()],
+        "frozen": [key for key, parameter in objective.named_parameters() if not parameter.requires_grad],
         "state": {key: list(value.shape) for key, value in objective.state_dict().items()},
     }
 

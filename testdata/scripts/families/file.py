@@ -20,11 +20,10 @@ class Module:
 
     facts: dict
     state: dict[str, numpy.ndarray]
-    frozen: tuple[str, ...]
 
     @property
     def parameters(self):
-        unused = {*self.facts["unused"], *self.frozen}
+        unused = {*self.facts["unused"], *self.facts["frozen"]}
         return {entry["name"]: entry["ties"] for entry in self.facts["parameters"] if entry["name"] not in unused}
 
     def owner(self, name):
@@ -35,11 +34,11 @@ class Module:
         return None
 
 
-def module(folder, name, family, variant):
+def module(folder, name, variant):
     """Reads what `export` wrote beside a file."""
     facts = json.loads((folder / f"{slug(name)}.{variant}.json").read_text())
     saved = torch.load(folder / f"{slug(name)}.{variant.split('-')[-1]}.pt")
-    return Module(facts, {key: value.numpy() for key, value in saved["state"].items()}, family.frozen)
+    return Module(facts, {key: value.numpy() for key, value in saved["state"].items()})
 
 
 @dataclass
@@ -99,7 +98,7 @@ def mentions(file, name):
     return name in file.recorded and re.search(rf"%{file.recorded[name]}\b", file.calls) is not None
 
 
-def held(folder, name, family, variant):
+def held(folder, name, variant):
     """Returns the parameters whose values the file holds.
 
     Random values tell it by themselves. In a fresh module equal tensors are merged and zeros are dropped, so the file must
@@ -108,12 +107,12 @@ def held(folder, name, family, variant):
     """
     exporter, weights = variant.split("-")
     path = folder / f"{slug(name)}.{variant}.onnx"
-    file, owner = read(path), module(folder, name, family, variant)
+    file, owner = read(path), module(folder, name, variant)
     if weights == "random":
         return {key for key in owner.parameters if has_value(file, owner.state[key])}, file, owner
     kept = set(owner.parameters)
     if (folder / f"{slug(name)}.{exporter}-random.onnx").exists():
-        kept = held(folder, name, family, f"{exporter}-random")[0]
+        kept = held(folder, name, f"{exporter}-random")[0]
     found, even_ones = set(), {}
     for key in sorted(kept):
         value = owner.state[key]

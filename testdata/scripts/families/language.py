@@ -33,12 +33,15 @@ def tokens(samples=2):
     return torch.randint(3, 100, (samples, TOKENS))
 
 
-def causal(name, **own):
-    """Returns a family of decoders."""
+def causal(name, experts=None, **own):
+    """Returns a family of decoders. `experts` is how a mixture computes its experts."""
 
     def build():
         config = getattr(transformers, f"{name}Config")(**{**SIZES, **own})
-        return Output(getattr(transformers, f"{name}ForCausalLM")(config), use_cache=False), (tokens(),)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        if experts:
+            model.set_experts_implementation(experts)
+        return Output(model, use_cache=False), (tokens(),)
 
     return Family(build)
 
@@ -73,7 +76,7 @@ def masked(name, **own):
     return Family(build)
 
 
-def encoder_decoder(name, first, **own):
+def encoder_decoder(name, first, buffers=(), **own):
     """Returns a family of encoders with decoders. `first` is the encoder's input: its name, and a function that draws it."""
 
     def build():
@@ -85,7 +88,7 @@ def encoder_decoder(name, first, **own):
         model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
         return Output(model, names=[first[0], "decoder_input_ids"], use_cache=False), (first[1](), tokens())
 
-    return Family(build)
+    return Family(build, buffers=buffers)
 
 
 def t5(**own):
@@ -119,7 +122,7 @@ FAMILIES = {
     "Llama": causal("Llama", num_key_value_heads=2),
     "Llama, tied head": causal("Llama", tie_word_embeddings=True),
     "Mistral": causal("Mistral", num_key_value_heads=2),
-    "Mixtral": causal("Mixtral", num_key_value_heads=2, num_local_experts=4),
+    "Mixtral": causal("Mixtral", "batched_mm", num_key_value_heads=2, num_local_experts=4),
     "Qwen2": causal("Qwen2", num_key_value_heads=2),
     "Qwen3": causal("Qwen3", num_key_value_heads=2, head_dim=8),
     "Phi": causal("Phi"),
@@ -148,7 +151,7 @@ FAMILIES = {
     # Encoders with decoders, and speech.
     "T5": t5(),
     "T5, untied head": t5(tie_word_embeddings=False),
-    "BART": encoder_decoder("Bart", ("input_ids", tokens), max_position_embeddings=64),
+    "BART": encoder_decoder("Bart", ("input_ids", tokens), ("model.model.final_logits_bias",), max_position_embeddings=64),
     "Whisper": encoder_decoder(
         "Whisper", ("input_features", lambda: torch.randn(2, 16, 100)),
         max_source_positions=50, max_target_positions=64, num_mel_bins=16,

@@ -128,7 +128,7 @@ def cell(entry):
         if any(line.startswith(kind) for line in entry["failures"]):
             words.append(f"**not {kind}**")
         elif kind in entry:
-            words.append(kind)
+            words.append(f"{kind} (rounding)" if entry[kind]["rounding"] else kind)
     if entry.get("folded"):
         words.append(f"folded: {shortened(entry['folded'])}")
     if entry.get("unused"):

@@ -41,10 +41,23 @@ def vision(make, side=64, **settings):
 
 
 def vgg():
-    """Returns VGG-11 with a narrow classifier."""
-    model = torchvision.models.vgg11(num_classes=10)
-    model.classifier = nn.Sequential(nn.Linear(512 * 49, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 10))
+    """Returns a narrow VGG."""
+    layers = torchvision.models.vgg.make_layers([8, "M", 16, "M", 32, 32, "M", 32, 32, "M"])
+    model = torchvision.models.VGG(layers, num_classes=10)
+    model.classifier = nn.Sequential(nn.Linear(32 * 49, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 10))
     return model
+
+
+def efficientnet():
+    """Returns an EfficientNet-B0 of a quarter of the width and half the depth."""
+    blocks, last = torchvision.models.efficientnet._efficientnet_conf("efficientnet_b0", width_mult=0.25, depth_mult=0.5)
+    return torchvision.models.EfficientNet(blocks, 0.0, num_classes=10, last_channel=last)
+
+
+def regnet():
+    """Returns a narrow RegNet with squeeze and excitation."""
+    parameters = torchvision.models.regnet.BlockParams.from_init_params(4, 16, 16.0, 2.0, 8, se_ratio=0.25)
+    return torchvision.models.RegNet(parameters, num_classes=10, stem_width=8)
 
 
 def densenet():
@@ -138,13 +151,13 @@ FAMILIES = {
     "ResNet, training mode": vision(resnet, training=True, lost=FOLDED, seed=1),
     "MobileNetV2": vision(mobilenet),
     "MobileNetV2, training mode": vision(mobilenet, training=True, lost=FOLDED),
-    "MobileNetV3": vision("mobilenet_v3_small"),
-    "EfficientNet": vision("efficientnet_b0"),
+    "MobileNetV3": vision(lambda: torchvision.models.mobilenet_v3_small(num_classes=10, width_mult=0.25)),
+    "EfficientNet": vision(efficientnet),
     "DenseNet": vision(densenet),
     "ShuffleNetV2": vision("shufflenet_v2_x0_5"),
     "SqueezeNet": vision("squeezenet1_1"),
-    "MNASNet": vision("mnasnet0_5"),
+    "MNASNet": vision(lambda: torchvision.models.MNASNet(0.35, num_classes=10)),
     "VGG": vision(vgg),
-    "RegNet": vision("regnet_y_400mf"),
+    "RegNet": vision(regnet),
     "GoogLeNet": vision(lambda: torchvision.models.googlenet(num_classes=10, aux_logits=False, init_weights=False)),
 }  # fmt: skip

@@ -19,6 +19,8 @@ from models import slug
 
 EXPORTERS = ("dynamo", "noopt", "legacy")
 WEIGHTS = ("fresh", "random")
+# The form of the .json files. Exports of another form are made again.
+FORM = 2
 VARIANTS = [f"{exporter}-{weights}" for exporter in EXPORTERS for weights in WEIGHTS]
 
 
@@ -65,16 +67,23 @@ def digest(objective):
     return hashlib.sha256(b"".join(value.numpy().tobytes() for value in state.values())).hexdigest()[:16]
 
 
+def current(file):
+    """Whether an export is there, and in the form that the checks read."""
+    return file.exists() and json.loads(file.read_text()).get("form") == FORM
+
+
 def export(folder, name, family, variants, again=False):
     """Exports the variants that are not there yet."""
     for weights in WEIGHTS:
         wanted = [variant for variant in variants if variant.endswith(f"-{weights}")]
         files = {variant: folder / f"{slug(name)}.{variant}.json" for variant in wanted}
-        wanted = [variant for variant in wanted if again or not files[variant].exists()]
+        wanted = [variant for variant in wanted if again or not current(files[variant])]
         if not wanted:
             continue
+        for stale in folder.glob(f"{slug(name)}.{weights}.*.pt"):
+            stale.unlink()
         objective, inputs, names = save(folder, name, family, weights)
-        facts = {**described(objective), "unused": unused(objective, inputs), "inputs": names, "weights": digest(objective)}
+        facts = {**described(objective), "unused": unused(objective, inputs), "inputs": names, "weights": digest(objective), "form": FORM}
         for exporters in (("dynamo", "noopt"), ("legacy",)):
             chosen = [e for e in exporters if f"{e}-{weights}" in wanted]
             paths = {e: folder / f"{slug(name)}.{e}-{weights}.onnx" for e in chosen}

@@ -1,0 +1,117 @@
+"""Ten steps in PyTorch on one batch, in f32, and which parameters have no gradient."""
+
+import torch
+from family import constructed
+from models import slug
+
+STEPS = 10
+KINDS = ("sgd", "adamw")
+
+
+def settings(kind, loss, gradients):
+    """Returns an optimizer's settings for a model with this loss and these gradients.
+
+    A step of SGD lowers the loss by at most a twentieth. AdamW divides by the gradient's own size, so that an element whose
+    gradient is rounding alone moves by lr x rounding / eps: this eps keeps that below the tolerance.
+    """
+    if kind == "sgd":
+        square = sum((gradient**2).sum().item() for gradient in gradients.values())
+        return {"lr": short(min(0.01, 0.05 * loss / square)), "eps": None, "decay": 0.0}
+    largest = max(gradient.abs().max().item() for gradient in gradients.values())
+    return {"lr": 0.001, "eps": short(1e-4 * largest), "decay": 0.1}
+
+
+def short(number):
+    """Returns a number with one digit."""
+    return float(f"{number:.0e}")
+
+
+def flags(kind, chosen):
+    """Returns the flags that ask Trainyard for an optimizer."""
+    name = "momentum:momentum=0.9" if kind == "sgd" else f"adamw:beta1=0.9,beta2=0.999,eps={chosen['eps']:.0e}"
+    return ["--optimizer", name, "--lr", chosen["lr"], "--weight-decay", chosen["decay"], "--decay", "all"]
+
+
+def make(kind, parameters, chosen):
+    """Returns the same optimizer of PyTorch."""
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, chosen["lr"], momentum=0.9)
+    return torch.optim.AdamW(parameters, chosen["lr"], (0.9, 0.999), chosen["eps"], chosen["decay"])
+
+
+def trained(folder, name, family, weights, kind):
+    """Returns the losses of the steps, the state after them, the settings, and the parameters without a gradient.
+
+    The learning rate is lowered until PyTorch's own rounding does not decide the result. The run is kept in the folder.
+    """
+    kept = folder / f"{slug(name)}.{weights}.{kind}.pt"
+    if kept.exists():
+        return torch.load(kept)
+    first = gradients(folder, name, family, weights)
+    chosen = settings(kind, *first)
+    for attempt in range(3):
+        losses, state = steps(folder, name, family, weights, kind, chosen, torch.float32)
+        last = gradients(folder, name, family, weights, state)
+        still = idle(first[1]) & idle(last[1])
+        noise = distances((losses, state), steps(folder, name, family, weights, kind, chosen, torch.float64), still)
+        if noise[0] < 3e-6 and noise[1] < 3e-5 or attempt == 2:
+            break
+        chosen["lr"] = short(chosen["lr"] / 10)
+    result = {"losses": losses, "state": state, "settings": chosen, "idle": still, "noise": noise}
+    torch.save(result, kept)
+    return result
+
+
+def steps(folder, name, family, weights, kind, chosen, dtype):
+    """Returns the losses of ten steps, and the state after them."""
+    objective, inputs = loaded(folder, name, family, weights, dtype)
+    optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], chosen), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = objective(*inputs)[1]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {key: value.detach() for key, value in objective.state_dict().items()}
+
+
+def distances(run, exact, still):
+    """Returns the largest relative distance of a loss and of a tensor between two runs."""
+    loss = max(abs(a - b) / abs(b) for a, b in zip(run[0], exact[0]))
+    worst = 0.0
+    for key, own in exact[1].items():
+        if own.is_floating_point() and key not in still:
+            least = 1e-3 if key.endswith(("running_mean", "running_var")) else 1e-30
+            off = (run[1][key].double() - own.double()).abs().max() / own.abs().max().clamp(min=least)
+            worst = max(worst, off.item())
+    return loss, worst
+
+
+def loaded(folder, name, family, weights, dtype):
+    """Returns the objective with the weights that were exported, and the batch."""
+    objective, _, _ = constructed(family)
+    saved = torch.load(folder / f"{slug(name)}.{weights}.pt")
+    objective.load_state_dict(saved["state"])
+    inputs = [value.to(dtype) if value.is_floating_point() else value for value in saved["inputs"]]
+    return objective.to(dtype), inputs
+
+
+def gradients(folder, name, family, weights, state=None):
+    """Returns the loss and the gradients in f64, of the weights that were exported or of those given."""
+    objective, inputs = loaded(folder, name, family, weights, torch.float64)
+    if state is not None:
+        objective.load_state_dict(state)
+    loss = objective(*inputs)[1]
+    loss.backward()
+    return loss.item(), {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}
+
+
+def idle(gradients):
+    """Returns the parameters whose true gradient is zero: in f64 it is below 1e-10 of the largest of the model's.
+
+    Such are a bias before a norm over the batch, and the bias of keys. In f32 their gradient is rounding, which an optimizer
+    with normalised steps follows.
+    """
+    largest = {key: gradient.abs().max().item() for key, gradient in gradients.items()}
+    bound = 1e-10 * max(largest.values())
+    return {key for key, value in largest.items() if value <= bound}

@@ -80,11 +80,15 @@ fn every_model_is_described_or_all_reasons_are_told() {
         }
     }
     expect![[r#"
+        models/batch-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
+            {}
         models/bert.dynamo.onnx: trainable, 42 parameters, 352384 elements
             {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
         models/bert.legacy-dyn.onnx: unbound, null parameters, null elements
             null
             ends at a size that is not bound
+        models/clamped-loss.dynamo.onnx: trainable, 3 parameters, 204 elements
+            {}
         models/gpt2-dropout.legacy.onnx: trainable, 28 parameters, 470528 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2-fp16.dynamo.onnx: trainable, 28 parameters, 466432 elements
@@ -133,6 +137,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/mlp.legacy.onnx: trainable, 6 parameters, 17226 elements
             {"cross_entropy":1}
+        models/parted-loss.dynamo.onnx: trainable, 4 parameters, 361 elements
+            {"cross_entropy":1}
         models/positives-loss.dynamo.onnx: trainable, 4 parameters, 276 elements
             {}
         models/recorded-loss.dynamo.onnx: trainable, 15 parameters, 534 elements
@@ -141,7 +147,11 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
             {"cross_entropy":1}
+        models/root-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
+            {}
         models/smoothed-loss.dynamo.onnx: trainable, 4 parameters, 378 elements
+            {}
+        models/summed-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
             {}
         models/t5.dynamo-dyn.onnx: unbound, 26 parameters, 7168 elements
             {"rms_norm":7}
@@ -178,6 +188,8 @@ fn a_small_model_as_text() {
 
             patterns found: 1 cross_entropy
             forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
+
+            loss: cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels
 
             a step of 1 microbatch of 8 samples: 1.05 MFLOP
               forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
@@ -226,13 +238,16 @@ fn a_small_model_as_json() {
             "producer": "pytorch 2.15.0+cu132",
             "tensors": 6
           },
+          "loss": "cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels",
           "parameters": {
             "count": 6,
             "frozen": 0,
             "tensors": [
               {
                 "aliases": [],
-                "author": "m.net.0.weight",
+                "author": [
+                  "m.net.0.weight"
+                ],
                 "frozen": false,
                 "name": "m.net.0.weight",
                 "reason": "listed by the exporter; weight of a contraction, node \"node_linear\" (Gemm, opset 20)",

@@ -153,10 +153,10 @@ fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
             patterns found: none
             forward program: 8 nodes: 3 add, 3 contract, 2 relu
 
-        error: the model has no loss: no output is a float scalar that depends on inputs and parameters
-          = its outputs are `logits` f32[8, 10]
-          = use --loss cross-entropy, mse or bce
-    "#]],
+            error: the model has no loss: no output is a float scalar that depends on inputs and parameters
+              = its outputs are `logits` f32[8, 10]
+              = use --loss cross-entropy, mse or bce
+        "#]],
     );
 }
 

@@ -80,11 +80,15 @@ fn every_model_is_described_or_all_reasons_are_told() {
         }
     }
     expect![[r#"
+        models/batch-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
+            {}
         models/bert.dynamo.onnx: trainable, 42 parameters, 352384 elements
             {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
         models/bert.legacy-dyn.onnx: unbound, null parameters, null elements
             null
             ends at a size that is not bound
+        models/clamped-loss.dynamo.onnx: trainable, 3 parameters, 204 elements
+            {}
         models/gpt2-dropout.legacy.onnx: trainable, 28 parameters, 470528 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2-fp16.dynamo.onnx: trainable, 28 parameters, 466432 elements
@@ -133,13 +137,19 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/mlp.legacy.onnx: trainable, 6 parameters, 17226 elements
             {"cross_entropy":1}
+        models/parted-loss.dynamo.onnx: trainable, 4 parameters, 361 elements
+            {"cross_entropy":1}
         models/positives-loss.dynamo.onnx: trainable, 4 parameters, 276 elements
             {}
         models/resnet.dynamo.onnx: trainable, 42 parameters, 702186 elements
             {"cross_entropy":1}
         models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
             {"cross_entropy":1}
+        models/root-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
+            {}
         models/smoothed-loss.dynamo.onnx: trainable, 4 parameters, 378 elements
+            {}
+        models/summed-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
             {}
         models/t5.dynamo-dyn.onnx: unbound, 26 parameters, 7168 elements
             {"rms_norm":7}
@@ -160,30 +170,32 @@ fn a_small_model_as_text() {
     check(
         &["models/mlp.dynamo.onnx"],
         expect![[r#"
-        models/mlp.dynamo.onnx: can be trained
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    x f32[8, 64]
-          gives    logits f32[8, 10]
-          holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
+            models/mlp.dynamo.onnx: can be trained
+              made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+              takes    x f32[8, 64]
+              gives    logits f32[8, 10]
+              holds    6 tensors (67.3 KiB), 5 nodes: 3 Gemm, 2 Relu
 
-        6 parameters, 17,226 elements trained
-          m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
-          m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
-          m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
-          m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
-          m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
-          m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
+            6 parameters, 17,226 elements trained
+              m.net.0.weight  f32[128, 64]  weight of a contraction, node "node_linear" (Gemm, opset 20)
+              m.net.0.bias    f32[128]      bias, node "node_linear" (Gemm, opset 20)
+              m.net.2.weight  f32[64, 128]  weight of a contraction, node "node_linear_1" (Gemm, opset 20)
+              m.net.2.bias    f32[64]       bias, node "node_linear_1" (Gemm, opset 20)
+              m.net.4.weight  f32[10, 64]   weight of a contraction, node "node_linear_2" (Gemm, opset 20)
+              m.net.4.bias    f32[10]       bias, node "node_linear_2" (Gemm, opset 20)
 
-        patterns found: 1 cross_entropy
-        forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
+            patterns found: 1 cross_entropy
+            forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
 
-        a step of 1 microbatch of 8 samples: 1.05 MFLOP
-          forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
-          backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
-          update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
-        memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
+            loss: cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels
 
-    "#]],
+            a step of 1 microbatch of 8 samples: 1.05 MFLOP
+              forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
+              backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
+              update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
+            memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
+
+        "#]],
     );
 }
 
@@ -224,6 +236,7 @@ fn a_small_model_as_json() {
             "producer": "pytorch 2.15.0+cu132",
             "tensors": 6
           },
+          "loss": "cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels",
           "parameters": {
             "count": 6,
             "frozen": 0,

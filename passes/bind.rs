@@ -3,9 +3,10 @@
 //! The batch is followed from dim 0 of the batched inputs through every node's factors; every dim that carries it is
 //! rescaled, and constants that an exporter repeated over the batch shrink to one sample, stretched again by a
 //! broadcast. Constants shrink also when the batch stays, so that what is trained does not depend on the sample's
-//! number. A model of half weights becomes one that computes in f32, with weights in f32: what is trained are these.
+//! number. A sum over samples that is divided by their number becomes a mean. A model of half weights becomes one that computes in f32, with weights in f32: what is trained are these.
 //! Invariants: after it all dims are bound; each sample is computed as it was before.
 
+mod means;
 mod rebuild;
 mod samples;
 mod trace;
@@ -63,6 +64,10 @@ impl Transform for Bind {
         // The batch that there is, is none to be changed to.
         let wanted = wanted.filter(|&size| !matches!(batch(module), Ok(Some(from)) if from == size));
         let gathered = samples::run(module)?;
+        let means = means::run(module)?;
+        if means == Changed::Yes {
+            remove_dead(module, Self::NAME);
+        }
         let rescaled = match decide(module, wanted) {
             Ok(Some(decision)) => {
                 decision.warnings.iter().for_each(|warning| cx.warn(warning.clone()));
@@ -76,7 +81,7 @@ impl Transform for Bind {
             Err(_) if wanted.is_none() => Changed::No,
             Err(error) => return Err(error),
         };
-        Ok(sharpened.or(widened).or(bound).or(gathered).or(rescaled))
+        Ok(sharpened.or(widened).or(bound).or(gathered).or(means).or(rescaled))
     }
 }
 

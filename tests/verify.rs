@@ -289,7 +289,7 @@ fn the_command_exits_with_0_or_3_and_prints_a_table_or_json() {
     assert!(table.ends_with("equal: no error is above 1e-9\n"), "{table}");
     let assumed = "\
 trained tensors  not compared: 6 of the 6 float tensors that the model reads; 6 by the exporter's list of parameters
-loss             not compared: the cross-entropy of output `logits` with given labels, which is not in the model
+loss             not compared: cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels
 batch            not compared: numbers that were made up (--seed 0); your data may reach other parts of the model
 the strongest check is --against, ";
     assert!(table.contains(assumed), "{table}");

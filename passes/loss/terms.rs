@@ -177,9 +177,6 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         let [left, right] = operands;
         for (part, factor) in [(left, right), (right, left)] {
             if let Some(factor) = self.facts.number(factor) {
-                if factor != 0.0 && self.mean_by(part, 1.0 / factor, &path) {
-                    return;
-                }
                 return self.collect(part, &path.scaled(factor));
             }
             if let Some(Node { op: Op::Unary(Unary::Reciprocal), operands, .. }) =

@@ -1,0 +1,144 @@
+//! Means that are written as sums: `Σ x / n`, n a multiple of the batch that the file was exported with, is the mean over
+//! the samples, whatever the batch will be. As a mean it stays one when constants are merged.
+
+use super::Bind;
+use super::trace::{Carry, batch, find_samples};
+use crate::constants::Constants;
+use crate::pass::Transform;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::{At, Builder, Changed, Module, NodeId, Op, TypeError, ValueId};
+use std::collections::BTreeMap;
+
+/// A scalar that is sums over samples, divided by their number.
+struct MeanOfSums {
+    division: NodeId,
+    /// Each sum over samples in the dividend, with where its operand has the samples.
+    sums: BTreeMap<ValueId, Carry>,
+    /// What the sums are divided by beside the number of samples.
+    each: f64,
+}
+
+/// Rewrites every sum over samples that is divided by their number.
+pub(super) fn run(module: &mut Module) -> Result<Changed, TypeError> {
+    let (Ok(Some(batch)), Ok(samples)) = (batch(module), find_samples(module)) else {
+        return Ok(Changed::No);
+    };
+    let found = decide(module, batch, &samples.carries);
+    let mut b = Builder::new(module, Bind::NAME);
+    for mean in found {
+        let node = b.module().node(mean.division).clone();
+        b.at(At::Before(mean.division)).origin(node.origin);
+        let mut value = build(&mut b, &mean, batch, node.operands[0])?;
+        if mean.each != 1.0 {
+            value = b.scale(value, 1.0 / mean.each)?;
+        }
+        let dims = b.ty(node.results[0]).dims.clone();
+        value = b.reshape(value, dims)?;
+        b.replace(node.results[0], value);
+        b.remove(mean.division);
+    }
+    Ok(b.finish())
+}
+
+/// Only a division is by a number of samples: a factor is the author's.
+fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Vec<MeanOfSums> {
+    let mut constants = Constants::new(module);
+    let mut found = Vec::new();
+    for (division, node) in module.nodes() {
+        let single =
+            |value: ValueId| module.ty(value).numel() == Some(1) && module.ty(value).dtype.is_float();
+        if node.op != Op::Binary(Binary::Div) || !node.operands.iter().all(|&value| single(value)) {
+            continue;
+        }
+        let number = constants.value(node.operands[1]).and_then(|tensor| tensor.numbers().first().copied());
+        let Some(number) = number.filter(|number| number.is_finite() && *number > 1.0) else { continue };
+        let mut sums = BTreeMap::new();
+        if !collect(module, &mut constants, carries, node.operands[0], &mut sums) {
+            continue;
+        }
+        let each = number / batch as f64;
+        let fits = |&sum: &ValueId| {
+            let Some(elements) = operand(module, sum).and_then(|x| module.ty(x).numel()) else {
+                return false;
+            };
+            let of_sample = elements / batch;
+            // Any number is a multiple of 1.
+            if batch == 1 { each == of_sample as f64 } else { of_sample.is_multiple_of(each as u64) }
+        };
+        if each >= 1.0 && each.fract() == 0.0 && !sums.is_empty() && sums.keys().all(fits) {
+            found.push(MeanOfSums { division, sums, each });
+        }
+    }
+    found
+}
+
+/// What a node is computed from.
+fn operand(module: &Module, value: ValueId) -> Option<ValueId> {
+    module.producer(value).map(|node| node.operands[0])
+}
+
+/// Finds the sums over samples that a scalar is made of, up to views, signs and constant factors. False: it is made of
+/// something else as well.
+fn collect(
+    module: &Module,
+    constants: &mut Constants,
+    carries: &BTreeMap<ValueId, Carry>,
+    value: ValueId,
+    sums: &mut BTreeMap<ValueId, Carry>,
+) -> bool {
+    let Some(node) = module.producer(value) else { return false };
+    let parts: &[ValueId] = match &node.op {
+        Op::Reduce(Reduce { kind: ReduceKind::Sum, dims, .. }) => {
+            let carry = carries.get(&node.operands[0]).copied();
+            let carry = carry.filter(|carry| dims.contains(&(carry.dim as u32)));
+            let carry = carry.filter(|_| module.ty(value).dtype.is_float());
+            return carry.map(|carry| sums.insert(value, carry)).is_some();
+        }
+        Op::Binary(Binary::Add | Binary::Sub) => &node.operands,
+        Op::Reshape(_) | Op::Unary(Unary::Neg) => &node.operands,
+        Op::Binary(Binary::Mul | Binary::Div) if constants.value(node.operands[1]).is_some() => {
+            &node.operands[..1]
+        }
+        Op::Binary(Binary::Mul) if constants.value(node.operands[0]).is_some() => &node.operands[1..],
+        _ => return false,
+    };
+    parts.iter().all(|&part| collect(module, constants, carries, part, sums))
+}
+
+/// A value with means in place of its sums: the sums over one sample each.
+fn build(b: &mut Builder, mean: &MeanOfSums, batch: u64, value: ValueId) -> Result<ValueId, TypeError> {
+    let Some(node) = b.module().producer(value).cloned() else { return Ok(value) };
+    if let (Some(carry), Op::Reduce(reduce)) = (mean.sums.get(&value), &node.op) {
+        let dim = carry.dim as u32;
+        let others = reduce.dims.iter().copied().filter(|&other| other != dim);
+        let others = Reduce { kind: ReduceKind::Sum, dims: others.collect(), keep: true };
+        let x = node.operands[0];
+        let along = b.ty(x).dims[carry.dim].size().unwrap_or(batch) / batch;
+        let summed = if others.dims.is_empty() { x } else { b.one(others, &[x])? };
+        let over = Reduce { kind: ReduceKind::Mean, dims: [dim].into_iter().collect(), keep: true };
+        let each = b.one(over, &[summed])?;
+        let each = if along == 1 { each } else { b.scale(each, along as f64)? };
+        let dims = b.ty(value).dims.clone();
+        return b.reshape(each, dims);
+    }
+    let is_made_of_sums = |b: &Builder, value: ValueId| {
+        let mut stack = vec![value];
+        while let Some(value) = stack.pop() {
+            if mean.sums.contains_key(&value) {
+                return true;
+            }
+            stack.extend(b.module().producer(value).iter().flat_map(|node| &node.operands));
+        }
+        false
+    };
+    let mut operands = Vec::new();
+    for &operand in &node.operands {
+        operands.push(match is_made_of_sums(b, operand) {
+            true => build(b, mean, batch, operand)?,
+            false => operand,
+        });
+    }
+    let ty = b.ty(value).clone();
+    b.one_typed(node.op, &operands, ty)
+}

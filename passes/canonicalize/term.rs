@@ -25,17 +25,9 @@ pub(super) fn result(index: u32, tuple: Term) -> Term {
     Term::Node(Head::Result(index), vec![tuple])
 }
 
-/// A scalar. Computed numbers are those that their f32 stands for, or else are cut to twelve digits, so that two ways to
-/// compute one meet.
+/// A scalar. Computed numbers are those that their f32 stands for, so that two ways to compute one meet.
 pub(super) fn scalar(like: &Type, value: f64) -> Term {
-    let rounded = value as f32;
-    let meant = crate::numbers::meant_by(rounded);
-    let stands_for_itself = meant == f64::from(rounded);
-    let value = match like.dtype {
-        DType::F64 => value,
-        _ if stands_for_itself => format!("{value:.11e}").parse().unwrap_or(value),
-        _ => meant,
-    };
+    let value = if like.dtype == DType::F64 { value } else { crate::numbers::meant_by(value as f32) };
     let splat = Splat { value: Float::new(value) };
     typed(splat, [], Type::scalar(like.dtype))
 }

@@ -179,22 +179,41 @@ impl<'m> Facts<'m> {
     }
 
     /// A value of one element, before the views and casts that lead to it.
-    pub(super) fn through_views(&self, value: ValueId) -> ValueId {
-        through_views(self.module, value)
+    pub(super) fn through_views(&self, mut value: ValueId) -> ValueId {
+        while let Some(before) = before_view(self.module, value) {
+            let carry = self.carries.get(&before).map(|carry| carry.dim as u32);
+            let node = self.module.producer(value);
+            // Of a batch of one, a mean over the samples is a mean all the same.
+            let over_samples = match node.map(|node| &node.op) {
+                Some(Op::Reduce(reduce)) => carry.is_some_and(|dim| reduce.dims.contains(&dim)),
+                _ => false,
+            };
+            if over_samples {
+                break;
+            }
+            value = before;
+        }
+        value
     }
 }
 
 /// A value before the views and casts that lead to it, as long as it has as many elements.
 pub(super) fn through_views(module: &Module, mut value: ValueId) -> ValueId {
-    while let Some(node) = module.producer(value) {
-        let single = || module.ty(node.operands[0]).numel() == Some(1);
-        match &node.op {
-            Op::Reshape(_) | Op::Cast(_) => {}
-            Op::Broadcast(_) if module.ty(value).numel() == Some(1) && single() => {}
-            Op::Reduce(_) if single() => {}
-            _ => break,
-        }
-        value = node.operands[0];
+    while let Some(before) = before_view(module, value) {
+        value = before;
     }
     value
+}
+
+/// What a view, a cast, or a reduction of one element is of.
+fn before_view(module: &Module, value: ValueId) -> Option<ValueId> {
+    let node = module.producer(value)?;
+    let single = || module.ty(node.operands[0]).numel() == Some(1);
+    let is_view = match &node.op {
+        Op::Reshape(_) | Op::Cast(_) => true,
+        Op::Broadcast(_) => module.ty(value).numel() == Some(1) && single(),
+        Op::Reduce(_) => single(),
+        _ => false,
+    };
+    is_view.then(|| node.operands[0])
 }

@@ -123,9 +123,9 @@ fn a_mesh_trains_as_one_device_does() {
 fn batch_norms_that_the_exporter_folded_are_told_of() {
     let place = Workplace::new();
     let ended = place.succeed("compile testdata/models/resnet.dynamo.onnx -o folded");
-    let told = "warning: the exporter folded batch norms into 20 convolutions: each of these trains as a plain \
-                convolution";
+    let told =
+        "warning: the exporter folded batch norms into 20 layers, each of which trains as a plain layer";
     assert!(ended.stderr.contains(told), "{}", ended.stderr);
     let ended = place.succeed("compile testdata/models/resnet.legacy-trainmode.onnx -o kept");
-    assert!(!ended.stderr.contains("plain convolution"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("plain layer"), "{}", ended.stderr);
 }

@@ -7,7 +7,7 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
-use crate::record::has_folded_norm;
+use crate::record::{has_folded_norm, shortened};
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
@@ -158,8 +158,12 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
 pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
     let folded: Vec<&Node> = graph.nodes.iter().filter(|node| has_folded_norm(node)).collect();
     let (first, count) = (folded.first()?, folded.len());
+    let tensors = folded.iter().flat_map(|node| [1, 2].into_iter().filter_map(|i| node.input(i)));
+    let tensors: Vec<String> = tensors.map(str::to_owned).collect();
     let warning = Diagnostic::new(format!(
-        "the exporter folded batch norms into {count} convolutions: each of these trains as a plain convolution"
+        "the exporter folded batch norms into {count} layers, each of which trains as a plain layer, with other values than the \
+         module's: {}",
+        shortened(&tensors)
     ));
     Some(warning.at(first.label()).note(
         "to train the batch norms, export with dynamo=False, training=torch.onnx.TrainingMode.TRAINING and \

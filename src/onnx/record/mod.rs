@@ -137,9 +137,10 @@ impl Record {
         let is_known = |name: &String| self.tensors.contains_key(name) || self.made.contains(name);
         let stored = graph.tensors.iter().filter(|tensor| !is_known(&tensor.name));
         let computed = stored.filter(|tensor| is_float_type(tensor.dtype) && may_be_folded(tensor));
-        let into = computed.map(|tensor| format!("tensors such as `{}`", tensor.name)).next().or_else(|| {
-            graph.nodes.iter().any(has_folded_norm).then(|| "the weights of convolutions".to_owned())
-        });
+        let into = computed
+            .map(|tensor| format!("tensors such as `{}`", tensor.name))
+            .next()
+            .or_else(|| graph.nodes.iter().any(has_folded_norm).then(|| "the weights of layers".to_owned()));
         if self.lost.is_empty() {
             return None;
         }
@@ -174,13 +175,13 @@ impl Record {
     }
 }
 
-/// Whether a convolution is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
+/// Whether a convolution or a linear layer is one with the batch norm after it. The dynamo exporter's optimizer says so; the legacy
 /// exporter gives the weight and the bias, which are no longer the module's, names of its own.
 pub(crate) fn has_folded_norm(node: &Node) -> bool {
     let fused = node.metadata.get("pkg.onnxscript.rewriter.rule_name");
     let renamed = |i: usize| node.input(i).is_some_and(|name| is_generated(name) && name.contains("::"));
-    node.op_type.starts_with("Conv")
-        && (fused.is_some_and(|rules| rules.contains("FuseBatchNorm")) || renamed(1) && renamed(2))
+    let is_convolution = node.op_type.starts_with("Conv");
+    fused.is_some_and(|rules| rules.contains("FuseBatchNorm")) || is_convolution && renamed(1) && renamed(2)
 }
 
 fn merged_warning((tensor, with): (&String, &String)) -> Diagnostic {
@@ -195,7 +196,7 @@ fn may_be_folded(tensor: &Tensor) -> bool {
 }
 
 /// The first names of a list in quotes, and how many more there are.
-fn shortened(names: &[String]) -> String {
+pub(crate) fn shortened(names: &[String]) -> String {
     shortened_list(&names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>())
 }
 

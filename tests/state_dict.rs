@@ -73,7 +73,7 @@ fn weights_of_the_module_are_taken_apart_into_the_tensors_of_the_file() {
         // The file has the same values.
         let own = states(&compilation, StateBytes::new());
         for (state, value) in &loaded.values {
-            assert!(&own[state] == value, "{name}: {state} differs");
+            assert!(own[state] == *value, "{name}: {state} differs");
         }
     }
 }

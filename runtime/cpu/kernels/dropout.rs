@@ -52,7 +52,7 @@ pub(super) fn uniform(op: &RandomUniform, mut call: Call) {
         let words = (!call.operands.is_empty()).then(|| Words::new(op.draws(), 0, &call));
         let result = call.take_result::<T>();
         let task = |(index, out): (usize, &mut [T])| match &words {
-            Some(words) => words.each(index * CHUNK, out, |words, out| become_numbers(words, out)),
+            Some(words) => words.each(index * CHUNK, out, become_numbers),
             None => out.fill(T::narrow(<T as Float>::Real::of(RandomUniform::MEAN))),
         };
         result.par_chunks_mut(CHUNK).enumerate().with_min_len(PARALLEL / CHUNK).for_each(task);

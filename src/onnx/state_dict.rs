@@ -4,7 +4,7 @@
 //! One description undoes that in both directions: an export puts the author's tensors together, and a file with the
 //! author's names and layouts is taken apart into the tensors of the model's file.
 //!
-//! Names come from the exporter's record where there is one ([`Recorded`]), else from the tensors that kept their names,
+//! Names come from the exporter's record where there is one, else from the tensors that kept their names,
 //! and from the module paths of the nodes that read the other tensors.
 
 mod recurrent;

@@ -1,7 +1,7 @@
 //! The exporter's record: what PyTorch's exporters leave in a file about the module that it was made from.
 //!
 //! The dynamo exporter lists the parameters and buffers of the module, and writes into each node the call that it was
-//! made from. The legacy exporter keeps the names of initializers that are used as they are. By both, [`restore`] gives
+//! made from. The legacy exporter keeps the names of initializers that are used as they are. By both, `restore` gives
 //! back to the file the parameters that the exporter merged or dropped: then the file has an initializer for each of them,
 //! and whoever reads or writes it later need not know. The rest of the record says what the tensors are ([`Record`]).
 //!

@@ -44,7 +44,32 @@ fn by_name(module: &Module, row: &Data) -> Option<String> {
     if is_parametrized || old_form.is_some_and(exists) {
         return Some("a singular vector of a spectral norm".into());
     }
-    is_binary(row).then(|| "a mask of zeros and ones".into())
+    if is_binary(row) {
+        return Some("a mask of zeros and ones".into());
+    }
+    is_sinusoidal(row).then(|| "a table of sines and cosines".into())
+}
+
+/// No table of positions is larger, in elements.
+const LARGEST_TABLE: u64 = 1 << 24;
+
+/// Whether the rows of a table hold the sines and cosines of some angles, as position embeddings that are not trained do (Vaswani
+/// et al., arXiv 1706.03762, section 3.5): the squares of a row add up to half its length.
+fn is_sinusoidal(row: &Data) -> bool {
+    let sizes = row.ty.sizes().unwrap_or_default();
+    let [.., rows, length] = sizes[..] else { return false };
+    let small = row.ty.numel().is_some_and(|count| count <= LARGEST_TABLE);
+    if rows < 2 || length < 4 || !length.is_multiple_of(2) || !small {
+        return false;
+    }
+    let Some(table) = ir::interp::file_tensor(row) else { return false };
+    let half = length as f64 / 2.0;
+    let is_of_angles = |row: &[f64]| {
+        let squares: f64 = row.iter().map(|x| x * x).sum();
+        (squares - half).abs() <= 1e-3 * half && row.iter().all(|x| x.abs() <= 1.0 + 1e-6)
+    };
+    let mut rows = table.floats().chunks(length as usize);
+    rows.all(is_of_angles) && any_element(row, |x| x != 1.0 && x != -1.0 && x != 0.0) == Some(true)
 }
 
 /// Whether a matrix or a larger tensor holds zeros and ones, both, and nothing else.

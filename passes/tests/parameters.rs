@@ -231,3 +231,37 @@ module @baked imported {
     }
     assert_eq!(back.floats(), [value.floats(), value.floats()].concat());
 }
+
+const POSITIONS: &str = "trainyard-ir 1
+module @positions imported {
+  data @0 \"positions\" : f32[6, 8] named
+  data @1 \"mask\" : f32[6, 8] named
+  data @2 \"slope\" : f32[] named
+  func @forward(%0 \"x\" batched : f32[2, 6, 8]) {
+    %1 = constant {data = @0} : f32[6, 8] !{fwd}
+    %2 = constant {data = @1} : f32[6, 8] !{fwd}
+    %3 = constant {data = @2} : f32[] !{fwd}
+    %4 = mul %1, %2 : f32[6, 8] !{fwd}
+    %5 = add %0, %4 : f32[2, 6, 8] !{fwd}
+    %6 = mul %5, %3 : f32[2, 6, 8] !{fwd}
+  }
+  output \"y\" = %6
+}";
+
+#[test]
+fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
+    let angle = |i: usize| (i / 8) as f64 / 100f64.powf(2.0 * (i % 8 / 2) as f64 / 8.0);
+    let wave = |i: usize| if i % 2 == 0 { angle(i).sin() } else { angle(i).cos() };
+    for (table, expected) in [(true, RowRole::Constant), (false, RowRole::Parameter)] {
+        let numbers = |name: &str, i: usize| match name {
+            "mask" => f64::from(u8::from(i % 3 == 0)),
+            "positions" if table => wave(i),
+            _ => normal(name, i),
+        };
+        let mut cx = PassContext::default();
+        let reports = run(&mut module(POSITIONS, numbers), &mut cx, Parameters::default());
+        assert_eq!(reports["positions"].role, expected, "{}", reports["positions"].reason);
+        assert_eq!(reports["mask"].role, RowRole::Constant, "{}", reports["mask"].reason);
+        assert_eq!(reports["slope"].role, RowRole::Parameter, "{}", reports["slope"].reason);
+    }
+}

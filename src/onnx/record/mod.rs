@@ -92,6 +92,10 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
     let parameters: BTreeSet<&str> = parameters.map(|tensor| tensor.name).collect();
     let lost = signature.names.iter().filter(|name| parameters.contains(*name) && !held.contains(*name));
     let lost: Vec<String> = lost.map(|name| name.to_string()).collect();
+    let found = separate::transposed(graph, &record, &lost);
+    let lost: Vec<String> =
+        lost.into_iter().filter(|name| found.values().all(|recorded| recorded.name != *name)).collect();
+    record.tensors.extend(found);
     record.tied = separate::other_names(graph, &signature, &lost);
     record.lost = lost.into_iter().filter(|name| !record.tied.contains_key(name)).collect();
     record

@@ -201,6 +201,38 @@ pub(super) fn other_names(
     tied
 }
 
+/// Weights of linear layers that the exporter transposed and named after the transposition (`permute_3`): the call that made
+/// them is gone, and the module whose call reads one of them tells whose weight it is.
+pub(super) fn transposed(
+    graph: &GraphProto,
+    record: &Record,
+    lost: &[String],
+) -> BTreeMap<String, RecordedTensor> {
+    let is_matrix = |tensor: &&TensorProto| is_float(tensor) && tensor.dims.len() == 2;
+    let matrices = graph.initializer.iter().filter(is_matrix).map(|tensor| tensor.name());
+    let matrices: BTreeSet<&str> =
+        matrices.filter(|name| is_transposition(name) && !record.tensors.contains_key(*name)).collect();
+    let mut found = BTreeMap::new();
+    for node in graph.node.iter().filter(|node| node.op_type() == "MatMul") {
+        let scopes = super::metadata(node, "pkg.torch.onnx.name_scopes");
+        let (Some(matrix), Some(module)) = (node.input.get(1), scopes.and_then(innermost)) else { continue };
+        let name = format!("{module}.weight");
+        if matrices.contains(&matrix[..]) && lost.contains(&name) {
+            let view = Some(ir::View::from_iter([ir::ViewStep::Transpose([1, 0].into_iter().collect())]));
+            found.insert(matrix.clone(), RecordedTensor { name, is_parameter: true, view });
+        }
+    }
+    found
+}
+
+/// Whether the trace made up the name for the result of a transposition: `t`, `permute_3`.
+fn is_transposition(name: &str) -> bool {
+    ["t", "permute", "transpose"].iter().any(|operator| {
+        let number = name.strip_prefix(operator).map(|rest| rest.strip_prefix('_').unwrap_or(rest));
+        number.is_some_and(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
+    })
+}
+
 /// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
 fn innermost(scopes: &str) -> Option<&str> {
     let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;

@@ -179,3 +179,17 @@ fn a_record_that_does_not_fit_changes_nothing() {
     assert_eq!(model.record.separated, Record::default().separated);
     assert!(call(&model.graph.nodes[0]).is_none());
 }
+
+#[test]
+fn a_weight_that_is_named_after_its_transposition_is_found_by_its_module() {
+    let scopes = entry("pkg.torch.onnx.name_scopes", "['', 'net', 'net.fc', 'matmul']");
+    let product = traced(node("MatMul", &["x", "permute_1"], &["y"]), "matmul", "%x, %permute_1");
+    let product =
+        NodeProto { metadata_props: [product.metadata_props.clone(), vec![scopes]].concat(), ..product };
+    let tensors = vec![floats("permute_1", &[2, 3], 1.0, 2.0)];
+    let listed = [("p_w", "PARAMETER", "net.fc.weight"), ("p_v", "PARAMETER", "net.other.weight")];
+    let model = loaded(&exported(vec![product], tensors, &listed));
+    assert_eq!(model.record.tensors["permute_1"].name, "net.fc.weight");
+    assert_eq!(claim(&model, "permute_1"), Some(Claim::Parameter));
+    assert_eq!(model.record.lost, ["net.other.weight"]);
+}

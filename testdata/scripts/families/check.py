@@ -204,7 +204,7 @@ class Check:
             self.failures.append(f"no message says that the name is not in the file: {listed(silent)}")
         unexpected = [key for key in unexpected if key not in self.notes["renamed"]]
         if self.folded:
-            unexpected = [key for key in unexpected if self.owners[key]]
+            unexpected = [key for key in unexpected if self.owners[key] in self.held]
         if unexpected:
             self.failures.append(f"unexpected keys: {listed(unexpected)}")
         shapes = [key for key in sorted(keys & state) if self.initial[key].shape != self.module.state[key].shape]

@@ -11,6 +11,9 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     let parameter = |why: &str| Evidence::Parameter(format!("{why}; {use_of}"));
     let constant = |why: &str| Evidence::Constant(why.into());
     let evidence = match row.claim {
+        None if matches!(found.evidence, Evidence::Ambiguous(_)) && is_sinusoidal(row) => {
+            constant("a table of sines and cosines")
+        }
         None => return found,
         Some(Claim::Asked) => parameter("asked for by --train-also"),
         Some(Claim::Parameter) => parameter("listed by the exporter"),
@@ -23,7 +26,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
             (Some(why), _) => constant(&why),
             (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
             (None, Evidence::None(_) | Evidence::Ambiguous(_)) => {
-                parameter("named by the author of the model")
+                parameter("named as parameters are")
             }
         },
     };

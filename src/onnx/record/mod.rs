@@ -122,7 +122,7 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     }
     let is_initializer = |tensor: &Tensor| tensor.source == TensorSource::Initializer;
     match is_initializer(tensor) {
-        true if is_author_name(&tensor.name) => Some(Claim::Named),
+        true if is_author_name(&tensor.name) || is_folded_weight(&tensor.name) => Some(Claim::Named),
         false if model.graph.tensors.iter().any(is_initializer) => Some(Claim::Literal),
         _ => None,
     }
@@ -218,6 +218,11 @@ fn is_author_name(name: &str) -> bool {
     let is_part = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_');
     let starts = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
     starts && !is_generated(name) && name.split('.').all(is_part)
+}
+
+/// Whether the legacy exporter gave the name to the transposed weight of a layer, or to a tensor that an exponential is taken of.
+fn is_folded_weight(name: &str) -> bool {
+    ["onnx::MatMul_", "onnx::Gemm_", "onnx::Exp_"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether a name was made by an exporter.

@@ -215,7 +215,17 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         ));
         cx.warn(warning.note("--untied keeps them apart"));
     }
-    for row in decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen) {
+    let trained = || decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen);
+    let by_name = trained().filter(|row| row.finding.reason().starts_with(claims::BY_NAME));
+    let by_name: Vec<String> = by_name.map(|row| format!("`{}`", module.data[row.data].name)).collect();
+    if !by_name.is_empty() {
+        let count = by_name.len();
+        let message = format!("{count} tensors are trained by their names alone: {}", by_name.join(", "));
+        let note =
+            "the file does not tell a parameter from a buffer there; --freeze NAME leaves a buffer as it is";
+        cx.warn(Diagnostic::new(message).note(note));
+    }
+    for row in trained() {
         let Data { name, ty, claim, .. } = &module.data[row.data];
         if let Evidence::Ambiguous(reason) = &row.finding.evidence {
             let warning =

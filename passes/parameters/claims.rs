@@ -4,6 +4,9 @@ use super::{Evidence, Finding};
 use crate::constants::any_element;
 use ir::{Claim, Data, DataId, Module};
 
+/// How the reason starts of a tensor that its name alone makes a parameter.
+pub(super) const BY_NAME: &str = "named as parameters are";
+
 /// What a tensor is, all told. `found` is what its uses say.
 pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     let row = &module.data[data];
@@ -25,9 +28,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         Some(Claim::Named) => match (by_name(module, row), found.evidence) {
             (Some(why), _) => constant(&why),
             (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
-            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => {
-                parameter("named as parameters are")
-            }
+            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => parameter(BY_NAME),
         },
     };
     Finding { evidence, ..found }

@@ -251,10 +251,10 @@ module @positions imported {
 #[test]
 fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
     let angle = |i: usize| (i / 8) as f64 / 100f64.powf(2.0 * (i % 8 / 2) as f64 / 8.0);
-    let wave = |i: usize| if i % 2 == 0 { angle(i).sin() } else { angle(i).cos() };
+    let wave = |i: usize| if i.is_multiple_of(2) { angle(i).sin() } else { angle(i).cos() };
     for (table, expected) in [(true, RowRole::Constant), (false, RowRole::Parameter)] {
         let numbers = |name: &str, i: usize| match name {
-            "mask" => f64::from(u8::from(i % 3 == 0)),
+            "mask" => f64::from(u8::from(i.is_multiple_of(3))),
             "positions" if table => wave(i),
             _ => normal(name, i),
         };

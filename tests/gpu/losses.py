@@ -47,6 +47,12 @@ FIXTURES = [
     Fixture("positives-loss.dynamo", "positives-loss"),
     Fixture("smoothed-loss.dynamo", "smoothed-loss"),
     Fixture("weighted-loss.dynamo", "weighted-loss"),
+    Fixture("batch-loss.dynamo", "batch-loss"),
+    Fixture("clamped-loss.dynamo", "clamped-loss"),
+    Fixture("parted-loss.dynamo", "parted-loss"),
+    Fixture("recorded-loss.dynamo", "recorded-loss"),
+    Fixture("root-loss.dynamo", "root-loss"),
+    Fixture("summed-loss.dynamo", "summed-loss"),
 ]
 
 STEPS = 200

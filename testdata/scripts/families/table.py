@@ -7,12 +7,12 @@ import traceback
 
 from check import Check
 from export import EXPORTERS, WEIGHTS, export
-from models import FAMILIES, slug
+from models import slug
 
 TITLES = {"dynamo": "dynamo", "noopt": "dynamo, optimize=False", "legacy": "legacy"}
 
 
-def sweep(arguments, chosen):
+def sweep(arguments, families, chosen):
     """Checks the chosen variants of the chosen families. Returns the exit code."""
     started, results, table = time.time(), {}, []
     columns = [exporter for exporter in EXPORTERS if any(v.startswith(f"{exporter}-") for vs in chosen.values() for v in vs)]
@@ -22,7 +22,7 @@ def sweep(arguments, chosen):
     while waiting or running:
         while waiting and len(running) < arguments.jobs:
             name = waiting.pop(0)
-            running[name] = begin(arguments, name, chosen[name])
+            running[name] = begin(arguments, name, families[name], chosen[name])
         for name in list(running):
             process, deadline = running[name]
             process.join(0.2)
@@ -48,16 +48,16 @@ def say(table, line):
     print(line, flush=True)
 
 
-def begin(arguments, name, variants):
+def begin(arguments, name, model, variants):
     """Starts a family's process, and returns it with its deadline."""
-    process = multiprocessing.get_context("fork").Process(target=family, args=(arguments, name, variants))
+    process = multiprocessing.get_context("fork").Process(target=family, args=(arguments, name, model, variants))
     process.start()
     return process, time.time() + arguments.timeout
 
 
-def family(arguments, name, variants):
+def family(arguments, name, model, variants):
     """Exports and checks one family, and writes the results to a file."""
-    model, results = FAMILIES[name], {}
+    results = {}
     kept = arguments.folder / f"{slug(name)}.results.json"
     kept.unlink(missing_ok=True)
     try:

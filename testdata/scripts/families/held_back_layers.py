@@ -710,6 +710,243 @@ class Stateless(nn.Module):
         return self.head(torch.tanh(self.plain(self.second(x))).mean((2, 3)))
 
 
+class Identities(nn.Module):
+    """Layers that start as the identity: of zeros and ones alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 8, 3, padding=1), nn.Parameter(torch.eye(8))
+        self.dirac, self.linear, self.head = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 8), nn.Linear(8, 10)
+        nn.init.dirac_(self.dirac.weight)
+        nn.init.eye_(self.linear.weight)
+
+    def forward(self, x):
+        x = torch.tanh(self.dirac(torch.tanh(self.conv(x)))).mean((2, 3))
+        return self.head(torch.tanh(self.linear(x @ self.mix)))
+
+
+class Radial(nn.Module):
+    """Radial bases with learned centres and widths."""
+
+    def __init__(self):
+        super().__init__()
+        self.centres, self.log_widths = nn.Parameter(torch.randn(16, 12)), nn.Parameter(torch.full((16,), 1.0))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        away = (x.unsqueeze(1) - self.centres).pow(2).sum(-1).sqrt() / self.log_widths.exp()
+        return self.head(torch.exp(-away.pow(2)))
+
+
+class LearnedFourier(nn.Module):
+    """Sines and cosines of learned frequencies, and Time2Vec."""
+
+    def __init__(self):
+        super().__init__()
+        self.frequencies, self.head = nn.Parameter(torch.randn(12, 8)), nn.Linear(16 + 16, 10)
+        self.w0, self.b0 = nn.Parameter(torch.randn(12, 1) * 0.3), nn.Parameter(torch.zeros(1))
+        self.w, self.b = nn.Parameter(torch.randn(12, 15) * 0.3), nn.Parameter(torch.randn(15) * 0.3)
+
+    def forward(self, x):
+        turned = math.pi * x @ self.frequencies
+        time = torch.cat([x @ self.w0 + self.b0, torch.sin(x @ self.w + self.b)], -1)
+        return self.head(torch.cat([turned.cos(), turned.sin(), time], -1))
+
+
+class LearnedScaling(nn.Module):
+    """An input that a learned shift and scale prepare, and a learned weight for each feature."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.scale, self.gate = (nn.Parameter(torch.rand(12) + 0.5) for _ in range(3))
+        self.layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 10))
+
+    def forward(self, x):
+        return self.layers((x - self.shift) / self.scale + torch.sigmoid(self.gate) * x)
+
+
+class LearnedTable(nn.Module):
+    """Positions that are trained, and start as sines and cosines."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(128, 16), nn.Linear(16, 10)
+        angles = torch.arange(32)[:, None] * torch.exp(torch.arange(0, 16, 2) * (-math.log(10000.0) / 16))
+        self.positions = nn.Parameter(torch.cat([angles.sin(), angles.cos()], -1))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.embedding(x) + self.positions[: x.shape[1]]))
+
+
+class LongTail(nn.Module):
+    """Scores that the logarithm of the classes' frequencies adjusts, which is a buffer, with a focal loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(12, 16), nn.Linear(16, 10)
+        self.register_buffer("prior", torch.rand(10).softmax(0).log())
+
+    def forward(self, x, labels):
+        scores = self.head(torch.tanh(self.first(x))) + self.prior
+        log = -functional.cross_entropy(scores, labels, reduction="none")
+        return scores, (-((1 - log.exp()) ** 2) * log).mean()
+
+
+class Segmentation(nn.Module):
+    """A mask with Dice's loss and binary cross-entropy with a weight of the positive class, which is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 1, 1))
+        self.register_buffer("pos_weight", torch.tensor([3.0]))
+
+    def forward(self, x, y):
+        scores, target = self.layers(x), torch.sigmoid(10 * y)
+        share = torch.sigmoid(scores).flatten(1)
+        dice = 1 - (2 * (share * target.flatten(1)).sum(1) + 1) / (share.sum(1) + target.flatten(1).sum(1) + 1)
+        return scores, functional.binary_cross_entropy_with_logits(scores, target, pos_weight=self.pos_weight) + dice.mean()
+
+
+class Distilled(nn.Module):
+    """A student that learns from a teacher with `requires_grad=False`, and from the labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 10)).requires_grad_(False)
+        self.student = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 10))
+
+    def forward(self, x, labels):
+        scores, wanted = self.student(x), self.teacher(x)
+        soft = functional.kl_div((scores / 2).log_softmax(-1), (wanted / 2).softmax(-1), reduction="batchmean") * 4
+        return scores, 0.5 * functional.cross_entropy(scores, labels) + 0.5 * soft
+
+
+class Triplets(nn.Module):
+    """One encoder of three inputs, and the triplet loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, anchor, positive, negative):
+        a, p, n = (functional.normalize(self.encoder(x), dim=-1) for x in (anchor, positive, negative))
+        return a, functional.triplet_margin_loss(a, p, n, margin=2.0)
+
+
+class Variational(nn.Module):
+    """A variational autoencoder, whose noise is an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.mu, self.log_var = nn.Linear(12, 16), nn.Linear(16, 4), nn.Linear(16, 4)
+        self.decoder = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 12))
+
+    def forward(self, x, noise):
+        hidden = torch.tanh(self.encoder(x))
+        mu, log_var = self.mu(hidden), self.log_var(hidden)
+        output = self.decoder(mu + noise * (0.5 * log_var).exp())
+        divergence = -0.5 * (1 + log_var - mu.pow(2) - log_var.exp()).sum(1).mean()
+        return output, functional.mse_loss(output, x, reduction="sum") / x.shape[0] + 0.1 * divergence
+
+
+class Factorised(nn.Module):
+    """A factorisation machine: a global bias, biases of users and items, and the product of their vectors."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(50, 8), nn.Embedding(60, 8)
+        self.user_bias, self.item_bias = nn.Embedding(50, 1), nn.Embedding(60, 1)
+        self.mu = nn.Parameter(torch.zeros(1))
+        self.register_buffer("low", torch.tensor(1.0))
+
+    def forward(self, x):
+        user, item = x[:, 0], x[:, 1]
+        score = (self.users(user) * self.items(item)).sum(-1, keepdim=True) + self.user_bias(user) + self.item_bias(item)
+        return self.low + 4.0 * torch.sigmoid(score + self.mu)
+
+
+class StateSpace(nn.Module):
+    """A diagonal state space layer, whose convolution is made from parameters (S4D, real)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(128, 8), nn.Linear(8, 10)
+        self.log_a, self.c = nn.Parameter(torch.randn(8, 4) * 0.5), nn.Parameter(torch.randn(8, 4) * 0.5)
+        self.log_dt, self.d = nn.Parameter(torch.full((8, 1), -1.0)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        x = self.embedding(x).transpose(1, 2)
+        rate = -self.log_a.exp() * self.log_dt.exp()
+        kernel = (self.c[:, :, None] * torch.exp(rate[:, :, None] * torch.arange(16.0))).sum(1)
+        y = functional.conv1d(functional.pad(x, (15, 0)), kernel.flip(-1)[:, None], groups=8)
+        return self.head(torch.tanh(y + self.d[:, None] * x).transpose(1, 2))
+
+
+class Conditional(nn.Module):
+    """A norm whose scale and shift are embeddings of a class (conditional instance norm)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.InstanceNorm2d(8), nn.Linear(8, 10)
+        self.gain, self.shift = nn.Embedding(5, 8), nn.Embedding(5, 8)
+
+    def forward(self, x, style):
+        gain, shift = self.gain(style)[:, :, None, None], self.shift(style)[:, :, None, None]
+        return self.head(torch.tanh(gain * self.norm(self.conv(x)) + shift).mean((2, 3)))
+
+
+class ItemResponse(nn.Module):
+    """Abilities, difficulties and discriminations: a number for each person and item, as vectors that are indexed."""
+
+    def __init__(self):
+        super().__init__()
+        self.ability, self.difficulty = nn.Parameter(torch.randn(50)), nn.Parameter(torch.randn(60))
+        self.discrimination = nn.Parameter(torch.ones(60))
+
+    def forward(self, person, item, answer):
+        scores = self.discrimination[item] * (self.ability[person] - self.difficulty[item])
+        return scores, functional.binary_cross_entropy_with_logits(scores, answer)
+
+
+class Clusters(nn.Module):
+    """Squared distances to learned centres, expanded: |x|² - 2 x c + |c|²."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.centres = nn.Linear(12, 16), nn.Parameter(torch.randn(10, 16))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        return -(x.pow(2).sum(1, keepdim=True) - 2 * x @ self.centres.t() + self.centres.pow(2).sum(1))
+
+
+class Penalised(nn.Module):
+    """A loss with penalties of weights: their squares, their absolute values, and their distance from orthogonality."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(12, 16), nn.Linear(16, 10)
+
+    def forward(self, x, labels):
+        output = self.head(torch.tanh(self.first(x)))
+        gram = self.head.weight @ self.head.weight.t() - torch.eye(10)
+        penalty = 0.01 * self.first.weight.pow(2).sum() + 0.01 * self.first.bias.abs().sum() + 0.01 * gram.pow(2).sum()
+        return output, functional.cross_entropy(output, labels) + penalty
+
+
+class SoftCodebook(nn.Module):
+    """Codes that are mixed by their expanded distances: the same table makes the distances and the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.codes, self.head = nn.Linear(12, 16), nn.Parameter(torch.randn(10, 16)), nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        away = x.pow(2).sum(1, keepdim=True) - 2 * functional.linear(x, self.codes) + self.codes.pow(2).sum(1)
+        return self.head((-away / 4).softmax(-1) @ self.codes)
+
+
 def upsampling():
     layers = [
         nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.GroupNorm(4, 8), nn.SiLU(),
@@ -759,20 +996,22 @@ def called(*names):
 FAMILIES = {
     "FiLM, squeeze and excitation": Family(lambda: (Film(), (image(8, 4), torch.randn(4, 5)))),
     "SIREN": row(Siren),
-    "NeRF": drawn(Nerf, (3,), (3,), loss="distance", buffers=called("bands")),
+    "NeRF": drawn(Nerf, (3,), (3,), loss="distance"),
     "WaveNet": read(WaveNet),
     "highway": row(Highway),
     "class token, sliced positions": Family(lambda: (TinyViT(), (image(32, 4),))),
     "learned queries": read(Perceiver),
     "centred outputs": row(Centred, buffers=called("center")),
-    "quantiles": drawn(Quantiles, (12,), (1,), loss="own"),
+    "quantiles": drawn(Quantiles, (12,), (1,), loss="own", buffers=called("quantiles")),
     "mixture density": drawn(MixtureDensity, (12,), (1,), loss="own"),
     "deep sets": drawn(DeepSets, (5, 6), buffers=called("mask")),
     "gated attention": drawn(GatedAttention, (5, 6)),
     "tied autoencoder": row(TiedAutoencoder, loss="distance"),
     "tied autoencoder, large": row(lambda: TiedAutoencoder(800), loss="distance"),
     "shared block": row(Shared),
-    "RMSNorm by hand, scaled residuals": row(lambda: Scaled(RootMeanSquare, 1.0)),
+    "RMSNorm by hand, scaled residuals": row(
+        lambda: Scaled(RootMeanSquare, 1.0), buffers=called("norms.0.eps", "norms.1.eps")
+    ),
     "ScaleNorm, ReZero": row(lambda: Scaled(ScaleNorm, 0.0)),
     "ArcFace": drawn(ArcFace, (12,), classes=(10,), loss="own"),
     "center loss": drawn(CenterLoss, (12,), classes=(10,), loss="own"),
@@ -780,14 +1019,15 @@ FAMILIES = {
     "hypernetwork": row(Hypernetwork),
     "learned initial states": read(InitialState),
     "LSTM with projections": drawn(Projected, (5, 12)),
-    "recurrent cells": drawn(Cells, (4, 12)),
+    # As for an RNN: the first step's products with zeros are folded, with a bias.
+    "recurrent cells": drawn(Cells, (4, 12), lost={"dynamo": "a use of `bias_hh`"}),
     "EmbeddingBag": read(Bags),
     "Embedding with max_norm": read(Renormed),
     "Bilinear": row(Bilinear),
     "attention with add_bias_kv": read(BiasedKeys),
     "ParameterList, ParameterDict": row(Collections),
     "Fourier matrices": read(FourierMixing, buffers=called("cosines", "sines")),
-    "outputs in units": row(Destandardised, loss="distance", buffers=called("x_mean", "x_std", "y_mean", "y_std")),
+    "outputs in units": row(Destandardised, loss="distance", buffers=called("y_mean", "y_std")),
     "prototypes": row(Prototypes),
     "frozen projection": row(
         lambda: nn.Sequential(Projection(12, 16), nn.Tanh(), nn.Linear(16, 10)), buffers=called("0.weight", "0.bias")
@@ -809,6 +1049,27 @@ FAMILIES = {
     "BatchNorm without statistics or affine": Family(lambda: (Stateless(), (image(8, 4),))),
     "BatchNorm without statistics or affine, training mode": Family(
         lambda: (Stateless(), (image(8, 8),)), training=True, lost={"dynamo": "batch statistics"}
+    ),
+    "identity at the start": Family(lambda: (Identities(), (image(8, 4),))),
+    "radial bases": row(Radial),
+    "learned Fourier features": row(LearnedFourier),
+    "learned scaling of the input": row(LearnedScaling),
+    "learned table of sines": read(LearnedTable),
+    "long tail": drawn(LongTail, (12,), classes=(10,), loss="own", buffers=called("prior")),
+    "segmentation losses": drawn(Segmentation, (3, 8, 8), (1, 8, 8), loss="own", buffers=called("pos_weight")),
+    "distillation": drawn(Distilled, (12,), classes=(10,), loss="own"),
+    "triplets": drawn(Triplets, (12,), (12,), (12,), loss="own"),
+    "variational autoencoder": drawn(Variational, (12,), (4,), loss="own"),
+    "factorisation": Family(
+        lambda: (Factorised(), (torch.randint(0, 50, (4, 2)),)), loss="distance", buffers=called("low")
+    ),
+    "state space": read(StateSpace),
+    "expanded distances": row(Clusters),
+    "soft codebook": row(SoftCodebook),
+    "penalties of weights": drawn(Penalised, (12,), classes=(10,), loss="own", lost={"dynamo": "the penalties"}),
+    "conditional norm": Family(lambda: (Conditional(), (image(8, 4), torch.randint(0, 5, (4,))))),
+    "item response": Family(
+        lambda: (ItemResponse(), (torch.randint(0, 50, (4,)), torch.randint(0, 60, (4,)), torch.rand(4).round())), loss="own"
     ),
     "ConvTranspose with output_padding": Family(upsampling, loss="distance"),
 }

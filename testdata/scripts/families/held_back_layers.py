@@ -947,6 +947,18 @@ class SoftCodebook(nn.Module):
         return self.head((-away / 4).softmax(-1) @ self.codes)
 
 
+class Convex(nn.Module):
+    """Two branches that a learned share of each feature mixes: a x + (1 - a) y."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.share = nn.Linear(12, 16), nn.Linear(12, 16), nn.Parameter(torch.rand(16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.share * torch.tanh(self.left(x)) + (1 - self.share) * torch.sin(self.right(x)))
+
+
 def upsampling():
     layers = [
         nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.GroupNorm(4, 8), nn.SiLU(),
@@ -1066,6 +1078,7 @@ FAMILIES = {
     "state space": read(StateSpace),
     "expanded distances": row(Clusters),
     "soft codebook": row(SoftCodebook),
+    "learned share": row(Convex),
     "penalties of weights": drawn(Penalised, (12,), classes=(10,), loss="own", lost={"dynamo": "the penalties"}),
     "conditional norm": Family(lambda: (Conditional(), (image(8, 4), torch.randint(0, 5, (4,))))),
     "item response": Family(

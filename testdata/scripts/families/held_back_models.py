@@ -153,7 +153,8 @@ def xlnet():
 
 def rwkv():
     """Returns RWKV."""
-    config = transformers.RwkvConfig(vocab_size=128, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, context_length=64)
+    sizes = dict(vocab_size=128, hidden_size=32, attention_hidden_size=32, num_hidden_layers=2, context_length=64)
+    config = transformers.RwkvConfig(**sizes)
     return Output(transformers.RwkvForCausalLM(config), use_cache=False), (torch.randint(3, 100, (2, 6)),)
 
 
@@ -185,7 +186,9 @@ FAMILIES = {
     "RemBERT": classifier("RemBert", input_embedding_size=16, output_embedding_size=16),
     "FNet": classifier("FNet"),
     "Longformer": classifier("Longformer", attention_window=4, max_position_embeddings=66),
-    "MobileBERT": masked("MobileBert", embedding_size=32, intra_bottleneck_size=16, true_hidden_size=16, num_feedforward_networks=2),
+    "MobileBERT": masked(
+        "MobileBert", embedding_size=16, intra_bottleneck_size=16, true_hidden_size=16, num_feedforward_networks=2
+    ),
     "ConvBERT": classifier("ConvBert", embedding_size=32, conv_kernel_size=3),
     "XLM": Family(xlm),
     "XLNet": Family(xlnet),
@@ -208,7 +211,7 @@ FAMILIES = {
         sequence_reduction_ratios=[2, 1], mlp_ratios=[2, 2], patch_sizes=[4, 2], strides=[4, 2],
     ),
     "LeViT": pictures(
-        "Levit", side=64, image_size=64, hidden_sizes=[16, 24, 32], num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[8] * 3,
+        "Levit", side=64, image_size=64, hidden_sizes=[16, 24, 32], num_attention_heads=[2] * 3, depths=[1] * 3, key_dim=[8] * 3,
     ),
     "MobileViT": pictures(
         "MobileViT", side=64, image_size=64, hidden_sizes=[16, 16, 16], neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 32],

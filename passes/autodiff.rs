@@ -61,7 +61,7 @@ impl Transform for Autodiff {
     }
 }
 
-/// What will be differentiated.
+/// The losses that are differentiated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// The classes of the loss.
@@ -79,7 +79,7 @@ pub struct Class {
     pub weight: ValueId,
     /// The smallest divisor; 0 for none.
     pub floor: f64,
-    /// What is added to the divisor.
+    /// A number that is added to the divisor.
     pub epsilon: f64,
     /// The number of label positions of a microbatch; the largest that the weight can be.
     pub nominal: u64,
@@ -290,7 +290,7 @@ impl Backward {
         self.gradients.entry(value).or_default().push(gradient);
     }
 
-    /// Goes back along a path; what the parameters have in the end.
+    /// Goes back along a path. Returns the gradient of each parameter.
     fn run(
         &mut self,
         b: &mut Builder,
@@ -355,11 +355,11 @@ struct Sums {
     divisor: Divided,
 }
 
-/// What a class is divided by.
+/// The divisor of a class.
 struct Divided {
-    /// Whether anything counts: whether the divisor is above 0.
-    counts: ValueId,
-    /// The divisor, or 1 where nothing counts.
+    /// Whether the divisor is 0, as it is where nothing counts.
+    is_zero: ValueId,
+    /// The divisor, or 1 in place of 0.
     by: ValueId,
     zero: ValueId,
 }
@@ -377,15 +377,15 @@ impl Divided {
             divisor = b.add(divisor, epsilon)?;
         }
         let (zero, one) = (b.scalar(DType::F64, 0.0)?, b.scalar(DType::F64, 1.0)?);
-        let counts = b.one(Compare::Greater, &[divisor, zero])?;
-        Ok(Self { counts, by: b.one(Select, &[counts, divisor, one])?, zero })
+        let is_zero = b.one(Compare::Equal, &[divisor, zero])?;
+        Ok(Self { is_zero, by: b.one(Select, &[is_zero, one, divisor])?, zero })
     }
 
     /// A number divided by it; 0 where nothing counts.
     fn divide(&self, b: &mut Builder, number: f64) -> Result<ValueId, TypeError> {
         let number = b.scalar(DType::F64, number)?;
         let ratio = b.one(Binary::Div, &[number, self.by])?;
-        b.one(Select, &[self.counts, ratio, self.zero])
+        b.one(Select, &[self.is_zero, self.zero, ratio])
     }
 }
 

@@ -79,7 +79,7 @@ impl Transform for Dropout {
     }
 }
 
-/// Tells that random tensors remain which are no dropout: what a model computes without them is not known.
+/// Warns of random tensors that are no dropout: an evaluation cannot know the numbers that the model expects in their place.
 fn noise(module: &Module) -> Option<Diagnostic> {
     let mut random = module.nodes().filter(|(_, node)| matches!(node.op, Op::RandomUniform(_)));
     let (_, first) = random.next()?;
@@ -108,7 +108,7 @@ fn settable(module: &Module) -> BTreeSet<u32> {
     module.nodes().filter_map(id).collect()
 }
 
-/// What becomes of each dropout and random tensor.
+/// The replacement of each dropout and random tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// Those that drop nothing, or stand for their mean.

@@ -107,10 +107,10 @@ impl Transform for Loss {
     }
 }
 
-/// What is said of the loss.
+/// The description of the loss for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossReport {
-    /// What is minimised, and how it was recognised.
+    /// The objective, and how it was recognised.
     pub text: String,
     /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
     pub doubt: Option<Diagnostic>,
@@ -136,7 +136,7 @@ pub enum Choice {
     Own(Own, Objective),
 }
 
-/// What is trained, and what is reported.
+/// The objective and the reported metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// The loss.
@@ -148,7 +148,7 @@ pub struct Decision {
 }
 
 impl Choice {
-    /// What an output of which several could be meant is taken for.
+    /// The reading of an output that could mean several losses.
     fn taken_for(&self) -> &'static str {
         match self {
             Self::Criterion(Criterion::Mse, _) => "prediction",
@@ -203,6 +203,15 @@ impl Decision {
 pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported || module.output("loss.sum").is_some() {
         return Err(Diagnostic::new("the program has a loss to train by already"));
+    }
+    let is_reserved =
+        |output: &&ir::Output| output.name.starts_with("loss.") || output.name.starts_with(METRIC);
+    if let Some(output) = module.outputs.iter().find(is_reserved) {
+        let error =
+            Diagnostic::new(format!("output `{}` has a name that outputs of a step have", output.name));
+        return Err(
+            error.note("names that start with `loss.` and `metric.` are taken: export it under another name")
+        );
     }
     if !(0.0..1.0).contains(&options.label_smoothing) {
         let message =

@@ -13,6 +13,16 @@ pub(crate) fn meant_by(rounded: f32) -> f64 {
     meant_in(DType::F32, f64::from(rounded))
 }
 
+/// A computed number without the rounding of its computation: the number that its f32 stands for if that is no other one, else
+/// twelve digits of it.
+pub(crate) fn rounded(computed: f64) -> f64 {
+    let meant = meant_by(computed as f32);
+    if (meant - computed).abs() <= 1e-12 * computed.abs() {
+        return meant;
+    }
+    format!("{computed:.11e}").parse().unwrap_or(computed)
+}
+
 /// The same of a number of any float type; where every number is next to some decimal, a shorter one.
 pub(crate) fn meant_in(dtype: DType, rounded: f64) -> f64 {
     let size = rounded.abs();

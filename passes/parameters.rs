@@ -1,6 +1,6 @@
 //! Parameters: decides which tensors of the file are trained, and makes them states.
 //!
-//! What is said of a tensor decides first ([`ir::Claim`]): the user, the exporter's list, the name that its author gave it. Of
+//! Claims about a tensor decide first ([`ir::Claim`]): the user's, the exporter's list, the name that its author gave it. Of
 //! a tensor of which nothing is said its uses decide: it is a parameter when it reaches, through views, a contraction, the
 //! data of a gather, a norm's scale or bias, or a bias addition; else a constant. Runs after patterns are found, so that rotary tables
 //! and masks have shown what they are. A parameter all uses of which go through one view is a state of that view;
@@ -102,7 +102,7 @@ impl Parameters {
     }
 }
 
-/// What every float tensor of the file is.
+/// The decision on every float tensor of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// In the order of the data table.
@@ -111,7 +111,7 @@ pub struct Decision {
     pub ties: Vec<TiedRow>,
 }
 
-/// What one tensor of the file is.
+/// The decision on one tensor of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The tensor.
@@ -173,7 +173,7 @@ pub fn decide(module: &Module, cx: &PassContext, options: &Parameters) -> Result
         let base = names.base(data, cx);
         let mut states = Vec::new();
         if finding.is_parameter() {
-            for cut in views::cuts(module, &uses, &module.data[data].ty, &values) {
+            for cut in views::cuts(module, &uses, &module.data[data], &values) {
                 let name = names.unique(&format!("{base}{}", views::suffix(&cut.view)));
                 states.push(NewState { name, cut });
             }
@@ -201,7 +201,19 @@ pub fn apply(module: &mut Module, decision: &Decision) -> Changed {
     b.finish()
 }
 
-/// Tells the user what may not be what he meant.
+/// Whether a tensor that is not trained may be a parameter all the same, so that the user is told of it.
+fn is_doubtful(module: &Module, row: &Row) -> bool {
+    let data = &module.data[row.data];
+    let is_proven = matches!(row.finding.evidence, Evidence::Constant(_));
+    match data.claim {
+        Some(Claim::Named) => claims::named_constant(module, data).is_none(),
+        Some(Claim::Computed) => !is_proven,
+        None => !is_proven && data.name.starts_with("onnx::") && data.ty.numel() != Some(1),
+        _ => false,
+    }
+}
+
+/// Warns of what may not be as the user means it.
 fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
     for tie in &decision.ties {
         let (tied, to) = (&module.data[tie.data].name, &module.data[tie.to].name);
@@ -216,14 +228,40 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         cx.warn(warning.note("--untied keeps them apart"));
     }
     let trained = || decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen);
-    let by_name = trained().filter(|row| row.finding.reason().starts_with(claims::BY_NAME));
+    let by_name = trained().filter(|row| matches!(row.finding.evidence, Evidence::Named(_)));
     let by_name: Vec<String> = by_name.map(|row| format!("`{}`", module.data[row.data].name)).collect();
     if !by_name.is_empty() {
-        let count = by_name.len();
-        let message = format!("{count} tensors are trained by their names alone: {}", by_name.join(", "));
+        let message = match &by_name[..] {
+            [name] => format!("{name} is trained by its name alone"),
+            names => {
+                format!("{} tensors are trained by their names alone: {}", names.len(), names.join(", "))
+            }
+        };
         let note =
             "the file does not tell a parameter from a buffer there; --freeze NAME leaves a buffer as it is";
         cx.warn(Diagnostic::new(message).note(note));
+    }
+    let others = decision.rows.iter().filter(|row| !row.finding.is_parameter());
+    let (computed, left_out): (Vec<_>, Vec<_>) = others
+        .filter(|row| is_doubtful(module, row))
+        .partition(|row| module.data[row.data].claim == Some(Claim::Computed));
+    if !computed.is_empty() {
+        let names: Vec<String> =
+            computed.iter().map(|row| format!("`{}`", module.data[row.data].name)).collect();
+        let message = format!("computed by the exporter, perhaps from parameters: {}", names.join(", "));
+        let note =
+            "no gradient flows through a computed tensor; export with optimize=False to keep the computation";
+        cx.warn(Diagnostic::new(message).note(note));
+    }
+    if !left_out.is_empty() {
+        let names = left_out.iter().map(|row| {
+            // The place of the use is in `inspect`.
+            let reason = row.finding.reason().split(", node ").next().unwrap_or_default();
+            format!("`{}` ({reason})", module.data[row.data].name)
+        });
+        let names: Vec<String> = names.collect();
+        let warning = Diagnostic::new(format!("not trained: {}", names.join(", ")));
+        cx.warn(warning.note("--train-also NAME trains it"));
     }
     for row in trained() {
         let Data { name, ty, claim, .. } = &module.data[row.data];

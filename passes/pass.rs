@@ -1,4 +1,4 @@
-//! What a pass is, and what passes share while they run.
+//! The trait of passes, and the context that passes share while they run.
 
 use crate::canonicalize::NearMiss;
 use crate::loss::LossReport;
@@ -26,7 +26,7 @@ pub trait Transform: Sized {
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic>;
 }
 
-/// What passes know beside the module, and what they report.
+/// Facts that passes read beside the module, and their reports.
 #[derive(Debug, Default)]
 pub struct PassContext {
     /// Other names of the data table's rows: module paths of tensors that the exporter renamed.
@@ -35,9 +35,9 @@ pub struct PassContext {
     pub authors: BTreeMap<String, String>,
     /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
     pub vectors: BTreeSet<String>,
-    /// What the user should know and may want to change.
+    /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
-    /// What each float tensor of the file was found to be; filled by [`crate::parameters`].
+    /// The role of each float tensor of the file; filled by [`crate::parameters`].
     pub parameters: Vec<ParameterReport>,
     /// Where a pattern was nearly found, and why not; filled by [`crate::canonicalize`].
     pub near_misses: Vec<NearMiss>,
@@ -45,7 +45,7 @@ pub struct PassContext {
     pub shardings: Vec<ShardingReport>,
     /// The batch that the constants of the file were made for; filled by [`crate::bind`].
     pub exported_batch: Option<u64>,
-    /// What is minimised; filled by [`crate::loss`].
+    /// The objective; filled by [`crate::loss`].
     pub loss: Option<LossReport>,
     /// The number of passes that have run, over all parts of a pipeline; kept by [`crate::Manager`].
     pub passes_run: usize,

@@ -43,17 +43,17 @@ pub struct Compilation {
     pub evaluation: Module,
     /// The forward program with its loss, as it is before anything is split: what says how the model is fed.
     pub forward: Module,
-    /// What each float tensor of the file was found to be.
+    /// The role of each float tensor of the file.
     pub parameters: Vec<ParameterReport>,
-    /// What the file says of its tensors beside their numbers; passes that run later need it too.
+    /// The file's names and records of its tensors; later passes read them too.
     pub tensors: TensorFacts,
     /// Where a pattern was nearly found, and what is in the way.
     pub near_misses: Vec<NearMiss>,
     /// How each input and state lies over the mesh, and why; empty on one device.
     pub shardings: Vec<ShardingReport>,
-    /// What is minimised.
+    /// The objective.
     pub loss: Option<LossReport>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
     pub timings: Vec<Timing>,
@@ -61,7 +61,7 @@ pub struct Compilation {
     pub pipeline: Pipeline,
 }
 
-/// What a file says of its tensors, by their names.
+/// The file's names and records of its tensors, by tensor name.
 #[derive(Clone, Debug, Default)]
 pub struct TensorFacts {
     /// Other names.
@@ -256,6 +256,9 @@ pub fn open(path: &Path) -> Result<Model, Failure> {
 pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<Model, Failure> {
     let model = Model::load_with(path, untied);
     let mut model = model.map_err(|error| Failure::User(in_file(path, error.problems)))?;
+    if train_also.is_empty() {
+        return Ok(model);
+    }
     let names = onnx::tensor_names(&model);
     for pattern in train_also {
         let mut fitting =

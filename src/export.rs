@@ -25,7 +25,7 @@ pub type FileTensors = BTreeMap<String, Bytes>;
 pub const FILES: [&str; 5] =
     ["model.onnx", "model.onnx.data", "model-training.onnx", "model-training.onnx.data", "model.safetensors"];
 
-/// What was written.
+/// The files that were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// The model with its new weights, in inference form.
@@ -38,10 +38,12 @@ pub struct Exported {
     pub tensors: usize,
     /// Keys of the author's `state_dict` for which the model's file holds no value.
     pub absent: Vec<String>,
+    /// The nodes of the model in inference form that draw random numbers.
+    pub draws: usize,
 }
 
 impl Exported {
-    /// What the user may not expect of the files. Counters of batches are counted and not named.
+    /// Notes on the files for the user. Counters of batches are counted and not named.
     pub fn notes(&self) -> Vec<String> {
         let training_form = self.training_form.as_ref().map(|path| {
             let (inference, training) = (self.model.display(), path.display());
@@ -60,7 +62,14 @@ impl Exported {
                 named.join(", ")
             )
         });
-        training_form.into_iter().chain(absent).collect()
+        let draws = (self.draws > 0).then(|| {
+            let model = self.model.display();
+            format!(
+                "{} nodes of {model} draw random numbers: they are no dropout of a known form",
+                self.draws
+            )
+        });
+        training_form.into_iter().chain(draws).chain(absent).collect()
     }
 }
 
@@ -93,7 +102,8 @@ pub fn export(
     }
     model.write_for_inference(&onnx, &replaced).map_err(told)?;
     let absent = weights::write(&weights, source, compilation, &tensors)?;
-    Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent })
+    let draws = model.draws_in_inference_form();
+    Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent, draws })
 }
 
 /// Says before a run what would keep [`export`] from writing its result: a trained tensor that stands inside a function

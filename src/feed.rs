@@ -49,6 +49,9 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
             );
         }
     }
+    if module.output(&passes::loss::part("loss", 1, passes::loss::SUM)).is_some() {
+        return Some("the loss has a term that no label leaves a sample out of".into());
+    }
     let is_carried_on = |state: &State| state.role == Role::Buffer && state.output.is_some();
     if module.states.values().any(is_carried_on) {
         return Some("batch norms take their statistics from every sample that is there".into());

@@ -23,6 +23,29 @@ pub fn assemble(entry: &StateDictEntry, tensor: impl Fn(&str) -> Option<RawTenso
     whole
 }
 
+/// The type and sizes of the tensor that [`assemble`] makes, without making it. `None` where [`assemble`] gives `None`.
+pub fn assembled_type(
+    entry: &StateDictEntry,
+    tensor: impl Fn(&str) -> Option<RawTensor>,
+) -> Option<(DType, Vec<u64>)> {
+    let mut whole: Option<(DType, Vec<u64>)> = None;
+    for part in &entry.parts {
+        let of_file = tensor(&part.tensor)?;
+        if part.view.iter().any(|step| matches!(step, ViewStep::Cast(_))) {
+            return None;
+        }
+        let sizes = ir::view::sizes(&part.view, &of_file.sizes)?;
+        match &mut whole {
+            None => whole = Some((of_file.dtype, sizes)),
+            Some((dtype, first)) => {
+                let fits = *dtype == of_file.dtype && first.get(1..)? == sizes.get(1..)?;
+                *first.first_mut().filter(|_| fits)? += sizes[0];
+            }
+        }
+    }
+    whole
+}
+
 /// Two tensors, one behind the other in dim 0.
 fn joined(mut first: RawTensor, second: &RawTensor) -> Option<RawTensor> {
     let fits = first.dtype == second.dtype && first.sizes.get(1..)? == second.sizes.get(1..)?;

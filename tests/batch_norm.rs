@@ -12,7 +12,7 @@ use trainyard::verification::report::Report;
 use verification::testdata;
 use workplace::Workplace;
 
-/// What `trainyard verify` finds of a model of `testdata/models`, which is that both programs do the same.
+/// Runs `trainyard verify` on a model of `testdata/models`; both programs must do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
     verification::passing(&testdata(&format!("models/{model}.onnx")), flags)

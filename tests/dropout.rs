@@ -20,7 +20,7 @@ use workplace::Workplace;
 
 const MODELS: [&str; 2] = ["dropout", "models/gpt2-dropout.legacy"];
 
-/// What `trainyard verify` finds of a model of `testdata`, which is that both programs do the same.
+/// Runs `trainyard verify` on a model of `testdata`; both programs must do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
     verification::passing(&testdata(&format!("{model}.onnx")), flags)

@@ -15,7 +15,7 @@ use workplace::Workplace;
 /// Each as both of PyTorch's exporters write it.
 const MODELS: [&str; 4] = ["depth.legacy", "depth.dynamo", "noise.legacy", "noise.dynamo"];
 
-/// What `trainyard verify` finds of a model, which is that both programs do the same.
+/// Runs `trainyard verify` on a model; both programs must do the same.
 #[track_caller]
 fn verify(model: &str, flags: &str) -> Report {
     verification::passing(&testdata(&format!("random/{model}.onnx")), flags)

@@ -121,7 +121,7 @@ fn records_of_json_lines_train_as_the_arrays_do() {
     assert_eq!(losses("run"), losses("json"));
 }
 
-/// What is said of filling up a short batch of a model of `testdata`.
+/// Returns the messages on filling up a short batch of a model of `testdata`.
 fn unfillable(file: &str) -> runtime::data::Unfillable {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
     let source = Source::load(&path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{file}: {error:?}"));

@@ -1,4 +1,4 @@
-//! What a user is told of a compilation, and the files that show it.
+//! The messages of a compilation, and the files that show it.
 
 #[path = "run/workplace.rs"]
 #[allow(dead_code)] // each test file uses a part of it
@@ -53,6 +53,24 @@ fn nobody_is_told_of_a_driver_who_has_not_asked_for_a_gpu() {
     let ended = place.succeed(&format!("compile {MODEL} --train synthetic --steps 1 -o out"));
     let line = ended.stderr.lines().find(|line| line.starts_with("device: ")).expect("a line of the device");
     assert!(line == "device: cpu" || line.starts_with("device: cpu; --device cuda trains on the "), "{line}");
+}
+
+#[test]
+fn where_the_set_of_trained_tensors_comes_from_is_told() {
+    let place = Workplace::new();
+    let line = |model: &str| {
+        let ended = place.succeed(&format!("compile {model} -o out --force"));
+        let line = ended.stderr.lines().find(|line| line.starts_with("trained: ")).map(str::to_owned);
+        line.expect("a line of the trained tensors")
+    };
+    let by_names = "trained: 6 of the 6 float tensors that the model reads; 6 by their names and how the \
+                    graph reads them; the file does not list its parameters: a buffer that is used as one is trained too";
+    assert_eq!(line(MODEL), by_names);
+    let listed = line("testdata/models/mlp.dynamo.onnx");
+    assert_eq!(
+        listed,
+        "trained: 6 of the 6 float tensors that the model reads; 6 by the exporter's list of parameters"
+    );
 }
 
 /// The errors of a command that is refused.

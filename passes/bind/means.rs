@@ -8,14 +8,16 @@ use crate::pass::Transform;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{At, Builder, Changed, Module, NodeId, Op, TypeError, ValueId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A scalar that is sums over samples, divided by their number.
 struct MeanOfSums {
     division: NodeId,
     /// Each sum over samples in the dividend, with where its operand has the samples.
     sums: BTreeMap<ValueId, Carry>,
-    /// What the sums are divided by beside the number of samples.
+    /// The values between the sums and the division, sums included.
+    inner: BTreeSet<ValueId>,
+    /// The divisor of the sums, apart from the number of samples.
     each: f64,
 }
 
@@ -29,7 +31,7 @@ pub(super) fn run(module: &mut Module) -> Result<Changed, TypeError> {
     for mean in found {
         let node = b.module().node(mean.division).clone();
         b.at(At::Before(mean.division)).origin(node.origin);
-        let mut value = build(&mut b, &mean, batch, node.operands[0])?;
+        let mut value = build(&mut b, &mean, batch, node.operands[0], &mut BTreeMap::new())?;
         if mean.each != 1.0 {
             value = b.scale(value, 1.0 / mean.each)?;
         }
@@ -53,8 +55,8 @@ fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Ve
         }
         let number = constants.value(node.operands[1]).and_then(|tensor| tensor.numbers().first().copied());
         let Some(number) = number.filter(|number| number.is_finite() && *number > 1.0) else { continue };
-        let mut sums = BTreeMap::new();
-        if !collect(module, &mut constants, carries, node.operands[0], &mut sums) {
+        let (mut sums, mut inner) = (BTreeMap::new(), BTreeSet::new());
+        if !collect(module, &mut constants, carries, node.operands[0], &mut sums, &mut inner) {
             continue;
         }
         let each = number / batch as f64;
@@ -67,13 +69,13 @@ fn decide(module: &Module, batch: u64, carries: &BTreeMap<ValueId, Carry>) -> Ve
             if batch == 1 { each == of_sample as f64 } else { of_sample.is_multiple_of(each as u64) }
         };
         if each >= 1.0 && each.fract() == 0.0 && !sums.is_empty() && sums.keys().all(fits) {
-            found.push(MeanOfSums { division, sums, each });
+            found.push(MeanOfSums { division, sums, inner, each });
         }
     }
     found
 }
 
-/// What a node is computed from.
+/// Returns the first operand of the node that computes `value`.
 fn operand(module: &Module, value: ValueId) -> Option<ValueId> {
     module.producer(value).map(|node| node.operands[0])
 }
@@ -86,7 +88,11 @@ fn collect(
     carries: &BTreeMap<ValueId, Carry>,
     value: ValueId,
     sums: &mut BTreeMap<ValueId, Carry>,
+    inner: &mut BTreeSet<ValueId>,
 ) -> bool {
+    if !inner.insert(value) {
+        return true;
+    }
     let Some(node) = module.producer(value) else { return false };
     let parts: &[ValueId] = match &node.op {
         Op::Reduce(Reduce { kind: ReduceKind::Sum, dims, .. }) => {
@@ -103,11 +109,23 @@ fn collect(
         Op::Binary(Binary::Mul) if constants.value(node.operands[0]).is_some() => &node.operands[1..],
         _ => return false,
     };
-    parts.iter().all(|&part| collect(module, constants, carries, part, sums))
+    parts.iter().all(|&part| collect(module, constants, carries, part, sums, inner))
 }
 
-/// A value with means in place of its sums: the sums over one sample each.
-fn build(b: &mut Builder, mean: &MeanOfSums, batch: u64, value: ValueId) -> Result<ValueId, TypeError> {
+/// A value with means in place of its sums: the sums over one sample each. `built` has the values that are done.
+fn build(
+    b: &mut Builder,
+    mean: &MeanOfSums,
+    batch: u64,
+    value: ValueId,
+    built: &mut BTreeMap<ValueId, ValueId>,
+) -> Result<ValueId, TypeError> {
+    if !mean.inner.contains(&value) {
+        return Ok(value);
+    }
+    if let Some(&done) = built.get(&value) {
+        return Ok(done);
+    }
     let Some(node) = b.module().producer(value).cloned() else { return Ok(value) };
     if let (Some(carry), Op::Reduce(reduce)) = (mean.sums.get(&value), &node.op) {
         let dim = carry.dim as u32;
@@ -120,25 +138,14 @@ fn build(b: &mut Builder, mean: &MeanOfSums, batch: u64, value: ValueId) -> Resu
         let each = b.one(over, &[summed])?;
         let each = if along == 1 { each } else { b.scale(each, along as f64)? };
         let dims = b.ty(value).dims.clone();
-        return b.reshape(each, dims);
+        let done = b.reshape(each, dims)?;
+        built.insert(value, done);
+        return Ok(done);
     }
-    let is_made_of_sums = |b: &Builder, value: ValueId| {
-        let mut stack = vec![value];
-        while let Some(value) = stack.pop() {
-            if mean.sums.contains_key(&value) {
-                return true;
-            }
-            stack.extend(b.module().producer(value).iter().flat_map(|node| &node.operands));
-        }
-        false
-    };
-    let mut operands = Vec::new();
-    for &operand in &node.operands {
-        operands.push(match is_made_of_sums(b, operand) {
-            true => build(b, mean, batch, operand)?,
-            false => operand,
-        });
-    }
+    let operands = node.operands.iter().map(|&operand| build(b, mean, batch, operand, built));
+    let operands: Vec<ValueId> = operands.collect::<Result<_, _>>()?;
     let ty = b.ty(value).clone();
-    b.one_typed(node.op, &operands, ty)
+    let done = b.one_typed(node.op, &operands, ty)?;
+    built.insert(value, done);
+    Ok(done)
 }

@@ -34,7 +34,7 @@ pub struct Decision {
     pub carries: BTreeMap<ValueId, Carry>,
     /// Constants that a node reads for the whole batch: node, operand, and what they are for one sample.
     pub constants: BTreeMap<(NodeId, usize), OneSample>,
-    /// What may not be meant for another batch.
+    /// Warnings about constants that may be meant for the exported batch alone.
     pub warnings: Vec<Diagnostic>,
 }
 

@@ -25,9 +25,9 @@ pub(super) fn result(index: u32, tuple: Term) -> Term {
     Term::Node(Head::Result(index), vec![tuple])
 }
 
-/// A scalar. Computed numbers are those that their f32 stands for, so that two ways to compute one meet.
+/// A scalar. Computed numbers are rounded, so that two ways to compute one meet.
 pub(super) fn scalar(like: &Type, value: f64) -> Term {
-    let value = if like.dtype == DType::F64 { value } else { crate::numbers::meant_by(value as f32) };
+    let value = if like.dtype == DType::F64 { value } else { crate::numbers::rounded(value) };
     let splat = Splat { value: Float::new(value) };
     typed(splat, [], Type::scalar(like.dtype))
 }

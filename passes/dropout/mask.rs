@@ -23,7 +23,7 @@ pub struct Mask {
     pub draws: RandomUniform,
     /// The share that is kept.
     pub keep: f64,
-    /// What the readers of the mask make of it.
+    /// The products that the mask's readers compute.
     pub products: Vec<Product>,
 }
 
@@ -119,7 +119,7 @@ impl Graph<'_> {
         (!products.is_empty()).then(|| Mask { node: id, draws: draws.clone(), keep, products })
     }
 
-    /// What a reader makes of the mask: `m / keep`, alone or times `x`, `x / keep · m` or `x · m / keep`.
+    /// Returns the product that a reader computes from the mask: `m / keep`, alone or times `x`, `x / keep · m` or `x · m / keep`.
     fn product(&self, mask: ValueId, reader: NodeId, keep: f64) -> Option<Product> {
         let node = self.module.node(reader);
         let value = node.results[0];
@@ -128,14 +128,15 @@ impl Graph<'_> {
             return Some(self.multiplied(value).unwrap_or(alone));
         }
         let x = other(node, mask).filter(|_| matches!(node.op, Op::Binary(Binary::Mul)))?;
-        if let Some(before) = self.module.producer(x)
-            && let Some(&whole) = before.operands.iter().find(|&&operand| self.divides(before, operand, keep))
+        // The division after the product first: another dropout may have divided `x` by the same share.
+        if let Some((id, after)) = self.only_reader(value)
+            && self.divides(after, value, keep)
         {
-            return Some(Product { value, node: reader, factor: Some(whole) });
+            return Some(Product { value: after.results[0], node: id, factor: Some(x) });
         }
-        let (id, after) = self.only_reader(value)?;
-        let product = Product { value: after.results[0], node: id, factor: Some(x) };
-        self.divides(after, value, keep).then_some(product)
+        let before = self.module.producer(x)?;
+        let whole = before.operands.iter().find(|&&operand| self.divides(before, operand, keep))?;
+        Some(Product { value, node: reader, factor: Some(*whole) })
     }
 
     /// The product that is all that reads a value.

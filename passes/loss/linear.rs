@@ -4,7 +4,7 @@ use crate::bind::{Carry, batch, find_samples};
 use crate::constants::Constants;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::{Definition, Diagnostic, Module, Node, NodeId, Op, Role, ValueId};
+use ir::{Diagnostic, Module, Node, NodeId, Op, Role, ValueId};
 use std::collections::BTreeMap;
 
 /// How the values of microbatches make the value of all their samples together.
@@ -16,7 +16,7 @@ pub(super) enum Linear {
     Mean,
 }
 
-/// What is known of each value of a module.
+/// Facts about each value of a module.
 pub(super) struct Facts<'m> {
     pub(super) module: &'m Module,
     /// Samples of a microbatch; 1 without a batched input.
@@ -29,6 +29,8 @@ pub(super) struct Facts<'m> {
     reads_parameters: Vec<bool>,
     /// Values in which the samples of a microbatch have met.
     mixes: Vec<bool>,
+    /// How the values of microbatches make that of the whole batch.
+    linear: Vec<Option<Linear>>,
 }
 
 impl<'m> Facts<'m> {
@@ -46,9 +48,11 @@ impl<'m> Facts<'m> {
             constants: Constants::new(module),
             reads_inputs: no.clone(),
             reads_parameters: no.clone(),
+            linear: vec![None; no.len()],
             mixes: no,
         };
         facts.look();
+        facts.look_for_sums();
         facts
     }
 
@@ -93,12 +97,23 @@ impl<'m> Facts<'m> {
     }
 
     /// Whether a value is a sum or a mean over the samples: its values in microbatches make that of the whole batch.
-    pub(super) fn linear(&mut self, value: ValueId) -> Option<Linear> {
-        if !self.reads_inputs(value) {
-            return None;
+    pub(super) fn linear(&self, value: ValueId) -> Option<Linear> {
+        self.linear[value.as_u32() as usize]
+    }
+
+    /// Fills in [`Self::linear`], in program order.
+    fn look_for_sums(&mut self) {
+        for (id, node) in self.module.nodes() {
+            for &result in &node.results {
+                if self.reads_inputs(result) {
+                    self.linear[result.as_u32() as usize] = self.linear_in(id, node, result);
+                }
+            }
         }
-        let Definition::Node(id, _) = self.module.value(value).definition else { return None };
-        let node = self.module.node(id);
+    }
+
+    /// As [`Self::linear`], of a result of a node whose operands are known.
+    fn linear_in(&mut self, id: NodeId, node: &Node, value: ValueId) -> Option<Linear> {
         match &node.op {
             Op::CrossEntropy(_) if value != node.results[2] => {
                 self.meets_all(node.operands[0]).then_some(Linear::Sum)
@@ -127,7 +142,7 @@ impl<'m> Facts<'m> {
         }
     }
 
-    fn reduced(&mut self, node: &Node, reduce: &Reduce) -> Option<Linear> {
+    fn reduced(&self, node: &Node, reduce: &Reduce) -> Option<Linear> {
         let operand = node.operands[0];
         let over_samples = match reduce.kind {
             ReduceKind::Sum => Linear::Sum,
@@ -167,8 +182,12 @@ impl<'m> Facts<'m> {
             let Some(&operand) = node.operands.iter().find(|&&operand| self.reads_inputs(operand)) else {
                 break;
             };
+            let of_sample = |value: ValueId| self.module.ty(value).numel().unwrap_or(1) / self.batch.max(1);
             match &node.op {
-                Op::Reduce(_) => elements = self.module.ty(operand).numel().unwrap_or(1) / self.batch.max(1),
+                Op::Reduce(_) => elements = of_sample(operand),
+                // It sums over the labels.
+                Op::CrossEntropy(_) => return of_sample(node.operands[1]).max(1),
+                Op::Contract(_) => break,
                 // Behind the reductions are the elements.
                 _ if elements > 1 && self.module.ty(value).numel() != Some(1) => break,
                 _ => {}
@@ -205,7 +224,7 @@ pub(super) fn through_views(module: &Module, mut value: ValueId) -> ValueId {
     value
 }
 
-/// What a view, a cast, or a reduction of one element is of.
+/// Returns the operand of a view, of a cast, or of a reduction over one element.
 fn before_view(module: &Module, value: ValueId) -> Option<ValueId> {
     let node = module.producer(value)?;
     let single = || module.ty(node.operands[0]).numel() == Some(1);

@@ -129,7 +129,7 @@ fn ambiguous(candidates: &[&Output]) -> Diagnostic {
         .note("or export their sum, with its weights, as an output named `loss`")
 }
 
-/// What values are computed from.
+/// Facts about the values that each value is computed from.
 struct Sources<'m> {
     module: &'m Module,
     /// Values through which a parameter can be trained.

@@ -69,7 +69,7 @@ fn find(module: &Module, fits: impl Fn(&Type) -> bool) -> Option<Prediction> {
     })
 }
 
-/// What a final softmax over the last dim was taken of, else the value itself: cross-entropy wants logits.
+/// Returns the operand of a final softmax over the last dim, or else the value itself: cross-entropy takes logits.
 fn before_softmax(module: &Module, value: ValueId) -> ValueId {
     let last = module.ty(value).ndim() as u32 - 1;
     match module.producer(value) {
@@ -82,7 +82,7 @@ fn before_softmax(module: &Module, value: ValueId) -> ValueId {
     }
 }
 
-/// What a final sigmoid was taken of, else the value itself.
+/// Returns the operand of a final sigmoid, or else the value itself.
 fn before_sigmoid(module: &Module, value: ValueId) -> ValueId {
     match module.producer(value) {
         Some(Node { op: Op::Unary(Unary::Sigmoid), operands, .. }) => operands[0],
@@ -118,7 +118,10 @@ pub(super) fn labels(
             permutation[..=at].rotate_left(1);
             if at == 0 { Ok(labels) } else { Ok(b.transpose(labels, &permutation)?) }
         }
-        Some(input) if b.ty(input.value).same_shape(&ty) => Ok(input.value),
+        Some(input) if b.ty(input.value).same_shape(&ty) => {
+            let value = input.value;
+            if dtype.is_float() { Ok(b.cast(value, dtype)?) } else { Ok(value) }
+        }
         Some(input) => {
             let given = b.ty(input.value);
             let message = format!("the model's input `labels` is {given}, but labels of its logits are {ty}");

@@ -5,7 +5,7 @@
 //! which of these it is.
 
 use super::linear::{Facts, Linear};
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::{Binary, Compare, Unary};
 use ir::{Node, Op, ValueId};
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub struct Objective {
 pub struct Class {
     /// The addends of the dividend.
     pub addends: Vec<Addend>,
-    /// What their sum over all microbatches is divided by.
+    /// The divisor of their sum over all microbatches.
     pub divisor: Divisor,
 }
 
@@ -51,7 +51,7 @@ pub struct Factor {
     pub divides: bool,
 }
 
-/// What the sum over microbatches is divided by.
+/// The divisor of the sum over microbatches.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Divisor {
     /// The number of samples: the addends are means over the samples of a microbatch.
@@ -69,7 +69,7 @@ pub struct Weight {
     pub value: ValueId,
     /// The smallest that the sum may be.
     pub floor: Option<f64>,
-    /// What is added to it.
+    /// A number that is added to the sum.
     pub epsilon: f64,
 }
 
@@ -82,7 +82,12 @@ pub(super) struct Recognizer<'f, 'm> {
     terms: Vec<Term>,
     doubts: Vec<String>,
     constant: Option<f64>,
+    /// Values that were looked at.
+    steps: usize,
 }
+
+/// No loss that an author writes has more parts. A value that is read twice at each of many steps has 2ⁿ.
+const MOST_STEPS: usize = 1000;
 
 struct Term {
     addend: Addend,
@@ -116,13 +121,18 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         let scalars = module.outputs.iter().filter(|output| module.ty(output.value).numel() == Some(1));
         let names = scalars.map(|output| (facts.through_views(output.value), output.name.clone())).collect();
         let exported = exported.unwrap_or(facts.batch);
-        Self { facts, exported, names, terms: vec![], doubts: vec![], constant: None }
+        Self { facts, exported, names, terms: vec![], doubts: vec![], constant: None, steps: 0 }
     }
 
     /// Takes a scalar apart.
     pub(super) fn objective(mut self, value: ValueId) -> Objective {
         self.names.remove(&self.facts.through_views(value));
-        self.collect(value, &Path { coefficient: 1.0, factors: vec![], name: None });
+        let whole = Path { coefficient: 1.0, factors: vec![], name: None };
+        self.collect(value, &whole);
+        if self.steps > MOST_STEPS {
+            (self.terms, self.doubts, self.constant) = (vec![], vec![], None);
+            self.opaque(value, whole);
+        }
         self.doubt_sums();
         let text = text(&self.terms);
         let whole = self.exported == self.facts.batch || !self.terms.iter().any(|term| term.is_mean());
@@ -145,6 +155,10 @@ impl<'f, 'm> Recognizer<'f, 'm> {
     fn collect(&mut self, value: ValueId, path: &Path) {
         let value = self.facts.through_views(value);
         let mut path = path.clone();
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            return;
+        }
         if let Some(name) = self.names.get(&value) {
             path.name = Some(name.clone());
         }
@@ -273,14 +287,35 @@ impl<'f, 'm> Recognizer<'f, 'm> {
             }
             // `where(weight == 0, 1, weight)`: nothing counts where the weight is 0.
             Op::Select(_) => {
-                let other = [(operands[1], operands[2]), (operands[2], operands[1])];
-                other.into_iter().find_map(|(of, number)| {
-                    self.facts.number(number)?;
-                    self.weight(of)
-                })
+                let (of, compares) = self.compared_with_zero(operands[0])?;
+                let (chosen, number) = match compares {
+                    Compare::Greater => (operands[1], operands[2]),
+                    Compare::Equal | Compare::LessEqual => (operands[2], operands[1]),
+                    _ => return None,
+                };
+                let is_same = self.facts.through_views(chosen) == self.facts.through_views(of);
+                self.facts.number(number).filter(|_| is_same)?;
+                self.weight(chosen)
             }
             _ => None,
         }
+    }
+
+    /// The value that a comparison compares with 0, and how: the value is on the left.
+    fn compared_with_zero(&mut self, value: ValueId) -> Option<(ValueId, Compare)> {
+        let node = self.facts.module.producer(self.facts.through_views(value))?;
+        let Op::Compare(compare) = node.op else { return None };
+        let [left, right] = [node.operands[0], node.operands[1]];
+        if self.facts.number(right) == Some(0.0) {
+            return Some((left, compare));
+        }
+        let mirrored = match compare {
+            Compare::Less => Compare::Greater,
+            Compare::GreaterEqual => Compare::LessEqual,
+            Compare::Equal => Compare::Equal,
+            _ => return None,
+        };
+        (self.facts.number(left) == Some(0.0)).then_some((right, mirrored))
     }
 
     fn linear(&mut self, value: ValueId, path: Path) {

@@ -1,13 +1,10 @@
-//! What is said of a tensor, against what its uses say.
+//! Weighs a claim about a tensor against its uses.
 
 use super::{Evidence, Finding};
 use crate::constants::any_element;
-use ir::{Claim, Data, DataId, Module};
+use ir::{Claim, Data, DataId, Module, Tensor, Type};
 
-/// How the reason starts of a tensor that its name alone makes a parameter.
-pub(super) const BY_NAME: &str = "named as parameters are";
-
-/// What a tensor is, all told. `found` is what its uses say.
+/// Decides on a tensor by its claim and by `found`, the evidence of its uses.
 pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
     let row = &module.data[data];
     let use_of = found.reason().to_owned();
@@ -22,36 +19,45 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         Some(Claim::Parameter) => parameter("listed by the exporter"),
         Some(Claim::Buffer) => constant("listed as a buffer by the exporter"),
         Some(Claim::Unlisted) => constant("not among the parameters that the exporter lists"),
+        Some(Claim::Computed) => match found.evidence {
+            Evidence::Constant(_) => return found,
+            _ if is_binary(row) => constant("a mask of zeros and ones"),
+            _ => Evidence::None(format!("computed by the exporter, perhaps from parameters; {use_of}")),
+        },
         Some(Claim::Literal) => {
             constant("a constant of the model's code, which the exporter wrote as a node")
         }
-        Some(Claim::Named) => match (by_name(module, row), found.evidence) {
-            (Some(why), _) => constant(&why),
-            (None, proven @ (Evidence::Constant(_) | Evidence::Parameter(_))) => proven,
-            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => parameter(BY_NAME),
+        Some(Claim::Named) => match (named_constant(module, row), found.evidence) {
+            (Some(why), _) => constant(why),
+            (None, _) if is_sinusoidal(row) => constant("a table of sines and cosines"),
+            // A layer that starts as the identity has such a weight.
+            (None, Evidence::Parameter(_)) if is_binary(row) => {
+                Evidence::Named(format!("named as parameters are, though it holds zeros and ones; {use_of}"))
+            }
+            (None, Evidence::None(_) | Evidence::Ambiguous(_)) if is_binary(row) => {
+                constant("a mask of zeros and ones")
+            }
+            (None, Evidence::None(_) | Evidence::Ambiguous(_)) => {
+                Evidence::Named(format!("named as parameters are; {use_of}"))
+            }
+            (None, proven) => proven,
         },
     };
     Finding { evidence, ..found }
 }
 
-/// Why a named tensor is no parameter, by its name and its elements.
-fn by_name(module: &Module, row: &Data) -> Option<String> {
+/// Why a tensor is no parameter, by its name.
+pub(super) fn named_constant(module: &Module, row: &Data) -> Option<&'static str> {
     let (stem, leaf) = row.name.rsplit_once('.').map_or(("", &row.name[..]), |(stem, leaf)| (stem, leaf));
     let exists = |name: String| module.data.values().any(|other| other.name == name);
     let weight_of_spectral_norm =
         |vector: &str| row.name.strip_suffix(vector).map(|name| format!("{name}_orig"));
     if matches!(leaf, "running_mean" | "running_var") {
-        return Some("named as a running statistic".into());
+        return Some("named as a running statistic");
     }
     let old_form = weight_of_spectral_norm("_u").or(weight_of_spectral_norm("_v"));
     let is_parametrized = stem.contains("parametrizations.") && matches!(leaf, "_u" | "_v");
-    if is_parametrized || old_form.is_some_and(exists) {
-        return Some("a singular vector of a spectral norm".into());
-    }
-    if is_binary(row) {
-        return Some("a mask of zeros and ones".into());
-    }
-    is_sinusoidal(row).then(|| "a table of sines and cosines".into())
+    (is_parametrized || old_form.is_some_and(exists)).then_some("a singular vector of a spectral norm")
 }
 
 /// No table of positions is larger, in elements.
@@ -66,12 +72,18 @@ fn is_sinusoidal(row: &Data) -> bool {
     if rows < 2 || length < 4 || !length.is_multiple_of(2) || !small {
         return false;
     }
-    let Some(table) = ir::interp::file_tensor(row) else { return false };
     let half = length as f64 / 2.0;
     let is_of_angles = |row: &[f64]| {
         let squares: f64 = row.iter().map(|x| x * x).sum();
         (squares - half).abs() <= 1e-3 * half && row.iter().all(|x| x.abs() <= 1.0 + 1e-6)
     };
+    // Most matrices fail in their first row.
+    let first = row.bytes().and_then(|bytes| bytes.get(..(length * row.ty.dtype.bytes()) as usize));
+    let first = first.and_then(|bytes| Tensor::from_bytes(&Type::of(row.ty.dtype, &[length]), bytes));
+    if first.is_none_or(|first| !is_of_angles(first.floats())) {
+        return false;
+    }
+    let Some(table) = ir::interp::file_tensor(row) else { return false };
     let mut rows = table.floats().chunks(length as usize);
     rows.all(is_of_angles) && any_element(row, |x| x != 1.0 && x != -1.0 && x != 0.0) == Some(true)
 }

@@ -1,15 +1,15 @@
-//! What the uses of a tensor say about it: is it trained, or a mask, a table, a number?
+//! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
 
 use crate::constants::any_element;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;
-use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
+use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, Tensor, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What one use says, with the reason in words.
+/// The evidence of one use, with the reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Nothing that would make it a parameter.
@@ -18,6 +18,8 @@ pub enum Evidence {
     Ambiguous(String),
     /// It is trained.
     Parameter(String),
+    /// It is trained because it is named as parameters are; its uses do not tell.
+    Named(String),
     /// It is none, whatever the other uses say.
     Constant(String),
 }
@@ -28,13 +30,13 @@ impl Evidence {
         match self {
             Self::None(_) => 0,
             Self::Ambiguous(_) => 1,
-            Self::Parameter(_) => 2,
+            Self::Parameter(_) | Self::Named(_) => 2,
             Self::Constant(_) => 3,
         }
     }
 }
 
-/// What all uses of a tensor say together.
+/// The evidence of all uses of a tensor together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The strongest evidence.
@@ -47,7 +49,7 @@ pub struct Finding {
 impl Finding {
     /// Whether the tensor is trained.
     pub fn is_parameter(&self) -> bool {
-        matches!(self.evidence, Evidence::Parameter(_) | Evidence::Ambiguous(_))
+        matches!(self.evidence, Evidence::Parameter(_) | Evidence::Named(_) | Evidence::Ambiguous(_))
     }
 
     /// The reason in words.
@@ -56,6 +58,7 @@ impl Finding {
             Evidence::None(why)
             | Evidence::Ambiguous(why)
             | Evidence::Parameter(why)
+            | Evidence::Named(why)
             | Evidence::Constant(why) => why,
         }
     }
@@ -102,7 +105,7 @@ impl<'m> Search<'m> {
         self.varies[value.as_u32() as usize]
     }
 
-    /// What the uses of the values, all of which are the tensor `data`, say about it.
+    /// Weighs the uses of `values`, all of which are the tensor `data`.
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = &self.module.data[data];
         let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
@@ -177,14 +180,14 @@ impl<'m> Search<'m> {
             (Op::Contract(_), _) if !self.varies(other()) => {
                 Evidence::None(format!("meets constants alone{place}"))
             }
-            (Op::Contract(_), _) if self.turns_into_angles(node) => {
+            (Op::Contract(_), _) if self.turns_into_angles(node, other()) => {
                 Evidence::Constant(format!("frequencies of a rotary table{place}"))
             }
             (Op::Contract(_), _) => parameter("weight of a contraction"),
             (Op::Experts(_), 1) => parameter("matrices of experts"),
-            (Op::Gather(_), 0) if self.is_rotary_lookup(node) => Evidence::Constant(format!(
-                "table that is looked up and multiplied in, as rotary tables are{place}"
-            )),
+            (Op::Gather(_), 0) if self.is_rotary_lookup(node) && may_be_rotary(data) => Evidence::Constant(
+                format!("table that is looked up and multiplied in, as rotary tables are{place}"),
+            ),
             (Op::Gather(_), 0) if self.weighs_classes(node) => {
                 Evidence::Constant(format!("weights of classes in a loss{place}"))
             }
@@ -235,7 +238,7 @@ impl<'m> Search<'m> {
         let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
         if !self.varies(other) {
             Evidence::None(format!("meets constants alone{place}"))
-        } else if self.turns_into_angles(found.node) {
+        } else if self.turns_into_angles(found.node, other) {
             Evidence::Constant(format!("frequencies of a rotary table{place}"))
         } else if matches!(factor, Definition::Input(_)) {
             Evidence::None(format!("multiplies an input{place}"))
@@ -286,11 +289,28 @@ impl<'m> Search<'m> {
         readers
     }
 
-    /// Whether only sines and cosines are taken of what the node computes.
-    fn turns_into_angles(&self, node: &Node) -> bool {
+    /// Whether a node multiplies positions by frequencies: `positions` comes from integers, and only sines and cosines are
+    /// taken of the product. Of activations they are taken in a network with sines, whose frequencies are trained.
+    fn turns_into_angles(&self, node: &Node, positions: ValueId) -> bool {
         let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Mul)));
         let is_angle = |op: &Op| matches!(op, Op::Unary(Unary::Sin | Unary::Cos));
-        !readers.is_empty() && readers.iter().all(|(reader, _)| is_angle(&reader.op))
+        let turns = !readers.is_empty() && readers.iter().all(|(reader, _)| is_angle(&reader.op));
+        turns && self.comes_from_integers(positions)
+    }
+
+    /// Whether a value is computed from integers alone.
+    fn comes_from_integers(&self, value: ValueId) -> bool {
+        let (mut stack, mut seen) = (vec![value], BTreeSet::new());
+        while let Some(value) = stack.pop() {
+            if !seen.insert(value) || !self.varies(value) || self.module.ty(value).dtype.is_integer() {
+                continue;
+            }
+            match self.module.value(value).definition {
+                Definition::Node(id, _) => stack.extend(&self.module.node(id).operands),
+                Definition::Input(_) | Definition::State(_) => return false,
+            }
+        }
+        true
     }
 
     /// Whether what is looked up turns queries and keys: as a rotary operator's table, or multiplied in by hand.
@@ -318,7 +338,7 @@ impl<'m> Search<'m> {
         numbers && labels && !readers.is_empty() && readers.iter().all(weighs)
     }
 
-    /// What defines the value that this is a view of.
+    /// Returns the definition of the value that this one is a view of.
     fn viewed(&self, mut value: ValueId) -> Definition {
         loop {
             match self.module.value(value).definition {
@@ -382,6 +402,17 @@ impl<'m> Search<'m> {
             };
         }
     }
+}
+
+/// Whether a table may be one of sines and cosines: none is above 1, and those of position 0 are zeros and ones. True for a
+/// table without its numbers.
+fn may_be_rotary(data: &Data) -> bool {
+    let Some(sizes) = data.ty.sizes() else { return false };
+    let length = sizes.get(1..).unwrap_or_default().iter().product::<u64>();
+    let first = data.bytes().and_then(|bytes| bytes.get(..(length * data.ty.dtype.bytes()) as usize));
+    let first = first.and_then(|bytes| Tensor::from_bytes(&Type::of(data.ty.dtype, &[length]), bytes));
+    let starts = first.is_none_or(|row| row.floats().iter().all(|&x| x == 0.0 || x == 1.0));
+    starts && any_element(data, |x| x.abs() > 1.0 + 1e-3) != Some(true)
 }
 
 /// Whether a tensor holds numbers that hide what they are added to.

@@ -58,6 +58,10 @@ pub(super) fn freeze(
     for pattern in options.freeze.iter().chain(&options.train_only) {
         if !parameters().any(|(_, names)| fits(pattern, names)) {
             let error = Diagnostic::new(format!("no parameter fits `{pattern}`"));
+            if let Some((row, names)) = rows.iter().zip(&known).find(|(_, names)| fits(pattern, names)) {
+                let reason = row.finding.reason();
+                return Err(error.note(format!("`{}` is not trained anyway: {reason}", names[0])));
+            }
             let some: Vec<&str> = parameters().take(5).map(|(_, names)| names[0].as_str()).collect();
             return Err(error.note(format!("there are parameters such as {}", some.join(", "))));
         }

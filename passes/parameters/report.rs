@@ -1,4 +1,4 @@
-//! What was decided, for those who ask (`inspect`), who write weights back (export), and who check (`verify`).
+//! The decisions, for `inspect`, for an export, which writes weights back, and for `verify`.
 
 use super::{Decision, Parameters, Row, readers, views};
 use crate::dead::remove_dead;
@@ -11,7 +11,7 @@ use ir::{
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// What a float tensor of the file is, and why.
+/// The role of a float tensor of the file, and the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterReport {
     /// The file's name of it.
@@ -20,13 +20,13 @@ pub struct ParameterReport {
     pub ty: Type,
     /// Other names.
     pub aliases: Vec<String>,
-    /// What it is.
+    /// Its role.
     pub role: RowRole,
     /// Whether it is a parameter that the user froze.
     pub frozen: bool,
     /// Why, in words.
     pub reason: String,
-    /// What is said of the tensor apart from its uses.
+    /// The claim about the tensor, apart from its uses.
     pub claim: Option<Claim>,
     /// The states that hold it; written back through their views they make the tensor again, as far as the program
     /// uses it. Empty for a constant.
@@ -35,7 +35,7 @@ pub struct ParameterReport {
     pub tied: Option<Tie>,
 }
 
-/// What a float tensor of the file is.
+/// The role of a float tensor of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RowRole {
     /// Trained, unless frozen.

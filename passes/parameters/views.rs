@@ -1,7 +1,7 @@
 //! How a tensor is cut into states: the views that all its uses go through.
 
 use cranelift_entity::SecondaryMap;
-use ir::{Data, Module, Node, NodeId, Op, Type, ValueId, View, ViewStep};
+use ir::{Data, Module, Node, NodeId, Op, ValueId, View, ViewStep};
 use smallvec::SmallVec;
 
 /// A part of a tensor that becomes one state.
@@ -15,16 +15,17 @@ pub struct Cut {
 
 type Uses = SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>;
 
-/// The parts of the tensor of type `ty` that `values`, all of which are the whole tensor, are used in.
-pub(super) fn cuts(module: &Module, uses: &Uses, ty: &Type, values: &[ValueId]) -> Vec<Cut> {
+/// The parts of the tensor `data` that `values`, all of which are the whole tensor, are used in.
+pub(super) fn cuts(module: &Module, uses: &Uses, data: &Data, values: &[ValueId]) -> Vec<Cut> {
     let mut view = View::new();
-    if let (Some(declared), true) = (module.ty(values[0]).sizes(), module.ty(values[0]).dims != ty.dims) {
+    let declared = module.ty(values[0]);
+    if let (Some(declared), true) = (declared.sizes(), declared.dims != data.ty.dims) {
         view.push(ViewStep::Reshape(declared.into_iter().collect()));
     }
     // Each part is followed through its views as far as all uses go through them.
     let (mut cuts, mut parts) = (Vec::new(), vec![Cut { view, values: values.to_vec() }]);
     while let Some(part) = parts.pop() {
-        match inner_parts(module, uses, &part) {
+        match inner_parts(module, uses, data, &part) {
             Some(inner) => parts.extend(inner.into_iter().rev()),
             None => cuts.push(part),
         }
@@ -33,7 +34,7 @@ pub(super) fn cuts(module: &Module, uses: &Uses, ty: &Type, values: &[ValueId]) 
 }
 
 /// The one view, or the separate slices, that all uses of a part go through; `None` when there is no such.
-fn inner_parts(module: &Module, uses: &Uses, part: &Cut) -> Option<Vec<Cut>> {
+fn inner_parts(module: &Module, uses: &Uses, data: &Data, part: &Cut) -> Option<Vec<Cut>> {
     let mut steps: Vec<(ViewStep, Vec<ValueId>)> = Vec::new();
     for &value in &part.values {
         if module.roots().any(|root| root == value) {
@@ -48,7 +49,8 @@ fn inner_parts(module: &Module, uses: &Uses, part: &Cut) -> Option<Vec<Cut>> {
             }
         }
     }
-    if steps.is_empty() || steps.len() > 1 && !are_separate_slices(&steps) {
+    let is_one_view = steps.len() == 1 && !matches!(steps[0].0, ViewStep::Slice { .. });
+    if steps.is_empty() || !is_one_view && !are_whole(module, data, part, &steps) {
         return None;
     }
     steps.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -78,14 +80,25 @@ fn step(module: &Module, node: &Node) -> Option<ViewStep> {
     }
 }
 
-fn are_separate_slices(steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
+/// Whether slices cut all of a part into separate states. Elements that nothing reads are the parameter's all the same:
+/// weight decay shrinks them. Of a tensor that an exporter repeated along the batch, one slice stands for all.
+fn are_whole(module: &Module, data: &Data, part: &Cut, steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
+    if let [(ViewStep::Slice { dim, start: 0, length: 1 }, _)] = steps
+        && part.view.is_empty()
+        && crate::constants::equal_along(data, *dim as usize) == Some(true)
+    {
+        return true;
+    }
     let mut ranges = Vec::new();
     for (step, _) in steps {
         let ViewStep::Slice { dim, start, length } = step else { return false };
         ranges.push((*dim, *start, start + length));
     }
     ranges.sort();
-    ranges.windows(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].2 <= pair[1].1)
+    let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return false };
+    let size = module.ty(part.values[0]).dims[first.0 as usize].size();
+    let are_separate = ranges.windows(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].2 == pair[1].1);
+    are_separate && first.1 == 0 && size == Some(last.2)
 }
 
 /// What the slices of a view add to a name: `[0..128]`, `[:,128..256]`.

@@ -263,5 +263,17 @@ fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
         assert_eq!(reports["positions"].role, expected, "{}", reports["positions"].reason);
         assert_eq!(reports["mask"].role, RowRole::Constant, "{}", reports["mask"].reason);
         assert_eq!(reports["slope"].role, RowRole::Parameter, "{}", reports["slope"].reason);
+        let warnings: Vec<&str> = cx.warnings.iter().map(|warning| &warning.message[..]).collect();
+        let expected = match table {
+            true => [
+                "`slope` is trained by its name alone",
+                "not trained: `positions` (a table of sines and cosines), `mask` (a mask of zeros and ones)",
+            ],
+            false => [
+                "2 tensors are trained by their names alone: `positions`, `slope`",
+                "not trained: `mask` (a mask of zeros and ones)",
+            ],
+        };
+        assert_eq!(warnings, expected);
     }
 }

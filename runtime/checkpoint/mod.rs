@@ -28,7 +28,7 @@ pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;
-pub use tensor_file::TensorFile;
+pub use tensor_file::{TensorFile, safetensors_type};
 pub use weights::{Weights, WeightsReport, load_weights, weights_of};
 
 use bytes::Bytes;

@@ -176,7 +176,7 @@ pub(super) fn header(tensors: &[(&str, DType, Vec<u64>, u64)]) -> Result<Vec<u8>
         let shape = dims.iter().map(|&size| size as usize).collect();
         let data_offsets = (offset, offset + *bytes as usize);
         offset = data_offsets.1;
-        rows.push(((*name).to_owned(), TensorInfo { dtype: stored(*dtype), shape, data_offsets }));
+        rows.push(((*name).to_owned(), TensorInfo { dtype: safetensors_type(*dtype), shape, data_offsets }));
     }
     let mark = HashMap::from([(MARK.0.to_owned(), MARK.1.to_owned())]);
     let metadata = Metadata::new(Some(mark), rows).map_err(|error| error.to_string())?;
@@ -207,7 +207,8 @@ fn dtype(stored: Stored) -> Result<DType, String> {
     })
 }
 
-fn stored(dtype: DType) -> Stored {
+/// The element type as safetensors has it.
+pub fn safetensors_type(dtype: DType) -> Stored {
     match dtype {
         DType::F64 => Stored::F64,
         DType::F32 => Stored::F32,
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn every_element_type_comes_back() {
         for ty in DType::ALL {
-            assert_eq!(dtype(stored(ty)), Ok(ty));
+            assert_eq!(dtype(safetensors_type(ty)), Ok(ty));
         }
     }
 

@@ -289,7 +289,7 @@ fn evaluation(
     Dataset::build(Wanted { options: &options, seed, ..wanted }, &offer, &decisions, notes)
 }
 
-/// What becomes of a last batch that is short: a note where a user should know. `reason` says why it cannot be filled up.
+/// Decides how a short last batch is used, with a note for the user. `reason` says why it cannot be filled up.
 ///
 /// # Errors
 /// Fewer samples than a batch that cannot be filled up.

@@ -90,8 +90,8 @@ impl LossTotal {
         let divided = self.classes.iter().map(|&[sum, weight, floor, epsilon]| {
             let is_sum = weight == 0.0 && floor > 0.0;
             let share = if is_sum { step as f64 / self.batches } else { 1.0 };
-            let divisor = weight.max(floor) + epsilon;
-            (divisor > 0.0).then(|| sum * share / divisor)
+            let divisor = if floor == 0.0 { weight } else { weight.max(floor) } + epsilon;
+            (divisor != 0.0).then(|| sum * share / divisor)
         });
         divided.flatten().reduce(|total, class| total + class)
     }
@@ -112,6 +112,12 @@ mod tests {
         all.add(&total(&[[6.0, 2.0, 0.0, 0.0], [1.0, 4.0, 0.0, 0.0]]));
         all.add(&total(&[[0.0, 0.0, 0.0, 0.0], [3.0, 4.0, 0.0, 0.0]]));
         assert_eq!(all.loss(1), Some(3.0 + 0.5));
+    }
+
+    #[test]
+    fn a_negative_weight_divides_too() {
+        assert_eq!(total(&[[6.0, -2.0, 0.0, 0.0]]).loss(1), Some(-3.0));
+        assert_eq!(total(&[[6.0, 0.0, 0.0, 0.0]]).loss(1), None);
     }
 
     #[test]

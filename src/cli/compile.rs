@@ -22,6 +22,7 @@ use crate::output::Folder;
 use crate::pipeline::Plan;
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup};
+use crate::verification::assumptions;
 use crate::{export, initialization, plan, sizes};
 
 const EXAMPLES: &str = "\
@@ -78,6 +79,7 @@ impl Compile {
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         self.tell(&ready.plan, device.target);
+        eprintln!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         ready.compilation.loss.iter().for_each(|loss| eprintln!("loss: {}", loss.text));
         if ready.training.is_some() {
             eprintln!("device: {}", device.described);

@@ -12,11 +12,11 @@ pub struct Data {
     pub ty: Type,
     /// The bytes.
     pub blob: Blob,
-    /// What is known of a file's tensor apart from what the program does with it.
+    /// The claim about a file's tensor, apart from its uses in the program.
     pub claim: Option<Claim>,
 }
 
-/// What somebody says a tensor of the file is. The pass `parameters` weighs it against the tensor's uses.
+/// A claim about the role of a file's tensor. The pass `parameters` weighs it against the tensor's uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Claim {
     /// The user wants it trained.
@@ -27,6 +27,8 @@ pub enum Claim {
     Buffer,
     /// The exporter's list is complete, and the tensor is not on it.
     Unlisted,
+    /// The exporter computed it, perhaps from parameters.
+    Computed,
     /// The author of the model named it. Parameters have such names; buffers have them too.
     Named,
     /// The exporter writes constants of the code in this way, and parameters in another.
@@ -35,16 +37,17 @@ pub enum Claim {
 
 impl Claim {
     /// Every claim with its word in text.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Asked, "asked"),
         (Self::Parameter, "parameter"),
         (Self::Buffer, "buffer"),
         (Self::Unlisted, "unlisted"),
+        (Self::Computed, "computed"),
         (Self::Named, "named"),
         (Self::Literal, "literal"),
     ];
 
-    /// Whether a tensor of which this is said may be trained, whatever its size.
+    /// Whether a single number of which this is said may be a parameter.
     pub fn may_be_trained(self) -> bool {
         matches!(self, Self::Asked | Self::Parameter | Self::Named)
     }

@@ -46,13 +46,15 @@ pub struct TensorPart {
     pub view: View,
 }
 
-/// What the exporter's record says about the author's tensors. Empty for files without a record.
+/// The exporter's record of the author's tensors. Empty for files without a record.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
     /// Every key of `state_dict`, those without a value in the file included.
     keys: Vec<String>,
     /// Tensors that the record describes.
     entries: Vec<StateDictEntry>,
+    /// Tensors of the file that hold one of the author's in a layout that the record does not tell.
+    unknown: BTreeSet<String>,
     /// For each recurrent node, by its name, the weights of the call that it came from: for every layer and direction
     /// `weight_ih`, `weight_hh`, and with biases `bias_ih` and `bias_hh`.
     recurrent: BTreeMap<String, Vec<String>>,
@@ -72,7 +74,9 @@ impl Recorded {
         let recurrent = model.graph.nodes.iter().filter(|node| recurrent::is_recurrent(node));
         let recurrent = recurrent.map(|node| (node.name.clone(), record.read_by(node)));
         let recurrent = recurrent.filter(|(_, names)| !names.is_empty()).collect();
-        Self { keys: record.keys.clone(), entries, recurrent }
+        let unknown = record.tensors.iter().filter(|(_, recorded)| recorded.view.is_none());
+        let unknown = unknown.map(|(tensor, _)| tensor.clone()).collect();
+        Self { keys: record.keys.clone(), entries, unknown, recurrent }
     }
 }
 
@@ -91,14 +95,15 @@ impl StateDict {
 
     fn recorded(model: &Model, recorded: Recorded) -> Self {
         let mut found = Found::new(&model.graph, recorded.entries);
+        found.used.extend(recorded.unknown);
         if model.producer.to_lowercase().starts_with("pytorch") {
-            recurrent::find(&mut found, &recorded.recurrent);
-            renamed::find(&mut found);
             let keys: BTreeSet<&str> = recorded.keys.iter().map(String::as_str).collect();
             let is_key = |name: &str| {
                 let known = keys.is_empty() || keys.contains(name);
                 known && !is_generated(name) && !name.contains('/')
             };
+            recurrent::find(&mut found, &recorded.recurrent);
+            renamed::find(&mut found, is_key);
             for tensor in &model.graph.tensors {
                 if tensor.source == TensorSource::Initializer && is_key(&tensor.name) {
                     found.add(StateDictEntry::whole(&tensor.name, &tensor.name, View::new()));
@@ -173,11 +178,29 @@ impl<'g> Found<'g> {
         bytes(one).is_some() && bytes(one) == bytes(other)
     }
 
+    /// Whether a matrix is a named one, transposed: the exporter wrote a tied parameter twice.
+    fn is_transposed_copy(&self, tensor: &Tensor) -> bool {
+        let (&[rows, columns], Some(bytes)) = (&tensor.dims[..], tensor.present()) else { return false };
+        let Some(width) = tensor.dtype.bytes_of(1) else { return false };
+        let is_named = |other: &&&Tensor| {
+            other.source == TensorSource::Initializer
+                && !is_generated(&other.name)
+                && other.dtype == tensor.dtype
+        };
+        self.tensors.values().filter(is_named).filter(|other| other.dims == [columns, rows]).any(|other| {
+            let Some(others) = other.present() else { return false };
+            let place = |at: usize| at * width..(at + 1) * width;
+            (0..rows * columns)
+                .all(|at| bytes[place(at)] == others[place(at % columns * rows + at / columns)])
+        })
+    }
+
     /// The float initializer that a node reads at `input`, if no entry is made of it.
     fn unnamed(&self, node: &crate::Node, input: usize) -> Option<&'g Tensor> {
         let tensor = *self.tensors.get(node.input(input)?)?;
-        let floats = matches!(tensor.dtype.name(), "f32" | "f16" | "bf16" | "f64");
-        let free = floats && tensor.source == TensorSource::Initializer && !self.used.contains(&tensor.name);
+        let free = tensor.dtype.is_float()
+            && tensor.source == TensorSource::Initializer
+            && !self.used.contains(&tensor.name);
         free.then_some(tensor)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use bytes::Bytes;
+use ir::DType;
 
 use crate::error::{Problem, quoted};
 
@@ -92,6 +93,31 @@ impl ElementType {
             bits if bits % 8 == 0 => count.checked_mul(bits / 8),
             bits => Some(count.checked_mul(bits)?.div_ceil(8)),
         }
+    }
+
+    /// The core's element type, where there is one.
+    pub fn dtype(self) -> Option<DType> {
+        Some(match self {
+            Self::F64 => DType::F64,
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+            Self::I64 => DType::I64,
+            Self::I32 => DType::I32,
+            Self::I16 => DType::I16,
+            Self::I8 => DType::I8,
+            Self::U64 => DType::U64,
+            Self::U32 => DType::U32,
+            Self::U16 => DType::U16,
+            Self::U8 => DType::U8,
+            Self::Bool => DType::Bool,
+            _ => return None,
+        })
+    }
+
+    /// Whether elements of this type can be trained.
+    pub fn is_float(self) -> bool {
+        self.dtype().is_some_and(DType::is_float)
     }
 }
 

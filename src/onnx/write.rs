@@ -86,6 +86,13 @@ impl Model {
         inference::to_inference_form(&mut self.proto.clone()) > 0
     }
 
+    /// The number of nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
+    pub fn draws_in_inference_form(&self) -> usize {
+        let mut proto = self.proto.clone();
+        inference::to_inference_form(&mut proto);
+        inference::drawing_nodes(&proto)
+    }
+
     fn write_with(
         &self,
         path: &Path,

@@ -1,4 +1,4 @@
-//! What a comparison takes for granted, so that a user knows which mistakes it cannot find.
+//! The choices that both sides of a comparison share, so that a user knows which mistakes it cannot find.
 //!
 //! Both sides of a verification train the same tensors, minimise the same loss and read the same batch. Only numbers of
 //! the original module (`--against`) can tell that one of these is not what the module's author meant.
@@ -13,7 +13,7 @@ use std::fmt;
 /// A choice of the compiler, and whether the comparison would notice that it is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Assumption {
-    /// What was chosen: `trained tensors`, `loss`, `batch`.
+    /// The name of the choice: `trained tensors`, `loss`, `batch`.
     pub about: &'static str,
     /// The choice, and how it was made.
     pub says: String,
@@ -41,6 +41,11 @@ pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere
             counts(&others).into_iter().map(|(count, source)| format!("{count} by {source}")).collect();
         says += &format!("; not trained: {}", others.join(", "));
     }
+    let is_found =
+        |report: &&ParameterReport| matches!(report.claim, None | Some(Claim::Named | Claim::Literal));
+    if trained.iter().copied().any(|report| is_found(&report)) {
+        says += "; the file does not list its parameters: a buffer that is used as one is trained too";
+    }
     let checked = theirs.is_some_and(|theirs| theirs.gradients > 0 && theirs.missing == 0);
     match theirs {
         Some(theirs) if theirs.gradients > 0 && theirs.missing > 0 => {
@@ -51,7 +56,7 @@ pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere
     Assumption { about: "trained tensors", says, checked }
 }
 
-/// What the file of `--against` says about the set of trained tensors.
+/// The statement of `--against`'s file on the set of trained tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainedThere {
     /// Gradients in the file.
@@ -78,7 +83,9 @@ pub fn source(report: &ParameterReport) -> &'static str {
     match report.claim {
         _ if report.frozen => "--freeze or --train-only",
         Some(Claim::Asked) => "--train-also",
-        Some(Claim::Parameter | Claim::Buffer | Claim::Unlisted) => "the exporter's list of parameters",
+        Some(Claim::Parameter | Claim::Buffer | Claim::Unlisted | Claim::Computed) => {
+            "the exporter's list of parameters"
+        }
         _ if report.tied.is_some() => "equal bytes with another parameter",
         _ if report.role == RowRole::Buffer => "being a running statistic",
         Some(Claim::Named | Claim::Literal) => "their names and how the graph reads them",

@@ -31,7 +31,7 @@ pub struct Report {
     /// Whether the gradients overflow even at the smallest loss scale.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overflows: bool,
-    /// What both sides take from the compiler, and whether it was compared.
+    /// The choices that both sides take from the compiler, and whether each was compared.
     pub assumptions: Vec<Assumption>,
     /// The largest error that passes.
     pub tolerance: f64,

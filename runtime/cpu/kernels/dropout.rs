@@ -59,7 +59,7 @@ pub(super) fn uniform(op: &RandomUniform, mut call: Call) {
     });
 }
 
-/// What a task needs to know to draw its words.
+/// The numbers by which a task draws its words.
 struct Words {
     draws: Draws,
     key: u64,

@@ -96,7 +96,7 @@ impl Dropout {
         u64::from(word) >= self.threshold()
     }
 
-    /// What kept elements are multiplied by; 0 where none is.
+    /// The factor of kept elements; 0 where none is kept.
     pub fn scale(&self) -> f64 {
         let kept = 1.0 - self.ratio.get();
         if kept > 0.0 { 1.0 / kept } else { 0.0 }
@@ -112,7 +112,7 @@ mod tests {
         Dropout { ratio: Float::new(ratio), id: 3, seed: 11, dim: 0 }
     }
 
-    /// What is left of ones, 100 by 40 for each sample.
+    /// The dropout of ones, 100 by 40 for each sample.
     fn left(op: &Dropout, samples: &[i64]) -> Vec<f64> {
         let ty = Type::of(DType::F32, &[samples.len() as u64, 100, 40]);
         let ones = Tensor::splat(DType::F32, vec![samples.len(), 100, 40], 1.0);

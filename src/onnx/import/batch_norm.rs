@@ -76,7 +76,7 @@ fn of_channels(cx: &mut Context, call: &Call, i: usize, x: &Type) -> Result<Valu
 struct Running {
     /// Of the batch.
     batch: ValueId,
-    /// What is normalised by: that of the batch, and in an evaluation the running one.
+    /// The statistic that normalises: the batch's, and in an evaluation the running one.
     used: ValueId,
     /// The running one after this batch, as ONNX defines it.
     updated: ValueId,
@@ -138,7 +138,7 @@ fn current(module: &Module, state: StateId) -> ValueId {
     state.output.unwrap_or(state.input)
 }
 
-/// What the user may not expect: batch norms of a model that was exported for inference keep their statistics.
+/// Warns that batch norms of a model that was exported for inference keep their statistics.
 pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     let by_the_batch =
         |value: ValueId| module.producer(value).is_some_and(|node| matches!(node.op, Op::InTraining(_)));
@@ -154,7 +154,7 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     ))
 }
 
-/// What the user may not expect: of a batch norm that the exporter folded into a convolution, nothing is left to train.
+/// Warns of batch norms that the exporter folded into a convolution: nothing of them is left to train.
 pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
     let folded: Vec<&Node> = graph.nodes.iter().filter(|node| has_folded_norm(node)).collect();
     let (first, count) = (folded.first()?, folded.len());
@@ -223,6 +223,29 @@ mod tests {
             assert_eq!(warning(&module).is_none(), trains, "{node:?}");
             assert!(module.states.values().all(|state| state.output.is_some()));
         }
+    }
+
+    #[test]
+    fn a_traced_call_in_training_form_uses_the_statistics_of_the_batch() {
+        let traced = |training: &str| {
+            let call = format!(
+                "%y : [num_users=1] = call_function[target=torch.ops.aten.batch_norm.default](args = (%x, %p_scale, %p_bias, \
+                 %b_mean, %b_variance, {training}, 0.25, 1e-05, True), kwargs = {{}})"
+            );
+            Node { metadata: [("pkg.torch.onnx.fx_node".into(), call)].into(), ..node(20, 1, &[]) }
+        };
+        let module = imported(&[traced("True")]);
+        assert_eq!(module.states.len(), 2);
+        // PyTorch's momentum is the share of the batch: 0.25 of it, and 0.75 of the running statistic.
+        let numbers: Vec<f64> = module
+            .nodes()
+            .filter_map(|(_, node)| match &node.op {
+                Op::Splat(splat) => Some(splat.value.get()),
+                _ => None,
+            })
+            .collect();
+        assert!(numbers.contains(&0.75) && numbers.contains(&0.25), "{numbers:?}");
+        assert!(imported(&[traced("False")]).states.is_empty());
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl<'a> Call<'a> {
     pub(super) fn dtype(&self, name: &str) -> Result<DType, Problem> {
         let code = self.int(name).and_then(|code| i32::try_from(code).ok());
         let element = code.and_then(ElementType::from_code);
-        element.and_then(dtype).ok_or_else(|| {
+        element.and_then(ElementType::dtype).ok_or_else(|| {
             let what =
                 element.map_or_else(|| "an unknown type".to_string(), |element| element.name().to_string());
             Problem::new(format!("converts to {what}, which is not built"))
@@ -165,7 +165,7 @@ impl<'a> Call<'a> {
     pub(super) fn tensor_number(&self, name: &str) -> Result<Option<(DType, f64)>, Problem> {
         let Some(tensor) = self.typed(self.asked(name).tensor(name)) else { return Ok(None) };
         let wrong = || Problem::new(format!("has a `{name}` that is not one number"));
-        let dtype = dtype(tensor.dtype).ok_or_else(wrong)?;
+        let dtype = tensor.dtype.dtype().ok_or_else(wrong)?;
         Ok(Some((dtype, number(tensor, dtype).ok_or_else(wrong)?)))
     }
 }
@@ -180,24 +180,4 @@ fn number(tensor: &Tensor, dtype: DType) -> Option<f64> {
     (tensor.element_count() == 1)
         .then(|| ir::Tensor::from_bytes(&ir::Type::of(dtype, &[1]), bytes))?
         .map(|t| t.item())
-}
-
-/// The core's element type for ONNX's, where there is one.
-pub(super) fn dtype(element: ElementType) -> Option<DType> {
-    Some(match element {
-        ElementType::F64 => DType::F64,
-        ElementType::F32 => DType::F32,
-        ElementType::F16 => DType::F16,
-        ElementType::Bf16 => DType::BF16,
-        ElementType::I64 => DType::I64,
-        ElementType::I32 => DType::I32,
-        ElementType::I16 => DType::I16,
-        ElementType::I8 => DType::I8,
-        ElementType::U64 => DType::U64,
-        ElementType::U32 => DType::U32,
-        ElementType::U16 => DType::U16,
-        ElementType::U8 => DType::U8,
-        ElementType::Bool => DType::Bool,
-        _ => return None,
-    })
 }

@@ -19,7 +19,7 @@ pub(super) struct Dropouts {
 }
 
 impl Dropouts {
-    /// What the user may not expect: of a model exported for training, some dropouts do nothing.
+    /// Warns that some dropouts of a model that was exported for training do nothing.
     pub(super) fn warning(&self) -> Option<Diagnostic> {
         let Self { on, off, first_off } = self;
         let warning = (*on > 0 && *off > 0).then(|| {

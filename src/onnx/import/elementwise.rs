@@ -143,7 +143,7 @@ pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
         _ => call.dtype("to")?,
     };
     // A float that becomes an integer may be a bound or an axis further on.
-    if let Some(number) = stored_number(cx, call).filter(|_| to.is_integer()) {
+    if let Some(number) = stored_number(cx, call, 0).filter(|_| to.is_integer()) {
         let ints = Ints::scalar(super::integers::Int::Known(number as i64));
         return Ok(vec![Entry::Ints(ints, to)]);
     }
@@ -162,8 +162,8 @@ pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 /// The number that input 0 is, if it is a scalar of the file.
-fn stored_number(cx: &Context, call: &Call) -> Option<f64> {
-    match cx.entries.get(call.input(0)?)? {
+fn stored_number(cx: &Context, call: &Call, i: usize) -> Option<f64> {
+    match cx.entries.get(call.input(i)?)? {
         Entry::Stored(data) => {
             let row = &cx.b.module().data[*data];
             (row.ty.ndim() == 0).then(|| ir::interp::file_tensor(row))?.map(|tensor| tensor.item())
@@ -173,18 +173,33 @@ fn stored_number(cx: &Context, call: &Call) -> Option<f64> {
 }
 
 /// Clip: bounds are attributes before opset 11, inputs from then on.
+///
+/// At a bound the gradient of PyTorch's `clamp` is 1, that of `hardtanh` and ReLU6 is 0. A maximum gives a tie's gradient to
+/// its first operand.
 pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
+    let stops_at_bounds = is_hardtanh(cx, call);
     for (i, name, op) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
         let bound = match call.float(name) {
             Some(bound) => Some(cx.b.splat_like(x, bound)?),
             None => cx.optional(call, i)?,
         };
         if let Some(bound) = bound {
-            x = cx.b.one(op, &[x, bound])?;
+            let operands = if stops_at_bounds { [bound, x] } else { [x, bound] };
+            x = cx.b.one(op, &operands)?;
         }
     }
     one(x)
+}
+
+/// Whether a Clip stands for `hardtanh`: by the call that it was made from, or else by the bounds of ReLU6.
+fn is_hardtanh(cx: &Context, call: &Call) -> bool {
+    if let Some(traced) = call.traced() {
+        return matches!(traced.operator, "hardtanh" | "relu6");
+    }
+    let bounds =
+        [(1, "min"), (2, "max")].map(|(i, name)| call.float(name).or_else(|| stored_number(cx, call, i)));
+    bounds == [Some(0.0), Some(6.0)]
 }
 
 /// Softmax and LogSoftmax. Before opset 13 they flatten to a matrix at `axis`.
@@ -211,6 +226,10 @@ pub(super) fn softmax(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Identity: the input itself.
 pub(super) fn identity(cx: &mut Context, call: &Call) -> Outputs {
+    // A detached value is another one.
+    if !cx.detached.is_empty() {
+        return one(cx.value(call, 0)?);
+    }
     let entry = cx.entry(call, 0)?.clone();
     Ok(vec![entry])
 }

@@ -106,8 +106,7 @@ pub struct Imported {
 pub fn tensor_names(model: &Model) -> Vec<Vec<String>> {
     let aliases = names::aliases(&model.graph, &model.record);
     let mut aliases = with_author_names(aliases, &StateDict::of(model));
-    let floats =
-        model.graph.tensors.iter().filter(|tensor| call::dtype(tensor.dtype).is_some_and(DType::is_float));
+    let floats = model.graph.tensors.iter().filter(|tensor| tensor.dtype.is_float());
     let names = floats.map(|tensor| {
         let others = aliases.remove(&tensor.name).unwrap_or_default();
         std::iter::once(tensor.name.clone()).chain(others).collect()
@@ -356,7 +355,7 @@ fn input_type(
     };
     let tensor = input.ty.tensor().ok_or_else(|| wrong(format!("is {}, not a tensor", input.ty)))?;
     let dtype =
-        call::dtype(tensor.dtype).ok_or_else(|| wrong(format!("has elements of type {}", tensor.dtype)))?;
+        tensor.dtype.dtype().ok_or_else(|| wrong(format!("has elements of type {}", tensor.dtype)))?;
     let dims = tensor.dims.as_ref().ok_or_else(|| wrong("has no shape, not even a number of dims".into()))?;
     let mut sizes = Dims::new();
     for (i, dim) in dims.iter().enumerate() {
@@ -384,7 +383,7 @@ fn input_type(
 /// Enters the file's tensors: small integers as known, the rest into the data table.
 fn add_tensors(module: &mut Module, model: &Model, entries: &mut BTreeMap<String, Entry>) {
     for tensor in &model.graph.tensors {
-        let entry = match call::dtype(tensor.dtype) {
+        let entry = match tensor.dtype.dtype() {
             Some(dtype) => {
                 let asked = model.asked.contains(&tensor.name);
                 let claim = if asked { Some(Claim::Asked) } else { record::claim(model, tensor) };

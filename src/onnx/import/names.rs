@@ -3,7 +3,7 @@
 //! Exporters transpose the weight of a linear layer and name it `val_110` or `onnx::MatMul_596`. The node that reads it
 //! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
-use crate::record::{Record, is_generated};
+use crate::record::{Record, SCOPES_KEY, innermost_module, is_generated};
 use crate::{Graph, Node};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,12 +23,15 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
         renamed.filter(|tensor| !record.tensors.contains_key(&tensor.name) && tensor.element_count() > 1);
     let renamed: BTreeSet<&str> = renamed.map(|tensor| tensor.name.as_str()).collect();
     let listed: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
+    let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| &tensor.name[..]).collect();
     for node in &graph.nodes {
         for (i, input) in node.inputs.iter().enumerate().filter(|(_, name)| renamed.contains(name.as_str())) {
             let Some(path) = module_path(node) else { continue };
-            let path = format!("{path}.{}", leaf(node, i));
+            let Some(leaf) = leaf(node, i) else { continue };
+            let path = format!("{path}.{leaf}");
+            let is_another = listed.contains(&path[..]) || stored.contains(&path[..]);
             let names = aliases.entry(input.clone()).or_default();
-            if !names.contains(&path) && !listed.contains(&path[..]) {
+            if !names.contains(&path) && !is_another {
                 names.push(path);
             }
         }
@@ -37,33 +40,30 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
     aliases
 }
 
-/// What PyTorch's modules call the parameter that a node reads as this input.
-fn leaf(node: &Node, input: usize) -> &'static str {
+/// Returns the name that PyTorch's modules give to the parameter that a node reads as this input.
+/// `None` for an input that modules have no parameter for.
+fn leaf(node: &Node, input: usize) -> Option<&'static str> {
     match (node.op_type.as_str(), input) {
-        ("Add", _) | ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization", 2) => "bias",
-        _ => "weight",
+        ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization" | "InstanceNormalization", 2) => {
+            Some("bias")
+        }
+        ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization" | "InstanceNormalization", 1) => {
+            Some("weight")
+        }
+        ("MatMul" | "PRelu" | "BatchNormalization", 1) | ("Gather", 0) => Some("weight"),
+        ("BatchNormalization", 2) => Some("bias"),
+        _ => None,
     }
 }
 
 /// The path of the module whose forward function made a node.
 pub(crate) fn module_path(node: &Node) -> Option<String> {
-    if let Some(scopes) = node.metadata.get("pkg.torch.onnx.name_scopes") {
-        return scope_path(scopes);
+    if let Some(scopes) = node.metadata.get(SCOPES_KEY) {
+        return innermost_module(scopes).map(str::to_owned);
     }
     // `/transformer/h.0/mlp/c_fc/MatMul`: the last part is the operator.
     let path = node.name.strip_prefix('/')?.rsplit_once('/')?.0;
     (!path.is_empty()).then(|| legacy_path(path))
-}
-
-/// The innermost module of a list such as `['', 'm', 'm.model.layers.0', 'linear']`, whose last entry is the call.
-fn scope_path(scopes: &str) -> Option<String> {
-    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
-    let names: Vec<&str> = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).collect();
-    names[..names.len().checked_sub(1)?]
-        .iter()
-        .rev()
-        .find(|name| !name.is_empty())
-        .map(|name| name.to_string())
 }
 
 /// The legacy exporter repeats the path in each part of a list of modules: `/net/net.0` is `net.0`.
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn scopes_and_legacy_names_give_the_module() {
         let scopes = "['', 'm', 'm.model.layers.0.self_attn.q_proj', 'linear']";
-        assert_eq!(scope_path(scopes).as_deref(), Some("m.model.layers.0.self_attn.q_proj"));
+        assert_eq!(innermost_module(scopes), Some("m.model.layers.0.self_attn.q_proj"));
         assert_eq!(legacy_path("m/net/net.0"), "m.net.0");
         assert_eq!(legacy_path("transformer/h.0/mlp/c_fc"), "transformer.h.0.mlp.c_fc");
         assert!(is_generated("onnx::MatMul_596") && is_generated("val_110") && !is_generated("value"));

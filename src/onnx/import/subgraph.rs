@@ -63,7 +63,7 @@ fn enter(cx: &mut Context, graph: &Graph) {
                 times += 1;
                 stored.name = format!("{}_{times}", tensor.name);
             }
-            let entry = match super::call::dtype(tensor.dtype) {
+            let entry = match tensor.dtype.dtype() {
                 Some(dtype) => tensor_entry(cx.b.tables(), &stored, dtype, None),
                 None => Entry::Failed,
             };
@@ -163,7 +163,7 @@ impl Context<'_> {
                 .note("export with the shapes of the loop's outputs, or without the loop")
         };
         let declared = graph.outputs.get(output).and_then(|value| value.ty.tensor()).ok_or_else(unknown)?;
-        let dtype = super::call::dtype(declared.dtype).ok_or_else(unknown)?;
+        let dtype = declared.dtype.dtype().ok_or_else(unknown)?;
         let size = |dim: &crate::Dim| match dim {
             crate::Dim::Known(size) => Some(Dim::known(*size as u64)),
             _ => None,

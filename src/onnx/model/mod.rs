@@ -60,9 +60,9 @@ pub struct Model {
     pub graph: Graph,
     /// Tensors that the user wants trained, by the file's names.
     pub asked: BTreeSet<String>,
-    /// What was left aside, and why.
+    /// The parts of the file that were left aside, and why.
     pub warnings: Vec<Problem>,
-    /// What the exporter says of the module that the file was made from.
+    /// The exporter's record of the author's module.
     pub record: Record,
     /// The messages of the file, with an initializer for each parameter that the exporter had merged or dropped;
     /// [`Model::write`] starts from them.

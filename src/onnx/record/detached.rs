@@ -33,7 +33,9 @@ impl Detached {
             return detached;
         }
         let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| &tensor.name[..]).collect();
-        let inputs: BTreeSet<&str> = graph.inputs.iter().map(|input| &input.name[..]).collect();
+        // A `detach` that is a value of the graph is a node of its own, which is honoured.
+        let mut values: BTreeSet<&str> = graph.inputs.iter().map(|input| &input.name[..]).collect();
+        values.extend(graph.nodes.iter().flat_map(|node| node.outputs.iter().map(String::as_str)));
         let mut calls: BTreeMap<&str, Vec<&Node>> = BTreeMap::new();
         for node in &graph.nodes {
             if let Some(text) = node.metadata.get(super::traced::KEY).filter(|text| text.contains("detach")) {
@@ -42,7 +44,7 @@ impl Detached {
         }
         for nodes in calls.values() {
             let Some(call) = call(nodes[0]) else { continue };
-            detached.of_call(&call, nodes, |name| stored.contains(name), &inputs);
+            detached.of_call(&call, nodes, |name| stored.contains(name), &values);
         }
         detached
     }
@@ -52,7 +54,7 @@ impl Detached {
         call: &TracedCall,
         nodes: &[&Node],
         is_stored: impl Fn(&str) -> bool,
-        inputs: &BTreeSet<&str>,
+        values: &BTreeSet<&str>,
     ) {
         // Without the optimizer the call is a node of its own.
         if call.operator == "detach" {
@@ -66,7 +68,7 @@ impl Detached {
             nodes.iter().flat_map(|node| node.outputs.iter().map(String::as_str)).collect();
         let is_outer = |name: &str| !name.is_empty() && !defined.contains(name) && !is_stored(name);
         let arguments = call.values();
-        let is_detached = |argument: &str| is_detach(argument) && !inputs.contains(argument);
+        let is_detached = |argument: &str| is_detach(argument) && !values.contains(argument);
         if !arguments.iter().any(|argument| is_detached(argument)) {
             return;
         }
@@ -128,7 +130,7 @@ impl Detached {
         inputs.into_iter().collect()
     }
 
-    /// What of `detach` cannot be honoured for certain.
+    /// Warns of each `detach` that cannot be honoured for certain.
     pub(crate) fn warnings(&self, graph: &Graph) -> Vec<Diagnostic> {
         let mut warnings = Vec::new();
         if let Some(first) = self.unknown.first() {

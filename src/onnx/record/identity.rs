@@ -1,7 +1,7 @@
 //! Identities: the legacy exporter merges initializers of equal bytes, and leaves an Identity in place of each.
 //!
-//! Equal norms and biases of a fresh model come out so, and so do tied parameters. The first have one number in all their
-//! elements, and become initializers again; the others stay tied, unless the user says that they are not.
+//! Equal norms and biases of a fresh model come out so, and so do tied parameters. The first hold zeros and ones, and become
+//! initializers again; the others stay tied, unless the user says that they are not.
 
 use super::{Record, count, is_author_name, is_float};
 use crate::proto::{GraphProto, TensorProto};
@@ -13,29 +13,37 @@ pub(super) fn separate(graph: &mut GraphProto, untied: bool, record: &mut Record
     let tensors = graph.initializer.iter().filter(|tensor| is_float(tensor));
     let tensors: BTreeMap<String, TensorProto> =
         tensors.map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
+    let mut copies: Vec<TensorProto> = Vec::new();
     graph.node.retain(|node| {
         let ([from], [to]) = (&node.input[..], &node.output[..]) else { return true };
-        let stands_for_one = node.op_type() == "Identity" && node.domain().is_empty() && is_author_name(to);
+        let is_name = is_author_name(to) || to.starts_with("onnx::");
+        let stands_for_one = node.op_type() == "Identity" && node.domain().is_empty() && is_name;
         let Some(tensor) = tensors.get(from).filter(|_| stands_for_one && !outputs.contains(to)) else {
             return true;
         };
-        if !untied && !is_uniform(tensor) {
+        if !untied && !is_initial(tensor) {
             record.merged.insert(to.clone(), from.clone());
             return true;
         }
-        record.separated.insert(to.clone(), from.clone());
+        copies.push(TensorProto { name: Some(to.clone()), ..tensor.clone() });
         false
     });
-    let copy =
-        |(to, from): (&String, &String)| TensorProto { name: Some(to.clone()), ..tensors[from].clone() };
-    graph.initializer.extend(record.separated.iter().map(copy));
+    graph.initializer.extend(copies);
 }
 
-/// Whether all elements have the same bytes; of data in another file it is not known.
-pub(super) fn is_uniform(tensor: &TensorProto) -> bool {
+/// Whether a tensor holds the elements that modules begin with: all equal, or zeros and one other number, as in an identity.
+/// Of data in another file it is not known.
+pub(super) fn is_initial(tensor: &TensorProto) -> bool {
+    fn few<T: Copy + PartialEq>(mut elements: impl Iterator<Item = T>, is_zero: impl Fn(T) -> bool) -> bool {
+        let Some(first) = elements.next() else { return false };
+        let mut second = None;
+        let few = elements.all(|element| element == first || *second.get_or_insert(element) == element);
+        few && second.is_none_or(|second| is_zero(first) || is_zero(second))
+    }
     let raw = tensor.raw_data();
     let width = raw.len() / usize::try_from(count(tensor)).unwrap_or(0).max(1);
-    let is_raw = width > 0 && raw.chunks(width).all(|element| *element == raw[..width]);
-    let floats = &tensor.float_data;
-    is_raw || !floats.is_empty() && floats.iter().all(|x| x.to_bits() == floats[0].to_bits())
+    match width {
+        0 => few(tensor.float_data.iter().map(|x| x.to_bits()), |bits| bits == 0),
+        _ => few(raw.chunks(width), |element| element.iter().all(|&byte| byte == 0)),
+    }
 }

@@ -1,4 +1,4 @@
-//! The exporter's record: what PyTorch's exporters leave in a file about the module that it was made from.
+//! The exporter's record: facts about the author's module that PyTorch's exporters leave in a file.
 //!
 //! The dynamo exporter lists the parameters and buffers of the module, and writes into each node the call that it was
 //! made from. The legacy exporter keeps the names of initializers that are used as they are. By both, `restore` gives
@@ -28,7 +28,7 @@ use signature::{Kind, Signature};
 use sites::Layout;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of the module that a file was made from.
+/// The facts about the author's module.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Whether the file has the exporter's list of parameters and buffers.
@@ -43,10 +43,6 @@ pub struct Record {
     pub lost: Vec<String>,
     /// Listed parameters that are another one: each with the name under which the file holds it.
     pub tied: BTreeMap<String, String>,
-    /// Parameters that the exporter had merged with another, which has the second name.
-    pub separated: BTreeMap<String, String>,
-    /// Zero biases that the exporter had dropped.
-    pub restored: BTreeSet<String>,
     /// Initializers that the exporter made for a formula of its own.
     made: BTreeSet<String>,
     /// Tensors that the exporter merged although their elements differ, each with the one that it was merged with: tied
@@ -78,30 +74,33 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
             identity::separate(graph, untied, &mut record);
         }
         if untied {
-            untied::separate(graph, &mut record);
+            untied::separate(graph);
         }
         return record;
     }
     let sites = sites::find(graph, &signature);
-    let mut record = Record { is_listed: true, made: sites.made.clone(), ..Record::default() };
+    let mut record = Record { is_listed: true, ..Record::default() };
     record.keys = signature.keys.iter().map(|key| key.to_string()).collect();
     record.symbols = signature.symbols().map(|(symbol, name)| (symbol.to_owned(), name.to_owned())).collect();
     separate::apply(graph, &sites, &signature, &mut record);
-    let held: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
-    let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
-    let parameters: BTreeSet<&str> = parameters.map(|tensor| tensor.name).collect();
-    let lost = signature.names.iter().filter(|name| parameters.contains(*name) && !held.contains(*name));
-    let lost: Vec<String> = lost.map(|name| name.to_string()).collect();
-    let found = separate::transposed(graph, &record, &lost);
-    let lost: Vec<String> =
-        lost.into_iter().filter(|name| found.values().all(|recorded| recorded.name != *name)).collect();
+    let found = separate::transposed(graph, &record, &record.not_held(&signature));
     record.tensors.extend(found);
+    let lost = record.not_held(&signature);
     record.tied = separate::other_names(graph, &signature, &lost);
-    record.lost = lost.into_iter().filter(|name| !record.tied.contains_key(name)).collect();
+    let lost =
+        signature.names.iter().filter(|name| lost.contains(*name) && !record.tied.contains_key(**name));
+    record.lost = lost.map(|name| name.to_string()).collect();
     record
 }
 
 impl Record {
+    /// The listed parameters that no initializer holds.
+    fn not_held<'s>(&self, signature: &Signature<'s>) -> BTreeSet<&'s str> {
+        let held: BTreeSet<&str> = self.tensors.values().map(|recorded| &recorded.name[..]).collect();
+        let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
+        parameters.map(|tensor| tensor.name).filter(|name| !held.contains(name)).collect()
+    }
+
     /// The tensors of the module that a node's call reads, in the order of its arguments.
     pub(crate) fn read_by(&self, node: &Node) -> Vec<String> {
         let values = call(node).map(|call| call.values()).unwrap_or_default();
@@ -109,14 +108,15 @@ impl Record {
     }
 }
 
-/// What is said of a tensor of the model.
+/// Returns the claim about a tensor of the model.
 pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     let record = &model.record;
     match record.tensors.get(&tensor.name) {
         Some(RecordedTensor { is_parameter: true, .. }) => return Some(Claim::Parameter),
         Some(RecordedTensor { is_parameter: false, .. }) => return Some(Claim::Buffer),
         None if record.made.contains(&tensor.name) => return Some(Claim::Unlisted),
-        None if record.is_listed => return record.lost.is_empty().then_some(Claim::Unlisted),
+        None if record.is_listed && is_created(&tensor.name) => return Some(Claim::Unlisted),
+        None if record.is_listed => return record.lost.is_empty().then(|| unlisted(tensor)),
         None if !model.producer.starts_with("pytorch") => return None,
         None => {}
     }
@@ -129,8 +129,8 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
 }
 
 impl Record {
-    /// What the user should know: parameters that the file does not hold although there is room for them in it, tensors that
-    /// were merged although their elements differ, names that are guesses.
+    /// Warns of parameters that the file does not hold, of tensors that were merged although their elements differ, and of
+    /// names that are guesses.
     pub(crate) fn warnings(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Vec<Diagnostic> {
         let merged = self.merged.iter().map(merged_warning);
         merged.chain(self.lost_warning(graph)).chain(self.renamed_warning(graph, aliases)).collect()
@@ -138,16 +138,18 @@ impl Record {
 
     /// Parameters that are in no tensor of the file by themselves.
     fn lost_warning(&self, graph: &Graph) -> Option<Diagnostic> {
-        let is_known = |name: &String| self.tensors.contains_key(name) || self.made.contains(name);
-        let stored = graph.tensors.iter().filter(|tensor| !is_known(&tensor.name));
-        let computed = stored.filter(|tensor| is_float_type(tensor.dtype) && may_be_folded(tensor));
-        let into = computed
-            .map(|tensor| format!("tensors such as `{}`", tensor.name))
-            .next()
-            .or_else(|| graph.nodes.iter().any(has_folded_norm).then(|| "the weights of layers".to_owned()));
         if self.lost.is_empty() {
             return None;
         }
+        let is_known = |name: &String| self.tensors.contains_key(name) || self.made.contains(name);
+        let stored = graph.tensors.iter().filter(|tensor| !is_known(&tensor.name));
+        let computed = stored.filter(|tensor| tensor.dtype.is_float() && may_be_folded(tensor));
+        let computed: Vec<String> = computed.map(|tensor| tensor.name.clone()).collect();
+        let has_folded_norms = || graph.nodes.iter().any(has_folded_norm);
+        let into = match computed[..] {
+            [] => has_folded_norms().then(|| "the weights of layers".to_owned()),
+            _ => Some(format!("tensors with names of its own ({})", shortened(&computed))),
+        };
         let (are, them) =
             if self.lost.len() == 1 { ("parameter is", "it") } else { ("parameters are", "them") };
         let message = format!("{} {are} not in the file: {}", self.lost.len(), shortened(&self.lost));
@@ -164,17 +166,33 @@ impl Record {
 
     /// Initializers that the exporter computed from parameters without saying from which.
     fn renamed_warning(&self, graph: &Graph, aliases: &BTreeMap<String, Vec<String>>) -> Option<Diagnostic> {
-        let names =
-            graph.tensors.iter().filter(|tensor| tensor.name.starts_with("onnx::")).filter_map(|tensor| {
-                let guess = aliases.get(&tensor.name)?.first()?;
-                is_float_type(tensor.dtype).then(|| format!("`{}` (perhaps {guess})", tensor.name))
-            });
-        let names: Vec<String> = names.collect();
+        let is_renamed = |tensor: &&Tensor| {
+            let is_number = tensor.dims.is_empty() && !is_folded_weight(&tensor.name);
+            tensor.name.starts_with("onnx::") && tensor.dtype.is_float() && !is_number
+        };
+        let names = graph.tensors.iter().filter(is_renamed);
+        let names = names.map(|tensor| match aliases.get(&tensor.name).and_then(|names| names.first()) {
+            Some(guess) => format!("`{}` (perhaps {guess})", tensor.name),
+            None => format!("`{}`", tensor.name),
+        });
+        let unknown = self.tensors.iter().filter(|(name, recorded)| {
+            let is_held = graph.tensors.iter().any(|tensor| tensor.name == **name);
+            recorded.view.is_none() && recorded.is_parameter && is_held
+        });
+        let unknown =
+            unknown.map(|(name, recorded)| format!("`{name}` ({} in another layout)", recorded.name));
+        let names: Vec<String> = names.chain(unknown).collect();
         let count = names.len();
         (count > 0).then(|| {
-            let message = format!("the exporter renamed {count} tensors: {}", shortened_list(&names));
-            Diagnostic::new(message)
-                .note("export with do_constant_folding=False to keep the names of the module")
+            let tensors = if count == 1 { "a tensor" } else { &format!("{count} tensors") };
+            let message = format!("the exporter renamed {tensors}: {}", shortened_list(&names));
+            let warning = Diagnostic::new(message);
+            if self.is_listed {
+                return warning.note("export with optimize=False to keep the names and layouts of the module");
+            }
+            warning
+                .note("one that it computed from others, such as `1 - p`, is a parameter of its own here")
+                .note("export with do_constant_folding=False to keep the names and the computations of the module")
         })
     }
 }
@@ -220,6 +238,26 @@ fn is_author_name(name: &str) -> bool {
     starts && !is_generated(name) && name.split('.').all(is_part)
 }
 
+/// The claim about a tensor that is not on a complete list. A name such as `sub_1` is that of a result of the trace, which the
+/// exporter computed in advance.
+fn unlisted(tensor: &Tensor) -> Claim {
+    let name = &tensor.name;
+    let is_initializer = tensor.source == TensorSource::Initializer;
+    let is_result = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && !is_generated(name)
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if is_initializer && is_result { Claim::Computed } else { Claim::Unlisted }
+}
+
+/// Whether the trace names the result of an operator so that makes a tensor of nothing but numbers.
+fn is_created(name: &str) -> bool {
+    let operator = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
+    let operator = operator.strip_prefix("new_").unwrap_or(operator);
+    let operator =
+        ["_like", "_default"].iter().fold(operator, |name, end| name.strip_suffix(end).unwrap_or(name));
+    matches!(operator, "zeros" | "ones" | "full" | "empty" | "eye" | "arange" | "linspace" | "scalar_tensor")
+}
+
 /// Whether the legacy exporter gave the name to the transposed weight of a layer, or to a tensor that an exponential is taken of.
 fn is_folded_weight(name: &str) -> bool {
     ["onnx::MatMul_", "onnx::Gemm_", "onnx::Exp_"].iter().any(|prefix| name.starts_with(prefix))
@@ -229,6 +267,17 @@ fn is_folded_weight(name: &str) -> bool {
 pub(crate) fn is_generated(name: &str) -> bool {
     let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
     name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
+}
+
+/// The key of a node's metadata that holds the modules whose forward functions led to its call.
+pub(crate) const SCOPES_KEY: &str = "pkg.torch.onnx.name_scopes";
+
+/// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
+pub(crate) fn innermost_module(scopes: &str) -> Option<&str> {
+    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let mut names = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).rev();
+    names.next()?;
+    names.find(|name| !name.is_empty())
 }
 
 /// The traced call of a node, if the exporter wrote one.
@@ -249,13 +298,7 @@ fn int_attribute(node: &NodeProto, name: &str) -> Option<i64> {
 }
 
 fn is_float(tensor: &TensorProto) -> bool {
-    ElementType::from_code(tensor.data_type()).is_some_and(is_float_type)
-}
-
-/// Whether elements of this type can be trained.
-fn is_float_type(element: ElementType) -> bool {
-    use ElementType::{Bf16, F16, F32, F64};
-    matches!(element, F16 | Bf16 | F32 | F64)
+    ElementType::from_code(tensor.data_type()).is_some_and(ElementType::is_float)
 }
 
 /// The number of elements, 0 if the dims make no sense.
@@ -275,6 +318,13 @@ fn view(tensor: &TensorProto, layout: Layout) -> Option<View> {
         Layout::Vector => Some(View::from_iter([ViewStep::Reshape([count(tensor)].into_iter().collect())])),
         Layout::Transposed | Layout::Unknown => None,
     }
+}
+
+/// The name, or if it is taken the name with a number behind it.
+fn free_name(taken: &BTreeSet<String>, name: String) -> String {
+    let numbered = (2..).map(|n| format!("{name}.{n}"));
+    let mut names = std::iter::once(name.clone()).chain(numbered);
+    names.find(|name| !taken.contains(name)).unwrap_or(name)
 }
 
 /// The names of the graph's initializers, inputs and values.

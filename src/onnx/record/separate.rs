@@ -3,15 +3,20 @@
 use super::signature::{Kind, Listed, Signature};
 use super::sites::{Layout, Site, Sites};
 use super::traced::{self, TracedCall};
-use super::{Record, RecordedTensor, count, is_float, names, view};
+use super::{Record, RecordedTensor, SCOPES_KEY, count, free_name, innermost_module, is_float, names, view};
+use crate::ElementType;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rewires the graph so that no initializer stands for two of the author's tensors, and says what each stands for.
+/// Rewires the graph so that no initializer stands for two of the author's tensors, and records the tensor that each holds.
 pub(super) fn apply(graph: &mut GraphProto, sites: &Sites, signature: &Signature, record: &mut Record) {
     let mut holders = Holders::new(graph, signature);
     for site in &sites.known {
         holders.place(graph, site, record);
+    }
+    for &(node, input) in &sites.made {
+        holders.keep_apart(graph, node, input, record);
     }
     for dropped in &sites.dropped {
         holders.add_bias(graph, dropped.node, &dropped.tensor, record);
@@ -37,8 +42,11 @@ struct Holders<'s> {
     taken: BTreeSet<String>,
     /// The names of the listed tensors.
     listed: BTreeSet<&'s str>,
-    /// The initializers that were made, by the one that they were made from and the tensor that they hold.
+    /// The initializers that were made, by the one that they were made from and the tensor that they hold. A constant of the
+    /// exporter's has no tensor, and an empty name.
     made: BTreeMap<(String, String), String>,
+    /// The zeros of restored biases, which share them.
+    zeros: Bytes,
 }
 
 impl<'s> Holders<'s> {
@@ -50,6 +58,7 @@ impl<'s> Holders<'s> {
             taken: names(graph),
             listed: signature.tensors().map(|tensor| tensor.name).collect(),
             made: BTreeMap::new(),
+            zeros: Bytes::new(),
         }
     }
 
@@ -64,7 +73,7 @@ impl<'s> Holders<'s> {
             Some(known) => known.name != tensor.name,
             None => name != tensor.name && self.listed.contains(&name[..]),
         };
-        let holder = if holds_another { self.own(graph, &name, site, record) } else { Some(name.clone()) };
+        let holder = if holds_another { self.own(graph, &name, site) } else { Some(name.clone()) };
         let Some(holder) = holder else { return };
         if holder != name {
             graph.node[site.node].input[site.input] = holder.clone();
@@ -76,14 +85,8 @@ impl<'s> Holders<'s> {
     }
 
     /// The initializer that holds a site's tensor in place of `name`, which holds another: the one that is there already, or
-    /// a copy. `None` if one with the tensor's name has other dims.
-    fn own(
-        &mut self,
-        graph: &mut GraphProto,
-        name: &str,
-        site: &Site,
-        record: &mut Record,
-    ) -> Option<String> {
+    /// a copy. `None` if one with the tensor's name has other elements.
+    fn own(&mut self, graph: &mut GraphProto, name: &str, site: &Site) -> Option<String> {
         let wanted = site.tensor.name;
         let key = (name.to_owned(), wanted.to_owned());
         if let Some(known) = self.made.get(&key) {
@@ -91,28 +94,47 @@ impl<'s> Holders<'s> {
         }
         let merged = graph.initializer[*self.floats.get(name)?].clone();
         if let Some(&there) = self.floats.get(wanted) {
-            return (graph.initializer[there].dims == merged.dims).then(|| wanted.to_owned());
+            // Tensors are merged because their elements are equal: whatever the record says, no number changes here.
+            return has_equal_elements(&graph.initializer[there], &merged).then(|| wanted.to_owned());
         }
         let plain = matches!(site.layout, Layout::Same | Layout::Unknown)
             || site.layout == Layout::Vector && merged.dims.len() == 1;
         // A matrix that is stored transposed does not get the name of the one that is not.
-        let own = self.free_name(if plain { wanted.to_owned() } else { format!("{wanted}.{name}") });
+        let own = free_name(&self.taken, if plain { wanted.to_owned() } else { format!("{wanted}.{name}") });
         self.add(graph, TensorProto { name: Some(own.clone()), ..merged });
         self.made.insert(key, own.clone());
-        record.separated.insert(own.clone(), name.to_owned());
         Some(own)
+    }
+
+    /// Lets an input of the exporter's own formula read an initializer that is no tensor of the module.
+    fn keep_apart(&mut self, graph: &mut GraphProto, node: usize, input: usize, record: &mut Record) {
+        let Some(name) = graph.node.get(node).and_then(|node| node.input.get(input)).cloned() else { return };
+        let Some(&merged) = self.floats.get(&name) else { return };
+        if !record.tensors.contains_key(&name) && !self.listed.contains(&name[..]) {
+            record.made.insert(name);
+            return;
+        }
+        let key = (name.clone(), String::new());
+        let own = self.made.get(&key).cloned().unwrap_or_else(|| {
+            let own = free_name(&self.taken, format!("{name}.constant"));
+            self.add(graph, TensorProto { name: Some(own.clone()), ..graph.initializer[merged].clone() });
+            self.made.insert(key, own.clone());
+            own
+        });
+        graph.node[node].input[input] = own.clone();
+        record.made.insert(own);
     }
 
     /// Gives a node without a bias one of zeros.
     fn add_bias(&mut self, graph: &mut GraphProto, node: usize, bias: &Listed, record: &mut Record) {
         let known = self.floats.get(bias.name).map(|&i| graph.initializer[i].dims.clone());
-        let node = &mut graph.node[node];
-        let weight = node.input.get(1).and_then(|name| self.floats.get(name));
-        let Some((dims, data_type)) = weight
-            .and_then(|&i| Some((bias_dims(node, &graph.initializer[i])?, graph.initializer[i].data_type)))
+        let weight = graph.node[node].input.get(1).and_then(|name| self.weight(graph, name));
+        let Some((dims, data_type)) =
+            weight.and_then(|weight| Some((bias_dims(&graph.node[node], &weight)?, weight.data_type)))
         else {
             return;
         };
+        let node = &mut graph.node[node];
         if known.is_some_and(|known| known != dims) {
             return;
         }
@@ -125,21 +147,35 @@ impl<'s> Holders<'s> {
                 node.input[2].clear();
                 return;
             }
-            let width = if matches!(data_type, Some(10 | 16)) {
-                2
-            } else if data_type == Some(11) {
-                8
-            } else {
-                4
-            };
-            let zeros = vec![0u8; dims[0] as usize * width];
-            let name = Some(bias.name.to_owned());
-            let tensor =
-                TensorProto { dims, data_type, name, raw_data: Some(zeros.into()), ..Default::default() };
+            let element = data_type.and_then(ElementType::from_code);
+            let Some(size) = element.and_then(|element| element.bytes_of(dims[0] as usize)) else { return };
+            if self.zeros.len() < size {
+                self.zeros = vec![0u8; size].into();
+            }
+            let (name, raw_data) = (Some(bias.name.to_owned()), Some(self.zeros.slice(..size)));
+            let tensor = TensorProto { dims, data_type, name, raw_data, ..Default::default() };
             self.add(graph, tensor);
-            record.restored.insert(bias.name.to_owned());
         }
         record.tensors.insert(bias.name.to_owned(), recorded(bias, Some(ir::View::new())));
+    }
+
+    /// The type and dims of a layer's weight: of an initializer, or of a transposed one.
+    fn weight(&self, graph: &GraphProto, name: &str) -> Option<TensorProto> {
+        let stored = |name: &str| {
+            let TensorProto { dims, data_type, .. } = &graph.initializer[*self.floats.get(name)?];
+            Some(TensorProto { dims: dims.clone(), data_type: *data_type, ..TensorProto::default() })
+        };
+        if let Some(weight) = stored(name) {
+            return Some(weight);
+        }
+        let producer =
+            graph.node.iter().find(|node| node.output.first().is_some_and(|output| output == name))?;
+        let mut weight = stored(producer.input.first().filter(|_| producer.op_type() == "Transpose")?)?;
+        if weight.dims.len() != 2 {
+            return None;
+        }
+        weight.dims.reverse();
+        Some(weight)
     }
 
     fn add(&mut self, graph: &mut GraphProto, tensor: TensorProto) {
@@ -147,13 +183,12 @@ impl<'s> Holders<'s> {
         self.taken.insert(tensor.name().to_owned());
         graph.initializer.push(tensor);
     }
+}
 
-    /// The name, or the name with a number behind it.
-    fn free_name(&self, name: String) -> String {
-        let numbered = (2..).map(|n| format!("{name}.{n}"));
-        let mut names = std::iter::once(name.clone()).chain(numbered);
-        names.find(|name| !self.taken.contains(name)).unwrap_or(name)
-    }
+/// Whether two initializers hold the same numbers, in memory or at the same place of another file.
+fn has_equal_elements(one: &TensorProto, other: &TensorProto) -> bool {
+    let named = TensorProto { name: other.name.clone(), doc_string: other.doc_string.clone(), ..one.clone() };
+    named == *other
 }
 
 /// No layer has more outputs: a hostile file must not ask for a bias that fills the memory.
@@ -178,22 +213,22 @@ fn bias_dims(node: &NodeProto, weight: &TensorProto) -> Option<Vec<i64>> {
 pub(super) fn other_names(
     graph: &GraphProto,
     signature: &Signature,
-    lost: &[String],
+    lost: &BTreeSet<&str>,
 ) -> BTreeMap<String, String> {
     let mut tied = BTreeMap::new();
     for node in &graph.node {
         let (Some(scopes), Some(call)) = (
-            super::metadata(node, "pkg.torch.onnx.name_scopes"),
+            super::metadata(node, SCOPES_KEY),
             super::metadata(node, traced::KEY).and_then(TracedCall::parse),
         ) else {
             continue;
         };
-        let Some(module) = innermost(scopes) else { continue };
+        let Some(module) = innermost_module(scopes) else { continue };
         for symbol in call.values() {
             let Some(held) = signature.find(symbol) else { continue };
             let leaf = held.name.rsplit('.').next().unwrap_or(held.name);
             let own = format!("{module}.{leaf}");
-            if own != held.name && lost.contains(&own) {
+            if own != held.name && lost.contains(&own[..]) {
                 tied.insert(own, held.name.to_owned());
             }
         }
@@ -206,19 +241,24 @@ pub(super) fn other_names(
 pub(super) fn transposed(
     graph: &GraphProto,
     record: &Record,
-    lost: &[String],
+    lost: &BTreeSet<&str>,
 ) -> BTreeMap<String, RecordedTensor> {
     let is_matrix = |tensor: &&TensorProto| is_float(tensor) && tensor.dims.len() == 2;
-    let matrices = graph.initializer.iter().filter(is_matrix).map(|tensor| tensor.name());
-    let matrices: BTreeSet<&str> =
-        matrices.filter(|name| is_transposition(name) && !record.tensors.contains_key(*name)).collect();
+    let matrices = graph.initializer.iter().filter(is_matrix).map(|tensor| (tensor.name(), tensor));
+    let matrices: BTreeMap<&str, &TensorProto> =
+        matrices.filter(|(name, _)| !record.tensors.contains_key(*name)).collect();
     let mut found = BTreeMap::new();
     for node in graph.node.iter().filter(|node| node.op_type() == "MatMul") {
-        let scopes = super::metadata(node, "pkg.torch.onnx.name_scopes");
-        let (Some(matrix), Some(module)) = (node.input.get(1), scopes.and_then(innermost)) else { continue };
+        let scopes = super::metadata(node, SCOPES_KEY);
+        let (Some(matrix), Some(module)) = (node.input.get(1), scopes.and_then(innermost_module)) else {
+            continue;
+        };
         let name = format!("{module}.weight");
-        if matrices.contains(&matrix[..]) && lost.contains(&name) {
-            let view = Some(ir::View::from_iter([ir::ViewStep::Transpose([1, 0].into_iter().collect())]));
+        // Where a tool took the calls out of the file, the scopes are what is left.
+        let has_no_call = || super::metadata(node, traced::KEY).is_none();
+        let is_renamed = is_transposition(matrix) || super::is_generated(matrix) && has_no_call();
+        if is_renamed && matrices.contains_key(&matrix[..]) && lost.contains(&name[..]) {
+            let view = view(matrices[&matrix[..]], Layout::Transposed);
             found.insert(matrix.clone(), RecordedTensor { name, is_parameter: true, view });
         }
     }
@@ -231,12 +271,4 @@ fn is_transposition(name: &str) -> bool {
         let number = name.strip_prefix(operator).map(|rest| rest.strip_prefix('_').unwrap_or(rest));
         number.is_some_and(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
     })
-}
-
-/// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
-fn innermost(scopes: &str) -> Option<&str> {
-    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
-    let mut names = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).rev();
-    names.next()?;
-    names.find(|name| !name.is_empty())
 }

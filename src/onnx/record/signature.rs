@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// The key of the graph's metadata that holds the list.
 pub(super) const KEY: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
-/// What a listed tensor is.
+/// The kind of a listed tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A parameter of the module.
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 /// A tensor of the author's module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listed<'t> {
-    /// What it is.
+    /// Its kind.
     pub(super) kind: Kind,
     /// Its name in the module: `layers.0.weight`.
     pub(super) name: &'t str,

@@ -6,7 +6,7 @@
 use super::signature::{Kind, Listed, Signature};
 use super::traced::{self, Argument, TracedCall};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// An input of a node that stands for a tensor of the author's module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +50,9 @@ pub(super) struct Sites<'s> {
     pub(super) known: Vec<Site<'s>>,
     /// Zero biases.
     pub(super) dropped: Vec<DroppedBias<'s>>,
-    /// Initializers that the exporter made for a formula of its own, such as the scale of the instance norm that a group
-    /// norm becomes.
-    pub(super) made: BTreeSet<String>,
+    /// Inputs, each with its node, that read an initializer of the exporter's own formula, such as the scale of the instance
+    /// norm that a group norm becomes.
+    pub(super) made: Vec<(usize, usize)>,
 }
 
 /// Reads the traced calls of all nodes.
@@ -104,13 +104,21 @@ fn of_call<'s>(
         Some(Argument::Value(symbol)) => signature.find(symbol).cloned(),
         _ => None,
     };
-    let places: Vec<Place> =
-        slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input)).collect();
+    let is_given =
+        |argument: usize| !matches!(call.arguments.get(argument), None | Some(Argument::Word("None")));
+    let places = slots.iter().map(|slot| place(operator, graph.node[slot.node].op_type(), slot.input));
+    // A norm without a scale gets one from the exporter.
+    let places: Vec<Place> = places
+        .map(|place| match place {
+            Place::Argument(i) if operator.contains("norm") && !is_given(i) => Place::Made,
+            place => place,
+        })
+        .collect();
     let made = slots.iter().zip(&places).filter(|(_, place)| **place == Place::Made);
-    sites.made.extend(made.map(|(slot, _)| slot.tensor.name().to_owned()));
+    sites.made.extend(made.map(|(slot, _)| (slot.node, slot.input)));
     let found = if places.contains(&Place::Unknown) {
         let wanted: Vec<_> = call.values().into_iter().filter_map(|it| signature.find(it).cloned()).collect();
-        matched(&slots, &wanted)
+        matched(&slots, &wanted, nodes.len() == 1)
     } else {
         let of_argument = |place: Place| match place {
             Place::Argument(i) => listed(i),
@@ -120,7 +128,7 @@ fn of_call<'s>(
         places.filter_map(|(slot, place)| Some((*slot, of_argument(*place)?))).collect()
     };
     for (slot, tensor) in found {
-        let layout = layout(&graph.node[slot.node], slot, operator);
+        let layout = layout(&graph.node[slot.node], slot, call);
         sites.known.push(Site { node: slot.node, input: slot.input, tensor, layout });
     }
     if let Some(argument) = bias_argument(operator)
@@ -151,10 +159,11 @@ fn place(operator: &str, op: &str, input: usize) -> Place {
     match (operator, op) {
         ("addmm", "Add") => Place::Argument(0),
         ("addmm", "Gemm") if input == 2 => Place::Argument(0),
-        ("addmm", "MatMul" | "Gemm" | "Transpose") => Place::Argument(2),
+        ("addmm", "MatMul" | "Gemm") => Place::Argument(1 + input),
+        ("addmm", "Transpose") => Place::Argument(2),
         ("linear", "Add") => Place::Argument(2),
-        ("linear", "Gemm") if input == 2 => Place::Argument(2),
-        ("linear", "MatMul" | "Gemm" | "Transpose") => Place::Argument(1),
+        ("linear", "MatMul" | "Gemm") => Place::Argument(input),
+        ("linear", "Transpose") => Place::Argument(1),
         (_, "Conv" | "ConvTranspose") if operator.starts_with("conv") => Place::Argument(input),
         ("layer_norm" | "native_layer_norm", "LayerNormalization") => Place::Argument(input + 1),
         ("group_norm", "InstanceNormalization") => Place::Made,
@@ -180,8 +189,9 @@ fn bias_argument(operator: &str) -> Option<usize> {
     }
 }
 
-/// Which tensor each slot stands for, where the operator does not tell: by name, or else in order.
-fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>]) -> Vec<(Slot<'g>, Listed<'s>)> {
+/// Which tensor each slot stands for, where the operator does not tell: by name, and the others in order. The inputs of
+/// one node are in the order of the call's arguments (`in_order`), those of several nodes need not be.
+fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>], in_order: bool) -> Vec<(Slot<'g>, Listed<'s>)> {
     // Numbers of the code stand between the tensors.
     let several = |slot: &&Slot| super::count(slot.tensor) != 1;
     let slots: Vec<Slot> = match slots.len() > wanted.len() {
@@ -190,12 +200,15 @@ fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>]) -> Vec<(Slot<'g>, 
     };
     let once = |slot: &Slot| slots.iter().filter(|s| s.tensor.name() == slot.tensor.name()).count() == 1;
     let named = |slot: &Slot| wanted.iter().find(|tensor| tensor.name == slot.tensor.name()).cloned();
-    let alone = slots.iter().filter(|slot| once(slot));
-    let by_name: Vec<_> = alone.filter_map(|slot| Some((*slot, named(slot)?))).collect();
-    if by_name.len() < slots.len() && slots.len() == wanted.len() {
-        return slots.into_iter().zip(wanted.iter().cloned()).collect();
+    let (named_slots, others): (Vec<Slot>, Vec<Slot>) =
+        slots.iter().partition(|slot| once(slot) && named(slot).is_some());
+    let mut found: Vec<_> = named_slots.iter().filter_map(|slot| Some((*slot, named(slot)?))).collect();
+    let is_found = |tensor: &&Listed| found.iter().any(|(_, known)| known.name == tensor.name);
+    let left: Vec<Listed> = wanted.iter().filter(|tensor| !is_found(tensor)).cloned().collect();
+    if others.len() == left.len() && (in_order || left.len() == 1) {
+        found.extend(others.into_iter().zip(left));
     }
-    by_name
+    found
 }
 
 /// Whether a node could have a third input, its bias, and has none.
@@ -205,13 +218,20 @@ fn lacks_bias(node: &NodeProto) -> bool {
         && node.input.get(2).is_none_or(String::is_empty)
 }
 
+/// Whether a call such as `tensor[i, j]` indexes the tensor's first dims.
+fn indexes_first_dims(call: &TracedCall) -> bool {
+    let is_value = |index: &Argument| matches!(index, Argument::Value(_));
+    matches!(call.arguments.get(1), Some(Argument::List(indices)) if indices.iter().all(is_value))
+}
+
 /// How the initializer's dims lie in the author's tensor.
-fn layout(node: &NodeProto, slot: Slot, operator: &str) -> Layout {
+fn layout(node: &NodeProto, slot: Slot, call: &TracedCall) -> Layout {
     let is_transposed = super::int_attribute(node, "transB") == Some(1);
-    match (node.op_type(), slot.input, operator) {
+    match (node.op_type(), slot.input, call.operator) {
         ("MatMul", 1, "linear") => Layout::Transposed,
         ("Gemm", 1, "linear") if !is_transposed => Layout::Transposed,
         ("Gemm", 1, "addmm" | "mm" | "matmul") if is_transposed => Layout::Transposed,
+        (_, _, "bilinear") if super::is_generated(slot.tensor.name()) => Layout::Unknown,
         ("MatMul" | "Gemm" | "Transpose", ..) => Layout::Same,
         (_, _, "linear" | "addmm" | "prelu" | "layer_norm" | "group_norm" | "instance_norm") => {
             Layout::Vector
@@ -220,6 +240,8 @@ fn layout(node: &NodeProto, slot: Slot, operator: &str) -> Layout {
         ("BatchNormalization" | "LayerNormalization" | "InstanceNormalization" | "Gather", ..) => {
             Layout::Same
         }
+        // The exporter moves the dims that are indexed to the front, if they are not there.
+        ("GatherND", 0, "index") if indexes_first_dims(call) => Layout::Same,
         _ if super::is_generated(slot.tensor.name()) => Layout::Unknown,
         _ => Layout::Same,
     }

@@ -1,6 +1,6 @@
 //! Records of small graphs, as the exporters write them.
 
-use super::{Record, call};
+use super::call;
 use crate::Model;
 use crate::model::samples::{load, model, node};
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
@@ -77,7 +77,6 @@ fn merged_norms_have_tensors_of_their_own_again() {
     let model = loaded(&exported(nodes, vec![ones("a.weight", &[2]), ones("a.bias", &[2])], &NORMS));
     let inputs: Vec<&[String]> = model.graph.nodes.iter().map(|node| &node.inputs[1..]).collect();
     assert_eq!(inputs, [["a.weight", "a.bias"], ["b.weight", "b.bias"]]);
-    assert_eq!(model.record.separated["b.weight"], "a.weight");
     assert!(model.record.lost.is_empty());
     for name in ["a.weight", "a.bias", "b.weight", "b.bias"] {
         assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
@@ -93,7 +92,7 @@ fn a_zero_bias_that_was_dropped_is_back() {
     let bias = model.graph.tensor("c.bias").expect("the bias is there");
     assert_eq!(bias.dims, [3]);
     assert!(bias.present().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
-    assert!(model.record.restored.contains("c.bias") && model.record.lost.is_empty());
+    assert!(model.record.lost.is_empty());
 }
 
 #[test]
@@ -143,10 +142,13 @@ fn a_group_norm_is_told_from_the_instance_norm_in_it() {
 #[test]
 fn what_a_complete_list_does_not_have_is_a_constant() {
     let mul = traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w");
-    let nodes = vec![mul, node("Add", &["h", "table"], &["y"])];
-    let tensors = vec![floats("w", &[2], 1.0, 2.0), floats("table", &[2], 1.0, 2.0)];
+    let nodes = vec![mul, node("Add", &["h", "table"], &["s"]), node("Add", &["s", "val_3"], &["y"])];
+    let table = |name: &str| floats(name, &[2], 1.0, 2.0);
+    let tensors = vec![table("w"), table("table"), table("val_3")];
     let whole = loaded(&exported(nodes.clone(), tensors.clone(), &[("p_w", "PARAMETER", "w")]));
-    assert_eq!(claim(&whole, "table"), Some(Claim::Unlisted));
+    assert_eq!(claim(&whole, "val_3"), Some(Claim::Unlisted));
+    // A name of the trace: it may have been computed from `w`.
+    assert_eq!(claim(&whole, "table"), Some(Claim::Computed));
     let more = [("p_w", "PARAMETER", "w"), ("p_v", "PARAMETER", "v")];
     let partly = loaded(&exported(nodes, tensors, &more));
     assert_eq!(claim(&partly, "table"), None);
@@ -171,12 +173,181 @@ fn identities_of_the_legacy_exporter_are_separated_where_all_elements_are_equal(
 }
 
 #[test]
+fn without_a_record_untied_gives_each_norm_its_own_tensors() {
+    let nodes = vec![
+        node("LayerNormalization", &["x", "one", "offset"], &["h"]),
+        node("LayerNormalization", &["h", "one", "offset"], &["y"]),
+    ];
+    let mut file = exported(nodes, vec![ones("one", &[2]), floats("offset", &[2], 1.0, 2.0)], &[]);
+    let read = |file: &ModelProto, untied: bool| {
+        let mut file = file.clone();
+        super::restore(&mut file, untied);
+        let graph = file.graph.expect("it has a graph");
+        (graph.node[1].input.clone(), graph.initializer.len())
+    };
+    assert_eq!(read(&file, false), (vec!["h".into(), "one".into(), "offset".into()], 2));
+    // Tensors of unequal elements were not equal by their initialisation alone: they stay tied.
+    let separated = (vec!["h".into(), "one.2".into(), "offset".into()], 3);
+    assert_eq!(read(&file, true), separated);
+    file.producer_name = Some("another".into());
+    assert_eq!(read(&file, true), separated);
+}
+
+#[test]
+fn a_detached_value_that_was_merged_with_another_is_told() {
+    let listed = [("p_w", "PARAMETER", "w")];
+    // relu(h.detach()) + relu(h): the exporter has kept one of the two.
+    let nodes = |second: &str| {
+        vec![
+            traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w"),
+            traced(node("Relu", &["h"], &["relu"]), "relu", "%detach"),
+            traced(node("Add", &["relu", second], &["y"]), "add", &format!("%relu, %{second}_1")),
+        ]
+    };
+    let warnings = |nodes: Vec<NodeProto>| {
+        let model = loaded(&exported(nodes, vec![floats("w", &[2], 1.0, 2.0)], &listed));
+        let detached = super::Detached::find(&model.graph, &model.record);
+        assert_eq!(detached.inputs(&model.graph.nodes[1]), [0]);
+        detached.warnings(&model.graph).len()
+    };
+    assert_eq!(warnings(nodes("relu")), 1);
+    assert_eq!(warnings(nodes("h")), 0);
+}
+
+#[test]
+fn a_folded_weight_of_the_legacy_exporter_counts_as_named() {
+    let nodes =
+        vec![node("MatMul", &["x", "onnx::MatMul_5"], &["h"]), node("Add", &["h", "onnx::Add_7"], &["y"])];
+    let tensors = vec![floats("onnx::MatMul_5", &[2, 2], 1.0, 2.0), floats("onnx::Add_7", &[2], 1.0, 2.0)];
+    let model = loaded(&exported(nodes, tensors, &[]));
+    assert_eq!(claim(&model, "onnx::MatMul_5"), Some(Claim::Named));
+    assert_eq!(claim(&model, "onnx::Add_7"), None);
+}
+
+#[test]
+fn a_matrix_of_experts_that_a_mask_indexes_has_its_name_and_layout() {
+    let picks = |arguments: &str| {
+        let product = traced(node("GatherND", &["val_1", "rows"], &["y"]), "index", arguments);
+        let listed = [("p_w", "PARAMETER", "experts.down_proj")];
+        loaded(&exported(
+            vec![node("Cast", &["x"], &["rows"]), product],
+            vec![floats("val_1", &[2, 3, 4], 1.0, 2.0)],
+            &listed,
+        ))
+    };
+    let view = |model: &Model| model.record.tensors["val_1"].view.clone();
+    assert_eq!(view(&picks("%p_w, [%rows]")), Some(ir::View::new()));
+    // Of another dim, the exporter would have moved it to the front.
+    assert_eq!(view(&picks("%p_w, [None, %rows]")), None);
+}
+
+/// The operators of the program that a model's nodes become.
+fn imported(nodes: Vec<NodeProto>, tensors: Vec<TensorProto>) -> Vec<ir::Node> {
+    let listed = [("p_w", "PARAMETER", "w")];
+    let model = loaded(&exported(nodes, tensors, &listed));
+    let imported = crate::import(&model, &crate::ImportOptions::default()).expect("it is imported");
+    assert!(imported.warnings.is_empty(), "{:?}", imported.warnings);
+    imported.module.nodes().map(|(_, node)| node.clone()).collect()
+}
+
+#[test]
+fn a_detach_that_is_a_node_is_honoured_without_a_warning() {
+    let product = traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w");
+    let detach = traced(node("Identity", &["h"], &["detach"]), "detach", "%h");
+    // One call became two nodes, of which one alone reads the detached value.
+    let loss = |node: NodeProto| traced(node, "mse_loss", "%x, %detach");
+    let mut second = loss(node("Mul", &["d", "d"], &["y"]));
+    let first = loss(node("Sub", &["x", "detach"], &["d"]));
+    second.metadata_props = first.metadata_props.clone();
+    let nodes = imported(vec![product, detach, first, second], vec![floats("w", &[2], 1.0, 2.0)]);
+    assert_eq!(nodes.iter().filter(|node| matches!(node.op, ir::Op::Detach(_))).count(), 1);
+}
+
+#[test]
+fn hardtanh_has_no_gradient_at_its_bounds_and_clamp_has() {
+    let clip = |operator: &str| {
+        let product = traced(node("Mul", &["x", "w"], &["h"]), "mul", "%x, %p_w");
+        let clip = traced(node("Clip", &["h", "low", "high"], &["y"]), operator, "%h, 0.0, 6.0");
+        let bounds = [floats("low", &[], 0.0, 0.0), floats("high", &[], 6.0, 6.0)];
+        let nodes =
+            imported(vec![product, clip], [vec![floats("w", &[2], 1.0, 2.0)], bounds.into()].concat());
+        let product =
+            nodes.iter().find(|node| matches!(node.op, ir::Op::Binary(ir::ops::elementwise::Binary::Mul)));
+        let product = product.expect("the product is there").results[0];
+        let max =
+            nodes.iter().find(|node| matches!(node.op, ir::Op::Binary(ir::ops::elementwise::Binary::Max)));
+        // The first operand has the gradient of a tie.
+        max.expect("a bound from below").operands[0] == product
+    };
+    assert!(clip("clamp") && !clip("hardtanh"));
+}
+
+#[test]
+fn a_product_of_two_parameters_keeps_its_operands() {
+    let product = traced(node("Gemm", &["a", "b"], &["y"]), "linear", "%p_a, %p_b");
+    let listed = [("p_a", "PARAMETER", "a"), ("p_b", "PARAMETER", "b")];
+    let tensors = vec![floats("a", &[2, 2], 1.0, 2.0), floats("b", &[2, 2], 1.0, 3.0)];
+    let model = loaded(&exported(vec![product], tensors, &listed));
+    assert_eq!(model.graph.nodes[0].inputs, ["a", "b"]);
+    let author = |name: &str| &model.record.tensors[name].name[..];
+    assert_eq!((author("a"), author("b")), ("a", "b"));
+}
+
+#[test]
+fn tensors_of_several_nodes_are_matched_by_name_first() {
+    let nodes = |merged: [&str; 2]| {
+        let first = traced(node("Add", &["x", "first"], &["h"]), "add", "%x, %p_first");
+        let call = "%p_b, %h, %p_w";
+        let product = traced(node("MatMul", &["h", merged[0]], &["y"]), "baddbmm", call);
+        let sum = NodeProto {
+            metadata_props: product.metadata_props.clone(),
+            ..node("Add", &["y", merged[1]], &["z"])
+        };
+        vec![first, product, sum]
+    };
+    let listed = [("p_first", "PARAMETER", "first"), ("p_b", "PARAMETER", "b"), ("p_w", "PARAMETER", "w")];
+    let inputs = |merged: [&str; 2], tensors: Vec<TensorProto>| {
+        let model = loaded(&exported(nodes(merged), tensors, &listed));
+        (model.graph.nodes[1].inputs[1].clone(), model.graph.nodes[2].inputs[1].clone(), model.record.lost)
+    };
+    let (first, w) = (ones("first", &[2, 2]), floats("w", &[2, 2], 1.0, 2.0));
+    assert_eq!(inputs(["w", "first"], vec![first.clone(), w]), ("w".into(), "b".into(), vec![]));
+    // Both were merged: which is which, nothing tells.
+    let lost = vec!["b".to_owned(), "w".to_owned()];
+    assert_eq!(inputs(["first", "first"], vec![first]), ("first".into(), "first".into(), lost));
+}
+
+#[test]
+fn a_constant_of_a_norm_is_kept_apart_from_the_tensor_that_it_was_merged_with() {
+    let norm = node("InstanceNormalization", &["x", "running_var", "running_mean"], &["y"]);
+    let norm = traced(norm, "instance_norm", "%x, None, None, None, None, True, 0.1, 1e-05, False");
+    let listed =
+        [("b_m", "BUFFER", "running_mean"), ("b_v", "BUFFER", "running_var"), ("p_w", "PARAMETER", "w")];
+    let tensors = vec![ones("running_var", &[2]), floats("running_mean", &[2], 0.0, 0.0)];
+    let model = loaded(&exported(vec![norm], tensors, &listed));
+    assert_eq!(model.graph.nodes[0].inputs, ["x", "running_var.constant", "running_mean.constant"]);
+    // One parameter is lost, and the constants are none all the same.
+    assert_eq!(model.record.lost, ["w"]);
+    assert_eq!(claim(&model, "running_var.constant"), Some(Claim::Unlisted));
+}
+
+#[test]
+fn no_record_changes_a_number() {
+    // The call names another matrix of the file, whose elements differ.
+    let product = traced(node("MatMul", &["x", "a"], &["y"]), "linear", "%x, %p_b");
+    let listed = [("p_a", "PARAMETER", "a"), ("p_b", "PARAMETER", "b")];
+    let tensors = vec![floats("a", &[2, 2], 1.0, 2.0), floats("b", &[2, 2], 1.0, 3.0)];
+    let model = loaded(&exported(vec![product], tensors, &listed));
+    assert_eq!(model.graph.nodes[0].inputs, ["x", "a"]);
+}
+
+#[test]
 fn a_record_that_does_not_fit_changes_nothing() {
     let odd = traced(node("Mul", &["x", "w"], &["y"]), "mul", "%x, %p_w, %p_v, %p_u, [[[[");
     let file = exported(vec![odd], vec![ones("w", &[2])], &[("p_w", "PARAMETER", "gone"), ("p_v", "X", "v")]);
     let model = loaded(&file);
     assert_eq!(model.graph.nodes[0].inputs, ["x", "w"]);
-    assert_eq!(model.record.separated, Record::default().separated);
+    assert_eq!(model.graph.tensors.len(), 1);
     assert!(call(&model.graph.nodes[0]).is_none());
 }
 

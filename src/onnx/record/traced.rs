@@ -1,4 +1,4 @@
-//! Traced calls: what a node was before the export, as the dynamo exporter writes it into the node's metadata.
+//! Traced calls: the PyTorch call that a node was before the export, which the dynamo exporter writes into the node's metadata.
 //!
 //! `%linear : [num_users=1] = call_function[target=torch.ops.aten.linear.default](args = (%x, %p_w, %p_b), kwargs = {})`
 

@@ -1,14 +1,14 @@
 //! `--untied` without a record: each node that reads a merged norm or bias gets a tensor of its own.
 
-use super::identity::is_uniform;
-use super::{Record, is_float, names};
+use super::identity::is_initial;
+use super::{free_name, is_float, names};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Gives every reader but the first of an initializer with equal elements a copy, where it reads it as a norm's scale or
+/// Gives every reader but the first of an initializer with the elements that modules begin with a copy, where it reads it as a norm's scale or
 /// bias, or as a bias.
-pub(super) fn separate(graph: &mut GraphProto, record: &mut Record) {
-    let uniform = graph.initializer.iter().filter(|tensor| is_float(tensor) && is_uniform(tensor));
+pub(super) fn separate(graph: &mut GraphProto) {
+    let uniform = graph.initializer.iter().filter(|tensor| is_float(tensor) && is_initial(tensor));
     let uniform: BTreeMap<String, TensorProto> =
         uniform.map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
     let (mut taken, mut seen, mut copies) = (names(graph), BTreeSet::new(), Vec::new());
@@ -20,11 +20,8 @@ pub(super) fn separate(graph: &mut GraphProto, record: &mut Record) {
             if seen.insert(tensor.name().to_owned()) {
                 continue;
             }
-            let numbered = (2..).map(|n| format!("{}.{n}", tensor.name()));
-            let mut free = numbered.filter(|name| !taken.contains(name));
-            let Some(name) = free.next() else { continue };
+            let name = free_name(&taken, tensor.name().to_owned());
             taken.insert(name.clone());
-            record.separated.insert(name.clone(), tensor.name().to_owned());
             copies.push(TensorProto { name: Some(name.clone()), ..tensor.clone() });
             node.input[i] = name;
         }

@@ -9,8 +9,8 @@ use crate::Node;
 use crate::import::names::module_path;
 use crate::record::is_generated;
 
-/// Adds the weights of linear layers and the slopes of PReLU.
-pub(super) fn find(found: &mut Found) {
+/// Adds the weights of linear layers and the slopes of PReLU, where `is_key` takes the name that was found for them.
+pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
     let graph = found.graph;
     let mut additions: BTreeMap<&str, &Node> = BTreeMap::new();
     for node in graph.nodes.iter().filter(|node| node.op_type == "Add") {
@@ -19,9 +19,8 @@ pub(super) fn find(found: &mut Found) {
         }
     }
     for node in graph.nodes.iter().filter(|node| node.domain.is_empty()) {
-        let Some(tensor) = found.unnamed(node, 1).filter(|tensor| is_generated(&tensor.name)) else {
-            continue;
-        };
+        let tensor = found.unnamed(node, 1).filter(|tensor| is_generated(&tensor.name));
+        let Some(tensor) = tensor.filter(|tensor| !found.is_transposed_copy(tensor)) else { continue };
         let transposed: View = smallvec![ViewStep::Transpose(smallvec![1, 0])];
         let two_dims = tensor.dims.len() == 2;
         let entry = match node.op_type.as_str() {
@@ -40,7 +39,8 @@ pub(super) fn find(found: &mut Found) {
             _ => None,
         };
         // A tensor that kept this name is another use of the weight.
-        if let Some((name, view)) = entry.filter(|(name, _)| !found.tensors.contains_key(name.as_str())) {
+        let is_free = |name: &str| is_key(name) && !found.tensors.contains_key(name);
+        if let Some((name, view)) = entry.filter(|(name, _)| is_free(name)) {
             found.add(StateDictEntry::whole(name, &tensor.name, view));
         }
     }

@@ -78,7 +78,7 @@ fn a_name_that_a_tensor_of_the_file_has_is_not_given_to_another() {
 #[test]
 fn a_tensor_that_the_exporter_merged_with_an_equal_one_keeps_its_key() {
     let model = written(
-        &[("ln1.weight", &[2])],
+        &[("ln1.weight", &[3])],
         vec![
             named("Identity_24", node("Identity", &["ln1.weight"], &["ln2.weight"])),
             named("/Identity", node("Identity", &["ln1.weight"], &["/Identity_output_0"])),

@@ -23,6 +23,21 @@ pub(super) fn to_inference_form(model: &mut ModelProto) -> usize {
     functions + model.graph.as_mut().map_or(0, |graph| in_graph(graph, opset, &Known::default()))
 }
 
+/// The number of nodes that draw random numbers, those of functions and subgraphs included.
+pub(super) fn drawing_nodes(model: &ModelProto) -> usize {
+    fn count(nodes: &[NodeProto]) -> usize {
+        let draws = |node: &NodeProto| {
+            let op_type = node.op_type.as_deref().unwrap_or_default();
+            op_type.starts_with("Random") || matches!(op_type, "Bernoulli" | "Multinomial")
+        };
+        let inner =
+            nodes.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.g.as_ref());
+        nodes.iter().filter(|node| draws(node)).count() + inner.map(|graph| count(&graph.node)).sum::<usize>()
+    }
+    let functions = model.functions.iter().map(|function| count(&function.node)).sum::<usize>();
+    functions + model.graph.as_ref().map_or(0, |graph| count(&graph.node))
+}
+
 /// The version of the operators of domain `ai.onnx`.
 fn opset(imports: &[OperatorSetIdProto]) -> i64 {
     let of_onnx =
@@ -56,6 +71,13 @@ impl Known {
     fn add_nodes(&mut self, nodes: &[NodeProto]) {
         for node in nodes {
             let output = node.output.first().map_or("", String::as_str);
+            let float =
+                node.attribute.iter().find(|attribute| attribute.name.as_deref() == Some("value_float"));
+            if let Some(number) = float.and_then(|attribute| attribute.f)
+                && is_constant(node)
+            {
+                self.numbers.insert(output.to_owned(), number);
+            }
             if let Some(tensor) = node.attribute.iter().find_map(|attribute| attribute.t.as_ref())
                 && node.op_type.as_deref() == Some("Constant")
             {
@@ -75,7 +97,7 @@ impl Known {
     }
 }
 
-/// What the changed nodes of a graph leave behind.
+/// The values and initializers that the changed nodes of a graph leave without a reader.
 #[derive(Default)]
 struct Leftovers {
     /// For each output that is gone the value that its readers read instead.

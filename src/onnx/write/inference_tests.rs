@@ -151,8 +151,8 @@ fn stochastic_depth(q: f32, more: Vec<NodeProto>) -> ModelProto {
 fn a_layer_is_left_out_at_random_in_training_alone() {
     let (changes, graph) = changed(stochastic_depth(0.8, vec![]));
     let ops: Vec<&str> = graph.node.iter().filter_map(|node| node.op_type.as_deref()).collect();
-    assert_eq!((changes, ops), (1, vec!["Shape", "Expand", "Cast", "Div", "Mul"]));
-    assert_eq!((inputs(&graph.node[0]), inputs(&graph.node[1])), (vec!["mean"], vec!["p", "uniform"]));
+    assert_eq!((changes, ops), (1, vec!["Shape", "ConstantOfShape", "Cast", "Div", "Mul"]));
+    assert_eq!((inputs(&graph.node[0]), inputs(&graph.node[1])), (vec!["mean"], vec!["uniform"]));
     assert_eq!(graph.value_info.len(), 1, "{:?}", graph.value_info);
     // Noise of another form is the author's.
     let another_reader = node("Identity", &["less"], &["z"]);
@@ -160,6 +160,35 @@ fn a_layer_is_left_out_at_random_in_training_alone() {
         let before = noise.graph.clone().unwrap();
         assert_eq!(changed(noise), (0, before));
     }
+}
+
+#[test]
+fn every_form_of_mask_is_gone_in_inference_form() {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    for (name, masks) in [("depth.legacy", 4), ("depth.dynamo", 4), ("noise.legacy", 0)] {
+        let model = Model::load(&testdata.join(format!("random/{name}.onnx"))).unwrap();
+        let mut proto = model.proto().clone();
+        assert_eq!(to_inference_form(&mut proto), masks, "{name}");
+        let graph = proto.graph.unwrap();
+        let draws = graph.node.iter().filter(|node| node.op_type().starts_with("Random"));
+        assert_eq!(draws.count(), usize::from(masks == 0), "{name}");
+    }
+    // `x · (uniform > p) / (1 - p)`, with numbers of a given shape.
+    let shape = AttributeProto { name: Some("shape".into()), ints: vec![2], ..AttributeProto::default() };
+    let nodes = vec![
+        with(node("RandomUniform", &[], &["u"]), shape),
+        node("Greater", &["u", "p"], &["kept"]),
+        with(node("Cast", &["kept"], &["mask"]), int("to", 1)),
+        node("Mul", &["mask", "x"], &["product"]),
+        node("Div", &["product", "q"], &["y"]),
+    ];
+    let mut proto = model_of(20, nodes);
+    proto.graph.as_mut().unwrap().initializer.extend([tensor("p", &[], &[0.25]), tensor("q", &[], &[0.75])]);
+    let (changes, graph) = changed(proto);
+    let ops: Vec<&str> = graph.node.iter().filter_map(|node| node.op_type.as_deref()).collect();
+    assert_eq!((changes, ops), (1, vec!["Constant", "ConstantOfShape", "Cast", "Mul", "Div"]));
+    let kept = graph.node[1].attribute[0].t.as_ref().and_then(|tensor| tensor.raw_data.clone());
+    assert_eq!(kept.as_deref(), Some(&0.75f32.to_le_bytes()[..]));
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub struct Outcome {
     pub untrained: Vec<Untrained>,
     /// Tensors that are trained here and have a gradient of zeros there.
     pub trained_here_alone: Vec<String>,
-    /// What the file says about the set of trained tensors.
+    /// The file's statement on the set of trained tensors.
     pub trained_there: TrainedThere,
     /// The inputs of the step.
     pub microbatches: Vec<Tensors>,

@@ -34,6 +34,7 @@ def main():
     parser.add_argument("--held-back", action="store_true", help="the families of held_back.py, which are not in the table")
     parser.add_argument("--jobs", type=int, default=1, help="families that are checked at the same time")
     parser.add_argument("--timeout", type=int, default=900, help="seconds for a family")
+    parser.add_argument("--known", type=Path, metavar="FILE", help="a kept table: families that fail there may fail")
     parser.add_argument("--again", action="store_true", help="export again what is there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 
 import numpy
 import reference
-from file import held
+from file import held, mentions
 from models import slug
 from safetensors.numpy import load_file
 
@@ -61,6 +62,7 @@ class Check:
         told = [*facts["frozen"], *(self.family.buffers if self.exporter == "legacy" else ())]
         for name in filter(None, map(self.called, told)):
             self.flags += ["--freeze", name]
+        self.ask()
         self.folded = sorted(set(self.module.parameters) - self.held)
         self.notes["folded"] = self.folded
         self.notes["unused"] = self.module.facts["unused"]
@@ -70,12 +72,31 @@ class Check:
             shutil.rmtree(self.run, ignore_errors=True)
         return {"exported": True, "failures": self.failures, **self.notes}
 
+    def ask(self):
+        """Asks for the parameters that a message names as left out, as its reader would. The legacy exporter does not record
+        which tensors are parameters."""
+        _, output, messages = ran([self.binary, "inspect", self.path, *self.flags])
+        messages += output
+        left_out = [line for line in messages.splitlines() if line.startswith("warning: not trained: ")]
+        names = [name for line in left_out for name in re.findall(r"`([^`]+)` \(", line)]
+        parameters = [numpy.sort(self.module.state[key].ravel()) for key in self.held]
+        self.notes["asked"] = [
+            name for name in names if name in self.module.parameters
+            or any(numpy.array_equal(numpy.sort(self.file.named[name].ravel()), own) for own in parameters if name in self.file.named)
+        ]
+        for name in self.notes["asked"]:
+            self.flags += ["--train-also", name]
+        # A computed tensor stands in no call, so that its gradient is not the module's.
+        if "computed by the exporter, perhaps from parameters" in messages:
+            self.notes["lost"] = "a computation"
+
     def called(self, name):
-        """Returns what the file calls a tensor of the module: the same name, or that of an initializer with its value."""
-        if name in self.file.named:
+        """Returns the file's name of a tensor of the module: the same name, or that of an initializer with its value."""
+        if name in self.file.names:
             return name
         own = self.module.state[name]
-        return next((key for key, value in self.file.named.items() if numpy.array_equal(value, own)), None)
+        same = (key for key, value in self.file.named.items() if numpy.array_equal(value.squeeze(), own.squeeze()))
+        return next(same, None)
 
     def checks(self):
         """Makes all checks that apply to the file."""
@@ -170,6 +191,10 @@ class Check:
         if missing:
             self.failures.append(f"not trained: {listed(missing)}")
         # What a folded parameter went into is trained in its place.
+        # A message names what the exporter computed, which is trained in its place.
+        self.computed = [name for name in extra if name not in self.module.state and name in self.messages]
+        if self.computed:
+            self.notes.setdefault("lost", "a computation")
         if self.folded or "lost" in self.notes:
             wrong = [name for name in extra if name in self.module.state and name not in self.folded]
             self.notes["instead"] = [name for name in extra if name not in wrong]
@@ -178,9 +203,10 @@ class Check:
             self.failures.append(f"trained though no parameter: {listed(extra)}")
 
     def renamed(self, name):
-        """Whether the file has a parameter's value without its name: the legacy exporter numbers what it transposes."""
+        """Whether the file has a parameter's value without its name: the legacy exporter numbers the matrices that it
+        transposes, and the dynamo exporter drops the call of a tensor that it looked up or reshaped in advance."""
         key = self.matched.get(name)
-        return key is not None and key not in self.file.recorded and key not in self.file.names
+        return key is not None and (not mentions(self.file, key) or f"`{name}` ({key} in another layout)" in self.messages)
 
     def other(self, key):
         """Whether the trained file has another value for a key than the module before training."""
@@ -205,6 +231,7 @@ class Check:
         unexpected = [key for key in unexpected if key not in self.notes["renamed"]]
         if self.folded:
             unexpected = [key for key in unexpected if self.owners[key] in self.held]
+        unexpected = [key for key in unexpected if key not in self.computed]
         if unexpected:
             self.failures.append(f"unexpected keys: {listed(unexpected)}")
         shapes = [key for key in sorted(keys & state) if self.initial[key].shape != self.module.state[key].shape]
@@ -267,9 +294,12 @@ class Check:
                 # Tracing has moved the file's statistics, of which a tenth is lost at each step.
                 own = own + 0.9**reference.STEPS * (self.file.named[name] - self.module.state[name])
             if value.shape != own.shape:
-                if value.size != own.size or numpy.squeeze(value).ndim != 2 and value.ndim != 2:
+                if numpy.squeeze(value).shape == numpy.squeeze(own).shape:
+                    value = value.reshape(own.shape)
+                elif value.T.shape == own.shape:
+                    value = value.T
+                else:
                     continue
-                value = value.reshape(own.shape) if numpy.squeeze(value).shape == numpy.squeeze(own).shape else value.T
             elif key not in self.module.state and not numpy.array_equal(self.initial[key], self.module.state[name]):
                 value = value.T
             off = numpy.abs(value - own).max() / max(numpy.abs(own).max(), 1e-3 if statistic else 1e-30)

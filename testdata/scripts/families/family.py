@@ -71,13 +71,13 @@ def constructed(family):
 
 
 def perturb(objective):
-    """Gives every parameter and running statistic other values, as after training.
+    """Gives every trained parameter and running statistic other values, as after training.
 
-    Other buffers stay: masks, rotary and sinusoidal tables have their values by definition.
+    Other tensors stay: masks, rotary and sinusoidal tables have their values by definition.
     """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in objective.parameters():
+        for parameter in (own for own in objective.parameters() if own.requires_grad):
             spread = parameter.std().item() if parameter.numel() > 1 else 0.0
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += noise * (0.1 * spread if spread > 0 else 0.1)

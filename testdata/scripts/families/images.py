@@ -92,6 +92,10 @@ def resnet():
     return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)
 
 
+# The table that Swin v2's relative positions are computed from: a buffer that a linear layer reads.
+COORDINATES = tuple(f"model.features.{i}.{k}.attn.relative_coords_table" for i in (1, 3) for k in (0, 1))
+
+
 def mobilenet():
     """Returns a MobileNetV2 of a quarter of the width."""
     return torchvision.models.mobilenet_v2(num_classes=10, width_mult=0.25)
@@ -138,7 +142,7 @@ FAMILIES = {
     "Swin": pictures("Swin", **SWIN),
     "Swin v2 (transformers)": pictures("Swinv2", **SWIN),
     "Swin (torchvision)": vision(functools.partial(swin, 1)),
-    "Swin v2 (torchvision)": vision(functools.partial(swin, 2)),
+    "Swin v2 (torchvision)": vision(functools.partial(swin, 2), buffers=COORDINATES),
     "ConvNeXt": pictures("ConvNext", hidden_sizes=[16, 32, 32, 64], depths=[1, 1, 2, 1]),
     "ConvNeXt (torchvision)": vision(convnext),
     "SegFormer": pictures(

@@ -87,11 +87,18 @@ def distances(run, exact, still):
     return loss, worst
 
 
+def fill(objective, state):
+    """Gives an objective these values. `load_state_dict` of some modules wants their version too, which is not kept."""
+    with torch.no_grad():
+        for key, tensor in objective.state_dict().items():
+            tensor.copy_(state[key])
+
+
 def loaded(folder, name, family, weights, dtype):
     """Returns the objective with the weights that were exported, and the batch."""
     objective, _, _ = constructed(family)
     saved = torch.load(folder / f"{slug(name)}.{weights}.pt")
-    objective.load_state_dict(saved["state"])
+    fill(objective, saved["state"])
     inputs = [value.to(dtype) if value.is_floating_point() else value for value in saved["inputs"]]
     return objective.to(dtype), inputs
 
@@ -100,7 +107,7 @@ def gradients(folder, name, family, weights, state=None):
     """Returns the loss and the gradients in f64, of the weights that were exported or of those given."""
     objective, inputs = loaded(folder, name, family, weights, torch.float64)
     if state is not None:
-        objective.load_state_dict(state)
+        fill(objective, state)
     loss = objective(*inputs)[1]
     loss.backward()
     return loss.item(), {key: p.grad for key, p in objective.named_parameters() if p.grad is not None}

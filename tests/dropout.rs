@@ -14,31 +14,10 @@ mod verification;
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use trainyard::verification::report::Report;
-use verification::testdata;
+use verification::{loss, same_loss};
 use workplace::Workplace;
 
 const MODELS: [&str; 2] = ["dropout", "models/gpt2-dropout.legacy"];
-
-/// Runs `trainyard verify` on a model of `testdata`; both programs must do the same.
-#[track_caller]
-fn verify(model: &str, flags: &str) -> Report {
-    verification::passing(&testdata(&format!("{model}.onnx")), flags)
-}
-
-/// The loss of a step of 12 samples, those that the seed draws, whatever the flags.
-#[track_caller]
-fn loss(model: &str, flags: &str) -> f64 {
-    let flags = format!("--global-batch 12 --tolerance 1e-10 {flags}");
-    verify(model, &flags).loss.expect("a step has a loss")
-}
-
-/// The same samples have the same loss, and the step is that of the untransformed graph.
-#[track_caller]
-fn same_loss(model: &str, expected: f64, flags: &str) {
-    let given = loss(model, flags);
-    assert!((given - expected).abs() <= 1e-10, "{model} {flags}: {given}, not {expected}");
-}
 
 #[test]
 fn microbatches_drop_what_one_large_batch_drops() {
@@ -92,12 +71,13 @@ fn kernels_drop_what_the_interpreter_drops() {
     for model in MODELS {
         let exact = loss(model, "--microbatch 4");
         for flags in ["", "--mesh dp=2", "--mesh dp=2,tp=2 --sequence-parallel --zero 2"] {
-            let report = verify(model, &format!("--mode cpu --microbatch 2 --global-batch 12 {flags}"));
+            let report =
+                verification::model(model, &format!("--mode cpu --microbatch 2 --global-batch 12 {flags}"));
             let given = report.loss.expect("a step has a loss");
             assert!((given - exact).abs() < 1e-5 * exact, "{model} {flags}: {given}, not {exact}");
         }
-        verify(model, "--mode cpu --bf16 --global-batch 4");
-        verify(model, "--fp16 --global-batch 4 --tolerance 1e-10");
+        verification::model(model, "--mode cpu --bf16 --global-batch 4");
+        verification::model(model, "--fp16 --global-batch 4 --tolerance 1e-10");
     }
 }
 
@@ -120,7 +100,7 @@ fn the_flag_sets_the_share_or_takes_dropout_out() {
 
 #[test]
 fn the_count_of_samples_is_compared_with_the_other_states() {
-    let mut report = verify("dropout", "--microbatch 4 --mesh dp=2");
+    let mut report = verification::model("dropout", "--microbatch 4 --mesh dp=2");
     report.differences.retain(|difference| difference.name == "dropout.samples");
     assert_eq!(report.differences.len(), 1);
 }

@@ -8,32 +8,12 @@ mod verification;
 #[allow(dead_code)] // each test file uses a part of it
 mod workplace;
 
-use trainyard::verification::report::Report;
-use verification::testdata;
+use verification::{loss, same_loss, testdata};
 use workplace::Workplace;
 
 /// Each as both of PyTorch's exporters write it.
-const MODELS: [&str; 4] = ["depth.legacy", "depth.dynamo", "noise.legacy", "noise.dynamo"];
-
-/// Runs `trainyard verify` on a model; both programs must do the same.
-#[track_caller]
-fn verify(model: &str, flags: &str) -> Report {
-    verification::passing(&testdata(&format!("random/{model}.onnx")), flags)
-}
-
-/// The loss of a step of 12 samples, those that the seed draws, whatever the flags.
-#[track_caller]
-fn loss(model: &str, flags: &str) -> f64 {
-    let flags = format!("--global-batch 12 --tolerance 1e-10 {flags}");
-    verify(model, &flags).loss.expect("a step has a loss")
-}
-
-/// The same samples have the same loss, and the step is that of the untransformed graph.
-#[track_caller]
-fn same_loss(model: &str, expected: f64, flags: &str) {
-    let given = loss(model, flags);
-    assert!((given - expected).abs() <= 1e-10, "{model} {flags}: {given}, not {expected}");
-}
+const MODELS: [&str; 4] =
+    ["random/depth.legacy", "random/depth.dynamo", "random/noise.legacy", "random/noise.dynamo"];
 
 #[test]
 fn microbatches_draw_what_one_large_batch_draws() {
@@ -67,17 +47,18 @@ fn kernels_draw_what_the_interpreter_draws() {
     for model in MODELS {
         let exact = loss(model, "--microbatch 4");
         for flags in ["", "--mesh dp=2"] {
-            let report = verify(model, &format!("--mode cpu --microbatch 2 --global-batch 12 {flags}"));
+            let report =
+                verification::model(model, &format!("--mode cpu --microbatch 2 --global-batch 12 {flags}"));
             let given = report.loss.expect("a step has a loss");
             assert!((given - exact).abs() < 1e-5 * exact, "{model} {flags}: {given}, not {exact}");
         }
-        verify(model, "--mode cpu --bf16 --microbatch 4");
+        verification::model(model, "--mode cpu --bf16 --microbatch 4");
     }
 }
 
 #[test]
 fn a_dropout_by_hand_takes_the_share_of_the_flag() {
-    for model in ["depth.legacy", "depth.dynamo"] {
+    for model in ["random/depth.legacy", "random/depth.dynamo"] {
         let own = loss(model, "--microbatch 12");
         same_loss(model, own, "--microbatch 12 --dropout 0.25");
         let other = loss(model, "--microbatch 12 --dropout 0.5");
@@ -88,9 +69,9 @@ fn a_dropout_by_hand_takes_the_share_of_the_flag() {
 #[test]
 fn without_masks_outputs_and_gradients_are_those_of_pytorch_in_eval_mode() {
     let numbers = testdata("random/depth.io.npz");
-    for model in ["depth.legacy", "depth.dynamo"] {
+    for model in ["random/depth.legacy", "random/depth.dynamo"] {
         let flags = format!("--microbatch 4 --dropout off --tolerance 1e-5 --against {}", numbers.display());
-        let report = verify(model, &flags);
+        let report = verification::model(model, &flags);
         assert!(report.differences.len() >= 11, "{model}: {:?}", report.differences);
     }
 }
@@ -99,11 +80,11 @@ fn without_masks_outputs_and_gradients_are_those_of_pytorch_in_eval_mode() {
 fn losses(model: &str, flags: &str) -> (Vec<f64>, f64) {
     let place = Workplace::new();
     let run = format!(
-        "compile testdata/random/{model}.onnx --train synthetic --steps 2 --lr 0 --microbatch 4 --seed 3 -o out {flags}"
+        "compile testdata/{model}.onnx --train synthetic --steps 2 --lr 0 --microbatch 4 --seed 3 -o out {flags}"
     );
     let ended = place.succeed(&run);
     let told = "a random tensor is neither dropout nor stochastic depth";
-    let warns = model.starts_with("noise") && !flags.contains("off");
+    let warns = model.starts_with("random/noise") && !flags.contains("off");
     assert_eq!(ended.stderr.contains(told), warns, "{model} {flags}: {}", ended.stderr);
     let lines = place.metrics("out");
     let number = |line: &serde_json::Value, field: &str| line[field].as_f64().unwrap_or(f64::NAN);

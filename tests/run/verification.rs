@@ -5,7 +5,7 @@ use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::cli::{Cli, Command};
 use trainyard::verification::report::Report;
 
-/// What `trainyard verify FILE FLAGS` finds.
+/// Runs `trainyard verify FILE FLAGS`.
 pub(crate) fn verify(file: &Path, flags: &str) -> Result<Report, Failure> {
     let file = file.display().to_string();
     let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
@@ -14,7 +14,7 @@ pub(crate) fn verify(file: &Path, flags: &str) -> Result<Report, Failure> {
     verify.report()
 }
 
-/// The same, which is that both programs do the same.
+/// The same; both programs must do the same.
 #[track_caller]
 pub(crate) fn passing(file: &Path, flags: &str) -> Report {
     let what = || format!("{} {flags}", file.display());
@@ -28,4 +28,23 @@ pub(crate) fn passing(file: &Path, flags: &str) -> Report {
 /// A file of `testdata`.
 pub(crate) fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name)
+}
+
+/// Runs `trainyard verify` on a model of `testdata`; both programs must do the same.
+#[track_caller]
+pub(crate) fn model(name: &str, flags: &str) -> Report {
+    passing(&testdata(&format!("{name}.onnx")), flags)
+}
+
+/// The loss of a step of 12 samples, those that the seed draws, whatever the flags.
+#[track_caller]
+pub(crate) fn loss(name: &str, flags: &str) -> f64 {
+    model(name, &format!("--global-batch 12 --tolerance 1e-10 {flags}")).loss.expect("a step has a loss")
+}
+
+/// The same samples have the same loss, and the step is that of the untransformed graph.
+#[track_caller]
+pub(crate) fn same_loss(name: &str, expected: f64, flags: &str) {
+    let given = loss(name, flags);
+    assert!((given - expected).abs() <= 1e-10, "{name} {flags}: {given}, not {expected}");
 }

@@ -193,7 +193,7 @@ class Check:
         # What a folded parameter went into is trained in its place.
         # A message names what the exporter computed, which is trained in its place.
         self.computed = [name for name in extra if name not in self.module.state and name in self.messages]
-        if self.computed:
+        if self.computed and not self.folded:
             self.notes.setdefault("lost", "a computation")
         if self.folded or "lost" in self.notes:
             wrong = [name for name in extra if name in self.module.state and name not in self.folded]

@@ -57,10 +57,15 @@ pub(super) fn freeze(
     let parameters = || rows.iter().zip(&known).filter(|(row, _)| row.finding.is_parameter());
     for pattern in options.freeze.iter().chain(&options.train_only) {
         if !parameters().any(|(_, names)| fits(pattern, names)) {
+            let constant = rows.iter().zip(&known).find(|(_, names)| fits(pattern, names));
+            // A constant is frozen as it is.
+            if constant.is_some() && options.freeze.contains(pattern) {
+                continue;
+            }
             let error = Diagnostic::new(format!("no parameter fits `{pattern}`"));
-            if let Some((row, names)) = rows.iter().zip(&known).find(|(_, names)| fits(pattern, names)) {
+            if let Some((row, names)) = constant {
                 let reason = row.finding.reason();
-                return Err(error.note(format!("`{}` is not trained anyway: {reason}", names[0])));
+                return Err(error.note(format!("`{}` is not trained: {reason}", names[0])));
             }
             let some: Vec<&str> = parameters().take(5).map(|(_, names)| names[0].as_str()).collect();
             return Err(error.note(format!("there are parameters such as {}", some.join(", "))));

@@ -155,7 +155,9 @@ class Check:
     def equal(self, value):
         """Returns the module's key with the same elements that no tensor of the trained file has yet."""
         taken = set(self.matched.values())
-        left = {key: own for key, own in self.module.state.items() if key not in taken and own.size == value.size}
+        # An exporter renames parameters; buffers keep their names.
+        order = sorted(self.module.state, key=lambda key: key not in self.module.parameters)
+        left = {key: own for key in order if key not in taken and (own := self.module.state[key]).size == value.size}
         for key, own in left.items():
             if own.shape == value.shape and numpy.array_equal(own, value):
                 return key

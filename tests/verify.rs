@@ -6,6 +6,7 @@ mod models;
 #[allow(dead_code)] // each test file uses a part of it
 mod planted;
 #[path = "run/verification.rs"]
+#[allow(dead_code)] // each test file uses a part of it
 mod verification;
 
 #[path = "verify/against.rs"]

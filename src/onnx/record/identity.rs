@@ -3,7 +3,8 @@
 //! Equal norms and biases of a fresh model come out so, and so do tied parameters. The first hold zeros and ones, and become
 //! initializers again; the others stay tied, unless the user says that they are not.
 
-use super::{Record, count, is_author_name, is_float};
+use super::names::is_author_name;
+use super::{Record, count, is_float};
 use crate::proto::{GraphProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 

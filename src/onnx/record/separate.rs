@@ -1,9 +1,10 @@
 //! Separation: gives a merged parameter an initializer of its own again, and a dropped zero bias its place.
 
+use super::names::{self, SCOPES_KEY, innermost_module};
 use super::signature::{Kind, Listed, Signature};
 use super::sites::{Layout, Site, Sites};
 use super::traced::{self, TracedCall};
-use super::{Record, RecordedTensor, SCOPES_KEY, count, free_name, innermost_module, is_float, names, view};
+use super::{Record, RecordedTensor, count, free_name, is_float, taken_names, view};
 use crate::ElementType;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use bytes::Bytes;
@@ -55,7 +56,7 @@ impl<'s> Holders<'s> {
         let floats = tensors.filter(|(_, tensor)| is_float(tensor)).map(|(i, t)| (t.name().to_owned(), i));
         Self {
             floats: floats.collect(),
-            taken: names(graph),
+            taken: taken_names(graph),
             listed: signature.tensors().map(|tensor| tensor.name).collect(),
             made: BTreeMap::new(),
             zeros: Bytes::new(),
@@ -256,19 +257,11 @@ pub(super) fn transposed(
         let name = format!("{module}.weight");
         // Where a tool took the calls out of the file, the scopes are what is left.
         let has_no_call = || super::metadata(node, traced::KEY).is_none();
-        let is_renamed = is_transposition(matrix) || super::is_generated(matrix) && has_no_call();
+        let is_renamed = names::is_transposition(matrix) || names::is_generated(matrix) && has_no_call();
         if is_renamed && matrices.contains_key(&matrix[..]) && lost.contains(&name[..]) {
             let view = view(matrices[&matrix[..]], Layout::Transposed);
             found.insert(matrix.clone(), RecordedTensor { name, is_parameter: true, view });
         }
     }
     found
-}
-
-/// Whether the trace made up the name for the result of a transposition: `t`, `permute_3`.
-fn is_transposition(name: &str) -> bool {
-    ["t", "permute", "transpose"].iter().any(|operator| {
-        let number = name.strip_prefix(operator).map(|rest| rest.strip_prefix('_').unwrap_or(rest));
-        number.is_some_and(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
-    })
 }

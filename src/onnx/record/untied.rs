@@ -1,7 +1,7 @@
 //! `--untied` without a record: each node that reads a merged norm or bias gets a tensor of its own.
 
 use super::identity::is_initial;
-use super::{free_name, is_float, names};
+use super::{free_name, is_float, taken_names};
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub(super) fn separate(graph: &mut GraphProto) {
     let uniform = graph.initializer.iter().filter(|tensor| is_float(tensor) && is_initial(tensor));
     let uniform: BTreeMap<String, TensorProto> =
         uniform.map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect();
-    let (mut taken, mut seen, mut copies) = (names(graph), BTreeSet::new(), Vec::new());
+    let (mut taken, mut seen, mut copies) = (taken_names(graph), BTreeSet::new(), Vec::new());
     for node in &mut graph.node {
         for i in 0..node.input.len() {
             let Some(tensor) = uniform.get(&node.input[i]).filter(|_| is_own_parameter(node, i)) else {

@@ -159,9 +159,9 @@ FAMILIES = {
     "EfficientNet": vision(efficientnet),
     "DenseNet": vision(densenet),
     "ShuffleNetV2": vision("shufflenet_v2_x0_5"),
-    "SqueezeNet": vision("squeezenet1_1"),
+    "SqueezeNet": vision("squeezenet1_1", seed=1),
     "MNASNet": vision(lambda: torchvision.models.MNASNet(0.35, num_classes=10)),
     "VGG": vision(vgg),
     "RegNet": vision(regnet),
-    "GoogLeNet": vision(lambda: torchvision.models.googlenet(num_classes=10, aux_logits=False, init_weights=False)),
+    "GoogLeNet": vision(lambda: torchvision.models.googlenet(num_classes=10, aux_logits=False, init_weights=False), seed=1),
 }  # fmt: skip

@@ -1,0 +1,54 @@
+//! Names: by the form of a tensor's name, whether the author gave it, and how an exporter makes up others.
+
+/// Whether a name is one that an author gave: the path of an attribute in Python, such as `layers.0.weight`.
+pub(super) fn is_author_name(name: &str) -> bool {
+    let is_part = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_');
+    let starts = name.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    starts && !is_generated(name) && name.split('.').all(is_part)
+}
+
+/// Whether a name is that of a result of the trace: `sub_1`.
+pub(super) fn is_result(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && !is_generated(name)
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// Whether the trace names the result of an operator so that makes a tensor of nothing but numbers.
+pub(super) fn is_created(name: &str) -> bool {
+    let operator = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('_');
+    let operator = operator.strip_prefix("new_").unwrap_or(operator);
+    let operator =
+        ["_like", "_default"].iter().fold(operator, |name, end| name.strip_suffix(end).unwrap_or(name));
+    matches!(operator, "zeros" | "ones" | "full" | "empty" | "eye" | "arange" | "linspace" | "scalar_tensor")
+}
+
+/// Whether the legacy exporter gave the name to the transposed weight of a layer, or to a tensor that an exponential is taken of.
+pub(super) fn is_folded_weight(name: &str) -> bool {
+    ["onnx::MatMul_", "onnx::Gemm_", "onnx::Exp_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether a name was made by an exporter.
+pub(crate) fn is_generated(name: &str) -> bool {
+    let digits = |rest: &str| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit());
+    name.strip_prefix("val_").is_some_and(digits) || name.starts_with("onnx::") || digits(name)
+}
+
+/// Whether the trace made up the name for the result of a transposition: `t`, `permute_3`.
+pub(super) fn is_transposition(name: &str) -> bool {
+    ["t", "permute", "transpose"].iter().any(|operator| {
+        let number = name.strip_prefix(operator).map(|rest| rest.strip_prefix('_').unwrap_or(rest));
+        number.is_some_and(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
+    })
+}
+
+/// The key of a node's metadata that holds the modules whose forward functions led to its call.
+pub(crate) const SCOPES_KEY: &str = "pkg.torch.onnx.name_scopes";
+
+/// The innermost module of a list such as `['', 'm', 'm.layers.0', 'linear']`, whose last entry is the call.
+pub(crate) fn innermost_module(scopes: &str) -> Option<&str> {
+    let inner = scopes.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let mut names = inner.split(',').map(|name| name.trim().trim_matches(['\'', '"'])).rev();
+    names.next()?;
+    names.find(|name| !name.is_empty())
+}

@@ -22,6 +22,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
         Some(Claim::Computed) => match found.evidence {
             Evidence::Constant(_) => return found,
             _ if is_binary(row) => constant("a mask of zeros and ones"),
+            _ if is_sinusoidal(row) => constant("a table of sines and cosines"),
             _ => Evidence::None(format!("computed by the exporter, perhaps from parameters; {use_of}")),
         },
         Some(Claim::Literal) => {

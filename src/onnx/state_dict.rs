@@ -178,6 +178,14 @@ impl<'g> Found<'g> {
         bytes(one).is_some() && bytes(one) == bytes(other)
     }
 
+    /// Whether the module that a tensor's name belongs to has modules with tensors of their own.
+    fn has_modules_below(&self, name: &str) -> bool {
+        let Some((module, _)) = name.rsplit_once('.') else { return true };
+        let rest =
+            |other: &&str| other.strip_prefix(module)?.strip_prefix('.').map(|rest| rest.contains('.'));
+        self.tensors.keys().any(|other| rest(other) == Some(true))
+    }
+
     /// Whether a matrix is a named one, transposed: the exporter wrote a tied parameter twice.
     fn is_transposed_copy(&self, tensor: &Tensor) -> bool {
         let (&[rows, columns], Some(bytes)) = (&tensor.dims[..], tensor.present()) else { return false };

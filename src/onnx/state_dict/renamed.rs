@@ -19,8 +19,9 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
         }
     }
     for node in graph.nodes.iter().filter(|node| node.domain.is_empty()) {
-        let tensor = found.unnamed(node, 1).filter(|tensor| is_generated(&tensor.name));
-        let Some(tensor) = tensor.filter(|tensor| !found.is_transposed_copy(tensor)) else { continue };
+        let Some(tensor) = found.unnamed(node, 1).filter(|tensor| is_generated(&tensor.name)) else {
+            continue;
+        };
         let transposed: View = smallvec![ViewStep::Transpose(smallvec![1, 0])];
         let two_dims = tensor.dims.len() == 2;
         let entry = match node.op_type.as_str() {
@@ -39,7 +40,9 @@ pub(super) fn find(found: &mut Found, is_key: impl Fn(&str) -> bool) {
             _ => None,
         };
         // A tensor that kept this name is another use of the weight.
-        let is_free = |name: &str| is_key(name) && !found.tensors.contains_key(name);
+        // A tied weight that a function reads, and no layer of its own, has no other name.
+        let is_of_layer = |name: &str| !found.has_modules_below(name) || !found.is_transposed_copy(tensor);
+        let is_free = |name: &str| is_key(name) && !found.tensors.contains_key(name) && is_of_layer(name);
         if let Some((name, view)) = entry.filter(|(name, _)| is_free(name)) {
             found.add(StateDictEntry::whole(name, &tensor.name, view));
         }

@@ -64,6 +64,22 @@ fn a_renamed_weight_has_the_name_of_its_bias_or_of_its_module() {
 }
 
 #[test]
+fn the_transposed_copy_of_a_tied_weight_is_named_after_a_layer_alone() {
+    let names = |path: &str| {
+        let tensors: [(&str, &[i64]); 2] = [("m.embedding.weight", &[3, 1]), ("onnx::MatMul_5", &[1, 3])];
+        let model = written(&tensors, vec![named(path, node("MatMul", &["x", "onnx::MatMul_5"], &["y"]))]);
+        StateDict::recorded(&model, Recorded::default())
+            .entries
+            .into_iter()
+            .map(|entry| entry.name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("/m/head/MatMul"), ["m.head.weight", "m.embedding.weight"]);
+    // `functional.linear(x, self.embedding.weight)` in the module's own `forward`.
+    assert_eq!(names("/m/MatMul"), ["m.embedding.weight"]);
+}
+
+#[test]
 fn a_name_that_a_tensor_of_the_file_has_is_not_given_to_another() {
     let model = written(
         &[("onnx::MatMul_5", &[2, 2]), ("fc.weight", &[2, 2])],

@@ -118,7 +118,10 @@ def held(folder, name, variant):
         value = owner.state[key]
         even = value.size == 1 or (value == value.flat[0]).all()
         names = [key, *owner.parameters[key]]
-        if any(mentions(file, tied) for tied in names) or (not even and has_value(file, value)):
+        # Where the exporter records calls, the elements of two equal parameters that stand in one call alone are that one's.
+        equal = (numpy.array_equal(owner.state[other], value) for other in kept - {key})
+        alone = not even and has_value(file, value) and not (file.recorded and any(equal))
+        if alone or any(mentions(file, tied) for tied in names):
             found.add(key)
         elif even:
             even_ones.setdefault((value.size, float(value.flat[0])), []).append(key)

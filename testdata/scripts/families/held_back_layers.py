@@ -1008,7 +1008,7 @@ def called(*names):
 FAMILIES = {
     "FiLM, squeeze and excitation": Family(lambda: (Film(), (image(8, 4), torch.randn(4, 5)))),
     "SIREN": row(Siren),
-    "NeRF": drawn(Nerf, (3,), (3,), loss="distance"),
+    "NeRF": drawn(Nerf, (3,), (3,), loss="distance", buffers=("model.bands",)),
     "WaveNet": read(WaveNet),
     "highway": row(Highway),
     "class token, sliced positions": Family(lambda: (TinyViT(), (image(32, 4),))),

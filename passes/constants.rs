@@ -154,6 +154,12 @@ pub(crate) fn any_element(data: &Data, predicate: impl Fn(f64) -> bool) -> Optio
     }))
 }
 
+/// The elements at index 0 of the first `dims` dims; `None` if the bytes are not here.
+pub(crate) fn first_elements(data: &Data, dims: usize) -> Option<Tensor> {
+    let ty = Type::of(data.ty.dtype, data.ty.sizes()?.get(dims..)?);
+    Tensor::from_bytes(&ty, data.bytes()?.get(..ty.bytes()? as usize)?)
+}
+
 /// Whether the elements of a row are the same for every index of a dim; `None` if its bytes are not here.
 pub(crate) fn equal_along(data: &Data, dim: usize) -> Option<bool> {
     let sizes = data.ty.sizes()?;

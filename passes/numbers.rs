@@ -13,16 +13,6 @@ pub(crate) fn meant_by(rounded: f32) -> f64 {
     meant_in(DType::F32, f64::from(rounded))
 }
 
-/// A computed number without the rounding of its computation: the number that its f32 stands for if that is no other one, else
-/// twelve digits of it.
-pub(crate) fn rounded(computed: f64) -> f64 {
-    let meant = meant_by(computed as f32);
-    if (meant - computed).abs() <= 1e-12 * computed.abs() {
-        return meant;
-    }
-    format!("{computed:.11e}").parse().unwrap_or(computed)
-}
-
 /// The same of a number of any float type; where every number is next to some decimal, a shorter one.
 pub(crate) fn meant_in(dtype: DType, rounded: f64) -> f64 {
     let size = rounded.abs();
@@ -41,6 +31,16 @@ pub(crate) fn meant_in(dtype: DType, rounded: f64) -> f64 {
     let is_it = |exact: f64| in_dtype(dtype, exact) == size;
     let exact = decimal(size, digits, is_it).or_else(|| constant(is_it)).or_else(|| root(size, is_it));
     exact.unwrap_or(size).copysign(rounded)
+}
+
+/// A computed number without the rounding of its computation: the number that its f32 stands for if that is no other one, else
+/// twelve digits of it.
+pub(crate) fn rounded(computed: f64) -> f64 {
+    let meant = meant_by(computed as f32);
+    if (meant - computed).abs() <= 1e-12 * computed.abs() {
+        return meant;
+    }
+    format!("{computed:.11e}").parse().unwrap_or(computed)
 }
 
 /// The number of that type next to a number.
@@ -73,7 +73,7 @@ fn root(size: f64, is_it: impl Fn(f64) -> bool) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{in_dtype, meant_by, meant_in};
+    use super::{in_dtype, meant_by, meant_in, rounded};
     use ir::DType;
 
     #[test]
@@ -84,6 +84,17 @@ mod tests {
             let meant = meant_by(exact as f32);
             assert!((meant - exact).abs() <= 2e-16 * exact.abs(), "{exact:e} became {meant:e}");
         }
+    }
+
+    #[test]
+    fn a_computed_number_keeps_twelve_digits_or_is_the_one_that_was_meant() {
+        let variance = 360.0 / 359.0;
+        assert!((rounded(variance) - variance).abs() <= 1e-12 * variance);
+        // Two ways to compute a number meet.
+        assert_eq!(rounded(1.0 / 0.1), 10.0);
+        assert_eq!(rounded(0.1 + 0.2), 0.3);
+        assert_eq!(rounded(1.0 / 3.0 * 7.0), rounded(7.0 / 3.0));
+        assert_eq!((rounded(0.0), rounded(f64::INFINITY)), (0.0, f64::INFINITY));
     }
 
     #[test]

@@ -63,10 +63,10 @@ impl Exported {
             )
         });
         let draws = (self.draws > 0).then(|| {
-            let model = self.model.display();
+            let nodes = if self.draws == 1 { "a node" } else { &format!("{} nodes", self.draws) };
             format!(
-                "{} nodes of {model} draw random numbers: they are no dropout of a known form",
-                self.draws
+                "random numbers are drawn by {nodes} of {}: no dropout of a known form",
+                self.model.display()
             )
         });
         training_form.into_iter().chain(draws).chain(absent).collect()
@@ -96,14 +96,14 @@ pub fn export(
     // A frozen tensor inside a function cannot be written, and need not be.
     let replaced = tensors.iter().filter(|(name, bytes)| !is_as_it_was(name, bytes));
     let replaced = replaced.map(|(name, bytes)| (name.clone(), bytes.clone())).collect();
-    let training_form = model.is_in_training_mode().then_some(training);
+    let form = model.inference_form();
+    let training_form = (form.changes > 0).then_some(training);
     if let Some(path) = &training_form {
         model.write(path, &replaced).map_err(told)?;
     }
     model.write_for_inference(&onnx, &replaced).map_err(told)?;
     let absent = weights::write(&weights, source, compilation, &tensors)?;
-    let draws = model.draws_in_inference_form();
-    Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent, draws })
+    Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent, draws: form.draws })
 }
 
 /// Says before a run what would keep [`export`] from writing its result: a trained tensor that stands inside a function

@@ -263,6 +263,19 @@ fn the_reference_has_no_loss_of_ours_in_the_export() {
 }
 
 #[test]
+fn noise_that_stays_in_the_inference_form_is_told() {
+    for (model, note) in [("noise.legacy", "drawn by a node of"), ("depth.legacy", "is in inference form")] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/random/{model}.onnx"));
+        let (source, compilation) = load(&path);
+        let states = doctored(&compilation.training);
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+        let notes = written.notes();
+        assert!(notes.len() == 1 && notes[0].contains(note), "{model}: {notes:?}");
+    }
+}
+
+#[test]
 fn a_model_in_training_mode_is_written_in_both_forms() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/resnet.legacy-trainmode.onnx");
     let (source, compilation) = load(&path);
@@ -273,7 +286,7 @@ fn a_model_in_training_mode_is_written_in_both_forms() {
     assert_eq!(training, folder.path().join("model-training.onnx"));
     let [inference, training] =
         [&written.model, &training].map(|path| Model::load(path).expect("it can be read"));
-    assert!(training.is_in_training_mode() && !inference.is_in_training_mode());
+    assert!(training.inference_form().changes > 0 && inference.inference_form().changes == 0);
     assert_eq!(training.graph.nodes, source.model.graph.nodes);
     // Both have the trained values, those of the running statistics too.
     assert_eq!(inference.graph.tensors, training.graph.tensors);

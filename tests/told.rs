@@ -73,6 +73,30 @@ fn where_the_set_of_trained_tensors_comes_from_is_told() {
     );
 }
 
+#[test]
+fn a_constant_is_trained_if_it_is_asked_for_and_may_be_frozen() {
+    let place = Workplace::new();
+    let compile = |flags: &str| {
+        place.run(&format!(
+            "compile testdata/models/recorded-loss.dynamo.onnx --loss model -o out --force {flags}"
+        ))
+    };
+    let asked = compile("--train-also val_14");
+    assert!(asked.status.success() && asked.stderr.contains("1 by --train-also"), "{}", asked.stderr);
+    assert!(compile("--freeze val_14").status.success());
+    let refused = |flags: &str| compile(flags).errors();
+    expect![[r#"
+        error: --train-also: no float tensor of the file fits `val_99`
+          = `trainyard inspect` lists the tensors, trained and not trained
+    "#]]
+    .assert_eq(&refused("--train-also val_99"));
+    expect![[r#"
+        error: no parameter fits `val_14`
+          = `val_14` is not trained: not among the parameters that the exporter lists
+    "#]]
+    .assert_eq(&refused("--train-only val_14"));
+}
+
 /// The errors of a command that is refused.
 #[track_caller]
 fn refused(place: &Workplace, arguments: &str) -> String {

@@ -118,10 +118,7 @@ pub(super) fn labels(
             permutation[..=at].rotate_left(1);
             if at == 0 { Ok(labels) } else { Ok(b.transpose(labels, &permutation)?) }
         }
-        Some(input) if b.ty(input.value).same_shape(&ty) => {
-            let value = input.value;
-            if dtype.is_float() { Ok(b.cast(value, dtype)?) } else { Ok(value) }
-        }
+        Some(input) if b.ty(input.value).same_shape(&ty) => Ok(input.value),
         Some(input) => {
             let given = b.ty(input.value);
             let message = format!("the model's input `labels` is {given}, but labels of its logits are {ty}");

@@ -1,8 +1,8 @@
 //! Weighs a claim about a tensor against its uses.
 
 use super::{Evidence, Finding};
-use crate::constants::any_element;
-use ir::{Claim, Data, DataId, Module, Tensor, Type};
+use crate::constants::{any_element, first_elements};
+use ir::{Claim, Data, DataId, Module};
 
 /// Decides on a tensor by its claim and by `found`, the evidence of its uses.
 pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
@@ -79,8 +79,7 @@ fn is_sinusoidal(row: &Data) -> bool {
         (squares - half).abs() <= 1e-3 * half && row.iter().all(|x| x.abs() <= 1.0 + 1e-6)
     };
     // Most matrices fail in their first row.
-    let first = row.bytes().and_then(|bytes| bytes.get(..(length * row.ty.dtype.bytes()) as usize));
-    let first = first.and_then(|bytes| Tensor::from_bytes(&Type::of(row.ty.dtype, &[length]), bytes));
+    let first = first_elements(row, row.ty.ndim() - 1);
     if first.is_none_or(|first| !is_of_angles(first.floats())) {
         return false;
     }

@@ -1,10 +1,10 @@
 //! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
 
-use crate::constants::any_element;
+use crate::constants::{any_element, first_elements};
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;
-use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, Tensor, Type, ValueId};
+use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -407,10 +407,7 @@ impl<'m> Search<'m> {
 /// Whether a table may be one of sines and cosines: none is above 1, and those of position 0 are zeros and ones. True for a
 /// table without its numbers.
 fn may_be_rotary(data: &Data) -> bool {
-    let Some(sizes) = data.ty.sizes() else { return false };
-    let length = sizes.get(1..).unwrap_or_default().iter().product::<u64>();
-    let first = data.bytes().and_then(|bytes| bytes.get(..(length * data.ty.dtype.bytes()) as usize));
-    let first = first.and_then(|bytes| Tensor::from_bytes(&Type::of(data.ty.dtype, &[length]), bytes));
+    let first = first_elements(data, 1);
     let starts = first.is_none_or(|row| row.floats().iter().all(|&x| x == 0.0 || x == 1.0));
     starts && any_element(data, |x| x.abs() > 1.0 + 1e-3) != Some(true)
 }

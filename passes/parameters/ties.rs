@@ -26,7 +26,7 @@ pub(super) fn decide(module: &Module, cx: &PassContext) -> Vec<TiedRow> {
         let data = &module.data[id];
         if let Some(bytes) = data.bytes().filter(|_| data.ty.ndim() >= 2) {
             let width = data.ty.dtype.bytes() as usize;
-            if !is_initial(bytes, width) {
+            if !ir::is_initial(bytes, width) {
                 groups.entry((bytes.len() as u64, sum_of_elements(bytes, width))).or_default().push(id);
             }
         }
@@ -50,15 +50,6 @@ pub(super) fn decide(module: &Module, cx: &PassContext) -> Vec<TiedRow> {
     }
     ties.sort_by_key(|tie| tie.data);
     ties
-}
-
-/// Whether a matrix has the elements that modules begin with: all equal, or zeros and one other number.
-fn is_initial(bytes: &[u8], width: usize) -> bool {
-    let is_zero = |element: &[u8]| element.iter().all(|&byte| byte == 0);
-    let (first, mut second) = (&bytes[..width.min(bytes.len())], None);
-    let few =
-        bytes.chunks(width).all(|element| element == first || *second.get_or_insert(element) == element);
-    few && second.is_none_or(|second| is_zero(first) || is_zero(second))
 }
 
 /// The sum of all elements' bits: the same whatever their order.

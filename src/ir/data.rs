@@ -88,3 +88,35 @@ impl PartialEq for Data {
             }
     }
 }
+
+/// Whether elements of `width` bytes are those that modules begin with: all equal, or zeros and one other number, as in an
+/// identity. Tensors with such elements may be equal without being one parameter.
+pub fn is_initial(bytes: &[u8], width: usize) -> bool {
+    let is_zero = |element: &[u8]| element.iter().all(|&byte| byte == 0);
+    let mut elements = bytes.chunks(width.max(1));
+    let Some(first) = elements.next() else { return false };
+    let mut second = None;
+    let few = elements.all(|element| element == first || *second.get_or_insert(element) == element);
+    few && second.is_none_or(|second| is_zero(first) || is_zero(second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_elements_and_identities_are_initial_and_others_are_not() {
+        let bytes =
+            |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        for (numbers, initial) in [
+            (&[1.0, 1.0, 1.0][..], true),
+            (&[1.0, 0.0, 0.0, 1.0], true),
+            (&[0.0, 3.0, 3.0], true),
+            (&[1.0, 2.0, 1.0], false),
+            (&[0.0, 1.0, 2.0], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_initial(&bytes(numbers), 4), initial, "{numbers:?}");
+        }
+    }
+}

@@ -29,7 +29,7 @@ pub mod types;
 pub mod verify;
 pub mod view;
 
-pub use data::{Blob, Claim, Data};
+pub use data::{Blob, Claim, Data, is_initial};
 pub use diagnostic::Diagnostic;
 pub use dim::{Dim, Dims};
 pub use dtype::DType;

@@ -26,4 +26,4 @@ pub use model::{Attribute, Dim, Graph, Model, Node, TensorType, Value, ValueType
 pub use record::{Record, RecordedTensor};
 pub use state_dict::{StateDict, StateDictEntry, TensorPart};
 pub use tensor::{ElementType, Tensor, TensorBytes, TensorSource};
-pub use write::WriteError;
+pub use write::{InferenceForm, WriteError};

@@ -61,6 +61,15 @@ enum Form {
     Inference,
 }
 
+/// The difference between a file and its inference form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InferenceForm {
+    /// The nodes of the file that are in training form, such as batch norms and dropouts.
+    pub changes: usize,
+    /// The nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
+    pub draws: usize,
+}
+
 impl Model {
     /// Writes the model to `path`, with the bytes in `replaced` (by the tensor's name) for some initializers and
     /// `Constant` nodes of the main graph: little-endian and row-major, of the tensor's own type and dims.
@@ -81,16 +90,11 @@ impl Model {
         self.write_with(path, replaced, Form::Inference, EXTERNAL_ABOVE)
     }
 
-    /// Whether a batch norm or a dropout of the file is in training form.
-    pub fn is_in_training_mode(&self) -> bool {
-        inference::to_inference_form(&mut self.proto.clone()) > 0
-    }
-
-    /// The number of nodes that draw random numbers in the inference form too: noise that is no mask of a known form.
-    pub fn draws_in_inference_form(&self) -> usize {
+    /// Compares the file with its inference form.
+    pub fn inference_form(&self) -> InferenceForm {
         let mut proto = self.proto.clone();
-        inference::to_inference_form(&mut proto);
-        inference::drawing_nodes(&proto)
+        let changes = inference::to_inference_form(&mut proto);
+        InferenceForm { changes, draws: inference::drawing_nodes(&proto) }
     }
 
     fn write_with(

@@ -36,7 +36,7 @@ pub(crate) fn model(name: &str, flags: &str) -> Report {
     passing(&testdata(&format!("{name}.onnx")), flags)
 }
 
-/// The loss of a step of 12 samples, those that the seed draws, whatever the flags.
+/// The loss of a step of 12 samples. The seed draws the same samples with all flags.
 #[track_caller]
 pub(crate) fn loss(name: &str, flags: &str) -> f64 {
     model(name, &format!("--global-batch 12 --tolerance 1e-10 {flags}")).loss.expect("a step has a loss")

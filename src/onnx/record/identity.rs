@@ -32,19 +32,13 @@ pub(super) fn separate(graph: &mut GraphProto, untied: bool, record: &mut Record
     graph.initializer.extend(copies);
 }
 
-/// Whether a tensor holds the elements that modules begin with: all equal, or zeros and one other number, as in an identity.
-/// Of data in another file it is not known.
+/// Whether a tensor holds the elements that modules begin with. Of data in another file it is not known.
 pub(super) fn is_initial(tensor: &TensorProto) -> bool {
-    fn few<T: Copy + PartialEq>(mut elements: impl Iterator<Item = T>, is_zero: impl Fn(T) -> bool) -> bool {
-        let Some(first) = elements.next() else { return false };
-        let mut second = None;
-        let few = elements.all(|element| element == first || *second.get_or_insert(element) == element);
-        few && second.is_none_or(|second| is_zero(first) || is_zero(second))
-    }
     let raw = tensor.raw_data();
-    let width = raw.len() / usize::try_from(count(tensor)).unwrap_or(0).max(1);
-    match width {
-        0 => few(tensor.float_data.iter().map(|x| x.to_bits()), |bits| bits == 0),
-        _ => few(raw.chunks(width), |element| element.iter().all(|&byte| byte == 0)),
+    if raw.is_empty() {
+        let bytes: Vec<u8> = tensor.float_data.iter().flat_map(|x| x.to_le_bytes()).collect();
+        return ir::is_initial(&bytes, 4);
     }
+    let width = raw.len() / usize::try_from(count(tensor)).unwrap_or(0).max(1);
+    ir::is_initial(raw, width)
 }

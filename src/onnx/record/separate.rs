@@ -43,9 +43,9 @@ struct Holders<'s> {
     taken: BTreeSet<String>,
     /// The names of the listed tensors.
     listed: BTreeSet<&'s str>,
-    /// The initializers that were made, by the one that they were made from and the tensor that they hold. A constant of the
-    /// exporter's has no tensor, and an empty name.
-    made: BTreeMap<(String, String), String>,
+    /// The names of copies, by the name of the original and the tensor of the module that the copy holds; `None` for a copy
+    /// that is a constant of the exporter's formula.
+    made: BTreeMap<(String, Option<String>), String>,
     /// The zeros of restored biases, which share them.
     zeros: Bytes,
 }
@@ -89,7 +89,7 @@ impl<'s> Holders<'s> {
     /// a copy. `None` if one with the tensor's name has other elements.
     fn own(&mut self, graph: &mut GraphProto, name: &str, site: &Site) -> Option<String> {
         let wanted = site.tensor.name;
-        let key = (name.to_owned(), wanted.to_owned());
+        let key = (name.to_owned(), Some(wanted.to_owned()));
         if let Some(known) = self.made.get(&key) {
             return Some(known.clone());
         }
@@ -115,7 +115,7 @@ impl<'s> Holders<'s> {
             record.made.insert(name);
             return;
         }
-        let key = (name.clone(), String::new());
+        let key = (name.clone(), None);
         let own = self.made.get(&key).cloned().unwrap_or_else(|| {
             let own = free_name(&self.taken, format!("{name}.constant"));
             self.add(graph, TensorProto { name: Some(own.clone()), ..graph.initializer[merged].clone() });
@@ -188,8 +188,8 @@ impl<'s> Holders<'s> {
 
 /// Whether two initializers hold the same numbers, in memory or at the same place of another file.
 fn has_equal_elements(one: &TensorProto, other: &TensorProto) -> bool {
-    let named = TensorProto { name: other.name.clone(), doc_string: other.doc_string.clone(), ..one.clone() };
-    named == *other
+    let key = |tensor: &TensorProto| TensorProto { name: None, doc_string: None, ..tensor.clone() };
+    one.dims == other.dims && key(one) == key(other)
 }
 
 /// No layer has more outputs: a hostile file must not ask for a bias that fills the memory.
@@ -255,7 +255,7 @@ pub(super) fn transposed(
             continue;
         };
         let name = format!("{module}.weight");
-        // Where a tool took the calls out of the file, the scopes are what is left.
+        // A tool may have removed the calls from the file's metadata. Then the scopes alone tell the module.
         let has_no_call = || super::metadata(node, traced::KEY).is_none();
         let is_renamed = names::is_transposition(matrix) || names::is_generated(matrix) && has_no_call();
         if is_renamed && matrices.contains_key(&matrix[..]) && lost.contains(&name[..]) {

@@ -231,8 +231,8 @@ fn layout(node: &NodeProto, slot: Slot, call: &TracedCall) -> Layout {
         ("MatMul", 1, "linear") => Layout::Transposed,
         ("Gemm", 1, "linear") if !is_transposed => Layout::Transposed,
         ("Gemm", 1, "addmm" | "mm" | "matmul") if is_transposed => Layout::Transposed,
-        (_, _, "bilinear") if super::is_generated(slot.tensor.name()) => Layout::Unknown,
-        ("MatMul" | "Gemm" | "Transpose", ..) => Layout::Same,
+        ("MatMul" | "Gemm", _, "linear" | "addmm" | "mm" | "matmul" | "bmm" | "baddbmm") => Layout::Same,
+        ("Transpose", ..) => Layout::Same,
         (_, _, "linear" | "addmm" | "prelu" | "layer_norm" | "group_norm" | "instance_norm") => {
             Layout::Vector
         }

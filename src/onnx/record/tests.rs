@@ -2,7 +2,7 @@
 
 use super::call;
 use crate::Model;
-use crate::model::samples::{load, model, node};
+use crate::model::samples::{int, load, model, node};
 use crate::proto::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, TensorProto};
 use ir::Claim;
 use std::collections::BTreeMap;
@@ -93,6 +93,18 @@ fn a_zero_bias_that_was_dropped_is_back() {
     assert_eq!(bias.dims, [3]);
     assert!(bias.present().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
     assert!(model.record.lost.is_empty());
+}
+
+#[test]
+fn a_zero_bias_of_a_transposed_weight_is_back() {
+    // `functional.linear(x, w.t(), bias)` of a weight that is too large to be transposed in advance.
+    let turned = traced(node("Transpose", &["w"], &["t"]), "t", "%p_w");
+    let product = traced(node("Gemm", &["x", "t"], &["y"]), "linear", "%x, %t, %p_b");
+    let product = NodeProto { attribute: vec![int("transB", 1)], ..product };
+    let listed = [("p_w", "PARAMETER", "w"), ("p_b", "PARAMETER", "outer")];
+    let model = loaded(&exported(vec![turned, product], vec![floats("w", &[2, 3], 1.0, 2.0)], &listed));
+    assert_eq!(model.graph.nodes[1].inputs, ["x", "t", "outer"]);
+    assert_eq!(model.graph.tensor("outer").map(|bias| bias.dims.clone()), Some(vec![3]));
 }
 
 #[test]
@@ -363,4 +375,14 @@ fn a_weight_that_is_named_after_its_transposition_is_found_by_its_module() {
     assert_eq!(model.record.tensors["permute_1"].name, "net.fc.weight");
     assert_eq!(claim(&model, "permute_1"), Some(Claim::Parameter));
     assert_eq!(model.record.lost, ["net.other.weight"]);
+}
+
+#[test]
+fn a_renamed_weight_without_its_call_is_found_by_its_module() {
+    let scopes = entry("pkg.torch.onnx.name_scopes", "['', 'net', 'net.fc', 'linear']");
+    let product = NodeProto { metadata_props: vec![scopes], ..node("MatMul", &["x", "val_1"], &["y"]) };
+    let listed = [("p_w", "PARAMETER", "net.fc.weight")];
+    let model = loaded(&exported(vec![product], vec![floats("val_1", &[2, 3], 1.0, 2.0)], &listed));
+    assert_eq!(model.record.tensors["val_1"].name, "net.fc.weight");
+    assert!(model.record.lost.is_empty());
 }

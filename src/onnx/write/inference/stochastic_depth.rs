@@ -215,7 +215,8 @@ impl<'a> Graph<'a> {
         self.nodes[before].input.iter().find_map(|input| self.divides(before, input, kept))
     }
 
-    /// The share, if a node is `x / share` or `x · (1 / share)`, and the share is about what is kept.
+    /// The share by which a node divides `x`, as `x / share` or `x · (1 / share)`. `None` if it differs from `kept` by more
+    /// than rounding.
     fn divides(&self, at: usize, x: &str, kept: f32) -> Option<f32> {
         let [left, right] = &self.nodes[at].input[..] else { return None };
         let share = if self.is(at, &["Div"]) && left == x {

@@ -72,7 +72,7 @@ impl Recorded {
         let entries = own.into_iter().chain(others);
         let entries = entries.map(|(tensor, name, view)| StateDictEntry::whole(name, tensor, view)).collect();
         let recurrent = model.graph.nodes.iter().filter(|node| recurrent::is_recurrent(node));
-        let recurrent = recurrent.map(|node| (node.name.clone(), record.read_by(node)));
+        let recurrent = recurrent.map(|node| (node.name.clone(), record.weights_of(node)));
         let recurrent = recurrent.filter(|(_, names)| !names.is_empty()).collect();
         let unknown = record.tensors.iter().filter(|(_, recorded)| recorded.view.is_none());
         let unknown = unknown.map(|(tensor, _)| tensor.clone()).collect();

@@ -10,6 +10,7 @@
 mod detached;
 mod identity;
 mod names;
+mod packed;
 mod separate;
 mod signature;
 mod sites;
@@ -48,6 +49,8 @@ pub struct Record {
     pub lost: Vec<String>,
     /// Listed parameters that are another one: each with the name under which the file holds it.
     pub tied: BTreeMap<String, String>,
+    /// Initializers that hold several listed parameters each.
+    packed: BTreeSet<String>,
     /// Initializers that the exporter made for a formula of its own.
     made: BTreeSet<String>,
     /// Tensors that the exporter merged although their elements differ, each with the one that it was merged with: tied
@@ -84,13 +87,14 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
         return record;
     }
     let sites = sites::find(graph, &signature);
-    let mut record = Record { is_listed: true, ..Record::default() };
+    let packed = packed::find(graph, &signature);
+    let mut record = Record { is_listed: true, packed: packed.tensors, ..Record::default() };
     record.keys = signature.keys.iter().map(|key| key.to_string()).collect();
     record.symbols = signature.symbols().map(|(symbol, name)| (symbol.to_owned(), name.to_owned())).collect();
     separate::apply(graph, &sites, &signature, &mut record);
-    let found = separate::transposed(graph, &record, &record.not_held(&signature));
+    let found = separate::transposed(graph, &record, &record.not_held(&signature, &packed.parameters));
     record.tensors.extend(found);
-    let lost = record.not_held(&signature);
+    let lost = record.not_held(&signature, &packed.parameters);
     record.tied = separate::other_names(graph, &signature, &lost);
     let lost =
         signature.names.iter().filter(|name| lost.contains(*name) && !record.tied.contains_key(**name));
@@ -99,17 +103,18 @@ pub(crate) fn restore(model: &mut ModelProto, untied: bool) -> Record {
 }
 
 impl Record {
-    /// The listed parameters that no initializer holds.
-    fn not_held<'s>(&self, signature: &Signature<'s>) -> BTreeSet<&'s str> {
+    /// The listed parameters that no initializer holds, neither alone nor packed.
+    fn not_held<'s>(&self, signature: &Signature<'s>, packed: &BTreeSet<&str>) -> BTreeSet<&'s str> {
         let held: BTreeSet<&str> = self.tensors.values().map(|recorded| &recorded.name[..]).collect();
         let parameters = signature.tensors().filter(|tensor| tensor.kind == Kind::Parameter);
-        parameters.map(|tensor| tensor.name).filter(|name| !held.contains(name)).collect()
+        let names = parameters.map(|tensor| tensor.name);
+        names.filter(|name| !held.contains(name) && !packed.contains(name)).collect()
     }
 
-    /// The tensors of the module that a node's call reads, in the order of its arguments.
-    pub(crate) fn read_by(&self, node: &Node) -> Vec<String> {
-        let values = call(node).map(|call| call.values()).unwrap_or_default();
-        values.into_iter().filter_map(|symbol| self.symbols.get(symbol).cloned()).collect()
+    /// The tensors of the module that are the weights of a recurrent node's call, in the order of the call.
+    pub(crate) fn weights_of(&self, node: &Node) -> Vec<String> {
+        let weights = call(node).map(|call| call.weights()).unwrap_or_default();
+        weights.into_iter().filter_map(|symbol| self.symbols.get(symbol).cloned()).collect()
     }
 }
 
@@ -119,6 +124,7 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
     match record.tensors.get(&tensor.name) {
         Some(RecordedTensor { is_parameter: true, .. }) => return Some(Claim::Parameter),
         Some(RecordedTensor { is_parameter: false, .. }) => return Some(Claim::Buffer),
+        None if record.packed.contains(&tensor.name) => return Some(Claim::Parameter),
         None if record.made.contains(&tensor.name) => return Some(Claim::Unlisted),
         None if record.is_listed && is_created(&tensor.name) => return Some(Claim::Unlisted),
         None if record.is_listed => return record.lost.is_empty().then(|| unlisted(tensor)),

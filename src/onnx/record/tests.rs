@@ -108,6 +108,43 @@ fn a_zero_bias_of_a_transposed_weight_is_back() {
 }
 
 #[test]
+fn packed_weights_of_a_recurrent_layer_are_parameters_that_the_file_holds() {
+    let call = "%x, %p_h0, [%p_ih, %p_hh, %p_b_ih, %p_b_hh], True, 1, 0.0, False, False, True";
+    let layer = |inputs: &[&str]| {
+        let nodes = vec![
+            traced(node("GRU", inputs, &["h"]), "gru", call),
+            traced(node("Add", &["h", "val_9"], &["y"]), "add", "%h, 1"),
+        ];
+        let listed = [
+            ("p_h0", "PARAMETER", "start"),
+            ("p_ih", "PARAMETER", "g.weight_ih_l0"),
+            ("p_hh", "PARAMETER", "g.weight_hh_l0"),
+            ("p_b_ih", "PARAMETER", "g.bias_ih_l0"),
+            ("p_b_hh", "PARAMETER", "g.bias_hh_l0"),
+        ];
+        let tensor = |name: &str, dims: &[i64]| floats(name, dims, 1.0, 2.0);
+        let tensors = vec![
+            tensor("w", &[1, 6, 2]),
+            tensor("r", &[1, 6, 2]),
+            tensor("b", &[1, 12]),
+            tensor("start", &[2]),
+            tensor("val_9", &[2]),
+        ];
+        loaded(&exported(nodes, tensors, &listed))
+    };
+    let model = layer(&["x", "w", "r", "b", "", "start"]);
+    assert!(model.record.lost.is_empty(), "{:?}", model.record.lost);
+    for name in ["w", "r", "b", "start"] {
+        assert_eq!(claim(&model, name), Some(Claim::Parameter), "{name}");
+    }
+    assert_eq!(claim(&model, "val_9"), Some(Claim::Unlisted));
+    // The initial state is a parameter too, and no weight.
+    let weights = model.record.weights_of(&model.graph.nodes[0]);
+    assert_eq!(weights, ["g.weight_ih_l0", "g.weight_hh_l0", "g.bias_ih_l0", "g.bias_hh_l0"]);
+    assert_eq!(layer(&["x", "w", "r"]).record.lost, ["g.bias_ih_l0", "g.bias_hh_l0"]);
+}
+
+#[test]
 fn a_batch_norm_in_a_convolution_claims_none_of_its_tensors() {
     let conv = node("Conv", &["x", "c.weight", "c.bias"], &["y"]);
     let nodes = vec![traced(

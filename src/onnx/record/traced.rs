@@ -62,6 +62,16 @@ impl<'t> TracedCall<'t> {
         values
     }
 
+    /// The weights of a call such as `gru(input, initial, weights, …)`, in order; of other calls nothing of use.
+    pub(crate) fn weights(&self) -> Vec<&'t str> {
+        let Some(Argument::List(weights)) = self.arguments.get(2) else { return vec![] };
+        let values = weights.iter().filter_map(|weight| match weight {
+            Argument::Value(name) => Some(*name),
+            Argument::List(_) | Argument::Word(_) => None,
+        });
+        values.collect()
+    }
+
     /// An argument that is an integer.
     pub(crate) fn integer(&self, i: usize) -> Option<i64> {
         self.word(i)?.parse().ok()

@@ -19,7 +19,9 @@ impl Record {
         if self.lost.is_empty() {
             return None;
         }
-        let is_known = |name: &String| self.tensors.contains_key(name) || self.made.contains(name);
+        let is_known = |name: &String| {
+            self.tensors.contains_key(name) || self.made.contains(name) || self.packed.contains(name)
+        };
         let stored = graph.tensors.iter().filter(|tensor| !is_known(&tensor.name));
         let computed = stored.filter(|tensor| tensor.dtype.is_float() && may_be_folded(tensor));
         let computed: Vec<String> = computed.map(|tensor| tensor.name.clone()).collect();

@@ -56,9 +56,9 @@ impl Exported {
             named.push(format!("{} `num_batches_tracked`", counters.len()));
         }
         let absent = (!named.is_empty()).then(|| {
+            let keys = if self.absent.len() == 1 { "a key" } else { &format!("{} keys", self.absent.len()) };
             format!(
-                "model.safetensors lacks {} keys of the module's state_dict, for which the model's file holds no value: {}",
-                self.absent.len(),
+                "model.safetensors lacks {keys} of the module's state_dict, for which the model's file holds no value: {}",
                 named.join(", ")
             )
         });

@@ -4,7 +4,7 @@
 //! still says which module it came from: dynamo in `pkg.torch.onnx.name_scopes`, the legacy exporter in the node's name.
 
 use crate::record::{Record, SCOPES_KEY, innermost_module, is_generated};
-use crate::{Graph, Node};
+use crate::{Graph, Node, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Other names for tensors of the file, best first.
@@ -21,13 +21,15 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
     let renamed = graph.tensors.iter().filter(|tensor| is_generated(&tensor.name));
     let renamed =
         renamed.filter(|tensor| !record.tensors.contains_key(&tensor.name) && tensor.element_count() > 1);
-    let renamed: BTreeSet<&str> = renamed.map(|tensor| tensor.name.as_str()).collect();
+    let renamed: BTreeMap<&str, &Tensor> = renamed.map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let listed: BTreeSet<&str> = record.tensors.values().map(|recorded| &recorded.name[..]).collect();
     let stored: BTreeSet<&str> = graph.tensors.iter().map(|tensor| &tensor.name[..]).collect();
     for node in &graph.nodes {
-        for (i, input) in node.inputs.iter().enumerate().filter(|(_, name)| renamed.contains(name.as_str())) {
+        for (i, input) in
+            node.inputs.iter().enumerate().filter(|(_, name)| renamed.contains_key(name.as_str()))
+        {
             let Some(path) = module_path(node) else { continue };
-            let Some(leaf) = leaf(node, i) else { continue };
+            let Some(leaf) = leaf(node, i, renamed[input.as_str()]) else { continue };
             let path = format!("{path}.{leaf}");
             let is_another = listed.contains(&path[..]) || stored.contains(&path[..]);
             let names = aliases.entry(input.clone()).or_default();
@@ -42,7 +44,8 @@ pub(crate) fn aliases(graph: &Graph, record: &Record) -> BTreeMap<String, Vec<St
 
 /// Returns the name that PyTorch's modules give to the parameter that a node reads as this input.
 /// `None` for an input that modules have no parameter for.
-fn leaf(node: &Node, input: usize) -> Option<&'static str> {
+fn leaf(node: &Node, input: usize, tensor: &Tensor) -> Option<&'static str> {
+    let is_vector = tensor.dims.iter().filter(|&&size| size > 1).count() == 1;
     match (node.op_type.as_str(), input) {
         ("Conv" | "ConvTranspose" | "Gemm" | "LayerNormalization" | "InstanceNormalization", 2) => {
             Some("bias")
@@ -52,6 +55,9 @@ fn leaf(node: &Node, input: usize) -> Option<&'static str> {
         }
         ("MatMul" | "PRelu" | "BatchNormalization", 1) | ("Gather", 0) => Some("weight"),
         ("BatchNormalization", 2) => Some("bias"),
+        // A group norm is written out. A matrix that is added or multiplied is a table.
+        ("Mul", _) if is_vector => Some("weight"),
+        ("Add", _) if is_vector => Some("bias"),
         _ => None,
     }
 }

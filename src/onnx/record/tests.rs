@@ -264,6 +264,28 @@ fn a_detached_value_that_was_merged_with_another_is_told() {
 }
 
 #[test]
+fn a_renamed_vector_is_guessed_to_be_of_its_module_and_a_table_is_not() {
+    let named = |name: &str, node: NodeProto| NodeProto { name: Some(name.into()), ..node };
+    let nodes = vec![
+        named("/norm/Mul", node("Mul", &["x", "onnx::Mul_1"], &["a"])),
+        named("/norm/Add", node("Add", &["a", "onnx::Add_2"], &["b"])),
+        named("/m/Add", node("Add", &["b", "onnx::Add_3"], &["c"])),
+        named("/m/MatMul", node("MatMul", &["onnx::MatMul_4", "c"], &["y"])),
+    ];
+    let tensor = |name: &str, dims: &[i64]| floats(name, dims, 1.0, 2.0);
+    let tensors = vec![
+        tensor("onnx::Mul_1", &[4, 1]),
+        tensor("onnx::Add_2", &[4, 1]),
+        tensor("onnx::Add_3", &[1, 4, 2]),
+        tensor("onnx::MatMul_4", &[2, 4]),
+    ];
+    let model = loaded(&exported(nodes, tensors, &[]));
+    let aliases = crate::import::names::aliases(&model.graph, &model.record);
+    let guesses: Vec<(&str, &str)> = aliases.iter().map(|(name, all)| (&name[..], &all[0][..])).collect();
+    assert_eq!(guesses, [("onnx::Add_2", "norm.bias"), ("onnx::Mul_1", "norm.weight")]);
+}
+
+#[test]
 fn a_folded_weight_of_the_legacy_exporter_counts_as_named() {
     let nodes =
         vec![node("MatMul", &["x", "onnx::MatMul_5"], &["h"]), node("Add", &["h", "onnx::Add_7"], &["y"])];

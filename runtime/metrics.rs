@@ -1,10 +1,13 @@
-//! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps.
+//! `metrics.jsonl`: one JSON object a step, appended and flushed, so that a run that is killed has all its finished steps. A
+//! checkpoint is made after the lines of its steps are on the disk.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use files::Replacement;
+use files::disk::{self, OpenFile};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// What one step did. Numbers that are not finite are written as `null` (JSON has no NaN) and read back as NaN.
@@ -71,7 +74,7 @@ pub struct MetricsError {
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
-    file: File,
+    file: OpenFile,
 }
 
 impl MetricsWriter {
@@ -82,13 +85,11 @@ impl MetricsWriter {
     /// When the file cannot be opened or made.
     pub fn append(path: &Path) -> Result<Self, MetricsError> {
         let open = || {
-            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-            let mut last = *b"\n";
-            if file.seek(SeekFrom::End(0))? > 0 {
-                file.seek(SeekFrom::End(-1))?;
-                file.read_exact(&mut last)?;
-            }
-            if last != *b"\n" {
+            let is_new = !path.exists();
+            let mut file = disk::append(path)?;
+            if is_new {
+                disk::sync_folder(disk::parent(path))?;
+            } else if !file.last_byte()?.is_none_or(|last| last == b'\n') {
                 file.write_all(b"\n")?;
             }
             Ok(file)
@@ -108,6 +109,14 @@ impl MetricsWriter {
             .and_then(|()| self.file.flush());
         written.map_err(|source| MetricsError { action: "write", path: self.path.clone(), source })
     }
+
+    /// Waits until all lines are on the disk.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn sync(&self) -> Result<(), MetricsError> {
+        self.file.sync().map_err(|source| MetricsError { action: "write", path: self.path.clone(), source })
+    }
 }
 
 /// The steps in `path`, in its order. Lines that are not whole, as a killed run leaves them, are passed over.
@@ -126,28 +135,27 @@ fn lines(contents: &[u8]) -> impl Iterator<Item = (&[u8], StepMetrics)> {
 
 /// Cuts `path` back to what a checkpoint after `steps` steps has behind it: the lines of steps `0..steps`, byte for byte.
 /// Half-written lines go as well. A file that is not there stays so. The new file is renamed into place, so that a crash
-/// leaves the old or the new one.
+/// leaves the old or the new one. Returns the number of steps that have no line, though they were done.
 ///
 /// # Errors
 /// When the file cannot be read or replaced.
-pub fn truncate_to_step(path: &Path, steps: u64) -> Result<(), MetricsError> {
+pub fn truncate_to_step(path: &Path, steps: u64) -> Result<u64, MetricsError> {
     let contents = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(steps),
         read => read.map_err(|source| MetricsError { action: "read", path: path.to_owned(), source })?,
     };
+    let there: BTreeSet<u64> =
+        lines(&contents).map(|(_, metrics)| metrics.step).filter(|&step| step < steps).collect();
+    let missing = steps - there.len() as u64;
     let kept: Vec<u8> = lines(&contents)
         .filter(|(_, metrics)| metrics.step < steps)
         .flat_map(|(line, _)| line.iter().copied().chain([b'\n']))
         .collect();
-    if kept == contents {
-        return Ok(());
+    if kept != contents {
+        let cut_back = |source| MetricsError { action: "cut back", path: path.to_owned(), source };
+        Replacement::write(path, &kept).map_err(cut_back)?;
     }
-    let partial = path.with_extension("jsonl.partial");
-    fs::write(&partial, kept).and_then(|()| fs::rename(&partial, path)).map_err(|source| MetricsError {
-        action: "cut back",
-        path: path.to_owned(),
-        source,
-    })
+    Ok(missing)
 }
 
 #[cfg(test)]
@@ -208,7 +216,7 @@ mod tests {
     fn a_run_is_cut_back_to_its_checkpoint_though_its_last_line_is_torn() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        truncate_to_step(&path, 3).unwrap();
+        assert_eq!(truncate_to_step(&path, 3).unwrap(), 3);
         assert!(!path.exists());
         let mut writer = MetricsWriter::append(&path).unwrap();
         for number in 0..5 {
@@ -216,9 +224,9 @@ mod tests {
         }
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 9]).unwrap();
-        truncate_to_step(&path, 10).unwrap();
+        assert_eq!(truncate_to_step(&path, 10).unwrap(), 6);
         assert_eq!(read_metrics(&path).unwrap().len(), 4);
-        truncate_to_step(&path, 3).unwrap();
+        assert_eq!(truncate_to_step(&path, 3).unwrap(), 0);
         assert_eq!(fs::read(&path).unwrap(), whole[..whole.len() / 5 * 3]);
     }
 

@@ -5,6 +5,8 @@
 //! file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
+use files::disk;
+use files::{FolderLock, LockError, Replacement};
 use ir::Diagnostic;
 use std::fs;
 use std::io::{self, Write};
@@ -85,10 +87,40 @@ impl Folder {
     pub fn clear(&self) -> Result<(), Diagnostic> {
         let remove = |name: &str| {
             let path = self.join(name);
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(|error| cannot("remove", &path, &error))
+            disk::remove(&path).map_err(|error| cannot("remove", &path, &error))
         };
         self.found().into_iter().try_for_each(remove)
+    }
+
+    /// Takes the folder for this process, and makes it if `make` is set; `None` if it is not there. Files that killed runs
+    /// left half written in it are removed. `warn` is told where the file system has no locks. Errors: another process has
+    /// it.
+    pub fn lock(
+        &self,
+        make: bool,
+        warn: impl FnOnce(Diagnostic),
+    ) -> Result<Option<FolderLock>, Diagnostic> {
+        if make {
+            disk::create_folders(&self.path).map_err(|error| cannot("make the folder", &self.path, &error))?;
+        } else if !self.path.is_dir() {
+            return Ok(None);
+        }
+        match FolderLock::take(&self.path) {
+            Ok(lock) => {
+                for folder in [self.path.clone(), self.join("checkpoints")] {
+                    files::remove_leftovers(&folder).map_err(|error| cannot("clear", &folder, &error))?;
+                }
+                Ok(Some(lock))
+            }
+            Err(error @ LockError::Unsupported { .. }) => {
+                warn(Diagnostic::new(error.to_string()));
+                Ok(None)
+            }
+            Err(error @ LockError::Held { .. }) => Err(Diagnostic::new(error.to_string())
+                .note("wait until it ends, or stop it")
+                .note("or write elsewhere: -o ANOTHER_DIR")),
+            Err(error) => Err(Diagnostic::new(error.to_string())),
+        }
     }
 
     fn found(&self) -> Vec<&'static str> {
@@ -98,20 +130,21 @@ impl Folder {
     /// Writes files, all of them or none; the folder is made if it is not there.
     pub fn write(&self, files: &[(&str, &[u8])]) -> Result<(), Diagnostic> {
         let is_new = !self.path.exists();
-        fs::create_dir_all(&self.path).map_err(|error| cannot("make the folder", &self.path, &error))?;
-        let temporary = |name: &str| self.join(&format!(".{name}.tmp"));
-        let write = |&(name, bytes): &(&str, &[u8])| {
-            let mut file = fs::File::create(temporary(name))?;
+        disk::create_folders(&self.path).map_err(|error| cannot("make the folder", &self.path, &error))?;
+        let complete = |&(name, bytes): &(&str, &[u8])| {
+            let mut file = Replacement::begin(&self.join(name))?;
             file.write_all(bytes)?;
-            file.sync_all()
+            file.complete()?;
+            Ok(file)
         };
-        let rename = |&(name, _): &(&str, &[u8])| fs::rename(temporary(name), self.join(name));
-        let tell = |&(name, _): &(&str, &[u8]), error: io::Error| cannot("write", &self.join(name), &error);
-        let written = files.iter().try_for_each(|file| write(file).map_err(|error| tell(file, error)));
-        let renamed = || files.iter().try_for_each(|file| rename(file).map_err(|error| tell(file, error)));
-        written.and_then(|()| renamed()).inspect_err(|_| {
-            // Half a file is of no use; if it cannot be removed either, the first error says more.
-            files.iter().for_each(|(name, _)| drop(fs::remove_file(temporary(name))));
+        let tell = |name: &str, error: io::Error| cannot("write", &self.join(name), &error);
+        let written: Result<Vec<Replacement>, Diagnostic> =
+            files.iter().map(|file| complete(file).map_err(|error| tell(file.0, error))).collect();
+        let publish = |written: Vec<Replacement>| {
+            let mut written = written.into_iter().zip(files);
+            written.try_for_each(|(file, (name, _))| file.publish().map_err(|error| tell(name, error)))
+        };
+        written.and_then(publish).inspect_err(|_| {
             if is_new {
                 let _ = fs::remove_dir(&self.path);
             }

@@ -1,29 +1,93 @@
 //! `checkpoint.json`: what the values of a checkpoint belong to.
 
-use super::fingerprint::{self, DataFingerprint};
+use super::fingerprint::DataFingerprint;
+use super::tensor_writer::Checksums;
 use crate::data::DataPosition;
+use files::Checksum;
 use ir::{Module, Role, State};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 /// The version of the format; it changes when an older program could not read, or would misread, a newer file.
-pub const FORMAT: u64 = 1;
+///
+/// Version 1 had no checksums; its files are still read.
+pub const FORMAT: u64 = 2;
 
 /// Everything of a checkpoint but the values of its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
-    /// The version of the format.
-    pub format: u64,
     /// The module's name.
     pub module: String,
-    /// The fingerprint of the set of parameters: [`super::of_parameters`].
-    pub parameters: String,
     /// Where in the data the next step begins, and so how many steps are done.
     pub position: DataPosition,
     /// The training data.
     pub data: DataFingerprint,
     /// The state table.
     pub states: Vec<StateRow>,
+}
+
+/// The contents of `checkpoint.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Document {
+    /// [`FORMAT`].
+    pub(super) format: u64,
+    /// The checksum of the file's bytes, with zeros in place of these digits.
+    checksum: String,
+    /// The other files of the checkpoint, with their sizes in bytes.
+    pub(super) files: BTreeMap<String, u64>,
+    /// The checksums of the states' tensors.
+    pub(super) checksums: Checksums,
+    #[serde(flatten)]
+    pub(super) description: Description,
+}
+
+/// The text before the digits of a document's checksum.
+const BEFORE_CHECKSUM: &[u8] = b"\"checksum\": \"";
+
+impl Document {
+    pub(super) fn new(description: Description, files: BTreeMap<String, u64>, checksums: Checksums) -> Self {
+        Self { format: FORMAT, checksum: "0".repeat(Checksum::DIGITS), files, checksums, description }
+    }
+
+    /// The bytes of the file.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec_pretty(self).expect("numbers and strings have a JSON form");
+        let digits = checksum_digits(&text).expect("the checksum is a field of it");
+        text[digits.clone()].fill(b'0');
+        let sum = Checksum::of(&text).to_string();
+        text[digits].copy_from_slice(sum.as_bytes());
+        text
+    }
+
+    /// Reads the bytes of a file; the error is a sentence on the defect.
+    pub(super) fn of_bytes(text: &[u8]) -> Result<Self, String> {
+        if !is_summed(text) {
+            return Err(NOT_SUMMED.to_owned());
+        }
+        serde_json::from_slice(text).map_err(|error| error.to_string())
+    }
+}
+
+/// The defect of bytes that are not [`is_summed`].
+pub(super) const NOT_SUMMED: &str = "its contents do not have the checksum that they were written with";
+
+/// Whether the bytes of a file have the checksum that is in them.
+pub(super) fn is_summed(text: &[u8]) -> bool {
+    let Some(digits) = checksum_digits(text) else { return false };
+    let mut sum = Checksum::of(&text[..digits.start]);
+    sum.add(&[b'0'; Checksum::DIGITS]);
+    sum.add(&text[digits.end..]);
+    sum.to_string().as_bytes() == &text[digits]
+}
+
+/// Where the digits of the checksum are in a document.
+pub(super) fn checksum_digits(text: &[u8]) -> Option<Range<usize>> {
+    let begin = text.windows(BEFORE_CHECKSUM.len()).position(|window| window == BEFORE_CHECKSUM)?;
+    let begin = begin + BEFORE_CHECKSUM.len();
+    let digits = begin..begin + Checksum::DIGITS;
+    (digits.end <= text.len()).then_some(digits)
 }
 
 /// A row of the state table.
@@ -45,14 +109,7 @@ pub struct StateRow {
 impl Description {
     /// The description of a checkpoint of `module` at a place in the data.
     pub fn new(module: &Module, position: DataPosition, data: DataFingerprint) -> Self {
-        Self {
-            format: FORMAT,
-            module: module.name.clone(),
-            parameters: fingerprint::of_parameters(module),
-            position,
-            data,
-            states: StateRow::table(module),
-        }
+        Self { module: module.name.clone(), position, data, states: StateRow::table(module) }
     }
 
     /// Steps done.
@@ -94,5 +151,28 @@ impl StateRow {
 impl fmt::Display for StateRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` {}{:?}", self.name, self.dtype, self.dims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::description;
+    use super::*;
+
+    #[test]
+    fn no_bit_of_a_document_can_change_unnoticed() {
+        let files = BTreeMap::from([("state.safetensors".to_owned(), 400)]);
+        let checksums = Checksums::from([("weight".to_owned(), "0123456789abcdef".to_owned())]);
+        let document = Document::new(description(3), files, checksums);
+        let text = document.to_bytes();
+        let read = Document::of_bytes(&text).unwrap();
+        assert_eq!((&read.description, &read.checksums), (&document.description, &document.checksums));
+        for place in 0..text.len() {
+            for bit in 0..8 {
+                let mut damaged = text.clone();
+                damaged[place] ^= 1 << bit;
+                assert!(Document::of_bytes(&damaged).is_err(), "bit {bit} of byte {place}");
+            }
+        }
     }
 }

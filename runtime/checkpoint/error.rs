@@ -3,7 +3,7 @@
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A checkpoint that cannot be written, read or used.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +42,22 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
+    /// Bytes that are not those that were written.
+    #[error(
+        "`{}` is damaged: the bytes of `{tensor}` do not have the checksum that they were written with{}",
+        path.display(), whole_text(.whole)
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The newest checkpoint beside it that is whole.
+        whole: Option<PathBuf>,
+    },
     /// Written by another version of the format.
     #[error(
-        "`{}` has format version {found}; this program reads version {}: go on with the program that wrote it",
+        "`{}` has format version {found}; this program reads versions up to {}: go on with the program that wrote it",
         path.display(), super::FORMAT
     )]
     Version {
@@ -97,6 +110,15 @@ pub enum CheckpointError {
         /// The name.
         name: String,
     },
+}
+
+fn whole_text(whole: &Option<PathBuf>) -> String {
+    whole.as_ref().map_or_else(String::new, |path| {
+        let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
+        let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
+        let run = run.unwrap_or(path).display();
+        format!("\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", path.display())
+    })
 }
 
 fn kept_text(kept: &Option<PathBuf>) -> String {

@@ -1,11 +1,12 @@
 //! Reading a checkpoint: finding the newest whole one, and giving its values to a program of the same states.
 
 use super::compare::Differences;
-use super::description::{Description, FORMAT, StateRow};
+use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
 use super::error::CheckpointError;
 use super::fingerprint::DataFingerprint;
 use super::save::Checkpoints;
 use super::tensor_file::TensorFile;
+use super::tensor_writer::Checksums;
 use super::{DESCRIPTION, STATES, StateBytes, padding};
 use bytes::Bytes;
 use ir::Module;
@@ -37,19 +38,23 @@ pub struct Latest {
 const LONGEST_DESCRIPTION: u64 = 256 << 20;
 
 impl Checkpoint {
-    /// Opens the checkpoint in a folder `step-N` and checks that it is whole; values are read by [`Self::load`].
+    /// Opens the checkpoint in a folder `step-N` and checks that it is whole, as far as that can be told without reading the
+    /// values; those are read, and compared with their checksums, by [`Self::load`].
     ///
     /// # Errors
     /// Files that are missing or damaged or of another version of the format.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let description = read_description(&path.join(DESCRIPTION))?;
+        let (description, checksums) = read_description(&path.join(DESCRIPTION))?;
         let states = TensorFile::open(&path.join(STATES))?;
+        let malformed = |reason| CheckpointError::Malformed { path: path.join(STATES), reason };
         for row in &description.states {
             let ty = states.ty(&row.name).map(|ty| (ty.dtype.to_string(), ty.sizes().unwrap_or_default()));
             if ty.is_none_or(|(dtype, dims)| dtype != row.dtype || dims != row.dims) {
-                let reason = format!("the state {row} of `{DESCRIPTION}` is not in it");
-                return Err(CheckpointError::Malformed { path: path.join(STATES), reason });
+                return Err(malformed(format!("the state {row} of `{DESCRIPTION}` is not in it")));
             }
+        }
+        if checksums.is_some() && checksums.as_ref() != states.checksums() {
+            return Err(malformed(format!("its checksums are not those of `{DESCRIPTION}`")));
         }
         Ok(Self { path: path.to_owned(), description, states })
     }
@@ -57,7 +62,8 @@ impl Checkpoint {
     /// The values of all states of `module`.
     ///
     /// # Errors
-    /// Another state table, with the differences; a file that cannot be read.
+    /// Another state table, with the differences; a file that cannot be read; values that do not have the checksum that
+    /// they were written with, with the newest checkpoint beside this one that is whole.
     pub fn load(&self, module: &Module) -> Result<StateBytes, CheckpointError> {
         let differences = Differences::between(&StateRow::table(module), &self.description.states);
         if !differences.is_empty() {
@@ -66,12 +72,27 @@ impl Checkpoint {
         }
         let mut values = StateBytes::new();
         for state in module.states.values() {
-            let Some(bytes) = self.states.read(&state.name)? else { continue };
+            let Some(bytes) = self.read(&state.name)? else { continue };
             let bytes = Bytes::from(bytes);
             let value = if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) };
             values.extend(value.map(|value| (state.name.clone(), value)));
         }
         Ok(values)
+    }
+
+    fn read(&self, state: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        self.states.read(state).map_err(|error| match error {
+            CheckpointError::Damaged { path, tensor, .. } => {
+                let whole = self.path.parent().and_then(|folder| newest_verified(folder, &self.path));
+                CheckpointError::Damaged { path, tensor, whole }
+            }
+            other => other,
+        })
+    }
+
+    /// Whether every value has its checksum.
+    fn is_verified(&self) -> bool {
+        self.description.states.iter().all(|row| matches!(self.states.read(&row.name), Ok(Some(_))))
     }
 
     /// Refuses to go on with other training data.
@@ -87,7 +108,8 @@ impl Checkpoint {
     }
 }
 
-fn read_description(path: &Path) -> Result<Description, CheckpointError> {
+/// The description, and the checksums of the states; `None` of a file of version 1, which has none.
+fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), CheckpointError> {
     #[derive(Deserialize)]
     struct Versioned {
         format: u64,
@@ -97,13 +119,35 @@ fn read_description(path: &Path) -> Result<Description, CheckpointError> {
     let file = fs::File::open(path).map_err(read)?;
     let mut text = Vec::new();
     file.take(LONGEST_DESCRIPTION).read_to_end(&mut text).map_err(read)?;
-    // The version first: the rest of another one may look different.
-    let found =
-        serde_json::from_slice::<Versioned>(&text).map_err(|error| malformed(error.to_string()))?.format;
-    if found != FORMAT {
-        return Err(CheckpointError::Version { path: path.to_owned(), found });
+    // The version first: the rest of another one may look different. A damaged file may have any version in it.
+    let versioned: Versioned = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+    match versioned.format {
+        // A file with a checksum is no file of version 1: its version is damaged.
+        1 if checksum_digits(&text).is_none() => {
+            let description = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+            Ok((description, None))
+        }
+        1 | FORMAT => {
+            let document = Document::of_bytes(&text).map_err(malformed)?;
+            check_files(path, &document).map_err(malformed)?;
+            Ok((document.description, Some(document.checksums)))
+        }
+        // A damaged version is none.
+        _ if checksum_digits(&text).is_some() && !is_summed(&text) => Err(malformed(NOT_SUMMED.to_owned())),
+        found => Err(CheckpointError::Version { path: path.to_owned(), found }),
     }
-    serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))
+}
+
+/// Compares the files of a checkpoint with its list of them. The error is a sentence on the defect.
+fn check_files(description: &Path, document: &Document) -> Result<(), String> {
+    for (name, &bytes) in &document.files {
+        match fs::metadata(description.with_file_name(name)).map(|metadata| metadata.len()) {
+            Ok(found) if found == bytes => {}
+            Ok(found) => return Err(format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?")),
+            Err(error) => return Err(format!("`{name}` beside it cannot be read: {error}")),
+        }
+    }
+    Ok(())
 }
 
 impl Checkpoints {
@@ -128,6 +172,13 @@ impl Checkpoints {
 /// The newest checkpoint of a folder that can be read.
 pub(super) fn newest_whole(folder: &Path) -> Option<Checkpoint> {
     folders(folder).ok()?.into_iter().rev().find_map(|(_, path)| Checkpoint::open(&path).ok())
+}
+
+/// The newest checkpoint of a folder, other than the one at `except`, of which every value has its checksum.
+fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
+    let folders = folders(folder).ok()?;
+    let mut others = folders.into_iter().rev().map(|(_, path)| path).filter(|path| path != except);
+    others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
 }
 
 /// The folders `step-N`, by N.
@@ -197,9 +248,9 @@ mod tests {
     #[test]
     fn another_version_is_an_error_and_not_passed_over() {
         let (_folder, checkpoints) = saved(&[1, 2]);
-        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 2, \"new\": [[1]]}").unwrap();
+        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 3, \"new\": [[1]]}").unwrap();
         let error = checkpoints.latest().unwrap_err().to_string();
-        assert!(error.contains("format version 2; this program reads version 1"), "{error}");
+        assert!(error.contains("format version 3; this program reads versions up to 2"), "{error}");
     }
 
     #[test]
@@ -255,8 +306,9 @@ mod tests {
     fn a_table_that_does_not_fit_its_tensors_is_damaged() {
         let (_folder, checkpoints) = saved(&[1]);
         let path = checkpoints.path(1).join(DESCRIPTION);
-        let text = fs::read_to_string(&path).unwrap().replace("\"f32\"", "\"f64\"");
-        fs::write(&path, text).unwrap();
+        let mut document = Document::of_bytes(&fs::read(&path).unwrap()).unwrap();
+        document.description.states[1].dtype = "f64".to_owned();
+        fs::write(&path, document.to_bytes()).unwrap();
         let error = Checkpoint::open(&checkpoints.path(1)).unwrap_err().to_string();
         assert!(error.contains("`weight` f64[2, 3]"), "{error}");
     }
@@ -271,7 +323,8 @@ mod tests {
             "null".to_owned(),
             deep,
             good.replace("\"step\": 1", "\"step\": -1"),
-            good.replace("\"format\": 1", "\"format\": 1e99"),
+            good.replace("\"format\": 2", "\"format\": 1e99"),
+            good.replace("\"format\": 2", "\"format\": 1"),
             good.replace("\"states\"", "\"other\""),
             good.replace("2,\n", "\"two\",\n"),
         ];
@@ -283,22 +336,67 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Any damage is an error or harmless; the values that are read have the sizes of their states.
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
+        /// Damage anywhere is an error, or changes nothing of the values.
         #[test]
-        fn damage_anywhere_is_no_panic(
-            states: bool, place: proptest::sample::Index, byte: u8, cut: Option<proptest::sample::Index>,
+        fn no_damage_gives_other_values(
+            states: bool, place: proptest::sample::Index, bit in 0..8, cut: Option<proptest::sample::Index>,
         ) {
             let (_folder, checkpoints) = saved(&[1]);
             let path = checkpoints.path(1).join(if states { STATES } else { DESCRIPTION });
             let mut bytes = fs::read(&path).unwrap();
-            *place.get_mut(&mut bytes) = byte;
+            *place.get_mut(&mut bytes) ^= 1 << bit;
             bytes.truncate(cut.map_or(usize::MAX, |cut| cut.index(bytes.len())));
             fs::write(&path, bytes).unwrap();
             if let Ok(values) = Checkpoint::open(&checkpoints.path(1)).and_then(|found| found.load(&module())) {
-                let sizes = |values: &StateBytes| values.values().map(|value| value.len()).collect::<Vec<_>>();
-                proptest::prop_assert_eq!(sizes(&values), sizes(&super::super::testing::values(1)));
+                proptest::prop_assert_eq!(values, super::super::testing::values(1));
             }
         }
+    }
+
+    #[test]
+    fn a_damaged_value_is_named_with_the_newest_whole_checkpoint() {
+        let (_folder, checkpoints) = saved(&[1, 2, 3]);
+        for step in [2, 3] {
+            let path = checkpoints.path(step).join(STATES);
+            let mut bytes = fs::read(&path).unwrap();
+            // The last tensor in the file is the one of the narrowest elements.
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+        let error = checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err().to_string();
+        let run = checkpoints.folder.parent().unwrap().display();
+        assert!(error.contains("step-3/state.safetensors` is damaged: the bytes of `half`"), "{error}");
+        assert!(error.ends_with(&format!("step-1` is whole: go on from it with --resume={run}@1")), "{error}");
+    }
+
+    #[test]
+    fn values_of_another_checkpoint_are_refused() {
+        let (_folder, checkpoints) = saved(&[1, 2]);
+        fs::copy(checkpoints.path(1).join(STATES), checkpoints.path(2).join(STATES)).unwrap();
+        let error = Checkpoint::open(&checkpoints.path(2)).unwrap_err().to_string();
+        assert!(error.contains("its checksums are not those of `checkpoint.json`"), "{error}");
+    }
+
+    /// As the program wrote them before there were checksums.
+    #[test]
+    fn a_checkpoint_of_version_1_is_read() {
+        let (_folder, checkpoints) = saved(&[1]);
+        let states = checkpoints.path(1).join(STATES);
+        let bytes = fs::read(&states).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
+        let (from, to) = (header.find("\"trainyard.xxh3\"").unwrap(), header.find("}\"}").unwrap() + 2);
+        let old = format!("{}{}", &header[..from].trim_end_matches(','), &header[to..]).replace("{,", "{");
+        fs::write(&states, [&(old.len() as u64).to_le_bytes(), old.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
+        let path = checkpoints.path(1).join(DESCRIPTION);
+        let document = Document::of_bytes(&fs::read(&path).unwrap()).unwrap();
+        let mut text = serde_json::to_value(&document.description).unwrap();
+        text["format"] = 1.into();
+        text["parameters"] = "0123456789abcdef".into();
+        fs::write(&path, text.to_string()).unwrap();
+        let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
+        assert_eq!(checkpoint.load(&module()).unwrap(), values(1));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! A checkpoint is a folder `checkpoints/step-N` of two files. `state.safetensors` has every state of the module's
 //! table by name: global, unsharded, without padding, in its element type. `checkpoint.json` says what they belong to
 //! ([`Description`]). Both are written into a folder of a temporary name, flushed to the disk and only then renamed,
-//! so that a folder `step-N` is whole whenever there is one.
+//! so that a folder `step-N` is whole whenever there is one. Every tensor has a checksum, and so has `checkpoint.json`:
+//! bytes that a disk changed afterwards are refused, with the name of the tensor.
 
 mod compare;
 mod description;
@@ -16,6 +17,7 @@ mod padding;
 mod raw_view;
 mod save;
 mod tensor_file;
+mod tensor_writer;
 #[cfg(test)]
 mod testing;
 mod weights;
@@ -23,12 +25,13 @@ mod weights;
 pub use compare::Differences;
 pub use description::{Description, FORMAT, StateRow};
 pub use error::CheckpointError;
-pub use fingerprint::{DataFingerprint, of_parameters};
+pub use fingerprint::DataFingerprint;
 pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;
-pub use tensor_file::{TensorFile, safetensors_type};
+pub use tensor_file::TensorFile;
+pub use tensor_writer::{Checksums, TensorLayout, TensorRow};
 pub use weights::{Weights, WeightsReport, load_weights, weights_of};
 
 use bytes::Bytes;

@@ -1,11 +1,15 @@
 //! Writing a checkpoint: into a temporary folder beside it, flushed, then renamed.
 
-use super::description::{Description, StateRow};
+use super::description::{Description, Document};
 use super::error::CheckpointError;
-use super::{DESCRIPTION, STATES, StateSource, load, padding, tensor_file};
-use ir::{DType, Module, State};
+use super::tensor_file::MARK;
+use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
+use super::{DESCRIPTION, STATES, StateSource, load, padding};
+use files::disk::{self, OpenFile};
+use ir::{Module, State};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,25 +17,6 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
     pub(super) folder: PathBuf,
-}
-
-/// A file that is being written. Tests have disks that are full.
-trait Target: Write {
-    /// Waits until all of it is on the disk.
-    fn flush_to_disk(&mut self) -> io::Result<()>;
-}
-
-impl Target for BufWriter<File> {
-    fn flush_to_disk(&mut self) -> io::Result<()> {
-        self.flush()?;
-        self.get_ref().sync_all()
-    }
-}
-
-type Create = dyn Fn(&Path) -> io::Result<Box<dyn Target>>;
-
-fn create_file(path: &Path) -> io::Result<Box<dyn Target>> {
-    Ok(Box::new(BufWriter::with_capacity(1 << 20, File::create(path)?)))
 }
 
 impl Checkpoints {
@@ -59,20 +44,22 @@ impl Checkpoints {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             entries => entries?,
         };
+        files::remove_leftovers(&self.folder)?;
         for entry in entries {
             let entry = entry?;
             // Other files in there are the user's.
             if entry.file_name().to_str().is_some_and(|name| name.starts_with("step-")) {
-                remove(&entry.path())?;
+                disk::remove(&entry.path())?;
             }
         }
         Ok(())
     }
 
-    /// Writes the checkpoint that `description` describes, replacing one of the same step, and returns its path.
+    /// Writes the checkpoint that `description` describes, replacing one of the same step, and returns its path. The folder
+    /// above [`Self::folder`] is there.
     ///
     /// # Errors
-    /// A value that is not there or has another size; a disk that is full, a folder that cannot be written. Then
+    /// A value that is not there or has another size; a disk that is full, a folder that cannot be written or is gone. Then
     /// nothing of this checkpoint is left, and earlier ones are as they were.
     pub fn save(
         &self,
@@ -80,66 +67,73 @@ impl Checkpoints {
         description: &Description,
         states: &dyn StateSource,
     ) -> Result<PathBuf, CheckpointError> {
-        self.save_with(module, description, states, &create_file)
-    }
-
-    fn save_with(
-        &self,
-        module: &Module,
-        description: &Description,
-        states: &dyn StateSource,
-        create: &Create,
-    ) -> Result<PathBuf, CheckpointError> {
-        let layout = Layout::of(module)?;
-        let text = serde_json::to_vec_pretty(description).expect("numbers and strings have a JSON form");
-        let needed = layout.bytes() + text.len() as u64;
+        let table = StateTable::of(module)?;
         let path = self.path(description.step());
-        let temporary = self.folder.join(format!("step-{}.tmp", description.step()));
-        let write = || -> Result<(), Failure> {
-            fs::create_dir_all(&self.folder)?;
-            remove(&temporary)?;
-            fs::create_dir(&temporary)?;
-            layout.write(&mut *create(&temporary.join(STATES))?, states)?;
-            let mut file = create(&temporary.join(DESCRIPTION))?;
-            file.write_all(&text)?;
-            file.flush_to_disk()?;
-            sync_folder(&temporary)?;
-            self.publish(&temporary, &path)?;
-            Ok(())
-        };
-        write().map_err(|failure| {
-            // What cannot be removed stays under its temporary name, which no reader takes for a checkpoint.
-            let _ = remove(&temporary);
+        let temporary = files::temporary_name(&path);
+        self.write(&table, description, states, &temporary, &path).map_err(|failure| {
+            // A folder that cannot be removed stays under its temporary name, which no reader takes for a checkpoint.
+            let _ = disk::remove(&temporary);
             match failure {
                 Failure::State(error) => error,
-                Failure::Disk(source) => {
-                    let kept = load::newest_whole(&self.folder).map(|checkpoint| checkpoint.path);
-                    CheckpointError::Write {
-                        path: path.clone(),
-                        step: description.step(),
-                        needed,
-                        source,
-                        kept,
-                    }
-                }
+                Failure::Disk(source) => CheckpointError::Write {
+                    path: path.clone(),
+                    step: description.step(),
+                    needed: table.layout.bytes(),
+                    source,
+                    kept: load::newest_whole(&self.folder).map(|checkpoint| checkpoint.path),
+                },
             }
         })?;
         Ok(path)
     }
 
-    /// Gives a folder that is whole its name. One that has the name already goes first, and out of the way, since
+    /// Writes all files into the folder `temporary`, which gets the name `path` when they are on the disk.
+    fn write(
+        &self,
+        table: &StateTable,
+        description: &Description,
+        states: &dyn StateSource,
+        temporary: &Path,
+        path: &Path,
+    ) -> Result<(), Failure> {
+        if !self.folder.is_dir() {
+            disk::create_folder(&self.folder)?;
+            disk::sync_folder(disk::parent(&self.folder))?;
+        }
+        disk::create_folder(temporary)?;
+        let write = |name: &str, contents: &mut dyn FnMut(&mut Out) -> Result<(), Failure>| {
+            let mut out = BufWriter::with_capacity(1 << 20, disk::create_new(&temporary.join(name))?);
+            contents(&mut out)?;
+            out.flush()?;
+            out.get_ref().sync().map_err(Failure::Disk)
+        };
+        let mut checksums = Checksums::new();
+        write(STATES, &mut |out| {
+            checksums = table.layout.write(out, |row| table.value(row, states))?;
+            Ok(())
+        })?;
+        let files = BTreeMap::from([(STATES.to_owned(), table.layout.bytes())]);
+        let document = Document::new(description.clone(), files, std::mem::take(&mut checksums));
+        write(DESCRIPTION, &mut |out| Ok(out.write_all(&document.to_bytes())?))?;
+        disk::sync_folder(temporary)?;
+        self.publish(temporary, path)?;
+        Ok(())
+    }
+
+    /// Gives a folder that is whole its name. A folder that has the name already goes first, and out of the way, since
     /// renaming onto a folder with files in it is refused.
     fn publish(&self, temporary: &Path, path: &Path) -> io::Result<()> {
-        let replaced = path.with_extension("replaced.tmp");
-        remove(&replaced)?;
+        let replaced = files::temporary_name(path);
         if path.exists() {
-            fs::rename(path, &replaced)?;
+            disk::rename(path, &replaced)?;
         }
-        fs::rename(temporary, path)?;
-        sync_folder(&self.folder)?;
-        remove(&replaced)
+        disk::rename(temporary, path)?;
+        disk::sync_folder(&self.folder)?;
+        disk::remove(&replaced)
     }
 }
+
+type Out = BufWriter<OpenFile>;
 
 /// Why a checkpoint was not written.
 enum Failure {
@@ -153,115 +147,97 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The order of the tensors in a file: wide elements first, so that every tensor is aligned to its element.
-struct Layout<'m> {
-    header: Vec<u8>,
-    tensors: Vec<(&'m str, DType, Vec<u64>, u64)>,
-    /// States that are padded, which their tensors are not.
-    padded: BTreeMap<&'m str, &'m State>,
+/// The states of a program as a file has them.
+struct StateTable<'m> {
+    layout: TensorLayout<'static>,
+    states: BTreeMap<&'m str, &'m State>,
 }
 
-impl<'m> Layout<'m> {
+impl<'m> StateTable<'m> {
     fn of(module: &'m Module) -> Result<Self, CheckpointError> {
-        let mut tensors = Vec::with_capacity(module.states.len());
-        for (state, row) in module.states.values().zip(StateRow::table(module)) {
-            let Some(bytes) = padding::unpadded_type(state).and_then(|ty| ty.bytes()) else {
-                let name = state.name.clone();
-                return Err(CheckpointError::State { name, found: 0, expected: u64::MAX });
-            };
-            tensors.push((state.name.as_str(), state.ty.dtype, row.dims, bytes));
+        let row = |state: &State| match padding::unpadded_type(state).and_then(|ty| ty.sizes()) {
+            Some(dims) => Ok(TensorRow { name: state.name.clone(), dtype: state.ty.dtype, dims }),
+            None => Err(CheckpointError::State { name: state.name.clone(), found: 0, expected: u64::MAX }),
+        };
+        let rows = module.states.values().map(row).collect::<Result<_, _>>()?;
+        let layout = TensorLayout::new(rows, &[MARK]).map_err(|name| CheckpointError::ReservedName { name })?;
+        Ok(Self { layout, states: module.states.values().map(|state| (state.name.as_str(), state)).collect() })
+    }
+
+    /// The bytes of a state without padding.
+    fn value<'s>(&self, row: &TensorRow, states: &'s dyn StateSource) -> Result<Cow<'s, [u8]>, Failure> {
+        let mut value = states.state(&row.name).unwrap_or_default();
+        if let Some(state) = self.states.get(row.name.as_str()).filter(|state| padding::is_padded(state))
+            && let Some(unpadded) = padding::remove(state, value.to_vec().into())
+        {
+            value = unpadded.to_vec().into();
         }
-        tensors.sort_by_key(|(_, dtype, _, _)| std::cmp::Reverse(dtype.bytes()));
-        let header = tensor_file::header(&tensors).map_err(|name| CheckpointError::ReservedName { name })?;
-        let padded = module.states.values().filter(|state| padding::is_padded(state));
-        Ok(Self { header, tensors, padded: padded.map(|state| (state.name.as_str(), state)).collect() })
-    }
-
-    fn bytes(&self) -> u64 {
-        self.header.len() as u64 + self.tensors.iter().map(|(_, _, _, bytes)| bytes).sum::<u64>()
-    }
-
-    fn write(&self, file: &mut dyn Target, states: &dyn StateSource) -> Result<(), Failure> {
-        file.write_all(&self.header)?;
-        for (name, _, _, expected) in &self.tensors {
-            let mut value = states.state(name).unwrap_or_default();
-            if let Some(state) = self.padded.get(name)
-                && let Some(unpadded) = padding::remove(state, value.to_vec().into())
-            {
-                value = unpadded.to_vec().into();
-            }
-            if value.len() as u64 != *expected {
-                let (name, found, expected) = ((*name).to_owned(), value.len() as u64, *expected);
-                return Err(Failure::State(CheckpointError::State { name, found, expected }));
-            }
-            file.write_all(&value)?;
+        if value.len() as u64 != row.bytes() {
+            let (name, found, expected) = (row.name.clone(), value.len() as u64, row.bytes());
+            return Err(Failure::State(CheckpointError::State { name, found, expected }));
         }
-        Ok(file.flush_to_disk()?)
+        Ok(value)
     }
-}
-
-/// Removes a folder of ours and what is in it, if it is there.
-fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
-}
-
-/// Puts a folder's names on the disk. Where folders cannot be opened (Windows) the file system sees to it.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::{description, module, values};
     use super::*;
+    use files::fault::{Fault, count, inject};
 
-    /// A file on a disk with room for so many more bytes.
-    struct Full(File, usize);
-
-    impl Write for Full {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let fits = bytes.len().min(self.1);
-            if fits == 0 && !bytes.is_empty() {
-                return Err(io::Error::from(io::ErrorKind::StorageFull));
-            }
-            self.1 -= fits;
-            self.0.write(&bytes[..fits])
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            self.0.flush()
-        }
+    /// A run with the checkpoint of step 10.
+    fn run() -> (tempfile::TempDir, Checkpoints) {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
+        checkpoints.save(&module(), &description(10), &values(1)).unwrap();
+        (folder, checkpoints)
     }
 
-    impl Target for Full {
-        fn flush_to_disk(&mut self) -> io::Result<()> {
-            self.0.sync_all()
-        }
+    fn names(checkpoints: &Checkpoints) -> Vec<String> {
+        let entries = fs::read_dir(checkpoints.folder()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 
     #[test]
     fn a_full_disk_leaves_nothing_behind_and_names_the_checkpoint_that_is_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
-        let (module, values) = (module(), values(1));
-        let earlier = checkpoints.save(&module, &description(10), &values).unwrap();
-        let room = fs::metadata(earlier.join(STATES)).unwrap().len() as usize;
-        // Full within the header, within the tensors, and at the last byte of the description.
-        for room in [3, room / 2, room - 1] {
-            let create = move |path: &Path| -> io::Result<Box<dyn Target>> {
-                Ok(Box::new(Full(File::create(path)?, room)))
-            };
-            let error = checkpoints.save_with(&module, &description(20), &values, &create).unwrap_err();
-            let text = error.to_string();
+        let (_folder, checkpoints) = run();
+        let save = || checkpoints.save(&module(), &description(20), &values(2));
+        for at in 0..4 {
+            let text = inject(at, Fault::Full, save).unwrap_err().to_string();
             assert!(text.contains("step 20") && text.contains("bytes: "), "{text}");
+            let earlier = checkpoints.path(10);
             assert!(text.contains(&format!("`{}` is whole", earlier.display())), "{text}");
-            let names: Vec<_> = fs::read_dir(folder.path().join("checkpoints")).unwrap().collect();
-            assert_eq!(names.len(), 1, "{names:?}");
+            assert_eq!(names(&checkpoints), ["step-10"]);
         }
-        assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().description.step(), 10);
+    }
+
+    /// The checkpoint before or the one after is there, whole, whatever fails and whenever.
+    #[test]
+    fn a_save_survives_every_fault_at_every_operation() {
+        for replaced in [20, 10] {
+            let save = |checkpoints: &Checkpoints| checkpoints.save(&module(), &description(replaced), &values(2));
+            let (_folder, checkpoints) = run();
+            let (saved, operations) = count(|| save(&checkpoints));
+            saved.unwrap();
+            println!("a save of step {replaced} after step 10: {operations} operations");
+            for (at, fault) in (0..operations).flat_map(|at| Fault::ALL.map(|fault| (at, fault))) {
+                let (_folder, checkpoints) = run();
+                // A second checkpoint is before it, since the one of the same step goes out of the way first.
+                checkpoints.save(&module(), &description(9), &values(9)).unwrap();
+                let _ = inject(at, fault, || save(&checkpoints));
+                let found = checkpoints.latest().unwrap();
+                assert!(found.damaged.is_empty(), "{fault:?} at {at}: {:?}", found.damaged);
+                let found = found.checkpoint.expect("there was one before");
+                let step = found.description.step();
+                let loaded = found.load(&module()).unwrap();
+                let known = [(9, values(9)), (10, values(1)), (replaced, values(2))];
+                assert!(known.contains(&(step, loaded)), "{fault:?} at {at}: step {step} is neither");
+                assert!(step >= 10 || replaced == 10, "{fault:?} at {at}: step 10 is gone");
+                save(&checkpoints).unwrap();
+                assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap(), values(2));
+            }
+        }
     }
 
     #[test]
@@ -289,12 +265,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
         checkpoints.save(&module(), &description(5), &values(1)).unwrap();
-        fs::create_dir(folder.path().join("checkpoints/step-5.tmp")).unwrap();
-        fs::write(folder.path().join("checkpoints/step-5.tmp").join(STATES), "torn").unwrap();
+        let left = folder.path().join("checkpoints/.step-5.0123456789abcdef.partial");
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join(STATES), "torn").unwrap();
         checkpoints.save(&module(), &description(5), &values(2)).unwrap();
         let found = checkpoints.latest().unwrap().checkpoint.unwrap();
         assert_eq!(found.load(&module()).unwrap(), values(2));
-        assert_eq!(fs::read_dir(folder.path().join("checkpoints")).unwrap().count(), 1);
         checkpoints.remove_all().unwrap();
         assert_eq!(fs::read_dir(folder.path().join("checkpoints")).unwrap().count(), 0);
     }

@@ -1,11 +1,12 @@
 //! Files of safetensors: the header checked against the file's length, tensors read one at a time.
 
 use super::error::CheckpointError;
+use super::tensor_writer::{CHECKSUMS, Checksums, of_tensor};
 use bytes::Bytes;
 use ir::{DType, Type};
 use safetensors::Dtype as Stored;
 use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -15,8 +16,8 @@ use std::path::{Path, PathBuf};
 const LENGTH: u64 = 8;
 /// No header of an honest file is longer; it is read into memory whole.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The key under which our own files say what they are.
-const MARK: (&str, &str) = ("trainyard", "states");
+/// The word of the metadata by which a file of states is known.
+pub(super) const MARK: (&str, &str) = ("trainyard", "states");
 
 /// An open file of named tensors.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct TensorFile {
     path: PathBuf,
     file: File,
     tensors: BTreeMap<String, Entry>,
+    /// The checksums of all tensors, if the writer left them.
+    checksums: Option<Checksums>,
     /// Written by a checkpoint: names and sizes are those of states.
     pub(super) of_states: bool,
     /// Written by PyTorch's own writer, which says so.
@@ -37,6 +40,8 @@ pub(super) struct Entry {
     pub(super) dtype: Result<DType, String>,
     /// Sizes, outermost first.
     pub(super) dims: Vec<u64>,
+    /// The element type as it is written.
+    stored: Stored,
     place: Place,
 }
 
@@ -68,7 +73,8 @@ impl TensorFile {
         let word = |key: &str| metadata.metadata().as_ref()?.get(key).cloned();
         let of_states = word(MARK.0).as_deref() == Some(MARK.1);
         let of_pytorch = word("format").as_deref() == Some("pt");
-        Ok(Self { path: path.to_owned(), file, tensors, of_states, of_pytorch })
+        let checksums = word(CHECKSUMS).map(|text| read_checksums(&text, &tensors)).transpose().map_err(malformed)?;
+        Ok(Self { path: path.to_owned(), file, tensors, checksums, of_states, of_pytorch })
     }
 
     /// The names of the tensors, sorted.
@@ -89,7 +95,8 @@ impl TensorFile {
     /// Adds a tensor that the caller made of tensors of the file. `bytes` has the size that the type takes.
     pub fn insert(&mut self, name: &str, ty: &Type, bytes: Bytes) {
         let dims = ty.sizes().unwrap_or_default();
-        let entry = Entry { dtype: Ok(ty.dtype), dims, place: Place::Memory(bytes) };
+        let stored = safetensors_type(ty.dtype);
+        let entry = Entry { dtype: Ok(ty.dtype), dims, stored, place: Place::Memory(bytes) };
         self.tensors.insert(name.to_owned(), entry);
     }
 
@@ -108,10 +115,15 @@ impl TensorFile {
         Some(Type::of(entry.dtype.clone().ok()?, &entry.dims))
     }
 
+    /// The checksums of the tensors, if the writer of the file left them.
+    pub(super) fn checksums(&self) -> Option<&Checksums> {
+        self.checksums.as_ref()
+    }
+
     /// The bytes of a tensor, little endian, row-major; `None` if there is none of that name.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read; the bytes do not have the checksum that they were written with.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let range = match &entry.place {
@@ -126,7 +138,14 @@ impl TensorFile {
             file.read_exact(&mut bytes)?;
             Ok(bytes)
         };
-        read().map(Some).map_err(|source| CheckpointError::Read { path: self.path.clone(), source })
+        let bytes = read().map_err(|source| CheckpointError::Read { path: self.path.clone(), source })?;
+        if let Some(checksums) = &self.checksums
+            && checksums.get(name) != Some(&of_tensor(entry.stored, &entry.dims, &bytes))
+        {
+            let (path, tensor) = (self.path.clone(), name.to_owned());
+            return Err(CheckpointError::Damaged { path, tensor, whole: None });
+        }
+        Ok(Some(bytes))
     }
 }
 
@@ -134,7 +153,17 @@ fn entry(info: &TensorInfo, start: u64) -> Entry {
     let (first, last) = info.data_offsets;
     let dims = info.shape.iter().map(|&size| size as u64).collect();
     let place = Place::File(start + first as u64..start + last as u64);
-    Entry { dtype: dtype(info.dtype), dims, place }
+    Entry { dtype: dtype(info.dtype), dims, stored: info.dtype, place }
+}
+
+/// The checksums in the metadata, one for each tensor; or the defect.
+fn read_checksums(text: &str, tensors: &BTreeMap<String, Entry>) -> Result<Checksums, String> {
+    let checksums: Checksums =
+        serde_json::from_str(text).map_err(|error| format!("its checksums cannot be read: {error}"))?;
+    match tensors.keys().find(|name| !checksums.contains_key(*name)) {
+        Some(name) => Err(format!("there is no checksum of its tensor `{name}`")),
+        None => Ok(checksums),
+    }
 }
 
 /// The header, and where the tensors start; or what is wrong with it.
@@ -160,32 +189,6 @@ fn read_header(file: &mut File, size: u64) -> io::Result<Result<(Metadata, u64),
         return Ok(Err(format!("its tensors take {expected} bytes, and {found} are there: is it cut off?")));
     }
     Ok(Ok((metadata, start)))
-}
-
-/// The first bytes of a file of states: length and header. Tensors follow in this order, without gaps.
-///
-/// # Errors
-/// The name that the format does not allow.
-pub(super) fn header(tensors: &[(&str, DType, Vec<u64>, u64)]) -> Result<Vec<u8>, String> {
-    let mut offset = 0;
-    let mut rows = Vec::with_capacity(tensors.len());
-    for (name, dtype, dims, bytes) in tensors {
-        if *name == "__metadata__" {
-            return Err((*name).to_owned());
-        }
-        let shape = dims.iter().map(|&size| size as usize).collect();
-        let data_offsets = (offset, offset + *bytes as usize);
-        offset = data_offsets.1;
-        rows.push(((*name).to_owned(), TensorInfo { dtype: safetensors_type(*dtype), shape, data_offsets }));
-    }
-    let mark = HashMap::from([(MARK.0.to_owned(), MARK.1.to_owned())]);
-    let metadata = Metadata::new(Some(mark), rows).map_err(|error| error.to_string())?;
-    let mut text = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-    // Tensors start at a multiple of 8 bytes, as other writers have it.
-    text.resize(text.len().next_multiple_of(LENGTH as usize), b' ');
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut text);
-    Ok(header)
 }
 
 fn dtype(stored: Stored) -> Result<DType, String> {
@@ -228,8 +231,10 @@ pub fn safetensors_type(dtype: DType) -> Stored {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tensor_writer::{TensorLayout, TensorRow};
     use super::*;
     use std::fs;
+    use std::io::Cursor;
 
     fn file_of(header: &[u8], data: &[u8]) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
@@ -281,18 +286,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_marked_as_ours() {
-        let rows = [("a", DType::F64, vec![], 8), ("b", DType::U8, vec![3], 3)];
-        let header = header(&rows).unwrap();
-        assert_eq!(header.len() % 8, 0);
+    fn a_written_file_is_read_and_marked_as_ours_and_damage_is_noticed() {
+        let row = |name: &str, dtype, dims: &[u64]| TensorRow { name: name.to_owned(), dtype, dims: dims.to_vec() };
+        let rows = vec![row("a", DType::F64, &[]), row("b", DType::U8, &[3])];
+        let layout = TensorLayout::new(rows, &[MARK]).unwrap();
+        let mut written = Cursor::new(Vec::new());
+        let value = |row: &TensorRow| {
+            let bytes = if row.name == "a" { vec![7; 8] } else { vec![1, 2, 3] };
+            Ok::<_, io::Error>(bytes.into())
+        };
+        layout.write(&mut written, value).unwrap();
+        let mut written = written.into_inner();
         let (_folder, path) = file_of(&[], &[]);
-        fs::write(&path, [header.as_slice(), &[7; 8], &[1, 2, 3]].concat()).unwrap();
+        fs::write(&path, &written).unwrap();
         let file = TensorFile::open(&path).unwrap();
         assert!(file.of_states);
         assert_eq!(file.ty("b"), Some(Type::of(DType::U8, &[3])));
         assert_eq!(file.read("b").unwrap().unwrap(), [1, 2, 3]);
         assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
         assert!(file.read("c").unwrap().is_none());
-        assert!(super::header(&[("__metadata__", DType::U8, vec![0], 0)]).is_err());
+        *written.last_mut().unwrap() ^= 4;
+        fs::write(&path, &written).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
+        let error = file.read("b").unwrap_err().to_string();
+        assert!(error.contains("the bytes of `b` do not have the checksum"), "{error}");
     }
 }

@@ -5,7 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use memmap2::Mmap;
 
 use super::error::DataError;
 
@@ -60,22 +59,9 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError + '
     |source| DataError::Read { path: path.to_owned(), source }
 }
 
-/// The contents of `path`, mapped and not copied.
-#[allow(unsafe_code)]
+/// The contents of `path`, mapped and not copied. A file that changes during the run is noticed: [`files::unchanged`].
 pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
-    let file = File::open(path).map_err(read_error(path))?;
-    let metadata = file.metadata().map_err(read_error(path))?;
-    if metadata.is_dir() {
-        return Err(read_error(path)(io::Error::from(io::ErrorKind::IsADirectory)));
-    }
-    if metadata.len() == 0 {
-        return Ok(Bytes::new());
-    }
-    // SAFETY: a read-only map is unsound only if another process changes or truncates the file meanwhile. The bytes are
-    // plain numbers of which no value is invalid, each access is checked against the length at mapping time, and a data
-    // file that is cut off under a running training ends the process with a bus error, as it does for every mapped file.
-    let map = unsafe { Mmap::map(&file) }.map_err(read_error(path))?;
-    Ok(Bytes::from_owner(map))
+    files::map(path).map_err(read_error(path))
 }
 
 /// The files that a path stands for, and their format: the file itself, or the files of a folder in the order of their

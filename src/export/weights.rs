@@ -4,13 +4,13 @@
 use super::{FileTensors, by_name, exported};
 use crate::compilation::{Compilation, Source};
 use crate::state_dict::{assemble, assembled_type};
-use ir::{DType, Diagnostic, View};
+use files::Replacement;
+use ir::{Diagnostic, View};
 use onnx::StateDictEntry;
-use runtime::checkpoint::{RawTensor, safetensors_type};
-use safetensors::Dtype;
+use runtime::checkpoint::{RawTensor, TensorLayout, TensorRow};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
+use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 /// Writes the tensors under a temporary name and renames the file. Returns the keys of the author's `state_dict` for which
@@ -30,48 +30,32 @@ pub(super) fn write(
         RawTensor::new(tensor.dtype.dtype()?, sizes, bytes.clone())
     };
     let (named, absent) = named(source, compilation, tensors, &current);
-    let views = named.iter().map(|(name, stored)| (name.as_str(), stored));
     // The mark of PyTorch's own writer: matrices lie as PyTorch has them.
     let is_pytorch = !source.imported.state_dict.entries.is_empty();
-    let mark = is_pytorch.then(|| HashMap::from([("format".to_owned(), "pt".to_owned())]));
-    let partial = path.with_extension(format!("safetensors.partial-{}", std::process::id()));
-    let written = safetensors::serialize_to_file(views, mark, &partial).map_err(|error| error.to_string());
-    let renamed = written.and_then(|()| {
-        let sync = || fs::File::open(&partial)?.sync_all().and_then(|()| fs::rename(&partial, path));
-        sync().map_err(|error: std::io::Error| error.to_string())
-    });
-    renamed.map(|()| absent).map_err(|why| {
-        // Half a file is of no use; if it cannot be removed either, the first error says more.
-        let _ = fs::remove_file(&partial);
-        failed(why)
-    })
+    let words: &[(&str, &str)] = if is_pytorch { &[("format", "pt")] } else { &[] };
+    let rows = named.iter().map(|(name, stored)| TensorRow { name: name.clone(), ..stored.row.clone() });
+    let layout = TensorLayout::new(rows.collect(), words)
+        .map_err(|name| failed(format!("the safetensors format keeps the name `{name}` for itself")))?;
+    let write = || {
+        let mut file = Replacement::begin(path)?;
+        layout.write(&mut file, |row| Ok::<_, io::Error>(named[&row.name].bytes()))?;
+        file.publish()
+    };
+    write().map(|()| absent).map_err(|error| failed(error.to_string()))
 }
 
 /// A tensor of the file that is written, put together when its turn comes: a transposed matrix is a copy.
 struct Stored<'a> {
-    dtype: DType,
-    sizes: Vec<usize>,
+    row: TensorRow,
     entry: Cow<'a, StateDictEntry>,
     current: &'a dyn Fn(&str) -> Option<RawTensor>,
 }
 
-impl safetensors::View for &Stored<'_> {
-    fn dtype(&self) -> Dtype {
-        safetensors_type(self.dtype)
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.sizes
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
+impl Stored<'_> {
+    fn bytes(&self) -> Cow<'static, [u8]> {
         let tensor =
             assemble(&self.entry, self.current).expect("the description fits, as its type was found");
         Cow::Owned(tensor.bytes.into())
-    }
-
-    fn data_len(&self) -> usize {
-        self.sizes.iter().product::<usize>() * self.dtype.bytes() as usize
     }
 }
 
@@ -84,9 +68,8 @@ fn named<'a>(
 ) -> (BTreeMap<String, Stored<'a>>, Vec<String>) {
     let state_dict = &source.imported.state_dict;
     let stored = |entry: Cow<'a, StateDictEntry>| {
-        let (dtype, sizes) = assembled_type(&entry, current)?;
-        let sizes = sizes.into_iter().map(|size| size as usize).collect();
-        Some(Stored { dtype, sizes, entry, current })
+        let (dtype, dims) = assembled_type(&entry, current)?;
+        Some(Stored { row: TensorRow { name: entry.name.clone(), dtype, dims }, entry, current })
     };
     let mut named = BTreeMap::new();
     let mut absent = state_dict.absent.clone();

@@ -11,6 +11,7 @@
 //! A file is untrusted: loading never panics, external data stays in the model's folder, and sizes are checked
 //! before anything is allocated. [`LoadError`] lists every problem of a file.
 
+mod checksum;
 pub mod error;
 pub mod import;
 pub mod model;

@@ -2,12 +2,13 @@
 //! Invariant: the target is either complete or untouched; files are written beside it and renamed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use files::Replacement;
 
+use crate::checksum;
 use crate::error::Problem;
 use crate::model::Model;
 
@@ -108,6 +109,7 @@ impl Model {
         if form == Form::Inference {
             inference::to_inference_form(&mut proto);
         }
+        checksum::seal(&mut proto);
         let mut data = place::DataFile::default();
         if encode::encoded_len(&proto) > external_above {
             data = place::move_out(&mut proto, &data_name(path)?);
@@ -117,13 +119,13 @@ impl Model {
             return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
         }
         if data.tensors.is_empty() {
-            return replace_file(path, |out| encode::model(proto, out)).and_then(Partial::finish);
+            return replace_file(path, |out| encode::model(proto, out)).and_then(publish);
         }
         // Both files are complete before either takes its name.
         let data = replace_file(&path.with_file_name(data_name(path)?), |out| data.write(out))?;
         let model = replace_file(path, |out| encode::model(proto, out))?;
-        data.finish()?;
-        model.finish()
+        publish(data)?;
+        publish(model)
     }
 }
 
@@ -133,39 +135,21 @@ fn data_name(path: &Path) -> Result<String, WriteError> {
     name.map(|name| format!("{name}.data")).ok_or_else(|| WriteError::Name(path.to_owned()))
 }
 
-/// A complete file that has not its name yet; dropped, it is gone.
-struct Partial {
-    written: PathBuf,
-    target: PathBuf,
-}
-
-impl Partial {
-    fn finish(self) -> Result<(), WriteError> {
-        fs::rename(&self.written, &self.target)
-            .map_err(|source| WriteError::Io { path: self.target.clone(), source })
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After finish there is nothing left to remove, and what cannot be removed cannot be helped.
-        let _ = fs::remove_file(&self.written);
-    }
-}
-
-/// Writes a file under a name beside `target`.
+/// Writes a file under a temporary name beside `target`. It is complete, and takes its name when it is published.
 fn replace_file(
     target: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-) -> Result<Partial, WriteError> {
-    let failed = |source| WriteError::Io { path: target.to_owned(), source };
-    let mut name =
-        target.file_name().ok_or_else(|| failed(io::Error::other("it is no file name")))?.to_owned();
-    name.push(format!(".partial-{}", std::process::id()));
-    let written = target.with_file_name(name);
-    let file = File::create(&written).map_err(failed)?;
-    let partial = Partial { written, target: target.to_owned() };
-    let mut out = BufWriter::new(file);
-    let complete = write(&mut out).and_then(|()| out.flush()).and_then(|()| out.get_ref().sync_all());
-    complete.map_err(failed).map(|()| partial)
+    write: impl FnOnce(&mut Replacement) -> io::Result<()>,
+) -> Result<Replacement, WriteError> {
+    let complete = || {
+        let mut file = Replacement::begin(target)?;
+        write(&mut file)?;
+        file.complete()?;
+        Ok(file)
+    };
+    complete().map_err(|source| WriteError::Io { path: target.to_owned(), source })
+}
+
+fn publish(file: Replacement) -> Result<(), WriteError> {
+    let path = file.target().to_owned();
+    file.publish().map_err(|source| WriteError::Io { path, source })
 }

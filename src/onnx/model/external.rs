@@ -2,7 +2,6 @@
 //! Invariant: a location inside a model cannot name a file outside the model's folder.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
@@ -12,24 +11,6 @@ use super::tensor_data::tensor;
 use crate::error::{Problem, quoted};
 use crate::proto::TensorProto;
 use crate::tensor::{TensorBytes, TensorSource};
-
-/// Maps a whole regular file.
-pub(super) fn map_file(path: &Path) -> io::Result<Bytes> {
-    // Asked before opening: opening a pipe would wait for a writer.
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    if metadata.len() == 0 {
-        return Ok(Bytes::new());
-    }
-    let file = File::open(path)?;
-    // SAFETY: the map is private to this process and read-only. As with every mapped file, another process that
-    // truncates it meanwhile ends this one; we ourselves replace files by renaming, never in place.
-    #[allow(unsafe_code)]
-    let map = unsafe { memmap2::Mmap::map(&file) }?;
-    Ok(Bytes::from_owner(map))
-}
 
 /// The external data files of one model, each mapped once.
 #[derive(Clone, Debug, Default)]
@@ -114,5 +95,5 @@ fn open_inside(folder: &Path, location: &str) -> Result<Option<Bytes>, String> {
             target.display()
         ));
     }
-    map_file(&target).map(Some).map_err(|error| failed(&path, error))
+    files::map(&target).map(Some).map_err(|error| failed(&path, error))
 }

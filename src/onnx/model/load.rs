@@ -7,8 +7,9 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::build::Builder;
-use super::external::{ExternalFiles, map_file};
+use super::external::ExternalFiles;
 use super::{Graph, Model, header, order, tensor_data};
+use crate::checksum;
 use crate::error::{LoadError, Problem, Problems};
 use crate::proto::{ModelProto, expansion};
 use crate::record;
@@ -29,7 +30,7 @@ impl Model {
     /// where nothing says whose they were.
     pub fn load_with(path: &Path, untied: bool) -> Result<Model, LoadError> {
         let fail = |problems| LoadError { path: Some(path.to_owned()), problems };
-        let file = map_file(path)
+        let file = files::map(path)
             .map_err(|error| fail(vec![Problem::new(format!("cannot read the file: {error}"))]))?;
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -53,11 +54,16 @@ impl Model {
 
 fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec<Problem>> {
     let mut proto = decode(file).map_err(|problem| vec![problem])?;
+    let mut files = ExternalFiles::new(folder);
+    let damaged = checksum::damaged_tensors(&mut proto, &mut files);
+    if !damaged.is_empty() {
+        return Err(damaged);
+    }
+    let changed = checksum::changed_graph(&proto);
     let record = record::restore(&mut proto, untied);
     let mut problems = Problems::default();
     let ir_version = header::check_ir_version(&proto, &mut problems);
     let opsets = header::imports(&proto.opset_import, "the model's header", &mut problems);
-    let mut files = ExternalFiles::new(folder);
     let graph = match &proto.graph {
         Some(graph) => {
             let mut builder = Builder::new(&proto.functions, &opsets, &mut files, &mut problems);
@@ -82,7 +88,7 @@ fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec
         opsets,
         metadata: tensor_data::metadata(&proto.metadata_props),
         graph,
-        warnings: header::warnings(&proto),
+        warnings: header::warnings(&proto).into_iter().chain(changed).collect(),
         record,
         asked: BTreeSet::new(),
         proto,

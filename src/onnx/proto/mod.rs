@@ -11,6 +11,7 @@ mod expansion;
 mod graph;
 mod model;
 mod tensor;
+mod tensors;
 mod types;
 
 #[cfg(test)]
@@ -23,4 +24,5 @@ pub use expansion::{Expansion, expansion};
 pub use graph::*;
 pub use model::*;
 pub use tensor::*;
+pub(crate) use tensors::each_tensor;
 pub use types::*;

@@ -150,32 +150,3 @@ pub(super) fn move_out(proto: &mut ModelProto, location: &str) -> DataFile {
     });
     file
 }
-
-/// Every dense tensor of the model, wherever it stands.
-fn each_tensor(model: &mut ModelProto, visit: &mut dyn FnMut(&mut TensorProto)) {
-    if let Some(graph) = &mut model.graph {
-        each_in_graph(graph, visit);
-    }
-    for training in &mut model.training_info {
-        let graphs = [&mut training.initialization, &mut training.algorithm];
-        graphs.into_iter().flatten().for_each(|graph| each_in_graph(graph, visit));
-    }
-    for function in &mut model.functions {
-        function.attribute_proto.iter_mut().for_each(|attribute| each_in_attribute(attribute, visit));
-        let attributes = function.node.iter_mut().flat_map(|node| &mut node.attribute);
-        attributes.for_each(|attribute| each_in_attribute(attribute, visit));
-    }
-}
-
-fn each_in_graph(graph: &mut GraphProto, visit: &mut dyn FnMut(&mut TensorProto)) {
-    graph.initializer.iter_mut().for_each(&mut *visit);
-    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
-    attributes.for_each(|attribute| each_in_attribute(attribute, visit));
-}
-
-fn each_in_attribute(attribute: &mut AttributeProto, visit: &mut dyn FnMut(&mut TensorProto)) {
-    attribute.t.iter_mut().for_each(|tensor| visit(tensor));
-    attribute.tensors.iter_mut().for_each(&mut *visit);
-    attribute.g.iter_mut().for_each(|graph| each_in_graph(graph, visit));
-    attribute.graphs.iter_mut().for_each(|graph| each_in_graph(graph, visit));
-}

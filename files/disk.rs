@@ -1,0 +1,139 @@
+//! The operations on a disk that checkpoints, metrics and exports are made of, each of which a test can make fail.
+//!
+//! A file is durable when it has been synced and the folder that has its name has been synced too. Only then does a name
+//! survive a loss of power.
+
+use crate::fault::{self, Change};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A file that is being written.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl OpenFile {
+    /// Waits until everything that was written is on the disk.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn sync(&self) -> io::Result<()> {
+        fault::change(Change::Sync(&self.path), || self.file.sync_all())
+    }
+
+    /// The last byte of a file that was opened to read it too; `None` of an empty file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn last_byte(&mut self) -> io::Result<Option<u8>> {
+        if self.file.seek(SeekFrom::End(0))? == 0 {
+            return Ok(None);
+        }
+        self.file.seek(SeekFrom::End(-1))?;
+        let mut last = [0];
+        self.file.read_exact(&mut last)?;
+        Ok(Some(last[0]))
+    }
+
+    /// The path that it was opened under.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Write for OpenFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Self { file, path } = self;
+        fault::write(path, bytes, |bytes| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for OpenFile {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+/// Makes a file of a name that nothing has, not even a link.
+///
+/// # Errors
+/// The name is taken; the folder cannot be written.
+pub fn create_new(path: &Path) -> io::Result<OpenFile> {
+    let create = || OpenOptions::new().write(true).create_new(true).open(path);
+    Ok(OpenFile { file: fault::change(Change::Create(path), create)?, path: path.to_owned() })
+}
+
+/// Opens a file to read it and to write at its end; it is made if it is not there.
+///
+/// # Errors
+/// It cannot be opened or made.
+pub fn append(path: &Path) -> io::Result<OpenFile> {
+    let open = || OpenOptions::new().read(true).append(true).create(true).open(path);
+    let file = if path.exists() { open()? } else { fault::change(Change::Create(path), open)? };
+    Ok(OpenFile { file, path: path.to_owned() })
+}
+
+/// Makes a folder; its parent is there, and the name is free.
+///
+/// # Errors
+/// The name is taken; the parent cannot be written.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    fault::change(Change::Create(path), || fs::create_dir(path))
+}
+
+/// Makes a folder and those above it, where they are not there, so that their names last.
+///
+/// # Errors
+/// The name is a file's; a folder cannot be written.
+pub fn create_folders(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = parent(path);
+    create_folders(parent)?;
+    create_folder(path)?;
+    sync_folder(parent)
+}
+
+/// Gives a file or folder another name, in place of a file that has it.
+///
+/// # Errors
+/// The system refuses.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fault::change(Change::Rename(from, to), || fs::rename(from, to))
+}
+
+/// Removes a file, or a folder with everything in it, if it is there.
+///
+/// # Errors
+/// The system refuses.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    let remove = || if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    fault::change(Change::Remove(path), remove)
+}
+
+/// Puts a folder's names on the disk. Where folders cannot be opened (Windows) the file system sees to it.
+///
+/// # Errors
+/// The disk refuses.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    let sync = || if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) };
+    fault::change(Change::SyncFolder(folder), sync)
+}
+
+/// The folder that a path is in.
+pub fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        Some(_) => Path::new("."),
+        None => path,
+    }
+}

@@ -1,0 +1,21 @@
+//! Files that others may damage, change or lock: how this program reads and writes what must not be lost.
+//!
+//! - [`map`] maps a file that is read during a whole run. A file that changes under the run is noticed ([`unchanged`]),
+//!   and one that is cut off ends the process with a message that names it.
+//! - [`Replacement`] writes a file whole: under a temporary name, synced, renamed, its folder synced.
+//! - [`disk`] has the single operations that checkpoints and metrics are made of.
+//! - [`FolderLock`] gives a folder to one process.
+//! - [`Checksum`] is the sum that tells damaged bytes from whole ones.
+//! - [`fault`] makes operations of [`disk`] fail in tests.
+
+mod checksum;
+pub mod disk;
+pub mod fault;
+mod lock;
+mod mapped;
+mod replacement;
+
+pub use checksum::Checksum;
+pub use lock::{FolderLock, LockError};
+pub use mapped::{FileChanged, map, unchanged};
+pub use replacement::{Replacement, remove_leftovers, temporary_name};

@@ -1,0 +1,201 @@
+//! A file that takes the place of another when it is whole.
+
+use crate::disk::{self, OpenFile};
+use std::ffi::OsString;
+use std::fs;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The end of every temporary name.
+const ENDING: &str = ".partial";
+/// The random digits in a temporary name.
+const DIGITS: usize = 16;
+
+/// A name beside `target` for something that is not whole yet: hidden, and not to be guessed by others who may write the folder.
+pub fn temporary_name(target: &Path) -> PathBuf {
+    // The keys of a hash map are drawn by the system, anew for each.
+    let random = RandomState::new().build_hasher().finish();
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(format!(".{random:016x}{ENDING}"));
+    target.with_file_name(name)
+}
+
+/// Removes files and folders of temporary names from `folder`, which killed processes left there. The caller holds the
+/// folder's lock.
+///
+/// # Errors
+/// The folder cannot be read, or something in it not removed. No folder is no error.
+pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_temporary) {
+            disk::remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether [`temporary_name`] makes names like this.
+fn is_temporary(name: &str) -> bool {
+    let random = name.strip_prefix('.').and_then(|name| name.strip_suffix(ENDING)?.rsplit_once('.'));
+    let is_random =
+        |digits: &str| digits.len() == DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    random.is_some_and(|(_, digits)| is_random(digits))
+}
+
+/// A file that is written under a temporary name beside its target. Dropped before it is published, it is gone, and the
+/// target is as it was.
+#[derive(Debug)]
+pub struct Replacement {
+    out: BufWriter<OpenFile>,
+    target: PathBuf,
+    published: bool,
+}
+
+impl Replacement {
+    /// Begins a file that will stand at `target`.
+    ///
+    /// # Errors
+    /// The folder is not there, or cannot be written.
+    pub fn begin(target: &Path) -> io::Result<Self> {
+        if target.file_name().is_none() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file name"));
+        }
+        let file = disk::create_new(&temporary_name(target))?;
+        let out = BufWriter::with_capacity(1 << 20, file);
+        Ok(Self { out, target: target.to_owned(), published: false })
+    }
+
+    /// Writes a whole file to `target`.
+    ///
+    /// # Errors
+    /// The system refuses; the target is as it was then.
+    pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut replacement = Self::begin(target)?;
+        replacement.write_all(bytes)?;
+        replacement.publish()
+    }
+
+    /// Waits until the contents are on the disk. Several files can be complete before any of them takes its name.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn complete(&mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.out.get_ref().sync()
+    }
+
+    /// The path that the file gets.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// The path that the file has until it is published.
+    pub fn path(&self) -> &Path {
+        self.out.get_ref().path()
+    }
+
+    /// Gives the file its name, for good.
+    ///
+    /// # Errors
+    /// The system refuses; the target is as it was, or has the new contents.
+    pub fn publish(mut self) -> io::Result<()> {
+        self.complete()?;
+        disk::rename(self.path(), &self.target)?;
+        self.published = true;
+        disk::sync_folder(disk::parent(&self.target))
+    }
+}
+
+impl Write for Replacement {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Seek for Replacement {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.out.seek(to)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.published {
+            // A file that cannot be removed keeps its temporary name, which no reader looks for.
+            let _ = disk::remove(self.out.get_ref().path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::{Fault, count, inject};
+
+    #[test]
+    fn a_replaced_file_is_the_old_or_the_new_one_after_any_fault() {
+        let replace = |target: &Path| Replacement::write(target, b"the new contents");
+        let fresh = || {
+            let folder = tempfile::tempdir().unwrap();
+            let target = folder.path().join("file");
+            fs::write(&target, b"old").unwrap();
+            (folder, target)
+        };
+        let (_folder, target) = fresh();
+        let (done, operations) = count(|| replace(&target));
+        done.unwrap();
+        assert_eq!(operations, 5, "create, write, sync, rename, sync of the folder");
+        for at in 0..operations {
+            for fault in Fault::ALL {
+                let (folder, target) = fresh();
+                let result = inject(at, fault, || replace(&target));
+                assert!(result.is_err(), "{fault:?} at {at} was not told");
+                let found = fs::read(&target).unwrap();
+                assert!(found == b"old" || found == b"the new contents", "{fault:?} at {at}: {found:?}");
+                remove_leftovers(folder.path()).unwrap();
+                assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{fault:?} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_published_file_survives_a_loss_of_power() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        let after = folder.path().join("after");
+        let lost = inject(5, Fault::PowerLostBefore, || {
+            Replacement::write(&target, b"contents").unwrap();
+            fs::write(&after, b"").and_then(|()| disk::remove(&after))
+        });
+        assert!(lost.is_err());
+        assert_eq!(fs::read(&target).unwrap(), b"contents");
+    }
+
+    #[test]
+    fn temporary_names_are_told_from_the_users() {
+        let name = temporary_name(Path::new("folder/model.onnx"));
+        assert_eq!(name.parent(), Some(Path::new("folder")));
+        assert!(is_temporary(name.file_name().unwrap().to_str().unwrap()), "{name:?}");
+        assert_ne!(name, temporary_name(Path::new("folder/model.onnx")));
+        for other in [
+            ".partial",
+            "model.partial",
+            ".model.onnx.partial",
+            ".a.0123456789abcdeg.partial",
+            "x.0123456789abcdef.partial",
+        ] {
+            assert!(!is_temporary(other), "{other}");
+        }
+    }
+}

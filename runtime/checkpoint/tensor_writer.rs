@@ -1,0 +1,184 @@
+//! Writing a file of safetensors with the checksum of each tensor in it. Format:
+//! <https://github.com/huggingface/safetensors#format>; the checksums are a word of the file's metadata, which other
+//! readers pass over.
+
+use super::tensor_file::safetensors_type;
+use files::Checksum;
+use ir::DType;
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::{Serialize, Serializer};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io::{self, Seek, SeekFrom, Write};
+
+/// The word of the metadata that has the checksums: a JSON object from names to digits.
+pub(super) const CHECKSUMS: &str = "trainyard.xxh3";
+/// The name that the format keeps for its metadata.
+const METADATA: &str = "__metadata__";
+/// Bytes before the header: its length.
+const LENGTH: usize = 8;
+
+/// The checksum of each tensor of a file, by name.
+pub type Checksums = BTreeMap<String, String>;
+
+/// A tensor that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRow {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its sizes, outermost first.
+    pub dims: Vec<u64>,
+}
+
+impl TensorRow {
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> u64 {
+        self.dims.iter().product::<u64>() * self.dtype.bytes()
+    }
+}
+
+/// A file before its tensors are known: their names and types, and words about it.
+#[derive(Debug)]
+pub struct TensorLayout<'a> {
+    rows: Vec<TensorRow>,
+    words: BTreeMap<&'a str, String>,
+}
+
+impl<'a> TensorLayout<'a> {
+    /// The layout of a file of these tensors. Tensors of wide elements come first, so that each is aligned to its elements.
+    ///
+    /// # Errors
+    /// The name that the format keeps for itself.
+    pub fn new(mut rows: Vec<TensorRow>, words: &[(&'a str, &str)]) -> Result<Self, String> {
+        if rows.iter().any(|row| row.name == METADATA) {
+            return Err(METADATA.to_owned());
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.dtype.bytes()));
+        let words = words.iter().map(|&(key, word)| (key, word.to_owned())).collect();
+        Ok(Self { rows, words })
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.header(&self.no_checksums()).len() as u64 + self.rows.iter().map(TensorRow::bytes).sum::<u64>()
+    }
+
+    /// Writes the file from its beginning. `value` gives the bytes of a tensor, as many as its type takes, when its turn
+    /// comes; the header is written last, over a place that was kept for it, since it has the checksums.
+    ///
+    /// # Errors
+    /// Those of `value` and of the file.
+    pub fn write<'v, E: From<io::Error>>(
+        &self,
+        out: &mut (impl Write + Seek),
+        mut value: impl FnMut(&TensorRow) -> Result<Cow<'v, [u8]>, E>,
+    ) -> Result<Checksums, E> {
+        let mut checksums = self.no_checksums();
+        out.write_all(&self.header(&checksums))?;
+        for row in &self.rows {
+            let bytes = value(row)?;
+            let sum = of_tensor(safetensors_type(row.dtype), &row.dims, &bytes);
+            checksums.insert(row.name.clone(), sum);
+            out.write_all(&bytes)?;
+        }
+        out.seek(SeekFrom::Start(0))?;
+        out.write_all(&self.header(&checksums))?;
+        Ok(checksums)
+    }
+
+    /// Sums of the right length.
+    fn no_checksums(&self) -> Checksums {
+        let zeros = "0".repeat(Checksum::DIGITS);
+        self.rows.iter().map(|row| (row.name.clone(), zeros.clone())).collect()
+    }
+
+    /// Length and header, the same number of bytes for all checksums.
+    fn header(&self, checksums: &Checksums) -> Vec<u8> {
+        let json = "names, sizes and digits have a JSON form";
+        let mut words = self.words.clone();
+        words.insert(CHECKSUMS, serde_json::to_string(checksums).expect(json));
+        let mut end = 0;
+        let tensors = self.rows.iter().map(|row| {
+            let begin = end;
+            end += row.bytes() as usize;
+            let shape = row.dims.iter().map(|&size| size as usize).collect();
+            let info = TensorInfo { dtype: safetensors_type(row.dtype), shape, data_offsets: (begin, end) };
+            (row.name.as_str(), Entry::Tensor(info))
+        });
+        let entries = [(METADATA, Entry::Words(&words))].into_iter().chain(tensors).collect();
+        let mut text = serde_json::to_vec(&Header(entries)).expect(json);
+        // Tensors start at a multiple of 8 bytes, as other writers have it.
+        text.resize(text.len().next_multiple_of(LENGTH), b' ');
+        [&(text.len() as u64).to_le_bytes(), text.as_slice()].concat()
+    }
+}
+
+/// A header in the order of the file, so that equal tensors make equal files.
+struct Header<'a>(Vec<(&'a str, Entry<'a>)>);
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Words(&'a BTreeMap<&'a str, String>),
+    Tensor(TensorInfo),
+}
+
+impl Serialize for Header<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, entry)| (name, entry)))
+    }
+}
+
+/// The checksum of a tensor: of its element type and sizes too, so that a header that is damaged is noticed.
+pub(super) fn of_tensor(dtype: Dtype, dims: &[u64], bytes: &[u8]) -> String {
+    let mut sum = Checksum::default();
+    sum.add(format!("{dtype:?}{dims:?}").as_bytes());
+    sum.add(bytes);
+    sum.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Cursor;
+
+    fn row(name: &str, dtype: DType, dims: &[u64]) -> TensorRow {
+        TensorRow { name: name.to_owned(), dtype, dims: dims.to_vec() }
+    }
+
+    #[test]
+    fn another_reader_takes_the_file_and_each_tensor_is_aligned() {
+        let rows = vec![row("b", DType::U8, &[3]), row("a", DType::F64, &[]), row("none", DType::F32, &[0, 4])];
+        let layout = TensorLayout::new(rows, &[("format", "pt")]).unwrap();
+        let mut file = Cursor::new(Vec::new());
+        let value = |row: &TensorRow| Ok::<_, io::Error>(vec![7; row.bytes() as usize].into());
+        let checksums = layout.write(&mut file, value).unwrap();
+        let file = file.into_inner();
+        assert_eq!(file.len() as u64, layout.bytes());
+        let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(read.tensor("b").unwrap().data(), [7; 3]);
+        let (length, metadata) = safetensors::SafeTensors::read_metadata(&file).unwrap();
+        assert_eq!((length + LENGTH) % 8, 0);
+        assert_eq!(metadata.info("a").unwrap().data_offsets, (0, 8));
+        let words = metadata.metadata().as_ref().unwrap();
+        assert_eq!(words["format"], "pt");
+        assert_eq!(serde_json::from_str::<Checksums>(&words[CHECKSUMS]).unwrap(), checksums);
+        assert!(checksums.len() == 3 && checksums.values().all(|sum| sum != &"0".repeat(16)));
+    }
+
+    #[test]
+    fn the_sum_of_a_tensor_is_of_its_type_and_sizes_too() {
+        let sum = |dtype, dims: &[u64]| of_tensor(dtype, dims, &[0; 24]);
+        let sums = [sum(Dtype::F32, &[2, 3]), sum(Dtype::F32, &[3, 2]), sum(Dtype::I32, &[2, 3]), sum(Dtype::F32, &[23])];
+        let distinct: std::collections::BTreeSet<_> = sums.iter().collect();
+        assert_eq!(distinct.len(), sums.len());
+    }
+
+    #[test]
+    fn the_name_of_the_metadata_is_refused() {
+        assert_eq!(TensorLayout::new(vec![row(METADATA, DType::U8, &[0])], &[]).unwrap_err(), METADATA);
+    }
+}

@@ -26,6 +26,7 @@ pub use error::CheckpointError;
 pub use fingerprint::{DataFingerprint, of_parameters};
 pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
+pub(crate) use padding::unpadded_value;
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;
 pub use tensor_file::{TensorFile, safetensors_type};

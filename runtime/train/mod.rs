@@ -8,6 +8,7 @@
 mod classes;
 mod error;
 mod evaluate;
+mod finite;
 mod outputs;
 mod resume;
 mod run;
@@ -16,6 +17,7 @@ mod session;
 mod tests;
 
 pub use error::{Cause, TrainError};
+pub use finite::NotFiniteState;
 pub use resume::{Resumed, resume};
 pub use run::{Outcome, Run, Schedule, train};
 pub use session::Session;

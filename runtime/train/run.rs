@@ -2,6 +2,7 @@
 
 use super::error::{Cause, TrainError};
 use super::evaluate::evaluate;
+use super::finite::{FiniteStates, NotFiniteState, Refused};
 use super::session::{Session, Updated};
 use crate::checkpoint::{Checkpoints, DataFingerprint, Description};
 use crate::data::{Batch, Loader};
@@ -67,13 +68,15 @@ pub struct Outcome {
 /// every `save_every` steps, after the last, and when it stops.
 ///
 /// # Errors
-/// A loss or gradient that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
+/// A loss, gradient or state that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
 /// full; programs and data that do not fit each other. With a scaled loss a gradient that is not finite skips its step,
 /// and is an error only once the scale can get no smaller.
 pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
+    // Steps done when all states were last known to be finite.
+    let mut finite = schedule.start;
     // The step that the device may still be at, and since when it is.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
     for step in schedule.start..schedule.steps {
@@ -99,20 +102,21 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
         let ended = run.end_step(begun, &mut since, &outcome)?;
         let eval_loss = if evaluates { evaluate(&mut run.session, run.loader, stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
-            let (what, kept) = ("the eval loss after the update", outcome.checkpoint);
-            return Err(TrainError::NotFinite { step, what, value, cause: None, kept });
+            run.check_states(finite, done, &outcome)?;
+            let what = "the eval loss after the update";
+            return Err(not_finite(step, what, value, None, &outcome));
         }
         run.report(ended, eval_loss, &mut outcome)?;
         if saves {
-            outcome.checkpoint = Some(run.save(done)?);
-            saved = Some(done);
+            outcome.checkpoint = Some(run.save(finite, done, &outcome)?);
+            (saved, finite) = (Some(done), done);
         }
     }
     if let Some(last) = open {
         run.end_step(last, &mut since, &outcome).and_then(|ended| run.report(ended, None, &mut outcome))?;
     }
     if saved != Some(outcome.steps) {
-        outcome.checkpoint = Some(run.save(outcome.steps)?);
+        outcome.checkpoint = Some(run.save(finite, outcome.steps, &outcome)?);
     }
     Ok(outcome)
 }
@@ -234,7 +238,10 @@ impl Run<'_> {
         if loss.is_finite() {
             return Ok(());
         }
-        let cause = self.session.first_non_finite(microbatch)?;
+        let cause = match FiniteStates::find(self.module, &self.session)? {
+            Some(found) => Some(Cause::State(found.name)),
+            None => self.session.first_non_finite(microbatch)?,
+        };
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
 
@@ -255,6 +262,9 @@ impl Run<'_> {
 
     /// What made the first number that is not finite in any microbatch.
     fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
+        if let Some(found) = FiniteStates::find(self.module, &self.session)? {
+            return Ok(Some(Cause::State(found.name)));
+        }
         let microbatches = self.microbatches()?;
         for index in 0..microbatches {
             let cause = self.session.first_non_finite(&batch.microbatch(index, microbatches))?;
@@ -300,11 +310,29 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Makes the checkpoint after `done` steps.
-    fn save(&self, done: u64) -> Result<PathBuf, TrainError> {
+    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN. All of them were finite after
+    /// `finite` steps.
+    fn save(&self, finite: u64, done: u64, outcome: &Outcome) -> Result<PathBuf, TrainError> {
         let description = Description::new(self.module, self.loader.position(done), self.data.clone());
-        Ok(self.checkpoints.save(self.module, &description, &self.session)?)
+        let states = FiniteStates::of(self.module, &self.session);
+        let saved = self.checkpoints.save(self.module, &description, &states);
+        match states.refused() {
+            Some(Refused::NotFinite(state)) => Err(spoilt(state, finite, done, outcome)),
+            Some(Refused::Device(error)) => Err(error.into()),
+            None => Ok(saved?),
+        }
     }
+
+    /// Ends the run where training made a state infinite or NaN.
+    fn check_states(&self, finite: u64, done: u64, outcome: &Outcome) -> Result<(), TrainError> {
+        let found = FiniteStates::find(self.module, &self.session)?;
+        found.map_or(Ok(()), |state| Err(spoilt(state, finite, done, outcome)))
+    }
+}
+
+fn spoilt(state: NotFiniteState, finite: u64, done: u64, outcome: &Outcome) -> TrainError {
+    let (step, since) = (done.saturating_sub(1), finite);
+    TrainError::StateNotFinite { step, since, state, kept: outcome.checkpoint.clone() }
 }
 
 fn not_finite(

@@ -42,6 +42,8 @@ struct Setup {
     resume_from: Option<Checkpoints>,
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
+    /// Weights in place of the program's own, of a run that begins.
+    given: StateBytes,
     on_line: OnLine,
     /// What becomes of rank 1, if there are ranks.
     fault: Option<Fault>,
@@ -79,6 +81,7 @@ fn setup() -> Setup {
         resume: false,
         resume_from: None,
         edits: Vec::new(),
+        given: StateBytes::new(),
         on_line: OnLine::Nothing,
         fault: None,
         gpu: None,
@@ -207,7 +210,7 @@ impl Setup {
         data: &DataFingerprint,
     ) -> Result<(u64, StateBytes), TrainError> {
         if !self.resume {
-            return Ok((0, initial_states(module, 3, Missing::Refuse, StateBytes::new()).unwrap()));
+            return Ok((0, initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap()));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
         let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;

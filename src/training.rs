@@ -2,7 +2,7 @@
 
 use crate::cli::report::Failure;
 use crate::compilation::Compilation;
-use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::config::{DataSource, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
@@ -244,27 +244,38 @@ pub fn start(compilation: &Compilation, settings: &Settings, weights: StateBytes
     Ok(Start { step: 0, states, data: fingerprint(settings)? })
 }
 
-/// The place where the run in `from` stopped. Of the metrics in `folder`, what comes after it is cut off. `report` is told
-/// of newer checkpoints that are damaged. Errors: no checkpoint; one of another model or of other data. Nothing is
-/// changed then.
+/// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
+/// that step; one of another model or of other data. Nothing is changed on disk.
 pub fn go_on(
     compilation: &Compilation,
     settings: &Settings,
     loader: &Loader,
-    from: &Path,
-    folder: &Folder,
+    place: &ResumePlace,
     report: impl FnMut(String),
 ) -> Result<Start, Failure> {
     let data = fingerprint(settings)?;
-    let checkpoints = Checkpoints::new(&from.join(CHECKPOINTS));
-    let resumed = resume(&checkpoints, &folder.join(METRICS), &compilation.training, loader, &data);
+    let resumed = resume(&checkpoints(&place.folder), place.step, &compilation.training, loader, &data);
     let resumed = resumed.map_err(failure)?;
     resumed.damaged.iter().map(|error| format!("note: passed over: {error}")).for_each(report);
     Ok(Start { step: resumed.step, states: resumed.values, data })
 }
 
+/// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
+/// `rewinds` removes later checkpoints. Errors: files that cannot be read or changed.
+pub fn cut_back(folder: &Folder, start: &Start, rewinds: bool) -> Result<(), Failure> {
+    let checkpoints = checkpoints(folder.path());
+    let later = rewinds.then_some(&checkpoints);
+    runtime::train::cut_back(later, &folder.join(METRICS), start.step).map_err(failure)
+}
+
+/// The checkpoints of the run in a folder.
+pub fn checkpoints(folder: &Path) -> Checkpoints {
+    Checkpoints::new(&folder.join(CHECKPOINTS))
+}
+
 const CHECKPOINTS: &str = "checkpoints";
-const METRICS: &str = "metrics.jsonl";
+/// The name of the file of metrics.
+pub const METRICS: &str = "metrics.jsonl";
 
 /// What a run needs beside its programs.
 pub struct Setup<'a> {
@@ -303,7 +314,7 @@ pub fn train(
         session,
         loader,
         data: start.data,
-        checkpoints: Checkpoints::new(&folder.join(CHECKPOINTS)),
+        checkpoints: checkpoints(folder.path()),
         metrics: MetricsWriter::append(&folder.join(METRICS)).map_err(|error| failure(error.into()))?,
         progress: Progress::new(start.step, steps),
     };

@@ -10,6 +10,7 @@ mod description;
 mod error;
 mod fingerprint;
 mod initial;
+mod kept;
 mod load;
 mod matching;
 mod padding;

@@ -18,6 +18,6 @@ mod tests;
 
 pub use error::{Cause, TrainError};
 pub use finite::NotFiniteState;
-pub use resume::{Resumed, resume};
+pub use resume::{Resumed, cut_back, resume};
 pub use run::{Outcome, Run, Schedule, train};
 pub use session::Session;

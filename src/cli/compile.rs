@@ -13,9 +13,9 @@ use runtime::profile::{Profile, Share};
 use runtime::program::Target;
 
 use super::report::{self, Failure, Outcome, Severity};
-use super::resuming;
+use super::resuming::{self, Beginning};
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
+use crate::config::{DataSource, Length, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::output::Folder;
@@ -72,7 +72,7 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
-        let goes_on_in_place = self.check_folder(&folder)?;
+        let beginning = self.check_folder(&folder)?;
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
@@ -90,37 +90,29 @@ impl Compile {
                 self.write_plan(&folder, &ready)?;
                 Ok(Outcome::Done)
             }
-            Some((loader, steps)) => self.train(&folder, goes_on_in_place, &ready, &device, loader, *steps),
+            Some((loader, steps)) => self.train(&folder, &beginning, &ready, &device, loader, *steps),
         }
     }
 
-    /// Refuses an output folder that cannot be used, before anything takes time; whether it holds the run that is gone
-    /// on with.
-    fn check_folder(&self, folder: &Folder) -> Result<bool, Diagnostic> {
-        let Settings { run, out, data, initial, .. } = &self.settings;
-        let in_place = match &run.resume {
-            None => false,
-            Some(Resume::Output) => true,
-            Some(Resume::Folder(from)) => folder.is(from),
-        };
-        if in_place && out.force {
-            return Err(Diagnostic::new("--resume goes on with the run that --force throws away")
-                .note("give one of the two"));
+    /// Refuses an output folder that cannot be used, before anything takes time. Returns where the run begins.
+    fn check_folder(&self, folder: &Folder) -> Result<Beginning, Diagnostic> {
+        let Settings { out, data, initial, .. } = &self.settings;
+        let beginning = resuming::beginning(&self.settings, folder)?;
+        if matches!(beginning, Beginning::Checkpoint { in_place: true, .. }) {
+            return Ok(beginning);
         }
-        if !in_place {
-            let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
-                DataSource::File(path) => Some(path),
-                DataSource::Synthetic => None,
-            });
-            let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
-                Tokenizer::File(path) => Some(path),
-                Tokenizer::Bytes => None,
-            });
-            let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
-            let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
-            folder.check(out.force, &reads)?;
-        }
-        Ok(in_place)
+        let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
+            DataSource::File(path) => Some(path),
+            DataSource::Synthetic => None,
+        });
+        let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
+            Tokenizer::File(path) => Some(path),
+            Tokenizer::Bytes => None,
+        });
+        let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
+        let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
+        folder.check(out.force || beginning == Beginning::Again, &reads)?;
+        Ok(beginning)
     }
 
     pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
@@ -167,7 +159,7 @@ impl Compile {
     fn train(
         &self,
         folder: &Folder,
-        goes_on_in_place: bool,
+        beginning: &Beginning,
         ready: &Ready,
         on: &Chosen,
         loader: &Loader,
@@ -178,16 +170,19 @@ impl Compile {
         loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
         export::check(&source.model, compilation)?;
         let report = |text: String| eprintln!("{text}");
-        let from = match &settings.run.resume {
-            None => None,
-            Some(Resume::Folder(from)) if !goes_on_in_place => Some(from.as_path()),
-            Some(_) => Some(folder.path()),
+        if *beginning == Beginning::Again {
+            let note = resuming::check_model(folder, compilation)?;
+            note.iter().for_each(|note| eprintln!("note: {note}"));
+        }
+        let place = match beginning {
+            Beginning::Checkpoint { place, .. } => Some(place),
+            Beginning::Anew | Beginning::Again => None,
         };
         let profile = settings.run.profile.then(Profile::default);
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
         let device = || training::device(programs, settings, profile.clone(), &warn, &fits);
-        let (device, start) = match from {
+        let (device, start) = match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
@@ -198,18 +193,21 @@ impl Compile {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
                 (device, training::start(compilation, settings, weights)?)
             }
-            Some(from) => {
+            Some(place) => {
                 let device = device()?;
-                let start = training::go_on(compilation, settings, loader, from, folder, report)?;
-                let mut notes = resuming::changed_flags(from, settings);
-                notes.extend(resuming::check_length(from, start.step, steps, settings)?);
+                let start = training::go_on(compilation, settings, loader, place, report)?;
+                let mut notes = resuming::changed_flags(&place.folder, settings);
+                notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| eprintln!("note: {note}"));
                 (device, start)
             }
         };
         let stop = stop_on_signals()?;
-        if !goes_on_in_place {
-            folder.clear()?;
+        match beginning {
+            Beginning::Checkpoint { place, in_place: true } => {
+                training::cut_back(folder, &start, place.step.is_some())?;
+            }
+            _ => folder.clear()?,
         }
         self.write_plan(folder, ready)?;
         let setup = Setup { compilation, programs, loader, settings, folder, steps };

@@ -1,7 +1,7 @@
 //! The run: its length, its checkpoints, and where it goes on.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
@@ -24,8 +24,9 @@ pub struct Run {
     /// Save a checkpoint every N steps; one is always saved at the end and on Ctrl-C
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub save_every: Option<u64>,
-    /// Go on from the last checkpoint in DIR [default for DIR: that of --output]
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    /// Go on from the last checkpoint in DIR, or from that of step N [default for DIR: that of --output, where a run that was
+    /// begun by the same command and has no checkpoint yet begins at step 0]
+    #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
     /// Print at the end where the time of a step went, by kind of kernel, and write the last step to timeline.json, for Perfetto
@@ -56,10 +57,35 @@ pub enum Length {
 /// Which run to go on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// The one in the output folder.
+    /// The one in the output folder, from its last checkpoint.
     Output,
-    /// The one in this folder.
+    /// The one in this folder; or `DIR@N`, or `@N` of the output folder: see [`Resume::place`].
     Folder(PathBuf),
+}
+
+/// A place to go on at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResumePlace {
+    /// The folder of a run.
+    pub folder: PathBuf,
+    /// The step of a checkpoint; `None` for the last one.
+    pub step: Option<u64>,
+}
+
+impl Resume {
+    /// The place that is meant, where `output` is the output folder. A folder whose name ends in `@` and a number is meant
+    /// itself, if it is there.
+    pub fn place(&self, output: &Path) -> ResumePlace {
+        let last = |folder: &Path| ResumePlace { folder: folder.to_owned(), step: None };
+        let Self::Folder(text) = self else { return last(output) };
+        let chosen = text.to_str().and_then(|text| text.rsplit_once('@'));
+        let chosen = chosen.and_then(|(folder, step)| Some((folder, step.parse().ok()?)));
+        match chosen.filter(|_| !text.exists()) {
+            None => last(text),
+            Some(("", step)) => ResumePlace { folder: output.to_owned(), step: Some(step) },
+            Some((folder, step)) => ResumePlace { folder: folder.into(), step: Some(step) },
+        }
+    }
 }
 
 impl FromStr for Resume {

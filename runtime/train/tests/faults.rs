@@ -209,8 +209,7 @@ fn other_data_and_another_global_batch_are_refused() {
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
     let data = DataFingerprint::of(&run.corpus()).unwrap();
-    let resume_with =
-        |loader: &Loader| resume(&run.checkpoints(), &run.metrics_file(), &module, loader, &data);
+    let resume_with = |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data);
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();

@@ -9,7 +9,7 @@ mod on_ranks;
 mod scaling;
 mod short;
 
-use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
+use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, cut_back, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
@@ -38,6 +38,8 @@ struct Setup {
     microbatches: u64,
     schedule: Schedule,
     resume: bool,
+    /// The step to go on from, if not the last that was saved.
+    resume_at: Option<u64>,
     /// Checkpoints to go on from, if not the run's own.
     resume_from: Option<Checkpoints>,
     /// Replacements in the training program's text.
@@ -79,6 +81,7 @@ fn setup() -> Setup {
         microbatches: 1,
         schedule,
         resume: false,
+        resume_at: None,
         resume_from: None,
         edits: Vec::new(),
         given: StateBytes::new(),
@@ -213,7 +216,8 @@ impl Setup {
             return Ok((0, initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap()));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
-        let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;
+        let Resumed { step, values, .. } = resume(&checkpoints, self.resume_at, module, loader, data)?;
+        cut_back(self.resume_at.and(Some(&checkpoints)), &self.metrics_file(), step)?;
         Ok((step, values))
     }
 }

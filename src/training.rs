@@ -21,12 +21,12 @@ use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
-use runtime::metrics::MetricsWriter;
+use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
-use runtime::train::{Outcome, Run, Schedule, Session, TrainError, resume};
+use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, TrainError, resume};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -309,27 +309,36 @@ pub fn train(
         session.evaluate_short(ProgramId(2), shares.clone()).map_err(failure)?;
     }
     session.write_states(start.states).map_err(failure)?;
+    let metrics = folder.join(METRICS);
+    let unwritten = |error: MetricsError| failure(error.into());
     let mut run = Run {
         module: &compilation.training,
         session,
         loader,
         data: start.data,
         checkpoints: checkpoints(folder.path()),
-        metrics: MetricsWriter::append(&folder.join(METRICS)).map_err(|error| failure(error.into()))?,
+        metrics: MetricsWriter::append(&metrics).map_err(unwritten)?,
         progress: Progress::new(start.step, steps),
+        history: EvalHistory::read(&metrics).map_err(unwritten)?,
     };
-    let (eval_every, save_every) = (settings.data.eval_every, settings.run.save_every);
-    let schedule = Schedule { start: start.step, steps, eval_every, save_every };
+    let schedule = Schedule {
+        start: start.step,
+        steps,
+        eval_every: settings.data.eval_every,
+        save_every: settings.run.save_every,
+        save_best: settings.run.exports_best(),
+        keep: settings.run.keep,
+        patience: settings.run.patience,
+    };
     let outcome = runtime::train::train(&mut run, &schedule, stop).map_err(failure)?;
     run.progress.finish();
     Ok(outcome)
 }
 
-/// The values of all states at the end of a run.
-pub fn states_after(compilation: &Compilation, outcome: &Outcome) -> Result<StateBytes, Failure> {
-    let path = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
-    let states = Checkpoint::open(path).and_then(|checkpoint| checkpoint.load(&compilation.training));
-    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", path.display()))?)
+/// The values of all states in a checkpoint of the run.
+pub fn states_of(compilation: &Compilation, checkpoint: &Path) -> Result<StateBytes, Failure> {
+    let states = Checkpoint::open(checkpoint).and_then(|checkpoint| checkpoint.load(&compilation.training));
+    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", checkpoint.display()))?)
 }
 
 fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {

@@ -1,5 +1,7 @@
 //! Whole runs of the binary: what they leave behind, how they stop, and how they go on.
 
+#[path = "run/best.rs"]
+mod best;
 #[path = "run/resuming.rs"]
 mod resuming;
 #[path = "run/running.rs"]

@@ -41,6 +41,20 @@ impl Checkpoints {
             .try_for_each(|later| self.remove(later))
     }
 
+    /// Removes old checkpoints: of those up to the step `done`, which was just saved, the newest `count` and that of the step
+    /// `best` stay. Later ones are not looked at: they are damaged, so that the run went on from an earlier one.
+    ///
+    /// # Errors
+    /// The folder cannot be read or changed.
+    pub fn keep(&self, count: u64, done: u64, best: Option<u64>) -> Result<(), CheckpointError> {
+        let steps: Vec<u64> = self.steps()?.into_iter().filter(|&step| step <= done).collect();
+        let old = steps.len().saturating_sub(count.max(1) as usize);
+        let old = steps[..old].iter().filter(|&&step| Some(step) != best);
+        // One that cannot be removed keeps no other.
+        let removed: Vec<_> = old.map(|&step| self.remove(step)).collect();
+        removed.into_iter().collect()
+    }
+
     /// Removes a checkpoint. It loses its name first, so that a crash leaves no part of it under that name.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let path = self.path(step);
@@ -91,6 +105,21 @@ mod tests {
         checkpoints.remove_all().unwrap();
         let error = checkpoints.check_step(12).unwrap_err().to_string();
         assert!(error.ends_with("has no checkpoint of step 12, and none of any other"), "{error}");
+    }
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        for (count, best, kept) in [
+            (1, None, vec![40]),
+            (2, None, vec![30, 40]),
+            (2, Some(10), vec![10, 30, 40]),
+            (2, Some(40), vec![30, 40]),
+            (9, Some(20), vec![10, 20, 30, 40]),
+        ] {
+            let (_folder, checkpoints) = saved(&[10, 20, 30, 40, 50]);
+            checkpoints.keep(count, 40, best).unwrap();
+            assert_eq!(checkpoints.steps().unwrap(), [kept, vec![50]].concat());
+        }
     }
 
     #[test]

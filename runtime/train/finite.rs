@@ -15,33 +15,33 @@ use std::sync::OnceLock;
 
 /// The values at the beginning of a run of those states that are not finite then.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Began(BTreeMap<String, Bytes>);
+pub(super) struct Began(BTreeMap<String, (DType, Bytes)>);
 
 impl Began {
     /// Remembers a state's value if it is not finite. A value is shared, not copied.
     pub(super) fn add(&mut self, name: &str, dtype: DType, value: &Bytes) {
         if first_not_finite(dtype, value, None).is_some() {
-            self.0.insert(name.to_owned(), value.clone());
+            self.0.insert(name.to_owned(), (dtype, value.clone()));
         }
     }
 
     /// The first number of a state's value that is not finite and that the run did not begin with. Padding is of the mesh,
     /// and no part of the state.
     fn made(&self, state: &State, value: &[u8]) -> Option<f64> {
-        let (dtype, began) = (state.ty.dtype, self.0.get(&state.name));
+        let (dtype, began) = (state.ty.dtype, self.0.get(&state.name).map(|(_, value)| value));
         let found = first_not_finite(dtype, value, began.map(|began| &began[..]))?;
         let Some(unpadded) = unpadded_value(state, value) else { return Some(found) };
         let began = began.and_then(|began| unpadded_value(state, began));
         first_not_finite(dtype, &unpadded, began.as_deref())
     }
 
-    /// The first state that had a NaN when the run began, or an infinity if `nan` is false.
-    pub(super) fn first(&self, nan: bool, dtype: impl Fn(&str) -> Option<DType>) -> Option<&str> {
-        let has = |(name, value): &(&String, &Bytes)| {
-            dtype(name)
-                .is_some_and(|dtype| not_finite(dtype, value).any(|(_, number)| number.is_nan() == nan))
+    /// The first state with a number of a kind when the run began.
+    pub(super) fn first(&self, of_kind: fn(f64) -> bool) -> Option<&str> {
+        let mut states = self.0.iter();
+        let has = |(_, (dtype, value)): &(&String, &(DType, Bytes))| {
+            not_finite(*dtype, value).any(|(_, number)| of_kind(number))
         };
-        self.0.iter().find(has).map(|(name, _)| name.as_str())
+        states.find(has).map(|(name, _)| name.as_str())
     }
 }
 

@@ -181,9 +181,7 @@ impl<'d> Session<'d> {
     /// What made the first number that is not finite in a microbatch, before any update. The states are finite, but for
     /// those that were not when the run began.
     pub(super) fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
-        let program = self.program().clone();
-        let dtype = |name: &str| Some(program.states[*self.states.get(name)?].ty.dtype);
-        if let Some(name) = self.began.first(true, dtype) {
+        if let Some(name) = self.began.first(f64::is_nan) {
             return Ok(Some(Cause::Initial(name.to_owned())));
         }
         // The update may have begun, where what was prepared has lain.
@@ -192,7 +190,7 @@ impl<'d> Session<'d> {
         if let Some(found) = self.device.first_non_finite(self.train)? {
             return Ok(Some(Cause::Instruction(Box::new(found))));
         }
-        Ok(self.began.first(false, dtype).map(|name| Cause::Initial(name.to_owned())))
+        Ok(self.began.first(f64::is_infinite).map(|name| Cause::Initial(name.to_owned())))
     }
 
     /// Begins the update: the gradient's norm, if it is there before the weights change.

@@ -14,6 +14,7 @@ use runtime::program::Target;
 
 use super::report::{self, Failure, Outcome, Severity};
 use super::resuming::{self, Beginning};
+use super::summary;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
@@ -95,10 +96,11 @@ impl Compile {
     }
 
     /// Refuses an output folder that cannot be used, before anything takes time. Returns where the run begins.
-    fn check_folder(&self, folder: &Folder) -> Result<Beginning, Diagnostic> {
+    fn check_folder(&self, folder: &Folder) -> Result<Beginning, Failure> {
         let Settings { out, data, initial, .. } = &self.settings;
         let beginning = resuming::beginning(&self.settings, folder)?;
         if matches!(beginning, Beginning::Checkpoint { in_place: true, .. }) {
+            export::check_folder(folder.path())?;
             return Ok(beginning);
         }
         let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
@@ -113,6 +115,19 @@ impl Compile {
         let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
         folder.check(out.force || beginning == Beginning::Again, &reads)?;
         Ok(beginning)
+    }
+
+    /// Refuses flags that look at eval losses where there are none.
+    fn check_evaluated(&self, loader: &Loader) -> Result<(), Diagnostic> {
+        let run = &self.settings.run;
+        let flags = [("--export best", run.exports_best()), ("--patience", run.patience.is_some())];
+        match flags.iter().find(|(_, is_given)| *is_given && loader.eval_samples() == 0) {
+            None => Ok(()),
+            Some((flag, _)) => {
+                Err(Diagnostic::new(format!("{flag} needs an eval loss, and there are no data for it"))
+                    .note("give them: --eval DATA"))
+            }
+        }
     }
 
     pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
@@ -168,7 +183,8 @@ impl Compile {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
         loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
-        export::check(&source.model, compilation)?;
+        export::check(source, compilation)?;
+        self.check_evaluated(loader)?;
         let report = |text: String| eprintln!("{text}");
         if *beginning == Beginning::Again {
             let note = resuming::check_model(folder, compilation)?;
@@ -212,9 +228,14 @@ impl Compile {
         self.write_plan(folder, ready)?;
         let setup = Setup { compilation, programs, loader, settings, folder, steps };
         let outcome = training::train(&setup, device, start, &stop)?;
-        let states = training::states_after(compilation, &outcome)?;
+        let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
+        let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
+        let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
         let exported = export::export(source, compilation, &states, folder.path())?;
-        summarize(&outcome, &exported, steps);
+        eprint!("{}", summary::text(&outcome, best, &exported, steps));
+        if best.is_none() && settings.run.exports_best() {
+            eprintln!("note: no checkpoint was evaluated: the last one is exported");
+        }
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();
             folder.write(&[("timeline.json", timeline.as_bytes())])?;
@@ -287,25 +308,6 @@ fn evaluate_all(loader: &mut Loader, compiled: Compiled, programs: &mut Programs
     if let Err(error) = short {
         loader.leave_out_of_evaluation(samples - beyond, &error.message);
     }
-}
-
-fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, steps: u64) {
-    if outcome.stopped {
-        let checkpoint =
-            outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        eprintln!("stopped after {} of {steps} steps; saved {checkpoint}", outcome.steps);
-        eprintln!("go on with the same command and --resume");
-        return;
-    }
-    let loss = |loss: Option<f64>| loss.map_or("none".to_string(), |loss| format!("{loss:.6}"));
-    eprintln!(
-        "done: {} steps, loss {}, eval loss {}; wrote {}",
-        outcome.steps,
-        loss(outcome.loss),
-        loss(outcome.eval_loss),
-        exported.model.display()
-    );
-    exported.notes().iter().for_each(|note| eprintln!("note: {note}"));
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::shapes::positive_count;
@@ -24,6 +24,16 @@ pub struct Run {
     /// Save a checkpoint every N steps; one is always saved at the end and on Ctrl-C
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub save_every: Option<u64>,
+    /// Keep the newest N checkpoints, and besides them the one with the lowest eval loss [default: all]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub keep: Option<u64>,
+    /// Export the last checkpoint, or the one with the lowest eval loss: then one is also saved at each evaluation that is
+    /// below all before [default: last]
+    #[arg(long, value_enum)]
+    pub export: Option<Export>,
+    /// End the run after N evaluations (--eval-every) in a row that were not below the lowest eval loss
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub patience: Option<u64>,
     /// Go on from the last checkpoint in DIR, or from that of step N [default for DIR: that of --output, where a run that was
     /// begun by the same command and has no checkpoint yet begins at step 0]
     #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
@@ -36,6 +46,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Whether the checkpoint with the lowest eval loss is exported.
+    pub fn exports_best(&self) -> bool {
+        self.export == Some(Export::Best)
+    }
+
     /// How long to train: one epoch when neither flag is given.
     pub fn length(&self) -> Length {
         match (self.steps, self.epochs) {
@@ -43,6 +58,17 @@ impl Run {
             (None, epochs) => Length::Epochs(epochs.unwrap_or(1)),
         }
     }
+}
+
+/// The checkpoint that is exported.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Export {
+    /// The last one
+    #[default]
+    Last,
+    /// The one with the lowest eval loss
+    Best,
 }
 
 /// The length of a run, counted from step 0.

@@ -1,6 +1,7 @@
 //! Runs of a bigram model on the CPU: what a stop, a kill, another division into microbatches and every fault leave.
 
 mod against_interp;
+mod best;
 mod evaluation;
 mod faults;
 mod going_on;
@@ -9,7 +10,7 @@ mod on_ranks;
 mod scaling;
 mod short;
 
-use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, cut_back, resume, train};
+use super::{EvalHistory, Outcome, Resumed, Run, Schedule, Session, TrainError, cut_back, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
@@ -73,7 +74,8 @@ fn setup() -> Setup {
     let words = ["in", "the", "beginning", "god", "created", "heaven", "and", "earth"];
     let text: Vec<&str> = (0..600usize).map(|i| words[i * i % 7 + i % 2]).collect();
     std::fs::write(folder.path().join("corpus.txt"), text.join(" ")).unwrap();
-    let schedule = Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5) };
+    let schedule =
+        Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5), ..Schedule::default() };
     let program = include_str!("bigram.ir");
     Setup {
         folder,
@@ -157,14 +159,22 @@ impl Setup {
 
     /// Runs as the driver does, from the start or from the newest checkpoint.
     fn go(&self) -> Result<Outcome, TrainError> {
+        self.go_on_device(|device, _| device)
+    }
+
+    /// As [`Self::go`], with another device in place of the run's own, which may stop the run.
+    fn go_on_device(
+        &self,
+        exchange: impl FnOnce(Box<dyn Device>, Arc<AtomicBool>) -> Box<dyn Device>,
+    ) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
         let data = DataFingerprint::of(&self.corpus()).unwrap();
         let (start, values) = self.start(&module, &loader, &data)?;
-        let mut device = self.device(&module);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut device = exchange(self.device(&module), stop.clone());
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
-        let stop = Arc::new(AtomicBool::new(false));
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
         let mut run = Run {
             module: &module,
@@ -174,6 +184,7 @@ impl Setup {
             checkpoints: self.checkpoints(),
             metrics: MetricsWriter::append(&self.metrics_file())?,
             progress: Progress::lines(Box::new(screen), self.schedule.steps, Duration::ZERO),
+            history: EvalHistory::read(&self.metrics_file())?,
         };
         train(&mut run, &Schedule { start, ..self.schedule }, &stop)
     }

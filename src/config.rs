@@ -30,7 +30,7 @@ pub use optimizer::Optimizer;
 pub use out::Out;
 pub use parallel::{MeshAxes, Parallel, ShardRule};
 pub use precision::{Precision, PrecisionChoice};
-pub use run::{Length, Resume, Run};
+pub use run::{Export, Length, Resume, ResumePlace, Run};
 pub use shapes::{Bindings, Shapes};
 pub use target::TargetDevice;
 pub use value::ValueError;

@@ -106,16 +106,21 @@ pub fn export(
     Ok(Exported { model: onnx, training_form, weights, tensors: tensors.len(), absent, draws: form.draws })
 }
 
-/// Says before a run what would keep [`export`] from writing its result: a trained tensor that stands inside a function
-/// or a subgraph of the file.
-pub fn check(model: &Model, compilation: &Compilation) -> Result<(), Vec<Diagnostic>> {
+/// The name of a tensor that a file of safetensors cannot hold: checkpoints and `model.safetensors` are such files.
+const RESERVED: &str = "__metadata__";
+
+/// Says before a run what would keep [`export`] from writing its result, or a checkpoint from being written: a trained tensor
+/// that stands inside a function or a subgraph of the file, a name that cannot be written, data of the file that are not
+/// there.
+pub fn check(source: &Source, compilation: &Compilation) -> Result<(), Vec<Diagnostic>> {
+    let model = &source.model;
     let in_file = by_name(model);
-    let inner = |report: &&ParameterReport| {
+    let is_inner = |report: &ParameterReport| {
         let tensor = in_file.get(report.data.as_str());
-        !report.frozen && tensor.is_none_or(|tensor| tensor.source == TensorSource::Inner)
+        tensor.is_none_or(|tensor| tensor.source == TensorSource::Inner)
     };
-    let problems: Vec<Diagnostic> = exported(compilation)
-        .filter(inner)
+    let mut problems: Vec<Diagnostic> = exported(compilation)
+        .filter(|report| !report.frozen && is_inner(report))
         .map(|report| {
             Diagnostic::new(format!("`{}` {} is trained, and cannot be written back", report.data, report.ty))
                 .note("it stands inside a function or a subgraph of the file, not in its main graph")
@@ -125,6 +130,36 @@ pub fn check(model: &Model, compilation: &Compilation) -> Result<(), Vec<Diagnos
                 ))
         })
         .collect();
+    problems.extend(reserved_name(source, compilation));
+    let replaced = exported(compilation).filter(|report| !is_inner(report)).map(|report| report.data.clone());
+    if let Err(error) = model.check_write(&replaced.collect()) {
+        let note = "model.onnx, which is written after the last step, has all tensors of the file";
+        problems.extend(told(error).into_iter().map(|problem| problem.note(note)));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// A tensor whose name cannot be written.
+fn reserved_name(source: &Source, compilation: &Compilation) -> Option<Diagnostic> {
+    let states = compilation.training.states.values().map(|state| &state.name);
+    let of_file = exported(compilation).map(|report| &report.data);
+    let of_author = source.imported.state_dict.entries.iter().map(|entry| &entry.name);
+    let is_there = states.chain(of_file).chain(of_author).any(|name| name == RESERVED);
+    is_there.then(|| {
+        Diagnostic::new(format!("a tensor of the name `{RESERVED}` cannot be saved"))
+            .note("checkpoints and model.safetensors are files of safetensors, a format that keeps this name for itself")
+            .note("give the parameter another name, and export the model again")
+    })
+}
+
+/// Says before a run goes on in a folder which names of files that [`export`] writes are those of folders.
+pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
+    let taken = FILES.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
+    let problem = |path: PathBuf| {
+        Diagnostic::new(format!("{} cannot be written: it is a folder", path.display()))
+            .note("move it away, or give another folder: -o ANOTHER_DIR")
+    };
+    let problems: Vec<Diagnostic> = taken.map(problem).collect();
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 

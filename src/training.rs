@@ -2,7 +2,7 @@
 
 use crate::cli::report::Failure;
 use crate::compilation::Compilation;
-use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::config::{DataSource, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
@@ -21,12 +21,12 @@ use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
-use runtime::metrics::MetricsWriter;
+use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
-use runtime::train::{Outcome, Run, Schedule, Session, TrainError, resume};
+use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, TrainError, resume};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -244,27 +244,38 @@ pub fn start(compilation: &Compilation, settings: &Settings, weights: StateBytes
     Ok(Start { step: 0, states, data: fingerprint(settings)? })
 }
 
-/// The place where the run in `from` stopped. Of the metrics in `folder`, what comes after it is cut off. `report` is told
-/// of newer checkpoints that are damaged. Errors: no checkpoint; one of another model or of other data. Nothing is
-/// changed then.
+/// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
+/// that step; one of another model or of other data. Nothing is changed on disk.
 pub fn go_on(
     compilation: &Compilation,
     settings: &Settings,
     loader: &Loader,
-    from: &Path,
-    folder: &Folder,
+    place: &ResumePlace,
     report: impl FnMut(String),
 ) -> Result<Start, Failure> {
     let data = fingerprint(settings)?;
-    let checkpoints = Checkpoints::new(&from.join(CHECKPOINTS));
-    let resumed = resume(&checkpoints, &folder.join(METRICS), &compilation.training, loader, &data);
+    let resumed = resume(&checkpoints(&place.folder), place.step, &compilation.training, loader, &data);
     let resumed = resumed.map_err(failure)?;
     resumed.damaged.iter().map(|error| format!("note: passed over: {error}")).for_each(report);
     Ok(Start { step: resumed.step, states: resumed.values, data })
 }
 
+/// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
+/// `rewinds` removes later checkpoints. Errors: files that cannot be read or changed.
+pub fn cut_back(folder: &Folder, start: &Start, rewinds: bool) -> Result<(), Failure> {
+    let checkpoints = checkpoints(folder.path());
+    let later = rewinds.then_some(&checkpoints);
+    runtime::train::cut_back(later, &folder.join(METRICS), start.step).map_err(failure)
+}
+
+/// The checkpoints of the run in a folder.
+pub fn checkpoints(folder: &Path) -> Checkpoints {
+    Checkpoints::new(&folder.join(CHECKPOINTS))
+}
+
 const CHECKPOINTS: &str = "checkpoints";
-const METRICS: &str = "metrics.jsonl";
+/// The name of the file of metrics.
+pub const METRICS: &str = "metrics.jsonl";
 
 /// What a run needs beside its programs.
 pub struct Setup<'a> {
@@ -298,27 +309,36 @@ pub fn train(
         session.evaluate_short(ProgramId(2), shares.clone()).map_err(failure)?;
     }
     session.write_states(start.states).map_err(failure)?;
+    let metrics = folder.join(METRICS);
+    let unwritten = |error: MetricsError| failure(error.into());
     let mut run = Run {
         module: &compilation.training,
         session,
         loader,
         data: start.data,
-        checkpoints: Checkpoints::new(&folder.join(CHECKPOINTS)),
-        metrics: MetricsWriter::append(&folder.join(METRICS)).map_err(|error| failure(error.into()))?,
+        checkpoints: checkpoints(folder.path()),
+        metrics: MetricsWriter::append(&metrics).map_err(unwritten)?,
         progress: Progress::new(start.step, steps),
+        history: EvalHistory::read(&metrics).map_err(unwritten)?,
     };
-    let (eval_every, save_every) = (settings.data.eval_every, settings.run.save_every);
-    let schedule = Schedule { start: start.step, steps, eval_every, save_every };
+    let schedule = Schedule {
+        start: start.step,
+        steps,
+        eval_every: settings.data.eval_every,
+        save_every: settings.run.save_every,
+        save_best: settings.run.exports_best(),
+        keep: settings.run.keep,
+        patience: settings.run.patience,
+    };
     let outcome = runtime::train::train(&mut run, &schedule, stop).map_err(failure)?;
     run.progress.finish();
     Ok(outcome)
 }
 
-/// The values of all states at the end of a run.
-pub fn states_after(compilation: &Compilation, outcome: &Outcome) -> Result<StateBytes, Failure> {
-    let path = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
-    let states = Checkpoint::open(path).and_then(|checkpoint| checkpoint.load(&compilation.training));
-    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", path.display()))?)
+/// The values of all states in a checkpoint of the run.
+pub fn states_of(compilation: &Compilation, checkpoint: &Path) -> Result<StateBytes, Failure> {
+    let states = Checkpoint::open(checkpoint).and_then(|checkpoint| checkpoint.load(&compilation.training));
+    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", checkpoint.display()))?)
 }
 
 fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {

@@ -53,7 +53,7 @@ fn doctored(module: &Module) -> StateBytes {
 fn export(model: &str) -> Exported {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
     let (source, compilation) = load(&path);
-    export::check(&source.model, &compilation).expect("everything can be written back");
+    export::check(&source, &compilation).expect("everything can be written back");
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");

@@ -1,5 +1,9 @@
 //! Whole runs of the binary: what they leave behind, how they stop, and how they go on.
 
+#[path = "run/best.rs"]
+mod best;
+#[path = "run/resuming.rs"]
+mod resuming;
 #[path = "run/running.rs"]
 mod running;
 #[path = "run/workplace.rs"]
@@ -336,9 +340,9 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
     let place = place();
     let nothing = place.contents();
     refused(
-        &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume")),
+        &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume=first")),
         expect![[r#"
-        error: there is no checkpoint to go on from in `run/checkpoints`
+        error: there is no checkpoint to go on from in `first/checkpoints`
     "#]],
     );
     assert!(nothing == place.contents(), "a refused run leaves nothing");
@@ -386,26 +390,6 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
         "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
-}
-
-#[test]
-fn a_run_that_goes_on_with_other_flags_says_so() {
-    let place = place();
-    place.succeed(&format!("{RUN} --microbatch 64 --steps 2 -o run"));
-    let flags = RUN.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--label-smoothing 0.1");
-    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 3 -o run --resume"));
-    let notes: Vec<&str> =
-        ended.stderr.lines().filter(|line| line.starts_with("note: the run in run")).collect();
-    assert_eq!(
-        notes,
-        [
-            "note: the run in run had --lr 0.002, and goes on with --lr 0.001",
-            "note: the run in run had --clip 1.0, and goes on with no --clip",
-            "note: the run in run had --label-smoothing 0.0, and goes on with --label-smoothing 0.1",
-        ]
-    );
-    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 4 -o run --resume"));
-    assert!(!ended.stderr.contains("note: the run in run"), "{}", ended.stderr);
 }
 
 #[test]

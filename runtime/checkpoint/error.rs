@@ -34,6 +34,24 @@ pub enum CheckpointError {
         /// Why.
         source: io::Error,
     },
+    /// The file system refused.
+    #[error("cannot remove `{}`: {source}", path.display())]
+    Remove {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No checkpoint of the step that was asked for.
+    #[error("`{}` has no checkpoint of step {step}{}", folder.display(), steps_text(.steps))]
+    NoStep {
+        /// The folder of the checkpoints.
+        folder: PathBuf,
+        /// The step.
+        step: u64,
+        /// The steps of which there are checkpoints.
+        steps: Vec<u64>,
+    },
     /// The contents are not a checkpoint's, or not all of it is there.
     #[error("`{}` is damaged: {reason}", path.display())]
     Malformed {
@@ -125,5 +143,16 @@ fn kept_text(kept: &Option<PathBuf>) -> String {
     match kept {
         Some(path) => format!("the checkpoint `{}` is whole; go on from it with --resume", path.display()),
         None => "there is no earlier checkpoint".to_owned(),
+    }
+}
+
+fn steps_text(steps: &[u64]) -> String {
+    match steps {
+        [] => ", and none of any other".to_owned(),
+        [only] => format!("; it has that of step {only}"),
+        [first @ .., last] => {
+            let first: Vec<String> = first.iter().map(u64::to_string).collect();
+            format!("; it has those of the steps {} and {last}", first.join(", "))
+        }
     }
 }

@@ -167,6 +167,15 @@ impl Checkpoints {
         }
         Ok(Latest { checkpoint: None, damaged })
     }
+
+    /// The checkpoint of a step.
+    ///
+    /// # Errors
+    /// There is none of that step, with the steps of which there are; it is not whole.
+    pub fn at(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
+        self.check_step(step)?;
+        Checkpoint::open(&self.path(step))
+    }
 }
 
 /// The newest checkpoint of a folder that can be read.
@@ -182,7 +191,7 @@ fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
 }
 
 /// The folders `step-N`, by N.
-fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let read = |source| CheckpointError::Read { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

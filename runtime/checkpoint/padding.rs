@@ -28,6 +28,11 @@ pub(super) fn remove(state: &State, value: Bytes) -> Option<Bytes> {
     Some(tensor.bytes)
 }
 
+/// A padded state's value without its padding. `None` if the state is not padded, or the value does not have its size.
+pub(crate) fn unpadded_value(state: &State, value: &[u8]) -> Option<Bytes> {
+    is_padded(state).then(|| remove(state, Bytes::copy_from_slice(value)))?
+}
+
 /// The state's value of a value on disk. `None` if that does not have the size of the state without padding.
 pub(super) fn add(state: &State, value: Bytes) -> Option<Bytes> {
     let (padding, sizes) = ir::view::padding(&state.view, &state.ty.sizes()?);

@@ -1,5 +1,6 @@
 //! Why a run ends before its last step.
 
+use super::finite::NotFiniteState;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::{DeviceError, NonFinite};
@@ -13,7 +14,7 @@ pub enum TrainError {
     /// The loss or the gradient is NaN or infinite.
     #[error(
         "{what} of step {step} is {value}{}\n  = {}",
-        cause_text(.cause, *.step), kept_text(.kept, *.step, .cause)
+        cause_text(.cause), kept_text(.kept, .cause)
     )]
     NotFinite {
         /// The step, from 0.
@@ -27,10 +28,22 @@ pub enum TrainError {
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
+    /// An update made a state infinite or NaN.
+    #[error("{} made {}\n  = {}", updates_text(*.since, *.step), .state, spoilt_text(.kept))]
+    StateNotFinite {
+        /// The step after whose update the state is not finite, from 0.
+        step: u64,
+        /// The first step whose update may have made it so: all states were finite before it.
+        since: u64,
+        /// The state.
+        state: NotFiniteState,
+        /// The newest checkpoint, made before that.
+        kept: Option<PathBuf>,
+    },
     /// The gradient is not finite though the loss is scaled as little as it may be.
     #[error(
         "the gradients of step {step} are not finite, and the loss scale of {scale} can get no smaller{}\n  = {}",
-        cause_text(.cause, *.step), scale_text(.kept)
+        cause_text(.cause), scale_text(.kept)
     )]
     ScaleExhausted {
         /// The step, from 0.
@@ -101,27 +114,47 @@ impl From<DeviceError> for TrainError {
 pub enum Cause {
     /// An instruction made it from finite numbers.
     Instruction(Box<NonFinite>),
-    /// It stood in a state before the step: the update of the step before made it, or it was there from the beginning.
+    /// An update before the step made it of a state.
     State(String),
+    /// It stood in a state when the run began.
+    Initial(String),
 }
 
-fn cause_text(cause: &Option<Cause>, step: u64) -> String {
+fn cause_text(cause: &Option<Cause>) -> String {
     match cause {
         Some(Cause::Instruction(cause)) => format!(": {cause}"),
-        Some(Cause::State(name)) if step == 0 => format!(": `{name}` was not finite to begin with"),
+        Some(Cause::Initial(name)) => format!(": `{name}` was not finite to begin with"),
         Some(Cause::State(name)) => format!(": `{name}` was not finite any more after the update before"),
         None => String::new(),
     }
 }
 
-fn kept_text(kept: &Option<PathBuf>, step: u64, cause: &Option<Cause>) -> String {
+fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
     let advice = "a smaller --lr, a longer warm-up or --clip may help";
     match kept {
-        None if step == 0 && matches!(cause, Some(Cause::State(_))) => {
+        None if matches!(cause, Some(Cause::Initial(_))) => {
             "give other weights, with --weights, or start from scratch with --init".to_owned()
         }
-        Some(path) => format!("`{}` is from before that; {advice}", path.display()),
-        None => format!("no checkpoint was made before that; {advice}"),
+        kept => format!("{}; {advice}", before_text(kept)),
+    }
+}
+
+fn before_text(kept: &Option<PathBuf>) -> String {
+    match kept {
+        Some(path) => format!("`{}` is from before that", path.display()),
+        None => "no checkpoint was made before that".to_owned(),
+    }
+}
+
+fn spoilt_text(kept: &Option<PathBuf>) -> String {
+    let advice = "a smaller --lr or --weight-decay, a longer warm-up or --clip may help";
+    format!("{}; {advice}", before_text(kept))
+}
+
+fn updates_text(since: u64, step: u64) -> String {
+    match since == step {
+        true => format!("the update of step {step}"),
+        false => format!("an update of the steps {since} to {step}"),
     }
 }
 

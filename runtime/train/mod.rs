@@ -8,14 +8,20 @@
 mod classes;
 mod error;
 mod evaluate;
+mod finite;
+mod history;
 mod outputs;
 mod resume;
 mod run;
+mod saving;
 mod session;
+mod step;
 #[cfg(test)]
 mod tests;
 
 pub use error::{Cause, TrainError};
-pub use resume::{Resumed, resume};
-pub use run::{Outcome, Run, Schedule, train};
+pub use finite::NotFiniteState;
+pub use history::{EvalHistory, Evaluation};
+pub use resume::{Resumed, cut_back, resume};
+pub use run::{BestCheckpoint, Outcome, Run, Schedule, train};
 pub use session::Session;

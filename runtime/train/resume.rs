@@ -1,7 +1,7 @@
-//! Going on: from the newest whole checkpoint of a run, with the metrics cut back to it.
+//! Going on: from the newest whole checkpoint of a run or a chosen one, with the metrics cut back to it.
 
 use super::error::TrainError;
-use crate::checkpoint::{CheckpointError, Checkpoints, DataFingerprint, StateBytes};
+use crate::checkpoint::{CheckpointError, Checkpoints, DataFingerprint, Latest, StateBytes};
 use crate::data::Loader;
 use crate::metrics;
 use ir::Module;
@@ -20,20 +20,22 @@ pub struct Resumed {
     pub damaged: Vec<CheckpointError>,
 }
 
-/// The place and the values to go on with, from the newest whole checkpoint. Steps in the file `metrics`
-/// (`metrics.jsonl`) that come after it are cut off. The number of microbatches may be another than before; model, optimizer,
-/// data, seed and global batch may not.
+/// The place and the values to go on with, from the checkpoint of `step`, or else the newest whole one. The number of
+/// microbatches may be another than before; model, optimizer, data, seed and global batch may not.
 ///
 /// # Errors
-/// No checkpoint; one of another program or of other data; files that cannot be read. Nothing is changed then.
+/// No checkpoint; one of another program or of other data; files that cannot be read. Nothing is changed on disk.
 pub fn resume(
     checkpoints: &Checkpoints,
-    metrics: &Path,
+    step: Option<u64>,
     module: &Module,
     loader: &Loader,
     data: &DataFingerprint,
 ) -> Result<Resumed, TrainError> {
-    let latest = checkpoints.latest()?;
+    let latest = match step {
+        Some(step) => Latest { checkpoint: Some(checkpoints.at(step)?), damaged: Vec::new() },
+        None => checkpoints.latest()?,
+    };
     let Some(checkpoint) = latest.checkpoint else {
         return Err(TrainError::NoCheckpoint {
             path: checkpoints.folder().to_owned(),
@@ -43,6 +45,16 @@ pub fn resume(
     let values = checkpoint.load(module)?;
     checkpoint.check_data(data)?;
     let step = loader.resume(&checkpoint.description.position)?;
-    metrics::truncate_to_step(metrics, step)?;
     Ok(Resumed { step, values, path: checkpoint.path, damaged: latest.damaged })
+}
+
+/// Makes a run's files those of the run after `step` steps: lines of the file `metrics` (`metrics.jsonl`) that come after
+/// it are cut off, and with `checkpoints` the later checkpoints are removed. Those go first: a crash leaves a run with
+/// more metrics than it needs, which the next one cuts off.
+///
+/// # Errors
+/// Files that cannot be read or changed.
+pub fn cut_back(checkpoints: Option<&Checkpoints>, metrics: &Path, step: u64) -> Result<(), TrainError> {
+    checkpoints.map_or(Ok(()), |checkpoints| checkpoints.remove_after(step))?;
+    Ok(metrics::truncate_to_step(metrics, step)?)
 }

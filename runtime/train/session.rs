@@ -2,10 +2,11 @@
 
 use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
+use super::finite::Began;
 use super::outputs::{Outputs, ScalingOutputs, lacks};
-use crate::checkpoint::{StateBytes, StateSource};
+use crate::checkpoint::StateBytes;
 use crate::data::Batch;
-use crate::device::{Device, Later, ProgramId};
+use crate::device::{Device, DeviceError, Later, ProgramId};
 use crate::program::{Instruction, Program, Section, View};
 use ir::Tensor;
 use std::borrow::Cow;
@@ -24,6 +25,8 @@ pub struct Session<'d> {
     eval_classes: Option<LossClasses>,
     /// The index of each state, by its name.
     states: BTreeMap<String, usize>,
+    /// The states that were not finite when the run began.
+    began: Began,
     /// Instructions of `update` after which the gradient's norm is there and the weights are as they were.
     until_norm: Option<usize>,
     runs_ahead: bool,
@@ -82,8 +85,19 @@ impl<'d> Session<'d> {
         let eval_classes = eval.map(|eval| LossClasses::of(device.program(eval))).transpose()?;
         let until_norm = until_norm(program, outputs.grad_norm);
         let runs_ahead = device.run_ahead(train)?;
-        let short_eval = None;
-        Ok(Self { device, train, eval, short_eval, outputs, eval_classes, states, until_norm, runs_ahead })
+        let (short_eval, began) = (None, Began::default());
+        Ok(Self {
+            device,
+            train,
+            eval,
+            short_eval,
+            outputs,
+            eval_classes,
+            states,
+            began,
+            until_norm,
+            runs_ahead,
+        })
     }
 
     /// Evaluates a last batch that is short by `program`. The sum and the weight of each class of its loss are multiplied by
@@ -109,7 +123,8 @@ impl<'d> Session<'d> {
         samples(self.program())
     }
 
-    /// Sets every state. Each value is dropped once it is there, so that all of them are never in memory twice.
+    /// Sets every state. Each value is dropped once it is there, so that all of them are never in memory twice; kept are only
+    /// those that are not finite.
     ///
     /// # Errors
     /// A state without a value, or with one of the wrong size.
@@ -119,8 +134,20 @@ impl<'d> Session<'d> {
             let value =
                 values.remove(&state.name).ok_or_else(|| lacks(&program, "value for state", &state.name))?;
             self.device.write_state(self.train, index, &value)?;
+            self.began.add(&state.name, state.ty.dtype, &value);
         }
         Ok(())
+    }
+
+    /// The value of a state; `None` if there is no state of that name.
+    pub(super) fn read_state(&self, name: &str) -> Option<Result<Cow<'_, [u8]>, DeviceError>> {
+        let &index = self.states.get(name)?;
+        Some(self.device.read_state(self.train, index))
+    }
+
+    /// The states that were not finite when the run began.
+    pub(super) fn began(&self) -> &Began {
+        &self.began
     }
 
     /// Begins a step.
@@ -151,21 +178,19 @@ impl<'d> Session<'d> {
         Ok(loss)
     }
 
-    /// What made the first number that is not finite in a microbatch, before any update.
+    /// What made the first number that is not finite in a microbatch, before any update. The states are finite, but for
+    /// those that were not when the run began.
     pub(super) fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
-        let program = self.program().clone();
-        for (index, state) in program.states.iter().enumerate() {
-            let bytes = self.device.read_state(self.train, index)?;
-            let finite = |tensor: &Tensor| tensor.numbers().iter().all(|number| number.is_finite());
-            if !Tensor::from_bytes(&state.ty, &bytes).is_some_and(|tensor| finite(&tensor)) {
-                return Ok(Some(Cause::State(state.name.clone())));
-            }
+        if let Some(name) = self.began.first(f64::is_nan) {
+            return Ok(Some(Cause::Initial(name.to_owned())));
         }
         // The update may have begun, where what was prepared has lain.
         self.device.run(self.train, Section::Prepare)?;
         self.feed(self.train, batch)?;
-        let found = self.device.first_non_finite(self.train)?;
-        Ok(found.map(|found| Cause::Instruction(Box::new(found))))
+        if let Some(found) = self.device.first_non_finite(self.train)? {
+            return Ok(Some(Cause::Instruction(Box::new(found))));
+        }
+        Ok(self.began.first(f64::is_infinite).map(|name| Cause::Initial(name.to_owned())))
     }
 
     /// Begins the update: the gradient's norm, if it is there before the weights change.
@@ -292,13 +317,6 @@ impl<'d> Session<'d> {
             *number = read.ok_or_else(|| lacks(program, "scalar", &slot.name))?.item();
         }
         Ok(numbers)
-    }
-}
-
-impl StateSource for Session<'_> {
-    fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let &index = self.states.get(name)?;
-        self.device.read_state(self.train, index).ok()
     }
 }
 

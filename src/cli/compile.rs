@@ -13,9 +13,10 @@ use runtime::profile::{Profile, Share};
 use runtime::program::Target;
 
 use super::report::{self, Failure, Outcome, Severity};
-use super::resuming;
+use super::resuming::{self, Beginning};
+use super::summary;
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
+use crate::config::{DataSource, Length, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::output::Folder;
@@ -72,7 +73,7 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
-        let goes_on_in_place = self.check_folder(&folder)?;
+        let beginning = self.check_folder(&folder)?;
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
@@ -90,37 +91,43 @@ impl Compile {
                 self.write_plan(&folder, &ready)?;
                 Ok(Outcome::Done)
             }
-            Some((loader, steps)) => self.train(&folder, goes_on_in_place, &ready, &device, loader, *steps),
+            Some((loader, steps)) => self.train(&folder, &beginning, &ready, &device, loader, *steps),
         }
     }
 
-    /// Refuses an output folder that cannot be used, before anything takes time; whether it holds the run that is gone
-    /// on with.
-    fn check_folder(&self, folder: &Folder) -> Result<bool, Diagnostic> {
-        let Settings { run, out, data, initial, .. } = &self.settings;
-        let in_place = match &run.resume {
-            None => false,
-            Some(Resume::Output) => true,
-            Some(Resume::Folder(from)) => folder.is(from),
-        };
-        if in_place && out.force {
-            return Err(Diagnostic::new("--resume goes on with the run that --force throws away")
-                .note("give one of the two"));
+    /// Refuses an output folder that cannot be used, before anything takes time. Returns where the run begins.
+    fn check_folder(&self, folder: &Folder) -> Result<Beginning, Failure> {
+        let Settings { out, data, initial, .. } = &self.settings;
+        let beginning = resuming::beginning(&self.settings, folder)?;
+        if matches!(beginning, Beginning::Checkpoint { in_place: true, .. }) {
+            export::check_folder(folder.path())?;
+            return Ok(beginning);
         }
-        if !in_place {
-            let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
-                DataSource::File(path) => Some(path),
-                DataSource::Synthetic => None,
-            });
-            let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
-                Tokenizer::File(path) => Some(path),
-                Tokenizer::Bytes => None,
-            });
-            let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
-            let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
-            folder.check(out.force, &reads)?;
+        let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
+            DataSource::File(path) => Some(path),
+            DataSource::Synthetic => None,
+        });
+        let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
+            Tokenizer::File(path) => Some(path),
+            Tokenizer::Bytes => None,
+        });
+        let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
+        let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
+        folder.check(out.force || beginning == Beginning::Again, &reads)?;
+        Ok(beginning)
+    }
+
+    /// Refuses flags that look at eval losses where there are none.
+    fn check_evaluated(&self, loader: &Loader) -> Result<(), Diagnostic> {
+        let run = &self.settings.run;
+        let flags = [("--export best", run.exports_best()), ("--patience", run.patience.is_some())];
+        match flags.iter().find(|(_, is_given)| *is_given && loader.eval_samples() == 0) {
+            None => Ok(()),
+            Some((flag, _)) => {
+                Err(Diagnostic::new(format!("{flag} needs an eval loss, and there are no data for it"))
+                    .note("give them: --eval DATA"))
+            }
         }
-        Ok(in_place)
     }
 
     pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
@@ -167,7 +174,7 @@ impl Compile {
     fn train(
         &self,
         folder: &Folder,
-        goes_on_in_place: bool,
+        beginning: &Beginning,
         ready: &Ready,
         on: &Chosen,
         loader: &Loader,
@@ -176,18 +183,22 @@ impl Compile {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
         loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
-        export::check(&source.model, compilation)?;
+        export::check(source, compilation)?;
+        self.check_evaluated(loader)?;
         let report = |text: String| eprintln!("{text}");
-        let from = match &settings.run.resume {
-            None => None,
-            Some(Resume::Folder(from)) if !goes_on_in_place => Some(from.as_path()),
-            Some(_) => Some(folder.path()),
+        if *beginning == Beginning::Again {
+            let note = resuming::check_model(folder, compilation)?;
+            note.iter().for_each(|note| eprintln!("note: {note}"));
+        }
+        let place = match beginning {
+            Beginning::Checkpoint { place, .. } => Some(place),
+            Beginning::Anew | Beginning::Again => None,
         };
         let profile = settings.run.profile.then(Profile::default);
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
         let device = || training::device(programs, settings, profile.clone(), &warn, &fits);
-        let (device, start) = match from {
+        let (device, start) = match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
@@ -198,25 +209,33 @@ impl Compile {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
                 (device, training::start(compilation, settings, weights)?)
             }
-            Some(from) => {
+            Some(place) => {
                 let device = device()?;
-                let start = training::go_on(compilation, settings, loader, from, folder, report)?;
-                let mut notes = resuming::changed_flags(from, settings);
-                notes.extend(resuming::check_length(from, start.step, steps, settings)?);
+                let start = training::go_on(compilation, settings, loader, place, report)?;
+                let mut notes = resuming::changed_flags(&place.folder, settings);
+                notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| eprintln!("note: {note}"));
                 (device, start)
             }
         };
         let stop = stop_on_signals()?;
-        if !goes_on_in_place {
-            folder.clear()?;
+        match beginning {
+            Beginning::Checkpoint { place, in_place: true } => {
+                training::cut_back(folder, &start, place.step.is_some())?;
+            }
+            _ => folder.clear()?,
         }
         self.write_plan(folder, ready)?;
         let setup = Setup { compilation, programs, loader, settings, folder, steps };
         let outcome = training::train(&setup, device, start, &stop)?;
-        let states = training::states_after(compilation, &outcome)?;
+        let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
+        let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
+        let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
         let exported = export::export(source, compilation, &states, folder.path())?;
-        summarize(&outcome, &exported, steps);
+        eprint!("{}", summary::text(&outcome, best, &exported, steps));
+        if best.is_none() && settings.run.exports_best() {
+            eprintln!("note: no checkpoint was evaluated: the last one is exported");
+        }
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();
             folder.write(&[("timeline.json", timeline.as_bytes())])?;
@@ -289,25 +308,6 @@ fn evaluate_all(loader: &mut Loader, compiled: Compiled, programs: &mut Programs
     if let Err(error) = short {
         loader.leave_out_of_evaluation(samples - beyond, &error.message);
     }
-}
-
-fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, steps: u64) {
-    if outcome.stopped {
-        let checkpoint =
-            outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        eprintln!("stopped after {} of {steps} steps; saved {checkpoint}", outcome.steps);
-        eprintln!("go on with the same command and --resume");
-        return;
-    }
-    let loss = |loss: Option<f64>| loss.map_or("none".to_string(), |loss| format!("{loss:.6}"));
-    eprintln!(
-        "done: {} steps, loss {}, eval loss {}; wrote {}",
-        outcome.steps,
-        loss(outcome.loss),
-        loss(outcome.eval_loss),
-        exported.model.display()
-    );
-    exported.notes().iter().for_each(|note| eprintln!("note: {note}"));
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix

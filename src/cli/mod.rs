@@ -9,6 +9,7 @@ pub mod opt;
 pub mod reference;
 pub mod report;
 mod resuming;
+mod summary;
 pub mod verify;
 
 use std::ffi::OsString;

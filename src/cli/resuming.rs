@@ -1,30 +1,181 @@
-//! Going on with a run: what is other than it was begun with, and whether any step is left.
+//! Going on with a run: the place where it begins, the flags that are other than before, and whether any step is left.
 
-use crate::config::{Loss, Optimizer, Precision, Settings};
+use crate::compilation::Compilation;
+use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, Run, Settings};
+use crate::export;
 use crate::output::Folder;
+use crate::training::{METRICS, checkpoints};
 use clap::{Args, Command};
 use ir::Diagnostic;
+use runtime::checkpoint::of_parameters;
+use runtime::metrics::read_metrics;
+use std::fs;
+use std::io;
 use std::path::Path;
 use toml::{Table, Value};
 
-/// A note for each flag of the optimizer, the loss and the precision that is not what the run in a folder was begun or last
-/// gone on with; none if its `config.toml` is not there or cannot be read.
-pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
-    let written = std::fs::read_to_string(Folder::new(from).join("config.toml"));
-    let then = written.ok().and_then(|text| text.parse::<Table>().ok());
-    let now = settings.to_toml().ok().and_then(|text| text.parse::<Table>().ok());
-    let (Some(then), Some(now)) = (then, now) else { return vec![] };
-    let flags = [Optimizer::augment_args, Loss::augment_args, Precision::augment_args]
-        .into_iter()
-        .fold(Command::new("flags"), |command, augment| augment(command));
-    let keys = flags.get_arguments().filter_map(|arg| arg.get_long());
-    let changed = keys.filter(|key| then.get(*key) != now.get(*key));
-    changed
+/// Where a run begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// At step 0.
+    Anew,
+    /// At step 0, in an output folder in which the same command began, and was ended before its first checkpoint.
+    Again,
+    /// At a checkpoint.
+    Checkpoint {
+        /// The run, and perhaps the step.
+        place: ResumePlace,
+        /// Whether the run is the one in the output folder.
+        in_place: bool,
+    },
+}
+
+/// Where the flags say that the run in `folder` begins. Errors: flags that contradict each other or the folder. Files are
+/// only read.
+pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginning, Diagnostic> {
+    let Some(resume) = &settings.run.resume else { return Ok(Beginning::Anew) };
+    let place = resume.place(folder.path());
+    let in_place = folder.is(&place.folder);
+    if in_place && settings.out.force && place.step.is_none() {
+        return Err(Diagnostic::new("--resume goes on with the run that --force throws away")
+            .note("give one of the two"));
+    }
+    let steps = steps(&place)?;
+    if in_place && place.step.is_none() && steps.is_empty() {
+        check_begun(folder, settings)?;
+        return Ok(Beginning::Again);
+    }
+    let later: Vec<String> =
+        steps.iter().filter(|&&step| place.step.is_some_and(|at| step > at)).map(u64::to_string).collect();
+    if in_place && !later.is_empty() && !settings.out.force {
+        let message = format!(
+            "the run in {} has checkpoints after the one to go on from: those of the steps {}",
+            folder.path().display(),
+            later.join(", ")
+        );
+        return Err(Diagnostic::new(message)
+            .note("throw them away: --force")
+            .note("or keep both: -o ANOTHER_DIR"));
+    }
+    Ok(Beginning::Checkpoint { place, in_place })
+}
+
+/// The steps of the checkpoints in a place, which has the one that was asked for.
+fn steps(place: &ResumePlace) -> Result<Vec<u64>, Diagnostic> {
+    if !place.folder.is_dir() {
+        return Ok(vec![]);
+    }
+    let checkpoints = checkpoints(&place.folder);
+    let checked = place.step.map_or(Ok(()), |step| checkpoints.check_step(step));
+    checked.and_then(|()| checkpoints.steps()).map_err(|error| Diagnostic::new(error.to_string()))
+}
+
+/// Refuses a folder without a checkpoint unless the same command began in it. The length of the run and the device may be
+/// others.
+fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
+    let path = folder.path().display();
+    let refused = |why: String| Diagnostic::new(format!("{path} has no checkpoint to go on from, and {why}"));
+    let anew = "to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR";
+    if let Some(name) = export::FILES.iter().find(|name| folder.join(name).exists()) {
+        return Err(refused(format!("a trained model, {name}")).note(anew));
+    }
+    let config = folder.join("config.toml");
+    let then = match fs::read_to_string(&config) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !folder.join(METRICS).exists() => {
+            return Ok(());
+        }
+        Err(error) => return Err(refused(format!("{} cannot be read: {error}", config.display())).note(anew)),
+        Ok(text) => text.parse::<Table>(),
+    };
+    let then = then.map_err(|error| {
+        refused(format!("{} is not TOML: {}", config.display(), error.message())).note(anew)
+    })?;
+    let free = keys(&[Run::augment_args, Device::augment_args]);
+    let now = table(settings);
+    let known = keys(&[Settings::augment_args]);
+    let differ = known.iter().filter(|key| !free.contains(key) && then.get(*key) != now.get(*key));
+    let notes: Vec<String> = differ
         .map(|key| {
             let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
-            format!("the run in {} had {then}, and goes on with {now}", from.display())
+            format!("it had {then}, and this command has {now}")
         })
-        .collect()
+        .collect();
+    if notes.is_empty() {
+        return Ok(());
+    }
+    let error = refused("was begun with other flags".into());
+    Err(notes.into_iter().fold(error, Diagnostic::note).note(format!("give the flags of then; {anew}")))
+}
+
+/// Refuses a folder in which a run of another model began; else a note on what is done again there.
+pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<Option<String>, Diagnostic> {
+    let path = folder.path().display();
+    let written = fs::read_to_string(folder.join("program.ir")).ok();
+    let then = written.and_then(|text| ir::text::parse(&text).ok());
+    if then.is_some_and(|then| of_parameters(&then) != of_parameters(&compilation.training)) {
+        return Err(Diagnostic::new(format!(
+            "{path} has no checkpoint to go on from, and was begun with another model"
+        ))
+        .note("to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR"));
+    }
+    let done = read_metrics(&folder.join(METRICS)).map_or(0, |metrics| metrics.len());
+    let again = match done {
+        0 => String::new(),
+        1 => ", and does the step again that was done after the last save".to_owned(),
+        steps => format!(", and does {steps} steps again"),
+    };
+    let is_begun = folder.path().exists();
+    Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it begins at step 0{again}")))
+}
+
+/// A note for each flag of the optimizer, the loss, the precision and the data that is not what the run in a folder was
+/// begun or last gone on with; none if its `config.toml` is not there or cannot be read.
+pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
+    let written = fs::read_to_string(Folder::new(from).join("config.toml"));
+    let Some(then) = written.ok().and_then(|text| text.parse::<Table>().ok()) else { return vec![] };
+    let now = table(settings);
+    let mut keys =
+        keys(&[Optimizer::augment_args, Loss::augment_args, Precision::augment_args, Data::augment_args]);
+    // The fingerprint of the data tells whether they are others; when a run is evaluated changes no step.
+    keys.retain(|key| !["train", "eval-every"].contains(&key.as_str()));
+    let changed = keys.iter().filter(|key| then.get(*key) != now.get(*key));
+    let notes = changed.map(|key| {
+        let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
+        format!("the run in {} had {then}, and goes on with {now}", from.display())
+    });
+    notes.chain(changed_end(from, &then, &now)).collect()
+}
+
+/// A note where the same schedule ends at another step, since it ends with the run.
+fn changed_end(from: &Path, then: &Table, now: &Table) -> Option<String> {
+    let schedule = |table: &Table| Some(table.get("lr-schedule")?.as_str()?.to_owned());
+    let length = |table: &Table| match (table.get("steps"), table.get("epochs")) {
+        (None, None) => "one epoch".to_owned(),
+        (Some(steps), _) => format!("--steps {steps}"),
+        (None, Some(epochs)) => format!("--epochs {epochs}"),
+    };
+    let ends = schedule(now).filter(|now| !now.starts_with("constant") && !now.contains("steps="))?;
+    if schedule(then)? != ends || length(then) == length(now) {
+        return None;
+    }
+    Some(format!(
+        "the schedule of the run in {} ended with {}, and ends with {} now, so that its rates are others: steps=N in \
+         --lr-schedule sets its end",
+        from.display(),
+        length(then),
+        length(now)
+    ))
+}
+
+/// The settings as a config file has them.
+fn table(settings: &Settings) -> Table {
+    settings.to_toml().ok().and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// The keys of groups of flags.
+fn keys(groups: &[fn(Command) -> Command]) -> Vec<String> {
+    let flags = groups.iter().fold(Command::new("flags"), |command, augment| augment(command));
+    flags.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned).collect()
 }
 
 /// A flag as it is given on a command line.
@@ -33,6 +184,10 @@ fn shown(key: &str, value: Option<&Value>) -> String {
         None | Some(Value::Boolean(false)) => format!("no --{key}"),
         Some(Value::Boolean(true)) => format!("--{key}"),
         Some(Value::String(text)) => format!("--{key} {text}"),
+        Some(Value::Array(items)) => {
+            let items: Vec<String> = items.iter().map(|item| shown(key, Some(item))).collect();
+            items.join(" ")
+        }
         Some(value) => format!("--{key} {value}"),
     }
 }

@@ -8,7 +8,7 @@ use super::Settings;
 impl Settings {
     /// Every rule between flags that the settings break; empty when they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let problems = [self.flags_without_training(), self.batches(), self.schedule()];
+        let problems = [self.flags_without_training(), self.patience(), self.batches(), self.schedule()];
         problems.into_iter().flatten().chain(self.parallel.check()).collect()
     }
 
@@ -24,6 +24,9 @@ impl Settings {
             ("--steps", run.steps.is_some()),
             ("--epochs", run.epochs.is_some()),
             ("--save-every", run.save_every.is_some()),
+            ("--keep", run.keep.is_some()),
+            ("--export", run.export.is_some()),
+            ("--patience", run.patience.is_some()),
             ("--resume", run.resume.is_some()),
         ]
         .into_iter()
@@ -37,6 +40,17 @@ impl Settings {
             Diagnostic::new(format!("{} {verb} nothing without --train", given.join(", ")))
                 .note("say what to train on: --train corpus.txt, or --train synthetic to try the model"),
         )
+    }
+
+    /// Patience counts the evaluations within a run.
+    fn patience(&self) -> Option<Diagnostic> {
+        let counts = self.run.patience.is_none() || self.data.eval_every.is_some();
+        (!counts).then(|| {
+            Diagnostic::new(
+                "--patience does nothing without --eval-every: a run is evaluated at its end alone",
+            )
+            .note("say how often to evaluate: --eval-every 100")
+        })
     }
 
     /// The global batch is a whole number of microbatches.

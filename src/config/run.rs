@@ -1,10 +1,10 @@
 //! The run: its length, its checkpoints, and where it goes on.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::shapes::positive_count;
@@ -24,8 +24,19 @@ pub struct Run {
     /// Save a checkpoint every N steps; one is always saved at the end and on Ctrl-C
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub save_every: Option<u64>,
-    /// Go on from the last checkpoint in DIR [default for DIR: that of --output]
-    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    /// Keep the newest N checkpoints, and besides them the one with the lowest eval loss [default: all]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub keep: Option<u64>,
+    /// Export the last checkpoint, or the one with the lowest eval loss: then one is also saved at each evaluation that is
+    /// below all before [default: last]
+    #[arg(long, value_enum)]
+    pub export: Option<Export>,
+    /// End the run after N evaluations (--eval-every) in a row that were not below the lowest eval loss
+    #[arg(long, value_name = "N", value_parser = positive_count)]
+    pub patience: Option<u64>,
+    /// Go on from the last checkpoint in DIR, or from that of step N [default for DIR: that of --output, where a run that was
+    /// begun by the same command and has no checkpoint yet begins at step 0]
+    #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
     /// Print at the end where the time of a step went, by kind of kernel, and write the last step to timeline.json, for Perfetto
@@ -35,6 +46,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// Whether the checkpoint with the lowest eval loss is exported.
+    pub fn exports_best(&self) -> bool {
+        self.export == Some(Export::Best)
+    }
+
     /// How long to train: one epoch when neither flag is given.
     pub fn length(&self) -> Length {
         match (self.steps, self.epochs) {
@@ -42,6 +58,17 @@ impl Run {
             (None, epochs) => Length::Epochs(epochs.unwrap_or(1)),
         }
     }
+}
+
+/// The checkpoint that is exported.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Export {
+    /// The last one
+    #[default]
+    Last,
+    /// The one with the lowest eval loss
+    Best,
 }
 
 /// The length of a run, counted from step 0.
@@ -56,10 +83,35 @@ pub enum Length {
 /// Which run to go on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// The one in the output folder.
+    /// The one in the output folder, from its last checkpoint.
     Output,
-    /// The one in this folder.
+    /// The one in this folder; or `DIR@N`, or `@N` of the output folder: see [`Resume::place`].
     Folder(PathBuf),
+}
+
+/// A place to go on at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResumePlace {
+    /// The folder of a run.
+    pub folder: PathBuf,
+    /// The step of a checkpoint; `None` for the last one.
+    pub step: Option<u64>,
+}
+
+impl Resume {
+    /// The place that is meant, where `output` is the output folder. A folder whose name ends in `@` and a number is meant
+    /// itself, if it is there.
+    pub fn place(&self, output: &Path) -> ResumePlace {
+        let last = |folder: &Path| ResumePlace { folder: folder.to_owned(), step: None };
+        let Self::Folder(text) = self else { return last(output) };
+        let chosen = text.to_str().and_then(|text| text.rsplit_once('@'));
+        let chosen = chosen.and_then(|(folder, step)| Some((folder, step.parse().ok()?)));
+        match chosen.filter(|_| !text.exists()) {
+            None => last(text),
+            Some(("", step)) => ResumePlace { folder: output.to_owned(), step: Some(step) },
+            Some((folder, step)) => ResumePlace { folder: folder.into(), step: Some(step) },
+        }
+    }
 }
 
 impl FromStr for Resume {

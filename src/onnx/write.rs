@@ -1,7 +1,7 @@
 //! Writing a model back into a file: the same graph, names and metadata, with new bytes for some tensors.
 //! Invariant: the target is either complete or untouched; files are written beside it and renamed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -79,6 +79,13 @@ impl Model {
     /// The file is written under another name and renamed, so that a failure leaves what was there before.
     pub fn write(&self, path: &Path, replaced: &BTreeMap<String, Bytes>) -> Result<(), WriteError> {
         self.write_with(path, replaced, Form::OfFile, EXTERNAL_ABOVE)
+    }
+
+    /// Says what would keep [`Model::write`] from writing new bytes for some tensors, whatever those bytes are: tensors that
+    /// cannot be replaced, and data of others that are not there.
+    pub fn check_write(&self, replaced: &BTreeSet<String>) -> Result<(), WriteError> {
+        let problems = place::problems(self, replaced);
+        if problems.is_empty() { Ok(()) } else { Err(WriteError::Tensors(problems)) }
     }
 
     /// Writes the model in inference form, otherwise as [`Model::write`] does: batch norms normalise by their running

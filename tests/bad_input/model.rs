@@ -230,3 +230,37 @@ fn more_memory_than_there_is_is_refused_before_anything_is_drawn() {
     );
     assert!(before == place.contents());
 }
+
+#[test]
+fn a_name_that_no_checkpoint_can_hold_is_refused_before_the_first_step() {
+    let place = place();
+    let model = place.read("testdata/models/mlp.dynamo.onnx");
+    let (name, reserved) = (b"m.net.0.bias", b"__metadata__");
+    let mut renamed = model.clone();
+    for at in 0..=model.len() - name.len() {
+        if model[at..].starts_with(name) {
+            renamed[at..at + name.len()].copy_from_slice(reserved);
+        }
+    }
+    assert_ne!(renamed, model);
+    place.write("renamed.onnx", &renamed);
+    refused(&place, "compile renamed.onnx --train synthetic --steps 1 -o run", expect![[r#""#]]);
+}
+
+/// A field of a message that has bytes: its number, its length, the bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(bytes.len()).expect("it is short")], bytes].concat()
+}
+
+#[test]
+fn data_of_the_file_that_the_export_would_lack_are_told_before_the_first_step() {
+    let place = place();
+    // Messages that follow each other are one message: another tensor in the graph, which no node reads.
+    let location = [field(1, b"location"), field(2, b"gone.bin")].concat();
+    let tensor = [vec![0x08, 4, 0x10, 1], field(8, b"unread"), field(13, &location), vec![0x70, 1]].concat();
+    let graph = field(7, &field(5, &tensor));
+    place.write("model.onnx", &[place.read("testdata/models/mlp.dynamo.onnx"), graph].concat());
+    refused(&place, "compile model.onnx --train synthetic --steps 1 -o run", expect![[r#""#]]);
+    place.write("gone.bin", &[0; 16]);
+    place.succeed("compile model.onnx --train synthetic --steps 1 -o run");
+}

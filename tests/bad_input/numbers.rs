@@ -52,3 +52,16 @@ fn a_weight_that_is_not_a_number_is_named() {
     );
     assert_eq!((place.checkpoints("run"), place.metrics("run").len()), (vec![], 0));
 }
+
+#[test]
+fn weights_that_the_last_update_made_infinite_are_neither_saved_nor_exported() {
+    let place = place();
+    for data in ["text.txt", "synthetic"] {
+        let flags = "--optimizer sgd --lr 1e10 --weight-decay 1e30 --steps 1 -o run";
+        let fresh = FRESH.replace("text.txt", data);
+        failed(&place.run(&format!("{fresh} {flags}")), expect![[r#""#]]);
+        assert_eq!((half_written(&place), place.checkpoints("run")), (vec![], vec![]));
+        assert!(!place.path("run/model.onnx").exists());
+        std::fs::remove_dir_all(place.path("run")).expect("it is there");
+    }
+}

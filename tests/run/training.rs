@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use trainyard::cli::report::Failure;
 use trainyard::cli::{Cli, Command};
 use trainyard::compilation::{Source, open};
+use trainyard::config::ResumePlace;
 use trainyard::output::Folder;
 use trainyard::pipeline::Plan;
 use trainyard::sizes;
@@ -40,7 +41,10 @@ pub(crate) fn train(
     let loader = training::open_data(&compilation.forward, settings, 1)?;
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {
-        training::go_on(&compilation, settings, &loader, folder.path(), &folder, drop)?
+        let here = ResumePlace { folder: folder.path().to_owned(), step: None };
+        let start = training::go_on(&compilation, settings, &loader, &here, drop)?;
+        training::cut_back(&folder, &start, false)?;
+        start
     } else {
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
         training::start(&compilation, settings, weights)?

@@ -1,4 +1,4 @@
-//! An evaluation that is stopped: nothing that the device was asked for stays there.
+//! An evaluation that is stopped: nothing that the device was asked for stays there, and no older loss stands for its own.
 
 use super::*;
 use crate::device::{DeviceError, Later, NonFinite};
@@ -7,13 +7,21 @@ use crate::train::evaluate::evaluate;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// A device that counts the outputs that were asked for and not collected; as it is asked for the second time, it stops
-/// the run.
+/// A device that counts the outputs that were asked for and not collected, and that stops the run when its counts say so.
 struct Counting {
     device: Box<dyn Device>,
     asked: usize,
     open: usize,
+    /// Evaluations that have begun.
+    evaluations: usize,
+    stops: fn(&Self) -> bool,
     stop: Arc<AtomicBool>,
+}
+
+impl Counting {
+    fn of(device: Box<dyn Device>, stop: Arc<AtomicBool>, stops: fn(&Self) -> bool) -> Self {
+        Self { device, asked: 0, open: 0, evaluations: 0, stops, stop }
+    }
 }
 
 impl Device for Counting {
@@ -34,6 +42,7 @@ impl Device for Counting {
     }
 
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
+        self.evaluations += usize::from(program == ProgramId(1) && section == Section::Prepare);
         self.device.run(program, section)
     }
 
@@ -47,7 +56,7 @@ impl Device for Counting {
 
     fn read_later(&mut self, program: ProgramId, outputs: Vec<usize>) -> Result<Later, DeviceError> {
         (self.asked, self.open) = (self.asked + 1, self.open + 1);
-        self.stop.store(self.asked > 1, Ordering::Relaxed);
+        self.stop.fetch_or((self.stops)(self), Ordering::Relaxed);
         self.device.read_later(program, outputs)
     }
 
@@ -67,10 +76,40 @@ fn an_evaluation_that_is_stopped_collects_what_it_asked_for() {
     let (module, loader) = (run.train_module(), run.loader());
     assert!(loader.eval_batches().count() > 2);
     let stop = Arc::new(AtomicBool::new(false));
-    let mut device = Counting { device: run.device(&module), asked: 0, open: 0, stop: stop.clone() };
+    let mut device = Counting::of(run.device(&module), stop.clone(), |device| device.asked > 1);
     let mut session = Session::new(&mut device, ProgramId(0), Some(ProgramId(1))).unwrap();
     let values = initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap();
     session.write_states(values).unwrap();
     assert!(matches!(evaluate(&mut session, &loader, &stop), Ok(None)));
     assert_eq!((device.asked, device.open), (2, 0));
+}
+
+#[test]
+fn a_run_that_is_stopped_in_its_last_evaluation_has_no_eval_loss_of_its_end() {
+    let mut run = setup();
+    (run.schedule.steps, run.schedule.eval_every, run.schedule.save_every) = (6, Some(4), None);
+    // One before step 0, one after 4 steps, and the last.
+    let stops = |device: &Counting| device.evaluations == 3;
+    let outcome = run.go_on_device(|device, stop| Box::new(Counting::of(device, stop, stops))).unwrap();
+    assert_eq!((outcome.steps, outcome.stopped, outcome.eval_loss), (6, true, None));
+    assert_eq!(outcome.lowest.unwrap().steps, 4);
+    assert_eq!(outcome.checkpoint, Some(run.checkpoints().path(6)));
+    assert_eq!((run.metrics().len(), run.metrics()[5].eval_loss), (6, None));
+
+    // The same command goes on with that evaluation; it can be stopped again.
+    run.resume = true;
+    let again = |device: &Counting| device.evaluations == 1;
+    let outcome = run.go_on_device(|device, stop| Box::new(Counting::of(device, stop, again))).unwrap();
+    assert_eq!((outcome.steps, outcome.stopped, outcome.eval_loss), (6, true, None));
+    let outcome = run.go().unwrap();
+    assert!(!outcome.stopped && outcome.eval_loss.is_some_and(f64::is_finite), "{outcome:?}");
+}
+
+#[test]
+fn a_run_that_is_stopped_between_evaluations_has_no_eval_loss_of_its_end() {
+    let mut run = setup();
+    run.on_line = OnLine::Stop("step 7/20");
+    let outcome = run.go().unwrap();
+    assert_eq!((outcome.steps, outcome.stopped, outcome.eval_loss), (7, true, None));
+    assert_eq!(outcome.lowest.map(|lowest| lowest.steps), Some(5));
 }

@@ -50,6 +50,121 @@ fn a_weight_that_an_update_spoilt_is_named() {
     assert!(error.to_string().contains("no checkpoint was made before that"), "{error}");
 }
 
+/// A state that no loss reads, and that every step multiplies by 1000.
+const DRIFT: [(&str, &str); 4] = [
+    ("  func @train(", "  state @drift : f32[3] buffer = splat 1e30\n  func @train("),
+    ("(head.bias)\",\n  ) {", "(head.bias)\",\n    %200 = @drift,\n  ) {"),
+    (
+        "  }\n  output \"loss.sum\"",
+        "    %201 = splat {value = 1000.0} : f32[] !{update, origin \"drift\"}\n    \
+         %202 = mul %200, %201 : f32[3] !{update, origin \"drift\"}\n  }\n  output \"loss.sum\"",
+    ),
+    ("  update @step", "  update @drift = %202\n  update @step"),
+];
+
+/// What a run is told that ends since a state is not finite: the steps, and the state.
+fn spoilt(run: &Setup) -> (u64, u64, String) {
+    let error = run.go().unwrap_err();
+    let TrainError::StateNotFinite { step, since, state, .. } = &error else { panic!("{error}") };
+    (*since, *step, state.name.clone())
+}
+
+#[test]
+fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
+    let mut run = setup();
+    run.edits = DRIFT.to_vec();
+    run.schedule.save_every = Some(2);
+    let text = run.go().unwrap_err().to_string();
+    assert!(text.starts_with("an update of the steps 2 to 3 made the buffer `drift` inf\n"), "{text}");
+    assert!(text.contains("step-2` is from before that"), "{text}");
+    let names: Vec<_> = std::fs::read_dir(run.checkpoints().folder()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), 2);
+    run.schedule.save_every = Some(1);
+    let text = run.go().unwrap_err().to_string();
+    assert!(text.starts_with("the update of step 2 made the buffer `drift` inf\n"), "{text}");
+
+    // A weight that the next step would read is told in the same way, and without a checkpoint from before.
+    let mut run = setup();
+    (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e39}")], Some(1));
+    let text = run.go().unwrap_err().to_string();
+    assert!(text.starts_with("the update of step 0 made the parameter `embedding.weight` "), "{text}");
+    assert!(text.contains("no checkpoint was made before that"), "{text}");
+    assert_eq!(std::fs::read_dir(run.checkpoints().folder()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_run_that_is_stopped_with_a_state_that_is_not_finite_saves_nothing() {
+    let mut run = setup();
+    run.edits = DRIFT.to_vec();
+    (run.schedule.save_every, run.on_line) = (None, OnLine::Stop("step 5/20"));
+    assert_eq!(spoilt(&run), (0, 4, "drift".to_owned()));
+    assert!(run.checkpoints().latest().unwrap().checkpoint.is_none());
+}
+
+#[test]
+fn an_eval_loss_that_is_not_finite_names_the_state_that_an_update_spoilt() {
+    let mut run = setup();
+    run.edits = vec![(RATE, "value = 1e39}")];
+    (run.schedule.save_every, run.schedule.eval_every) = (None, Some(1));
+    assert_eq!(spoilt(&run), (0, 0, "embedding.weight".to_owned()));
+}
+
+#[test]
+fn half_weights_that_an_update_made_infinite_are_saved_in_no_checkpoint() {
+    let mut run = setup();
+    run.program = include_str!("bigram.fp16.ir");
+    run.edits = vec![("value = 8388608.0}", "value = 1.0}"), (RATE, "value = 1e39}")];
+    run.schedule.save_every = Some(1);
+    let (since, step, _) = spoilt(&run);
+    // The scale is too large at first: no skipped step changes a weight.
+    assert!(since == step && step > 2, "{since} to {step}");
+    assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), step);
+}
+
+/// The training program's value of a state, with the last of its rows exchanged.
+fn last_row(run: &Setup, name: &str, number: f32) -> StateBytes {
+    let module = run.train_module();
+    let mut values = initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap();
+    let mut value = values.remove(name).unwrap().to_vec();
+    let row = value.len() - 16 * 4;
+    value[row..].chunks_exact_mut(4).for_each(|bytes| bytes.copy_from_slice(&number.to_le_bytes()));
+    StateBytes::from([(name.to_owned(), value.into())])
+}
+
+#[test]
+fn numbers_that_are_not_finite_in_the_file_are_legal_where_training_leaves_them() {
+    for number in [f32::NEG_INFINITY, f32::NAN] {
+        // No sample has the last token.
+        let mut run = setup();
+        run.given = last_row(&run, "embedding.weight", number);
+        run.schedule.steps = 6;
+        assert_eq!(run.go().unwrap().steps, 6);
+        let module = run.train_module();
+        let saved = run.checkpoints().latest().unwrap().checkpoint.unwrap().load(&module).unwrap();
+        assert_eq!(saved["embedding.weight"][255 * 64..], run.given["embedding.weight"][255 * 64..]);
+        (run.resume, run.schedule.steps) = (true, 10);
+        assert_eq!(run.go().unwrap().steps, 10);
+    }
+    // A mask that no step changes.
+    let mut run = setup();
+    run.edits = DRIFT[..2].to_vec();
+    let mask = [0.0, f32::NEG_INFINITY, f32::NAN].map(f32::to_le_bytes).concat();
+    run.given = StateBytes::from([("drift".to_owned(), mask.into())]);
+    assert_eq!(run.go().unwrap().steps, 20);
+}
+
+#[test]
+fn a_mask_of_the_file_is_not_the_cause_of_a_loss_that_is_not_finite() {
+    let mut run = setup();
+    run.edits = DRIFT[..2].to_vec();
+    run.edits.push((RATE, "value = 1e30}"));
+    let mask = [0.0, f32::NEG_INFINITY, 0.0].map(f32::to_le_bytes).concat();
+    run.given = StateBytes::from([("drift".to_owned(), mask.into())]);
+    let text = run.go().unwrap_err().to_string();
+    assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
+}
+
 #[test]
 fn a_save_that_fails_ends_the_run_and_leaves_the_one_before() {
     let mut run = setup();
@@ -94,8 +209,7 @@ fn other_data_and_another_global_batch_are_refused() {
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
     let data = DataFingerprint::of(&run.corpus()).unwrap();
-    let resume_with =
-        |loader: &Loader| resume(&run.checkpoints(), &run.metrics_file(), &module, loader, &data);
+    let resume_with = |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data);
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();

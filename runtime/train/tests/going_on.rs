@@ -145,3 +145,23 @@ fn a_run_that_is_stopped_before_its_first_step_saves_where_it_began() {
     run.go().unwrap();
     assert_same(&run, &whole());
 }
+
+#[test]
+fn a_run_goes_on_from_a_chosen_checkpoint_bit_for_bit() {
+    let mut run = whole();
+    let (checkpoint, metrics) = (run.checkpoint(20), run.metrics());
+    (run.resume, run.resume_at, run.schedule.steps) = (true, Some(10), 12);
+    let outcome = run.go().unwrap();
+    assert_eq!((outcome.steps, run.metrics().len()), (12, 12));
+    assert_eq!(run.checkpoints().steps().unwrap(), [5, 10, 12]);
+    (run.resume_at, run.schedule.steps) = (None, 20);
+    run.go().unwrap();
+    assert!(run.checkpoint(20) == checkpoint, "the checkpoints differ");
+    assert_eq!(numbers(&run.metrics()[12..]), numbers(&metrics[12..]));
+    run.resume_at = Some(11);
+    let error = run.go().unwrap_err().to_string();
+    assert!(
+        error.ends_with("has no checkpoint of step 11; it has those of the steps 5, 10, 12, 15 and 20"),
+        "{error}"
+    );
+}

@@ -1,6 +1,7 @@
 //! Runs of a bigram model on the CPU: what a stop, a kill, another division into microbatches and every fault leave.
 
 mod against_interp;
+mod best;
 mod evaluation;
 mod faults;
 mod going_on;
@@ -9,7 +10,7 @@ mod on_ranks;
 mod scaling;
 mod short;
 
-use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
+use super::{EvalHistory, Outcome, Resumed, Run, Schedule, Session, TrainError, cut_back, resume, train};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
@@ -38,10 +39,14 @@ struct Setup {
     microbatches: u64,
     schedule: Schedule,
     resume: bool,
+    /// The step to go on from, if not the last that was saved.
+    resume_at: Option<u64>,
     /// Checkpoints to go on from, if not the run's own.
     resume_from: Option<Checkpoints>,
     /// Replacements in the training program's text.
     edits: Vec<(&'static str, &'static str)>,
+    /// Weights in place of the program's own, of a run that begins.
+    given: StateBytes,
     on_line: OnLine,
     /// What becomes of rank 1, if there are ranks.
     fault: Option<Fault>,
@@ -69,7 +74,8 @@ fn setup() -> Setup {
     let words = ["in", "the", "beginning", "god", "created", "heaven", "and", "earth"];
     let text: Vec<&str> = (0..600usize).map(|i| words[i * i % 7 + i % 2]).collect();
     std::fs::write(folder.path().join("corpus.txt"), text.join(" ")).unwrap();
-    let schedule = Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5) };
+    let schedule =
+        Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5), ..Schedule::default() };
     let program = include_str!("bigram.ir");
     Setup {
         folder,
@@ -77,8 +83,10 @@ fn setup() -> Setup {
         microbatches: 1,
         schedule,
         resume: false,
+        resume_at: None,
         resume_from: None,
         edits: Vec::new(),
+        given: StateBytes::new(),
         on_line: OnLine::Nothing,
         fault: None,
         gpu: None,
@@ -151,14 +159,22 @@ impl Setup {
 
     /// Runs as the driver does, from the start or from the newest checkpoint.
     fn go(&self) -> Result<Outcome, TrainError> {
+        self.go_on_device(|device, _| device)
+    }
+
+    /// As [`Self::go`], with another device in place of the run's own, which may stop the run.
+    fn go_on_device(
+        &self,
+        exchange: impl FnOnce(Box<dyn Device>, Arc<AtomicBool>) -> Box<dyn Device>,
+    ) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
         let data = DataFingerprint::of(&self.corpus()).unwrap();
         let (start, values) = self.start(&module, &loader, &data)?;
-        let mut device = self.device(&module);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut device = exchange(self.device(&module), stop.clone());
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
-        let stop = Arc::new(AtomicBool::new(false));
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
         let mut run = Run {
             module: &module,
@@ -168,6 +184,7 @@ impl Setup {
             checkpoints: self.checkpoints(),
             metrics: MetricsWriter::append(&self.metrics_file())?,
             progress: Progress::lines(Box::new(screen), self.schedule.steps, Duration::ZERO),
+            history: EvalHistory::read(&self.metrics_file())?,
         };
         train(&mut run, &Schedule { start, ..self.schedule }, &stop)
     }
@@ -207,10 +224,11 @@ impl Setup {
         data: &DataFingerprint,
     ) -> Result<(u64, StateBytes), TrainError> {
         if !self.resume {
-            return Ok((0, initial_states(module, 3, Missing::Refuse, StateBytes::new()).unwrap()));
+            return Ok((0, initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap()));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
-        let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;
+        let Resumed { step, values, .. } = resume(&checkpoints, self.resume_at, module, loader, data)?;
+        cut_back(self.resume_at.and(Some(&checkpoints)), &self.metrics_file(), step)?;
         Ok((step, values))
     }
 }

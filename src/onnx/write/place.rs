@@ -1,6 +1,6 @@
 //! Where the bytes of each tensor go: replaced in the messages, and moved to a data file in large models.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use bytes::Bytes;
@@ -25,10 +25,26 @@ pub(super) fn replaced(
 ) -> Result<ModelProto, Vec<Problem>> {
     let tensors: BTreeMap<&str, &Tensor> =
         model.graph.tensors.iter().map(|tensor| (&tensor.name[..], tensor)).collect();
-    let mut problems: Vec<Problem> = replaced
-        .iter()
-        .filter_map(|(name, bytes)| check(name, bytes, tensors.get(&name[..]).copied()).err())
-        .collect();
+    let check = |(name, bytes): (&String, &Bytes)| check(name, bytes, tensors.get(&name[..]).copied()).err();
+    let mut problems: Vec<Problem> = replaced.iter().filter_map(check).collect();
+    let (proto, absent) = with_bytes(model, replaced);
+    problems.extend(absent);
+    if problems.is_empty() { Ok(proto) } else { Err(problems) }
+}
+
+/// The problems that [`replaced`] would have with new bytes for the tensors `names`, whatever those bytes are.
+pub(super) fn problems(model: &Model, names: &BTreeSet<String>) -> Vec<Problem> {
+    let mut problems: Vec<Problem> =
+        names.iter().filter_map(|name| replaceable(name, model.graph.tensor(name)).err()).collect();
+    let unknown = names.iter().map(|name| (name.clone(), Bytes::new())).collect();
+    problems.extend(with_bytes(model, &unknown).1);
+    problems
+}
+
+/// The model's messages, with the new bytes, and with the external data of the original in them; and the data that is not
+/// there.
+fn with_bytes(model: &Model, replaced: &BTreeMap<String, Bytes>) -> (ModelProto, Vec<Problem>) {
+    let mut problems = Vec::new();
     let mut proto = model.proto.clone();
     if let Some(graph) = &mut proto.graph {
         for initializer in &mut graph.initializer {
@@ -39,7 +55,9 @@ pub(super) fn replaced(
         let constants = graph.node.iter_mut().filter(|node| is_constant(node));
         for node in constants {
             let name = node.output.first().cloned().unwrap_or_default();
-            if let (Some(bytes), Some(tensor)) = (replaced.get(&name), tensors.get(&name[..])) {
+            if let Some(bytes) = replaced.get(&name)
+                && let Some(tensor) = model.graph.tensor(&name)
+            {
                 put_constant(node, tensor, bytes.clone());
             }
         }
@@ -53,11 +71,23 @@ pub(super) fn replaced(
             }
         }
     });
-    if problems.is_empty() { Ok(proto) } else { Err(problems) }
+    (proto, problems)
 }
 
 /// Whether these bytes can be written for this tensor.
 fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Problem> {
+    let tensor = replaceable(name, tensor)?;
+    match tensor.dtype.bytes_of(tensor.element_count()) {
+        Some(needed) if needed == bytes.len() => Ok(()),
+        needed => {
+            let why = format!("{} bytes are given, where it needs {}", bytes.len(), needed.unwrap_or(0));
+            Err(Problem::new(why).at(tensor.label()))
+        }
+    }
+}
+
+/// The tensor, if other bytes can be written for it.
+fn replaceable<'a>(name: &str, tensor: Option<&'a Tensor>) -> Result<&'a Tensor, Problem> {
     let Some(tensor) = tensor else {
         return Err(Problem::new(format!("the model has no tensor {} to replace", quoted(name))));
     };
@@ -68,10 +98,7 @@ fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Probl
     if matches!(tensor.bytes, TensorBytes::Strings(_)) {
         return refuse("a tensor of strings cannot be replaced".to_owned());
     }
-    match tensor.dtype.bytes_of(tensor.element_count()) {
-        Some(needed) if needed == bytes.len() => Ok(()),
-        needed => refuse(format!("{} bytes are given, where it needs {}", bytes.len(), needed.unwrap_or(0))),
-    }
+    Ok(tensor)
 }
 
 fn is_constant(node: &NodeProto) -> bool {

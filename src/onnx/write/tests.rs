@@ -6,6 +6,7 @@ use prost::Message;
 
 use super::*;
 use crate::model::samples::*;
+use crate::proto::TensorProto;
 use crate::tensor::TensorBytes;
 
 fn testdata(name: &str) -> PathBuf {
@@ -31,6 +32,30 @@ fn a_model_written_without_changes_is_the_same_model() {
         assert_eq!(again.proto, model.proto, "{name}");
         assert_eq!(again.graph, model.graph, "{name}");
     }
+}
+
+#[test]
+fn data_that_are_not_there_are_told_before_anything_is_written() {
+    let mut proto = Model::load(&testdata("odd/external-ok.onnx")).unwrap().proto;
+    let graph = proto.graph.as_mut().unwrap();
+    let is_external = |tensor: &&mut TensorProto| !tensor.external_data.is_empty();
+    let external = graph.initializer.iter_mut().find(is_external).unwrap();
+    let name = external.name.clone().unwrap();
+    let location = external.external_data.iter_mut().find(|entry| entry.key.as_deref() == Some("location"));
+    location.unwrap().value = Some("gone.bin".to_owned());
+    let model = load(&proto).unwrap();
+    let problems = |names: &[&str]| {
+        model
+            .check_write(&names.iter().map(|&name| name.to_owned()).collect())
+            .err()
+            .map(|error| error.to_string())
+    };
+    let told = problems(&[]).expect("the data are not there");
+    assert!(told.contains("its data file \"gone.bin\" is not there"), "{told}");
+    assert_eq!(problems(&[&name]), None);
+    assert!(
+        problems(&[&name, "no such"]).unwrap().contains("the model has no tensor \"no such\" to replace")
+    );
 }
 
 #[test]

@@ -1,0 +1,135 @@
+//! The checkpoints that a run has: their steps, and the removal of those that it no longer needs.
+
+use super::error::CheckpointError;
+use super::load::folders;
+use super::save::Checkpoints;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+impl Checkpoints {
+    /// The steps of the checkpoints in the folder, whole or not, in order.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        Ok(folders(&self.folder)?.into_iter().map(|(step, _)| step).collect())
+    }
+
+    /// Refuses a step of which there is no checkpoint.
+    ///
+    /// # Errors
+    /// The steps of which there are checkpoints; the folder cannot be read.
+    pub fn check_step(&self, step: u64) -> Result<(), CheckpointError> {
+        let steps = self.steps()?;
+        if steps.contains(&step) {
+            return Ok(());
+        }
+        Err(CheckpointError::NoStep { folder: self.folder.clone(), step, steps })
+    }
+
+    /// Removes the checkpoints of a run that goes on at an earlier `step`: those after it, the newest first, so that a crash
+    /// leaves the run at one of them.
+    ///
+    /// # Errors
+    /// The folder cannot be read or changed.
+    pub fn remove_after(&self, step: u64) -> Result<(), CheckpointError> {
+        self.steps()?
+            .into_iter()
+            .rev()
+            .take_while(|&later| later > step)
+            .try_for_each(|later| self.remove(later))
+    }
+
+    /// Removes old checkpoints: of those up to the step `done`, which was just saved, the newest `count` and that of the step
+    /// `best` stay. Later ones are not looked at: they are damaged, so that the run went on from an earlier one.
+    ///
+    /// # Errors
+    /// The folder cannot be read or changed.
+    pub fn keep(&self, count: u64, done: u64, best: Option<u64>) -> Result<(), CheckpointError> {
+        let steps: Vec<u64> = self.steps()?.into_iter().filter(|&step| step <= done).collect();
+        let old = steps.len().saturating_sub(count.max(1) as usize);
+        let old = steps[..old].iter().filter(|&&step| Some(step) != best);
+        // One that cannot be removed keeps no other.
+        let removed: Vec<_> = old.map(|&step| self.remove(step)).collect();
+        removed.into_iter().collect()
+    }
+
+    /// Removes a checkpoint. It loses its name first, so that a crash leaves no part of it under that name.
+    fn remove(&self, step: u64) -> Result<(), CheckpointError> {
+        let path = self.path(step);
+        let removed = path.with_extension("removed.tmp");
+        let remove = || {
+            remove_folder(&removed)?;
+            fs::rename(&path, &removed)?;
+            remove_folder(&removed)
+        };
+        remove().map_err(|source| CheckpointError::Remove { path: path.clone(), source })
+    }
+}
+
+/// Removes a folder, if it is there.
+fn remove_folder(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{description, module, values};
+    use super::*;
+
+    fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
+        for &step in steps {
+            checkpoints.save(&module(), &description(step), &values(step as u8)).unwrap();
+        }
+        (folder, checkpoints)
+    }
+
+    #[test]
+    fn a_step_without_a_checkpoint_is_answered_with_those_that_have_one() {
+        let (_folder, checkpoints) = saved(&[5, 100, 20]);
+        checkpoints.check_step(20).unwrap();
+        let error = checkpoints.check_step(12).unwrap_err().to_string();
+        assert!(
+            error.ends_with("has no checkpoint of step 12; it has those of the steps 5, 20 and 100"),
+            "{error}"
+        );
+        checkpoints.remove_after(5).unwrap();
+        let error = checkpoints.check_step(12).unwrap_err().to_string();
+        assert!(error.ends_with("has no checkpoint of step 12; it has that of step 5"), "{error}");
+        checkpoints.remove_all().unwrap();
+        let error = checkpoints.check_step(12).unwrap_err().to_string();
+        assert!(error.ends_with("has no checkpoint of step 12, and none of any other"), "{error}");
+    }
+
+    #[test]
+    fn the_newest_and_the_best_are_kept() {
+        for (count, best, kept) in [
+            (1, None, vec![40]),
+            (2, None, vec![30, 40]),
+            (2, Some(10), vec![10, 30, 40]),
+            (2, Some(40), vec![30, 40]),
+            (9, Some(20), vec![10, 20, 30, 40]),
+        ] {
+            let (_folder, checkpoints) = saved(&[10, 20, 30, 40, 50]);
+            checkpoints.keep(count, 40, best).unwrap();
+            assert_eq!(checkpoints.steps().unwrap(), [kept, vec![50]].concat());
+        }
+    }
+
+    #[test]
+    fn checkpoints_after_a_step_are_removed_and_nothing_else() {
+        let (_folder, checkpoints) = saved(&[5, 20, 100]);
+        fs::write(checkpoints.folder.join("notes.txt"), "the user's own").unwrap();
+        fs::create_dir(checkpoints.folder.join("step-100.removed.tmp")).unwrap();
+        checkpoints.remove_after(5).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [5]);
+        assert_eq!(fs::read_dir(&checkpoints.folder).unwrap().count(), 2);
+        assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap(), values(5));
+    }
+}

@@ -1,0 +1,246 @@
+//! States that are not finite: found while a checkpoint is written, and as the cause of a loss that is not finite.
+//!
+//! A number that is not finite and stood at its place when the run began is the file's: a mask has its −∞, and a row that no
+//! sample reads may have anything. Training made every other one.
+
+use super::session::Session;
+use crate::checkpoint::{StateSource, unpadded_value};
+use crate::device::DeviceError;
+use bytes::Bytes;
+use ir::{DType, Module, Role, State};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The values at the beginning of a run of those states that are not finite then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Began(BTreeMap<String, (DType, Bytes)>);
+
+impl Began {
+    /// Remembers a state's value if it is not finite. A value is shared, not copied.
+    pub(super) fn add(&mut self, name: &str, dtype: DType, value: &Bytes) {
+        if first_not_finite(dtype, value, None).is_some() {
+            self.0.insert(name.to_owned(), (dtype, value.clone()));
+        }
+    }
+
+    /// The first number of a state's value that is not finite and that the run did not begin with. Padding is of the mesh,
+    /// and no part of the state.
+    fn made(&self, state: &State, value: &[u8]) -> Option<f64> {
+        let (dtype, began) = (state.ty.dtype, self.0.get(&state.name).map(|(_, value)| value));
+        let found = first_not_finite(dtype, value, began.map(|began| &began[..]))?;
+        let Some(unpadded) = unpadded_value(state, value) else { return Some(found) };
+        let began = began.and_then(|began| unpadded_value(state, began));
+        first_not_finite(dtype, &unpadded, began.as_deref())
+    }
+
+    /// The first state with a number of a kind when the run began.
+    pub(super) fn first(&self, of_kind: fn(f64) -> bool) -> Option<&str> {
+        let mut states = self.0.iter();
+        let has = |(_, (dtype, value)): &(&String, &(DType, Bytes))| {
+            not_finite(*dtype, value).any(|(_, number)| of_kind(number))
+        };
+        states.find(has).map(|(name, _)| name.as_str())
+    }
+}
+
+/// A state that training made infinite or NaN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotFiniteState {
+    /// Its name.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// The first such number.
+    pub value: f64,
+}
+
+/// ``the parameter `fc.weight` inf``
+impl fmt::Display for NotFiniteState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = match self.role {
+            Role::Parameter => "parameter",
+            Role::Buffer => "buffer",
+            Role::Optimizer => "optimizer's state",
+            Role::Scaler | Role::Rng | Role::Counter => "state",
+        };
+        write!(f, "the {role} `{}` {}", self.name, self.value)
+    }
+}
+
+/// The states of a session as a checkpoint takes them. The first that training made infinite or NaN has no value, so that
+/// the checkpoint is not written. Every state is read and looked at once, just before it is written.
+pub(super) struct FiniteStates<'a, 'd> {
+    module: &'a Module,
+    session: &'a Session<'d>,
+    refused: OnceLock<Refused>,
+}
+
+/// Why a state has no value.
+pub(super) enum Refused {
+    /// Training made it infinite or NaN.
+    NotFinite(NotFiniteState),
+    /// The device could not give it.
+    Device(DeviceError),
+}
+
+impl<'a, 'd> FiniteStates<'a, 'd> {
+    pub(super) fn of(module: &'a Module, session: &'a Session<'d>) -> Self {
+        Self { module, session, refused: OnceLock::new() }
+    }
+
+    /// Why a state had no value.
+    pub(super) fn refused(self) -> Option<Refused> {
+        self.refused.into_inner()
+    }
+
+    /// The first state that training made infinite or NaN.
+    pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFiniteState>, DeviceError> {
+        let states = FiniteStates::of(module, session);
+        let refuses = |state: &State| states.state(&state.name).is_none();
+        let _ = module.states.values().any(refuses);
+        match states.refused() {
+            Some(Refused::NotFinite(found)) => Ok(Some(found)),
+            Some(Refused::Device(error)) => Err(error),
+            None => Ok(None),
+        }
+    }
+
+    /// The state, if training made it infinite or NaN. A state that no step changes is the file's.
+    fn made(&self, state: &State, value: &[u8]) -> Option<NotFiniteState> {
+        state.output?;
+        let value = self.session.began().made(state, value)?;
+        Some(NotFiniteState { name: state.name.clone(), role: state.role, value })
+    }
+}
+
+impl StateSource for FiniteStates<'_, '_> {
+    fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        let value = match self.session.read_state(name)? {
+            Ok(value) => value,
+            Err(error) => {
+                let _ = self.refused.set(Refused::Device(error));
+                return None;
+            }
+        };
+        let state = self.module.states.values().find(|state| state.name == name)?;
+        if let Some(found) = self.made(state, &value) {
+            let _ = self.refused.set(Refused::NotFinite(found));
+            return None;
+        }
+        Some(value)
+    }
+}
+
+/// Bytes that are looked at together: they stay in the processor's nearest cache.
+const CHUNK: usize = 16 << 10;
+
+/// The first number that is not finite, of those that differ from the number at their place in `began`.
+fn first_not_finite(dtype: DType, value: &[u8], began: Option<&[u8]>) -> Option<f64> {
+    let size = dtype.bytes() as usize;
+    let same = |at: usize, number: f64| {
+        let then = began.and_then(|began| began.get(at..at + size)).map(|bytes| number_at(dtype, bytes));
+        then.is_some_and(|then| then == number || (then.is_nan() && number.is_nan()))
+    };
+    not_finite(dtype, value).find(|&(at, number)| !same(at, number)).map(|(_, number)| number)
+}
+
+/// The numbers that are not finite, each with the place of its first byte. None of whole numbers.
+fn not_finite(dtype: DType, value: &[u8]) -> impl Iterator<Item = (usize, f64)> {
+    let size = dtype.bytes() as usize;
+    let chunks = value.chunks(CHUNK).enumerate().filter(move |(_, chunk)| has_not_finite(dtype, chunk));
+    chunks.flat_map(move |(index, chunk)| {
+        let numbers = chunk.chunks_exact(size).map(move |bytes| number_at(dtype, bytes)).enumerate();
+        let bad = numbers.filter(|(_, number)| !number.is_finite());
+        bad.map(move |(element, number)| (index * CHUNK + element * size, number))
+    })
+}
+
+/// Whether any number is not finite: all bits of its exponent are ones. There is no branch in the loops, which become
+/// vector instructions.
+fn has_not_finite(dtype: DType, bytes: &[u8]) -> bool {
+    macro_rules! any {
+        ($bits:ty, $exponent:literal) => {{
+            const SIZE: usize = size_of::<$bits>();
+            let (elements, _) = bytes.as_chunks::<SIZE>();
+            elements
+                .iter()
+                .fold(false, |any, bytes| any | (<$bits>::from_le_bytes(*bytes) & $exponent == $exponent))
+        }};
+    }
+    match dtype {
+        DType::F16 => any!(u16, 0x7c00),
+        DType::BF16 => any!(u16, 0x7f80),
+        DType::F32 => any!(u32, 0x7f80_0000),
+        DType::F64 => any!(u64, 0x7ff0_0000_0000_0000),
+        _ => false,
+    }
+}
+
+/// The number in the bytes of one element of a float type; 0 for other types.
+fn number_at(dtype: DType, bytes: &[u8]) -> f64 {
+    match (dtype, bytes) {
+        (DType::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f64(),
+        (DType::BF16, &[a, b]) => half::bf16::from_le_bytes([a, b]).to_f64(),
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
+        (DType::F64, bytes) => bytes.try_into().map_or(0.0, f64::from_le_bytes),
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::{Initializer, Tensor, Type, ViewStep};
+
+    /// So many numbers of a float type, one of them exchanged, as bytes.
+    fn bytes(dtype: DType, count: u64, place: usize, number: f64) -> Vec<u8> {
+        let mut numbers: Vec<f64> = (0..count).map(|index| index as f64 % 7.0 - 3.0).collect();
+        numbers[place] = number;
+        Tensor::float(dtype, vec![count as usize], numbers).rounded().to_bytes()
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_found_in_every_float_type_and_at_every_place() {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
+            let count = 2 * CHUNK as u64 / dtype.bytes() + 5;
+            let chunk = CHUNK / dtype.bytes() as usize;
+            for place in [0, 1, chunk - 1, chunk, 2 * chunk, count as usize - 1] {
+                for number in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+                    let value = bytes(dtype, count, place, number);
+                    let found = first_not_finite(dtype, &value, None).expect("it is there");
+                    assert!(found == number || (found.is_nan() && number.is_nan()), "{dtype} {place}");
+                    assert_eq!(first_not_finite(dtype, &value, Some(&value)), None, "{dtype} {place}");
+                }
+                let largest = if dtype == DType::F16 { 65504.0 } else { 3e38 };
+                assert_eq!(first_not_finite(dtype, &bytes(dtype, count, place, largest), None), None);
+            }
+        }
+        assert_eq!(first_not_finite(DType::I32, &[0xff; 4 * CHUNK], None), None);
+    }
+
+    #[test]
+    fn an_infinity_that_became_nan_or_moved_was_made_by_training() {
+        let value = |place, number| bytes(DType::F32, 9, place, number);
+        let made = |now: &[u8], then: &[u8]| first_not_finite(DType::F32, now, Some(then));
+        let began = value(4, f64::NEG_INFINITY);
+        assert_eq!(made(&value(4, f64::NEG_INFINITY), &began), None);
+        assert_eq!(made(&value(4, 1.0), &began), None);
+        assert!(made(&value(4, f64::NAN), &began).is_some_and(f64::is_nan));
+        assert_eq!(made(&value(4, f64::INFINITY), &began), Some(f64::INFINITY));
+        assert_eq!(made(&value(5, f64::NEG_INFINITY), &began), Some(f64::NEG_INFINITY));
+    }
+
+    #[test]
+    fn padding_is_no_part_of_a_state() {
+        let mut module = Module::new("padded");
+        let ty = Type::of(DType::F32, &[9]);
+        let id = module.add_state("w", ty, Role::Parameter, Initializer::Zeros);
+        let state = &mut module.states[id];
+        state.view.push(ViewStep::Pad { dim: 0, after: 2 });
+        let made = |place| Began::default().made(&module.states[id], &bytes(DType::F32, 9, place, f64::NAN));
+        assert!(made(6).is_some_and(f64::is_nan));
+        assert_eq!(made(7), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! Checkpoints of a run: when one is written, which stay, and which has the lowest eval loss.
+
+use super::error::TrainError;
+use super::finite::{FiniteStates, NotFiniteState, Refused};
+use super::history::Evaluation;
+use super::run::{BestCheckpoint, Outcome, Run, Schedule};
+use crate::checkpoint::Description;
+
+impl Run<'_> {
+    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; then removes those that
+    /// `schedule` does not keep. The last save was after `saved` steps.
+    pub(super) fn save(
+        &mut self,
+        schedule: &Schedule,
+        saved: Option<u64>,
+        done: u64,
+        outcome: &mut Outcome,
+    ) -> Result<(), TrainError> {
+        let description = Description::new(self.module, self.loader.position(done), self.data.clone());
+        let states = FiniteStates::of(self.module, &self.session);
+        let written = self.checkpoints.save(self.module, &description, &states);
+        match states.refused() {
+            Some(Refused::NotFinite(state)) => return Err(spoilt(state, schedule, saved, done, outcome)),
+            Some(Refused::Device(error)) => return Err(error.into()),
+            None => outcome.checkpoint = Some(written?),
+        }
+        if let Some(count) = schedule.keep {
+            self.keep(count, done);
+        }
+        Ok(())
+    }
+
+    /// Ends the run where training made a state infinite or NaN.
+    pub(super) fn check_states(
+        &self,
+        schedule: &Schedule,
+        saved: Option<u64>,
+        done: u64,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let found = FiniteStates::find(self.module, &self.session)?;
+        found.map_or(Ok(()), |state| Err(spoilt(state, schedule, saved, done, outcome)))
+    }
+
+    /// Removes old checkpoints. One that cannot be removed takes room, and ends no run.
+    fn keep(&mut self, count: u64, done: u64) {
+        let removed = self.checkpoints.steps().and_then(|steps| {
+            let best = self.lowest_of(&steps).map(|evaluation| evaluation.steps);
+            self.checkpoints.keep(count, done, best)
+        });
+        if let Err(error) = removed {
+            self.progress.message(&format!("note: an old checkpoint stays: {error}"));
+        }
+    }
+
+    /// The checkpoint with the lowest eval loss, of those that were evaluated.
+    pub(super) fn best(&self) -> Result<Option<BestCheckpoint>, TrainError> {
+        let best = self.lowest_of(&self.checkpoints.steps()?);
+        Ok(best
+            .map(|evaluation| BestCheckpoint { path: self.checkpoints.path(evaluation.steps), evaluation }))
+    }
+
+    fn lowest_of(&self, steps: &[u64]) -> Option<Evaluation> {
+        self.history.lowest_of(|evaluated| steps.contains(&evaluated))
+    }
+}
+
+fn spoilt(
+    state: NotFiniteState,
+    schedule: &Schedule,
+    saved: Option<u64>,
+    done: u64,
+    outcome: &Outcome,
+) -> TrainError {
+    // All states were finite when the run began, and when they were saved.
+    let (since, step) = (saved.unwrap_or(schedule.start), done.saturating_sub(1));
+    TrainError::StateNotFinite { step, since, state, kept: outcome.checkpoint.clone() }
+}

@@ -1,0 +1,184 @@
+//! A step of the loop: given to the device, looked at when it is done, reported.
+
+use super::error::{Cause, TrainError};
+use super::finite::FiniteStates;
+use super::run::{Outcome, Run};
+use super::session::Updated;
+use crate::data::Batch;
+use crate::device::Later;
+use crate::metrics::{StepMetrics, outputs};
+use std::time::Instant;
+
+const LOSS: &str = "the loss";
+const GRADIENT: &str = "the gradient's norm";
+
+/// A step that the device was given, and what it reports.
+pub(super) struct Begun {
+    step: u64,
+    batch: Batch,
+    /// The losses of the microbatches, if they were not looked at one by one.
+    losses: Vec<Later>,
+    update: Later,
+}
+
+/// A step that is done.
+pub(super) struct Ended {
+    step: u64,
+    updated: Updated,
+    seconds: f64,
+}
+
+impl Run<'_> {
+    /// Gives the device a step. A loss or gradient that is not finite keeps the weights from changing, so that they are still
+    /// good when the node is looked for that made it: here, or on a device that runs ahead by itself.
+    pub(super) fn begin_step(
+        &mut self,
+        step: u64,
+        microbatches: u64,
+        outcome: &Outcome,
+    ) -> Result<Begun, TrainError> {
+        let batch = self.loader.global_batch(step);
+        self.session.prepare()?;
+        let mut losses = Vec::new();
+        for index in 0..microbatches {
+            let microbatch = batch.microbatch(index, microbatches);
+            let loss = self.session.begin_microbatch(&microbatch)?;
+            match self.session.runs_ahead() {
+                true => losses.push(loss),
+                false => self.check_loss(step, loss, &microbatch, outcome)?,
+            }
+        }
+        if !self.session.runs_ahead() {
+            let norm = self.session.gradient_norm()?;
+            self.check_norm(step, norm, &batch, outcome)?;
+        }
+        let update = self.session.begin_update()?;
+        Ok(Begun { step, batch, losses, update })
+    }
+
+    /// Looks at what a step came to, when the device has done it.
+    pub(super) fn end_step(
+        &mut self,
+        begun: Begun,
+        since: &mut Instant,
+        outcome: &Outcome,
+    ) -> Result<Ended, TrainError> {
+        let Begun { step, batch, losses, update } = begun;
+        let microbatches = losses.len() as u64;
+        for (index, loss) in losses.into_iter().enumerate() {
+            self.check_loss(step, loss, &batch.microbatch(index as u64, microbatches), outcome)?;
+        }
+        let updated = self.session.updated(update)?;
+        if self.session.runs_ahead() && self.session.norm_comes_first() {
+            self.check_norm(step, Some(updated.grad_norm), &batch, outcome)?;
+        }
+        if let Some(scale) = updated.exhausted {
+            let (cause, kept) = (self.first_non_finite(&batch)?, outcome.checkpoint.clone());
+            return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
+        }
+        let Updated { loss, grad_norm, skipped, .. } = updated.clone();
+        if !loss.is_finite() {
+            return Err(not_finite(step, LOSS, loss, None, outcome));
+        }
+        if !skipped && !grad_norm.is_finite() {
+            return Err(not_finite(step, GRADIENT, grad_norm, None, outcome));
+        }
+        let seconds = since.elapsed().as_secs_f64();
+        *since = Instant::now();
+        Ok(Ended { step, updated, seconds })
+    }
+
+    /// Ends the run where a microbatch's loss is not finite.
+    fn check_loss(
+        &mut self,
+        step: u64,
+        loss: Later,
+        microbatch: &Batch,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let loss = self.session.microbatch_loss(loss)?;
+        if loss.is_finite() {
+            return Ok(());
+        }
+        let cause = match FiniteStates::find(self.module, &self.session)? {
+            Some(found) => Some(Cause::State(found.name)),
+            None => self.session.first_non_finite(microbatch)?,
+        };
+        Err(not_finite(step, LOSS, loss, cause, outcome))
+    }
+
+    /// Ends the run where a gradient is not finite, unless the program knows what to do then.
+    fn check_norm(
+        &mut self,
+        step: u64,
+        norm: Option<f64>,
+        batch: &Batch,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let Some(norm) = norm.filter(|norm| !norm.is_finite() && !self.session.skips()) else {
+            return Ok(());
+        };
+        let cause = self.first_non_finite(batch)?;
+        Err(not_finite(step, GRADIENT, norm, cause, outcome))
+    }
+
+    /// What made the first number that is not finite in any microbatch.
+    fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
+        if let Some(found) = FiniteStates::find(self.module, &self.session)? {
+            return Ok(Some(Cause::State(found.name)));
+        }
+        let microbatches = self.microbatches()?;
+        for index in 0..microbatches {
+            let cause = self.session.first_non_finite(&batch.microbatch(index, microbatches))?;
+            if cause.is_some() {
+                return Ok(cause);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Tells the file and the user of a step.
+    pub(super) fn report(
+        &mut self,
+        ended: Ended,
+        eval_loss: Option<f64>,
+        outcome: &mut Outcome,
+    ) -> Result<(), TrainError> {
+        let Ended { step, updated, seconds } = ended;
+        let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
+        (outcome.steps, outcome.loss) = (step + 1, Some(loss));
+        outcome.eval_loss = eval_loss;
+        let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
+        let samples_per_s = match tokens_per_s {
+            Some(_) => None,
+            None => Some(self.loader.global_batch_size() as f64 / seconds),
+        };
+        let step_ms = seconds * 1e3;
+        let outputs = outputs(metrics);
+        let metrics = StepMetrics {
+            step,
+            loss,
+            lr,
+            grad_norm,
+            tokens_per_s,
+            samples_per_s,
+            step_ms,
+            skipped,
+            eval_loss,
+            outputs,
+        };
+        self.metrics.write(&metrics)?;
+        self.progress.step(&metrics);
+        Ok(())
+    }
+}
+
+pub(super) fn not_finite(
+    step: u64,
+    what: &'static str,
+    value: f64,
+    cause: Option<Cause>,
+    outcome: &Outcome,
+) -> TrainError {
+    TrainError::NotFinite { step, what, value, cause, kept: outcome.checkpoint.clone() }
+}

@@ -1,0 +1,116 @@
+//! The checkpoint with the lowest eval loss, checkpoints that are removed, and runs that end early.
+
+use super::*;
+
+/// After three steps the rate is negative: the eval loss rises.
+const ASCENT: (&str, &str) = ("value = 0.049}", "value = -0.2}");
+
+/// A run that is evaluated after every step and gets worse after some.
+fn rising() -> Setup {
+    let mut run = setup();
+    run.edits = vec![ASCENT];
+    (run.schedule.eval_every, run.schedule.save_every) = (Some(1), None);
+    run
+}
+
+/// The steps after which a run has its lowest eval loss, at which it is neither begun nor ended.
+fn lowest(run: &Setup) -> u64 {
+    let losses: Vec<f64> = run.metrics().iter().map(|step| step.eval_loss.unwrap()).collect();
+    let lowest = (0..losses.len()).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap() + 1;
+    assert!(
+        (2..6).contains(&lowest) && losses[lowest..].windows(2).all(|pair| pair[0] < pair[1]),
+        "{losses:?}"
+    );
+    lowest as u64
+}
+
+#[test]
+fn a_run_without_patience_left_ends_as_done_and_stays_so() {
+    let mut run = rising();
+    run.schedule.patience = Some(3);
+    let outcome = run.go().unwrap();
+    let end = lowest(&run) + 3;
+    assert_eq!((outcome.ended_early, outcome.stopped, outcome.steps), (true, false, end));
+    assert_eq!(outcome.checkpoint, Some(run.checkpoints().path(end)));
+    assert_eq!(outcome.eval_loss, run.metrics().last().unwrap().eval_loss);
+    let whole = run.metrics();
+
+    run.resume = true;
+    let outcome = run.go().unwrap();
+    assert_eq!((outcome.ended_early, outcome.steps, outcome.loss), (true, end, None));
+    assert_eq!(outcome.eval_loss, whole.last().unwrap().eval_loss);
+    assert_eq!(run.metrics(), whole);
+    run.schedule.patience = Some(5);
+    assert_eq!(run.go().unwrap().steps, end + 2);
+
+    // A run that was stopped in between counts the evaluations before.
+    let mut parts = rising();
+    (parts.schedule.patience, parts.on_line) = (Some(3), OnLine::Stop("step 7/20"));
+    assert_eq!(end, 8, "the run is to be stopped between the lowest loss and the end");
+    assert!(parts.go().unwrap().stopped);
+    (parts.resume, parts.on_line) = (true, OnLine::Nothing);
+    let outcome = parts.go().unwrap();
+    assert_eq!((outcome.ended_early, outcome.steps), (true, end));
+    assert_eq!(numbers(&parts.metrics()), numbers(&whole));
+}
+
+#[test]
+fn the_newest_checkpoints_are_kept_and_the_best_besides() {
+    let mut run = rising();
+    (run.schedule.save_every, run.schedule.keep) = (Some(1), Some(2));
+    let outcome = run.go().unwrap();
+    let best = lowest(&run);
+    let expected = outcome.best.clone().unwrap();
+    assert_eq!((expected.path, expected.evaluation.steps), (run.checkpoints().path(best), best));
+    assert_eq!(run.checkpoints().steps().unwrap(), [best, 19, 20]);
+
+    let mut parts = rising();
+    (parts.schedule.save_every, parts.schedule.keep) = (Some(1), Some(2));
+    parts.on_line = OnLine::Stop("step 12/20");
+    parts.go().unwrap();
+    assert_eq!(parts.checkpoints().steps().unwrap(), [best, 11, 12]);
+    (parts.resume, parts.on_line) = (true, OnLine::Nothing);
+    assert_eq!(
+        parts.go().unwrap().best.map(|best| best.evaluation),
+        outcome.best.map(|best| best.evaluation)
+    );
+    assert_eq!(parts.checkpoints().steps().unwrap(), [best, 19, 20]);
+}
+
+#[test]
+fn a_checkpoint_that_is_not_evaluated_is_not_the_best() {
+    let mut run = rising();
+    (run.schedule.save_every, run.schedule.eval_every, run.schedule.keep) = (Some(5), Some(4), Some(1));
+    let outcome = run.go().unwrap();
+    // Of the checkpoints, that of step 20 alone was evaluated.
+    assert_eq!(outcome.best.unwrap().evaluation.steps, 20);
+    assert_eq!(run.checkpoints().steps().unwrap(), [20]);
+    assert_ne!(outcome.lowest.unwrap().steps, 20);
+}
+
+#[test]
+fn every_evaluation_that_improves_is_saved_if_the_best_is_wanted() {
+    let mut run = rising();
+    (run.schedule.save_best, run.schedule.eval_every) = (true, Some(2));
+    let outcome = run.go().unwrap();
+    let best = outcome.best.unwrap().evaluation;
+    assert_eq!(Some(best), outcome.lowest);
+    let improving: Vec<u64> = (1..=best.steps / 2).map(|index| 2 * index).chain([20]).collect();
+    assert_eq!(run.checkpoints().steps().unwrap(), improving);
+
+    // Which one it is outlives a run that ends and goes on.
+    (run.resume, run.schedule.steps) = (true, 22);
+    assert_eq!(run.go().unwrap().best.map(|best| best.evaluation), Some(best));
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
+    let mut run = setup();
+    run.schedule.keep = Some(1);
+    let folder = run.checkpoints().folder().to_owned();
+    std::fs::create_dir(&folder).unwrap();
+    // A file where the folder is to be set aside.
+    std::fs::write(folder.join("step-5.removed.tmp"), "in the way").unwrap();
+    assert_eq!(run.go().unwrap().steps, 20);
+    assert_eq!(run.checkpoints().steps().unwrap(), [5, 20]);
+}

@@ -266,4 +266,27 @@ mod tests {
         fs::write(folder.path().join("empty"), []).unwrap();
         assert!(map(&folder.path().join("empty")).unwrap().is_empty());
     }
+
+    /// The reading end of the next test, in a process of its own.
+    #[test]
+    #[ignore = "it ends its process: `missing_bytes_end_the_process_with_the_files_name` runs it"]
+    fn reads_missing_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.bin");
+        fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let bytes = map(&path).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
+        fs::remove_dir_all(folder.path()).unwrap();
+        println!("read {}", bytes[1 << 19]);
+    }
+
+    #[test]
+    fn missing_bytes_end_the_process_with_the_files_name() {
+        let this = std::env::current_exe().unwrap();
+        let arguments = ["--ignored", "--exact", "--nocapture", "mapped::tests::reads_missing_bytes"];
+        let ended = std::process::Command::new(this).args(arguments).output().unwrap();
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(2), "{told}");
+        assert!(told.contains("data.bin` was cut off while it was in use"), "{told}");
+    }
 }

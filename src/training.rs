@@ -26,7 +26,7 @@ use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
-use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, TrainError, resume};
+use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, Surroundings, TrainError, resume};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -261,11 +261,18 @@ pub fn go_on(
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
-/// `rewinds` removes later checkpoints. Errors: files that cannot be read or changed.
-pub fn cut_back(folder: &Folder, start: &Start, rewinds: bool) -> Result<(), Failure> {
+/// `rewinds` removes later checkpoints. `report` is told of steps that were done and have no metrics. Errors: files that
+/// cannot be read or changed.
+pub fn cut_back(folder: &Folder, start: &Start, rewinds: bool, report: impl FnOnce(String)) -> Result<(), Failure> {
     let checkpoints = checkpoints(folder.path());
     let later = rewinds.then_some(&checkpoints);
-    runtime::train::cut_back(later, &folder.join(METRICS), start.step).map_err(failure)
+    let metrics = folder.join(METRICS);
+    let missing = runtime::train::cut_back(later, &metrics, start.step).map_err(failure)?;
+    if missing > 0 {
+        let path = metrics.display();
+        report(format!("note: {path} lacks {missing} of the {} steps that were done: the file was damaged or changed", start.step));
+    }
+    Ok(())
 }
 
 /// The checkpoints of the run in a folder.
@@ -291,17 +298,19 @@ pub struct Setup<'a> {
     pub folder: &'a Folder,
     /// Steps in total.
     pub steps: u64,
+    /// The files that the run reads, and its folder.
+    pub surroundings: Surroundings,
 }
 
 /// Trains until the last step, or until `stop` is set. The device is given back before this returns: what comes after
 /// takes its states from the checkpoint, and no more memory than the run did.
 pub fn train(
-    setup: &Setup,
+    setup: Setup,
     mut device: Box<dyn Device + Send>,
     start: Start,
     stop: &AtomicBool,
-) -> Result<Outcome, Failure> {
-    let Setup { compilation, programs, loader, settings, folder, steps } = *setup;
+) -> Result<(Outcome, Surroundings), Failure> {
+    let Setup { compilation, programs, loader, settings, folder, steps, surroundings } = setup;
     let evaluates = loader.eval_samples() > 0;
     let mut session =
         Session::new(&mut *device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
@@ -320,6 +329,7 @@ pub fn train(
         metrics: MetricsWriter::append(&metrics).map_err(unwritten)?,
         progress: Progress::new(start.step, steps),
         history: EvalHistory::read(&metrics).map_err(unwritten)?,
+        surroundings,
     };
     let schedule = Schedule {
         start: start.step,
@@ -332,7 +342,7 @@ pub fn train(
     };
     let outcome = runtime::train::train(&mut run, &schedule, stop).map_err(failure)?;
     run.progress.finish();
-    Ok(outcome)
+    Ok((outcome, run.surroundings))
 }
 
 /// The values of all states in a checkpoint of the run.
@@ -361,7 +371,7 @@ fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {
 }
 
 /// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.
-fn failure(error: TrainError) -> Failure {
+pub(crate) fn failure(error: TrainError) -> Failure {
     match error {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {

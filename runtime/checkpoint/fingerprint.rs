@@ -1,5 +1,7 @@
-//! The fingerprint of data files, without reading all of them.
+//! Fingerprints: of data files, without reading all of them, and of a module's parameters.
 
+use super::description::StateRow;
+use ir::{Module, Role};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::{self, File};
@@ -77,6 +79,17 @@ fn hash_file(path: &Path, hash: &mut Fnv) -> io::Result<u64> {
         hash.add(&block);
     }
     Ok(size)
+}
+
+/// The fingerprint of the set of parameters: names, element types and sizes, whatever their order.
+pub fn of_parameters(module: &Module) -> String {
+    let role = Role::ALL.iter().find(|(role, _)| *role == Role::Parameter).map_or("", |(_, name)| name);
+    let rows = StateRow::table(module).into_iter().filter(|row| row.role == role);
+    let mut rows: Vec<String> = rows.map(|row| row.to_string()).collect();
+    rows.sort();
+    let mut hash = Fnv::default();
+    rows.iter().for_each(|row| hash.add(row.as_bytes()));
+    hash.to_string()
 }
 
 /// FNV-1a, 64 bits: not for secrets, the same on every machine.

@@ -3,9 +3,7 @@
 use super::error::CheckpointError;
 use super::load::folders;
 use super::save::Checkpoints;
-use std::fs;
-use std::io;
-use std::path::Path;
+use files::disk;
 
 impl Checkpoints {
     /// The steps of the checkpoints in the folder, whole or not, in order.
@@ -58,21 +56,13 @@ impl Checkpoints {
     /// Removes a checkpoint. It loses its name first, so that a crash leaves no part of it under that name.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let path = self.path(step);
-        let removed = path.with_extension("removed.tmp");
+        let removed = files::temporary_name(&path);
         let remove = || {
-            remove_folder(&removed)?;
-            fs::rename(&path, &removed)?;
-            remove_folder(&removed)
+            disk::rename(&path, &removed)?;
+            disk::sync_folder(&self.folder)?;
+            disk::remove(&removed)
         };
         remove().map_err(|source| CheckpointError::Remove { path: path.clone(), source })
-    }
-}
-
-/// Removes a folder, if it is there.
-fn remove_folder(path: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }
 
@@ -80,6 +70,7 @@ fn remove_folder(path: &Path) -> io::Result<()> {
 mod tests {
     use super::super::testing::{description, module, values};
     use super::*;
+    use std::fs;
 
     fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
         let folder = tempfile::tempdir().unwrap();
@@ -126,7 +117,6 @@ mod tests {
     fn checkpoints_after_a_step_are_removed_and_nothing_else() {
         let (_folder, checkpoints) = saved(&[5, 20, 100]);
         fs::write(checkpoints.folder.join("notes.txt"), "the user's own").unwrap();
-        fs::create_dir(checkpoints.folder.join("step-100.removed.tmp")).unwrap();
         checkpoints.remove_after(5).unwrap();
         assert_eq!(checkpoints.steps().unwrap(), [5]);
         assert_eq!(fs::read_dir(&checkpoints.folder).unwrap().count(), 2);

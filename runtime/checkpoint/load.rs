@@ -349,7 +349,7 @@ mod tests {
         /// Damage anywhere is an error, or changes nothing of the values.
         #[test]
         fn no_damage_gives_other_values(
-            states: bool, place: proptest::sample::Index, bit in 0..8, cut: Option<proptest::sample::Index>,
+            states: bool, place: proptest::sample::Index, bit in 0u8..8, cut: Option<proptest::sample::Index>,
         ) {
             let (_folder, checkpoints) = saved(&[1]);
             let path = checkpoints.path(1).join(if states { STATES } else { DESCRIPTION });

@@ -26,7 +26,7 @@ mod weights;
 pub use compare::Differences;
 pub use description::{Description, FORMAT, StateRow};
 pub use error::CheckpointError;
-pub use fingerprint::DataFingerprint;
+pub use fingerprint::{DataFingerprint, of_parameters};
 pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
 pub(crate) use padding::unpadded_value;

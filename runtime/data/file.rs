@@ -1,6 +1,6 @@
 //! Files and folders: which format a name means, and mapping them into memory.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 

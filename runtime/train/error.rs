@@ -89,6 +89,19 @@ pub enum TrainError {
         /// Those that are not whole.
         damaged: Vec<CheckpointError>,
     },
+    /// A file that the run reads is not what it was.
+    #[error("{0}, and go on with --resume: checkpoints that were saved are whole")]
+    Changed(#[from] files::FileChanged),
+    /// The run's folder has another name, or is no more.
+    #[error(
+        "the folder `{}` was moved or removed while the run was writing into it\n  = put it back and go on with --resume; what \
+         was saved there is whole",
+        path.display()
+    )]
+    FolderGone {
+        /// The name that it had.
+        path: PathBuf,
+    },
     /// A checkpoint could not be written, read or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

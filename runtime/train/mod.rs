@@ -16,6 +16,7 @@ mod run;
 mod saving;
 mod session;
 mod step;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 
@@ -25,3 +26,4 @@ pub use history::{EvalHistory, Evaluation};
 pub use resume::{Resumed, cut_back, resume};
 pub use run::{BestCheckpoint, Outcome, Run, Schedule, train};
 pub use session::Session;
+pub use surroundings::Surroundings;

@@ -52,9 +52,11 @@ pub fn resume(
 /// it are cut off, and with `checkpoints` the later checkpoints are removed. Those go first: a crash leaves a run with
 /// more metrics than it needs, which the next one cuts off.
 ///
+/// Returns the number of steps of which there are no metrics, though they were done.
+///
 /// # Errors
 /// Files that cannot be read or changed.
-pub fn cut_back(checkpoints: Option<&Checkpoints>, metrics: &Path, step: u64) -> Result<(), TrainError> {
+pub fn cut_back(checkpoints: Option<&Checkpoints>, metrics: &Path, step: u64) -> Result<u64, TrainError> {
     checkpoints.map_or(Ok(()), |checkpoints| checkpoints.remove_after(step))?;
     Ok(metrics::truncate_to_step(metrics, step)?)
 }

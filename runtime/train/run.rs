@@ -4,6 +4,8 @@ use super::error::TrainError;
 use super::evaluate::evaluate;
 use super::history::{EvalHistory, Evaluation};
 use super::session::Session;
+use super::surroundings::Surroundings;
+use super::surroundings::Surroundings;
 use super::step::{Begun, not_finite};
 use crate::checkpoint::{Checkpoints, DataFingerprint};
 use crate::data::Loader;
@@ -51,6 +53,8 @@ pub struct Run<'a> {
     pub progress: Progress,
     /// The evaluations so far, as the metrics have them.
     pub history: EvalHistory,
+    /// The files that it reads, and its folder.
+    pub surroundings: Surroundings,
 }
 
 /// How a run ended.
@@ -107,6 +111,7 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
         if outcome.stopped || outcome.ended_early {
             break;
         }
+        run.surroundings.check()?;
         if open.is_none() {
             since = Instant::now();
         }

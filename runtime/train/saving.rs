@@ -16,6 +16,9 @@ impl Run<'_> {
         done: u64,
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
+        self.surroundings.check()?;
+        // A checkpoint never has steps behind it of which there are no metrics.
+        self.metrics.sync()?;
         let description = Description::new(self.module, self.loader.position(done), self.data.clone());
         let states = FiniteStates::of(self.module, &self.session);
         let written = self.checkpoints.save(self.module, &description, &states);

@@ -1,22 +1,24 @@
 //! `trainyard compile`: from a model to a program, and with `--train` to a trained model.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use clap::Args;
+use files::FolderLock;
 use ir::Diagnostic;
 use runtime::cuda::TooLarge;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
 use runtime::program::Target;
+use runtime::train::Surroundings;
 
 use super::report::{self, Failure, Outcome, Severity};
 use super::resuming::{self, Beginning};
 use super::summary;
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, Length, Settings, Tokenizer};
+use crate::config::{DataSource, InputSource, Length, Settings, Tokenizer};
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::output::Folder;
@@ -73,6 +75,7 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
+        let lock = folder.lock(false, |_| {})?;
         let beginning = self.check_folder(&folder)?;
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
@@ -87,12 +90,49 @@ impl Compile {
         }
         match &ready.training {
             None => {
+                let _lock = self.own(&folder, &beginning, lock)?;
                 folder.clear()?;
                 self.write_plan(&folder, &ready)?;
                 Ok(Outcome::Done)
             }
-            Some((loader, steps)) => self.train(&folder, &beginning, &ready, &device, loader, *steps),
+            Some((loader, steps)) => self.train(&folder, &beginning, lock, &ready, &device, loader, *steps),
         }
+    }
+
+    /// Takes the folder for this process, if it has it not yet: a folder that was not there is made when the run begins.
+    /// Errors: another process was faster.
+    fn own(
+        &self,
+        folder: &Folder,
+        beginning: &Beginning,
+        lock: Option<FolderLock>,
+    ) -> Result<Option<FolderLock>, Failure> {
+        if lock.is_some() {
+            return Ok(lock);
+        }
+        let lock = folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
+        if self.check_folder(folder)? != *beginning {
+            let message = format!("another run was in {} meanwhile", folder.path().display());
+            return Err(Diagnostic::new(message).note("start again").into());
+        }
+        Ok(lock)
+    }
+
+    /// The files that a run reads.
+    fn inputs(&self) -> Vec<PathBuf> {
+        let Settings { data, .. } = &self.settings;
+        let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
+            DataSource::File(path) => Some(path),
+            DataSource::Synthetic => None,
+        });
+        let columns = data.input.iter().filter_map(|input| match &input.source {
+            InputSource::File(path) => Some(path),
+            _ => None,
+        });
+        let files = [&self.model].into_iter().chain(sources).chain(columns).cloned();
+        // Large tensors of the model stand in files beside it, which their maps have by their full names.
+        let external = self.model.parent().and_then(|folder| folder.canonicalize().ok());
+        files.chain(external).collect()
     }
 
     /// Refuses an output folder that cannot be used, before anything takes time. Returns where the run begins.
@@ -175,6 +215,7 @@ impl Compile {
         &self,
         folder: &Folder,
         beginning: &Beginning,
+        lock: Option<FolderLock>,
         ready: &Ready,
         on: &Chosen,
         loader: &Loader,
@@ -219,19 +260,23 @@ impl Compile {
             }
         };
         let stop = stop_on_signals()?;
+        let lock = self.own(folder, beginning, lock)?;
         match beginning {
             Beginning::Checkpoint { place, in_place: true } => {
-                training::cut_back(folder, &start, place.step.is_some())?;
+                training::cut_back(folder, &start, place.step.is_some(), report)?;
             }
             _ => folder.clear()?,
         }
         self.write_plan(folder, ready)?;
-        let setup = Setup { compilation, programs, loader, settings, folder, steps };
-        let outcome = training::train(&setup, device, start, &stop)?;
+        let surroundings = Surroundings { inputs: self.inputs(), lock };
+        let setup = Setup { compilation, programs, loader, settings, folder, steps, surroundings };
+        let (outcome, surroundings) = training::train(setup, device, start, stop)?;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
         let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
+        surroundings.check().map_err(training::failure)?;
         let exported = export::export(source, compilation, &states, folder.path())?;
+        surroundings.check().map_err(training::failure)?;
         eprint!("{}", summary::text(&outcome, best, &exported, steps));
         if best.is_none() && settings.run.exports_best() {
             eprintln!("note: no checkpoint was evaluated: the last one is exported");
@@ -338,14 +383,20 @@ fn profile_table(shares: &[Share], peak: Option<f64>) -> String {
 }
 
 /// A flag that Ctrl-C and SIGTERM set.
-fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let set = stop.clone();
-    let handler = move || {
-        if !set.swap(true, Ordering::Relaxed) {
-            eprintln!("\nstopping after this step");
-        }
-    };
-    ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;
-    Ok(stop)
+fn stop_on_signals() -> Result<&'static AtomicBool, Failure> {
+    // The handler is the process's, and stays.
+    static STOP: AtomicBool = AtomicBool::new(false);
+    static HANDLED: Mutex<bool> = Mutex::new(false);
+    let mut handled = HANDLED.lock().unwrap_or_else(PoisonError::into_inner);
+    STOP.store(false, Ordering::Relaxed);
+    if !*handled {
+        let handler = || {
+            if !STOP.swap(true, Ordering::Relaxed) {
+                eprintln!("\nstopping after this step");
+            }
+        };
+        ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;
+        *handled = true;
+    }
+    Ok(&STOP)
 }

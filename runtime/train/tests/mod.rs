@@ -10,7 +10,9 @@ mod on_ranks;
 mod scaling;
 mod short;
 
-use super::{EvalHistory, Outcome, Resumed, Run, Schedule, Session, TrainError, cut_back, resume, train};
+use super::{
+    EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, cut_back, resume, train,
+};
 use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
@@ -177,6 +179,7 @@ impl Setup {
         session.write_states(values)?;
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
         let mut run = Run {
+            surroundings: Surroundings { inputs: vec![self.corpus()], lock: None },
             module: &module,
             session,
             loader: &loader,

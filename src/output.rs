@@ -95,13 +95,10 @@ impl Folder {
     /// Takes the folder for this process, and makes it if `make` is set; `None` if it is not there. Files that killed runs
     /// left half written in it are removed. `warn` is told where the file system has no locks. Errors: another process has
     /// it.
-    pub fn lock(
-        &self,
-        make: bool,
-        warn: impl FnOnce(Diagnostic),
-    ) -> Result<Option<FolderLock>, Diagnostic> {
+    pub fn lock(&self, make: bool, warn: impl FnOnce(Diagnostic)) -> Result<Option<FolderLock>, Diagnostic> {
         if make {
-            disk::create_folders(&self.path).map_err(|error| cannot("make the folder", &self.path, &error))?;
+            disk::create_folders(&self.path)
+                .map_err(|error| cannot("make the folder", &self.path, &error))?;
         } else if !self.path.is_dir() {
             return Ok(None);
         }

@@ -263,14 +263,22 @@ pub fn go_on(
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
 /// `rewinds` removes later checkpoints. `report` is told of steps that were done and have no metrics. Errors: files that
 /// cannot be read or changed.
-pub fn cut_back(folder: &Folder, start: &Start, rewinds: bool, report: impl FnOnce(String)) -> Result<(), Failure> {
+pub fn cut_back(
+    folder: &Folder,
+    start: &Start,
+    rewinds: bool,
+    report: impl FnOnce(String),
+) -> Result<(), Failure> {
     let checkpoints = checkpoints(folder.path());
     let later = rewinds.then_some(&checkpoints);
     let metrics = folder.join(METRICS);
     let missing = runtime::train::cut_back(later, &metrics, start.step).map_err(failure)?;
     if missing > 0 {
         let path = metrics.display();
-        report(format!("note: {path} lacks {missing} of the {} steps that were done: the file was damaged or changed", start.step));
+        report(format!(
+            "note: {path} lacks {missing} of the {} steps that were done: the file was damaged or changed",
+            start.step
+        ));
     }
     Ok(())
 }

@@ -4,8 +4,10 @@
 mod damage;
 #[path = "durability/faults.rs"]
 mod faults;
+#[allow(dead_code)]
 #[path = "run/running.rs"]
 mod running;
+#[allow(dead_code)]
 #[path = "run/workplace.rs"]
 mod workplace;
 
@@ -17,7 +19,8 @@ use running::Running;
 use workplace::Workplace;
 
 /// Steps enough to be in the middle of them when something is done to the run.
-const RUN: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 16 --steps 2000 --save-every 5 -o run";
+const RUN: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 16 --steps 2000 --save-every 5 -o run";
 
 /// A run that has made a checkpoint, and goes on.
 fn running() -> (Workplace, Running) {
@@ -60,7 +63,8 @@ fn data_that_are_cut_off_end_the_run_with_their_name() {
 #[test]
 fn held_out_data_that_are_cut_off_are_named() {
     let place = Workplace::with_text(200_000);
-    let flags = "compile testdata/gpt2-fresh.onnx --train text.txt --eval held.txt --microbatch 16 --steps 40 -o run";
+    let flags =
+        "compile testdata/gpt2-fresh.onnx --train text.txt --eval held.txt --microbatch 16 --steps 40 -o run";
     place.write("held.txt", &place.read("text.txt"));
     let mut running = Running::start(place.command(flags));
     running.wait_for_line("before step 0");
@@ -73,7 +77,12 @@ fn held_out_data_that_are_cut_off_are_named() {
 #[test]
 fn data_that_are_overwritten_in_place_end_the_run() {
     let (place, running) = running();
-    OpenOptions::new().write(true).open(place.path("text.txt")).unwrap().write_at(b"other words", 100).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .open(place.path("text.txt"))
+        .unwrap()
+        .write_at(b"other words", 100)
+        .unwrap();
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(

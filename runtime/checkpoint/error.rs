@@ -135,7 +135,10 @@ fn whole_text(whole: &Option<PathBuf>) -> String {
         let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
         let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
         let run = run.unwrap_or(path).display();
-        format!("\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", path.display())
+        format!(
+            "\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}",
+            path.display()
+        )
     })
 }
 

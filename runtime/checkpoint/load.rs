@@ -143,7 +143,9 @@ fn check_files(description: &Path, document: &Document) -> Result<(), String> {
     for (name, &bytes) in &document.files {
         match fs::metadata(description.with_file_name(name)).map(|metadata| metadata.len()) {
             Ok(found) if found == bytes => {}
-            Ok(found) => return Err(format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?")),
+            Ok(found) => {
+                return Err(format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?"));
+            }
             Err(error) => return Err(format!("`{name}` beside it cannot be read: {error}")),
         }
     }
@@ -373,10 +375,14 @@ mod tests {
             *bytes.last_mut().unwrap() ^= 1;
             fs::write(&path, bytes).unwrap();
         }
-        let error = checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err().to_string();
+        let error =
+            checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err().to_string();
         let run = checkpoints.folder.parent().unwrap().display();
         assert!(error.contains("step-3/state.safetensors` is damaged: the bytes of `half`"), "{error}");
-        assert!(error.ends_with(&format!("step-1` is whole: go on from it with --resume={run}@1")), "{error}");
+        assert!(
+            error.ends_with(&format!("step-1` is whole: go on from it with --resume={run}@1")),
+            "{error}"
+        );
     }
 
     #[test]
@@ -397,7 +403,11 @@ mod tests {
         let header = String::from_utf8(bytes[8..8 + length].to_vec()).unwrap();
         let (from, to) = (header.find("\"trainyard.xxh3\"").unwrap(), header.find("}\"}").unwrap() + 2);
         let old = format!("{}{}", &header[..from].trim_end_matches(','), &header[to..]).replace("{,", "{");
-        fs::write(&states, [&(old.len() as u64).to_le_bytes(), old.as_bytes(), &bytes[8 + length..]].concat()).unwrap();
+        fs::write(
+            &states,
+            [&(old.len() as u64).to_le_bytes(), old.as_bytes(), &bytes[8 + length..]].concat(),
+        )
+        .unwrap();
         let path = checkpoints.path(1).join(DESCRIPTION);
         let document = Document::of_bytes(&fs::read(&path).unwrap()).unwrap();
         let mut text = serde_json::to_value(&document.description).unwrap();

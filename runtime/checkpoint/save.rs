@@ -160,8 +160,12 @@ impl<'m> StateTable<'m> {
             None => Err(CheckpointError::State { name: state.name.clone(), found: 0, expected: u64::MAX }),
         };
         let rows = module.states.values().map(row).collect::<Result<_, _>>()?;
-        let layout = TensorLayout::new(rows, &[MARK]).map_err(|name| CheckpointError::ReservedName { name })?;
-        Ok(Self { layout, states: module.states.values().map(|state| (state.name.as_str(), state)).collect() })
+        let layout =
+            TensorLayout::new(rows, &[MARK]).map_err(|name| CheckpointError::ReservedName { name })?;
+        Ok(Self {
+            layout,
+            states: module.states.values().map(|state| (state.name.as_str(), state)).collect(),
+        })
     }
 
     /// The bytes of a state without padding.
@@ -216,7 +220,8 @@ mod tests {
     #[test]
     fn a_save_survives_every_fault_at_every_operation() {
         for replaced in [20, 10] {
-            let save = |checkpoints: &Checkpoints| checkpoints.save(&module(), &description(replaced), &values(2));
+            let save =
+                |checkpoints: &Checkpoints| checkpoints.save(&module(), &description(replaced), &values(2));
             let (_folder, checkpoints) = run();
             let (saved, operations) = count(|| save(&checkpoints));
             saved.unwrap();
@@ -235,7 +240,10 @@ mod tests {
                 assert!(known.contains(&(step, loaded)), "{fault:?} at {at}: step {step} is neither");
                 assert!(step >= 10 || replaced == 10, "{fault:?} at {at}: step 10 is gone");
                 save(&checkpoints).unwrap();
-                assert_eq!(checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap(), values(2));
+                assert_eq!(
+                    checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap(),
+                    values(2)
+                );
             }
         }
     }

@@ -73,7 +73,8 @@ impl TensorFile {
         let word = |key: &str| metadata.metadata().as_ref()?.get(key).cloned();
         let of_states = word(MARK.0).as_deref() == Some(MARK.1);
         let of_pytorch = word("format").as_deref() == Some("pt");
-        let checksums = word(CHECKSUMS).map(|text| read_checksums(&text, &tensors)).transpose().map_err(malformed)?;
+        let checksums =
+            word(CHECKSUMS).map(|text| read_checksums(&text, &tensors)).transpose().map_err(malformed)?;
         Ok(Self { path: path.to_owned(), file, tensors, checksums, of_states, of_pytorch })
     }
 
@@ -211,7 +212,7 @@ fn dtype(stored: Stored) -> Result<DType, String> {
 }
 
 /// The element type as safetensors has it.
-pub fn safetensors_type(dtype: DType) -> Stored {
+pub(super) fn safetensors_type(dtype: DType) -> Stored {
     match dtype {
         DType::F64 => Stored::F64,
         DType::F32 => Stored::F32,
@@ -287,7 +288,8 @@ mod tests {
 
     #[test]
     fn a_written_file_is_read_and_marked_as_ours_and_damage_is_noticed() {
-        let row = |name: &str, dtype, dims: &[u64]| TensorRow { name: name.to_owned(), dtype, dims: dims.to_vec() };
+        let row =
+            |name: &str, dtype, dims: &[u64]| TensorRow { name: name.to_owned(), dtype, dims: dims.to_vec() };
         let rows = vec![row("a", DType::F64, &[]), row("b", DType::U8, &[3])];
         let layout = TensorLayout::new(rows, &[MARK]).unwrap();
         let mut written = Cursor::new(Vec::new());

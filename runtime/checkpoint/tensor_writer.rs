@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn another_reader_takes_the_file_and_each_tensor_is_aligned() {
-        let rows = vec![row("b", DType::U8, &[3]), row("a", DType::F64, &[]), row("none", DType::F32, &[0, 4])];
+        let rows =
+            vec![row("b", DType::U8, &[3]), row("a", DType::F64, &[]), row("none", DType::F32, &[0, 4])];
         let layout = TensorLayout::new(rows, &[("format", "pt")]).unwrap();
         let mut file = Cursor::new(Vec::new());
         let value = |row: &TensorRow| Ok::<_, io::Error>(vec![7; row.bytes() as usize].into());
@@ -172,7 +173,12 @@ mod tests {
     #[test]
     fn the_sum_of_a_tensor_is_of_its_type_and_sizes_too() {
         let sum = |dtype, dims: &[u64]| of_tensor(dtype, dims, &[0; 24]);
-        let sums = [sum(Dtype::F32, &[2, 3]), sum(Dtype::F32, &[3, 2]), sum(Dtype::I32, &[2, 3]), sum(Dtype::F32, &[23])];
+        let sums = [
+            sum(Dtype::F32, &[2, 3]),
+            sum(Dtype::F32, &[3, 2]),
+            sum(Dtype::I32, &[2, 3]),
+            sum(Dtype::F32, &[23]),
+        ];
         let distinct: std::collections::BTreeSet<_> = sums.iter().collect();
         assert_eq!(distinct.len(), sums.len());
     }

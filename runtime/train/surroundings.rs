@@ -21,7 +21,9 @@ impl Surroundings {
     pub fn check(&self) -> Result<(), TrainError> {
         files::unchanged(&self.inputs)?;
         match &self.lock {
-            Some(lock) if !lock.is_in_place() => Err(TrainError::FolderGone { path: lock.folder().to_owned() }),
+            Some(lock) if !lock.is_in_place() => {
+                Err(TrainError::FolderGone { path: lock.folder().to_owned() })
+            }
             _ => Ok(()),
         }
     }

@@ -36,8 +36,12 @@ pub(crate) fn damaged_tensors(model: &mut ModelProto, files: &mut ExternalFiles)
         };
         if bytes.is_some_and(|bytes: Bytes| of_tensor(tensor, &bytes) != sum) {
             let name = quoted(tensor.name.as_deref().unwrap_or_default());
-            let message = format!("tensor {name} is damaged: its bytes do not have the checksum that they were written with");
-            let remedy = format!("write the file anew; or, if a program changed the tensor on purpose, remove {KEY} from its metadata_props");
+            let message = format!(
+                "tensor {name} is damaged: its bytes do not have the checksum that they were written with"
+            );
+            let remedy = format!(
+                "write the file anew; or, if a program changed the tensor on purpose, remove {KEY} from its metadata_props"
+            );
             damaged.push(Problem::new(message).note(remedy));
         }
     });
@@ -117,8 +121,12 @@ mod tests {
             ..Default::default()
         };
         let opset = OperatorSetIdProto { version: Some(20), ..Default::default() };
-        let model =
-            ModelProto { ir_version: Some(10), opset_import: vec![opset], graph: Some(graph), ..Default::default() };
+        let model = ModelProto {
+            ir_version: Some(10),
+            opset_import: vec![opset],
+            graph: Some(graph),
+            ..Default::default()
+        };
         let model = Model::from_bytes(model.encode_to_vec().into(), None).unwrap();
         let path = folder.join("model.onnx");
         model.write(&path, &BTreeMap::new()).unwrap();

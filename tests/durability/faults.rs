@@ -1,6 +1,7 @@
 //! A whole run with a fault at each of its operations on the disk, one after the other, as SQLite's tests have it. After each,
 //! the same command with `--resume` ends with the states, the metrics and the exports of a run without a fault.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -19,7 +20,7 @@ const FAULTS: [Fault; 4] = [Fault::Full, Fault::Failed, Fault::KilledAfter, Faul
 fn run(folder: &Path, more: &[&str]) -> Result<Outcome, Failure> {
     let output = folder.to_str().expect("temporary folders have plain names");
     let arguments = ["trainyard"].into_iter().chain(RUN.split_whitespace()).chain(["-o", output]);
-    let arguments = arguments.chain(more.iter().copied()).map(Into::into);
+    let arguments = arguments.chain(more.iter().copied()).map(OsString::from);
     match Cli::parse_with_config(arguments) {
         Ok(cli) => cli.command.run(),
         Err(ParseError::Usage(error)) => panic!("{error}"),

@@ -4,6 +4,7 @@
 use crate::workplace::Workplace;
 use passes::Manager;
 use runtime::device::Device;
+use runtime::train::Surroundings;
 use std::sync::atomic::AtomicBool;
 use trainyard::cli::report::Failure;
 use trainyard::cli::{Cli, Command};
@@ -43,7 +44,7 @@ pub(crate) fn train(
     let start = if settings.run.resume.is_some() {
         let here = ResumePlace { folder: folder.path().to_owned(), step: None };
         let start = training::go_on(&compilation, settings, &loader, &here, drop)?;
-        training::cut_back(&folder, &start, false)?;
+        training::cut_back(&folder, &start, false, drop)?;
         start
     } else {
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
@@ -58,8 +59,9 @@ pub(crate) fn train(
         settings,
         folder: &folder,
         steps: STEPS,
+        surroundings: Surroundings::default(),
     };
-    training::train(&setup, device, start, &AtomicBool::new(false)).map(drop)
+    training::train(setup, device, start, &AtomicBool::new(false)).map(drop)
 }
 
 const STEPS: u64 = 16;

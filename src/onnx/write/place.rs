@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::error::{Problem, quoted};
 use crate::model::Model;
 use crate::proto::{
-    AttributeProto, AttributeType, DataLocation, GraphProto, ModelProto, NodeProto, StringStringEntryProto,
-    TensorProto,
+    AttributeProto, AttributeType, DataLocation, ModelProto, NodeProto, StringStringEntryProto, TensorProto,
+    each_tensor,
 };
 use crate::tensor::{Tensor, TensorBytes, TensorSource};
 

@@ -1,5 +1,6 @@
 //! Writing models and reading them again.
 
+use std::fs;
 use std::path::PathBuf;
 
 use prost::Message;

@@ -188,11 +188,14 @@ class Check:
             # A packed tensor holds several parameters one after the other. One that was merged stands for the first alone.
             packed = sum(self.module.state[name].size for name in known) == size(tensor["type"])
             own = own or (known if packed else known[:1]) or [name for name in [tensor["name"]] if self.owners.get(name)]
-            names += own or [state.get("author") or state["state"] for state in tensor["states"]] or [tensor["name"]]
+            own = own or [state.get("author") or state["state"] for state in tensor["states"]] or [tensor["name"]]
+            names += own
+            self.stored.update((name, tensor["name"]) for name in own)
         return names
 
     def set_check(self):
         """The trained tensors are the parameters that the file holds, by name, up to ties."""
+        self.stored = {}
         found = {name: self.module.owner(name) or self.owners.get(name) or name for name in self.trained()}
         self.got = set(found.values())
         missing, extra = sorted(self.held - self.got), sorted(self.got - self.held)
@@ -239,7 +242,9 @@ class Check:
         unexpected = [key for key in unexpected if key not in self.notes["renamed"]]
         if self.folded:
             unexpected = [key for key in unexpected if self.owners[key] in self.held]
-        unexpected = [key for key in unexpected if key not in self.computed]
+        # A guess may have named it; the trained file has the file's name for it.
+        computed = {*self.computed, *(self.stored[name] for name in self.computed)}
+        unexpected = [key for key in unexpected if key not in computed or key not in self.messages]
         if unexpected:
             self.failures.append(f"unexpected keys: {listed(unexpected)}")
         shapes = [key for key in sorted(keys & state) if self.initial[key].shape != self.module.state[key].shape]

@@ -140,7 +140,7 @@ impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.operator)?;
         if !self.origin.is_empty() {
-            write!(f, " of {}", self.origin)?;
+            write!(f, " of {}", ir::visible(&self.origin))?;
         }
         write!(f, " made {}", self.value)?;
         self.rank.map_or(Ok(()), |rank| write!(f, " on rank {rank}"))?;

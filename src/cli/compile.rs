@@ -12,7 +12,7 @@ use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
 use runtime::program::Target;
 
-use super::report::{self, Failure, Outcome, Severity};
+use super::report::{self, Failure, Outcome, Severity, tell};
 use super::resuming;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Resume, Settings, Tokenizer};
@@ -79,10 +79,10 @@ impl Compile {
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         self.tell(&ready.plan, device.target);
-        eprintln!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
-        ready.compilation.loss.iter().for_each(|loss| eprintln!("loss: {}", loss.text));
+        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
+        ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
-            eprintln!("device: {}", device.described);
+            tell!("device: {}", device.described);
         }
         match &ready.training {
             None => {
@@ -175,9 +175,9 @@ impl Compile {
     ) -> Result<Outcome, Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
-        loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
+        loader.notes().iter().for_each(|note| tell!("note: {note}"));
         export::check(&source.model, compilation)?;
-        let report = |text: String| eprintln!("{text}");
+        let report = |text: String| report::tell_lines(&text);
         let from = match &settings.run.resume {
             None => None,
             Some(Resume::Folder(from)) if !goes_on_in_place => Some(from.as_path()),
@@ -203,7 +203,7 @@ impl Compile {
                 let start = training::go_on(compilation, settings, loader, from, folder, report)?;
                 let mut notes = resuming::changed_flags(from, settings);
                 notes.extend(resuming::check_length(from, start.step, steps, settings)?);
-                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                notes.iter().for_each(|note| tell!("note: {note}"));
                 (device, start)
             }
         };
@@ -223,7 +223,7 @@ impl Compile {
             let shares = profile.shares(&programs.training, ready.plan.microbatches);
             let on_processor = programs.training.target == Target::Cpu;
             let peak = on_processor.then(|| runtime::cpu::peak_gflops(settings.device.threads));
-            eprint!("{}", profile_table(&shares, peak));
+            report::tell_lines(&profile_table(&shares, peak));
         }
         Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
@@ -247,7 +247,7 @@ impl Compile {
 
     fn tell(&self, plan: &plan::Plan, target: Target) {
         let memory = &plan.memory;
-        eprintln!(
+        tell!(
             "{}: {} parameters in {} tensors, {} x {} samples a step",
             self.model.display(),
             plan.parameter_elements,
@@ -259,13 +259,13 @@ impl Compile {
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
             let on = if target == Target::Cuda { "a GPU each" } else { "as threads" };
-            eprintln!(
+            tell!(
                 "mesh: {mesh} {on}, {} x {} samples each",
                 plan.microbatches,
                 plan.microbatch / parallel.data_ranks()
             );
         }
-        eprintln!(
+        tell!(
             "memory: {each}{} planned ({} states, {} arena besides, {} constants; at least {} live at a time)",
             bytes(memory.peak),
             bytes(memory.states),
@@ -295,19 +295,19 @@ fn summarize(outcome: &runtime::train::Outcome, exported: &export::Exported, ste
     if outcome.stopped {
         let checkpoint =
             outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        eprintln!("stopped after {} of {steps} steps; saved {checkpoint}", outcome.steps);
-        eprintln!("go on with the same command and --resume");
+        tell!("stopped after {} of {steps} steps; saved {checkpoint}", outcome.steps);
+        tell!("go on with the same command and --resume");
         return;
     }
     let loss = |loss: Option<f64>| loss.map_or("none".to_string(), |loss| format!("{loss:.6}"));
-    eprintln!(
+    tell!(
         "done: {} steps, loss {}, eval loss {}; wrote {}",
         outcome.steps,
         loss(outcome.loss),
         loss(outcome.eval_loss),
         exported.model.display()
     );
-    exported.notes().iter().for_each(|note| eprintln!("note: {note}"));
+    exported.notes().iter().for_each(|note| tell!("note: {note}"));
 }
 
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
@@ -343,7 +343,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>, Failure> {
     let set = stop.clone();
     let handler = move || {
         if !set.swap(true, Ordering::Relaxed) {
-            eprintln!("\nstopping after this step");
+            report::tell_lines("\nstopping after this step");
         }
     };
     ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;

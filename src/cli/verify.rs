@@ -147,7 +147,7 @@ impl Verify {
                 let text = serde_json::to_string_pretty(&found).map_err(anyhow::Error::from)?;
                 report::write_out(&format!("{text}\n"))
             }
-            false => report::write_out(&found.to_string()),
+            false => report::write_text(&found.to_string()),
         }?;
         Ok(if found.passed { Outcome::Done } else { Outcome::Difference })
     }
@@ -324,7 +324,7 @@ impl Verify {
     fn weights(&self, source: &Source, compilation: &Compilation) -> Result<StateBytes, Failure> {
         let Some(path) = &self.initial.weights else { return Ok(StateBytes::new()) };
         let weights = load_weights(path, &compilation.training, &source.imported)?;
-        eprintln!("{}", weights.report);
+        report::tell_lines(&weights.report.to_string());
         Ok(weights.values)
     }
 }

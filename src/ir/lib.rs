@@ -31,6 +31,7 @@ pub mod view;
 
 pub use data::{Blob, Claim, Data, is_initial};
 pub use diagnostic::Diagnostic;
+pub mod visible;
 pub use dim::{Dim, Dims};
 pub use dtype::DType;
 pub use edit::{At, Builder, Changed};
@@ -42,3 +43,4 @@ pub use ops::{Cost, GradientError, Gradients, Inference, NodeRef, Op, Operator, 
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
+pub use visible::visible;

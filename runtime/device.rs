@@ -161,9 +161,9 @@ pub enum DeviceError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// A GPU has less memory than the programs take.
+    /// A device has less memory than the programs take.
     #[error(transparent)]
-    TooLarge(Box<crate::cuda::TooLarge>),
+    TooLarge(Box<crate::room::TooLarge>),
     /// The threads cannot be started.
     #[error("cannot start {threads} threads: {message}")]
     Threads {

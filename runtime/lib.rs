@@ -14,6 +14,8 @@ pub mod lower;
 pub mod metrics;
 pub mod profile;
 pub mod program;
+pub mod memory;
 pub mod progress;
 pub mod ranks;
 pub mod train;
+pub mod room;

@@ -11,6 +11,7 @@ pub mod inspection;
 pub mod output;
 pub mod pipeline;
 pub mod plan;
+pub mod memory;
 pub mod short_evaluation;
 pub mod sizes;
 pub mod state_dict;

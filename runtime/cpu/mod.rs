@@ -22,6 +22,7 @@ use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Instruction, Microbatches, Program, Section, Target};
 use crate::ranks::Rank;
+use crate::room;
 use arena::{Arena, Constants};
 use call::Place;
 use std::borrow::Cow;
@@ -56,6 +57,7 @@ impl Cpu {
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
             return Err(devices_error(program, 1));
         }
+        Self::has_room(&programs, 1)?;
         Self::with(programs, threads, None)
     }
 
@@ -69,6 +71,12 @@ impl Cpu {
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
         Self::with(programs, Some(threads), Some(communicator))
+    }
+
+    /// Refuses programs that do not fit this machine's memory, once for each of so many ranks.
+    pub(crate) fn has_room(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
+        let checked = room::check_processor(programs.iter().map(|program| &**program), ranks);
+        checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))
     }
 
     fn with(

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 use clap::Args;
 use ir::Diagnostic;
-use runtime::cuda::TooLarge;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
 use runtime::program::Target;
+use runtime::room::TooLarge;
 
 use super::report::{self, Failure, Outcome, Severity, tell};
 use super::resuming;

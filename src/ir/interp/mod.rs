@@ -8,6 +8,7 @@
 //! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.
 
 mod collective;
+mod memory;
 mod ranks;
 mod run;
 
@@ -16,6 +17,8 @@ use crate::random;
 use crate::{DType, Diagnostic, Initializer, Module, Op, State, StateId, Tensor};
 use run::Run;
 use std::collections::BTreeMap;
+
+pub use memory::{LargestValue, StepMemory, bytes_of, memory};
 
 /// How numbers are kept between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,8 @@
 //! What runs a program: lowering, devices, data, checkpoints, and the training loop.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod check;
 pub mod checkpoint;
 pub mod comm;

@@ -1,5 +1,8 @@
 //! The driver of Trainyard: the command line, its settings, and what ties import, passes and runtime together.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod cli;
 pub mod compilation;
 pub mod config;

@@ -8,6 +8,8 @@ mod memory;
 mod models;
 #[path = "hostile/names.rs"]
 mod names;
+#[path = "hostile/streams.rs"]
+mod streams;
 #[path = "run/workplace.rs"]
 mod workplace;
 

@@ -5,6 +5,9 @@
 //! [`types`] and [`module`] (what a program is), [`ops`] (what a node computes), [`edit`] (how a pass changes a
 //! program), [`verify`] (what every program must satisfy), [`text`] (how it is written), [`interp`] (what it means).
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod analysis;
 pub mod block;
 pub mod data;

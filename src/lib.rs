@@ -16,6 +16,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod memory;
 pub mod short_evaluation;
+pub mod signals;
 pub mod sizes;
 pub mod state_dict;
 pub mod training;

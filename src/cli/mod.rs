@@ -25,6 +25,7 @@ pub use report::{Failure, Outcome};
 pub use verify::Verify;
 
 use crate::config::file::ConfigFile;
+use crate::hardware;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]
@@ -98,6 +99,7 @@ impl Cli {
 impl Command {
     /// Does it.
     pub fn run(&self) -> Result<Outcome, Failure> {
+        hardware::check_environment()?;
         match self {
             Self::Compile(compile) => compile.run(),
             Self::Inspect(inspect) => inspect.run(),

@@ -11,6 +11,7 @@ use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
 use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::hardware;
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
@@ -161,6 +162,7 @@ impl Verify {
             .note("give one of the two")
             .into());
         }
+        hardware::fits_processor(&self.parallel)?;
         let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         sizes::require_bound(&model, &bindings, false)

@@ -117,8 +117,8 @@ pub fn file_tensor(data: &Data) -> Option<Tensor> {
     Tensor::from_bytes(&data.ty, data.bytes()?)
 }
 
-/// More simulated ranks are refused.
-const MOST_RANKS: u64 = 1024;
+/// The most ranks of a mesh that are simulated.
+pub const MOST_RANKS: u64 = 1024;
 
 /// Runs one step: reads and writes `states`, reports the outputs. The module is one that the verifier accepts.
 ///

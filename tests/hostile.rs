@@ -2,6 +2,8 @@
 //! terminal, an error stream that is full, a limit on file sizes, numbers of threads and ranks that no machine has, graphs
 //! that are deep. Each ends with an exit code and a message of the binary, never with a panic or a kill.
 
+#[path = "hostile/depth.rs"]
+mod depth;
 #[path = "hostile/limits.rs"]
 mod limits;
 #[path = "hostile/memory.rs"]

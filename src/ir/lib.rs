@@ -31,10 +31,10 @@ pub mod text;
 pub mod types;
 pub mod verify;
 pub mod view;
+pub mod visible;
 
 pub use data::{Blob, Claim, Data, is_initial};
 pub use diagnostic::Diagnostic;
-pub mod visible;
 pub use dim::{Dim, Dims};
 pub use dtype::DType;
 pub use edit::{At, Builder, Changed};

@@ -1,7 +1,8 @@
 //! Constants of a program: which values depend on nothing that changes, what they are, and what their bytes hold.
 
+use cranelift_entity::SecondaryMap;
 use ir::ops::Interp;
-use ir::{Blob, Claim, Data, DataId, Module, Node, Op, Operator, Tensor, Type, ValueId};
+use ir::{Blob, Claim, Data, DataId, Module, Node, NodeId, Op, Operator, Tensor, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How much of a value is known before the program runs.
@@ -32,6 +33,8 @@ pub(crate) fn is_candidate(data: &Data) -> bool {
 pub(crate) struct Constants<'m> {
     module: &'m Module,
     known: Vec<Known>,
+    /// The place of each node in program order.
+    position: SecondaryMap<NodeId, u32>,
     values: BTreeMap<ValueId, Tensor>,
     /// Floats computed in their types, where those are others.
     typed: BTreeMap<ValueId, Tensor>,
@@ -41,8 +44,10 @@ impl<'m> Constants<'m> {
     /// Looks at every node once.
     pub(crate) fn new(module: &'m Module) -> Self {
         let known = vec![Known::Nothing; module.value_count()];
-        let mut constants = Self { module, known, values: BTreeMap::new(), typed: BTreeMap::new() };
-        for (_, node) in module.nodes() {
+        let (values, typed) = (BTreeMap::new(), BTreeMap::new());
+        let mut constants = Self { module, known, position: SecondaryMap::new(), values, typed };
+        for (position, (id, node)) in module.nodes().enumerate() {
+            constants.position[id] = position as u32;
             for &result in &node.results {
                 constants.known[result.as_u32() as usize] = constants.known_result(node, module.ty(result));
             }
@@ -96,8 +101,9 @@ impl<'m> Constants<'m> {
                 stack.extend(&module.node(id).operands);
             }
         }
-        let in_order = module.nodes().filter(|(id, _)| wanted.contains(id));
-        in_order.map(|(_, node)| node).collect()
+        let mut in_order: Vec<NodeId> = wanted.into_iter().collect();
+        in_order.sort_unstable_by_key(|&id| self.position[id]);
+        in_order.into_iter().map(|id| module.node(id)).collect()
     }
 
     fn run(&mut self, node: &Node) -> Option<()> {
@@ -176,22 +182,38 @@ pub(crate) fn equal_along(data: &Data, dim: usize) -> Option<bool> {
 #[derive(Default)]
 pub(crate) struct Literals {
     rows: BTreeMap<(Type, Vec<u8>), DataId>,
+    /// The names of the first so many rows of the module's table.
+    names: BTreeSet<String>,
+    named: usize,
+    /// The first number that may be free, by prefix.
+    next: BTreeMap<String, usize>,
 }
 
 impl Literals {
     /// The row that holds the tensor, named `prefix.N` if it is new.
     pub(crate) fn row(&mut self, module: &mut Module, prefix: &str, tensor: &Tensor) -> DataId {
-        let (ty, bytes) = (tensor.ty(), tensor.to_bytes());
-        *self.rows.entry((ty, bytes)).or_insert_with_key(|(ty, bytes)| {
-            let taken = |name: &str| module.data.values().any(|data| data.name == name);
-            let mut names = (0..).map(|n| format!("{prefix}.{n}"));
-            let name = names.find(|name| !taken(name)).expect("there is always a next number");
-            module.add_data(Data {
-                name,
-                ty: ty.clone(),
-                blob: Blob::Inline(bytes.clone().into()),
-                claim: None,
-            })
-        })
+        let key = (tensor.ty(), tensor.to_bytes());
+        if let Some(&row) = self.rows.get(&key) {
+            return row;
+        }
+        let name = self.free_name(module, prefix);
+        let blob = Blob::Inline(key.1.clone().into());
+        let row = module.add_data(Data { name, ty: key.0.clone(), blob, claim: None });
+        self.rows.insert(key, row);
+        row
+    }
+
+    /// The first name `prefix.N` that no row has.
+    fn free_name(&mut self, module: &Module, prefix: &str) -> String {
+        self.names.extend(module.data.values().skip(self.named).map(|data| data.name.clone()));
+        self.named = module.data.len();
+        let next = self.next.entry(prefix.to_owned()).or_default();
+        loop {
+            let name = format!("{prefix}.{next}");
+            *next += 1;
+            if !self.names.contains(&name) {
+                return name;
+            }
+        }
     }
 }

@@ -3,6 +3,9 @@
 //! [`registry`] lists them, one line each; [`manager`] runs them, verifies after each and shows what they did; every
 //! other module is one pass. A pass decides first (pure, the decision prints) and then applies what it decided.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod autodiff;
 pub mod batch_norm;
 pub mod bind;

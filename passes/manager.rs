@@ -104,8 +104,8 @@ impl Manager {
     fn show(&self, number: usize, pass: &Pass, before: &Module, module: &Module) -> io::Result<()> {
         let changed = || self.print_changed && before != module;
         if self.print_after.iter().any(|name| name == pass.name()) || changed() {
-            let mut out = io::stderr().lock();
-            writeln!(out, "// after {pass}\n{}", ir::text::print(module))?;
+            // An error stream that is full or closed is no reason to stop.
+            let _ = writeln!(io::stderr().lock(), "// after {pass}\n{}", ir::text::print(module));
         }
         if let Some(dir) = &self.dump {
             std::fs::create_dir_all(dir)?;

@@ -10,6 +10,7 @@
 mod claims;
 mod evidence;
 mod names;
+mod paths;
 mod report;
 mod ties;
 mod views;

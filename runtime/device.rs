@@ -140,7 +140,7 @@ impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.operator)?;
         if !self.origin.is_empty() {
-            write!(f, " of {}", self.origin)?;
+            write!(f, " of {}", ir::visible(&self.origin))?;
         }
         write!(f, " made {}", self.value)?;
         self.rank.map_or(Ok(()), |rank| write!(f, " on rank {rank}"))?;
@@ -161,9 +161,9 @@ pub enum DeviceError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// A GPU has less memory than the programs take.
+    /// A device has less memory than the programs take.
     #[error(transparent)]
-    TooLarge(Box<crate::cuda::TooLarge>),
+    TooLarge(Box<crate::room::TooLarge>),
     /// The threads cannot be started.
     #[error("cannot start {threads} threads: {message}")]
     Threads {

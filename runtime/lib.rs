@@ -1,5 +1,8 @@
 //! What runs a program: lowering, devices, data, checkpoints, and the training loop.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod check;
 pub mod checkpoint;
 pub mod comm;
@@ -11,9 +14,11 @@ pub mod data;
 pub mod device;
 pub mod layout;
 pub mod lower;
+pub mod memory;
 pub mod metrics;
 pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod ranks;
+pub mod room;
 pub mod train;

@@ -73,14 +73,13 @@ impl Progress {
                 bar.set_message(text.clone());
                 // The last line stays on the screen as it is.
                 if matters && done != self.total {
-                    bar.suspend(|| eprintln!("{text}"));
+                    bar.suspend(|| write_line(&mut io::stderr(), &text));
                 }
             }
             Display::Lines { out, every, last } => {
                 let due = last.is_none_or(|last| last.elapsed() >= *every);
                 if due || done == self.total || matters {
-                    // A progress line that nobody can read any more must not end a training run.
-                    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+                    write_line(out, &text);
                     *last = Some(Instant::now());
                 }
             }
@@ -90,10 +89,8 @@ impl Progress {
     /// Prints a line of its own, above the bar.
     pub fn message(&mut self, text: &str) {
         match &mut self.display {
-            Display::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
-            Display::Lines { out, .. } => {
-                let _ = writeln!(out, "{text}").and_then(|()| out.flush());
-            }
+            Display::Bar(bar) => bar.suspend(|| write_line(&mut io::stderr(), text)),
+            Display::Lines { out, .. } => write_line(out, text),
         }
     }
 
@@ -135,6 +132,11 @@ impl Progress {
         let fits = |line: &String| line.len() < COLUMNS;
         (0..=5).rev().map(line).find(fits).unwrap_or_else(|| line(0))
     }
+}
+
+/// Writes a line that is only for people: one that cannot be written must not end a training run.
+fn write_line(out: &mut dyn Write, text: &str) {
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
 /// A loss with four decimals, unless it is too large for a line.

@@ -235,6 +235,6 @@ fn told(error: WriteError) -> Vec<Diagnostic> {
                 notes: problem.notes,
             })
             .collect(),
-        other => vec![Diagnostic::new(other.to_string())],
+        other => vec![Diagnostic::of_error(&other)],
     }
 }

@@ -1,7 +1,9 @@
 //! Which device a run is on: what `--device` asks for, and what the machine has.
 
+use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
 use ir::Diagnostic;
+use ir::interp::MOST_RANKS;
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
 use runtime::cuda::probe::{Driver, Probe, probe};
@@ -19,13 +21,17 @@ pub struct Chosen {
 /// Finds the device of a run.
 ///
 /// # Errors
-/// A GPU was asked for, and cannot be used: what is missing, and where it was looked for.
+/// A GPU was asked for, and cannot be used: what is missing, and where it was looked for. A mesh of more ranks than the
+/// processor runs.
 pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagnostic> {
-    let processor = |described: String| Chosen { target: Target::Cpu, described };
+    let processor = |described: String| {
+        fits_processor(parallel)?;
+        Ok(Chosen { target: Target::Cpu, described })
+    };
     let folders = Folders::of_process();
     match choice {
-        DeviceChoice::Cpu => Ok(processor(CPU.into())),
-        DeviceChoice::Auto => Ok(processor(unasked(&probe(&folders)))),
+        DeviceChoice::Cpu => processor(CPU.into()),
+        DeviceChoice::Auto => processor(unasked(&probe(&folders))),
         DeviceChoice::Cuda => {
             let probe = probe(&folders);
             let driver = usable("--device cuda", &probe, &folders)?;
@@ -33,6 +39,39 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagn
                 for_ranks(&format!("--mesh {mesh}"), parallel.ranks(), driver, &probe, &folders)?;
             }
             Ok(Chosen { target: Target::Cuda, described: names(driver, parallel.ranks()) })
+        }
+    }
+}
+
+/// Refuses a mesh of more ranks than the processor runs: each takes memory and threads of its own.
+pub fn fits_processor(parallel: &Parallel) -> Result<(), Diagnostic> {
+    let (ranks, Some(mesh)) = (parallel.ranks(), &parallel.mesh) else { return Ok(()) };
+    if ranks <= MOST_RANKS {
+        return Ok(());
+    }
+    let message = format!(
+        "--mesh {mesh} has {ranks} ranks; the processor runs up to {MOST_RANKS}, each with a thread of its own"
+    );
+    Err(Diagnostic::new(message).note("take a smaller mesh; --device cuda gives each rank a GPU of its own"))
+}
+
+/// The variable by which rayon, whose threads draw weights and cut texts into tokens, is told how many to start.
+const RAYON_THREADS: &str = "RAYON_NUM_THREADS";
+
+/// Refuses an environment that asks for more threads than a flag may.
+///
+/// # Errors
+/// The variable, its value and the largest number that is taken.
+pub fn check_environment() -> Result<(), Diagnostic> {
+    threads_in_environment(std::env::var(RAYON_THREADS).ok().as_deref())
+}
+
+fn threads_in_environment(value: Option<&str>) -> Result<(), Diagnostic> {
+    match value.filter(|value| value.trim().parse::<u128>().is_ok_and(|count| count > MOST_THREADS.into())) {
+        None => Ok(()),
+        Some(value) => {
+            let message = format!("{RAYON_THREADS}={value} asks for more than {MOST_THREADS} threads");
+            Err(Diagnostic::new(message).note("unset it: there is a thread for each core then"))
         }
     }
 }

@@ -1,5 +1,8 @@
 //! The driver of Trainyard: the command line, its settings, and what ties import, passes and runtime together.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod cli;
 pub mod compilation;
 pub mod config;
@@ -8,10 +11,12 @@ pub mod feed;
 pub mod hardware;
 pub mod initialization;
 pub mod inspection;
+pub mod memory;
 pub mod output;
 pub mod pipeline;
 pub mod plan;
 pub mod short_evaluation;
+pub mod signals;
 pub mod sizes;
 pub mod state_dict;
 pub mod training;

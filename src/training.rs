@@ -16,7 +16,6 @@ use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states,
 };
-use runtime::cuda::TooLarge;
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
@@ -26,6 +25,7 @@ use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
+use runtime::room::TooLarge;
 use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, Surroundings, TrainError, resume};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -149,7 +149,7 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
     if let Some(label) = &spec.label {
         spec.unfillable = feed::unfillable(module, &label.name)?;
     }
-    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(error.to_string()).into())
+    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::of_error(&error).into())
 }
 
 fn source(source: &DataSource) -> data::DataSource {
@@ -189,13 +189,13 @@ pub fn device(
         }
     };
     device.map_err(|error| match too_large(&error) {
-        Some(large) => Failure::User(vec![diagnosed(large, fits(large))]),
+        Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
         None => failure(error.into()),
     })
 }
 
 /// What a device, or a rank, says of programs that do not fit.
-fn too_large(error: &DeviceError) -> Option<&TooLarge> {
+pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
     match error {
         DeviceError::TooLarge(large) => Some(large),
         DeviceError::Rank { source, .. } => too_large(source),
@@ -203,9 +203,13 @@ fn too_large(error: &DeviceError) -> Option<&TooLarge> {
     }
 }
 
-fn diagnosed(large: &TooLarge, fitting: Option<String>) -> Diagnostic {
-    let other =
-        "no smaller microbatch that halving leads to fits; --bf16, or a mesh of several GPUs, takes less";
+fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagnostic {
+    let other = match target {
+        Target::Cpu => "no smaller microbatch that halving leads to fits; --bf16 takes less",
+        Target::Cuda => {
+            "no smaller microbatch that halving leads to fits; --bf16, or a mesh of several GPUs, takes less"
+        }
+    };
     Diagnostic::new(large.to_string()).note(large.told()).note(fitting.unwrap_or_else(|| other.into()))
 }
 
@@ -384,15 +388,9 @@ pub(crate) fn failure(error: TrainError) -> Failure {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
             let note = "a smaller --microbatch takes less; --global-batch keeps the step the same";
-            Failure::User(vec![Diagnostic::new(error.to_string()).note(note)])
+            Failure::User(vec![Diagnostic::of_error(&error).note(note)])
         }
         TrainError::Device(_) => Failure::Fault(error.into()),
-        error => {
-            // The first line is the message; what follows after `  = ` are notes.
-            let text = error.to_string();
-            let mut parts = text.split("\n  = ").map(str::to_string);
-            let diagnostic = Diagnostic::new(parts.next().unwrap_or_default());
-            Failure::User(vec![parts.fold(diagnostic, Diagnostic::note)])
-        }
+        error => Failure::User(vec![Diagnostic::of_error(&error)]),
     }
 }

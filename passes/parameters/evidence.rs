@@ -1,11 +1,13 @@
 //! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
 
+use super::paths::{Paths, is_view, large_dims};
 use crate::constants::{any_element, first_elements};
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::Binary;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;
 use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
 use smallvec::SmallVec;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -86,33 +88,26 @@ struct Use<'m> {
 pub(super) struct Search<'m> {
     module: &'m Module,
     uses: cranelift_entity::SecondaryMap<ValueId, SmallVec<[NodeId; 2]>>,
-    /// Whether a value depends on an input of the program.
-    varies: Vec<bool>,
+    paths: Paths,
 }
 
 impl<'m> Search<'m> {
     pub(super) fn new(module: &'m Module) -> Self {
-        let mut varies = vec![false; module.value_count()];
-        module.inputs.iter().for_each(|input| varies[input.value.as_u32() as usize] = true);
-        for (_, node) in module.nodes() {
-            let any = node.operands.iter().any(|value| varies[value.as_u32() as usize]);
-            node.results.iter().for_each(|value| varies[value.as_u32() as usize] = any);
-        }
-        Self { module, uses: module.uses(), varies }
+        Self { module, uses: module.uses(), paths: Paths::new(module) }
     }
 
     fn varies(&self, value: ValueId) -> bool {
-        self.varies[value.as_u32() as usize]
+        self.paths.varies(value)
     }
 
     /// Weighs the uses of `values`, all of which are the tensor `data`.
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
-        let data = &self.module.data[data];
+        let data = Tensor::of(&self.module.data[data]);
         let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
         let mut vector_uses: BTreeMap<&[Slice], BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
-            let evidence = self.evidence(data, found);
+            let evidence = self.evidence(&data, found);
             let is_vector = matches!(
                 found.node.op,
                 Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) | Op::Binary(Binary::Add)
@@ -160,7 +155,7 @@ impl<'m> Search<'m> {
         matches!(node.op, Op::Concat(_)) && !node.operands.iter().any(|&operand| self.varies(operand))
     }
 
-    fn evidence(&self, data: &Data, found: &Use) -> Evidence {
+    fn evidence(&self, data: &Tensor, found: &Use) -> Evidence {
         let node = found.node;
         let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
         let other = || node.operands[1 - found.operand];
@@ -185,7 +180,7 @@ impl<'m> Search<'m> {
             }
             (Op::Contract(_), _) => parameter("weight of a contraction"),
             (Op::Experts(_), 1) => parameter("matrices of experts"),
-            (Op::Gather(_), 0) if self.is_rotary_lookup(node) && may_be_rotary(data) => Evidence::Constant(
+            (Op::Gather(_), 0) if self.is_rotary_lookup(node) && data.may_be_rotary() => Evidence::Constant(
                 format!("table that is looked up and multiplied in, as rotary tables are{place}"),
             ),
             (Op::Gather(_), 0) if self.weighs_classes(node) => {
@@ -197,7 +192,7 @@ impl<'m> Search<'m> {
             }
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
             (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
-            (Op::Concat(_), _) if any_element(data, |x| x != 0.0) != Some(false) => {
+            (Op::Concat(_), _) if !data.is_zero() => {
                 Evidence::Ambiguous(format!("joined to activations, as a folded class token is{place}"))
             }
             (op, _) => Evidence::None(format!("read by `{}` alone{place}", op.name())),
@@ -205,19 +200,19 @@ impl<'m> Search<'m> {
     }
 
     /// `x + tensor`: a bias, a mask, a number, or position embeddings that the exporter folded.
-    fn added(&self, data: &Data, found: &Use, other: ValueId, place: &str) -> Evidence {
-        if holds_masked(data) {
+    fn added(&self, data: &Tensor, found: &Use, other: ValueId, place: &str) -> Evidence {
+        if data.holds_masked() {
             return mask(place);
         }
         if !self.varies(other) {
             return Evidence::None(format!("meets constants alone{place}"));
         }
-        if self.are_scores(other) && self.feeds_only_softmax(found.node) {
+        if self.paths.are_scores(other) && self.paths.feeds_only_softmax(found.node.results[0]) {
             return on_scores(data, place);
         }
         let large = large_dims(self.module, found.value);
         match large[..] {
-            [] if !self.is_contraction(other) && !self.is_convolution(other) => {
+            [] if !self.paths.is_contraction(other) && !self.is_convolution(other) => {
                 Evidence::None(format!("a single number{place}"))
             }
             [] | [0] => Evidence::Parameter(format!("bias{place}")),
@@ -292,25 +287,7 @@ impl<'m> Search<'m> {
     /// Whether a node multiplies positions by frequencies: `positions` comes from integers, and only sines and cosines are
     /// taken of the product. Of activations they are taken in a network with sines, whose frequencies are trained.
     fn turns_into_angles(&self, node: &Node, positions: ValueId) -> bool {
-        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Mul)));
-        let is_angle = |op: &Op| matches!(op, Op::Unary(Unary::Sin | Unary::Cos));
-        let turns = !readers.is_empty() && readers.iter().all(|(reader, _)| is_angle(&reader.op));
-        turns && self.comes_from_integers(positions)
-    }
-
-    /// Whether a value is computed from integers alone.
-    fn comes_from_integers(&self, value: ValueId) -> bool {
-        let (mut stack, mut seen) = (vec![value], BTreeSet::new());
-        while let Some(value) = stack.pop() {
-            if !seen.insert(value) || !self.varies(value) || self.module.ty(value).dtype.is_integer() {
-                continue;
-            }
-            match self.module.value(value).definition {
-                Definition::Node(id, _) => stack.extend(&self.module.node(id).operands),
-                Definition::Input(_) | Definition::State(_) => return false,
-            }
-        }
-        true
+        self.paths.feeds_only_angles(node.results[0]) && self.paths.comes_from_integers(positions)
     }
 
     /// Whether what is looked up turns queries and keys: as a rotary operator's table, or multiplied in by hand.
@@ -339,45 +316,8 @@ impl<'m> Search<'m> {
     }
 
     /// Returns the definition of the value that this one is a view of.
-    fn viewed(&self, mut value: ValueId) -> Definition {
-        loop {
-            match self.module.value(value).definition {
-                Definition::Node(id, _) if is_view(&self.module.node(id).op) => {
-                    value = self.module.node(id).operands[0];
-                }
-                definition => return definition,
-            }
-        }
-    }
-
-    /// Whether only softmaxes read what the node computes, perhaps with more added to it.
-    fn feeds_only_softmax(&self, node: &Node) -> bool {
-        let readers = self.readers(node, |op| matches!(op, Op::Binary(Binary::Add)));
-        !readers.is_empty() && readers.iter().all(|(reader, _)| matches!(reader.op, Op::Softmax(_)))
-    }
-
-    fn is_contraction(&self, value: ValueId) -> bool {
-        self.contraction(value).is_some()
-    }
-
-    /// Whether the value is a product of two tensors of activations, as attention scores are, perhaps with more added.
-    fn are_scores(&self, value: ValueId) -> bool {
-        let (mut stack, mut seen) = (vec![value], BTreeSet::new());
-        while let Some(value) = stack.pop() {
-            let is_new = seen.insert(value);
-            match self.viewed(value) {
-                Definition::Node(id, _) if matches!(self.module.node(id).op, Op::Binary(Binary::Add)) => {
-                    stack.extend(self.module.node(id).operands.iter().filter(|_| is_new));
-                }
-                _ => {
-                    let product = self.contraction(value);
-                    if product.is_some_and(|node| node.operands.iter().all(|&operand| self.varies(operand))) {
-                        return true;
-                    }
-                }
-            }
-        }
-        false
+    fn viewed(&self, value: ValueId) -> Definition {
+        self.module.value(self.paths.viewed(value)).definition
     }
 
     /// Whether the value is what a convolution makes.
@@ -385,22 +325,34 @@ impl<'m> Search<'m> {
         let Definition::Node(id, _) = self.module.value(value).definition else { return false };
         matches!(self.module.node(id).op, Op::Conv(_) | Op::ConvGradInput(_))
     }
+}
 
-    /// The contraction that a value is, through views and scalar factors.
-    fn contraction(&self, mut value: ValueId) -> Option<&'m Node> {
-        loop {
-            let Definition::Node(id, _) = self.module.value(value).definition else { return None };
-            let node = self.module.node(id);
-            let single = |value: &ValueId| large_dims(self.module, *value).is_empty();
-            value = match &node.op {
-                Op::Contract(_) => return Some(node),
-                Op::Binary(Binary::Mul | Binary::Div) => {
-                    *node.operands.iter().find(|value| !single(value))?
-                }
-                op if is_view(op) => node.operands[0],
-                _ => return None,
-            };
-        }
+/// A tensor whose uses are weighed, with what its numbers say: read once, however many uses ask.
+struct Tensor<'m> {
+    data: &'m Data,
+    masked: OnceCell<bool>,
+    zero: OnceCell<bool>,
+    rotary: OnceCell<bool>,
+}
+
+impl<'m> Tensor<'m> {
+    fn of(data: &'m Data) -> Self {
+        Self { data, masked: OnceCell::new(), zero: OnceCell::new(), rotary: OnceCell::new() }
+    }
+
+    /// Whether it holds numbers that hide what they are added to.
+    fn holds_masked(&self) -> bool {
+        *self.masked.get_or_init(|| any_element(self.data, |x| x <= MASKED) == Some(true))
+    }
+
+    /// Whether its numbers are here, and all of them are zero.
+    fn is_zero(&self) -> bool {
+        *self.zero.get_or_init(|| any_element(self.data, |x| x != 0.0) == Some(false))
+    }
+
+    /// Whether it may be a table of sines and cosines.
+    fn may_be_rotary(&self) -> bool {
+        *self.rotary.get_or_init(|| may_be_rotary(self.data))
     }
 }
 
@@ -412,34 +364,17 @@ fn may_be_rotary(data: &Data) -> bool {
     starts && any_element(data, |x| x.abs() > 1.0 + 1e-3) != Some(true)
 }
 
-/// Whether a tensor holds numbers that hide what they are added to.
-fn holds_masked(data: &Data) -> bool {
-    any_element(data, |x| x <= MASKED) == Some(true)
-}
-
 fn mask(place: &str) -> Evidence {
     Evidence::Constant(format!("mask: holds numbers below {MASKED}{place}"))
 }
 
 /// A tensor that is added to attention scores: a mask, or a bias, which may have been folded by the exporter (T5's).
-fn on_scores(data: &Data, place: &str) -> Evidence {
-    if holds_masked(data) {
+fn on_scores(data: &Tensor, place: &str) -> Evidence {
+    if data.holds_masked() {
         mask(place)
-    } else if any_element(data, |x| x != 0.0) == Some(false) {
+    } else if data.is_zero() {
         Evidence::Constant(format!("mask: zeros added to attention scores{place}"))
     } else {
         Evidence::Ambiguous(format!("a bias on attention scores, or a mask{place}"))
     }
-}
-
-/// Whether an operator only moves elements of its one operand, or converts them.
-fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
-}
-
-/// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the
-/// last dim.
-fn large_dims(module: &Module, value: ValueId) -> Vec<usize> {
-    let dims = module.ty(value).dims.iter().rev().enumerate();
-    dims.filter(|(_, size)| !size.is_one()).map(|(i, _)| i).collect()
 }

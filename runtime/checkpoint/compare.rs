@@ -1,6 +1,7 @@
 //! How the state table of a checkpoint differs from a program's.
 
 use super::description::StateRow;
+use ir::visible;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -57,7 +58,7 @@ impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
         let other = |(wanted, found): &(StateRow, StateRow)| {
-            format!("`{}` is {} here and {} there", wanted.name, wanted.what(), found.what())
+            format!("`{}` is {} here and {} there", visible(&wanted.name), wanted.what(), found.what())
         };
         list(f, "missing in the checkpoint", &rows(&self.missing))?;
         list(f, "not in this program", &rows(&self.unexpected))?;

@@ -4,7 +4,7 @@ use super::fingerprint::DataFingerprint;
 use super::tensor_writer::Checksums;
 use crate::data::DataPosition;
 use files::Checksum;
-use ir::{Module, Role, State};
+use ir::{Module, Role, State, visible};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -143,14 +143,14 @@ impl StateRow {
     /// Type, role and view.
     pub(super) fn what(&self) -> String {
         let view = if self.view.is_empty() { String::new() } else { format!(" view {}", self.view) };
-        format!("{}{:?} {}{view}", self.dtype, self.dims, self.role)
+        visible(&format!("{}{:?} {}{view}", self.dtype, self.dims, self.role)).into_owned()
     }
 }
 
 /// `` `h.0.attn.weight` f32[768, 768] ``
 impl fmt::Display for StateRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` {}{:?}", self.name, self.dtype, self.dims)
+        write!(f, "`{}` {}{:?}", visible(&self.name), visible(&self.dtype), self.dims)
     }
 }
 

@@ -86,9 +86,9 @@ pub enum CheckpointError {
     },
     /// The state table is not this program's.
     #[error(
-        "`{}` is a checkpoint of another program (`{module}`):{differences}\n  = go on with the model and the flags of \
+        "`{}` is a checkpoint of another program (`{}`):{differences}\n  = go on with the model and the flags of \
          the first run; or take only its weights, with --weights {}/{}",
-        path.display(), path.display(), super::STATES
+        path.display(), ir::visible(module), path.display(), super::STATES
     )]
     OtherModel {
         /// The checkpoint.

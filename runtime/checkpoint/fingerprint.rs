@@ -45,7 +45,7 @@ impl DataFingerprint {
 /// `1048576 bytes (hash 0123456789abcdef)`
 impl fmt::Display for DataFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes (hash {})", self.bytes, self.hash)
+        write!(f, "{} bytes (hash {})", self.bytes, ir::visible(&self.hash))
     }
 }
 

@@ -5,7 +5,7 @@ use super::raw_view::RawTensor;
 use super::tensor_file::TensorFile;
 use super::{CheckpointError, StateBytes};
 use bytes::Bytes;
-use ir::{Diagnostic, Module, Role, ViewStep};
+use ir::{Diagnostic, Module, Role, ViewStep, visible};
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -51,7 +51,7 @@ pub fn load_weights(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
-    let file = TensorFile::open(path).map_err(|error| Diagnostic::new(error.to_string()))?;
+    let file = TensorFile::open(path).map_err(|error| Diagnostic::of_error(&error))?;
     weights_of(&file, module, aliases)
 }
 
@@ -64,7 +64,7 @@ pub fn weights_of(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
-    let told = |error: CheckpointError| Diagnostic::new(error.to_string());
+    let told = |error: CheckpointError| Diagnostic::of_error(&error);
     let matching = matching::decide(module, file, aliases);
     let mut values = StateBytes::new();
     let mut refused = matching.refused;
@@ -143,7 +143,7 @@ const LISTED: usize = 8;
 fn list(names: &[String]) -> String {
     let more = names.len().saturating_sub(LISTED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let named: Vec<String> = names.iter().take(LISTED).map(|name| format!("`{name}`")).collect();
+    let named: Vec<String> = names.iter().take(LISTED).map(|name| format!("`{}`", visible(name))).collect();
     format!("{}{more}", named.join(", "))
 }
 
@@ -155,12 +155,12 @@ impl fmt::Display for WeightsReport {
             f,
             "{loaded} of {} parameters and buffers are from `{}`",
             loaded + missed,
-            self.path.display()
+            visible(&self.path.display().to_string())
         )?;
         if !self.transposed.is_empty() {
             write!(f, "\n  = transposed: {}", list(&self.transposed))?;
         }
-        self.refused.iter().try_for_each(|reason| write!(f, "\n  = not loaded: {reason}"))?;
+        self.refused.iter().try_for_each(|reason| write!(f, "\n  = not loaded: {}", visible(reason)))?;
         if !self.without.is_empty() {
             write!(f, "\n  = not in the file, and left as they were: {}", list(&self.without))?;
         }

@@ -22,6 +22,7 @@ use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Instruction, Microbatches, Program, Section, Target};
 use crate::ranks::Rank;
+use crate::room;
 use arena::{Arena, Constants};
 use call::Place;
 use std::borrow::Cow;
@@ -56,6 +57,7 @@ impl Cpu {
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
             return Err(devices_error(program, 1));
         }
+        Self::has_room(&programs, 1)?;
         Self::with(programs, threads, None)
     }
 
@@ -69,6 +71,12 @@ impl Cpu {
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
         Self::with(programs, Some(threads), Some(communicator))
+    }
+
+    /// Refuses programs that do not fit this machine's memory, once for each of so many ranks.
+    pub(crate) fn has_room(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
+        let checked = room::check_processor(programs.iter().map(|program| &**program), ranks);
+        checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))
     }
 
     fn with(
@@ -94,7 +102,7 @@ impl Cpu {
             Ok(Loaded { program, constants, microbatches: 0 })
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
-        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let threads = threads.unwrap_or_else(cores);
         let name = communicator.as_ref().map_or("cpu".to_owned(), |own| format!("rank-{}", own.rank()));
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
         let pool = pool.thread_name(move |i| format!("{name}-{i}"));
@@ -262,9 +270,15 @@ impl Loaded {
     }
 }
 
+/// The cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// What this machine reaches on a product of two matrices of 1024 x 1024 f32 numbers with `threads` threads, or one for
 /// each core, in GFLOP/s: the best of several.
 pub fn peak_gflops(threads: Option<usize>) -> f64 {
+    let threads = threads.unwrap_or_else(cores);
     const SIZE: usize = 1024;
     let how = gemm::Multiply { factor: 1.0, add: false, parallel: true };
     let (lhs, rhs) = (vec![0.5f32; SIZE * SIZE], vec![0.25f32; SIZE * SIZE]);
@@ -276,7 +290,7 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
         2.0 * (SIZE as f64).powi(3) / start.elapsed().as_secs_f64() / 1e9
     };
     let mut best = || (0..10).map(|_| once()).fold(0.0, f64::max);
-    match rayon::ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build() {
+    match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
         Ok(pool) => pool.install(best),
         Err(_) => best(),
     }

@@ -27,4 +27,3 @@ pub mod roofline;
 mod room;
 
 pub use graphs::Pace;
-pub use room::TooLarge;

@@ -1,34 +1,11 @@
-//! Whether programs fit on a device: told from their plans, before a kernel is compiled or a byte of them put there.
+//! Whether programs fit on a GPU, with all that they take besides their arena and constants.
 
 use super::driver::Room;
 use super::program::CudaProgram;
-use crate::program::{Program, Section};
-use ir::Role;
-use std::collections::BTreeMap;
-use std::fmt;
+use crate::room::{self, Place, TooLarge};
 
-/// Programs that take more than a device has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct TooLarge {
-    /// The program that takes the most.
-    pub program: String,
-    /// The device, for people.
-    pub device: String,
-    /// Bytes that are free there.
-    pub free: u64,
-    /// What is taken, and how much of it: the kinds that are there.
-    pub kinds: Vec<(&'static str, u64)>,
-    /// The largest that the microbatches make: what makes it, and its bytes.
-    pub largest: Vec<(String, u64)>,
-    /// Of `free` the bytes that programs can have: their arena and constants.
-    pub of_programs: u64,
-}
-
-/// How many of the largest are told.
-const TOLD: usize = 3;
-
-/// What programs that share an arena take of a device besides their own: tables, and inputs on their way, of which there are
-/// two each.
+/// Bytes of programs that share an arena besides the arena and their constants: tables, and inputs on their way, of which
+/// there are two each.
 fn beside(programs: &[CudaProgram]) -> u64 {
     let of = |cuda: &CudaProgram| {
         let views = cuda.program.inputs.iter().filter_map(|input| input.view.as_ref());
@@ -40,95 +17,7 @@ fn beside(programs: &[CudaProgram]) -> u64 {
 
 /// Refuses programs for which there is no room.
 pub(super) fn check(programs: &[CudaProgram], room: &Room) -> Result<(), TooLarge> {
-    let Some(largest) = programs.iter().max_by_key(|cuda| cuda.program.memory.arena) else { return Ok(()) };
-    let program = &largest.program;
-    let constants: u64 = programs.iter().map(|cuda| cuda.program.memory.constants).sum();
     let beside = beside(programs).saturating_add(room.reserve);
-    let needed = program.memory.arena.saturating_add(constants).saturating_add(beside);
-    if needed <= room.free {
-        return Ok(());
-    }
-    let [weights, optimizer] = states(program);
-    let kinds = [
-        ("weights", weights),
-        ("optimizer", optimizer),
-        ("activations and gradients", program.memory.arena - weights - optimizer),
-        ("constants", constants),
-        ("libraries and inputs on their way", beside),
-    ];
-    Err(TooLarge {
-        program: program.name.clone(),
-        device: room.device.clone(),
-        free: room.free,
-        kinds: kinds.into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
-        largest: made(program),
-        of_programs: room.free.saturating_sub(beside),
-    })
-}
-
-/// Bytes of the model's own states, and of those that training adds.
-fn states(program: &Program) -> [u64; 2] {
-    let mut bytes = [0; 2];
-    for state in &program.states {
-        let own = matches!(state.role, Role::Parameter | Role::Buffer);
-        bytes[usize::from(!own)] += state.view.bytes().end - state.view.bytes().start;
-    }
-    bytes
-}
-
-/// The largest results of a microbatch, each place once.
-fn made(program: &Program) -> Vec<(String, u64)> {
-    let mut by_place: BTreeMap<u64, (u64, String)> = BTreeMap::new();
-    for instruction in program.section(Section::Microbatch) {
-        for view in &instruction.results {
-            let (base, bytes) = (view.base, view.bytes().end - view.bytes().start);
-            let known = by_place.entry(base).or_default();
-            if bytes > known.0 {
-                let origin = &instruction.origin;
-                let of = if origin.is_empty() { String::new() } else { format!(" of {origin}") };
-                *known = (bytes, format!("`{}`{of}", instruction.name()));
-            }
-        }
-    }
-    let mut all: Vec<(u64, String)> = by_place.into_values().collect();
-    all.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    all.into_iter().take(TOLD).map(|(bytes, name)| (name, bytes)).collect()
-}
-
-/// Bytes for people.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kibibytes = self.0 as f64 / 1024.0;
-        match kibibytes {
-            ..1024.0 => write!(f, "{kibibytes:.1} KiB"),
-            1024.0..1_048_576.0 => write!(f, "{:.1} MiB", kibibytes / 1024.0),
-            _ => write!(f, "{:.1} GiB", kibibytes / 1_048_576.0),
-        }
-    }
-}
-
-impl TooLarge {
-    /// Bytes for people: `1.5 GiB`.
-    pub fn size(bytes: u64) -> String {
-        Size(bytes).to_string()
-    }
-
-    /// The largest that the microbatches make, for people.
-    pub fn told(&self) -> String {
-        let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
-        format!("the largest that a microbatch makes: {}", all.collect::<Vec<_>>().join(", "))
-    }
-}
-
-/// `the program needs 81.2 GiB (12.0 GiB weights, …); GPU 0 (NVIDIA H200) has 79.0 GiB free`
-impl fmt::Display for TooLarge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let needed = self.kinds.iter().map(|(_, bytes)| bytes).sum();
-        let kinds = self.kinds.iter().map(|(kind, bytes)| format!("{} {kind}", Size(*bytes)));
-        let kinds = kinds.collect::<Vec<_>>().join(", ");
-        write!(f, "the program `{}` needs {} ({kinds}); ", self.program, Size(needed))?;
-        write!(f, "{} has {} free", self.device, Size(self.free))
-    }
+    let place = Place { device: room.device.clone(), free: room.free, beside, ranks: 1 };
+    room::check(programs.iter().map(|cuda| &*cuda.program), &place)
 }

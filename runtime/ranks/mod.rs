@@ -95,6 +95,7 @@ impl Ranks<Cpu> {
             let all: Vec<&Program> = programs.iter().map(|own| &*own[index]).collect();
             meet(&all)?;
         }
+        Cpu::has_room(&own, programs.len() as u64)?;
         let local = Local::new(programs.len() as u64);
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let threads = (threads.unwrap_or_else(cores) / programs.len().max(1)).max(1);

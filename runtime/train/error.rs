@@ -5,6 +5,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
+use ir::visible;
 use std::path::PathBuf;
 
 /// A run that cannot begin or go on.
@@ -136,8 +137,8 @@ pub enum Cause {
 fn cause_text(cause: &Option<Cause>) -> String {
     match cause {
         Some(Cause::Instruction(cause)) => format!(": {cause}"),
-        Some(Cause::Initial(name)) => format!(": `{name}` was not finite to begin with"),
-        Some(Cause::State(name)) => format!(": `{name}` was not finite any more after the update before"),
+        Some(Cause::Initial(name)) => format!(": `{}` was not finite to begin with", visible(name)),
+        Some(Cause::State(name)) => format!(": `{}` was not finite any more after the update before", visible(name)),
         None => String::new(),
     }
 }

@@ -8,13 +8,13 @@ use anyhow::Context;
 use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
-use runtime::cuda::TooLarge;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
 use runtime::program::Target;
+use runtime::room::TooLarge;
 use runtime::train::Surroundings;
 
-use super::report::{self, Failure, Outcome, Severity};
+use super::report::{self, Failure, Outcome, Severity, tell};
 use super::resuming::{self, Beginning};
 use super::summary;
 use crate::compilation::{self, Compilation, Source};
@@ -83,10 +83,10 @@ impl Compile {
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         self.tell(&ready.plan, device.target);
-        eprintln!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
-        ready.compilation.loss.iter().for_each(|loss| eprintln!("loss: {}", loss.text));
+        tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
+        ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
-            eprintln!("device: {}", device.described);
+            tell!("device: {}", device.described);
         }
         match &ready.training {
             None => {
@@ -223,13 +223,13 @@ impl Compile {
     ) -> Result<Outcome, Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
-        loader.notes().iter().for_each(|note| eprintln!("note: {note}"));
+        loader.notes().iter().for_each(|note| tell!("note: {note}"));
         export::check(source, compilation)?;
         self.check_evaluated(loader)?;
-        let report = |text: String| eprintln!("{text}");
+        let report = |text: String| report::tell_lines(&text);
         if *beginning == Beginning::Again {
             let note = resuming::check_model(folder, compilation)?;
-            note.iter().for_each(|note| eprintln!("note: {note}"));
+            note.iter().for_each(|note| tell!("note: {note}"));
         }
         let place = match beginning {
             Beginning::Checkpoint { place, .. } => Some(place),
@@ -255,7 +255,7 @@ impl Compile {
                 let start = training::go_on(compilation, settings, loader, place, report)?;
                 let mut notes = resuming::changed_flags(&place.folder, settings);
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
-                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                notes.iter().for_each(|note| tell!("note: {note}"));
                 (device, start)
             }
         };
@@ -277,9 +277,9 @@ impl Compile {
         surroundings.check().map_err(training::failure)?;
         let exported = export::export(source, compilation, &states, folder.path())?;
         surroundings.check().map_err(training::failure)?;
-        eprint!("{}", summary::text(&outcome, best, &exported, steps));
+        report::tell_lines(&summary::text(&outcome, best, &exported, steps));
         if best.is_none() && settings.run.exports_best() {
-            eprintln!("note: no checkpoint was evaluated: the last one is exported");
+            tell!("note: no checkpoint was evaluated: the last one is exported");
         }
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();
@@ -287,7 +287,7 @@ impl Compile {
             let shares = profile.shares(&programs.training, ready.plan.microbatches);
             let on_processor = programs.training.target == Target::Cpu;
             let peak = on_processor.then(|| runtime::cpu::peak_gflops(settings.device.threads));
-            eprint!("{}", profile_table(&shares, peak));
+            report::tell_lines(&profile_table(&shares, peak));
         }
         Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
@@ -311,7 +311,7 @@ impl Compile {
 
     fn tell(&self, plan: &plan::Plan, target: Target) {
         let memory = &plan.memory;
-        eprintln!(
+        tell!(
             "{}: {} parameters in {} tensors, {} x {} samples a step",
             self.model.display(),
             plan.parameter_elements,
@@ -323,13 +323,13 @@ impl Compile {
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
             let on = if target == Target::Cuda { "a GPU each" } else { "as threads" };
-            eprintln!(
+            tell!(
                 "mesh: {mesh} {on}, {} x {} samples each",
                 plan.microbatches,
                 plan.microbatch / parallel.data_ranks()
             );
         }
-        eprintln!(
+        tell!(
             "memory: {each}{} planned ({} states, {} arena besides, {} constants; at least {} live at a time)",
             bytes(memory.peak),
             bytes(memory.states),
@@ -392,7 +392,7 @@ fn stop_on_signals() -> Result<&'static AtomicBool, Failure> {
     if !*handled {
         let handler = || {
             if !STOP.swap(true, Ordering::Relaxed) {
-                eprintln!("\nstopping after this step");
+                report::tell_lines("\nstopping after this step");
             }
         };
         ctrlc::set_handler(handler).context("Ctrl-C cannot be caught")?;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use self::check::Check;
 use self::facts::Facts;
-use super::report::{self, Failure, Outcome};
+use super::report::{self, Failure, Outcome, tell};
 use crate::hardware;
 
 const EXAMPLES: &str = "\
@@ -86,7 +86,7 @@ impl Doctor {
         let cudnn =
             probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
         let check = |gpu: usize| {
-            eprintln!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
+            tell!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
             Check::of(gpu, &OfNumber(gpu), cudnn)
         };
         Ok(gpus.into_iter().map(check).collect())

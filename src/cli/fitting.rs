@@ -3,7 +3,7 @@
 use super::compile::Compile;
 use crate::hardware::Chosen;
 use crate::plan::Plan;
-use runtime::cuda::TooLarge;
+use runtime::room::TooLarge;
 
 impl Compile {
     /// The largest microbatch, of those that halving leads to, whose programs fit, as flags that leave the step what it is;
@@ -47,6 +47,7 @@ mod tests {
             let too_large = TooLarge {
                 program: "gpt2".into(),
                 device: "GPU 0".into(),
+                ranks: 1,
                 free: of_programs,
                 kinds: vec![],
                 largest: vec![],

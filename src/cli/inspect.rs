@@ -113,7 +113,11 @@ impl Inspect {
     /// As [`Inspect::output`]; the reasons why a model cannot be imported or trained.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let output = self.output()?;
-        report::write_out(&output.text)?;
+        match self.format {
+            Format::Text => report::write_text(&output.text)?,
+            // Programs read these; each format escapes in its own way.
+            Format::Json | Format::Dot | Format::Perfetto => report::write_out(&output.text)?,
+        }
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
 
@@ -226,7 +230,10 @@ fn written_program(folder: &Path) -> Result<ir::Module, Diagnostic> {
     let at = |error: Diagnostic| error.at(path.display().to_string());
     let text = std::fs::read_to_string(&path)
         .map_err(|error| at(Diagnostic::new(format!("cannot read the program: {error}"))))?;
-    ir::text::parse(&text).map_err(|error| at(Diagnostic::new(error.to_string())))
+    ir::text::parse(&text).map_err(|error| match error.origin.clone() {
+        Some(place) => error.at(format!("{}, {place}", path.display())),
+        None => at(error),
+    })
 }
 
 fn json(found: &impl Serialize) -> Result<String, Failure> {

@@ -26,6 +26,7 @@ pub use report::{Failure, Outcome};
 pub use verify::Verify;
 
 use crate::config::file::ConfigFile;
+use crate::hardware;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]
@@ -99,6 +100,7 @@ impl Cli {
 impl Command {
     /// Does it.
     pub fn run(&self) -> Result<Outcome, Failure> {
+        hardware::check_environment()?;
         match self {
             Self::Compile(compile) => compile.run(),
             Self::Inspect(inspect) => inspect.run(),

@@ -55,7 +55,7 @@ impl Opt {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let (text, warnings) = self.output()?;
         report::print(Severity::Warning, &warnings);
-        report::write_out(&text)?;
+        report::write_text(&text)?;
         Ok(Outcome::Done)
     }
 

@@ -1,10 +1,11 @@
 //! What a user is told: diagnostics on the terminal, and the exit code.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
 
-use ir::Diagnostic;
+use ir::{Diagnostic, visible};
 
 use super::ParseError;
 
@@ -53,10 +54,11 @@ impl Failure {
         match self {
             Self::User(diagnostics) => diagnostics.clone(),
             Self::Fault(error) => {
-                let causes = error.chain().skip(1).map(|cause| format!("because {cause}"));
-                let notes =
-                    causes.chain(["this is a fault of trainyard or of the machine, not of the model".into()]);
-                vec![Diagnostic { message: error.to_string(), origin: None, notes: notes.collect() }]
+                let causes = error.chain().skip(1);
+                let told = causes.fold(lines(&error.to_string()), |told, cause| {
+                    told.note_lines(&format!("because {cause}"))
+                });
+                vec![told.note("this is a fault of trainyard or of the machine, not of the model")]
             }
         }
     }
@@ -95,6 +97,26 @@ pub fn finish_parse_error(error: ParseError) -> ExitCode {
     }
 }
 
+/// A fault whose text may have several lines, as a compiler's has: the first is the message, the others are notes.
+fn lines(text: &str) -> Diagnostic {
+    let (first, others) = text.split_once('\n').unwrap_or((text, ""));
+    Diagnostic::new(first).note_lines(others)
+}
+
+/// Writes text for a person to standard output, as [`write_out`] does: whatever hidden characters it has, but its line
+/// breaks, are escaped.
+pub fn write_text(text: &str) -> Result<(), Failure> {
+    write_out(&shown(text))
+}
+
+/// The text with every hidden character escaped but its line breaks.
+fn shown(text: &str) -> Cow<'_, str> {
+    match text.split('\n').all(|line| matches!(visible(line), Cow::Borrowed(_))) {
+        true => Cow::Borrowed(text),
+        false => Cow::Owned(text.split('\n').map(visible).collect::<Vec<_>>().join("\n")),
+    }
+}
+
 /// Writes what was asked for to standard output. A reader that has gone away, as `head` does, is no failure.
 pub fn write_out(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
@@ -118,11 +140,34 @@ pub enum Severity {
 /// Prints diagnostics to standard error, in colour when it is a terminal and `NO_COLOR` is not set.
 pub fn print(severity: Severity, diagnostics: &[Diagnostic]) {
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    eprint!("{}", render(severity, diagnostics, coloured));
+    write_error(&render(severity, diagnostics, coloured));
 }
 
-/// Diagnostics as text, an empty line between two. Control characters, which a hostile file's names may carry,
-/// are written as escapes.
+/// Tells a person one thing on a line of standard error; hidden characters in it, which names may have, are escaped.
+/// Takes the arguments of `format!`.
+macro_rules! tell {
+    ($($argument:tt)*) => { $crate::cli::report::tell_line(&format!($($argument)*)) };
+}
+pub(super) use tell;
+
+/// Writes a line to standard error, its hidden characters escaped.
+pub(super) fn tell_line(line: &str) {
+    write_error(&format!("{}\n", visible(line)));
+}
+
+/// Writes text of several lines to standard error, the hidden characters of each escaped.
+pub(super) fn tell_lines(text: &str) {
+    write_error(&format!("{}\n", shown(text.trim_end())));
+}
+
+/// Writes to standard error. An error stream that is full or closed changes nothing of what the command does, nor its exit
+/// code.
+fn write_error(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Diagnostics as text, an empty line between two. Every part is one line: hidden characters, which a hostile file's
+/// names may have, are escaped.
 pub fn render(severity: Severity, diagnostics: &[Diagnostic], coloured: bool) -> String {
     let paint = |code: &str, text: &str| match coloured {
         true => format!("\x1b[{code}m{text}\x1b[0m"),
@@ -135,28 +180,15 @@ pub fn render(severity: Severity, diagnostics: &[Diagnostic], coloured: bool) ->
     let mut text = String::new();
     for (index, diagnostic) in diagnostics.iter().enumerate() {
         let gap = if index > 0 { "\n" } else { "" };
-        let _ = writeln!(text, "{gap}{heading} {}", visible(&diagnostic.message));
+        let _ = writeln!(text, "{gap}{heading} {}", visible(diagnostic.message.trim_end()));
         if let Some(origin) = &diagnostic.origin {
             let _ = writeln!(text, "  {} {}", paint("34", "-->"), visible(origin));
         }
         for note in &diagnostic.notes {
-            let _ = writeln!(text, "  {} {}", paint("34", "="), visible(note));
+            let _ = writeln!(text, "  {} {}", paint("34", "="), visible(note.trim_end()));
         }
     }
     text
-}
-
-/// Text with its control characters escaped, and its later lines indented.
-fn visible(text: &str) -> String {
-    let mut visible = String::with_capacity(text.len());
-    for character in text.trim_end().chars() {
-        match character {
-            '\n' => visible.push_str("\n    "),
-            c if c.is_control() => visible.extend(c.escape_default()),
-            c => visible.push(c),
-        }
-    }
-    visible
 }
 
 #[cfg(test)]
@@ -182,11 +214,10 @@ mod tests {
 
     #[test]
     fn a_hostile_name_cannot_steer_the_terminal() {
-        let diagnostic = Diagnostic::new("no operator `\x1b[2J\x07`").note("two\nlines");
+        let diagnostic = Diagnostic::new("no operator `\x1b[2J\x07`").note("two\nlines, and \u{202e}back");
         expect![[r"
             warning: no operator `\u{1b}[2J\u{7}`
-              = two
-                lines
+              = two\nlines, and \u{202e}back
         "]]
         .assert_eq(&render(Severity::Warning, &[diagnostic], false));
     }

@@ -11,6 +11,7 @@ use super::report::{self, Failure, Outcome, Severity};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
 use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::hardware;
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
@@ -147,7 +148,7 @@ impl Verify {
                 let text = serde_json::to_string_pretty(&found).map_err(anyhow::Error::from)?;
                 report::write_out(&format!("{text}\n"))
             }
-            false => report::write_out(&found.to_string()),
+            false => report::write_text(&found.to_string()),
         }?;
         Ok(if found.passed { Outcome::Done } else { Outcome::Difference })
     }
@@ -161,6 +162,7 @@ impl Verify {
             .note("give one of the two")
             .into());
         }
+        hardware::fits_processor(&self.parallel)?;
         let model = compilation::open_asking(&self.model, self.optimizer.untied, &self.optimizer.train_also)?;
         let bindings = sizes::bindings(&model, &self.shapes, None, self.parallel.data_ranks())?;
         sizes::require_bound(&model, &bindings, false)
@@ -324,7 +326,7 @@ impl Verify {
     fn weights(&self, source: &Source, compilation: &Compilation) -> Result<StateBytes, Failure> {
         let Some(path) = &self.initial.weights else { return Ok(StateBytes::new()) };
         let weights = load_weights(path, &compilation.training, &source.imported)?;
-        eprintln!("{}", weights.report);
+        report::tell_lines(&weights.report.to_string());
         Ok(weights.values)
     }
 }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::value::{ValueError, count_from};
+use super::value::{ValueError, whole_number};
 
 /// Flags of the device.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -13,8 +13,8 @@ pub struct Device {
     /// What the program runs on
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceChoice,
-    /// Threads of the processor, shared by the ranks of a mesh [default: one for each core]
-    #[arg(long, value_name = "N", value_parser = positive_usize)]
+    /// Threads of the processor, shared by the ranks of a mesh, at most 1024 [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 }
 
@@ -31,6 +31,9 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-fn positive_usize(text: &str) -> Result<usize, ValueError> {
-    Ok(count_from(1, text)? as usize)
+/// The most threads that a run may ask for: more than any machine has cores, and few enough that every system starts them.
+pub const MOST_THREADS: u64 = 1024;
+
+fn threads(text: &str) -> Result<usize, ValueError> {
+    Ok(whole_number(1, MOST_THREADS, text)? as usize)
 }

@@ -59,7 +59,7 @@ pub(super) fn seed(text: &str) -> Result<u64, ValueError> {
 }
 
 /// A whole number from `low` to `high`.
-fn whole_number(low: u64, high: u64, text: &str) -> Result<u64, ValueError> {
+pub(super) fn whole_number(low: u64, high: u64, text: &str) -> Result<u64, ValueError> {
     match text.parse::<u64>() {
         Ok(number) if (low..=high).contains(&number) => Ok(number),
         _ => Err(ValueError::new(format!("`{text}` is not a whole number from {low} to {high}"))),

@@ -1,8 +1,8 @@
 //! What devices send each other in a step: every collective of a program, with its bytes.
 
-use super::units::{bytes, count, visible};
+use super::units::{bytes, count};
 use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Mesh, Module, Node, Op, Type, ValueId};
+use ir::{AxisId, Mesh, Module, Node, Op, Type, ValueId, visible};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,7 @@
 //! A program as a graph for Graphviz: a node an operator, a cluster a phase, edges from what defines a value to what reads
 //! it. The text is a function of the program: nodes and edges stand in program order.
 
-use super::units::visible;
-use ir::{Definition, Module, Phase, ValueId};
+use ir::{Definition, Module, Phase, ValueId, visible};
 use std::fmt::{self, Display, Write as _};
 
 /// The program in the DOT language.

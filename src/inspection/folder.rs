@@ -2,9 +2,9 @@
 
 use super::RooflineFacts;
 use super::roofline::{filled, milliseconds};
-use super::units::{bytes, count, grouped, visible};
+use super::units::{bytes, count, grouped};
 use crate::export;
-use ir::{Diagnostic, Module, Role};
+use ir::{Diagnostic, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};

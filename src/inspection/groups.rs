@@ -1,6 +1,7 @@
 //! Groups of parameters that learn or decay otherwise than the rest, and which parameters they are.
 
-use super::units::{count, visible};
+use super::units::count;
+use ir::visible;
 use passes::optimizer::{Group, settings};
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;

@@ -1,9 +1,10 @@
 //! An inspection as text.
 
 use super::parameters::{ParameterFacts, TensorRow, TieFacts};
-use super::units::{bytes, count, flops, grouped, visible};
+use super::units::{bytes, count, flops, grouped};
 use super::{FileFacts, Inspection, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::cli::report::{Severity, render};
+use ir::visible;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -39,8 +40,8 @@ impl fmt::Display for Inspection {
         }
         if self.support != Support::Trainable && !self.unbound.is_empty() {
             let names: Vec<String> = self.unbound.iter().map(|name| format!("`{}`", visible(name))).collect();
-            let (names, hint) = (names.join(", "), visible(&bind_hint(&self.unbound)));
-            writeln!(f, "\ndims without a size: {names}; to see more, {hint}")?;
+            let (names, hint) = (names.join(", "), bind_hint(&self.unbound));
+            writeln!(f, "\ndims without a size: {names}; to see more, {}", visible(&hint))?;
         }
         if !self.warnings.is_empty() {
             let warnings: Vec<_> = self.warnings.iter().map(super::Told::as_diagnostic).collect();

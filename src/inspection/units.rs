@@ -43,19 +43,6 @@ pub(super) fn count(number: usize, what: &str) -> String {
     format!("{} {what}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
 }
 
-/// Text of a file, its control characters written as escapes, so that a hostile name cannot steer the terminal.
-pub(super) fn visible(text: &str) -> String {
-    let mut visible = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            visible.extend(character.escape_default());
-        } else {
-            visible.push(character);
-        }
-    }
-    visible
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,10 +54,5 @@ mod tests {
         assert_eq!(["999 FLOP", "1.50 kFLOP", "315 GFLOP"], [999, 1500, 315_000_000_000].map(flops));
         assert_eq!(bytes(u64::MAX), "16.0 EiB");
         assert_eq!((count(1, "node"), count(1200, "node")), ("1 node".into(), "1,200 nodes".into()));
-    }
-
-    #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(visible("a\x1b[2J\nb"), "a\\u{1b}[2J\\nb");
     }
 }

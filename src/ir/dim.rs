@@ -1,5 +1,6 @@
 //! Sizes of dims: numbers, or, until dims are bound, products of a number and symbols.
 
+use crate::visible;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -98,7 +99,7 @@ impl fmt::Display for Dim {
         if self.coefficient != 1 {
             write!(f, "{}*", self.coefficient)?;
         }
-        f.write_str(&self.symbols.join("*"))
+        f.write_str(&visible(&self.symbols.join("*")))
     }
 }
 

@@ -5,6 +5,9 @@
 //! [`types`] and [`module`] (what a program is), [`ops`] (what a node computes), [`edit`] (how a pass changes a
 //! program), [`verify`] (what every program must satisfy), [`text`] (how it is written), [`interp`] (what it means).
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod analysis;
 pub mod block;
 pub mod data;
@@ -28,6 +31,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 pub mod view;
+pub mod visible;
 
 pub use data::{Blob, Claim, Data, is_initial};
 pub use diagnostic::Diagnostic;
@@ -42,3 +46,4 @@ pub use ops::{Cost, GradientError, Gradients, Inference, NodeRef, Op, Operator, 
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
+pub use visible::visible;

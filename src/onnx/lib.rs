@@ -11,6 +11,9 @@
 //! A file is untrusted: loading never panics, external data stays in the model's folder, and sizes are checked
 //! before anything is allocated. [`LoadError`] lists every problem of a file.
 
+// These macros panic where the stream is full or closed.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod checksum;
 pub mod error;
 pub mod import;

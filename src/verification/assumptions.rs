@@ -3,7 +3,7 @@
 //! Both sides of a verification train the same tensors, minimise the same loss and read the same batch. Only numbers of
 //! the original module (`--against`) can tell that one of these is not what the module's author meant.
 
-use ir::Claim;
+use ir::{Claim, visible};
 use passes::loss::LossReport;
 use passes::parameters::{ParameterReport, RowRole};
 use serde::Serialize;
@@ -24,7 +24,7 @@ pub struct Assumption {
 impl fmt::Display for Assumption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let checked = if self.checked { "compared" } else { "not compared" };
-        write!(f, "{:<17}{checked}: {}", self.about, self.says)
+        write!(f, "{:<17}{checked}: {}", self.about, visible(&self.says))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
+use crate::memory;
+use crate::training::too_large;
 use ir::interp::{self, StateValues};
 use ir::{Blob, DType, Diagnostic, Module, State, Tensor, Type};
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
@@ -69,7 +71,7 @@ enum RunsOn {
 impl<'m> Machine<'m> {
     /// A program before step 0, for steps of so many microbatches: its states as in the model's file, but those in
     /// `start` that have the state's sizes (a state may be padded by a later pass).
-    /// Errors: states whose weights are not here; what the backend cannot run.
+    /// Errors: states whose weights are not here; what the backend cannot run; a step that does not fit the memory.
     pub fn new(
         module: &'m Module,
         mode: Mode,
@@ -78,6 +80,7 @@ impl<'m> Machine<'m> {
     ) -> Result<Self, Failure> {
         match mode {
             Mode::Exact | Mode::Typed => {
+                memory::check_step(module, microbatches)?;
                 let mode = if mode == Mode::Exact { interp::Mode::Exact } else { interp::Mode::Typed };
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
@@ -213,7 +216,11 @@ fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Executio
 
 /// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
 fn refused(error: DeviceError) -> Failure {
-    Diagnostic::new(error.to_string()).into()
+    let diagnostic = Diagnostic::of_error(&error);
+    match too_large(&error) {
+        Some(large) => diagnostic.note(large.told()).into(),
+        None => diagnostic.into(),
+    }
 }
 
 /// The program with other values for the tensors of its file that are given.

@@ -5,14 +5,16 @@
 //! however it is cut into microbatches.
 
 use super::execute::Tensors;
-use crate::feed;
+use crate::{feed, memory};
+use ir::interp::bytes_of;
 use ir::tensor::Elements;
 use ir::{Diagnostic, Module, Tensor, Type, random};
 use runtime::data::{InputSpec, LabelSpec};
 
-/// The inputs of a step, one map for each microbatch. Errors: dims that are not bound.
+/// The inputs of a step, one map for each microbatch. Errors: dims that are not bound; inputs that do not fit the memory.
 pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors>, Diagnostic> {
     let spec = feed::model_spec(module)?;
+    check_memory(module, microbatches)?;
     let microbatch = |index: u64| {
         let mut tensors: Tensors =
             spec.inputs.iter().map(|input| (input.name.clone(), draw_input(input, seed, index))).collect();
@@ -22,6 +24,16 @@ pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors
         tensors
     };
     Ok((0..microbatches).map(microbatch).collect())
+}
+
+/// Refuses inputs that do not fit this machine's memory.
+fn check_memory(module: &Module, microbatches: u64) -> Result<(), Diagnostic> {
+    let sizes = module.inputs.iter().map(|input| bytes_of(module.ty(input.value)));
+    let all = sizes.fold(0, u64::saturating_add).saturating_mul(microbatches);
+    let largest = module.inputs.iter().max_by_key(|input| bytes_of(module.ty(input.value)));
+    let named = |input: &ir::Input| format!(", of which `{}` is {},", input.name, module.ty(input.value));
+    let largest = largest.map(named).unwrap_or_default();
+    memory::check_tensors(&format!("the inputs of {microbatches} microbatches{largest} take"), all)
 }
 
 /// The same inputs in other microbatches: batched ones are put together and cut again. Errors: sizes that do not

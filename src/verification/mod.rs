@@ -19,10 +19,11 @@ mod update;
 use crate::cli::report::Failure;
 use crate::cli::verify::Mode;
 use crate::compilation::{Compilation, Source};
+use crate::memory;
 use crate::pipeline::Plan;
 use compare::Difference;
 use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
-use ir::interp::Missing;
+use ir::interp::{Missing, bytes_of};
 use ir::{Diagnostic, Module, Role, State, Tensor};
 use layout::Layout;
 use passes::Manager;
@@ -137,25 +138,6 @@ fn other_states(module: &Module, states: &Tensors) -> Tensors {
 
 /// Refuses a model whose states do not fit this machine's memory in f64, twice over.
 fn check_memory(module: &Module) -> Result<(), Diagnostic> {
-    let elements: u128 =
-        module.states.values().map(|state| u128::from(state.ty.numel().unwrap_or(u64::MAX))).sum();
-    let needed = elements * 8 * 2;
-    match available_memory().filter(|&available| needed > u128::from(available)) {
-        None => Ok(()),
-        Some(available) => {
-            let gib = |bytes: u128| bytes as f64 / f64::from(1 << 30);
-            let (needed, available) = (gib(needed), gib(available.into()));
-            let message = format!(
-                "the states of two programs in f64 take {needed:.1} GiB; this machine has {available:.1} GiB free"
-            );
-            Err(Diagnostic::new(message).note("verify a smaller model of the same layers"))
-        }
-    }
-}
-
-/// Bytes of memory that can be had, where the system says so (Linux).
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    let states = module.states.values().map(|state| bytes_of(&state.ty)).fold(0, u64::saturating_add);
+    memory::check_tensors("the states of two programs take", states.saturating_mul(2))
 }

@@ -4,6 +4,7 @@ use super::against::Untrained;
 use super::assumptions::{ADVICE, Assumption};
 use super::bisect::Culprit;
 use super::compare::Difference;
+use ir::visible;
 use serde::Serialize;
 use std::fmt;
 
@@ -92,7 +93,9 @@ impl fmt::Display for Report {
         let mesh = self.mesh.iter().map(|mesh| format!("mesh {mesh}, ")).collect::<String>();
         writeln!(
             f,
-            "{model} (mode {mode}, {mesh}{parameters} parameters, {microbatches} {of}) against {against}"
+            "{} (mode {mode}, {mesh}{parameters} parameters, {microbatches} {of}) against {}",
+            visible(model),
+            visible(against)
         )?;
         if let Some(loss) = self.loss {
             writeln!(f, "loss {loss:.9}")?;
@@ -127,7 +130,7 @@ impl Report {
                 true => format!("  (zero but for rounding, which makes {:.2e})", rounding.error),
                 false => format!("  (rounding alone makes {:.2e})", rounding.error),
             });
-            let (name, rounding) = (name.escape_debug(), rounding.unwrap_or_default());
+            let (name, rounding) = (visible(name), rounding.unwrap_or_default());
             writeln!(f, "{error:>9.2e}  {kind:<10} {name}{rounding}")?;
         }
         match self.differences.len() - shown {
@@ -161,10 +164,10 @@ impl Report {
 
     fn matches(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Match { there, here, how } in self.matched.iter().filter(|found| !found.how.is_empty()) {
-            writeln!(f, "  `{}` is `{}`, {how}", there.escape_debug(), here.escape_debug())?;
+            writeln!(f, "  `{}` is `{}`, {}", visible(there), visible(here), visible(how))?;
         }
         let list = |names: &[String]| {
-            let names: Vec<String> = names.iter().map(|name| format!("`{}`", name.escape_debug())).collect();
+            let names: Vec<String> = names.iter().map(|name| format!("`{}`", visible(name))).collect();
             names.join(", ")
         };
         if !self.unmatched_there.is_empty() {
@@ -177,7 +180,7 @@ impl Report {
             writeln!(f, "trained there and not here:")?;
         }
         for Untrained { there, why, .. } in &self.untrained {
-            writeln!(f, "  `{}` {why}", there.escape_debug())?;
+            writeln!(f, "  `{}` {}", visible(there), visible(why))?;
         }
         if !self.trained_here_alone.is_empty() {
             writeln!(
@@ -193,7 +196,7 @@ impl Report {
 impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Difference { kind, name, error, .. } = &self.largest;
-        let off = format!("the {kind} `{}` is off by {error:.2e}", name.escape_debug());
+        let off = format!("the {kind} `{}` is off by {error:.2e}", visible(name));
         match &self.pass {
             Some(pass) => writeln!(f, "broken by pass {} `{pass}`: after it {off}", self.number),
             None => writeln!(

@@ -128,7 +128,7 @@ enum Queued {
 const FENCES: [Event; 2] = [Event(u32::MAX - 1), Event(u32::MAX)];
 
 impl Host {
-    /// A device without memory.
+    /// A device that has the memory of this machine.
     pub fn new(order: Order) -> Self {
         Self {
             order,
@@ -175,7 +175,10 @@ impl Host {
     /// Bytes that can be allocated.
     fn free(&self) -> u64 {
         let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();
-        self.size.map_or(u64::MAX, |size| size.saturating_sub(taken))
+        match self.size {
+            Some(size) => size.saturating_sub(taken),
+            None => crate::memory::available().unwrap_or(u64::MAX),
+        }
     }
 
     fn push(&mut self, stream: Stream, queued: Queued) -> Result<(), DriverError> {

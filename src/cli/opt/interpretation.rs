@@ -1,6 +1,7 @@
 //! `opt --run`: one step of a program on numbers drawn from a seed.
 
-use ir::interp::{self, Missing, Mode};
+use crate::memory;
+use ir::interp::{self, Missing, Mode, bytes_of};
 use ir::tensor::Elements;
 use ir::{Blob, DType, Diagnostic, Module, Op, Tensor, Type, ValueId, random};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +9,6 @@ use std::fmt::Write;
 
 /// Elements of an output that are written out.
 const SHOWN: usize = 32;
-/// The interpreter holds every value at once, eight bytes an element; larger programs are refused.
-const MOST_BYTES: u64 = 8 << 30;
 /// The deviation of data that is not here, as of states that are drawn.
 const DEVIATION: f64 = 0.02;
 
@@ -39,27 +38,20 @@ pub(super) fn outputs(mut module: Module, seed: u64) -> Result<String, Diagnosti
     Ok(text)
 }
 
-/// Everything the interpreter will hold: refused before anything of it is allocated.
+/// Refuses dims without a size, and a program that does not fit this machine's memory, before anything is allocated.
 fn check_size(module: &Module) -> Result<(), Diagnostic> {
     let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
     let values = module.inputs.iter().map(|input| input.value).chain(results);
     let states = module.states.values().map(|state| &state.ty);
     let data = module.data.values().map(|data| &data.ty);
-    let mut bytes = 0u64;
-    for ty in values.map(|value| module.ty(value)).chain(states).chain(data) {
-        if ty.dims.iter().any(|dim| dim.size().is_none()) {
-            let error =
-                Diagnostic::new(format!("the program has a value of {ty}: it runs on bound dims alone"));
-            return Err(error.note("bind them first: --pipeline 'bind(batch=2) …'"));
-        }
-        bytes = bytes.saturating_add(ty.numel().unwrap_or(u64::MAX).saturating_mul(8));
+    let mut types = values.map(|value| module.ty(value)).chain(states).chain(data.clone());
+    if let Some(ty) = types.find(|ty| ty.dims.iter().any(|dim| dim.size().is_none())) {
+        let error = Diagnostic::new(format!("the program has a value of {ty}: it runs on bound dims alone"));
+        return Err(error.note("bind them first: --pipeline 'bind(batch=2) …'"));
     }
-    if bytes > MOST_BYTES {
-        let message =
-            format!("interpreting the program takes {} GiB, more than {}", bytes >> 30, MOST_BYTES >> 30);
-        return Err(Diagnostic::new(message).note("bind its dims to smaller sizes, or take a smaller model"));
-    }
-    Ok(())
+    memory::check_step(module, 1)?;
+    let data = data.map(bytes_of).fold(0, u64::saturating_add);
+    memory::check_tensors("the tensors of the program's file take", data)
 }
 
 /// Random numbers: floats made of normal ones, integers from 0 to below `limit`, booleans either.

@@ -1,7 +1,8 @@
 //! A prediction as text.
 
 use super::{CommandFacts, RooflineFacts};
-use crate::inspection::units::{bytes, count, flops, grouped, visible};
+use crate::inspection::units::{bytes, count, flops, grouped};
+use ir::visible;
 use std::fmt;
 
 /// Commands that text has; JSON has all.

@@ -6,6 +6,7 @@
 
 mod placement;
 mod search;
+mod sweep;
 
 pub use placement::{ALIGNMENT, Buffer, Overlap, Placement, aligned, check, lower_bound, place};
 

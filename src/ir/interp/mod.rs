@@ -8,6 +8,7 @@
 //! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.
 
 mod collective;
+mod memory;
 mod ranks;
 mod run;
 
@@ -16,6 +17,8 @@ use crate::random;
 use crate::{DType, Diagnostic, Initializer, Module, Op, State, StateId, Tensor};
 use run::Run;
 use std::collections::BTreeMap;
+
+pub use memory::{LargestValue, StepMemory, bytes_of, memory};
 
 /// How numbers are kept between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +117,8 @@ pub fn file_tensor(data: &Data) -> Option<Tensor> {
     Tensor::from_bytes(&data.ty, data.bytes()?)
 }
 
-/// More simulated ranks are refused.
-const MOST_RANKS: u64 = 1024;
+/// The most ranks of a mesh that are simulated.
+pub const MOST_RANKS: u64 = 1024;
 
 /// Runs one step: reads and writes `states`, reports the outputs. The module is one that the verifier accepts.
 ///

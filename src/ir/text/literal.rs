@@ -1,6 +1,7 @@
 //! Literals: names and strings, floats to the bit, elements of inline data.
 
 use crate::DType;
+use crate::visible::is_hidden;
 use std::fmt::Write;
 
 /// Whether a name can stand without quotes.
@@ -14,7 +15,7 @@ pub(super) fn word(name: &str) -> String {
     if is_word(name) { name.to_string() } else { quoted(name) }
 }
 
-/// The string in quotes, on one line.
+/// The string in quotes, on one line; hidden characters are escaped (see [`crate::visible()`]).
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -24,7 +25,7 @@ pub(super) fn quoted(text: &str) -> String {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            c if c.is_control() => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("strings take all"),
+            c if is_hidden(c) => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("strings take all"),
             c => out.push(c),
         }
     }

@@ -82,7 +82,7 @@ impl fmt::Display for Dim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Dim::Known(size) => write!(f, "{size}"),
-            Dim::Named(name) => f.write_str(name),
+            Dim::Named(name) => f.write_str(&ir::visible(name)),
             Dim::Unknown => f.write_str("?"),
         }
     }
@@ -104,7 +104,9 @@ impl fmt::Display for ValueType {
             ValueType::Sequence(element) => write!(f, "sequence of {element}"),
             ValueType::Optional(element) => write!(f, "optional {element}"),
             ValueType::Map(key, value) => write!(f, "map from {key} to {value}"),
-            ValueType::Opaque(domain, name) => write!(f, "opaque {domain}.{name}"),
+            ValueType::Opaque(domain, name) => {
+                write!(f, "opaque {}.{}", ir::visible(domain), ir::visible(name))
+            }
             ValueType::Undeclared => f.write_str("no declared type"),
         }
     }

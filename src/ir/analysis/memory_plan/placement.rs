@@ -2,6 +2,8 @@
 
 use super::search::search;
 use crate::analysis::Lifetime;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// Every offset is a multiple of this: a cache line, and the widest vector register.
 pub const ALIGNMENT: u64 = 64;
@@ -47,7 +49,8 @@ pub fn aligned(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
-/// Places buffers in one arena. Deterministic, and bounded in time: the buffers' number squared.
+/// Places buffers in one arena. Deterministic, and bounded in time: the number of comparisons of two buffers is, however many
+/// there are.
 pub fn place(buffers: &[Buffer]) -> Placement {
     let live = live_bytes(buffers);
     let sized: Vec<usize> = (0..buffers.len()).filter(|&index| buffers[index].bytes > 0).collect();
@@ -79,18 +82,30 @@ pub(super) fn live_bytes(buffers: &[Buffer]) -> Vec<u64> {
     sums.collect()
 }
 
-/// Proves that no two buffers that are alive together share a byte.
+/// Proves that no two buffers that are alive together share a byte. Takes `n log n` time for `n` buffers.
 pub fn check(buffers: &[Buffer], offsets: &[u64]) -> Result<(), Overlap> {
-    let mut by_offset: Vec<usize> = (0..buffers.len()).filter(|&i| buffers[i].bytes > 0).collect();
-    by_offset.sort_by_key(|&i| (offsets[i], i));
-    for (at, &first) in by_offset.iter().enumerate() {
-        let end = offsets[first].saturating_add(buffers[first].bytes);
-        for &second in by_offset[at + 1..].iter().take_while(|&&second| offsets[second] < end) {
-            if buffers[first].lifetime.overlaps(&buffers[second].lifetime) {
-                let position = buffers[first].lifetime.first.max(buffers[second].lifetime.first);
+    let mut by_time: Vec<usize> = (0..buffers.len()).filter(|&i| buffers[i].bytes > 0).collect();
+    by_time.sort_by_key(|&i| (buffers[i].lifetime.first, i));
+    let end = |i: usize| offsets[i].saturating_add(buffers[i].bytes);
+    // The buffers that are alive, by offset: as long as none overlaps, only neighbours can meet a new one.
+    let mut alive: BTreeSet<(u64, usize)> = BTreeSet::new();
+    let mut deaths: BinaryHeap<Reverse<(u32, usize)>> = BinaryHeap::new();
+    for new in by_time {
+        let position = buffers[new].lifetime.first;
+        while let Some(&Reverse((_, dead))) = deaths.peek().filter(|Reverse((last, _))| *last < position) {
+            alive.remove(&(offsets[dead], dead));
+            deaths.pop();
+        }
+        let place = (offsets[new], new);
+        let below = alive.range(..place).next_back().map(|&(_, below)| (below, new));
+        let above = alive.range(place..).next().map(|&(_, above)| (new, above));
+        for (first, second) in below.into_iter().chain(above) {
+            if offsets[second] < end(first) {
                 return Err(Overlap { first, second, position, offset: offsets[second] });
             }
         }
+        alive.insert(place);
+        deaths.push(Reverse((buffers[new].lifetime.last, new)));
     }
     Ok(())
 }
@@ -119,6 +134,20 @@ mod tests {
         placement.offsets[1] = placement.offsets[0] + 64;
         let overlap = check(&buffers, &placement.offsets).unwrap_err();
         assert_eq!((overlap.first, overlap.second, overlap.position), (0, 1, 1));
+    }
+
+    #[test]
+    fn overlaps_are_found_wherever_the_other_buffer_lies() {
+        // Each is alive with the last, which is placed over it.
+        let buffers = [buffer(64, 0, 3), buffer(64, 1, 3), buffer(64, 2, 2), buffer(64, 2, 3)];
+        for (over, pair) in [(0, (0, 3)), (64, (1, 3)), (32, (0, 3)), (96, (1, 3)), (128, (2, 3))] {
+            let overlap = check(&buffers, &[0, 64, 128, over]).unwrap_err();
+            assert_eq!(
+                (overlap.first, overlap.second, overlap.position, overlap.offset),
+                (pair.0, pair.1, 2, over)
+            );
+        }
+        assert_eq!(check(&buffers, &[0, 64, 128, 192]), Ok(()));
     }
 
     #[test]

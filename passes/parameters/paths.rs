@@ -1,0 +1,174 @@
+//! Where each value of a program comes from, and what its readers are: what the evidence of a tensor's uses asks.
+//!
+//! Every answer is computed once, in one pass over the nodes in program order or against it, so that a tensor with many
+//! uses along one chain takes no more time than as many tensors with one use.
+
+use cranelift_entity::SecondaryMap;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::{Module, Node, NodeId, Op, ValueId};
+
+/// The answers, by value.
+pub(super) struct Paths {
+    origins: SecondaryMap<ValueId, Origin>,
+    /// Readers once views, concatenations and additions are passed: whether they are softmaxes.
+    softmaxes: SecondaryMap<ValueId, Readers>,
+    /// Readers once views, concatenations and multiplications are passed: whether they are sines and cosines.
+    angles: SecondaryMap<ValueId, Readers>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, Default)]
+struct Origin {
+    /// Whether it depends on an input of the program.
+    varies: bool,
+    /// Whether it is computed from integers alone.
+    from_integers: bool,
+    /// Whether it is a product of two tensors of activations, perhaps with more added.
+    scores: bool,
+    /// The contraction that it is, through views and scalar factors.
+    contraction: Option<NodeId>,
+    /// The value that it is a view of, if it is one.
+    viewed: Option<ValueId>,
+}
+
+/// The readers of a value, those of its views and sums included.
+#[derive(Clone, Copy, Debug, Default)]
+struct Readers {
+    any: bool,
+    /// Whether there is one of another kind.
+    other: bool,
+}
+
+impl Paths {
+    /// Looks at every node three times.
+    pub(super) fn new(module: &Module) -> Self {
+        let through = |op: &Op, more: Binary| matches!(op, Op::Binary(binary) if *binary == more);
+        Self {
+            origins: origins(module),
+            softmaxes: readers(module, |op| through(op, Binary::Add), |op| matches!(op, Op::Softmax(_))),
+            angles: readers(
+                module,
+                |op| through(op, Binary::Mul),
+                |op| matches!(op, Op::Unary(Unary::Sin | Unary::Cos)),
+            ),
+        }
+    }
+
+    /// Whether a value depends on an input of the program.
+    pub(super) fn varies(&self, value: ValueId) -> bool {
+        self.origins[value].varies
+    }
+
+    /// Whether a value is computed from integers alone.
+    pub(super) fn comes_from_integers(&self, value: ValueId) -> bool {
+        self.origins[value].from_integers
+    }
+
+    /// Whether a value is a product of two tensors of activations, as attention scores are, perhaps with more added.
+    pub(super) fn are_scores(&self, value: ValueId) -> bool {
+        self.origins[value].scores
+    }
+
+    /// Whether a value is a contraction, through views and scalar factors.
+    pub(super) fn is_contraction(&self, value: ValueId) -> bool {
+        self.origins[value].contraction.is_some()
+    }
+
+    /// The value that this one is a view of, or this one.
+    pub(super) fn viewed(&self, value: ValueId) -> ValueId {
+        self.origins[value].viewed.unwrap_or(value)
+    }
+
+    /// Whether only softmaxes read a value, perhaps with more added to it.
+    pub(super) fn feeds_only_softmax(&self, value: ValueId) -> bool {
+        self.softmaxes[value].any && !self.softmaxes[value].other
+    }
+
+    /// Whether only sines and cosines read a value, perhaps multiplied by more.
+    pub(super) fn feeds_only_angles(&self, value: ValueId) -> bool {
+        self.angles[value].any && !self.angles[value].other
+    }
+}
+
+fn origins(module: &Module) -> SecondaryMap<ValueId, Origin> {
+    let mut origins: SecondaryMap<ValueId, Origin> = SecondaryMap::new();
+    for input in &module.inputs {
+        let from_integers = module.ty(input.value).dtype.is_integer();
+        origins[input.value] = Origin { varies: true, from_integers, ..Origin::default() };
+    }
+    for state in module.states.values() {
+        // Nothing that varies is computed from a state alone.
+        origins[state.input].from_integers = true;
+    }
+    for (id, node) in module.nodes() {
+        let made = origin(module, &origins, id, node);
+        for &result in &node.results {
+            let from_integers = made.from_integers || !made.varies || module.ty(result).dtype.is_integer();
+            origins[result] = Origin { from_integers, ..made };
+        }
+    }
+    origins
+}
+
+/// Where the results of a node come from.
+fn origin(module: &Module, origins: &SecondaryMap<ValueId, Origin>, id: NodeId, node: &Node) -> Origin {
+    let of = |value: &ValueId| origins[*value];
+    let varies = node.operands.iter().any(|value| of(value).varies);
+    let from_integers = node.operands.iter().all(|value| of(value).from_integers);
+    let made = Origin { varies, from_integers, ..Origin::default() };
+    match &node.op {
+        op if is_view(op) => {
+            let Origin { scores, contraction, viewed, .. } = of(&node.operands[0]);
+            Origin { scores, contraction, viewed: Some(viewed.unwrap_or(node.operands[0])), ..made }
+        }
+        Op::Contract(_) => {
+            let scores = node.operands.iter().all(|value| of(value).varies);
+            Origin { contraction: Some(id), scores, ..made }
+        }
+        Op::Binary(Binary::Add) => {
+            Origin { scores: node.operands.iter().any(|value| of(value).scores), ..made }
+        }
+        Op::Binary(Binary::Mul | Binary::Div) => {
+            let factor = node.operands.iter().find(|value| !large_dims(module, **value).is_empty());
+            let contraction = factor.and_then(|value| of(value).contraction);
+            let is_of_activations =
+                |id: NodeId| module.node(id).operands.iter().all(|value| of(value).varies);
+            Origin { contraction, scores: contraction.is_some_and(is_of_activations), ..made }
+        }
+        _ => made,
+    }
+}
+
+/// For each value whether its readers, once views, concatenations and the operators of `through` are passed, are of the
+/// kind `wanted`.
+fn readers(
+    module: &Module,
+    through: impl Fn(&Op) -> bool,
+    wanted: impl Fn(&Op) -> bool,
+) -> SecondaryMap<ValueId, Readers> {
+    let mut readers: SecondaryMap<ValueId, Readers> = SecondaryMap::new();
+    for (_, node) in module.nodes().rev() {
+        let passed = is_view(&node.op) || matches!(node.op, Op::Concat(_)) || through(&node.op);
+        let read = match passed {
+            true => readers[node.results[0]],
+            false => Readers { any: true, other: !wanted(&node.op) },
+        };
+        for &operand in &node.operands {
+            let known = &mut readers[operand];
+            *known = Readers { any: known.any || read.any, other: known.other || read.other };
+        }
+    }
+    readers
+}
+
+/// Whether an operator only moves elements of its one operand, or converts them.
+pub(super) fn is_view(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
+}
+
+/// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the
+/// last dim.
+pub(super) fn large_dims(module: &Module, value: ValueId) -> Vec<usize> {
+    let dims = module.ty(value).dims.iter().rev().enumerate();
+    dims.filter(|(_, size)| !size.is_one()).map(|(i, _)| i).collect()
+}

@@ -1,0 +1,155 @@
+//! Whether programs fit on a device: told from their plans, before a kernel is compiled or a byte of them put there.
+
+use crate::memory;
+use crate::program::{Program, Section};
+use ir::Role;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Programs that take more than a device has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct TooLarge {
+    /// The program that takes the most.
+    pub program: String,
+    /// The device, for people.
+    pub device: String,
+    /// Ranks that share the device, each with programs of its own.
+    pub ranks: u64,
+    /// Bytes that are free there.
+    pub free: u64,
+    /// The bytes that one rank takes, by kind: the kinds that are there.
+    pub kinds: Vec<(&'static str, u64)>,
+    /// The largest values that the microbatches make: the instruction with its ONNX node, and the bytes.
+    pub largest: Vec<(String, u64)>,
+    /// Of `free` the bytes that the programs of one rank can have: their arena and constants.
+    pub of_programs: u64,
+}
+
+/// How many of the largest are told.
+const TOLD: usize = 3;
+
+/// Where programs are to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The device, for people.
+    pub(crate) device: String,
+    /// Bytes that are free there.
+    pub(crate) free: u64,
+    /// Bytes that a rank's programs take besides their arena and constants.
+    pub(crate) beside: u64,
+    /// Ranks that share the device.
+    pub(crate) ranks: u64,
+}
+
+/// Refuses programs that share an arena and for which a place has no room.
+pub(crate) fn check<'p>(
+    programs: impl Iterator<Item = &'p Program> + Clone,
+    place: &Place,
+) -> Result<(), TooLarge> {
+    let Some(program) = programs.clone().max_by_key(|program| program.memory.arena) else { return Ok(()) };
+    let constants = programs.map(|program| program.memory.constants).fold(0, u64::saturating_add);
+    let beside = place.beside;
+    let needed = program.memory.arena.saturating_add(constants).saturating_add(beside);
+    if needed.saturating_mul(place.ranks) <= place.free {
+        return Ok(());
+    }
+    let [weights, optimizer] = states(program);
+    let kinds = [
+        ("weights", weights),
+        ("optimizer", optimizer),
+        ("activations and gradients", program.memory.arena - weights - optimizer),
+        ("constants", constants),
+        ("libraries and inputs on their way", beside),
+    ];
+    Err(TooLarge {
+        program: program.name.clone(),
+        device: place.device.clone(),
+        ranks: place.ranks,
+        free: place.free,
+        kinds: kinds.into_iter().filter(|(_, bytes)| *bytes > 0).collect(),
+        largest: made(program),
+        of_programs: (place.free / place.ranks.max(1)).saturating_sub(beside),
+    })
+}
+
+/// Refuses programs that do not fit this machine's memory, once for each of the ranks that run them as threads.
+pub(crate) fn check_processor<'p>(
+    programs: impl Iterator<Item = &'p Program> + Clone,
+    ranks: u64,
+) -> Result<(), TooLarge> {
+    match memory::available() {
+        Some(free) => check(programs, &Place { device: "this machine".into(), free, beside: 0, ranks }),
+        None => Ok(()),
+    }
+}
+
+/// Bytes of the model's own states, and of those that training adds.
+fn states(program: &Program) -> [u64; 2] {
+    let mut bytes = [0; 2];
+    for state in &program.states {
+        let own = matches!(state.role, Role::Parameter | Role::Buffer);
+        bytes[usize::from(!own)] += state.view.bytes().end - state.view.bytes().start;
+    }
+    bytes
+}
+
+/// The largest results of a microbatch, each place once.
+fn made(program: &Program) -> Vec<(String, u64)> {
+    let mut by_place: BTreeMap<u64, (u64, String)> = BTreeMap::new();
+    for instruction in program.section(Section::Microbatch) {
+        for view in &instruction.results {
+            let (base, bytes) = (view.base, view.bytes().end - view.bytes().start);
+            let known = by_place.entry(base).or_default();
+            if bytes > known.0 {
+                let origin = &instruction.origin;
+                let of = if origin.is_empty() { String::new() } else { format!(" of {origin}") };
+                *known = (bytes, format!("`{}`{of}", instruction.name()));
+            }
+        }
+    }
+    let mut all: Vec<(u64, String)> = by_place.into_values().collect();
+    all.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    all.into_iter().take(TOLD).map(|(bytes, name)| (name, bytes)).collect()
+}
+
+/// Bytes for people.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kibibytes = self.0 as f64 / 1024.0;
+        match kibibytes {
+            ..1024.0 => write!(f, "{kibibytes:.1} KiB"),
+            1024.0..1_048_576.0 => write!(f, "{:.1} MiB", kibibytes / 1024.0),
+            1_048_576.0..1_073_741_824.0 => write!(f, "{:.1} GiB", kibibytes / 1_048_576.0),
+            _ => write!(f, "{:.1} TiB", kibibytes / 1_073_741_824.0),
+        }
+    }
+}
+
+impl TooLarge {
+    /// Bytes for people: `1.5 GiB`.
+    pub fn size(bytes: u64) -> String {
+        Size(bytes).to_string()
+    }
+
+    /// The largest that the microbatches make, for people.
+    pub fn told(&self) -> String {
+        let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
+        format!("the largest that a microbatch makes: {}", all.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// `the program needs 81.2 GiB (12.0 GiB weights, …); GPU 0 (NVIDIA H200) has 79.0 GiB free`
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let needed = self.kinds.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let kinds = self.kinds.iter().map(|(kind, bytes)| format!("{} {kind}", Size(*bytes)));
+        let kinds = kinds.collect::<Vec<_>>().join(", ");
+        write!(f, "the program `{}` needs {} ({kinds})", self.program, Size(needed))?;
+        if self.ranks > 1 {
+            write!(f, " on each of {} ranks", self.ranks)?;
+        }
+        write!(f, "; {} has {} free", self.device, Size(self.free))
+    }
+}

@@ -1,0 +1,28 @@
+//! Hostile files and hostile surroundings: a model that asks for more memory than any machine has, names that steer a
+//! terminal, an error stream that is full, a limit on file sizes, numbers of threads and ranks that no machine has, graphs
+//! that are deep. Each ends with an exit code and a message of the binary, never with a panic or a kill.
+
+#[path = "hostile/depth.rs"]
+mod depth;
+#[path = "hostile/limits.rs"]
+mod limits;
+#[path = "hostile/memory.rs"]
+mod memory;
+#[path = "hostile/models.rs"]
+mod models;
+#[path = "hostile/names.rs"]
+mod names;
+#[path = "hostile/streams.rs"]
+mod streams;
+#[path = "run/workplace.rs"]
+mod workplace;
+
+use workplace::Ended;
+
+/// Asserts that it ended by itself with exit code 2, and gives the message.
+#[track_caller]
+fn refused(ended: &Ended) -> String {
+    let text = ended.errors();
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    text
+}

@@ -1,0 +1,64 @@
+//! Numbers of threads and ranks that no machine has, and a limit on the size of files.
+
+use std::path::Path;
+
+use expect_test::expect;
+
+use crate::refused;
+use crate::workplace::{Ended, Workplace};
+
+const RUN: &str = "compile testdata/gpt2-fresh.onnx --microbatch 2 --train text.txt --steps 1 -o run";
+
+fn place() -> Workplace {
+    Workplace::with_text(10_000)
+}
+
+#[test]
+fn more_threads_than_any_machine_has_are_refused() {
+    let place = place();
+    expect![[r#"
+        error: invalid value '1000000' for '--threads <N>': `1000000` is not a whole number from 1 to 1024
+
+        For more information, try '--help'.
+    "#]]
+    .assert_eq(&refused(&place.run(&format!("{RUN} --threads 1000000"))));
+    place.write("trainyard.toml", b"threads = 1000000\n");
+    expect![[r#"
+        error: `threads`: `1000000` is not a whole number from 1 to 1024
+          --> trainyard.toml:1
+    "#]]
+    .assert_eq(&refused(&place.run(&format!("{RUN} --config trainyard.toml"))));
+    let output = place.command(RUN).env("RAYON_NUM_THREADS", "1000000").output();
+    expect![[r#"
+        error: RAYON_NUM_THREADS=1000000 asks for more than 1024 threads
+          = unset it: there is a thread for each core then
+    "#]]
+    .assert_eq(&refused(&Ended::of(output.expect("it can be started"))));
+    place.succeed(&format!("{RUN} --threads 64"));
+}
+
+#[test]
+fn more_ranks_than_the_processor_runs_are_refused() {
+    let place = place();
+    let expected = expect![[r#"
+        error: --mesh dp=100000 has 100000 ranks; the processor runs up to 1024, each with a thread of its own
+          = take a smaller mesh; --device cuda gives each rank a GPU of its own
+    "#]];
+    let large = "testdata/gpt2-fresh.onnx --microbatch 100000 --mesh dp=100000";
+    expected.assert_eq(&refused(&place.run(&format!("compile {large} --train synthetic -o run"))));
+    expected.assert_eq(&refused(&place.run(&format!("verify {large}"))));
+    expected.assert_eq(&refused(&place.run(&format!("verify {large} --mode cpu"))));
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_no_kill() {
+    let place = place();
+    // The unit is 512 or 1024 bytes, as the shell has it: a program's text does not fit either way.
+    let mut command = place.command_of(Path::new("sh"), "-c");
+    command.arg("ulimit -f 2; exec \"$0\" \"$@\"").arg(env!("CARGO_BIN_EXE_trainyard"));
+    let ended = Ended::of(command.args(RUN.split_whitespace()).output().expect("sh can be started"));
+    expect![[r#"
+        error: cannot write run/program.ir: File too large (os error 27)
+    "#]]
+    .assert_eq(&refused(&ended));
+}

@@ -1,0 +1,80 @@
+//! Models of a few hundred bytes that ask for more memory than any machine has.
+
+use crate::models::{File, integers, node, value, weight};
+use crate::refused;
+use crate::workplace::Workplace;
+
+/// `y = mean over dim 0 of tanh(x · w stretched to [2^43, 2, 3])`: 422 TB in f64.
+fn stretched() -> File {
+    let nodes = vec![
+        node("MatMul", &["x", "w"], "product"),
+        node("Expand", &["product", "shape"], "wide"),
+        node("Add", &["wide", "steps"], "moved"),
+        node("Tanh", &["moved"], "bent"),
+        node("ReduceMean", &["bent", "axis"], "y"),
+    ];
+    let tensors = vec![
+        weight("w", &[4, 3]),
+        weight("steps", &[1, 2, 3]),
+        integers("shape", &[1 << 43, 2, 3]),
+        integers("axis", &[0]),
+    ];
+    File { nodes, tensors, input: value("x", &["2", "4"]), output: value("y", &["1", "2", "3"]) }
+}
+
+/// `y = x · w`, whose x has 2^44 rows: 563 TB in f64.
+fn tall() -> File {
+    let tensors = vec![weight("w", &[4, 3])];
+    let nodes = vec![node("MatMul", &["x", "w"], "y")];
+    File {
+        nodes,
+        tensors,
+        input: value("x", &["17592186044416", "4"]),
+        output: value("y", &["17592186044416", "3"]),
+    }
+}
+
+#[test]
+fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
+    let place = Workplace::new();
+    place.write("stretched.onnx", &stretched().bytes());
+    for mode in ["exact", "typed", "cpu", "cuda"] {
+        let text = refused(&place.run(&format!("verify stretched.onnx --mode {mode}")));
+        assert!(text.starts_with("error: a step of the program takes "), "{mode}: {text}");
+        assert!(text.contains("TiB in the interpreter; this machine has "), "{mode}: {text}");
+        assert!(text.contains("f32[8796093022208, 2, 3], which takes 384 TiB\n"), "{mode}: {text}");
+        assert!(text.contains("  --> node \"/"), "{mode}: {text}");
+    }
+}
+
+#[test]
+fn verify_refuses_inputs_that_no_machine_holds() {
+    let place = Workplace::new();
+    place.write("tall.onnx", &tall().bytes());
+    let text = refused(&place.run("verify tall.onnx"));
+    assert!(text.contains("of which `x` is f32[17592186044416, 4], take 5"), "{text}");
+}
+
+#[test]
+fn compile_refuses_a_program_that_no_machine_holds_and_names_the_value() {
+    let place = Workplace::new();
+    place.write("stretched.onnx", &stretched().bytes());
+    let text = refused(&place.run("compile stretched.onnx --train synthetic --steps 1 -o run"));
+    assert!(text.starts_with("error: the program `stretched` needs "), "{text}");
+    assert!(text.contains("; this machine has "), "{text}");
+    assert!(text.contains("the largest that a microbatch makes: 192.0 TiB by `"), "{text}");
+    // Looking at it takes no memory.
+    place.succeed("compile stretched.onnx -o plan");
+    place.succeed("inspect stretched.onnx");
+}
+
+#[test]
+fn a_program_in_text_that_no_machine_holds_is_not_interpreted() {
+    let place = Workplace::new();
+    place.write("stretched.onnx", &stretched().bytes());
+    place.succeed("compile stretched.onnx -o plan");
+    let ended = place.command("opt plan/program.ir --run").args(["--pipeline", ""]).output();
+    let text = refused(&crate::Ended::of(ended.expect("the binary can be started")));
+    assert!(text.starts_with("error: a step of the program takes "), "{text}");
+    assert!(text.contains("which takes 384 TiB\n"), "{text}");
+}

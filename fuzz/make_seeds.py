@@ -3,11 +3,12 @@
 
     python3 fuzz/make_seeds.py
 
-model: the smallest of ONNX's node tests for each operator, once as it is and once with all inputs but the first as
-tensors of the file (so that there is something to train), and the odd models of testdata. text: the programs of the
-filetests. checkpoint and data: written here.
+model, which are the seeds of the target onnx too: the smallest of ONNX's node tests for each operator, once as it is and once
+with all inputs but the first as tensors of the file (so that there is something to train), and the odd models of testdata.
+text: the programs of the filetests. The others are written here.
 """
 
+import gzip
 import io
 import json
 import struct
@@ -22,7 +23,17 @@ LARGEST = 3000
 
 
 def main():
-    for target, seeds in [("model", models()), ("text", texts()), ("checkpoint", checkpoints()), ("data", data())]:
+    made = {
+        "model": models(),
+        "text": texts(),
+        "checkpoint": checkpoints(),
+        "data": data(),
+        "csv": tables(),
+        "npz": archives(),
+        "tokenizer": tokenizers(),
+        "config": configs(),
+    }
+    for target, seeds in made.items():
         folder = FUZZ / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("seed-*"):
@@ -210,31 +221,121 @@ def npz(arrays, method=zipfile.ZIP_STORED):
     return content.getvalue()
 
 
+# The models that are fed: see `model_spec` in src/data.rs.
+TOKENS, X, MASK, WIDE = b"\0", b"\1", b"\2", b"\3"
+
+
 def data():
+    x = npy("<f4", "(4, 3)", floats(12))
+    tensors = [("x", "F32", [4, 3], floats(12)), ("labels", "I64", [4], struct.pack("<4q", 1, 2, 3, 4))]
+    safetensors_, bin_, txt, npy_, jsonl = (bytes([i]) for i in range(5))
+    return {
+        "samples-safetensors": safetensors_ + X + safetensors(tensors),
+        "tokens-bin": bin_ + TOKENS + struct.pack("<40H", *range(40)),
+        "wide-bin": bin_ + WIDE + struct.pack("<40I", *range(40)),
+        "llm-c-bin": bin_ + TOKENS + struct.pack("<256I", 20240520, 1, 40, *[0] * 253) + struct.pack("<40H", *range(40)),
+        "text": txt + TOKENS + b"In the beginning God created the heaven and the earth.\n",
+        "npy": npy_ + X + x,
+        "jsonl": jsonl + X + b'{"x": [1, 2.5, -3e1], "label": 2}\n{"label": 3.0, "x": [0, 1, 2]}\n',
+        "jsonl-nested": jsonl + MASK + b'{"x": [1, 2, 3], "mask": [true, false, 1, 0], "labels": [[1, 2, 3]]}\n',
+        "jsonl-text": jsonl + TOKENS + b'{"text": "In the beginning"}\n{"text": "God \\u0063reated"}\n',
+    }
+
+
+def tables():
+    rows = b"".join(b"%d,0.5,-1e3,%d\n" % (i % 10, i) for i in range(6))
+    table = b"label,a,b,c\n" + rows
+    plain, packed, tabs, packed_tabs, raw = (bytes([i]) for i in range(5))
+
+    def columns(text):
+        return bytes([len(text)]) + text
+
+    return {
+        "header": plain + X + columns(b"") + table,
+        "tokens": plain + TOKENS + columns(b"") + b"1,2,3,4\n5,6,7,8\n9,10,11,12\n13,14,15,16\n",
+        "columns-by-number": plain + X + columns(b"2-4") + table,
+        "columns-by-name": plain + X + columns(b"a,c,b") + table,
+        "quoted": plain + X + columns(b"") + b'"label","a ""b""","c,d",e\r\n"1","0.5",2,"3"\r\n2,1,1,1\r\n',
+        "packed": packed + X + columns(b"") + table,
+        "tabs": tabs + X + columns(b"") + table.replace(b",", b"\t"),
+        "packed-tabs": packed_tabs + X + columns(b"2-4") + rows.replace(b",", b"\t"),
+        "gzip": raw + X + columns(b"") + gzip.compress(table, mtime=0),
+        "gzip-of-two": raw + X + columns(b"") + gzip.compress(table, mtime=0) + gzip.compress(rows, mtime=0),
+    }
+
+
+def archives():
     tokens = npy("<i8", "(4, 4)", struct.pack("<16q", *range(16)))
     labels = npy("|u1", "(4,)", bytes([1, 2, 3, 4]))
     x = npy("<f4", "(4, 3)", floats(12))
     big_endian = npy(">f4", "(4, 3)", struct.pack(">12f", *range(12)), version=2)
+    half = npy("<f2", "(4, 3)", bytes(24))
     mask = npy("|b1", "(4, 4)", bytes([1, 0] * 8))
-    tensors = [("x", "F32", [4, 3], floats(12)), ("labels", "I64", [4], struct.pack("<4q", 1, 2, 3, 4))]
-    table = b"label,a,b,c\n" + b"".join(b"%d,0.5,-1e3,%d\n" % (i % 10, i) for i in range(6))
-    npz_, safetensors_, bin_, txt, csv, npy_, jsonl = (bytes([i]) for i in range(7))
-    tokens_model, x_model, mask_model, wide = b"\0", b"\1", b"\2", b"\3"
+    whole, made = b"\0", b"\1"
+
+    # The numbers of the names: see `ARRAYS` in src/data.rs; 8 more is compressed.
+    def parts(*arrays):
+        return b"".join(bytes([name]) + struct.pack("<H", len(array)) + array for name, array in arrays)
+
     return {
-        "tokens-npz": npz_ + tokens_model + npz([("tokens", tokens), ("labels", tokens)]),
-        "samples-npz": npz_ + x_model + npz([("x", x), ("labels", labels)], zipfile.ZIP_DEFLATED),
-        "big-endian-npz": npz_ + mask_model + npz([("input.x", big_endian), ("mask", mask), ("labels", x)]),
-        "samples-safetensors": safetensors_ + x_model + safetensors(tensors),
-        "tokens-bin": bin_ + tokens_model + struct.pack("<40H", *range(40)),
-        "wide-bin": bin_ + wide + struct.pack("<40I", *range(40)),
-        "llm-c-bin": bin_ + tokens_model + struct.pack("<256I", 20240520, 1, 40, *[0] * 253) + struct.pack("<40H", *range(40)),
-        "text": txt + tokens_model + b"In the beginning God created the heaven and the earth.\n",
-        "csv": csv + x_model + table,
-        "csv-tokens": csv + tokens_model + b"1,2,3,4\n5,6,7,8\n9,10,11,12\n13,14,15,16\n",
-        "npy": npy_ + x_model + x,
-        "jsonl": jsonl + x_model + b'{"x": [1, 2.5, -3e1], "label": 2}\n{"label": 3.0, "x": [0, 1, 2]}\n',
-        "jsonl-nested": jsonl + mask_model + b'{"x": [1, 2, 3], "mask": [true, false, 1, 0], "labels": [[1, 2, 3]]}\n',
-        "jsonl-text": jsonl + tokens_model + b'{"text": "In the beginning"}\n{"text": "God \\u0063reated"}\n',
+        "tokens": TOKENS + whole + npz([("tokens", tokens), ("labels", tokens)]),
+        "samples": X + whole + npz([("x", x), ("labels", labels)], zipfile.ZIP_DEFLATED),
+        "big-endian": MASK + whole + npz([("input.x", big_endian), ("mask", mask), ("labels", x)]),
+        "made-tokens": TOKENS + made + parts((0, tokens), (9, tokens)),
+        "made-samples": X + made + parts((10, x), (1, labels)),
+        "made-half": X + made + parts((2, half), (1, labels)),
+        "made-mask": MASK + made + parts((4, big_endian), (3, mask), (9, x)),
+    }
+
+
+def tokenizers():
+    text = "the thing there\n  they're 12 th\u00e9 [UNK] <end>\n" * 4
+    letters = sorted(set("abcdefghijklmnopqrstuvwxyz .'\n" + text))
+    base = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+    base |= {"pre_tokenizer": None, "post_processor": None, "decoder": None}
+    end = {"id": 300, "content": "<end>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}
+    bpe_vocabulary = {letter: i for i, letter in enumerate(letters)} | {"th": 200, "the": 201}
+    bpe = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+    bpe |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    bpe |= {"vocab": bpe_vocabulary, "merges": [["t", "h"], ["th", "e"]]}
+    word_piece = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    word_piece |= {"vocab": {"[UNK]": 0, "the": 1, "##re": 2, "th": 3, "##ing": 4, "12": 5}}
+    word_level = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1, "there": 2}, "unk_token": "[UNK]"}
+    unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False}
+    unigram |= {"vocab": [["<unk>", 0.0], ["the", -1.5], ["t", -2.5], ["h", -2.5], ["e", -2.0], ["\u2581", -1.0]]}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    split = {"type": "Split", "pattern": {"Regex": "\\s+(?!\\S)|\\w+|."}, "behavior": "Isolated", "invert": False}
+    bert = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    replace = {"type": "Replace", "pattern": {"String": "th"}, "content": "ht"}
+    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    nfc = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}, replace]}
+    described = {
+        "bpe": base | {"model": bpe, "added_tokens": [end]},
+        "byte-level": base | {"model": bpe | {"dropout": 0.5}, "pre_tokenizer": byte_level, "truncation": truncation, "padding": padding},
+        "split": base | {"model": bpe | {"byte_fallback": True}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}},
+        "word-piece": base | {"model": word_piece, "normalizer": bert, "pre_tokenizer": {"type": "BertPreTokenizer"}},
+        "word-level": base | {"model": word_level, "normalizer": nfc, "pre_tokenizer": {"type": "Whitespace"}},
+        "unigram": base | {"model": unigram, "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}},
+    }
+
+    def pair(tokenizer):
+        first = json.dumps(tokenizer).encode()
+        return struct.pack("<I", len(first)) + first + text.encode()
+
+    return {name: pair(tokenizer) for name, tokenizer in described.items()}
+
+
+def configs():
+    return {
+        "run": b'steps = 600\nsave-every = 100\nmicrobatch = 32\nglobal-batch = 64\nseed = 7\n',
+        "data": b'train = "corpus.txt"\neval = "synthetic"\ntokenizer = "bytes"\nseq = 128\ninput = ["mask=ones", "x=2-65"]\nbind = ["seq=128"]\n',
+        "optimizer": b'optimizer = "adamw:beta2=0.95"\nlr = 3e-4\nlr-schedule = "cosine:warmup=100"\nweight-decay = 0.1\nclip = 1.0\n',
+        "groups": b'[[group]]\npattern = "h.*.weight"\nlr = 1e-1\n\n[[group]]\npattern = "*.bias"\nweight-decay = 0.0\n',
+        "parameters": b'freeze = ["*.bias"]\ntrain-also = ["pos"]\nuntied = true\ndecay = "matrices"\ninit = "normal:std=0.02"\n',
+        "parallel": b'mesh = "dp=2,tp=2"\nzero = 1\nshard = ["h.*.weight=-,tp"]\nprecision = "bf16"\ngrad-dtype = "f32"\n',
+        "loss": b'loss = "cross-entropy"\nlabel-smoothing = 0.1\nignore-index = -100\nresume = false\ndropout = "off"\n',
+        "wrong": b'lr = "fast"\nlearning-rate = 0.1\n[section]\nsteps = 1979-05-27\n',
     }
 
 

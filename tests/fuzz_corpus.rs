@@ -6,12 +6,14 @@
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-use ir::random;
-
 // The library of the fuzz targets, which is a package of its own.
 #[path = "../fuzz/src/lib.rs"]
 #[allow(unreachable_pub)]
 mod fuzz;
+
+use fuzz::choices::Choices;
+use fuzz::mutate;
+use fuzz::onnx_file::{Reached, train};
 
 /// Rounds of changed files, when `FUZZ_ROUNDS` does not say otherwise.
 const ROUNDS: u64 = 1;
@@ -23,24 +25,6 @@ fn files(kind: &str, target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
     paths.sort();
     paths.into_iter().map(|path| (path.clone(), std::fs::read(path).expect("the file can be read"))).collect()
-}
-
-/// Random numbers, one after the other.
-struct Choices {
-    seed: u64,
-    drawn: u32,
-}
-
-impl Choices {
-    fn below(&mut self, count: usize) -> usize {
-        self.drawn += 1;
-        random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count.max(1)
-    }
-
-    fn range(&mut self, length: usize) -> std::ops::Range<usize> {
-        let start = self.below(length + 1);
-        start..(start + 1 + self.below(16)).min(length)
-    }
 }
 
 /// Bytes that are limits of something.
@@ -68,19 +52,38 @@ fn changed(bytes: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
     bytes
 }
 
+/// How the file of a target is changed.
+fn changed_for(target: &str, bytes: &[u8], other: &[u8], choices: &mut Choices) -> Vec<u8> {
+    let fields = match target {
+        "onnx" if choices.once_in(4) => mutate::crossed(bytes, other, LONGEST, choices),
+        "onnx" => mutate::changed(bytes, LONGEST, choices),
+        _ => None,
+    };
+    fields.unwrap_or_else(|| changed(bytes, other, choices))
+}
+
+/// The longest input, as in `fuzz/run`.
+const LONGEST: usize = 1 << 16;
+
+/// The seeds of a target, and what once broke it.
+fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let found = fuzz::TARGETS.into_iter().find(|(name, ..)| *name == target);
+    let (_, seeds, _) = found.expect("there is such a target");
+    [files("corpus", seeds), files("regressions", target)].concat()
+}
+
 fn replay(target: &str) {
-    let (_, run) =
-        fuzz::TARGETS.into_iter().find(|(name, _)| *name == target).expect("there is such a target");
-    let corpus = [files("corpus", target), files("regressions", target)].concat();
+    let corpus = corpus(target);
     assert!(corpus.len() >= 5, "only {} files in the corpus of {target}", corpus.len());
     let rounds = std::env::var("FUZZ_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().expect("a number"));
     let mut broken = Vec::new();
     for round in 0..=rounds {
         for (index, (path, bytes)) in corpus.iter().enumerate() {
-            let mut choices = Choices { seed: round << 32 | index as u64, drawn: 0 };
+            let mut choices = Choices::new(round << 32 | index as u64);
             let other = &corpus[choices.below(corpus.len())].1;
-            let input = if round == 0 { bytes.clone() } else { changed(bytes, other, &mut choices) };
-            if catch_unwind(|| run(&input)).is_err() {
+            let input =
+                if round == 0 { bytes.clone() } else { changed_for(target, bytes, other, &mut choices) };
+            if catch_unwind(|| fuzz::run(target, &input)).is_err() {
                 let kept = std::env::temp_dir().join(format!("{target}-{round}-{index}"));
                 std::fs::write(&kept, &input).expect("the temporary folder can be written to");
                 broken.push(format!("{} in round {round}: {}", path.display(), kept.display()));
@@ -96,6 +99,27 @@ fn models_are_compiled_or_refused() {
 }
 
 #[test]
+fn models_changed_by_their_fields_are_trained_or_refused() {
+    replay("onnx");
+}
+
+#[test]
+fn many_models_changed_by_their_fields_are_still_trained() {
+    let corpus = corpus("onnx");
+    let (mut changed, mut trained) = (0, 0);
+    for (index, (path, bytes)) in corpus.iter().enumerate() {
+        let mut choices = Choices::new(index as u64);
+        if !path.to_string_lossy().ends_with("-trained") || train(bytes) != Reached::Trained {
+            continue;
+        }
+        let Some(other) = mutate::changed(bytes, LONGEST, &mut choices) else { continue };
+        changed += u32::from(other != *bytes);
+        trained += u32::from(other != *bytes && train(&other) == Reached::Trained);
+    }
+    assert!(changed > 50 && trained * 4 > changed, "of {changed} changed models {trained} are trained");
+}
+
+#[test]
 fn programs_are_parsed_or_refused() {
     replay("text");
 }
@@ -108,4 +132,35 @@ fn checkpoints_are_loaded_or_refused() {
 #[test]
 fn data_are_read_or_refused() {
     replay("data");
+}
+
+#[test]
+fn tables_are_read_or_refused() {
+    replay("csv");
+}
+
+#[test]
+fn archives_are_read_or_refused() {
+    replay("npz");
+}
+
+#[test]
+fn tokenizers_are_used_or_refused() {
+    replay("tokenizer");
+}
+
+#[test]
+fn config_files_are_read_or_refused() {
+    replay("config");
+}
+
+#[test]
+fn every_target_is_replayed_and_has_a_binary() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let replays = std::fs::read_to_string(root.join("tests/fuzz_corpus.rs")).unwrap();
+    let manifest = std::fs::read_to_string(root.join("fuzz/Cargo.toml")).unwrap();
+    for (name, ..) in fuzz::TARGETS {
+        assert!(replays.contains(&format!("replay(\"{name}\")")), "{name} is not replayed");
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} has no binary");
+    }
 }

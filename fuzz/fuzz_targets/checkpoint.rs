@@ -1,4 +1,4 @@
 //! Fuzzes a checkpoint, opened and loaded.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::checkpoint(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::run("checkpoint", bytes));

@@ -1,13 +1,14 @@
 //! Bytes that one rank lets others read: the one place of the communicator where a borrow crosses threads.
 
+use super::sync::Byte;
 use std::marker::PhantomData;
 
 /// A slice whose borrow the compiler does not follow. [`super::meeting`] keeps the promise that [`Lent::get`] needs:
 /// no rank leaves a collective before all have stopped reading.
 pub(super) struct Lent {
-    start: *const u8,
+    start: *const Byte,
     len: usize,
-    bytes: PhantomData<*const [u8]>,
+    bytes: PhantomData<*const [Byte]>,
 }
 
 // SAFETY: a `Lent` is a shared slice of bytes; those may be read from any thread, by several at once.
@@ -18,7 +19,7 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    pub(super) fn new(bytes: &[u8]) -> Self {
+    pub(super) fn new(bytes: &[Byte]) -> Self {
         Self { start: bytes.as_ptr(), len: bytes.len(), bytes: PhantomData }
     }
 
@@ -27,7 +28,7 @@ impl Lent {
     /// # Safety
     /// The slice that was lent is still borrowed, and stays so until the result is gone.
     #[allow(unsafe_code)]
-    pub(super) unsafe fn get<'a>(&self) -> &'a [u8] {
+    pub(super) unsafe fn get<'a>(&self) -> &'a [Byte] {
         // SAFETY: pointer and length come from a slice, which by the caller's promise is still borrowed.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }

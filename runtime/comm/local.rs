@@ -1,5 +1,6 @@
 //! Ranks as threads of one process: each reads the others' operands where they are, and writes its own result alone.
 
+pub use super::at_work::AtWork;
 use super::block::{self, Block};
 use super::combine::combine;
 use super::meeting::{Inside, World};
@@ -17,13 +18,6 @@ pub struct Local {
 
 /// One of them.
 pub struct LocalRank {
-    world: Arc<World>,
-    rank: u64,
-}
-
-/// A rank at work. Dropping it says that the rank has done all it will do, so that who waits for it gets an error; if
-/// that is because of a panic, all ranks end.
-pub struct AtWork {
     world: Arc<World>,
     rank: u64,
 }
@@ -47,28 +41,7 @@ impl Local {
     /// Puts all ranks to work, each on a thread of its own. To be called when none is.
     pub fn begin(&self) -> Vec<AtWork> {
         self.world.begin();
-        (0..self.ranks).map(|rank| AtWork { world: self.world.clone(), rank }).collect()
-    }
-}
-
-impl AtWork {
-    /// Which rank this is.
-    pub fn rank(&self) -> u64 {
-        self.rank
-    }
-
-    /// Ends all ranks with this one's failure: those that wait, and those that will.
-    pub fn fail(self) {
-        self.world.end(self.rank);
-    }
-}
-
-impl Drop for AtWork {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.world.end(self.rank);
-        }
-        self.world.leave(self.rank);
+        (0..self.ranks).map(|rank| AtWork::new(self.world.clone(), rank)).collect()
     }
 }
 

@@ -7,11 +7,12 @@
 //! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
+use super::sync::{Byte, Condvar, Mutex, MutexGuard, panicking};
 use super::{CommError, Terms};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// The ranks of one process.
 pub(super) struct World {
@@ -111,7 +112,7 @@ impl World {
         rank: u64,
         group: &[u64],
         terms: Terms,
-        lent: &[&'a [u8]],
+        lent: &[&'a [Byte]],
         inside: impl FnOnce(&Inside<'_, 'a>) -> R,
     ) -> Result<R, CommError> {
         let outside = || CommError::Outside { rank, group: group.to_vec() };
@@ -217,7 +218,7 @@ pub(super) struct Inside<'w, 'a> {
     place: usize,
     agenda: Arc<Vec<Post>>,
     /// Invariant in `'a`: what is shared must live as long as what was lent.
-    lenders: PhantomData<Cell<&'a [u8]>>,
+    lenders: PhantomData<Cell<&'a [Byte]>>,
 }
 
 impl<'a> Inside<'_, 'a> {
@@ -227,7 +228,7 @@ impl<'a> Inside<'_, 'a> {
     }
 
     /// What each rank of the group lent of a tensor, by place.
-    pub(super) fn lent(&self, tensor: usize) -> Vec<&[u8]> {
+    pub(super) fn lent(&self, tensor: usize) -> Vec<&[Byte]> {
         // SAFETY: every member of the meeting keeps what it lent borrowed until it goes, and it goes only when all
         // have stopped reading: this reference ends before `self`, whose drop says so.
         #[allow(unsafe_code)]
@@ -235,7 +236,7 @@ impl<'a> Inside<'_, 'a> {
     }
 
     /// Shares more, and waits until all have: what each shared, by place.
-    pub(super) fn share(&self, lent: &[&'a [u8]]) -> Result<Vec<Vec<&[u8]>>, CommError> {
+    pub(super) fn share(&self, lent: &[&'a [Byte]]) -> Result<Vec<Vec<&[Byte]>>, CommError> {
         let mut board = self.world.board();
         let meeting = board.meeting(self.group);
         meeting.shared[self.place] = Some(lent.iter().map(|bytes| Lent::new(bytes)).collect());
@@ -265,7 +266,7 @@ impl<'a> Inside<'_, 'a> {
 impl Drop for Inside<'_, '_> {
     fn drop(&mut self) {
         let mut board = self.world.board();
-        if std::thread::panicking() {
+        if panicking() {
             board.ended.get_or_insert(CommError::Ended { rank: self.group[self.place] });
             board.meeting(self.group).broken = true;
         }

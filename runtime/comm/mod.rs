@@ -3,15 +3,23 @@
 //! A rank issues its collectives in program order through its own [`Communicator`]. [`local`] is the one of ranks that
 //! are threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same
 //! collectives in the same order.
+//!
+//! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent` and `meeting` with loom's locks in place of
+//! [`sync`], and tries their interleavings.
 
+mod at_work;
 pub(crate) mod block;
 pub mod check;
 mod combine;
+mod error;
 mod lent;
 pub mod local;
 mod meeting;
+mod sync;
 #[cfg(test)]
 mod tests;
+
+pub use error::CommError;
 
 use ir::{DType, PartialKind};
 use std::fmt;
@@ -64,49 +72,6 @@ pub trait Communicator: Send + Sync {
 
     /// Every rank gets its share of every part along the split dim, one after the other along the gathered dim.
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
-}
-
-/// Why a collective did not happen.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum CommError {
-    /// Another rank failed first.
-    #[error("rank {rank} failed, and ended all others")]
-    Ended {
-        /// The rank that did.
-        rank: u64,
-    },
-    /// Ranks of one group issued different collectives.
-    #[error("rank {} issued {}, rank {} {}", .first.0, .first.1, .second.0, .second.1)]
-    Different {
-        /// A rank, and what it issued.
-        first: (u64, String),
-        /// Another, and what that one did.
-        second: (u64, String),
-    },
-    /// Every rank that is still at work waits for another.
-    #[error("no rank can go on: {}", waiting(.0))]
-    Stuck(
-        /// For each rank that waits: its number, what it issued, and the group it waits for.
-        Vec<(u64, String, Vec<u64>)>,
-    ),
-    /// A rank outside the group, or outside the world, issued something.
-    #[error("rank {rank} is none of the group {group:?}")]
-    Outside {
-        /// The rank.
-        rank: u64,
-        /// The group.
-        group: Vec<u64>,
-    },
-    /// A device by itself was given a program for several.
-    #[error("there is nobody to communicate with")]
-    Alone,
-}
-
-fn waiting(ranks: &[(u64, String, Vec<u64>)]) -> String {
-    let one = |(rank, what, group): &(u64, String, Vec<u64>)| {
-        format!("rank {rank} waits with {what} for the ranks {group:?}")
-    };
-    ranks.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// What a rank says it issues: equal on all ranks of a group, or nothing is exchanged.

@@ -1,0 +1,45 @@
+//! Random numbers that decide how an input is changed.
+
+use ir::random;
+use std::ops::Range;
+
+/// Random numbers, one after the other: the same for one seed.
+pub struct Choices {
+    seed: u64,
+    drawn: u32,
+}
+
+impl Choices {
+    /// The numbers of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, drawn: 0 }
+    }
+
+    /// A number below `count`, or 0.
+    pub fn below(&mut self, count: usize) -> usize {
+        self.drawn += 1;
+        random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count.max(1)
+    }
+
+    /// Whether to do something that is done once in so many times.
+    pub fn once_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of these, if there are any.
+    pub fn of<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
+        items.get(self.below(items.len()))
+    }
+
+    /// One of these to be changed, if there are any.
+    pub fn of_mut<'a, T>(&mut self, items: &'a mut [T]) -> Option<&'a mut T> {
+        let index = self.below(items.len());
+        items.get_mut(index)
+    }
+
+    /// A range of up to 16 places within a length.
+    pub fn range(&mut self, length: usize) -> Range<usize> {
+        let start = self.below(length + 1);
+        start..(start + 1 + self.below(16)).min(length)
+    }
+}

@@ -1,0 +1,37 @@
+//! A rank's presence among the others, from the beginning of its work to the end.
+
+use super::meeting::World;
+use super::sync::panicking;
+use std::sync::Arc;
+
+/// A rank at work. Dropping it says that the rank has done all it will do, so that who waits for it gets an error; if
+/// that is because of a panic, all ranks end.
+pub struct AtWork {
+    world: Arc<World>,
+    rank: u64,
+}
+
+impl AtWork {
+    pub(super) fn new(world: Arc<World>, rank: u64) -> Self {
+        Self { world, rank }
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
+    /// Ends all ranks with this one's failure: those that wait, and those that will.
+    pub fn fail(self) {
+        self.world.end(self.rank);
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        if panicking() {
+            self.world.end(self.rank);
+        }
+        self.world.leave(self.rank);
+    }
+}

@@ -1,0 +1,32 @@
+//! Models of `runtime/comm`: ranks meet, lend bytes, fail, panic and leave, in every order that loom finds.
+//!
+//! The files of the meeting are compiled here as they stand, with [`sync`] of this folder in place of theirs: loom
+//! switches between the threads at every lock, and tells of a byte that is written while another rank may read it, and of
+//! ranks that wait for ever.
+#![cfg(test)]
+#![allow(dead_code, reason = "the models call less of these files than the collectives do")]
+
+#[path = "../at_work.rs"]
+mod at_work;
+#[path = "../error.rs"]
+mod error;
+#[path = "../lent.rs"]
+mod lent;
+#[path = "../meeting.rs"]
+mod meeting;
+mod models;
+mod ranks;
+mod sync;
+
+use error::CommError;
+use std::fmt;
+
+/// What a rank says it issues; the collectives themselves are not part of the models.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Terms(&'static str);
+
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}

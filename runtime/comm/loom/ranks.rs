@@ -1,0 +1,112 @@
+//! The ranks of a model: threads of loom, each with a byte that it lends and one that it shares in the middle.
+
+use crate::at_work::AtWork;
+use crate::meeting::{Inside, World};
+use crate::sync::{self, Byte};
+use crate::{CommError, Terms};
+use loom::model::Builder;
+use loom::thread;
+use std::slice::from_ref;
+use std::sync::Arc;
+
+/// One rank.
+pub(crate) struct Rank {
+    pub(crate) number: u64,
+    world: Arc<World>,
+    memory: Arc<Vec<Memory>>,
+}
+
+/// The memory of one rank.
+struct Memory {
+    lent: Byte,
+    shared: Byte,
+}
+
+// SAFETY: loom runs one thread at a time, and a `Byte` tells of accesses that could be at the same time.
+unsafe impl Sync for Memory {}
+
+/// Tries the interleavings of so many ranks that all do `run`; `check` sees what each of them returned. `preemptions` bounds how often
+/// a rank is stopped in an interleaving while it could go on; `None` tries all.
+pub(crate) fn try_all<R: 'static>(
+    ranks: u64,
+    preemptions: Option<usize>,
+    run: impl Fn(&Rank) -> R + Copy + Send + Sync + 'static,
+    check: impl Fn(Vec<R>) + Send + Sync + 'static,
+) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 10_000;
+    builder.check(move || {
+        let world = Arc::new(World::new(ranks));
+        let memory =
+            Arc::new((0..ranks).map(|_| Memory { lent: Byte::new(0), shared: Byte::new(0) }).collect());
+        world.begin();
+        let of = |number| Rank { number, world: world.clone(), memory: Arc::clone(&memory) };
+        let work = |rank: Rank| {
+            move || {
+                let _at_work = AtWork::new(rank.world.clone(), rank.number);
+                run(&rank)
+            }
+        };
+        let others: Vec<_> = (1..ranks).map(|number| thread::spawn(work(of(number)))).collect();
+        let mut results = vec![work(of(0))()];
+        results.extend(others.into_iter().map(|thread| thread.join().unwrap()));
+        check(results);
+    });
+}
+
+impl Rank {
+    /// Meets a group with this rank's byte lent, which is `number + 1` until this returns; then the rank uses it for
+    /// something else.
+    pub(crate) fn meet<R>(
+        &self,
+        group: &[u64],
+        terms: Terms,
+        inside: impl FnOnce(&Inside<'_, '_>) -> R,
+    ) -> Result<R, CommError> {
+        let own = &self.memory[self.number as usize];
+        write(&own.lent, self.number as u8 + 1);
+        let result = self.world.meet(self.number, group, terms, &[from_ref(&own.lent)], inside);
+        write(&own.lent, 99);
+        result
+    }
+
+    /// Meets a group twice over: the bytes that all lent are added by each; then each shares the sum, and adds those.
+    pub(crate) fn add(&self, group: &[u64]) -> Result<u8, CommError> {
+        let own = &self.memory[self.number as usize];
+        write(&own.lent, self.number as u8 + 1);
+        let lent: &[&[Byte]] = &[from_ref(&own.lent)];
+        let sum = self.world.meet(self.number, group, ADD, lent, |inside| {
+            write(&own.shared, sum(&inside.lent(0)));
+            let shared = inside.share(&[from_ref(&own.shared)])?;
+            Ok(sum(&shared.iter().map(|shared| shared[0]).collect::<Vec<_>>()))
+        });
+        write(&own.lent, 99);
+        write(&own.shared, 99);
+        sum?
+    }
+
+    /// Goes on as one that unwinds.
+    pub(crate) fn panic(&self) {
+        sync::panic();
+    }
+
+    /// Ends all ranks with this one's failure, as [`AtWork::fail`].
+    pub(crate) fn fail(&self) {
+        AtWork::new(self.world.clone(), self.number).fail();
+    }
+}
+
+/// What the ranks of most models issue.
+pub(crate) const ADD: Terms = Terms("add");
+
+/// The sum of bytes that were lent.
+pub(crate) fn sum(lent: &[&[Byte]]) -> u8 {
+    // SAFETY: loom tells of a write that could be at the same time.
+    lent.iter().map(|lent| lent[0].with(|byte| unsafe { *byte })).sum()
+}
+
+fn write(byte: &Byte, value: u8) {
+    // SAFETY: as in `sum`.
+    byte.with_mut(|byte| unsafe { *byte = value });
+}

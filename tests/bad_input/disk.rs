@@ -111,7 +111,14 @@ fn a_model_that_cannot_be_written_is_told_before_the_run_goes_on() {
     place.succeed(&format!("{FRESH} --steps 1 -o run"));
     fs::remove_file(place.path("run/model.onnx")).expect("it is there");
     fs::create_dir_all(place.path("run/model.onnx/in-the-way")).expect("a folder can be made");
-    refused(&place, &format!("{FRESH} --steps 2 -o run --resume"), expect![[r#""#]]);
+    refused(
+        &place,
+        &format!("{FRESH} --steps 2 -o run --resume"),
+        expect![[r#"
+        error: run/model.onnx cannot be written: it is a folder
+          = move it away, or give another folder: -o ANOTHER_DIR
+    "#]],
+    );
 }
 
 #[test]

@@ -244,7 +244,15 @@ fn a_name_that_no_checkpoint_can_hold_is_refused_before_the_first_step() {
     }
     assert_ne!(renamed, model);
     place.write("renamed.onnx", &renamed);
-    refused(&place, "compile renamed.onnx --train synthetic --steps 1 -o run", expect![[r#""#]]);
+    refused(
+        &place,
+        "compile renamed.onnx --train synthetic --steps 1 -o run",
+        expect![[r#"
+        error: a tensor of the name `__metadata__` cannot be saved
+          = checkpoints and model.safetensors are files of safetensors, a format that keeps this name for itself
+          = give the parameter another name, and export the model again
+    "#]],
+    );
 }
 
 /// A field of a message that has bytes: its number, its length, the bytes.
@@ -260,7 +268,15 @@ fn data_of_the_file_that_the_export_would_lack_are_told_before_the_first_step() 
     let tensor = [vec![0x08, 4, 0x10, 1], field(8, b"unread"), field(13, &location), vec![0x70, 1]].concat();
     let graph = field(7, &field(5, &tensor));
     place.write("model.onnx", &[place.read("testdata/models/mlp.dynamo.onnx"), graph].concat());
-    refused(&place, "compile model.onnx --train synthetic --steps 1 -o run", expect![[r#""#]]);
+    refused(
+        &place,
+        "compile model.onnx --train synthetic --steps 1 -o run",
+        expect![[r#"
+        error: its data file "gone.bin" is not there
+          --> tensor "unread" (f32[4])
+          = model.onnx, which is written after the last step, has all tensors of the file
+    "#]],
+    );
     place.write("gone.bin", &[0; 16]);
     place.succeed("compile model.onnx --train synthetic --steps 1 -o run");
 }

@@ -74,9 +74,33 @@ fn flags_that_need_an_eval_loss_are_refused_without() {
     let flags =
         "compile testdata/models/mlp.dynamo.onnx --train testdata/models/mlp.train.npz --steps 1 -o run";
     let before = place.contents();
-    refused(&place.run(&format!("{flags} --export best")), expect![[r#""#]]);
-    refused(&place.run(&format!("{flags} --patience 2 --eval-every 1")), expect![[r#""#]]);
-    refused(&place.run(&format!("{flags} --patience 2")), expect![[r#""#]]);
-    refused(&place.run("compile testdata/gpt2-fresh.onnx --keep 1 --export last -o run"), expect![[r#""#]]);
+    refused(
+        &place.run(&format!("{flags} --export best")),
+        expect![[r#"
+        error: --export best needs an eval loss, and there are no data for it
+          = give them: --eval DATA
+    "#]],
+    );
+    refused(
+        &place.run(&format!("{flags} --patience 2 --eval-every 1")),
+        expect![[r#"
+        error: --patience needs an eval loss, and there are no data for it
+          = give them: --eval DATA
+    "#]],
+    );
+    refused(
+        &place.run(&format!("{flags} --patience 2")),
+        expect![[r#"
+        error: --patience does nothing without --eval-every: a run is evaluated at its end alone
+          = say how often to evaluate: --eval-every 100
+    "#]],
+    );
+    refused(
+        &place.run("compile testdata/gpt2-fresh.onnx --keep 1 --export last -o run"),
+        expect![[r#"
+        error: --keep, --export do nothing without --train
+          = say what to train on: --train corpus.txt, or --train synthetic to try the model
+    "#]],
+    );
     assert!(before == place.contents(), "a refused run leaves nothing");
 }

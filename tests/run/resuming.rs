@@ -19,9 +19,26 @@ fn a_run_goes_on_from_a_chosen_checkpoint() {
     place.succeed(&format!("{flags} --save-every 6 -o run"));
     assert_eq!(place.checkpoints("run"), [6, 12, 18, 20]);
     let before = place.contents();
-    refused(&place.run(&format!("{flags} -o run --resume=run@7")), expect![[r#""#]]);
-    refused(&place.run(&format!("{flags} -o other --resume=nothing@7")), expect![[r#""#]]);
-    refused(&place.run(&format!("{flags} -o run --resume=@12")), expect![[r#""#]]);
+    refused(
+        &place.run(&format!("{flags} -o run --resume=run@7")),
+        expect![[r#"
+        error: `run/checkpoints` has no checkpoint of step 7; it has those of the steps 6, 12, 18 and 20
+    "#]],
+    );
+    refused(
+        &place.run(&format!("{flags} -o other --resume=nothing@7")),
+        expect![[r#"
+        error: `nothing/checkpoints` has no checkpoint of step 7, and none of any other
+    "#]],
+    );
+    refused(
+        &place.run(&format!("{flags} -o run --resume=@12")),
+        expect![[r#"
+        error: the run in run has checkpoints after the one to go on from: those of the steps 18, 20
+          = throw them away: --force
+          = or keep both: -o ANOTHER_DIR
+    "#]],
+    );
     assert!(before == place.contents(), "a refused run changes nothing");
 
     // In another folder, the run is left as it is; in its own, its later checkpoints go.
@@ -68,9 +85,21 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     // Another command is told apart from it, and another model.
     refused(
         &place.run(&flags.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--freeze wte*")),
-        expect![[r#""#]],
+        expect![[r#"
+        error: run has no checkpoint to go on from, and was begun with other flags
+          = it had --lr 0.002, and this command has --lr 0.001
+          = it had --clip 1.0, and this command has no --clip
+          = it had no --freeze, and this command has --freeze wte*
+          = give the flags of then; to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+    "#]],
     );
-    refused(&place.run(&flags.replace("gpt2-fresh", "gpt2-bytes")), expect![[r#""#]]);
+    refused(
+        &place.run(&flags.replace("gpt2-fresh", "gpt2-bytes")),
+        expect![[r#"
+        error: run has no checkpoint to go on from, and was begun with another model
+          = to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+    "#]],
+    );
     assert!(begun == place.contents(), "a refused run changes nothing");
 
     let ended = place.succeed(&format!("{flags} --save-every 8"));
@@ -87,7 +116,13 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     // A result without a checkpoint is no run that was just begun.
     std::fs::remove_dir_all(place.path("run/checkpoints")).expect("it is there");
     let before = place.contents();
-    refused(&place.run(&flags), expect![[r#""#]]);
+    refused(
+        &place.run(&flags),
+        expect![[r#"
+        error: run has no checkpoint to go on from, and a trained model, model.onnx
+          = to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+    "#]],
+    );
     assert!(before == place.contents(), "a refused run changes nothing");
 }
 
@@ -126,11 +161,20 @@ fn every_changed_flag_of_a_step_is_told() {
         4,
         "-o other --resume=adam",
     );
-    expect![[r#""#]].assert_eq(&notes(&ended).join("\n"));
+    expect![[r#"
+        note: the run in adam had --optimizer adamw:beta1=0.8,beta2=0.999,eps=1e-8, and goes on with --optimizer adamw:beta1=0.85,beta2=0.95,eps=1e-6
+        note: the run in adam had --lr-schedule cosine:warmup=1,min=0.0, and goes on with --lr-schedule cosine:warmup=2,min=1e-5
+        note: the run in adam had no --weight-decay, and goes on with --weight-decay 0.2
+        note: the run in adam had --decay matrices, and goes on with --decay all
+        note: the run in adam had no --group, and goes on with --group *.bias:lr=2.0
+        note: the run in adam had no --ignore-index, and goes on with --ignore-index -1
+        note: the run in adam had --eval text.txt, and goes on with --eval eval.txt"#]].assert_eq(&notes(&ended).join("\n"));
     // The end of the schedule is the run's.
     let ended = run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1", 4, "-o adam --resume");
-    expect![[r#""#]].assert_eq(&notes(&ended).join("\n"));
+    expect![[r#"
+        note: the schedule of the run in adam ended with --steps 2, and ends with --steps 4 now, so that its rates are others: steps=N in --lr-schedule sets its end"#]].assert_eq(&notes(&ended).join("\n"));
     run("momentum", "", 2, "-o momentum");
     let ended = run("nesterov:momentum=0.5", "", 3, "-o momentum --resume");
-    expect![[r#""#]].assert_eq(&notes(&ended).join("\n"));
+    expect![[r#"
+        note: the run in momentum had --optimizer sgd:momentum=0.9, and goes on with --optimizer nesterov:momentum=0.5"#]].assert_eq(&notes(&ended).join("\n"));
 }

@@ -1,6 +1,7 @@
 //! Files of safetensors: the header checked against the file's length, tensors read one at a time.
 
 use super::error::CheckpointError;
+use crate::data::open_regular;
 use bytes::Bytes;
 use ir::{DType, Type};
 use safetensors::Dtype as Stored;
@@ -56,7 +57,7 @@ impl TensorFile {
     /// A file that cannot be read, or is no file of safetensors, or not all of one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let read = |source| CheckpointError::Read { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(read)?;
+        let mut file = open_regular(path).map_err(read)?;
         let size = file.metadata().map_err(read)?.len();
         let header = read_header(&mut file, size).map_err(read)?;
         let malformed = |reason| CheckpointError::Malformed { path: path.to_owned(), reason };

@@ -35,6 +35,7 @@ mod tokens;
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
 pub use error::DataError;
+pub(crate) use file::{open_regular, regular_files};
 pub use loader::{DataPosition, Loader};
 pub use order::Permutation;
 pub use spec::{

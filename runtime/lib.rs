@@ -11,6 +11,7 @@ pub mod data;
 pub mod device;
 pub mod layout;
 pub mod lower;
+pub mod memory;
 pub mod metrics;
 pub mod profile;
 pub mod program;

@@ -31,6 +31,7 @@ mod tables;
 mod tests;
 mod tokenizer;
 mod tokens;
+mod unpack;
 
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};

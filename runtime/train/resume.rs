@@ -1,7 +1,7 @@
 //! Going on: from the newest whole checkpoint of a run, with the metrics cut back to it.
 
 use super::error::TrainError;
-use crate::checkpoint::{CheckpointError, Checkpoints, DataFingerprint, StateBytes};
+use crate::checkpoint::{CheckpointError, Checkpoints, DataFiles, PendingFingerprint, StateBytes};
 use crate::data::Loader;
 use crate::metrics;
 use ir::Module;
@@ -14,6 +14,8 @@ pub struct Resumed {
     pub step: u64,
     /// The value of every state after them.
     pub values: StateBytes,
+    /// What the data is.
+    pub data: PendingFingerprint,
     /// The checkpoint.
     pub path: PathBuf,
     /// Newer checkpoints that were passed over, since they are not whole.
@@ -31,7 +33,7 @@ pub fn resume(
     metrics: &Path,
     module: &Module,
     loader: &Loader,
-    data: &DataFingerprint,
+    data: &DataFiles,
 ) -> Result<Resumed, TrainError> {
     let latest = checkpoints.latest()?;
     let Some(checkpoint) = latest.checkpoint else {
@@ -41,8 +43,8 @@ pub fn resume(
         });
     };
     let values = checkpoint.load(module)?;
-    checkpoint.check_data(data)?;
+    let data = checkpoint.check_data(data)?;
     let step = loader.resume(&checkpoint.description.position)?;
     metrics::truncate_to_step(metrics, step)?;
-    Ok(Resumed { step, values, path: checkpoint.path, damaged: latest.damaged })
+    Ok(Resumed { step, values, data, path: checkpoint.path, damaged: latest.damaged })
 }

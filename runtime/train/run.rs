@@ -3,7 +3,7 @@
 use super::error::{Cause, TrainError};
 use super::evaluate::evaluate;
 use super::session::{Session, Updated};
-use crate::checkpoint::{Checkpoints, DataFingerprint, Description};
+use crate::checkpoint::{Checkpoints, Description, PendingFingerprint};
 use crate::data::{Batch, Loader};
 use crate::device::Later;
 use crate::metrics::{MetricsWriter, StepMetrics, outputs};
@@ -35,7 +35,7 @@ pub struct Run<'a> {
     /// The data.
     pub loader: &'a Loader,
     /// What the data is, for the checkpoints.
-    pub data: DataFingerprint,
+    pub data: PendingFingerprint,
     /// Where checkpoints go.
     pub checkpoints: Checkpoints,
     /// Where metrics go.
@@ -84,6 +84,7 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
         if open.is_none() {
             since = Instant::now();
         }
+        run.data.check()?;
         let begun = run.begin_step(step, microbatches, &outcome)?;
         if let Some(earlier) = open.take() {
             run.end_step(earlier, &mut since, &outcome)
@@ -301,8 +302,9 @@ impl Run<'_> {
     }
 
     /// Makes the checkpoint after `done` steps.
-    fn save(&self, done: u64) -> Result<PathBuf, TrainError> {
-        let description = Description::new(self.module, self.loader.position(done), self.data.clone());
+    fn save(&mut self, done: u64) -> Result<PathBuf, TrainError> {
+        let data = self.data.wait()?.clone();
+        let description = Description::new(self.module, self.loader.position(done), data);
         Ok(self.checkpoints.save(self.module, &description, &self.session)?)
     }
 }

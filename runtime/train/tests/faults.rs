@@ -93,7 +93,7 @@ fn other_data_and_another_global_batch_are_refused() {
     assert!(error.contains("was made with other data"), "{error}");
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
-    let data = DataFingerprint::of(&run.corpus()).unwrap();
+    let data = run.data_files();
     let resume_with =
         |loader: &Loader| resume(&run.checkpoints(), &run.metrics_file(), &module, loader, &data);
     assert_eq!(resume_with(&loader).unwrap().step, 3);

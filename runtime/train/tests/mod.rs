@@ -10,7 +10,7 @@ mod scaling;
 mod short;
 
 use super::{Outcome, Resumed, Run, Schedule, Session, TrainError, resume, train};
-use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
+use crate::checkpoint::{Checkpoints, DataFiles, PendingFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, Target, lower};
@@ -90,6 +90,10 @@ impl Setup {
         self.folder.path().join("corpus.txt")
     }
 
+    fn data_files(&self) -> DataFiles {
+        DataFiles { train: Some(self.corpus()), ..DataFiles::default() }
+    }
+
     fn metrics_file(&self) -> PathBuf {
         self.folder.path().join("metrics.jsonl")
     }
@@ -102,10 +106,15 @@ impl Setup {
         read_metrics(&self.metrics_file()).unwrap()
     }
 
-    /// The files of a checkpoint.
+    /// The files of a checkpoint, without the places of the data, which differ between two tests' folders.
     fn checkpoint(&self, step: u64) -> [Vec<u8>; 2] {
         let path = self.checkpoints().path(step);
-        ["state.safetensors", "checkpoint.json"].map(|name| std::fs::read(path.join(name)).unwrap())
+        let read = |name| std::fs::read(path.join(name)).unwrap();
+        let mut description: serde_json::Value = serde_json::from_slice(&read("checkpoint.json")).unwrap();
+        for file in description["data"]["files"].as_array_mut().unwrap() {
+            file.as_object_mut().unwrap().remove("place");
+        }
+        [read("state.safetensors"), description.to_string().into_bytes()]
     }
 
     /// The program in the text, for this number of microbatches.
@@ -153,8 +162,7 @@ impl Setup {
     fn go(&self) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
-        let data = DataFingerprint::of(&self.corpus()).unwrap();
-        let (start, values) = self.start(&module, &loader, &data)?;
+        let (start, values, data) = self.start(&module, &loader)?;
         let mut device = self.device(&module);
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
@@ -204,14 +212,15 @@ impl Setup {
         &self,
         module: &Module,
         loader: &Loader,
-        data: &DataFingerprint,
-    ) -> Result<(u64, StateBytes), TrainError> {
+    ) -> Result<(u64, StateBytes, PendingFingerprint), TrainError> {
         if !self.resume {
-            return Ok((0, initial_states(module, 3, Missing::Refuse, StateBytes::new()).unwrap()));
+            let states = initial_states(module, 3, Missing::Refuse, StateBytes::new()).unwrap();
+            return Ok((0, states, PendingFingerprint::start(self.data_files())));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
-        let Resumed { step, values, .. } = resume(&checkpoints, &self.metrics_file(), module, loader, data)?;
-        Ok((step, values))
+        let resumed = resume(&checkpoints, &self.metrics_file(), module, loader, &self.data_files())?;
+        let Resumed { step, values, data, .. } = resumed;
+        Ok((step, values, data))
     }
 }
 

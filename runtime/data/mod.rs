@@ -6,6 +6,7 @@
 //! afterwards a batch cannot fail.
 
 mod array;
+mod bounded;
 mod column;
 mod columns;
 mod csv;
@@ -21,6 +22,7 @@ mod loader;
 mod npy;
 mod npz;
 mod order;
+mod quiet;
 mod records;
 mod rows;
 mod spec;

@@ -121,6 +121,13 @@ impl Column {
             let (data, sample) = (data.to_owned(), position / array.row_elements().max(1));
             return Err(DataError::NotANumber { data, sample, name });
         }
+        let most = element::beyond(self.dtype);
+        let rounds_to_infinity = |value: f64| value.is_finite() && value.abs() >= most;
+        let is_rounded = array.dtype != self.dtype;
+        if let Some((position, value)) = is_rounded.then(|| array.first_float(rounds_to_infinity)).flatten() {
+            let (data, value) = (data.to_owned(), format!("{value:e}"));
+            return Err(DataError::DoesNotFit { data, position, value, name, wanted: self.dtype });
+        }
         let limit = i128::from(synthetic::limit(self.dtype, u64::MAX));
         let narrower = array.dtype != self.dtype && !self.dtype.is_float();
         let negative =

@@ -137,6 +137,25 @@ fn files_that_are_missing_or_of_another_kind_are_named() {
     assert!(error.ends_with("has no samples to train on"), "{error}");
 }
 
+#[test]
+fn a_number_that_would_become_infinite_is_told_with_its_place() {
+    let files = Files::new();
+    let labels = ("labels", DType::I64, [2].as_slice(), [0, 1].as_slice());
+    let data = files.arrays("s.safetensors", &[("x", DType::F32, &[2, 2], &[0, 65_519, -65_520, 1]), labels]);
+    let mut spec = classifier(1, None);
+    spec.inputs[0].dtype = DType::F16;
+    let error = refusal(&spec, &data, &options());
+    assert!(
+        error.starts_with("-6.552e4 at position 2 of")
+            && error.ends_with("s.safetensors:x` does not fit `x`, which is f16"),
+        "{error}"
+    );
+    let text = |number: &str| files.write("d.jsonl", format!("{{\"x\": [1, {number}], \"labels\": 1}}\n"));
+    let error = refusal(&spec, &text("65520"), &options());
+    assert!(error.ends_with("field `x`, which feeds `x`, has 65520, which does not fit f16"), "{error}");
+    Loader::new(&spec, &text("65519"), &options()).unwrap();
+}
+
 /// An array of zeros of these bytes that is packed, as NumPy's savez_compressed does.
 fn packed_zeros(shape: &str, bytes: usize) -> Vec<u8> {
     use std::io::{Cursor, Write};

@@ -13,9 +13,11 @@ pub mod disk;
 pub mod fault;
 mod lock;
 mod mapped;
+mod regular;
 mod replacement;
 
 pub use checksum::Checksum;
 pub use lock::{FolderLock, LockError};
 pub use mapped::{FileChanged, map, unchanged};
+pub use regular::open_regular;
 pub use replacement::{Replacement, remove_leftovers, temporary_name};

@@ -4,6 +4,7 @@
 //! file and ends the process; whatever was saved before stays. A file that is written to gives other bytes from then on:
 //! [`unchanged`] compares sizes and times, and is asked between steps.
 
+use crate::regular::open_regular;
 use bytes::Bytes;
 use memmap2::Mmap;
 use std::fs::{File, Metadata};
@@ -93,15 +94,7 @@ static WATCHED: Mutex<Vec<Arc<Mapped>>> = Mutex::new(Vec::new());
 /// # Errors
 /// The file cannot be opened; it is a folder, a pipe or a device.
 pub fn map(path: &Path) -> io::Result<Bytes> {
-    // Asked before opening: to open a pipe is to wait for a writer.
-    let metadata = std::fs::metadata(path)?;
-    if metadata.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    let file = File::open(path)?;
+    let file = open_regular(path)?;
     let stamp = Stamp::of(&file.metadata()?);
     if stamp.bytes == 0 {
         return Ok(Bytes::new());

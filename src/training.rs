@@ -2,7 +2,7 @@
 
 use crate::cli::report::Failure;
 use crate::compilation::Compilation;
-use crate::config::{DataSource, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
+use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
@@ -14,7 +14,7 @@ use onnx::Imported;
 use passes::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT};
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
-    Checkpoint, Checkpoints, DataFingerprint, StateBytes, check_weights, initial_states,
+    Checkpoint, Checkpoints, DataFiles, PendingFingerprint, StateBytes, check_weights, initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
@@ -220,7 +220,7 @@ pub struct Start {
     /// The value of every state after them.
     pub states: StateBytes,
     /// What the data is.
-    data: DataFingerprint,
+    data: PendingFingerprint,
 }
 
 /// The weights of `--weights`. `report` is told what of them did not match. Errors: weights that are neither there nor in
@@ -245,7 +245,7 @@ pub fn weights(
 /// that cannot be read.
 pub fn start(compilation: &Compilation, settings: &Settings, weights: StateBytes) -> Result<Start, Failure> {
     let states = initial_states(&compilation.training, settings.seed.seed, Missing::Refuse, weights)?;
-    Ok(Start { step: 0, states, data: fingerprint(settings)? })
+    Ok(Start { step: 0, states, data: PendingFingerprint::start(data_files(settings)) })
 }
 
 /// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
@@ -257,11 +257,11 @@ pub fn go_on(
     place: &ResumePlace,
     report: impl FnMut(String),
 ) -> Result<Start, Failure> {
-    let data = fingerprint(settings)?;
+    let data = data_files(settings);
     let resumed = resume(&checkpoints(&place.folder), place.step, &compilation.training, loader, &data);
     let resumed = resumed.map_err(failure)?;
     resumed.damaged.iter().map(|error| format!("note: passed over: {error}")).for_each(report);
-    Ok(Start { step: resumed.step, states: resumed.values, data })
+    Ok(Start { step: resumed.step, states: resumed.values, data: resumed.data })
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
@@ -363,23 +363,21 @@ pub fn states_of(compilation: &Compilation, checkpoint: &Path) -> Result<StateBy
     Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", checkpoint.display()))?)
 }
 
-fn fingerprint(settings: &Settings) -> Result<DataFingerprint, Failure> {
-    let of = |path: &Path| {
-        let error = |error| Diagnostic::new(format!("cannot read {}: {error}", path.display()));
-        DataFingerprint::of(path).map_err(error)
+/// The files that the training samples are made from.
+fn data_files(settings: &Settings) -> DataFiles {
+    let train = match &settings.data.train {
+        Some(DataSource::File(path)) => Some(path.clone()),
+        _ => None,
     };
-    let data = match &settings.data.train {
-        Some(DataSource::File(path)) => of(path)?,
-        _ => DataFingerprint::synthetic(),
+    let tokenizer = match &settings.data.tokenizer {
+        Some(Tokenizer::File(path)) => Some(path.clone()),
+        _ => None,
     };
-    match &settings.data.tokenizer {
-        // Other tokens are other data.
-        Some(Tokenizer::File(path)) => {
-            let tokenizer = of(path)?;
-            Ok(DataFingerprint { hash: format!("{} by {}", data.hash, tokenizer.hash), ..data })
-        }
-        _ => Ok(data),
-    }
+    let file = |input: &InputBinding| match &input.source {
+        InputSource::File(path) => Some((input.name.clone(), path.clone())),
+        _ => None,
+    };
+    DataFiles { train, tokenizer, inputs: settings.data.input.iter().filter_map(file).collect() }
 }
 
 /// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.

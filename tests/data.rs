@@ -184,3 +184,42 @@ fn labels_that_a_model_of_its_own_loss_does_not_count_are_data() {
         losses(&place, "run")
     );
 }
+
+#[test]
+fn a_run_goes_on_with_all_of_its_data_and_with_no_other() {
+    let place = Workplace::with_text(100_000);
+    let flags = "compile testdata/gpt2-fresh.onnx --microbatch 8 --lr 2e-3";
+    place.succeed(&format!("{flags} --train text.txt --steps 2 -o run"));
+    // The first and the last 3 % stay: an order of the letters that the model can be trained on.
+    let mut other = place.read("text.txt");
+    other[3_000..97_000].reverse();
+    place.write("other.txt", &other);
+    let ended = place.run(&format!("{flags} --train other.txt --steps 3 -o run --resume"));
+    assert!(ended.errors().contains("was made with other data, of 100000 bytes"), "{}", ended.stderr);
+    assert_eq!(ended.status.code(), Some(2));
+    place.write("copy.txt", &place.read("text.txt"));
+    let copy = std::fs::File::options().write(true).open(place.path("copy.txt")).expect("it is there");
+    copy.set_modified(std::time::UNIX_EPOCH).expect("it is ours");
+    place.succeed(&format!("{flags} --train copy.txt --steps 3 -o run --resume"));
+    place.succeed(&format!("{flags} --train text.txt --steps 4 -o run --resume"));
+    assert_eq!(place.metrics("run").len(), 4);
+}
+
+#[test]
+fn a_file_that_feeds_one_input_is_data_that_a_run_goes_on_with() {
+    let place = Workplace::new();
+    let packed = place.read("testdata/digits.csv.gz");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&packed[..]), &mut text)
+        .expect("it is text");
+    let labels: Vec<&str> = text.lines().map(|line| line.rsplit(',').next().expect("a label")).collect();
+    place.write("labels.csv", labels.join("\n").as_bytes());
+    let flags = "--train testdata/digits.csv.gz --input x=1-64 --input labels=labels.csv --microbatch 32";
+    place.succeed(&format!("{DIGITS} {flags} --steps 2 -o run"));
+    place.succeed(&format!("{DIGITS} {flags} --steps 3 -o run --resume"));
+    let reversed: Vec<&str> = labels.into_iter().rev().collect();
+    place.write("labels.csv", reversed.join("\n").as_bytes());
+    let ended = place.run(&format!("{DIGITS} {flags} --steps 4 -o run --resume"));
+    assert!(ended.errors().contains("was made with other data"), "{}", ended.stderr);
+    assert_eq!(ended.status.code(), Some(2));
+}

@@ -94,7 +94,7 @@ fn records(place: &Workplace, file: &str, fields: &[&str]) -> String {
     let columns: Vec<(&str, usize, Vec<f64>)> = fields
         .iter()
         .map(|field| {
-            let array = table.array(field).expect("the file has the array");
+            let array = table.array(field).expect("the array is whole").expect("the file has the array");
             (*field, array.dims[1..].iter().product::<u64>() as usize, array.to_f64s())
         })
         .collect();

@@ -2,6 +2,7 @@
 
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
+use crate::data::DataError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -112,6 +113,9 @@ pub enum CheckpointError {
         /// This run's data.
         now: DataFingerprint,
     },
+    /// Training data that cannot be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The source of the values does not have a state as the module's table says.
     #[error("the value of state `{name}` has {found} bytes, its type takes {expected}")]
     State {

@@ -3,11 +3,12 @@
 use super::compare::Differences;
 use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
 use super::error::CheckpointError;
-use super::fingerprint::DataFingerprint;
+use super::fingerprint::DataFiles;
+use super::pending::PendingFingerprint;
 use super::save::Checkpoints;
 use super::tensor_file::TensorFile;
 use super::tensor_writer::Checksums;
-use super::{DESCRIPTION, STATES, StateBytes, padding};
+use super::{DESCRIPTION, STATES, StateBytes, padding, sampled};
 use bytes::Bytes;
 use ir::Module;
 use serde::Deserialize;
@@ -95,16 +96,20 @@ impl Checkpoint {
         self.description.states.iter().all(|row| matches!(self.states.read(&row.name), Ok(Some(_))))
     }
 
-    /// Refuses to go on with other training data.
+    /// Refuses to go on with other training data than that in `files`; returns its fingerprint. Files that are where and as
+    /// they were are not read again. Data of a checkpoint of format 1 is compared by the rule of that format.
     ///
     /// # Errors
-    /// The data is not what it was.
-    pub fn check_data(&self, now: &DataFingerprint) -> Result<(), CheckpointError> {
+    /// The data is not what it was; a file that cannot be read.
+    pub fn check_data(&self, files: &DataFiles) -> Result<PendingFingerprint, CheckpointError> {
         let then = &self.description.data;
-        if then == now {
-            return Ok(());
+        let is_sampled = then.files.is_empty();
+        let now = if is_sampled { sampled::fingerprint(files)? } else { files.fingerprint(&then.files)? };
+        match now.is_of_same_data(then) {
+            true if is_sampled => Ok(PendingFingerprint::start(files.clone())),
+            true => Ok(now.into()),
+            false => Err(CheckpointError::OtherData { path: self.path.clone(), then: then.clone(), now }),
         }
-        Err(CheckpointError::OtherData { path: self.path.clone(), then: then.clone(), now: now.clone() })
     }
 }
 
@@ -116,7 +121,7 @@ fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), Che
     }
     let read = |source| CheckpointError::Read { path: path.to_owned(), source };
     let malformed = |reason: String| CheckpointError::Malformed { path: path.to_owned(), reason };
-    let file = fs::File::open(path).map_err(read)?;
+    let file = files::open_regular(path).map_err(read)?;
     let mut text = Vec::new();
     file.take(LONGEST_DESCRIPTION).read_to_end(&mut text).map_err(read)?;
     // The version first: the rest of another one may look different. A damaged file may have any version in it.
@@ -212,7 +217,7 @@ pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{data, description, module, module_with, values};
+    use super::super::testing::{description, module, module_with, values};
     use super::*;
     use ir::DType;
 
@@ -365,6 +370,24 @@ mod tests {
         }
     }
 
+    /// A checkpoint that was made with the data in a file of these bytes, and the bytes' file.
+    fn of_data(bytes: &[u8], old: bool) -> (tempfile::TempDir, Checkpoint, DataFiles) {
+        let (folder, checkpoints) = saved(&[1]);
+        let mut checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
+        let files = DataFiles { train: Some(folder.path().join("data.bin")), ..DataFiles::default() };
+        fs::write(folder.path().join("data.bin"), bytes).unwrap();
+        let fingerprint = if old { sampled::fingerprint(&files) } else { files.fingerprint(&[]) };
+        // As a file of that format has it.
+        let text = serde_json::to_string(&fingerprint.unwrap()).unwrap();
+        assert_eq!(text.contains("files"), !old, "{text}");
+        checkpoint.description.data = serde_json::from_str(&text).unwrap();
+        (folder, checkpoint, files)
+    }
+
+    fn bytes() -> Vec<u8> {
+        (0..1_000_000u32).map(|i| ((i * 31) >> 3) as u8).collect()
+    }
+
     #[test]
     fn a_damaged_value_is_named_with_the_newest_whole_checkpoint() {
         let (_folder, checkpoints) = saved(&[1, 2, 3]);
@@ -420,11 +443,39 @@ mod tests {
 
     #[test]
     fn other_data_is_refused_with_both_sizes() {
-        let (_folder, checkpoints) = saved(&[1]);
-        let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
-        checkpoint.check_data(&data()).unwrap();
-        let other = DataFingerprint { bytes: 5, ..data() };
-        let error = checkpoint.check_data(&other).unwrap_err().to_string();
-        assert!(error.contains("of 64 bytes (hash 0123456789abcdef); this run has 5 bytes"), "{error}");
+        for old in [false, true] {
+            let (_folder, checkpoint, files) = of_data(b"the data", old);
+            let then = checkpoint.description.data.hash.clone();
+            fs::write(files.train.as_ref().unwrap(), "other data").unwrap();
+            let error = checkpoint.check_data(&files).unwrap_err().to_string();
+            assert!(error.contains(&format!("of 8 bytes (hash {then}); this run has 10 bytes")), "{error}");
+            let error = checkpoint.check_data(&DataFiles::default()).unwrap_err().to_string();
+            assert!(error.contains("this run has 0 bytes (hash synthetic)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_whose_middle_was_replaced_is_other_data() {
+        let (_folder, checkpoint, files) = of_data(&bytes(), false);
+        checkpoint.check_data(&files).unwrap();
+        let mut other = bytes();
+        other[30_000..970_000].iter_mut().for_each(|byte| *byte = !*byte);
+        fs::write(files.train.as_ref().unwrap(), other).unwrap();
+        let error = checkpoint.check_data(&files).unwrap_err().to_string();
+        assert!(error.contains("was made with other data, of 1000000 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_copy_of_another_name_and_time_is_the_same_data() {
+        for old in [false, true] {
+            let (folder, checkpoint, files) = of_data(&bytes(), old);
+            let copy = folder.path().join("copy.txt");
+            fs::write(&copy, bytes()).unwrap();
+            fs::File::options().write(true).open(&copy).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            let copied = DataFiles { train: Some(copy), ..DataFiles::default() };
+            let mut now = checkpoint.check_data(&copied).unwrap();
+            // The checkpoints to come have the fingerprint of all bytes, whatever the first had.
+            assert!(now.wait().unwrap().is_of_same_data(&files.fingerprint(&[]).unwrap()));
+        }
     }
 }

@@ -61,7 +61,7 @@ impl TensorFile {
     /// A file that cannot be read, or is no file of safetensors, or not all of one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let read = |source| CheckpointError::Read { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(read)?;
+        let mut file = files::open_regular(path).map_err(read)?;
         let size = file.metadata().map_err(read)?.len();
         let header = read_header(&mut file, size).map_err(read)?;
         let malformed = |reason| CheckpointError::Malformed { path: path.to_owned(), reason };

@@ -32,7 +32,7 @@ pub(super) fn values(fill: u8) -> StateBytes {
 }
 
 pub(super) fn data() -> DataFingerprint {
-    DataFingerprint { bytes: 64, hash: "0123456789abcdef".to_owned() }
+    DataFingerprint { bytes: 64, hash: "0123456789abcdef".to_owned(), files: Vec::new() }
 }
 
 pub(super) fn description(step: u64) -> Description {

@@ -99,27 +99,34 @@ impl Column {
         debug_assert!(converted.is_ok(), "`{}`: {converted:?} was checked before", self.name);
     }
 
+    /// Checks that an array of this type and these dims can give this column's rows; `data` names it in errors.
+    pub(super) fn check_shape(&self, dtype: DType, dims: &[u64], data: &str) -> Result<(), DataError> {
+        let row_dims = if self.batched { dims.get(1..) } else { Some(dims) };
+        let (data, name) = (data.to_owned(), self.name.clone());
+        if row_dims != Some(&self.row_dims) {
+            let (found, wanted) = (dims.to_vec(), self.row_dims.clone());
+            return Err(DataError::WrongDims { data, found, name, wanted, batched: self.batched });
+        }
+        match element::feeds(dtype, self.dtype) {
+            true => Ok(()),
+            false => Err(DataError::WrongDtype { data, found: dtype, name, wanted: self.dtype }),
+        }
+    }
+
     /// Checks that `array` can give this column's rows; `data` names it in errors.
     pub(super) fn check_array(&self, array: &TableArray, data: &str) -> Result<(), DataError> {
-        let row_dims = if self.batched { array.dims.get(1..) } else { Some(array.dims.as_slice()) };
+        self.check_shape(array.dtype, &array.dims, data)?;
         let name = self.name.clone();
-        if row_dims != Some(&self.row_dims) {
-            let (found, wanted) = (array.dims.clone(), self.row_dims.clone());
-            return Err(DataError::WrongDims {
-                data: data.to_owned(),
-                found,
-                name,
-                wanted,
-                batched: self.batched,
-            });
-        }
-        if !element::feeds(array.dtype, self.dtype) {
-            let (found, wanted) = (array.dtype, self.dtype);
-            return Err(DataError::WrongDtype { data: data.to_owned(), found, name, wanted });
-        }
-        if let Some(position) = array.first_nan() {
+        if let Some((position, _)) = array.first_float(f64::is_nan) {
             let (data, sample) = (data.to_owned(), position / array.row_elements().max(1));
             return Err(DataError::NotANumber { data, sample, name });
+        }
+        let most = element::beyond(self.dtype);
+        let rounds_to_infinity = |value: f64| value.is_finite() && value.abs() >= most;
+        let is_rounded = array.dtype != self.dtype;
+        if let Some((position, value)) = is_rounded.then(|| array.first_float(rounds_to_infinity)).flatten() {
+            let (data, value) = (data.to_owned(), format!("{value:e}"));
+            return Err(DataError::DoesNotFit { data, position, value, name, wanted: self.dtype });
         }
         let limit = i128::from(synthetic::limit(self.dtype, u64::MAX));
         let narrower = array.dtype != self.dtype && !self.dtype.is_float();

@@ -5,7 +5,6 @@
 //! that columns which nothing takes may hold anything.
 
 use std::borrow::Cow;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -18,6 +17,7 @@ use super::file;
 use super::records::Records;
 use super::rows::Named;
 use super::table::TableArray;
+use super::unpack::{self, UnpackError};
 
 /// A file, or the files of a folder with the same columns.
 #[derive(Clone, Debug)]
@@ -120,10 +120,7 @@ impl CsvFile {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let mut text = file::map(path)?;
         if name.ends_with(".gz") {
-            let mut unpacked = Vec::new();
-            let read = MultiGzDecoder::new(&text[..]).read_to_end(&mut unpacked);
-            read.map_err(|error| malformed(format!("it cannot be unpacked: {error}")))?;
-            text = unpacked.into();
+            text = gunzip(path, &text, unpack::most())?;
         }
         let delimiter = if name.contains(".tsv") { b'\t' } else { b',' };
         let mut first = Vec::new();
@@ -180,6 +177,21 @@ impl CsvFile {
     }
 }
 
+/// The text in a gzipped file, of at most so many bytes.
+fn gunzip(path: &Path, packed: &[u8], most: u64) -> Result<Bytes, DataError> {
+    match unpack::to_end(MultiGzDecoder::new(packed), most) {
+        Ok(text) => Ok(text.into()),
+        Err(UnpackError::Damaged(error)) => {
+            let reason = format!("it cannot be unpacked: {error}");
+            Err(DataError::Malformed { path: path.to_owned(), reason })
+        }
+        Err(UnpackError::TooLarge { bytes, most }) => {
+            let remedy = "unpack it (gunzip): a plain file is read where it is and takes no memory";
+            Err(DataError::TooLarge { data: path.display().to_string(), bytes, most, remedy })
+        }
+    }
+}
+
 /// Appends the number in a cell; the error is what is wrong with it.
 fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
     /// Up to here every integer is an f64 of its own.
@@ -205,5 +217,28 @@ fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
     match element::write(dtype, value, &mut bytes[start..]) {
         true => Ok(()),
         false => Err(format!("is `{}`, which does not fit {dtype}", shown())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_unpacks_to_more_than_there_is_room_for_is_refused() {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&b"0,".repeat(1 << 20)).unwrap();
+        let member = gzip.finish().unwrap();
+        let packed = member.repeat(64);
+        let path = Path::new("zeros.csv.gz");
+        assert_eq!(gunzip(path, &packed, 128 << 20).unwrap().len(), 128 << 20);
+        let error = gunzip(path, &packed, 5 << 20).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "`zeros.csv.gz` unpacks to 6291456 bytes or more, and may take 5242880, half of the memory that is available: \
+             unpack it (gunzip): a plain file is read where it is and takes no memory"
+        );
     }
 }

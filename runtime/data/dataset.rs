@@ -130,7 +130,7 @@ fn feature(
         (Feed::Key(field), Offer::Json(json)) => {
             rows(input, &column, json.arrays(field, &input.name, dtype, &column.row_dims)?)?
         }
-        (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table.arrays(key, "")?)?,
+        (Feed::Key(key), Offer::Table(table)) => rows(input, &column, table.arrays(key, "", &column)?)?,
         (Feed::Columns(columns), Offer::Csv(csv)) => {
             rows(input, &column, csv.arrays(columns, &input.name, dtype, &column.row_dims)?)?
         }
@@ -218,7 +218,7 @@ pub(super) fn own_file(keys: &[&str], column: &Column, offer: &Offer) -> Result<
         Offer::Table(table) => {
             let named = keys.iter().find(|key| table.has(key)).map(|key| (*key).to_owned());
             let key = named.or_else(|| table.only_key()).unwrap_or_else(|| column.name.clone());
-            table.arrays(&key, "")
+            table.arrays(&key, "", column)
         }
         Offer::Json(json) => {
             let fields = json.fields();

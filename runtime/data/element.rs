@@ -36,7 +36,8 @@ pub(super) fn read(dtype: DType, bytes: &[u8]) -> Scalar {
 }
 
 /// Writes `value` as a `dtype` into `out` (of exactly `dtype.bytes()` bytes); floats are rounded to nearest.
-/// False, and nothing written, when an integer does not fit or a float would have to become an integer.
+/// False, and nothing written, when a number does not fit or a float would have to become an integer. A finite number that
+/// rounds to infinity does not fit.
 #[must_use]
 pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     fn put(out: &mut [u8], bytes: Option<impl AsRef<[u8]>>) -> bool {
@@ -49,6 +50,9 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
         Scalar::Integer(integer) => integer as f64,
         Scalar::Float(float) => float,
     };
+    if dtype.is_float() && float.is_finite() && float.abs() >= beyond(dtype) {
+        return false;
+    }
     let integer = match value {
         Scalar::Integer(integer) => Some(integer),
         Scalar::Float(_) => None,
@@ -75,15 +79,26 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     }
 }
 
+/// The smallest number that a float type rounds to infinity: half a step above its largest one.
+pub(super) fn beyond(dtype: DType) -> f64 {
+    match dtype {
+        // (2 - 2^-11) · 2^15, (2 - 2^-8) · 2^127 and (2 - 2^-24) · 2^127.
+        DType::F16 => 65_520.0,
+        DType::BF16 => 3.39617752923046e+38,
+        DType::F32 => 3.4028235677973366e+38,
+        _ => f64::INFINITY,
+    }
+}
+
 /// Whether elements of type `from` can feed an input of type `to`: integers (and bools) feed integers as far as they
 /// fit, floats feed floats (rounded), bools feed anything; an integer is never taken for a float or the reverse.
 pub(super) fn feeds(from: DType, to: DType) -> bool {
     from == to || from == DType::Bool || from.is_float() == to.is_float()
 }
 
-/// Converts all elements of `bytes` into `out`; the index and value of the first that does not fit is the error.
+/// Converts all elements of `bytes` into `out`, bools to bytes of 0 or 1, whatever stands in a file; the index and value of the first that does not fit is the error.
 pub(super) fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), (usize, Scalar)> {
-    if from == to {
+    if from == to && from != DType::Bool {
         out.copy_from_slice(bytes);
         return Ok(());
     }
@@ -119,6 +134,29 @@ mod tests {
         let mut out = [0; 4];
         assert_eq!(convert(DType::I64, &bytes, DType::I16, &mut out), Ok(()));
         assert_eq!(out, [5, 0, 44, 1]);
+    }
+
+    #[test]
+    fn a_number_that_rounds_to_infinity_does_not_fit() {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            let mut out = [0; 4];
+            let out = &mut out[..dtype.bytes() as usize];
+            let beyond = beyond(dtype);
+            assert!(!write(dtype, Scalar::Float(beyond), out) && !write(dtype, Scalar::Float(-beyond), out));
+            assert!(write(dtype, Scalar::Float(beyond.next_down()), out), "{dtype}");
+            let Scalar::Float(largest) = read(dtype, out) else { panic!("{dtype} is a float") };
+            assert!(largest.is_finite(), "{dtype}: {largest}");
+            assert!(write(dtype, Scalar::Float(f64::INFINITY), out));
+            assert_eq!(read(dtype, out), Scalar::Float(f64::INFINITY));
+        }
+        assert!(write(DType::F64, Scalar::Float(f64::MAX), &mut [0; 8]));
+    }
+
+    #[test]
+    fn a_bool_is_zero_or_one_whatever_byte_a_file_has() {
+        let mut out = [9; 3];
+        assert_eq!(convert(DType::Bool, &[0, 1, 7], DType::Bool, &mut out), Ok(()));
+        assert_eq!(out, [0, 1, 1]);
     }
 
     #[test]

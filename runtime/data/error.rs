@@ -25,6 +25,20 @@ pub enum DataError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A compressed file, or an array of one, that does not fit into memory.
+    #[error(
+        "`{data}` unpacks to {bytes} bytes or more, and may take {most}, half of the memory that is available: {remedy}"
+    )]
+    TooLarge {
+        /// The file, or the file and key.
+        data: String,
+        /// Bytes that it unpacks to, or at which unpacking ended.
+        bytes: u64,
+        /// Bytes that it may take.
+        most: u64,
+        /// What would work.
+        remedy: &'static str,
+    },
     /// An extension that is neither text nor a format that is read.
     #[error(
         "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, .jsonl (an object a line), a \

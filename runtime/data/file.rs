@@ -70,23 +70,38 @@ pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
 /// # Errors
 /// A folder without files, or with files of several kinds.
 pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
-    let metadata = fs::metadata(path).map_err(read_error(path))?;
-    match metadata.is_dir() {
-        true => folder(path),
-        false => Ok((vec![path.to_owned()], Format::of(path)?)),
+    // Before the name is looked at: that of a pipe says nothing.
+    let files = regular_files(path)?;
+    match fs::metadata(path).map_err(read_error(path))?.is_dir() {
+        true => of_one_format(path, files),
+        false => Ok((files, Format::of(path)?)),
     }
 }
 
-fn folder(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
+/// The file itself, or the files of a folder in the order of their names; hidden files and folders in it are left out.
+///
+/// # Errors
+/// A file that cannot be read, or is no regular file: training without it would be training on other data.
+pub(crate) fn regular_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    if !fs::metadata(path).map_err(read_error(path))?.is_dir() {
+        files::open_regular(path).map_err(read_error(path))?;
+        return Ok(vec![path.to_owned()]);
+    }
     let mut files = Vec::new();
     for entry in fs::read_dir(path).map_err(read_error(path))? {
         let entry = entry.map_err(read_error(path))?;
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if !hidden && entry.path().is_file() {
-            files.push(entry.path());
+        let (hidden, file) = (entry.file_name().to_string_lossy().starts_with('.'), entry.path());
+        if hidden || fs::metadata(&file).map_err(read_error(&file))?.is_dir() {
+            continue;
         }
+        files::open_regular(&file).map_err(read_error(&file))?;
+        files.push(file);
     }
     files.sort();
+    Ok(files)
+}
+
+fn of_one_format(path: &Path, files: Vec<PathBuf>) -> Result<(Vec<PathBuf>, Format), DataError> {
     let refuse = |reason: String| Err(DataError::Folder { path: path.to_owned(), reason });
     let Some(first) = files.first() else { return refuse("has no files in it".to_owned()) };
     let format = Format::of(first)?;
@@ -120,6 +135,35 @@ mod tests {
         fs::write(folder.path().join("b.txt"), "").unwrap();
         let error = super::files(folder.path()).unwrap_err().to_string();
         assert!(error.contains("a.bin` and `") && error.contains("b.txt"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        use std::os::unix::net::UnixListener;
+
+        let folder = tempfile::tempdir().unwrap();
+        let [pipe, socket, link] =
+            ["pipe.txt", "socket.txt", "link.txt"].map(|name| folder.path().join(name));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let _listener = UnixListener::bind(&socket).unwrap();
+        for (path, kind) in
+            [(pipe.as_path(), "a pipe"), (&socket, "a socket"), (Path::new("/dev/zero"), "a device")]
+        {
+            let expected =
+                format!("cannot read `{}`: it is {kind}, and a regular file is needed", path.display());
+            let error = map(path).unwrap_err().to_string();
+            assert!(error.starts_with(&expected), "{error}");
+            let error = super::files(path).unwrap_err().to_string();
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        // Data that is left out of a folder is data that is lost.
+        assert!(super::files(folder.path()).unwrap_err().to_string().contains("a regular file is needed"));
+        fs::remove_file(&pipe).unwrap();
+        fs::remove_file(&socket).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("gone.txt"), &link).unwrap();
+        let error = super::files(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("link.txt`: No such file"), "{error}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub(super) fn column(
         }
         Offer::Table(table) => {
             let tokens = token_column(wanted, features);
-            let arrays = of_table(label, table, tokens, from)?;
+            let arrays = of_table(label, &column, table, tokens, from)?;
             of_arrays(label, &column, arrays, tokens, from)?
         }
         Offer::Csv(csv) => {
@@ -164,7 +164,7 @@ fn chosen(
     let refuse = |reason: String| Err(no_labels(label, reason));
     match (wanted.options.inputs.get(&label.name), offer) {
         (None, _) | (Some(Source::Key(_)), Offer::Csv(_)) => Ok(None),
-        (Some(Source::Key(key)), Offer::Table(table)) => table.arrays(key, "").map(Some),
+        (Some(Source::Key(key)), Offer::Table(table)) => table.arrays(key, "", column).map(Some),
         (Some(Source::Key(field)), Offer::Json(json)) => {
             json.arrays(field, &label.name, label.dtype, &column.row_dims).map(Some)
         }
@@ -182,13 +182,14 @@ fn chosen(
 /// The arrays of a table's labels; none where they are to be made from its tokens.
 fn of_table(
     label: &LabelSpec,
+    column: &Column,
     table: &Tables,
     tokens: Option<&Column>,
     from: Option<LabelsFrom>,
 ) -> Result<Option<Vec<Named>>, DataError> {
     let key = [label.name.as_str(), "labels"].into_iter().find(|key| table.has(key));
     match (key, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
-        (Some(key), _) => table.arrays(key, "").map(Some),
+        (Some(key), _) => table.arrays(key, "", column).map(Some),
         (None, Some((Content::Rows { .. }, _))) if from == Some(LabelsFrom::Shift) => Ok(None),
         (None, Some((Content::Rows { .. }, name))) => {
             Err(table.missing("labels", &format!(" (--labels-from shift makes them from `{name}`)")))

@@ -6,6 +6,7 @@
 //! afterwards a batch cannot fail.
 
 mod array;
+mod bounded;
 mod column;
 mod columns;
 mod csv;
@@ -21,6 +22,7 @@ mod loader;
 mod npy;
 mod npz;
 mod order;
+mod quiet;
 mod records;
 mod rows;
 mod spec;
@@ -31,10 +33,12 @@ mod tables;
 mod tests;
 mod tokenizer;
 mod tokens;
+mod unpack;
 
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
 pub use error::DataError;
+pub(crate) use file::regular_files;
 pub use loader::{DataPosition, Loader};
 pub use order::Permutation;
 pub use spec::{

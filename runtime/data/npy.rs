@@ -7,26 +7,54 @@
 use bytes::Bytes;
 use ir::DType;
 
-use super::table::TableArray;
+use super::table::{self, TableArray};
 
-/// The array in `contents`; the error is a sentence that says what is wrong.
-pub(super) fn read(contents: Bytes) -> Result<TableArray, String> {
-    let (header, start) = header(&contents).ok_or("has no NumPy header")?;
-    let description = entry(header, "descr").ok_or("has a header without `descr`")?;
-    let (dtype, big_endian) = element_type(description)?;
-    let shape = entry(header, "shape").ok_or("has a header without `shape`")?;
-    let dims = dims(shape).ok_or_else(|| format!("has a shape that cannot be read: {}", excerpt(shape)))?;
-    let fortran = entry(header, "fortran_order").is_some_and(|value| value.starts_with("True"));
-    if fortran && dims.len() > 1 {
-        return Err("is in Fortran order: save np.ascontiguousarray(array)".to_owned());
+/// A header: the type and dims of an array, and where its elements begin.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    pub(super) dtype: DType,
+    pub(super) dims: Vec<u64>,
+    big_endian: bool,
+    /// Bytes before the elements.
+    start: usize,
+}
+
+/// No honest header is longer, in bytes: NumPy itself reads up to 10,000 characters.
+pub(super) const LONGEST_HEADER: usize = 1 << 16;
+
+impl Header {
+    /// The header of a file that begins with `prefix`: its first [`LONGEST_HEADER`] bytes, or all if it has fewer. The
+    /// error is a sentence that says what is wrong.
+    pub(super) fn read(prefix: &[u8]) -> Result<Self, String> {
+        let (header, start) = text(prefix).ok_or("has no NumPy header")?;
+        let description = entry(header, "descr").ok_or("has a header without `descr`")?;
+        let (dtype, big_endian) = element_type(description)?;
+        let shape = entry(header, "shape").ok_or("has a header without `shape`")?;
+        let dims =
+            dims(shape).ok_or_else(|| format!("has a shape that cannot be read: {}", excerpt(shape)))?;
+        let fortran = entry(header, "fortran_order").is_some_and(|value| value.starts_with("True"));
+        if fortran && dims.len() > 1 {
+            return Err("is in Fortran order: save np.ascontiguousarray(array)".to_owned());
+        }
+        Ok(Self { dtype, dims, big_endian, start })
     }
-    let elements = contents.slice(start..);
-    let elements = if big_endian { swapped(&elements, dtype.bytes() as usize) } else { elements };
-    TableArray::new(dtype, dims, elements)
+
+    /// Checks that a file of `size` bytes has the array's elements behind the header, and no more.
+    pub(super) fn check_size(&self, size: u64) -> Result<(), String> {
+        table::check_size(self.dtype, &self.dims, size.saturating_sub(self.start as u64))
+    }
+
+    /// The array in `contents`, a whole file of this header.
+    pub(super) fn array(&self, contents: &Bytes) -> Result<TableArray, String> {
+        let elements = contents.slice(self.start.min(contents.len())..);
+        let width = self.dtype.bytes() as usize;
+        let elements = if self.big_endian { swapped(&elements, width) } else { elements };
+        TableArray::new(self.dtype, self.dims.clone(), elements)
+    }
 }
 
 /// The header's text, and where the elements start.
-fn header(contents: &[u8]) -> Option<(&str, usize)> {
+fn text(contents: &[u8]) -> Option<(&str, usize)> {
     let rest = contents.strip_prefix(b"\x93NUMPY")?;
     let (length, start) = match rest {
         [1, _, low, high, ..] => (usize::from(u16::from_le_bytes([*low, *high])), 10usize),
@@ -97,6 +125,10 @@ pub(super) mod tests {
         file.extend(header.as_bytes());
         file.extend(elements);
         file
+    }
+
+    fn read(contents: Bytes) -> Result<TableArray, String> {
+        Header::read(&contents)?.array(&contents)
     }
 
     fn integers(file: Vec<u8>) -> Vec<i128> {

@@ -1,34 +1,68 @@
 //! The `.npz` format: a zip archive with one `.npy` file an array.
+//!
+//! When an archive is opened only the arrays' headers are read, and their sizes compared with the archive's. An array is
+//! unpacked, and its checksum compared, when an input takes it: an array that nothing takes costs nothing.
 
 use std::io::{Cursor, Read};
 
 use bytes::Bytes;
+use rayon::prelude::*;
 use zip::{CompressionMethod, ZipArchive};
 
-use super::npy;
-use super::table::Entries;
+use super::npy::{self, Header};
+use super::table::{Entries, Entry, LoadError, TableArray};
+use super::unpack::{self, UnpackError};
 
-/// The arrays of the archive in `bytes`. Stored ones are slices of `bytes`, compressed ones (`savez_compressed`) are read
-/// into memory; the error is a sentence that says what is wrong.
+type Archive = ZipArchive<Cursor<Bytes>>;
+
+/// An array in an archive.
+#[derive(Clone, Debug)]
+pub(super) struct ZippedArray {
+    header: Header,
+    contents: Contents,
+}
+
+/// Where the contents of an archive's entry are.
+#[derive(Clone, Debug)]
+enum Contents {
+    /// In the file, as they are, with the checksum that the archive has of them.
+    Stored { contents: Bytes, crc32: u32 },
+    /// In the archive's entry of this number, compressed, `size` bytes when they are unpacked.
+    Compressed { archive: Archive, index: usize, size: u64 },
+}
+
+/// The arrays of the archive in `bytes`, of which the headers are read. The error is a sentence that says what is wrong.
 pub(super) fn read(bytes: &Bytes) -> Result<Entries, String> {
-    let mut archive = ZipArchive::new(Cursor::new(bytes.as_ref())).map_err(|error| error.to_string())?;
+    let mut archive = ZipArchive::new(Cursor::new(bytes.clone())).map_err(|error| error.to_string())?;
     let mut arrays = Entries::new();
-    let mut left = (bytes.len() as u64).saturating_mul(MOST_EXPANSION);
     for index in 0..archive.len() {
-        let mut entry = archive.by_index(index).map_err(|error| error.to_string())?;
+        let entry = archive.by_index_data(index).map_err(|error| error.to_string())?;
         let file = entry.name().map_err(|error| error.to_string())?;
         let Some(name) = file.strip_suffix(".npy").map(str::to_owned) else { continue };
-        let stored = match (entry.compression(), entry.data_start()) {
-            (CompressionMethod::Stored, Some(start)) => slice(bytes, start, entry.size()),
-            _ => None,
-        };
-        let contents = match stored {
-            Some(contents) => contents,
-            None => inflate(&mut entry, &mut left).map_err(|error| format!("`{name}`: {error}"))?,
-        };
-        arrays.insert(name, npy::read(contents));
+        let array = open(bytes, &mut archive, index);
+        arrays.insert(name, array.map(Entry::zipped));
     }
     Ok(arrays)
+}
+
+/// Reads an array's header. The error is the rest of a sentence about the array.
+fn open(bytes: &Bytes, archive: &mut Archive, index: usize) -> Result<ZippedArray, String> {
+    let damaged = |error: &dyn std::fmt::Display| format!("cannot be unpacked: {error}");
+    let copy = archive.clone();
+    let entry = archive.by_index(index).map_err(|error| damaged(&error))?;
+    let (size, crc32) = (entry.size(), entry.crc32());
+    if let (CompressionMethod::Stored, Some(start)) = (entry.compression(), entry.data_start()) {
+        let contents = slice(bytes, start, size).filter(|_| entry.compressed_size() == size);
+        let contents = contents.ok_or_else(|| format!("has {size} bytes, which are not all in the file"))?;
+        let header = Header::read(&contents[..contents.len().min(npy::LONGEST_HEADER)])?;
+        header.check_size(size)?;
+        return Ok(ZippedArray { header, contents: Contents::Stored { contents, crc32 } });
+    }
+    let mut prefix = Vec::new();
+    entry.take(npy::LONGEST_HEADER as u64).read_to_end(&mut prefix).map_err(|error| damaged(&error))?;
+    let header = Header::read(&prefix)?;
+    header.check_size(size)?;
+    Ok(ZippedArray { header, contents: Contents::Compressed { archive: copy, index, size } })
 }
 
 fn slice(bytes: &Bytes, start: u64, size: u64) -> Option<Bytes> {
@@ -36,18 +70,62 @@ fn slice(bytes: &Bytes, start: u64, size: u64) -> Option<Bytes> {
     (end <= bytes.len() as u64).then(|| bytes.slice(start as usize..end as usize))
 }
 
-/// A byte of deflate becomes at most so many (<https://zlib.net/zlib_tech.html>).
-const MOST_EXPANSION: u64 = 1032;
+impl ZippedArray {
+    pub(super) fn header(&self) -> &Header {
+        &self.header
+    }
 
-/// The size in the archive is a hostile file's to choose, so that memory grows with what is read and not with what it
-/// says. `left` is what all entries together may still unpack to: entries that share their bytes would unpack without end.
-fn inflate(entry: &mut impl Read, left: &mut u64) -> std::io::Result<Bytes> {
-    let mut contents = Vec::new();
-    entry.take(*left + 1).read_to_end(&mut contents)?;
-    *left = left.checked_sub(contents.len() as u64).ok_or_else(|| {
-        std::io::Error::other("the arrays unpack to more than their bytes can hold: do entries overlap?")
-    })?;
-    Ok(contents.into())
+    /// The array: a slice of the file where it is stored, else unpacked into memory.
+    ///
+    /// # Errors
+    /// Contents that are damaged, or too large for the machine's memory.
+    pub(super) fn load(&self) -> Result<TableArray, LoadError> {
+        let contents = match &self.contents {
+            Contents::Stored { contents, crc32 } => {
+                check(contents, *crc32).map_err(LoadError::Damaged)?;
+                contents.clone()
+            }
+            Contents::Compressed { archive, index, size } => unpack(archive.clone(), *index, *size)?,
+        };
+        self.header.array(&contents).map_err(LoadError::Damaged)
+    }
+}
+
+/// Compares the checksum of contents with the archive's.
+fn check(contents: &[u8], expected: u32) -> Result<(), String> {
+    let found = checksum(contents);
+    if found == expected {
+        return Ok(());
+    }
+    Err(format!(
+        "has the checksum {found:08x}, and {expected:08x} in the archive: its bytes are not those that were written; make \
+         or copy the file again"
+    ))
+}
+
+/// The contents of a compressed entry; zip compares their checksum when it comes to their end.
+fn unpack(mut archive: Archive, index: usize, size: u64) -> Result<Bytes, LoadError> {
+    let damaged = |reason: String| LoadError::Damaged(format!("cannot be unpacked: {reason}"));
+    let entry = archive.by_index(index).map_err(|error| damaged(error.to_string()))?;
+    match unpack::exactly(entry, size, unpack::most()) {
+        Ok(contents) => Ok(contents.into()),
+        Err(UnpackError::Damaged(error)) => Err(damaged(error.to_string())),
+        Err(UnpackError::TooLarge { bytes, most }) => Err(LoadError::TooLarge { bytes, most }),
+    }
+}
+
+/// The CRC-32 of `contents`, computed by all threads.
+fn checksum(contents: &[u8]) -> u32 {
+    const BLOCK: usize = 16 << 20;
+    let of = |block: &[u8]| {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(block);
+        hasher
+    };
+    let blocks: Vec<_> = contents.par_chunks(BLOCK).map(of).collect();
+    let mut whole = crc32fast::Hasher::new();
+    blocks.iter().for_each(|block| whole.combine(block));
+    whole.finalize()
 }
 
 #[cfg(test)]
@@ -70,6 +148,17 @@ mod tests {
         writer.finish().unwrap().into_inner().into()
     }
 
+    /// The array of this name.
+    fn load(archive: &Bytes, name: &str) -> Result<TableArray, String> {
+        let Entry::Zipped(array) = read(archive)?.remove(name).expect("the name is there")? else {
+            panic!("it is not zipped")
+        };
+        array.load().map_err(|error| match error {
+            LoadError::Damaged(reason) => reason,
+            LoadError::TooLarge { bytes, .. } => format!("{bytes} bytes are too many"),
+        })
+    }
+
     #[test]
     fn stored_and_compressed_arrays_are_equal() {
         let entries = [
@@ -78,9 +167,9 @@ mod tests {
             ("flag.npy", npy("|b1", "False", "()", &[1])),
         ];
         for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
-            let arrays = read(&archive(method, &entries)).unwrap();
-            assert_eq!(arrays.keys().collect::<Vec<_>>(), ["flag", "x"]);
-            let (x, flag) = (arrays["x"].as_ref().unwrap(), arrays["flag"].as_ref().unwrap());
+            let archive = archive(method, &entries);
+            assert_eq!(read(&archive).unwrap().keys().collect::<Vec<_>>(), ["flag", "x"]);
+            let (x, flag) = (load(&archive, "x").unwrap(), load(&archive, "flag").unwrap());
             assert_eq!((x.dtype, x.dims.as_slice()), (DType::I16, [3].as_slice()));
             assert_eq!(x.integers().map(|(_, value)| value).collect::<Vec<_>>(), [1, 2, -1]);
             assert_eq!((flag.dtype, flag.dims.len()), (DType::Bool, 0));
@@ -93,19 +182,82 @@ mod tests {
             ("x.npy", npy("<f4", "True", "(1, 2)", &[0; 8])),
             ("y.npy", npy("<f4", "False", "(2,)", &[0; 8])),
         ];
-        let arrays = read(&archive(CompressionMethod::Stored, &entries)).unwrap();
-        assert!(arrays["x"].as_ref().unwrap_err().starts_with("is in Fortran order"));
-        assert!(arrays["y"].is_ok());
+        let archive = archive(CompressionMethod::Stored, &entries);
+        assert!(load(&archive, "x").unwrap_err().starts_with("is in Fortran order"));
+        assert!(load(&archive, "y").is_ok());
     }
 
     #[test]
-    fn entries_that_unpack_the_same_bytes_again_are_refused() {
+    fn an_array_whose_bytes_changed_is_refused_and_the_others_are_not() {
+        let elements: Vec<u8> = (0..100_000u32).flat_map(|i| i.wrapping_mul(i).to_le_bytes()).collect();
+        let array = npy("<u4", "False", "(100000,)", &elements);
+        for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+            let whole = archive(method, &[("x.npy", array.clone()), ("y.npy", array.clone())]);
+            // A bit in the middle of x's elements.
+            let mut damaged = whole.to_vec();
+            damaged[whole.len() / 4] ^= 16;
+            let damaged = Bytes::from(damaged);
+            let error = load(&damaged, "x").unwrap_err();
+            let expected = match method {
+                CompressionMethod::Stored => "its bytes are not those that were written",
+                _ => "cannot be unpacked",
+            };
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(load(&damaged, "y").unwrap().bytes, load(&whole, "x").unwrap().bytes);
+            // The checksum alone: before y's contents, and in the archive's directory.
+            let crc32 = crc32fast::hash(&array).to_le_bytes();
+            let places = (0..whole.len() - 4).filter(|&at| whole[at..at + 4] == crc32);
+            let [_, before, _, directory] = places.collect::<Vec<_>>()[..] else { panic!("other places") };
+            let mut damaged = whole.to_vec();
+            damaged[before] ^= 1;
+            damaged[directory] ^= 1;
+            let error = load(&damaged.into(), "y").unwrap_err();
+            assert!(error.contains("checksum"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_checksum_is_that_of_all_blocks() {
+        let contents: Vec<u8> = (0..40u32 << 20).map(|i| (i >> 7) as u8).collect();
+        assert_eq!(checksum(&contents), crc32fast::hash(&contents));
+        assert_eq!(checksum(&[]), 0);
+    }
+
+    /// An archive of one deflated array that says it unpacks to so many bytes.
+    fn of_size(array: &[u8], size: u32) -> Bytes {
+        let mut whole = archive(CompressionMethod::Deflated, &[("x.npy", array.to_vec())]).to_vec();
+        let end = whole.len() - 22;
+        let directory = u32::from_le_bytes(whole[end + 16..end + 20].try_into().unwrap()) as usize;
+        for place in [22, directory + 24] {
+            whole[place..place + 4].copy_from_slice(&size.to_le_bytes());
+        }
+        whole.into()
+    }
+
+    #[test]
+    fn an_array_that_is_not_as_large_as_its_header_says_is_refused() {
         let array = npy("|u1", "False", "(2000000,)", &[0; 2_000_000]);
-        let method = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
-        let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
-        writer.start_file("x.npy", method).unwrap();
-        writer.write_all(&array).unwrap();
-        let whole = writer.finish().unwrap().into_inner();
+        let there = 4_000_000_000 - (array.len() as u64 - 2_000_000);
+        assert_eq!(
+            load(&of_size(&array, 4_000_000_000), "x").unwrap_err(),
+            format!("is u8[2000000], which does not take the {there} bytes that are there")
+        );
+        // The archive and the header agree, and the stream ends earlier.
+        let array = npy("|u1", "False", "(300000000,)", &[0; 2_000_000]);
+        let size = (array.len() - 2_000_000 + 300_000_000) as u32;
+        let error = load(&of_size(&array, size), "x").unwrap_err();
+        assert!(error.ends_with("bytes are promised, and fewer are there"), "{error}");
+        // So they do, and it ends later.
+        let array = npy("|u1", "False", "(1000000,)", &[0; 2_000_000]);
+        let size = (array.len() - 1_000_000) as u32;
+        let error = load(&of_size(&array, size), "x").unwrap_err();
+        assert!(error.starts_with("cannot be unpacked: "), "{error}");
+    }
+
+    #[test]
+    fn entries_that_share_their_bytes_are_not_unpacked_when_the_file_is_opened() {
+        let array = npy("|u1", "False", "(2000000,)", &[0; 2_000_000]);
+        let whole = archive(CompressionMethod::Deflated, &[("x.npy", array)]);
         // The central directory's one entry, many times over: all point to the same compressed bytes.
         let end = whole.len() - 22;
         let start = u32::from_le_bytes(whole[end + 16..end + 20].try_into().unwrap()) as usize;
@@ -123,15 +275,17 @@ mod tests {
         last[10..12].copy_from_slice(&200u16.to_le_bytes());
         last[12..16].copy_from_slice(&(size as u32).to_le_bytes());
         bomb.extend(last);
-        let error = read(&bomb.into()).map(drop);
-        assert!(error.is_err(), "200 entries of 2 MB were unpacked");
+        for (name, entry) in read(&bomb.into()).unwrap_or_default() {
+            let Ok(Entry::Zipped(array)) = entry else { continue };
+            assert!(matches!(array.contents, Contents::Compressed { size: 2_000_000.., .. }), "{name}");
+        }
     }
 
     #[test]
     fn a_cut_off_archive_is_an_error() {
         let whole = archive(CompressionMethod::Deflated, &[("x.npy", npy("<f4", "False", "(2,)", &[0; 8]))]);
         for length in 0..whole.len() {
-            assert!(read(&whole.slice(..length)).is_err(), "{length} of {} bytes", whole.len());
+            assert!(load(&whole.slice(..length), "x").is_err(), "{length} of {} bytes", whole.len());
         }
     }
 }

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 
+/// Columns of a record, at most: a cell takes more memory than its text, and a line of 1 GB may have a billion of them.
+const MOST_COLUMNS: usize = 1 << 24;
+
 /// The records that are left of a text.
 #[derive(Clone, Debug)]
 pub(super) struct Records<'a> {
@@ -32,6 +35,10 @@ impl<'a> Records<'a> {
                 continue;
             }
             let text = std::str::from_utf8(record).map_err(|_| format!("line {line} is not UTF-8 text"))?;
+            let columns = record.iter().filter(|&&byte| byte == self.delimiter).count();
+            if columns >= MOST_COLUMNS {
+                return Err(format!("line {line} has more than {MOST_COLUMNS} columns"));
+            }
             match record.contains(&b'"') {
                 false => cells.extend(text.split(char::from(self.delimiter)).map(Cow::Borrowed)),
                 true => self.quoted(text, cells).map_err(|reason| format!("line {line}: {reason}"))?,
@@ -134,6 +141,13 @@ mod tests {
     fn a_quoted_cell_may_hold_anything() {
         let expected = [(1, owned(&["a,b", "say \"x\"", "two\nlines", ""])), (3, owned(&["c"]))];
         assert_eq!(records("\"a,b\",\"say \"\"x\"\"\",\"two\nlines\",\"\"\nc"), expected);
+    }
+
+    #[test]
+    fn a_line_of_too_many_columns_is_told() {
+        let most = ",".repeat(MOST_COLUMNS - 1);
+        assert_eq!(records(&most)[0].1.len(), MOST_COLUMNS);
+        assert_eq!(all(&format!("a\n{most},")).unwrap_err(), "line 2 has more than 16777216 columns");
     }
 
     #[test]

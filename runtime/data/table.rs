@@ -7,23 +7,46 @@ use bytes::Bytes;
 use ir::DType;
 
 use super::array::Array;
+use super::column::Column;
 use super::element::{self, Scalar};
 use super::error::DataError;
 use super::file::{self, Format};
-use super::npz;
+use super::npz::{self, ZippedArray};
+use super::rows::Named;
 
-/// The arrays of one file, mapped where the file has them uncompressed.
+/// The arrays of one file, mapped where the file has them uncompressed, else unpacked when they are asked for.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The file.
     pub path: PathBuf,
-    pub(super) arrays: BTreeMap<String, TableArray>,
+    arrays: BTreeMap<String, Entry>,
     /// Keys whose arrays cannot be used, and why: an error only where one of them is wanted.
     unusable: BTreeMap<String, String>,
 }
 
 /// Every key of a file: its array, or why it cannot be used.
-pub(super) type Entries = BTreeMap<String, Result<TableArray, String>>;
+pub(super) type Entries = BTreeMap<String, Result<Entry, String>>;
+
+/// An array of a file, whose elements may be packed.
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    Mapped(TableArray),
+    Zipped(Box<ZippedArray>),
+}
+
+/// Why an array's elements cannot be had.
+#[derive(Debug)]
+pub(super) enum LoadError {
+    /// The rest of a sentence about the array.
+    Damaged(String),
+    /// The elements do not fit into memory.
+    TooLarge {
+        /// Bytes that the array unpacks to.
+        bytes: u64,
+        /// Bytes that it may take.
+        most: u64,
+    },
+}
 
 /// One array of a table.
 #[derive(Clone, Debug)]
@@ -63,10 +86,45 @@ impl Table {
         self.arrays.keys().map(String::as_str)
     }
 
-    /// A copy of the array at `key`.
-    pub fn array(&self, key: &str) -> Option<Array> {
-        let array = self.arrays.get(key)?;
-        Some(Array { dtype: array.dtype, dims: array.dims.clone(), bytes: array.bytes.to_vec() })
+    /// A copy of the array at `key`; `None` if there is none.
+    ///
+    /// # Errors
+    /// An array that is damaged, or whose elements do not fit into memory.
+    pub fn array(&self, key: &str) -> Result<Option<Array>, DataError> {
+        let Some(entry) = self.arrays.get(key) else { return Ok(None) };
+        let TableArray { dtype, dims, bytes } = self.load(key, entry)?;
+        Ok(Some(Array { dtype, dims, bytes: bytes.into() }))
+    }
+
+    /// The array at `key` for `column`, whose type and dims are checked before its elements are unpacked. `hint` says what
+    /// else would work where there is none.
+    ///
+    /// # Errors
+    /// No such array; another type or other dims; an array that is damaged, or whose elements do not fit into memory.
+    pub(super) fn named(&self, key: &str, hint: &str, column: &Column) -> Result<Named, DataError> {
+        let entry = self.arrays.get(key).ok_or_else(|| self.missing(key, hint))?;
+        let data = format!("{}:{key}", self.path.display());
+        let (dtype, dims) = entry.shape();
+        column.check_shape(dtype, dims, &data)?;
+        Ok((data, self.load(key, entry)?))
+    }
+
+    fn load(&self, key: &str, entry: &Entry) -> Result<TableArray, DataError> {
+        let path = self.path.clone();
+        match entry {
+            Entry::Mapped(array) => Ok(array.clone()),
+            Entry::Zipped(array) => array.load().map_err(|error| match error {
+                LoadError::Damaged(reason) => {
+                    DataError::Malformed { path, reason: format!("`{key}` {reason}") }
+                }
+                LoadError::TooLarge { bytes, most } => {
+                    let data = format!("{}:{key}", path.display());
+                    let remedy =
+                        "save it with np.savez, whose arrays are read in the file and take no memory";
+                    DataError::TooLarge { data, bytes, most, remedy }
+                }
+            }),
+        }
     }
 
     /// The key that feeds input `name`: the name itself, or `input.NAME`.
@@ -91,16 +149,33 @@ impl Table {
     }
 }
 
+impl Entry {
+    pub(super) fn zipped(array: ZippedArray) -> Self {
+        Self::Zipped(Box::new(array))
+    }
+
+    /// The array's type and dims, which are known without its elements.
+    pub(super) fn shape(&self) -> (DType, &[u64]) {
+        match self {
+            Self::Mapped(array) => (array.dtype, &array.dims),
+            Self::Zipped(array) => (array.header().dtype, &array.header().dims),
+        }
+    }
+}
+
+/// Checks that an array of this type and these dims takes `bytes`.
+pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), String> {
+    let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
+    match size == Some(bytes) {
+        true => Ok(()),
+        false => Err(format!("is {dtype}{dims:?}, which does not take the {bytes} bytes that are there")),
+    }
+}
+
 impl TableArray {
     /// Checks that the dims multiply to the bytes there are.
     pub(super) fn new(dtype: DType, dims: Vec<u64>, bytes: Bytes) -> Result<Self, String> {
-        let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
-        if size != Some(bytes.len() as u64) {
-            return Err(format!(
-                "is {dtype}{dims:?}, which does not take the {} bytes that are there",
-                bytes.len()
-            ));
-        }
+        check_size(dtype, &dims, bytes.len() as u64)?;
         Ok(Self { dtype, dims, bytes })
     }
 
@@ -113,14 +188,15 @@ impl TableArray {
         })
     }
 
-    /// The position of the first element that is NaN.
-    pub(super) fn first_nan(&self) -> Option<u64> {
-        let width = self.dtype.bytes() as usize;
-        let is_nan =
-            |bytes| matches!(element::read(self.dtype, bytes), Scalar::Float(value) if value.is_nan());
-        let mut elements =
-            self.bytes.chunks_exact(width).take(if self.dtype.is_float() { usize::MAX } else { 0 });
-        elements.position(is_nan).map(|position| position as u64)
+    /// The position and value of the first element that is a float of this kind.
+    pub(super) fn first_float(&self, is_wanted: impl Fn(f64) -> bool) -> Option<(u64, f64)> {
+        let elements = if self.dtype.is_float() { &self.bytes[..] } else { &[] };
+        let elements = elements.chunks_exact(self.dtype.bytes() as usize).enumerate();
+        let mut wanted = elements.filter_map(|(position, bytes)| match element::read(self.dtype, bytes) {
+            Scalar::Float(value) if is_wanted(value) => Some((position as u64, value)),
+            _ => None,
+        });
+        wanted.next()
     }
 
     /// Elements in one row of dim 0.
@@ -135,7 +211,7 @@ fn read_safetensors(bytes: &Bytes) -> Result<Entries, String> {
         let dims = tensor.shape().iter().map(|&dim| dim as u64).collect();
         let array = safetensors_dtype(tensor.dtype())
             .and_then(|dtype| TableArray::new(dtype, dims, bytes.slice_ref(tensor.data())));
-        (name, array)
+        (name, array.map(Entry::Mapped))
     });
     Ok(entries.collect())
 }
@@ -175,10 +251,10 @@ mod tests {
             safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2, 2], &values).unwrap();
         fs::write(&path, safetensors::serialize([("x", view)], None).unwrap()).unwrap();
         let table = Table::open(&path).unwrap();
-        let array = table.array("x").unwrap();
+        let array = table.array("x").unwrap().unwrap();
         assert_eq!((array.dtype, array.dims.as_slice()), (DType::F32, [2, 2].as_slice()));
         assert_eq!(array.to_f64s(), [1.0, 2.0, 3.0, 4.0]);
-        assert!(table.array("y").is_none());
+        assert!(table.array("y").unwrap().is_none());
     }
 
     #[test]

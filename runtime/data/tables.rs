@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::column::Column;
 use super::error::DataError;
 use super::rows::Named;
 use super::table::Table;
@@ -43,16 +44,12 @@ impl Tables {
         keys.next().is_none().then(|| only.to_owned())
     }
 
-    /// The arrays at `key`, one of each file; `hint` says what else would work.
+    /// The arrays at `key` for `column`, one of each file; `hint` says what else would work where there is none.
     ///
     /// # Errors
-    /// A file without that key.
-    pub(super) fn arrays(&self, key: &str, hint: &str) -> Result<Vec<Named>, DataError> {
-        let array = |table: &Table| {
-            let array = table.arrays.get(key).ok_or_else(|| table.missing(key, hint))?;
-            Ok((format!("{}:{key}", table.path.display()), array.clone()))
-        };
-        self.files.iter().map(array).collect()
+    /// A file without that key; an array that does not fit the column, is damaged, or takes too much memory.
+    pub(super) fn arrays(&self, key: &str, hint: &str, column: &Column) -> Result<Vec<Named>, DataError> {
+        self.files.iter().map(|table| table.named(key, hint, column)).collect()
     }
 
     /// Why there is nothing at `key`; `hint` says what else would work.

@@ -4,25 +4,34 @@
 //! a line's end that a word follows, else before a word. So memory stays bounded by the tokens, and the tokens depend on
 //! the text alone, not on the number of threads.
 
-use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use rayon::prelude::*;
-use tokenizers::{ModelWrapper, PaddingParams};
+use tokenizers::{ModelWrapper, PaddingParams, TokenizerImpl};
 
+use super::bounded::{self, BoundedNormalizer, BoundedPreTokenizer, Unused};
 use super::error::DataError;
 use super::file;
+use super::quiet::quietly;
 
 /// Bytes of a piece, at least; where no good cut comes within [`LONGEST`] it is cut at any character.
 const PIECE: usize = 1 << 18;
 const LONGEST: usize = 4 * PIECE;
 
+/// Bytes of the largest `tokenizer.json`; the largest that models come with have 40 MB.
+const LARGEST_FILE: usize = 256 << 20;
+
+/// Tokens of a byte of text, at most: a tokenizer that gives more makes gigabytes of a small text.
+const TOKENS_PER_BYTE: usize = 16;
+
+type Tokenizer = TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, Unused, Unused>;
+
 /// A tokenizer that was read from a file.
 #[derive(Clone, Debug)]
 pub(super) struct TextTokenizer {
     path: PathBuf,
-    tokenizer: tokenizers::Tokenizer,
+    tokenizer: Tokenizer,
     /// One more than the largest id that it gives.
     vocabulary: u64,
 }
@@ -32,13 +41,16 @@ impl TextTokenizer {
     /// left out: dropout of merges, truncation, padding.
     ///
     /// # Errors
-    /// A file that is missing, or no tokenizer.
+    /// A file that is missing, too large, or no tokenizer.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let contents = file::map(path)?;
         let malformed = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
-        let read =
-            guarded(|| tokenizers::Tokenizer::from_bytes(&contents).map_err(|error| error.to_string()));
-        let mut tokenizer = read.map_err(malformed)?;
+        if contents.len() > LARGEST_FILE {
+            let bytes = contents.len();
+            return Err(malformed(format!("it has {bytes} bytes, and {LARGEST_FILE} is the most")));
+        }
+        let read = guarded(|| serde_json::from_slice(&contents).map_err(|error| error.to_string()));
+        let mut tokenizer: Tokenizer = read.map_err(malformed)?;
         let model = match tokenizer.get_model() {
             ModelWrapper::BPE(bpe) if bpe.dropout.is_some() => Some(bpe.clone()),
             _ => None,
@@ -78,20 +90,33 @@ impl TextTokenizer {
         let width = if self.vocabulary <= 1 << 16 { 2 } else { 4 };
         let encode = |piece: &str| {
             let encoding = self.tokenizer.encode_fast(piece, false).map_err(|error| error.to_string())?;
-            let ids = encoding.get_ids().iter();
-            Ok(ids.flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect::<Vec<u8>>())
+            let ids = encoding.get_ids();
+            if ids.len() / TOKENS_PER_BYTE > piece.len() {
+                return Err(format!("it gives {} tokens for a text of {} bytes", ids.len(), piece.len()));
+            }
+            Ok(ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(width)).collect::<Vec<u8>>())
         };
-        let pieces: Result<Vec<Vec<u8>>, String> =
-            guarded(|| pieces(text).into_par_iter().map(encode).collect());
-        let pieces = pieces.map_err(|error| malformed(format!("`{}`: {error}", self.path.display())))?;
+        // Each piece by itself: what is said of a panic belongs to the thread that it is on.
+        let encode = |piece: &str| guarded(|| encode(piece));
+        let pieces: Result<Vec<Vec<u8>>, String> = pieces(text).into_par_iter().map(encode).collect();
+        let pieces = pieces.map_err(|reason| {
+            let reason = format!("it makes no tokens of `{}`: {reason}", path.display());
+            DataError::Tokenizer { path: self.path.clone(), reason }
+        })?;
         Ok((pieces.concat().into(), width))
     }
 }
 
 /// What another's code gives for a file that a user wrote: if it panics, an error.
 fn guarded<T>(compute: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    let unwound = panic::catch_unwind(AssertUnwindSafe(compute));
-    unwound.unwrap_or_else(|_| Err("the library that reads tokenizers failed on it".to_owned()))
+    let result = quietly(compute);
+    let refusal = bounded::take_refusal();
+    match (refusal, result) {
+        // Whatever came of it then.
+        (Some(refusal), _) => Err(refusal),
+        (None, Ok(result)) => result,
+        (None, Err(panic)) => Err(format!("the library that reads tokenizers failed on it: {panic}")),
+    }
 }
 
 /// The text in pieces, none of them empty.
@@ -207,6 +232,118 @@ pub(super) mod tests {
         assert_eq!(cut("ab  cd", 3, 4), 4);
         assert_eq!(cut("ääää", 1, 3), 4);
         assert_eq!(cut("ä", 1, 1), 2);
+    }
+
+    /// The byte-level tokenizer with other steps before its model.
+    fn with_steps(normalizer: &str, pre_tokenizer: &str) -> String {
+        let mut file: serde_json::Value = serde_json::from_str(&byte_level("null")).unwrap();
+        file["normalizer"] = serde_json::from_str(normalizer).unwrap();
+        if !pre_tokenizer.is_empty() {
+            file["pre_tokenizer"] = serde_json::from_str(pre_tokenizer).unwrap();
+        }
+        file.to_string()
+    }
+
+    fn refusal(contents: &str, text: &str) -> String {
+        let tokens =
+            open(contents).and_then(|tokenizer| tokenizer.tokens(Path::new("text.txt"), text.as_bytes()));
+        tokens.map(drop).unwrap_err().to_string()
+    }
+
+    fn sequence(step: &str, times: usize) -> String {
+        format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, vec![step; times].join(", "))
+    }
+
+    const DOUBLE: &str = r#"{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}"#;
+
+    #[test]
+    fn steps_that_double_a_text_are_left_before_it_is_gigabytes() {
+        // 2^40 bytes for each e, with the steps side by side and nested in each other.
+        let nested = (0..20).fold(DOUBLE.to_owned(), |inner, _| sequence(&format!("{inner}, {DOUBLE}"), 1));
+        for steps in [sequence(DOUBLE, 40), nested] {
+            let error = refusal(&with_steps(&steps, ""), "the end");
+            let expected = "it makes no tokens of `text.txt`: its normalizers make 8197 bytes or more of 7, and 16 times";
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = refusal(&with_steps(&sequence(DOUBLE, 65), ""), "the end");
+        assert!(error.contains("it has more than 64 normalizers"), "{error}");
+        // A long text before every text; the step's type does not say so.
+        for kind in ["Prepend", "Unknown"] {
+            let prepend = |bytes| format!(r#"{{"type": "{kind}", "prepend": "{}"}}"#, "e".repeat(bytes));
+            let error = refusal(&with_steps(&prepend(1 << 20), ""), "the end");
+            assert!(error.contains("make 1048576 bytes or more of 7"), "{error}");
+            let error = refusal(&with_steps(&prepend((1 << 20) + 1), ""), "the end");
+            assert!(error.contains(&format!("`{kind}` puts 1048577 bytes into a text")), "{error}");
+        }
+        let regex =
+            format!(r#"{{"type": "Replace", "pattern": {{"Regex": ""}}, "content": "{}"}}"#, "e".repeat(999));
+        let error = refusal(&with_steps(&regex, ""), "the end");
+        assert!(error.contains("bytes or more of 7"), "{error}");
+    }
+
+    #[test]
+    fn an_added_token_is_no_way_around_the_bound() {
+        let file = with_steps(&sequence(DOUBLE, 40), "");
+        let file = file.replace("\"normalized\":false", "\"normalized\":true");
+        let error = refusal(&file, "no such letter");
+        assert!(
+            error.contains("tokenizer.json` is no tokenizer that can be read: its normalizers make"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn pre_tokenizers_that_double_a_text_are_refused() {
+        let bytes =
+            r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}"#;
+        let steps = |times: usize| {
+            format!(r#"{{"type": "Sequence", "pretokenizers": [{}]}}"#, vec![bytes; times].join(", "))
+        };
+        open(&with_steps("null", &steps(2))).unwrap();
+        let error = refusal(&with_steps("null", &steps(30)), "");
+        assert!(error.contains("can make a text 1152921504606846976 times longer, and 16 times"), "{error}");
+    }
+
+    #[test]
+    fn the_steps_of_common_tokenizers_are_within_the_bounds() {
+        // ALBERT's, with a map of which the longest text has 33 bytes.
+        let map = [&1024u32.to_le_bytes()[..], &[0; 1024], &[b'x'; 33], b"\0y\0"].concat();
+        let map = base64::encode(map);
+        let steps = format!(
+            r#"{{"type": "Sequence", "normalizers": [
+                {{"type": "Replace", "pattern": {{"String": "``"}}, "content": "\""}}, {{"type": "NFKD"}}, {{"type": "StripAccents"}},
+                {{"type": "Lowercase"}}, {{"type": "Precompiled", "precompiled_charsmap": "{map}"}},
+                {{"type": "Replace", "pattern": {{"Regex": " {{2,}}"}}, "content": " "}}]}}"#
+        );
+        let tokenizer = open(&with_steps(&steps, "")).unwrap();
+        assert_eq!(ids(&tokenizer, "THE   then"), [257, 32, 257, 110]);
+        // A ligature of three bytes that NFKD makes 33 of.
+        assert!(ids(&tokenizer, &"\u{fdfa}".repeat(1000)).len() > 10_000);
+        let llama = r#"{"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}"#;
+        let tokenizer = open(&with_steps(llama, "")).unwrap();
+        assert_eq!(ids(&tokenizer, "b c").len(), 2 + 3 + 1);
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error_with_its_reason() {
+        // The table of the map ends before the place that its first entry names.
+        let map = base64::encode([&4u32.to_le_bytes()[..], &[0xff; 4], b"y\0"].concat());
+        let step = format!(r#"{{"type": "Precompiled", "precompiled_charsmap": "{map}"}}"#);
+        let error = refusal(&with_steps(&step, ""), "the end");
+        assert!(
+            error.contains("the library that reads tokenizers failed on it: index out of bounds"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_file_too_large_for_a_tokenizer_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::File::create(&path).unwrap().set_len(LARGEST_FILE as u64 + 1).unwrap();
+        let error = TextTokenizer::open(&path).unwrap_err().to_string();
+        assert!(error.ends_with("it has 268435457 bytes, and 268435456 is the most"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Going on: from the newest whole checkpoint of a run or a chosen one, with the metrics cut back to it.
 
 use super::error::TrainError;
-use crate::checkpoint::{CheckpointError, Checkpoints, DataFingerprint, Latest, StateBytes};
+use crate::checkpoint::{CheckpointError, Checkpoints, DataFiles, Latest, PendingFingerprint, StateBytes};
 use crate::data::Loader;
 use crate::metrics;
 use ir::Module;
@@ -14,6 +14,8 @@ pub struct Resumed {
     pub step: u64,
     /// The value of every state after them.
     pub values: StateBytes,
+    /// What the data is.
+    pub data: PendingFingerprint,
     /// The checkpoint.
     pub path: PathBuf,
     /// Newer checkpoints that were passed over, since they are not whole.
@@ -30,7 +32,7 @@ pub fn resume(
     step: Option<u64>,
     module: &Module,
     loader: &Loader,
-    data: &DataFingerprint,
+    data: &DataFiles,
 ) -> Result<Resumed, TrainError> {
     let latest = match step {
         Some(step) => Latest { checkpoint: Some(checkpoints.at(step)?), damaged: Vec::new() },
@@ -43,9 +45,9 @@ pub fn resume(
         });
     };
     let values = checkpoint.load(module)?;
-    checkpoint.check_data(data)?;
+    let data = checkpoint.check_data(data)?;
     let step = loader.resume(&checkpoint.description.position)?;
-    Ok(Resumed { step, values, path: checkpoint.path, damaged: latest.damaged })
+    Ok(Resumed { step, values, data, path: checkpoint.path, damaged: latest.damaged })
 }
 
 /// Makes a run's files those of the run after `step` steps: lines of the file `metrics` (`metrics.jsonl`) that come after

@@ -6,7 +6,7 @@ use super::history::{EvalHistory, Evaluation};
 use super::session::Session;
 use super::step::{Begun, not_finite};
 use super::surroundings::Surroundings;
-use crate::checkpoint::{Checkpoints, DataFingerprint};
+use crate::checkpoint::{Checkpoints, PendingFingerprint};
 use crate::data::Loader;
 use crate::metrics::MetricsWriter;
 use crate::progress::Progress;
@@ -43,7 +43,7 @@ pub struct Run<'a> {
     /// The data.
     pub loader: &'a Loader,
     /// What the data is, for the checkpoints.
-    pub data: DataFingerprint,
+    pub data: PendingFingerprint,
     /// Where checkpoints go.
     pub checkpoints: Checkpoints,
     /// Where metrics go.
@@ -114,6 +114,7 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
         if open.is_none() {
             since = Instant::now();
         }
+        run.data.check()?;
         let begun = run.begin_step(step, microbatches, &outcome)?;
         if let Some(earlier) = open.take() {
             run.end_step(earlier, &mut since, &outcome)

@@ -19,7 +19,8 @@ impl Run<'_> {
         self.surroundings.check()?;
         // A checkpoint never has steps behind it of which there are no metrics.
         self.metrics.sync()?;
-        let description = Description::new(self.module, self.loader.position(done), self.data.clone());
+        let data = self.data.wait()?.clone();
+        let description = Description::new(self.module, self.loader.position(done), data);
         let states = FiniteStates::of(self.module, &self.session);
         let written = self.checkpoints.save(self.module, &description, &states);
         match states.refused() {

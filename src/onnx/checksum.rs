@@ -24,8 +24,23 @@ pub(crate) fn seal(model: &mut ModelProto) {
     set(&mut model.metadata_props, Some(sum));
 }
 
-/// The tensors of a file whose bytes do not have the sum that they were written with.
-pub(crate) fn damaged_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Vec<Problem> {
+/// Compares a file's sums with its contents and takes them out of the messages; a file that is written gets new ones. Returns
+/// a warning on a graph that is not the one that was written.
+///
+/// # Errors
+/// The tensors whose bytes do not have the sum that they were written with.
+pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<Option<Problem>, Vec<Problem>> {
+    let damaged = damaged_tensors(model, files);
+    if !damaged.is_empty() {
+        return Err(damaged);
+    }
+    let changed = changed_graph(model);
+    set(&mut model.metadata_props, None);
+    each_tensor(model, &mut |tensor| set(&mut tensor.metadata_props, None));
+    Ok(changed)
+}
+
+fn damaged_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Vec<Problem> {
     let mut damaged = Vec::new();
     each_tensor(model, &mut |tensor| {
         let Some(sum) = get(&tensor.metadata_props) else { return };
@@ -48,8 +63,7 @@ pub(crate) fn damaged_tensors(model: &mut ModelProto, files: &mut ExternalFiles)
     damaged
 }
 
-/// A warning if the messages of a file are not those that were written.
-pub(crate) fn changed_graph(model: &ModelProto) -> Option<Problem> {
+fn changed_graph(model: &ModelProto) -> Option<Problem> {
     let sum = get(&model.metadata_props)?;
     (of_graph(model) != sum).then(|| {
         Problem::new("the graph is not the one that was written: its checksum is another")

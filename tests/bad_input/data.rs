@@ -1,9 +1,11 @@
 //! Data that does not fit the model.
 
+use std::path::Path;
+
 use expect_test::{Expect, expect};
 
 use crate::workplace::Workplace;
-use crate::{npz, place, refused};
+use crate::{failed, npz, place, refused};
 
 #[test]
 fn labels_out_of_range_are_refused_with_their_place() {
@@ -159,6 +161,79 @@ fn data_that_cannot_be_trained_on_is_refused() {
         "compile testdata/models/mlp.dynamo.onnx --train text.txt --steps 1 -o run",
         expect![[r#"
             error: `text.txt` is a stream of tokens, but no input is integers of [batch, sequence]; the model's inputs are `x`
+        "#]],
+    );
+}
+
+#[test]
+fn an_array_whose_bytes_are_not_those_that_were_written_is_refused() {
+    let place = Workplace::new();
+    let x = npz::array("<f4", &[8, 64], &[1; 8 * 64 * 4]);
+    let labels = npz::array("<i8", &[8], &[0; 64]);
+    let mut file = npz::file(&[("x", x), ("labels", labels)]);
+    let flags = "compile testdata/models/mlp.dynamo.onnx --train data.npz --steps 1 -o run";
+    file[1000] ^= 1;
+    place.write("data.npz", &file);
+    refused(
+        &place,
+        flags,
+        expect![[r#"
+        "#]],
+    );
+    file[1000] ^= 1;
+    place.write("data.npz", &file);
+    place.succeed(flags);
+}
+
+#[test]
+fn a_pipe_or_a_device_is_refused_and_not_waited_for() {
+    let place = place();
+    let mut mkfifo = place.command_of(Path::new("mkfifo"), "pipe.txt pipe.safetensors tokenizer.json");
+    assert!(mkfifo.status().expect("mkfifo can be started").success());
+    let flags = "compile testdata/gpt2-fresh.onnx --microbatch 8 --steps 1 -o run";
+    let check =
+        |arguments: &str, expected: Expect| failed(&place.run(&format!("{flags} {arguments}")), expected);
+    check(
+        "--train pipe.txt",
+        expect![[r#"
+        "#]],
+    );
+    check(
+        "--train /dev/zero",
+        expect![[r#"
+        "#]],
+    );
+    check(
+        "--train text.txt --eval pipe.txt",
+        expect![[r#"
+        "#]],
+    );
+    check(
+        "--train text.txt --tokenizer tokenizer.json",
+        expect![[r#"
+        "#]],
+    );
+    check(
+        "--train text.txt --weights pipe.safetensors",
+        expect![[r#"
+        "#]],
+    );
+}
+
+#[test]
+fn a_tokenizer_that_its_library_panics_at_is_an_error_without_a_backtrace() {
+    let place = place();
+    let file = String::from_utf8(place.read("testdata/tokenizer.json")).expect("it is text");
+    let mut file: serde_json::Value = serde_json::from_str(&file).expect("it is JSON");
+    // A map whose table ends before the place that its first entry names.
+    file["normalizer"] =
+        serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAP////95AA=="});
+    place.write("tokenizer.json", file.to_string().as_bytes());
+    let flags = "compile testdata/gpt2-fresh.onnx --microbatch 8 --steps 1 -o run";
+    refused(
+        &place,
+        &format!("{flags} --train text.txt --tokenizer tokenizer.json"),
+        expect![[r#"
         "#]],
     );
 }

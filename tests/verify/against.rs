@@ -36,7 +36,7 @@ impl Numbers {
     fn with(&self, others: &[(&str, &[usize], &[f64])]) -> PathBuf {
         let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
         for key in self.table.keys().filter(|key| others.iter().all(|(other, ..)| other != key)) {
-            let array = self.table.array(key).expect("it has the key");
+            let array = self.table.array(key).expect("the array is whole").expect("it has the key");
             let dtype = match array.dtype {
                 ir::DType::F32 => Dtype::F32,
                 ir::DType::F64 => Dtype::F64,
@@ -62,7 +62,7 @@ impl Numbers {
 
     /// The f64 numbers of a tensor of the file.
     fn floats(&self, key: &str) -> Vec<f64> {
-        let array = self.table.array(key).expect("it has the key");
+        let array = self.table.array(key).expect("the array is whole").expect("it has the key");
         let float = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().expect("4 bytes")));
         assert_eq!(array.dtype, ir::DType::F32, "{key}");
         array.bytes.chunks(4).map(float).collect()

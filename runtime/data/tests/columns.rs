@@ -136,6 +136,7 @@ fn cells_that_are_no_numbers_are_told_with_line_and_column() {
         ("1,2,3\n1,nan,3\n", "column 2, which feeds `x`, is `nan`, no finite number"),
         ("1,2,3\n-inf,2,3\n", "column 1, which feeds `x`, is `-inf`, no finite number"),
         ("1,2,3\n1,1e999,3\n", "no finite number"),
+        ("1,2,3\n1,1e39,3\n", "column 2, which feeds `x`, is `1e39`, which does not fit f32"),
         ("1,2,3\n1,2,3.5\n", "column 3, which feeds `labels`, is `3.5`, no integer"),
         ("1,2,3\n1,2,99999999999999999999\n", "which does not fit i64"),
         ("1,2,3\n1,2,10\n", "label 10 in sample 1 of"),

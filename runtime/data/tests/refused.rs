@@ -86,7 +86,7 @@ fn wrong_types_dims_and_counts_say_both_sides() {
     let error = of(DType::I64, &[2, 2], &[0; 4]);
     assert!(error.contains("s.safetensors:x` holds i64, but `x` takes f32"), "{error}");
     let error = of(DType::F32, &[2, 3], &[0; 6]);
-    assert!(error.contains("has dims [2, 3], but `x` takes [samples, 2]"), "{error}");
+    assert!(error.contains("has dims [20000, 3], but `x` takes [samples, 2]"), "{error}");
     let error = of(DType::F32, &[3, 2], &[0; 6]);
     assert!(error.ends_with("different numbers of samples: `x` 3, `labels` 2"), "{error}");
     let error = of(DType::F32, &[0, 2], &[]);
@@ -135,4 +135,54 @@ fn files_that_are_missing_or_of_another_kind_are_named() {
         files.arrays("s.safetensors", &[("x", DType::F32, &[0, 2], &[]), ("labels", DType::I64, &[0], &[])]);
     let error = refusal(&classifier(1, Some(-1)), &data, &options());
     assert!(error.ends_with("has no samples to train on"), "{error}");
+}
+
+#[test]
+fn a_number_that_would_become_infinite_is_told_with_its_place() {
+    let files = Files::new();
+    let labels = ("labels", DType::I64, [2].as_slice(), [0, 1].as_slice());
+    let data = files.arrays("s.safetensors", &[("x", DType::F32, &[2, 2], &[0, 65_519, -65_520, 1]), labels]);
+    let mut spec = classifier(1, None);
+    spec.inputs[0].dtype = DType::F16;
+    let error = refusal(&spec, &data, &options());
+    assert!(
+        error.starts_with("-6.552e4 at position 2 of")
+            && error.ends_with("s.safetensors:x` does not fit `x`, which is f16"),
+        "{error}"
+    );
+    let text = |number: &str| files.write("d.jsonl", format!("{{\"x\": [1, {number}], \"labels\": 1}}\n"));
+    let error = refusal(&spec, &text("65520"), &options());
+    assert!(error.ends_with("field `x`, which feeds `x`, has 65520, which does not fit f16"), "{error}");
+    Loader::new(&spec, &text("65519"), &options()).unwrap();
+}
+
+/// An array of zeros of these bytes that is packed, as NumPy's savez_compressed does.
+fn packed_zeros(shape: &str, bytes: usize) -> Vec<u8> {
+    use std::io::{Cursor, Write};
+    let array = crate::data::npy::tests::npy("<f4", "False", shape, &vec![0; bytes]);
+    let labels = crate::data::npy::tests::npy("<i8", "False", "(2,)", &[0; 16]);
+    let options = zip::write::SimpleFileOptions::default();
+    let options = options.compression_method(zip::CompressionMethod::Deflated);
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, contents) in [("x.npy", array), ("labels.npy", labels)] {
+        zip.start_file(name, options).unwrap();
+        zip.write_all(&contents).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+#[test]
+fn an_array_of_wrong_dims_is_refused_before_its_bytes_are_looked_at() {
+    let files = Files::new();
+    let mut file = packed_zeros("(20000, 3)", 240_000);
+    // The end of x's compressed bytes: what reads them fails.
+    let labels = file.windows(10).position(|window| window == b"labels.npy").unwrap();
+    file[labels - 34] ^= 0xff;
+    let data = files.write("d.npz", &file);
+    let error = refusal(&classifier(1, None), &data, &options());
+    assert!(error.contains("d.npz:x` has dims [20000, 3], but `x` takes [samples, 2]"), "{error}");
+    let mut spec = classifier(1, None);
+    spec.inputs[0].dims = vec![1, 3];
+    let error = refusal(&spec, &data, &options());
+    assert!(error.contains("d.npz` is damaged or not supported: `x` cannot be unpacked"), "{error}");
 }

@@ -1,5 +1,6 @@
 //! The checkpoint with the lowest eval loss, checkpoints that are removed, and runs that end early.
 
+use files::fault::{Fault, inject};
 use super::*;
 
 /// After three steps the rate is negative: the eval loss rises.
@@ -105,12 +106,13 @@ fn every_evaluation_that_improves_is_saved_if_the_best_is_wanted() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
-    let mut run = setup();
-    run.schedule.keep = Some(1);
-    let folder = run.checkpoints().folder().to_owned();
-    std::fs::create_dir(&folder).unwrap();
-    // A file where the folder is to be set aside.
-    std::fs::write(folder.join("step-5.removed.tmp"), "in the way").unwrap();
-    assert_eq!(run.go().unwrap().steps, 20);
-    assert_eq!(run.checkpoints().steps().unwrap(), [5, 20]);
+    // The disk fails at the removal of the first checkpoint; at other operations the run ends.
+    let steps = (0..200).find_map(|at| {
+        let mut run = setup();
+        run.schedule.keep = Some(1);
+        let outcome = inject(at, Fault::Failed, || run.go()).ok()?;
+        assert_eq!(outcome.steps, 20);
+        Some(run.checkpoints().steps().unwrap())
+    });
+    assert_eq!(steps.unwrap(), [5, 20]);
 }

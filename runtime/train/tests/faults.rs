@@ -1,5 +1,6 @@
 //! Runs that must end with an error, and what they leave.
 
+use files::fault::{Fault, inject};
 use super::*;
 use crate::checkpoint::CheckpointError;
 use crate::cpu::Cpu;
@@ -167,15 +168,16 @@ fn a_mask_of_the_file_is_not_the_cause_of_a_loss_that_is_not_finite() {
 
 #[test]
 fn a_save_that_fails_ends_the_run_and_leaves_the_one_before() {
-    let mut run = setup();
-    let folder = run.checkpoints().folder().to_owned();
-    std::fs::create_dir(&folder).unwrap();
-    // A file where the temporary folder is to be: as a full disk does, it fails in the middle of the save.
-    std::fs::write(folder.join("step-10.tmp"), "in the way").unwrap();
-    let error = run.go().unwrap_err();
-    assert!(matches!(error, TrainError::Checkpoint(CheckpointError::Write { step: 10, .. })), "{error}");
+    // The disk is full at the first operation of that save.
+    let is_of_step_10 =
+        |error: &TrainError| matches!(error, TrainError::Checkpoint(CheckpointError::Write { step: 10, .. }));
+    let failed = (0..200).find_map(|at| {
+        let run = setup();
+        let error = inject(at, Fault::Full, || run.go()).err().filter(is_of_step_10)?;
+        Some((run, error))
+    });
+    let (mut run, error) = failed.expect("the save is one of the first operations");
     assert!(error.to_string().contains("step-5` is whole"), "{error}");
-    std::fs::remove_file(folder.join("step-10.tmp")).unwrap();
     run.resume = true;
     assert_eq!(run.go().unwrap().steps, 20);
     assert_eq!(run.metrics().len(), 20);
@@ -208,7 +210,7 @@ fn other_data_and_another_global_batch_are_refused() {
     assert!(error.contains("was made with other data"), "{error}");
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
-    let data = DataFingerprint::of(&run.corpus()).unwrap();
+    let data = run.data_files();
     let resume_with = |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data);
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);

@@ -13,7 +13,7 @@ mod short;
 use super::{
     EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, cut_back, resume, train,
 };
-use crate::checkpoint::{Checkpoints, DataFingerprint, StateBytes, initial_states};
+use crate::checkpoint::{Checkpoints, DataFiles, PendingFingerprint, StateBytes, initial_states};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, Target, lower};
@@ -100,6 +100,10 @@ impl Setup {
         self.folder.path().join("corpus.txt")
     }
 
+    fn data_files(&self) -> DataFiles {
+        DataFiles { train: Some(self.corpus()), ..DataFiles::default() }
+    }
+
     fn metrics_file(&self) -> PathBuf {
         self.folder.path().join("metrics.jsonl")
     }
@@ -112,10 +116,15 @@ impl Setup {
         read_metrics(&self.metrics_file()).unwrap()
     }
 
-    /// The files of a checkpoint.
+    /// The files of a checkpoint, without the places of the data, which differ between two tests' folders.
     fn checkpoint(&self, step: u64) -> [Vec<u8>; 2] {
         let path = self.checkpoints().path(step);
-        ["state.safetensors", "checkpoint.json"].map(|name| std::fs::read(path.join(name)).unwrap())
+        let read = |name| std::fs::read(path.join(name)).unwrap();
+        let mut description: serde_json::Value = serde_json::from_slice(&read("checkpoint.json")).unwrap();
+        for file in description["data"]["files"].as_array_mut().unwrap() {
+            file.as_object_mut().unwrap().remove("place");
+        }
+        [read("state.safetensors"), description.to_string().into_bytes()]
     }
 
     /// The program in the text, for this number of microbatches.
@@ -171,8 +180,7 @@ impl Setup {
     ) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
-        let data = DataFingerprint::of(&self.corpus()).unwrap();
-        let (start, values) = self.start(&module, &loader, &data)?;
+        let (start, values, data) = self.start(&module, &loader)?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut device = exchange(self.device(&module), stop.clone());
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
@@ -224,15 +232,16 @@ impl Setup {
         &self,
         module: &Module,
         loader: &Loader,
-        data: &DataFingerprint,
-    ) -> Result<(u64, StateBytes), TrainError> {
+    ) -> Result<(u64, StateBytes, PendingFingerprint), TrainError> {
         if !self.resume {
-            return Ok((0, initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap()));
+            let states = initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap();
+            return Ok((0, states, PendingFingerprint::start(self.data_files())));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
-        let Resumed { step, values, .. } = resume(&checkpoints, self.resume_at, module, loader, data)?;
+        let resumed = resume(&checkpoints, self.resume_at, module, loader, &self.data_files())?;
+        let Resumed { step, values, data, .. } = resumed;
         cut_back(self.resume_at.and(Some(&checkpoints)), &self.metrics_file(), step)?;
-        Ok((step, values))
+        Ok((step, values, data))
     }
 }
 

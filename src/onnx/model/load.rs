@@ -55,11 +55,7 @@ impl Model {
 fn read(file: Bytes, folder: Option<PathBuf>, untied: bool) -> Result<Model, Vec<Problem>> {
     let mut proto = decode(file).map_err(|problem| vec![problem])?;
     let mut files = ExternalFiles::new(folder);
-    let damaged = checksum::damaged_tensors(&mut proto, &mut files);
-    if !damaged.is_empty() {
-        return Err(damaged);
-    }
-    let changed = checksum::changed_graph(&proto);
+    let changed = checksum::open(&mut proto, &mut files)?;
     let record = record::restore(&mut proto, untied);
     let mut problems = Problems::default();
     let ir_version = header::check_ir_version(&proto, &mut problems);

@@ -31,11 +31,13 @@ impl Numbers {
             return Err(Diagnostic::new(format!("--against {}: not an .npz file", path.display()))
                 .note("keys are input.NAME, labels, output.NAME, param.NAME, grad.NAME"));
         }
-        let table = Table::open(path).map_err(|error| Diagnostic::new(format!("--against: {error}")))?;
+        let told = |error| Diagnostic::new(format!("--against: {error}"));
+        let table = Table::open(path).map_err(told)?;
         let mut numbers = Self::default();
         for key in table.keys() {
             let tensor = table
                 .array(key)
+                .map_err(told)?
                 .and_then(|array| Tensor::from_bytes(&Type::of(array.dtype, &array.dims), &array.bytes));
             let unreadable =
                 || Diagnostic::new(format!("--against {}: `{key}` cannot be read", path.display()));

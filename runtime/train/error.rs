@@ -138,7 +138,9 @@ fn cause_text(cause: &Option<Cause>) -> String {
     match cause {
         Some(Cause::Instruction(cause)) => format!(": {cause}"),
         Some(Cause::Initial(name)) => format!(": `{}` was not finite to begin with", visible(name)),
-        Some(Cause::State(name)) => format!(": `{}` was not finite any more after the update before", visible(name)),
+        Some(Cause::State(name)) => {
+            format!(": `{}` was not finite any more after the update before", visible(name))
+        }
         None => String::new(),
     }
 }

@@ -29,7 +29,10 @@ pub(crate) fn seal(model: &mut ModelProto) {
 ///
 /// # Errors
 /// The tensors whose bytes do not have the sum that they were written with.
-pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<Option<Problem>, Vec<Problem>> {
+pub(crate) fn open(
+    model: &mut ModelProto,
+    files: &mut ExternalFiles,
+) -> Result<Option<Problem>, Vec<Problem>> {
     let damaged = damaged_tensors(model, files);
     if !damaged.is_empty() {
         return Err(damaged);

@@ -87,5 +87,5 @@ fn no_flipped_bit_and_no_cut_file_gives_another_model_silently() {
         restore(&place, &files);
     }
     println!("{refused} refused, {told} told, {harmless} harmless");
-    assert!(refused > 50 && harmless > 20);
+    assert!(refused > 20 && told > 5 && harmless > 20, "{refused} refused, {told} told, {harmless} harmless");
 }

@@ -1,7 +1,7 @@
 //! The checkpoint with the lowest eval loss, checkpoints that are removed, and runs that end early.
 
-use files::fault::{Fault, inject};
 use super::*;
+use files::fault::{Fault, inject};
 
 /// After three steps the rate is negative: the eval loss rises.
 const ASCENT: (&str, &str) = ("value = 0.049}", "value = -0.2}");

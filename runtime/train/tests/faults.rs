@@ -1,10 +1,10 @@
 //! Runs that must end with an error, and what they leave.
 
-use files::fault::{Fault, inject};
 use super::*;
 use crate::checkpoint::CheckpointError;
 use crate::cpu::Cpu;
 use crate::train::Cause;
+use files::fault::{Fault, inject};
 
 /// The rate of the first three steps.
 const RATE: &str = "value = 0.05}";

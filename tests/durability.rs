@@ -4,10 +4,10 @@
 mod damage;
 #[path = "durability/faults.rs"]
 mod faults;
-#[allow(dead_code)]
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "run/running.rs"]
 mod running;
-#[allow(dead_code)]
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "run/workplace.rs"]
 mod workplace;
 

@@ -14,6 +14,7 @@ mod models;
 mod names;
 #[path = "hostile/streams.rs"]
 mod streams;
+#[allow(dead_code)] // each test file uses a part of it
 #[path = "run/workplace.rs"]
 mod workplace;
 

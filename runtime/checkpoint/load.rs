@@ -217,7 +217,7 @@ pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{description, module, module_with, values};
+    use super::super::testing::{data, description, module, module_with, values};
     use super::*;
     use ir::DType;
 

@@ -53,7 +53,9 @@ def trained(folder, name, family, weights, kind):
         losses, state = steps(folder, name, family, weights, kind, chosen, torch.float32)
         last = gradients(folder, name, family, weights, state)
         still = idle(first[1]) & idle(last[1])
-        noise = distances((losses, state), steps(folder, name, family, weights, kind, chosen, torch.float64), still)
+        exact = steps(folder, name, family, weights, kind, chosen, torch.float64)
+        moved = steps(folder, name, family, weights, kind, chosen, torch.float32, moved=True)
+        noise = [max(pair) for pair in zip(distances((losses, state), exact, still), distances(moved, exact, still))]
         if noise[0] < 3e-6 and noise[1] < 3e-5 or attempt == 2:
             break
         chosen["lr"] = short(chosen["lr"] / 10)
@@ -62,9 +64,19 @@ def trained(folder, name, family, weights, kind):
     return result
 
 
-def steps(folder, name, family, weights, kind, chosen, dtype):
-    """Returns the losses of ten steps, and the state after them."""
+def steps(folder, name, family, weights, kind, chosen, dtype, moved=False):
+    """Returns the losses of ten steps, and the state after them.
+
+    With `moved` the weights are changed in their last bit: where two numbers are equal but for rounding, a maximum or a ReLU
+    chooses by it, and a whole gradient goes another way.
+    """
     objective, inputs = loaded(folder, name, family, weights, dtype)
+    if moved:
+        drawn = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in objective.parameters():
+                sign = torch.randint(-1, 2, parameter.shape, generator=drawn)
+                parameter.mul_(1 + sign * torch.finfo(dtype).eps)
     optimizer, losses = make(kind, [p for p in objective.parameters() if p.requires_grad], chosen), []
     for _ in range(STEPS):
         optimizer.zero_grad()

@@ -61,4 +61,5 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_kill() {
         error: cannot write run/program.ir: File too large (os error 27)
     "#]]
     .assert_eq(&refused(&ended));
+    assert_eq!(place.checkpoints("run"), Vec::<u64>::new());
 }

@@ -59,7 +59,9 @@ fn verify_refuses_inputs_that_no_machine_holds() {
 fn compile_refuses_a_program_that_no_machine_holds_and_names_the_value() {
     let place = Workplace::new();
     place.write("stretched.onnx", &stretched().bytes());
+    let before = place.contents();
     let text = refused(&place.run("compile stretched.onnx --train synthetic --steps 1 -o run"));
+    assert!(before == place.contents(), "it left {:?}", place.contents().keys());
     assert!(text.starts_with("error: the program `stretched` needs "), "{text}");
     assert!(text.contains("; this machine has "), "{text}");
     assert!(text.contains("the largest that a microbatch makes: 192.0 TiB by `"), "{text}");

@@ -2,8 +2,6 @@
 
 #[path = "durability/damage.rs"]
 mod damage;
-#[path = "durability/faults.rs"]
-mod faults;
 #[allow(dead_code)] // each test file uses a part of it
 #[path = "run/running.rs"]
 mod running;

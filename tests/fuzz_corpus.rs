@@ -116,7 +116,7 @@ fn many_models_changed_by_their_fields_are_still_trained() {
         changed += u32::from(other != *bytes);
         trained += u32::from(other != *bytes && train(&other) == Reached::Trained);
     }
-    assert!(changed > 50 && trained * 4 > changed, "of {changed} changed models {trained} are trained");
+    assert!(changed > 10 && trained * 4 > changed, "of {changed} changed models {trained} are trained");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::io::{Cursor, Write};
 
-use zip::ZipWriter;
 use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
 
 /// An `.npy` file, whatever the number of bytes.
 pub(crate) fn array(dtype: &str, dims: &[usize], bytes: &[u8]) -> Vec<u8> {
@@ -21,8 +21,10 @@ pub(crate) fn array(dtype: &str, dims: &[usize], bytes: &[u8]) -> Vec<u8> {
 /// An `.npz` file of arrays by name.
 pub(crate) fn file(arrays: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    // As NumPy's `savez` does.
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
     for (name, bytes) in arrays {
-        zip.start_file(format!("{name}.npy"), SimpleFileOptions::default()).expect("a new file");
+        zip.start_file(format!("{name}.npy"), stored).expect("a new file");
         zip.write_all(bytes).expect("memory does not fail");
     }
     zip.finish().expect("memory does not fail").into_inner()

@@ -42,6 +42,9 @@ fn a_weight_that_is_not_a_number_is_named() {
     let start = tensors["transformer.h.1.mlp.c_fc.weight"]["data_offsets"][0].as_u64().expect("it is there");
     let at = 8 + header + usize::try_from(start).expect("it is small");
     weights[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    // Another program wrote it, without checksums.
+    let key = weights.windows(14).position(|word| word == b"trainyard.xxh3").expect("it is there");
+    weights[key..key + 14].copy_from_slice(b"somebody's.sum");
     place.write("poisoned.safetensors", &weights);
     failed(
         &place.run(&format!("{FRESH} --steps 1 --weights poisoned.safetensors -o run")),

@@ -40,10 +40,14 @@ fn data_that_are_not_there_are_told_before_anything_is_written() {
     let mut proto = Model::load(&testdata("odd/external-ok.onnx")).unwrap().proto;
     let graph = proto.graph.as_mut().unwrap();
     let is_external = |tensor: &&mut TensorProto| !tensor.external_data.is_empty();
-    let external = graph.initializer.iter_mut().find(is_external).unwrap();
-    let name = external.name.clone().unwrap();
-    let location = external.external_data.iter_mut().find(|entry| entry.key.as_deref() == Some("location"));
-    location.unwrap().value = Some("gone.bin".to_owned());
+    let mut names = Vec::new();
+    for external in graph.initializer.iter_mut().filter(is_external) {
+        names.push(external.name.clone().unwrap());
+        let mut entries = external.external_data.iter_mut();
+        entries.find(|entry| entry.key.as_deref() == Some("location")).unwrap().value =
+            Some("gone.bin".to_owned());
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let model = load(&proto).unwrap();
     let problems = |names: &[&str]| {
         model
@@ -53,10 +57,9 @@ fn data_that_are_not_there_are_told_before_anything_is_written() {
     };
     let told = problems(&[]).expect("the data are not there");
     assert!(told.contains("its data file \"gone.bin\" is not there"), "{told}");
-    assert_eq!(problems(&[&name]), None);
-    assert!(
-        problems(&[&name, "no such"]).unwrap().contains("the model has no tensor \"no such\" to replace")
-    );
+    assert_eq!(problems(&names), None);
+    let unknown = [&names[..], &["no such"]].concat();
+    assert!(problems(&unknown).unwrap().contains("the model has no tensor \"no such\" to replace"));
 }
 
 #[test]

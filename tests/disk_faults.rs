@@ -1,5 +1,7 @@
 //! A whole run with a fault at each of its operations on the disk, one after the other, as SQLite's tests have it. After each,
 //! the same command with `--resume` ends with the states, the metrics and the exports of a run without a fault.
+//!
+//! It has a process of its own: a child that another test starts would hold the lock of a folder for a moment.
 
 use std::ffi::OsString;
 use std::fs;

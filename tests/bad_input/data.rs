@@ -178,6 +178,7 @@ fn an_array_whose_bytes_are_not_those_that_were_written_is_refused() {
         &place,
         flags,
         expect![[r#"
+            error: `data.npz` is damaged or not supported: `x` has the checksum 1e14b8f0, and 9574477c in the archive: its bytes are not those that were written; make or copy the file again
         "#]],
     );
     file[1000] ^= 1;
@@ -196,26 +197,31 @@ fn a_pipe_or_a_device_is_refused_and_not_waited_for() {
     check(
         "--train pipe.txt",
         expect![[r#"
+            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write its contents to one, and give that
         "#]],
     );
     check(
         "--train /dev/zero",
         expect![[r#"
+            error: cannot read `/dev/zero`: it is a device, and a regular file is needed; write its contents to one, and give that
         "#]],
     );
     check(
         "--train text.txt --eval pipe.txt",
         expect![[r#"
+            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write its contents to one, and give that
         "#]],
     );
     check(
         "--train text.txt --tokenizer tokenizer.json",
         expect![[r#"
+            error: cannot read `tokenizer.json`: it is a pipe, and a regular file is needed; write its contents to one, and give that
         "#]],
     );
     check(
         "--train text.txt --weights pipe.safetensors",
         expect![[r#"
+            error: cannot read `pipe.safetensors`: it is a pipe, and a regular file is needed; write its contents to one, and give that
         "#]],
     );
 }
@@ -234,6 +240,7 @@ fn a_tokenizer_that_its_library_panics_at_is_an_error_without_a_backtrace() {
         &place,
         &format!("{flags} --train text.txt --tokenizer tokenizer.json"),
         expect![[r#"
+            error: `tokenizer.json` is no tokenizer that can be read: it makes no tokens of `text.txt`: the library that reads tokenizers failed on it: index out of bounds: the len is 1 but the index is 1073741578
         "#]],
     );
 }

@@ -180,7 +180,7 @@ fn an_array_of_wrong_dims_is_refused_before_its_bytes_are_looked_at() {
     file[labels - 34] ^= 0xff;
     let data = files.write("d.npz", &file);
     let error = refusal(&classifier(1, None), &data, &options());
-    assert!(error.contains("d.npz:x` has dims [2, 3], but `x` takes [samples, 2]"), "{error}");
+    assert!(error.contains("d.npz:x` has dims [20000, 3], but `x` takes [samples, 2]"), "{error}");
     let mut spec = classifier(1, None);
     spec.inputs[0].dims = vec![1, 3];
     let error = refusal(&spec, &data, &options());

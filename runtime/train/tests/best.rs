@@ -106,7 +106,8 @@ fn every_evaluation_that_improves_is_saved_if_the_best_is_wanted() {
 
 #[test]
 fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
-    // The disk fails at the removal of the first checkpoint; at other operations the run ends.
+    // The disk fails at the removal of a checkpoint, which the next save removes; at other operations the run ends. Only the
+    // last checkpoint that was to be removed is still there at the end.
     let steps = (0..200).find_map(|at| {
         let mut run = setup();
         run.schedule.keep = Some(1);
@@ -114,5 +115,5 @@ fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
         assert_eq!(outcome.steps, 20);
         Some(run.checkpoints().steps().unwrap()).filter(|steps| steps != &[20])
     });
-    assert_eq!(steps.unwrap(), [5, 20]);
+    assert_eq!(steps.unwrap(), [15, 20]);
 }

@@ -48,11 +48,15 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     let later: Vec<String> =
         steps.iter().filter(|&&step| place.step.is_some_and(|at| step > at)).map(u64::to_string).collect();
     if in_place && !later.is_empty() && !settings.out.force {
-        let message = format!(
-            "the run in {} has checkpoints after the one to go on from: those of the steps {}",
-            folder.path().display(),
-            later.join(", ")
-        );
+        let (path, steps) = (folder.path().display(), later.join(", "));
+        let message = match later.len() {
+            1 => format!(
+                "the run in {path} has a checkpoint after the one to go on from: that of step {steps}"
+            ),
+            _ => format!(
+                "the run in {path} has checkpoints after the one to go on from: those of the steps {steps}"
+            ),
+        };
         return Err(Diagnostic::new(message)
             .note("throw them away: --force")
             .note("or keep both: -o ANOTHER_DIR"));
@@ -124,7 +128,7 @@ pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<
         1 => ", and does the step again that was done after the last save".to_owned(),
         steps => format!(", and does {steps} steps again"),
     };
-    let is_begun = folder.path().exists();
+    let is_begun = folder.join("program.ir").exists();
     Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it begins at step 0{again}")))
 }
 

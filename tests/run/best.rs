@@ -26,7 +26,7 @@ fn the_best_checkpoint_is_kept_and_exported() {
     assert_eq!(place.checkpoints("run"), [saved, 7]);
     let told =
         format!("wrote run/model.onnx of step {saved}, with the lowest eval loss, {:.6}\n", losses[best]);
-    assert!(ended.stderr.ends_with(&told), "{}", ended.stderr);
+    assert!(ended.stderr.contains(&told), "{}", ended.stderr);
     place.succeed(&format!("{TOO_FAST} --steps {saved} -o short"));
     let models = |file: &str| ["run", "short"].map(|run| place.read(&format!("{run}/{file}")));
     for file in ["model.onnx", "model.safetensors"] {
@@ -36,7 +36,7 @@ fn the_best_checkpoint_is_kept_and_exported() {
 
     // Which one is the best outlives the run.
     let ended = place.succeed(&format!("{flags} --steps 8 --resume"));
-    assert!(ended.stderr.ends_with(&told), "{}", ended.stderr);
+    assert!(ended.stderr.contains(&told), "{}", ended.stderr);
     assert_eq!(place.checkpoints("run"), [saved, 8]);
     let [ours, expected] = models("model.onnx");
     assert!(ours == expected);

@@ -148,11 +148,10 @@ fn a_run_that_goes_on_with_other_flags_says_so() {
 fn every_changed_flag_of_a_step_is_told() {
     let place = place();
     let run = |optimizer: &str, rest: &str, steps: u64, out: &str| {
-        let command =
-            "compile testdata/gpt2-fresh.onnx --train text.txt --eval text.txt --microbatch 64 --optimizer";
+        let command = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 64 --optimizer";
         place.succeed(&format!("{command} {optimizer} {rest} --steps {steps} {out}"))
     };
-    run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1", 2, "-o adam");
+    run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1 --eval text.txt", 2, "-o adam");
     place.write("eval.txt", &place.read("text.txt")[..4000]);
     let ended = run(
         "adamw:beta1=0.85,beta2=0.95,eps=1e-6",
@@ -170,7 +169,8 @@ fn every_changed_flag_of_a_step_is_told() {
         note: the run in adam had no --ignore-index, and goes on with --ignore-index -1
         note: the run in adam had --eval text.txt, and goes on with --eval eval.txt"#]].assert_eq(&notes(&ended).join("\n"));
     // The end of the schedule is the run's.
-    let ended = run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1", 4, "-o adam --resume");
+    let ended =
+        run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1 --eval text.txt", 4, "-o adam --resume");
     expect![[r#"
         note: the schedule of the run in adam ended with --steps 2, and ends with --steps 4 now, so that its rates are others: steps=N in --lr-schedule sets its end"#]].assert_eq(&notes(&ended).join("\n"));
     run("momentum", "", 2, "-o momentum");

@@ -53,7 +53,7 @@ mod tests {
     fn the_sum_is_xxh3s_whatever_the_parts() {
         // The sum of no bytes, as the reference implementation gives it.
         assert_eq!(Checksum::default().to_string(), "2d06800538d394c2");
-        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
         let whole = Checksum::of(&bytes).to_string();
         let mut parts = Checksum::default();
         bytes.chunks(333).for_each(|part| parts.add(part));

@@ -117,7 +117,7 @@ pub(crate) fn change<T>(change: Change<'_>, act: impl FnOnce() -> io::Result<T>)
     let Some(fault) = before(change)? else { return act() };
     match fault {
         Some(Fault::Full) => Err(io::ErrorKind::StorageFull.into()),
-        _ => after(fault, || act()),
+        _ => after(fault, act),
     }
 }
 

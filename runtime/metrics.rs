@@ -89,7 +89,7 @@ impl MetricsWriter {
             let mut file = disk::append(path)?;
             if is_new {
                 disk::sync_folder(disk::parent(path))?;
-            } else if !file.last_byte()?.is_none_or(|last| last == b'\n') {
+            } else if file.last_byte()?.is_some_and(|last| last != b'\n') {
                 file.write_all(b"\n")?;
             }
             Ok(file)

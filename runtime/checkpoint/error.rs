@@ -109,9 +109,9 @@ pub enum CheckpointError {
         /// The checkpoint.
         path: PathBuf,
         /// Its data.
-        then: DataFingerprint,
+        then: Box<DataFingerprint>,
         /// This run's data.
-        now: DataFingerprint,
+        now: Box<DataFingerprint>,
     },
     /// Training data that cannot be read.
     #[error(transparent)]

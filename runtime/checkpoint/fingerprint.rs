@@ -320,7 +320,10 @@ mod tests {
             hash: "0".repeat(16),
             place: Some(super::place(&path, &metadata).unwrap()),
         };
-        assert_eq!(files.fingerprint(&[known.clone()]).unwrap().files, [known.clone()]);
+        assert_eq!(
+            files.fingerprint(std::slice::from_ref(&known)).unwrap().files,
+            std::slice::from_ref(&known)
+        );
         let read = files.fingerprint(&[]).unwrap();
         assert_ne!(read.files[0].hash, known.hash);
         let changed = |change: &dyn Fn(&mut FilePlace)| {
@@ -335,7 +338,7 @@ mod tests {
         // Other bytes of the same number, with the time of the first set back.
         fs::write(&path, "or others").unwrap();
         File::options().write(true).open(&path).unwrap().set_modified(metadata.modified().unwrap()).unwrap();
-        assert_ne!(files.fingerprint(&[known.clone()]).unwrap().files, [known]);
+        assert_ne!(files.fingerprint(std::slice::from_ref(&known)).unwrap().files, [known]);
     }
 
     #[test]

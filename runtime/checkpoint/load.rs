@@ -108,7 +108,10 @@ impl Checkpoint {
         match now.is_of_same_data(then) {
             true if is_sampled => Ok(PendingFingerprint::start(files.clone())),
             true => Ok(now.into()),
-            false => Err(CheckpointError::OtherData { path: self.path.clone(), then: then.clone(), now }),
+            false => {
+                let (then, now) = (Box::new(then.clone()), Box::new(now));
+                Err(CheckpointError::OtherData { path: self.path.clone(), then, now })
+            }
         }
     }
 }

@@ -71,12 +71,21 @@ pub(super) struct Ready {
     training: Option<(Loader, u64)>,
 }
 
+/// Where a command writes, and what it found there.
+struct Place {
+    folder: Folder,
+    beginning: Beginning,
+    /// `None` while the folder is not there, and where the file system has no locks.
+    lock: Option<FolderLock>,
+}
+
 impl Compile {
     /// Compiles, writes the output folder, and trains if there is data.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = folder.lock(false, |_| {})?;
         let beginning = self.check_folder(&folder)?;
+        let mut place = Place { folder, beginning, lock };
         let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
@@ -90,32 +99,27 @@ impl Compile {
         }
         match &ready.training {
             None => {
-                let _lock = self.own(&folder, &beginning, lock)?;
-                folder.clear()?;
-                self.write_plan(&folder, &ready)?;
+                self.own(&mut place)?;
+                place.folder.clear()?;
+                self.write_plan(&place.folder, &ready)?;
                 Ok(Outcome::Done)
             }
-            Some((loader, steps)) => self.train(&folder, &beginning, lock, &ready, &device, loader, *steps),
+            Some((loader, steps)) => self.train(place, &ready, &device, loader, *steps),
         }
     }
 
     /// Takes the folder for this process, if it has it not yet: a folder that was not there is made when the run begins.
     /// Errors: another process was faster.
-    fn own(
-        &self,
-        folder: &Folder,
-        beginning: &Beginning,
-        lock: Option<FolderLock>,
-    ) -> Result<Option<FolderLock>, Failure> {
-        if lock.is_some() {
-            return Ok(lock);
+    fn own(&self, place: &mut Place) -> Result<(), Failure> {
+        if place.lock.is_some() {
+            return Ok(());
         }
-        let lock = folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
-        if self.check_folder(folder)? != *beginning {
-            let message = format!("another run was in {} meanwhile", folder.path().display());
+        place.lock = place.folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
+        if self.check_folder(&place.folder)? != place.beginning {
+            let message = format!("another run was in {} meanwhile", place.folder.path().display());
             return Err(Diagnostic::new(message).note("start again").into());
         }
-        Ok(lock)
+        Ok(())
     }
 
     /// The files that a run reads.
@@ -213,9 +217,7 @@ impl Compile {
     /// Trains, and writes the result. The folder is left as it is until the run can begin.
     fn train(
         &self,
-        folder: &Folder,
-        beginning: &Beginning,
-        lock: Option<FolderLock>,
+        mut output: Place,
         ready: &Ready,
         on: &Chosen,
         loader: &Loader,
@@ -227,11 +229,11 @@ impl Compile {
         export::check(source, compilation)?;
         self.check_evaluated(loader)?;
         let report = |text: String| report::tell_lines(&text);
-        if *beginning == Beginning::Again {
-            let note = resuming::check_model(folder, compilation)?;
+        if output.beginning == Beginning::Again {
+            let note = resuming::check_model(&output.folder, compilation)?;
             note.iter().for_each(|note| tell!("note: {note}"));
         }
-        let place = match beginning {
+        let place = match &output.beginning {
             Beginning::Checkpoint { place, .. } => Some(place),
             Beginning::Anew | Beginning::Again => None,
         };
@@ -260,16 +262,17 @@ impl Compile {
             }
         };
         let stop = stop_on_signals()?;
-        let lock = self.own(folder, beginning, lock)?;
+        self.own(&mut output)?;
+        let Place { folder, beginning, lock } = output;
         match beginning {
             Beginning::Checkpoint { place, in_place: true } => {
-                training::cut_back(folder, &start, place.step.is_some(), report)?;
+                training::cut_back(&folder, &start, place.step.is_some(), report)?;
             }
             _ => folder.clear()?,
         }
-        self.write_plan(folder, ready)?;
+        self.write_plan(&folder, ready)?;
         let surroundings = Surroundings { inputs: self.inputs(), lock };
-        let setup = Setup { compilation, programs, loader, settings, folder, steps, surroundings };
+        let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
         let (outcome, surroundings) = training::train(setup, device, start, stop)?;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;

@@ -94,8 +94,7 @@ impl Doctor {
 
     fn written(&self, report: &Report) -> Result<String, Failure> {
         if self.json {
-            let text = serde_json::to_string_pretty(report).map_err(anyhow::Error::from)?;
-            return Ok(text + "\n");
+            return report::json(report);
         }
         let mut text = report.facts.text();
         match &report.checks {

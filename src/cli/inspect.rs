@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
-use serde::Serialize;
 
 use super::report::{self, Failure, Outcome};
 use crate::compilation::{self, Source};
@@ -145,7 +144,7 @@ impl Inspect {
         let found = Inspection::of(model, &question)?;
         let text = match (self.why.is_empty(), self.format) {
             (true, Format::Text) => found.to_string(),
-            (true, Format::Json) => json(&found)?,
+            (true, Format::Json) => report::json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
             (true, Format::Perfetto) => self.timeline(found.roofline.as_ref())?,
             (false, format) => {
@@ -154,7 +153,7 @@ impl Inspect {
                     Format::Text => {
                         answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n")
                     }
-                    Format::Json => json(&answers)?,
+                    Format::Json => report::json(&answers)?,
                     Format::Dot => return Err(draws_no_answers().into()),
                     Format::Perfetto => return Err(draws_steps_alone().into()),
                 }
@@ -185,7 +184,7 @@ impl Inspect {
     /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
     fn timeline(&self, roofline: Option<&RooflineFacts>) -> Result<String, Failure> {
         match roofline {
-            Some(roofline) => json(&roofline.timeline()),
+            Some(roofline) => report::json(&roofline.timeline()),
             None if self.target.is_some() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
@@ -206,7 +205,7 @@ impl Inspect {
         }
         let text = match self.format {
             Format::Text => found.to_string(),
-            Format::Json => json(&found)?,
+            Format::Json => report::json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
             Format::Perfetto => self.timeline(found.roofline.as_ref())?,
         };
@@ -234,9 +233,4 @@ fn written_program(folder: &Path) -> Result<ir::Module, Diagnostic> {
         Some(place) => error.at(format!("{}, {place}", path.display())),
         None => at(error),
     })
-}
-
-fn json(found: &impl Serialize) -> Result<String, Failure> {
-    let text = serde_json::to_string_pretty(found).map_err(|error| Failure::Fault(error.into()))?;
-    Ok(text + "\n")
 }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
 
-use ir::{Diagnostic, visible};
+use ir::{Diagnostic, is_hidden, visible};
+use serde::Serialize;
 
 use super::ParseError;
 
@@ -126,6 +127,23 @@ pub fn write_out(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// A value as JSON, with a line break at its end. Hidden characters in strings, which JSON allows, are written as JSON's own
+/// escapes: the text may be shown on a terminal.
+pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::Fault(error.into()))?;
+    let mut escaped = String::with_capacity(text.len() + 1);
+    for character in text.chars() {
+        // Line breaks are the layout's: those in strings are escapes already.
+        match is_hidden(character) && character != '\n' {
+            true => character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                let _ = write!(escaped, "\\u{unit:04x}");
+            }),
+            false => escaped.push(character),
+        }
+    }
+    Ok(escaped + "\n")
 }
 
 /// What stands before a message.

@@ -144,10 +144,7 @@ impl Verify {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let found = self.report()?;
         match self.json {
-            true => {
-                let text = serde_json::to_string_pretty(&found).map_err(anyhow::Error::from)?;
-                report::write_out(&format!("{text}\n"))
-            }
+            true => report::write_out(&report::json(&found)?),
             false => report::write_text(&found.to_string()),
         }?;
         Ok(if found.passed { Outcome::Done } else { Outcome::Difference })

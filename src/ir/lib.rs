@@ -46,4 +46,4 @@ pub use ops::{Cost, GradientError, Gradients, Inference, NodeRef, Op, Operator, 
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
-pub use visible::visible;
+pub use visible::{is_hidden, visible};

@@ -5,7 +5,7 @@
 //! collectives in the same order.
 //!
 //! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent` and `meeting` with loom's locks in place of
-//! [`sync`], and tries their interleavings.
+//! `sync`, and tries their interleavings.
 
 mod at_work;
 pub(crate) mod block;

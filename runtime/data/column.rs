@@ -121,10 +121,9 @@ impl Column {
             let (data, sample) = (data.to_owned(), position / array.row_elements().max(1));
             return Err(DataError::NotANumber { data, sample, name });
         }
-        let most = element::beyond(self.dtype);
-        let rounds_to_infinity = |value: f64| value.is_finite() && value.abs() >= most;
+        let overflows = |value: f64| element::overflows(self.dtype, value);
         let is_rounded = array.dtype != self.dtype;
-        if let Some((position, value)) = is_rounded.then(|| array.first_float(rounds_to_infinity)).flatten() {
+        if let Some((position, value)) = is_rounded.then(|| array.first_float(overflows)).flatten() {
             let (data, value) = (data.to_owned(), format!("{value:e}"));
             return Err(DataError::DoesNotFit { data, position, value, name, wanted: self.dtype });
         }

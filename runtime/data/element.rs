@@ -50,8 +50,9 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
         Scalar::Integer(integer) => integer as f64,
         Scalar::Float(float) => float,
     };
-    // The processor may round to f32 first, so that the result is asked and not the number.
-    let fits = |is_finite: bool| is_finite || !float.is_finite();
+    if dtype.is_float() && overflows(dtype, float) {
+        return false;
+    }
     let integer = match value {
         Scalar::Integer(integer) => Some(integer),
         Scalar::Float(_) => None,
@@ -63,15 +64,9 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     }
     match dtype {
         DType::F64 => put(out, Some(float.to_le_bytes())),
-        DType::F32 => put(out, fits((float as f32).is_finite()).then(|| (float as f32).to_le_bytes())),
-        DType::F16 => {
-            let rounded = half::f16::from_f64(float);
-            put(out, fits(rounded.is_finite()).then(|| rounded.to_le_bytes()))
-        }
-        DType::BF16 => {
-            let rounded = half::bf16::from_f64(float);
-            put(out, fits(rounded.is_finite()).then(|| rounded.to_le_bytes()))
-        }
+        DType::F32 => put(out, Some((float as f32).to_le_bytes())),
+        DType::F16 => put(out, Some(half::f16::from_f64(float).to_le_bytes())),
+        DType::BF16 => put(out, Some(half::bf16::from_f64(float).to_le_bytes())),
         DType::I64 => integer!(i64),
         DType::I32 => integer!(i32),
         DType::I16 => integer!(i16),
@@ -84,15 +79,16 @@ pub(super) fn write(dtype: DType, value: Scalar, out: &mut [u8]) -> bool {
     }
 }
 
-/// The smallest number that a float type rounds to infinity: half a step above its largest one.
-pub(super) fn beyond(dtype: DType) -> f64 {
-    match dtype {
-        // (2 - 2^-11) · 2^15, (2 - 2^-8) · 2^127 and (2 - 2^-24) · 2^127.
-        DType::F16 => 65_520.0,
-        DType::BF16 => 3.39617752923046e+38,
-        DType::F32 => 3.4028235677973366e+38,
-        _ => f64::INFINITY,
-    }
+/// Whether a finite number becomes infinite when it is rounded to `dtype`. The processor may round to f32 first, so that the
+/// result is asked and not the number.
+pub(super) fn overflows(dtype: DType, value: f64) -> bool {
+    let is_infinite = match dtype {
+        DType::F16 => half::f16::from_f64(value).is_infinite(),
+        DType::BF16 => half::bf16::from_f64(value).is_infinite(),
+        DType::F32 => (value as f32).is_infinite(),
+        _ => return false,
+    };
+    is_infinite && value.is_finite()
 }
 
 /// Whether elements of type `from` can feed an input of type `to`: integers (and bools) feed integers as far as they
@@ -143,14 +139,19 @@ mod tests {
 
     #[test]
     fn a_number_that_rounds_to_infinity_does_not_fit() {
-        for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let largest = [
+            (DType::F16, 65_504.0),
+            (DType::BF16, (2.0 - 2f64.powi(-7)) * 2f64.powi(127)),
+            (DType::F32, f32::MAX.into()),
+        ];
+        for (dtype, largest) in largest {
             let mut out = [0; 4];
             let out = &mut out[..dtype.bytes() as usize];
-            let beyond = beyond(dtype);
-            assert!(!write(dtype, Scalar::Float(beyond), out) && !write(dtype, Scalar::Float(-beyond), out));
-            assert!(write(dtype, Scalar::Float(beyond * (1.0 - 1e-6)), out), "{dtype}");
-            let Scalar::Float(largest) = read(dtype, out) else { panic!("{dtype} is a float") };
-            assert!(largest.is_finite(), "{dtype}: {largest}");
+            for number in [largest, -largest] {
+                assert!(!write(dtype, Scalar::Float(number * 1.01), out), "{dtype}");
+                assert!(write(dtype, Scalar::Float(number), out), "{dtype}");
+                assert_eq!(read(dtype, out), Scalar::Float(number));
+            }
             assert!(write(dtype, Scalar::Float(f64::INFINITY), out));
             assert_eq!(read(dtype, out), Scalar::Float(f64::INFINITY));
         }

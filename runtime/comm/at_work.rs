@@ -4,8 +4,8 @@ use super::meeting::World;
 use super::sync::panicking;
 use std::sync::Arc;
 
-/// A rank at work. Dropping it says that the rank has done all it will do, so that who waits for it gets an error; if
-/// that is because of a panic, all ranks end.
+/// A rank at work. Dropping it marks the rank as done, and ranks that wait for it get an error. If it is dropped by a panic,
+/// all ranks end.
 pub struct AtWork {
     world: Arc<World>,
     rank: u64,
@@ -21,7 +21,7 @@ impl AtWork {
         self.rank
     }
 
-    /// Ends all ranks with this one's failure: those that wait, and those that will.
+    /// Ends all ranks with this rank's failure, whether they wait now or later.
     pub fn fail(self) {
         self.world.end(self.rank);
     }

@@ -12,9 +12,9 @@ pub enum CommError {
     /// Ranks of one group issued different collectives.
     #[error("rank {} issued {}, rank {} {}", .first.0, .first.1, .second.0, .second.1)]
     Different {
-        /// A rank, and what it issued.
+        /// A rank, and the collective that it issued.
         first: (u64, String),
-        /// Another, and what that one did.
+        /// Another rank, and the collective that it issued.
         second: (u64, String),
     },
     /// Every rank that is still at work waits for another.

@@ -21,7 +21,7 @@ mod sync;
 use error::CommError;
 use std::fmt;
 
-/// What a rank says it issues; the collectives themselves are not part of the models.
+/// The terms of the collective that a rank issues. The collectives themselves are not part of the models.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Terms(&'static str);
 

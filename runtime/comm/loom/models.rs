@@ -11,7 +11,7 @@ const THREE: Option<usize> = Some(2);
 /// The same for two ranks that meet several times. What two ranks do once is tried in all interleavings.
 const AGAIN: Option<usize> = Some(3);
 
-/// Meets a group and gives the sum of what was lent.
+/// Meets a group and gives the sum of the lent bytes.
 fn meet(rank: &Rank, group: &[u64]) -> Result<u8, crate::CommError> {
     rank.meet(group, ADD, |inside| sum(&inside.lent(0)))
 }
@@ -42,6 +42,12 @@ fn three_ranks_meet_twice() {
 fn two_ranks_share_in_the_middle_and_meet_again() {
     let run = |rank: &Rank| [rank.add(&[0, 1]), meet(rank, &[0, 1])];
     try_all(2, AGAIN, run, |sums| assert_eq!(sums, [[Ok(6), Ok(3)], [Ok(6), Ok(3)]]));
+}
+
+#[test]
+fn two_ranks_share_in_the_middle_twice() {
+    let run = |rank: &Rank| [rank.add(&[0, 1]), rank.add(&[0, 1])];
+    try_all(2, AGAIN, run, |sums| assert_eq!(sums, [const { [Ok(6), Ok(6)] }; 2]));
 }
 
 #[test]

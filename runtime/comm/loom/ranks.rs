@@ -97,7 +97,7 @@ impl Rank {
     }
 }
 
-/// What the ranks of most models issue.
+/// The collective that the ranks of most models issue.
 pub(crate) const ADD: Terms = Terms("add");
 
 /// The sum of bytes that were lent.

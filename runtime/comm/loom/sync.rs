@@ -1,4 +1,4 @@
-//! Loom's locks, its bytes that notice a read beside a write, and panics that only look like one.
+//! Loom's locks, its bytes that notice a write during a read, and simulated panics.
 
 use std::cell::Cell;
 
@@ -11,13 +11,13 @@ loom::thread_local! {
     static PANICS: Cell<bool> = Cell::new(false);
 }
 
-/// Whether this rank is ending with a panic. Loom runs all ranks on one thread of the system, where one that unwinds would
-/// make all of them panic; so a rank says that it panics, and returns.
+/// Whether this rank is ending with a panic. Loom runs all ranks on one thread of the system, so a rank that unwinds would
+/// make all ranks panic. A rank of a model sets a flag in place of a panic, and returns.
 pub(super) fn panicking() -> bool {
     PANICS.with(Cell::get)
 }
 
-/// Lets this rank go on as one that unwinds.
+/// Makes [`panicking`] true for this rank.
 pub(super) fn panic() {
     PANICS.with(|panics| panics.set(true));
 }

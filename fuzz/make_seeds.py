@@ -198,12 +198,28 @@ def checkpoints():
     def pair(first, second):
         return struct.pack("<I", len(first)) + first + second
 
+    # Format 2, with the checksums of tensors that a test holds. The target computes the checksum of the description.
+    golden = TESTDATA / "checksums/checkpoint"
+    now = json.loads((golden / "checkpoint.json").read_text())
+    summed = (golden / "state.safetensors").read_bytes()
+    losses = [{"steps": 0, "loss": "2.5"}, {"steps": 1, "loss": "1e-3"}]
+    evaluations = {"data": {"bytes": 0, "hash": "synthetic"}, "measure": "", "losses": losses}
+    place = {"path": "/data/corpus.bin", "modified": 1700000000000000000, "changed": 1700000000000000000}
+    data = {"bytes": 64, "hash": "0123456789abcdef", "files": [{"bytes": 64, "hash": "0123456789abcdef", "place": place}]}
+    samples = {"bytes": 64, "hash": "0123456789abcdef", "rule": "samples"}
+
+    def changed(**fields):
+        return json.dumps(now | fields, indent=2).encode()
+
     return {
+        "format-2": pair(changed(), summed),
+        "evaluated": pair(changed(evaluations=evaluations, data=data), summed),
+        "samples": pair(changed(data=samples), summed),
         "whole": pair(description, whole),
         "cut": pair(description, whole[:-1]),
         "pytorch": pair(b"{}", pytorch),
         "transposed": pair(b"{}", transposed),
-        "other-version": pair(b'{"format": 2}', whole),
+        "other-version": pair(b'{"format": 3}', whole),
     }
 
 

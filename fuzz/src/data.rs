@@ -12,7 +12,7 @@ use std::io::{Cursor, Write};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-/// What the first byte of an input of `data` says: the name's extension, and so the format.
+/// The file name extensions that the first byte of an input of `data` chooses from, each a format.
 const EXTENSIONS: [&str; 5] = ["safetensors", "bin", "txt", "npy", "jsonl"];
 
 /// A file of training data of a format that has no target of its own. The first byte says the format, the second the
@@ -120,7 +120,7 @@ fn load(spec: &ModelSpec, name: &str, contents: &[u8], options: LoaderOptions) {
 /// A model of tokens with a large vocabulary.
 const WIDE: u8 = 3;
 
-/// Small models that differ in what they ask of the data.
+/// Small models with different inputs and labels.
 fn model_spec(choice: u8) -> ModelSpec {
     let input = |name: &str, dtype, dims: &[u64], vocabulary| InputSpec {
         name: name.to_owned(),

@@ -25,7 +25,7 @@ const SIZE: u64 = 2;
 /// How far a file came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reached {
-    /// It, or what is asked of it, is refused.
+    /// The model or its compilation is refused.
     Refused,
     /// Its step was lowered, and is not run: it takes too much for a fuzzer.
     TooLarge,
@@ -98,7 +98,7 @@ fn is_too_large(programs: &Programs, training: &Module) -> bool {
 /// Runs a step and an evaluation. `None`: the data cannot be made up, or the states are not there.
 ///
 /// # Panics
-/// Where the device refuses a program that was lowered for it, or what the loader made for that program.
+/// If the device refuses a program that was lowered for it, or a batch that the loader made for that program.
 fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
     let spec = feed::model_spec(&compilation.forward).ok()?;
     let loader = Loader::new(&spec, &DataSource::Synthetic, &LoaderOptions::default()).ok()?;

@@ -73,7 +73,7 @@ fn dim_value(choices: &mut Choices) -> Option<TensorShapeProtoDimensionValue> {
     }
 }
 
-/// Gives a size another value wherever it stands, in values and tensors alike: what reads them may still fit.
+/// Gives a size another value in all values and tensors, so that their readers may still fit.
 pub(super) fn resize(graph: &mut GraphProto, choices: &mut Choices) {
     let values = || graph.input.iter().chain(&graph.output).chain(&graph.value_info);
     let known: Vec<i64> = values().filter_map(sizes).flat_map(|(_, dims)| dims).flatten().collect();

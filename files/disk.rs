@@ -98,7 +98,11 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     }
     let parent = parent(path);
     create_folders(parent)?;
-    create_folder(path)?;
+    match create_folder(path) {
+        // Another process may have made the folder meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+        made => made?,
+    }
     sync_folder(parent)
 }
 
@@ -135,5 +139,45 @@ pub fn parent(path: &Path) -> &Path {
         Some(parent) if parent != Path::new("") => parent,
         Some(_) => Path::new("."),
         None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_new_file_does_not_follow_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, link, loose] = ["target", "link", "loose"].map(|name| folder.path().join(name));
+        fs::write(&target, "of somebody else").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("none"), &loose).unwrap();
+        for path in [&target, &link, &loose] {
+            assert_eq!(create_new(path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        }
+        assert_eq!(fs::read(&target).unwrap(), b"of somebody else");
+        assert!(!folder.path().join("none").exists());
+    }
+
+    #[test]
+    fn many_threads_make_the_same_folders() {
+        let parent = tempfile::tempdir().unwrap();
+        for number in 0..200 {
+            let path = parent.path().join(number.to_string()).join("checkpoints");
+            let barrier = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        create_folders(&path).unwrap();
+                    });
+                }
+            });
+        }
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(create_folders(&file).is_err());
     }
 }

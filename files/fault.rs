@@ -2,7 +2,7 @@
 //! (<https://www.sqlite.org/testing.html>, section 3).
 //!
 //! Operations are counted on the thread of the test alone. After the process was "killed" none of them does anything any
-//! more. A loss of power takes back whatever had not been synced: written bytes, and names in folders.
+//! more. A loss of power undoes every change that was not synced: written bytes, and names in folders.
 
 use crate::disk;
 use std::cell::RefCell;
@@ -39,7 +39,7 @@ impl Fault {
     ];
 }
 
-/// What an operation changes.
+/// The change on disk that an operation makes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change<'a> {
     Create(&'a Path),
@@ -50,19 +50,19 @@ pub(crate) enum Change<'a> {
     SyncFolder(&'a Path),
 }
 
-/// A change that a loss of power takes back.
+/// A change that was not synced, which a loss of power undoes.
 #[derive(Debug)]
 enum Unsynced {
     Created(PathBuf),
     /// Bytes after this length.
     Written(PathBuf, u64),
-    /// What the new name stood for before is kept here.
+    /// `replaced` is a copy of the file that had the new name before.
     Renamed {
         from: PathBuf,
         to: PathBuf,
         replaced: Option<PathBuf>,
     },
-    /// What was removed is kept here.
+    /// `kept` is a copy of the removed file or folder.
     Removed {
         path: PathBuf,
         kept: PathBuf,
@@ -137,8 +137,8 @@ pub(crate) fn write(
     }
 }
 
-/// Counts an operation and keeps what a loss of power takes back. `None` without a test; otherwise the fault of this
-/// operation. The error is a fault that comes before the operation.
+/// Counts an operation, and notes its change in case a loss of power undoes it. Returns `None` outside of a test, otherwise the
+/// fault of this operation. A fault that comes before the operation is the error.
 fn before(change: Change<'_>) -> io::Result<Option<Option<Fault>>> {
     PLAN.with_borrow_mut(|plan| {
         let Some(plan) = plan else { return Ok(None) };
@@ -172,7 +172,7 @@ fn after<T>(fault: Option<Fault>, act: impl FnOnce() -> io::Result<T>) -> io::Re
 }
 
 impl Plan {
-    /// Notes what an operation that comes now changes, or makes lasting.
+    /// Notes the change of the next operation. A sync makes the noted changes of its file or folder last.
     fn keep(&mut self, change: Change<'_>) -> io::Result<()> {
         let unsynced = match change {
             Change::Create(path) => Unsynced::Created(path.to_owned()),
@@ -202,13 +202,13 @@ impl Plan {
         Ok(kept)
     }
 
-    /// Ends the process, and takes back what was not synced if the power goes too.
+    /// Ends the process. With `power`, every change that was not synced is undone.
     fn end(&mut self, power: bool) -> io::Error {
         self.ended = true;
         if power {
             for change in std::mem::take(&mut self.unsynced).into_iter().rev() {
-                if let Err(error) = change.take_back() {
-                    panic!("{change:?} could not be taken back: {error}");
+                if let Err(error) = change.undo() {
+                    panic!("{change:?} could not be undone: {error}");
                 }
             }
         }
@@ -225,7 +225,7 @@ impl Unsynced {
         }
     }
 
-    fn take_back(&self) -> io::Result<()> {
+    fn undo(&self) -> io::Result<()> {
         match self {
             Self::Created(path) if path.is_dir() => fs::remove_dir_all(path),
             Self::Created(path) if path.exists() => fs::remove_file(path),
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(operations, 9);
         fs::remove_file(&lost).unwrap();
         assert!(inject(8, Fault::PowerLostAfter, work).is_err());
-        // The removal is taken back, half of what was written after the sync is there, and the second name is not.
+        // The removal is undone. Half of the bytes that were written after the sync are there. The second file has no name.
         assert_eq!(fs::read(&kept).unwrap(), b"123456781234");
         assert!(!lost.exists());
     }

@@ -1,6 +1,6 @@
-//! Files that others may damage, change or lock: how this program reads and writes what must not be lost.
+//! Reading and writing of files that others may damage, change or lock, and whose contents must not be lost.
 //!
-//! - [`map`] maps a file that is read during a whole run. A file that changes under the run is noticed ([`unchanged`]),
+//! - [`map`] maps a file that is read during a whole run. A file that changes under the run is noticed ([`changes`]),
 //!   and one that is cut off ends the process with a message that names it.
 //! - [`Replacement`] writes a file whole: under a temporary name, synced, renamed, its folder synced.
 //! - [`disk`] has the single operations that checkpoints and metrics are made of.
@@ -18,6 +18,6 @@ mod replacement;
 
 pub use checksum::Checksum;
 pub use lock::{FolderLock, LockError};
-pub use mapped::{FileChanged, map, unchanged};
+pub use mapped::{Change, FileChanged, accept, changes, is_as_mapped, map, mapped_sums};
 pub use regular::open_regular;
 pub use replacement::{Replacement, remove_leftovers, temporary_name};

@@ -13,6 +13,8 @@ const NAME: &str = ".lock";
 pub struct FolderLock {
     file: File,
     path: PathBuf,
+    /// The folder at the time of locking.
+    folder: fs::Metadata,
 }
 
 /// A folder that was not locked.
@@ -31,7 +33,7 @@ pub enum LockError {
     Unsupported {
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's reason.
         source: io::Error,
     },
     /// The file system refused.
@@ -39,10 +41,13 @@ pub enum LockError {
     Io {
         /// The folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's reason.
         source: io::Error,
     },
 }
+
+/// Locks that may be lost to owners that go at the same moment, before the file system is blamed.
+const TRIES: usize = 1000;
 
 impl FolderLock {
     /// Takes a folder that is there.
@@ -50,9 +55,21 @@ impl FolderLock {
     /// # Errors
     /// Another process has it, or the file system refuses.
     pub fn take(folder: &Path) -> Result<Self, LockError> {
-        let failed = |source| LockError::Io { folder: folder.to_owned(), source };
         let path = folder.join(NAME);
-        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        for _ in 0..TRIES {
+            let lock = Self::take_file(folder, &path)?;
+            // An owner that went between opening and locking has removed the file that was opened.
+            if lock.has_its_file() {
+                return Ok(lock);
+            }
+        }
+        let source = io::Error::other("a file does not keep its inode number");
+        Err(LockError::Unsupported { folder: folder.to_owned(), source })
+    }
+
+    fn take_file(folder: &Path, path: &Path) -> Result<Self, LockError> {
+        let failed = |source| LockError::Io { folder: folder.to_owned(), source };
+        let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = open().map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -71,11 +88,21 @@ impl FolderLock {
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(holder().as_bytes()))
             .map_err(failed)?;
-        Ok(Self { file, path })
+        let metadata = fs::metadata(folder).map_err(failed)?;
+        Ok(Self { file, path: path.to_owned(), folder: metadata })
     }
 
-    /// Whether the folder of this name is still the one that was locked: not if it was removed or has another name.
+    /// Returns whether the path still leads to the locked folder: it does not after the folder was removed or renamed. A
+    /// folder that cannot be looked at for another reason, or whose lock file somebody removed, is where it was.
     pub fn is_in_place(&self) -> bool {
+        match fs::metadata(self.folder()) {
+            Ok(now) => is_same(&self.folder, &now),
+            Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+        }
+    }
+
+    /// Returns whether the locked file is the one in the folder.
+    fn has_its_file(&self) -> bool {
         let (locked, named) = (self.file.metadata(), fs::metadata(&self.path));
         matches!((locked, named), (Ok(locked), Ok(named)) if is_same(&locked, &named))
     }
@@ -83,6 +110,15 @@ impl FolderLock {
     /// The folder.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
+    }
+}
+
+/// Removes the lock file. A process that opened it before checks whether it still exists.
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        if self.has_its_file() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -117,6 +153,7 @@ mod tests {
         let process = format!("is in use by process {} on ", std::process::id());
         assert!(error.contains(&process) && error.contains(" UTC"), "{error}");
         drop(first);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         assert!(FolderLock::take(folder.path()).is_ok());
     }
 
@@ -132,5 +169,44 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         let _other = FolderLock::take(&folder).unwrap();
         assert!(!lock.is_in_place());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_without_its_lock_file_or_out_of_reach_is_in_place() {
+        let parent = tempfile::tempdir().unwrap();
+        let [run, link] = ["run", "link"].map(|name| parent.path().join(name));
+        fs::create_dir(&run).unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        let lock = FolderLock::take(&link).unwrap();
+        fs::remove_file(run.join(NAME)).unwrap();
+        assert!(lock.is_in_place());
+        // A link that leads to itself stands for any error but that of a folder that is not there.
+        fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&link, &link).unwrap();
+        assert!(lock.is_in_place());
+        fs::remove_file(&link).unwrap();
+        assert!(!lock.is_in_place());
+    }
+
+    #[test]
+    fn one_taker_at_a_time_has_the_folder_however_often_it_is_given_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let owners = std::sync::atomic::AtomicU32::new(0);
+        let take = || {
+            let mut taken = 0;
+            while taken < 200 {
+                let Ok(lock) = FolderLock::take(folder.path()) else { continue };
+                assert_eq!(owners.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0, "two have it");
+                owners.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                drop(lock);
+                taken += 1;
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(take);
+            }
+        });
     }
 }

@@ -1,72 +1,113 @@
-//! Files that are mapped into memory for a whole run, and what happens when somebody changes them meanwhile.
+//! Files that are mapped into memory for a whole run, and changes of such files during the run.
 //!
-//! A mapped file that is cut off raises a bus error (SIGBUS) where the missing bytes are read. The handler here names the
-//! file and ends the process; whatever was saved before stays. A file that is written to gives other bytes from then on:
-//! [`unchanged`] compares sizes and times, and is asked between steps.
+//! - A mapped file that is cut off raises a bus error (SIGBUS) where the missing bytes are read. The handler here names the
+//!   file and ends the process; checkpoints that were saved before stay.
+//! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps;
+//!   a caller that knows the checksum of the file compares it with [`mapped_sums`].
+//! - A file that is replaced by rename, or removed, leaves the mapped bytes as they are.
 
+use crate::Checksum;
 use crate::regular::open_regular;
 use bytes::Bytes;
 use memmap2::Mmap;
-use std::fs::{File, Metadata};
+use std::fmt;
+use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// A file that is not what it was when it was mapped.
+/// A mapped file that was changed after it was mapped.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "`{}` was changed while it was in use: {}\n  = put it back as it was",
-    path.display(), self.difference()
-)]
+#[error("`{}` was changed while it was in use: {change}", path.display())]
 pub struct FileChanged {
     /// The file.
     pub path: PathBuf,
-    /// Bytes when it was mapped.
-    pub before: u64,
-    /// Bytes now.
-    pub now: u64,
+    /// The change.
+    pub change: Change,
+    /// The file of this name, if there is one.
+    now: Option<Stamp>,
 }
 
-impl FileChanged {
-    fn difference(&self) -> String {
-        match self.before == self.now {
-            true => format!("its {} bytes were written to", self.now),
-            false => format!("it had {} bytes, and has {}", self.before, self.now),
+/// The change of a mapped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The file is shorter: to read the missing bytes would end the process.
+    Cut {
+        /// Bytes when it was mapped.
+        before: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// The time of its last change is another, so that its bytes may be others.
+    Written,
+    /// Its name leads to another file, or to none. The mapped bytes are as they were.
+    Replaced,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cut { before, now } => write!(f, "it had {before} bytes, and has {now}"),
+            Self::Written => write!(f, "a program wrote to it"),
+            Self::Replaced => write!(f, "it was replaced or removed"),
         }
     }
 }
 
-/// The size and the time of the last change.
+/// The identity, the size and the time of the last change of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
+    identity: Option<(u64, u64)>,
     bytes: u64,
     modified: Option<SystemTime>,
 }
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
-        Self { bytes: metadata.len(), modified: metadata.modified().ok() }
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        #[cfg(not(unix))]
+        let identity = None;
+        Self { identity, bytes: metadata.len(), modified: metadata.modified().ok() }
+    }
+
+    /// The change between this stamp and a later one of the same name.
+    fn change(&self, now: Option<Self>) -> Option<Change> {
+        match now {
+            None => Some(Change::Replaced),
+            Some(now) if now == *self => None,
+            Some(now) if now.identity != self.identity => Some(Change::Replaced),
+            Some(now) if now.bytes < self.bytes => Some(Change::Cut { before: self.bytes, now: now.bytes }),
+            Some(_) => Some(Change::Written),
+        }
     }
 }
 
-/// A mapped file. It stays open, so that it is the same file that is looked at again, whatever has its name by then.
+/// A mapped file. The file itself is closed: data may be more files than a process can have open.
 struct Mapped {
     map: Mmap,
-    file: File,
     path: PathBuf,
-    stamp: Stamp,
+    /// The stamp at mapping, or when a later change was accepted. `None` is a file that was accepted without its name.
+    stamp: Mutex<Option<Stamp>>,
 }
 
 impl Mapped {
-    fn check(&self) -> Result<(), FileChanged> {
-        let now = self.file.metadata().map(|metadata| Stamp::of(&metadata));
-        match now {
-            Ok(now) if now != self.stamp => {
-                Err(FileChanged { path: self.path.clone(), before: self.stamp.bytes, now: now.bytes })
-            }
-            _ => Ok(()),
-        }
+    fn stamp(&self) -> MutexGuard<'_, Option<Stamp>> {
+        self.stamp.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Option<Stamp> {
+        fs::metadata(&self.path).ok().map(|metadata| Stamp::of(&metadata))
+    }
+
+    fn change(&self) -> Option<FileChanged> {
+        let (stamp, now) = ((*self.stamp())?, self.now());
+        let change = stamp.change(now)?;
+        Some(FileChanged { path: self.path.clone(), change, now })
     }
 }
 
@@ -81,13 +122,22 @@ impl AsRef<[u8]> for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.retain(|other| !Arc::ptr_eq(other, &self.0));
+        watched().retain(|other| !Arc::ptr_eq(other, &self.0));
         fatal::leave(self.0.map.as_ptr() as usize);
     }
 }
 
 static WATCHED: Mutex<Vec<Arc<Mapped>>> = Mutex::new(Vec::new());
+
+fn watched() -> MutexGuard<'static, Vec<Arc<Mapped>>> {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The mapped files at these paths and in folders at these paths.
+fn at(paths: &[PathBuf]) -> Vec<Arc<Mapped>> {
+    let is_at = |mapped: &&Arc<Mapped>| paths.iter().any(|path| mapped.path.starts_with(path));
+    watched().iter().filter(is_at).cloned().collect()
+}
 
 /// The contents of a regular file, mapped and not copied, and watched until they are dropped.
 ///
@@ -105,19 +155,35 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     #[allow(unsafe_code)]
     let map = unsafe { Mmap::map(&file) }?;
     fatal::watch(&map, path);
-    let mapped = Arc::new(Mapped { map, file, path: path.to_owned(), stamp });
-    WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(mapped.clone());
+    let mapped = Arc::new(Mapped { map, path: path.to_owned(), stamp: Mutex::new(Some(stamp)) });
+    watched().push(mapped.clone());
     Ok(Bytes::from_owner(Watched(mapped)))
 }
 
-/// Compares the files at these paths, and in folders at these paths, with what they were when they were mapped.
-///
-/// # Errors
-/// The first that has another size or another time.
-pub fn unchanged(paths: &[PathBuf]) -> Result<(), FileChanged> {
-    let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut watched = watched.iter().filter(|mapped| paths.iter().any(|path| mapped.path.starts_with(path)));
-    watched.try_for_each(|mapped| mapped.check())
+/// Compares the mapped files at these paths, and in folders at these paths, with their state at mapping. Returns the changes.
+pub fn changes(paths: &[PathBuf]) -> Vec<FileChanged> {
+    at(paths).iter().filter_map(|mapped| mapped.change()).collect()
+}
+
+/// Returns whether an opened file has the bytes that are mapped under its path, if any are.
+pub fn is_as_mapped(path: &Path, opened: &Metadata) -> bool {
+    let is_same = |mapped: &Arc<Mapped>| *mapped.stamp() == Some(Stamp::of(opened));
+    watched().iter().filter(|mapped| mapped.path == path).all(is_same)
+}
+
+/// The checksums of the mapped bytes of a file that has changed, once for each time that it is mapped. Reads all of them.
+pub fn mapped_sums(changed: &FileChanged) -> Vec<String> {
+    at(std::slice::from_ref(&changed.path))
+        .iter()
+        .map(|mapped| Checksum::of(&mapped.map).to_string())
+        .collect()
+}
+
+/// Ignores this change from now on. The caller has checked that the mapped bytes did not change.
+pub fn accept(changed: &FileChanged) {
+    for mapped in at(std::slice::from_ref(&changed.path)) {
+        *mapped.stamp() = changed.now.filter(|_| changed.change != Change::Replaced);
+    }
 }
 
 /// The handler of bus errors. It may use nothing that allocates or locks, so it has a table of its own.
@@ -148,11 +214,11 @@ mod fatal {
     /// Files beyond these are mapped as well, and have no name in the message.
     static PLACES: [Place; 256] = [FREE; 256];
 
-    /// The exit code of what a user can mend.
+    /// The exit code of errors that a user can mend.
     const EXIT_CODE: c_int = 2;
 
     static INSTALLED: Once = Once::new();
-    /// What the process did with a bus error before.
+    /// The process's earlier reaction to a bus error.
     static mut EARLIER: MaybeUninit<sigaction> = MaybeUninit::uninit();
 
     /// Watches a map until [`leave`].
@@ -201,11 +267,11 @@ mod fatal {
                     let path = place.path.load(Ordering::Acquire);
                     say(std::ffi::CStr::from_ptr(path.cast()).to_bytes());
                     say(b"` was cut off while it was in use, or cannot be read any more\n");
-                    say(b"  = checkpoints that were saved are whole: put the file back as it was, and go on with --resume\n");
+                    say(b"  = put the file back as it was; a run that has saved a checkpoint goes on with --resume\n");
                     libc::_exit(EXIT_CODE);
                 }
             }
-            // No file of ours: back to what was done before, which happens when the instruction is tried again.
+            // The address is in no mapped file. The earlier reaction is restored, and follows when the instruction is repeated.
             libc::sigaction(libc::SIGBUS, (&raw const EARLIER).cast(), std::ptr::null_mut());
         }
     }
@@ -229,26 +295,48 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_file_that_changes_is_named_until_it_is_no_longer_mapped() {
+    fn each_change_of_a_mapped_file_is_noticed_until_it_is_accepted_or_the_map_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data.bin");
-        let unchanged = || unchanged(&[folder.path().to_owned()]);
+        let changed = || changes(&[folder.path().to_owned()]).pop();
+        let change = || changed().map(|changed| changed.change);
         fs::write(&path, [1, 2, 3]).unwrap();
         let bytes = map(&path).unwrap();
-        unchanged().unwrap();
-        // Another file of the name is not the one that is mapped.
-        fs::write(folder.path().join("other"), [9]).unwrap();
-        fs::rename(folder.path().join("other"), &path).unwrap();
-        unchanged().unwrap();
-        assert_eq!(bytes.as_ref(), [1, 2, 3]);
-        let part = map(&path).unwrap().slice(..1);
-        drop(bytes);
+        assert_eq!(change(), None);
+        // Time is counted in steps of some milliseconds.
+        let later = SystemTime::now() + std::time::Duration::from_secs(10);
+        fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+        assert_eq!(change(), Some(Change::Written));
+        let touched = changed().unwrap();
+        assert_eq!(mapped_sums(&touched), [Checksum::of(&[1, 2, 3]).to_string()]);
+        assert!(!is_as_mapped(&path, &fs::metadata(&path).unwrap()));
+        accept(&touched);
+        assert!(is_as_mapped(&path, &fs::metadata(&path).unwrap()));
+        assert_eq!(change(), None);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&[4, 5]).unwrap();
-        let changed = unchanged().unwrap_err();
-        assert_eq!((changed.before, changed.now), (1, 3));
-        assert!(changed.to_string().contains("it had 1 bytes, and has 3"), "{changed}");
-        drop(part);
-        unchanged().unwrap();
+        let grown = changed().unwrap();
+        assert_eq!(grown.change, Change::Written);
+        // A change after the one that is accepted is not.
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(&[6]).unwrap();
+        accept(&grown);
+        assert_eq!(change(), Some(Change::Written));
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
+        assert_eq!(change(), Some(Change::Cut { before: 5, now: 1 }));
+        drop(bytes);
+        assert_eq!(change(), None);
+
+        let bytes = map(&path).unwrap();
+        fs::write(folder.path().join("other"), [9, 9]).unwrap();
+        fs::rename(folder.path().join("other"), &path).unwrap();
+        let replaced = changed().unwrap();
+        assert_eq!(replaced.change, Change::Replaced);
+        assert_eq!(bytes.as_ref(), [1]);
+        accept(&replaced);
+        assert_eq!(change(), None);
+        drop(bytes);
+        let _bytes = map(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(change(), Some(Change::Replaced));
     }
 
     #[test]

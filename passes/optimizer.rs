@@ -254,7 +254,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
                 rate
             }
         };
-        let scalars = Scalars { lr, weight_decay, step: step.after };
+        let scalars = Scalars { lr, weight_decay, decays: update.weight_decay != 0.0, step: step.after };
         build_update(&mut b, options.algorithm, update.state, gradient, &scalars)?;
     }
     if let Some(skipped) = b.module().output(SKIPPED).map(|output| output.value) {

@@ -2,6 +2,7 @@
 
 use crate::comm::CommError;
 use crate::program::{Microbatches, Program, Section};
+use ir::visible;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -140,7 +141,7 @@ impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.operator)?;
         if !self.origin.is_empty() {
-            write!(f, " of {}", ir::visible(&self.origin))?;
+            write!(f, " of {}", visible(&self.origin))?;
         }
         write!(f, " made {}", self.value)?;
         self.rank.map_or(Ok(()), |rank| write!(f, " on rank {rank}"))?;
@@ -152,7 +153,7 @@ impl fmt::Display for NonFinite {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The arena cannot be had.
-    #[error("cannot allocate {bytes} bytes for the program `{program}`: {source}")]
+    #[error("cannot allocate {bytes} bytes for the program `{}`: {source}", visible(program))]
     Memory {
         /// Bytes asked for.
         bytes: u64,
@@ -173,7 +174,7 @@ pub enum DeviceError {
         message: String,
     },
     /// A number of bytes that is not the type's.
-    #[error("`{name}` is {ty}, {taken} bytes; given were {given}")]
+    #[error("`{}` is {ty}, {taken} bytes; given were {given}", visible(name))]
     Size {
         /// The state or input.
         name: String,
@@ -204,7 +205,10 @@ pub enum DeviceError {
     #[error("the program was lowered for one microbatch a step; lower it for {:?}", Microbatches::Many)]
     OneMicrobatch,
     /// A program for another number of devices.
-    #[error("the program `{program}` is for the {devices} devices of the mesh {mesh}, not for {given}")]
+    #[error(
+        "the program `{}` is for the {devices} devices of the mesh {mesh}, not for {given}",
+        visible(program)
+    )]
     Devices {
         /// The program.
         program: String,
@@ -236,7 +240,7 @@ pub enum DeviceError {
         message: String,
     },
     /// A program for a device of another kind.
-    #[error("the program `{program}` was lowered for a device of another kind")]
+    #[error("the program `{}` was lowered for a device of another kind", visible(program))]
     Target {
         /// The program.
         program: String,
@@ -270,6 +274,7 @@ pub enum DeviceError {
 const SYNCHRONOUS: &str = "; with TRAINYARD_SYNC=1 a run waits for each command, and names the one at fault";
 
 fn of_operator(operator: &str, origin: &str, late: bool) -> String {
+    let origin = &*visible(origin);
     let earlier = if late { ", or what the GPU was given before it" } else { "" };
     match (operator, origin) {
         ("", _) if late => "what the GPU was given: ".into(),

@@ -1,22 +1,110 @@
 //! The memory that this process can still take, where the system says so (Linux).
 
 use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
 
-/// Bytes that this process can still take: what the machine has free, swap included, and no more than the limit on the
-/// process's address space leaves (`ulimit -v`). `None` where the system does not say.
+/// Bytes that this process can still take: the machine's free memory and swap, and no more than the limits on the process's
+/// control groups (of a container or a job) and on its address space leave (`ulimit -v`). `None` where the system does not say.
 pub fn available() -> Option<u64> {
     let free = free(&read_to_string("/proc/meminfo").ok()?)?;
-    let left = read_to_string("/proc/self/limits").ok().and_then(|limits| limit(&limits)).map(|limit| {
-        let status = read_to_string("/proc/self/status").unwrap_or_default();
-        limit.saturating_sub(kibibytes(&status, "VmSize:").unwrap_or(0))
-    });
-    Some(left.map_or(free, |left| left.min(free)))
+    let cache = read_to_string("/proc/spl/kstat/zfs/arcstats").ok().and_then(|text| zfs_cache(&text));
+    let free = free.saturating_add(cache.unwrap_or(0));
+    let of_groups = read_to_string("/proc/self/cgroup").ok();
+    let of_groups = of_groups.and_then(|groups| left_to_groups(&groups, Path::new("/sys/fs/cgroup")));
+    let of_addresses =
+        read_to_string("/proc/self/limits").ok().and_then(|limits| limit(&limits)).map(|limit| {
+            let status = read_to_string("/proc/self/status").unwrap_or_default();
+            limit.saturating_sub(kibibytes(&status, "VmSize:").unwrap_or(0))
+        });
+    [of_groups, of_addresses].into_iter().flatten().chain([free]).min()
 }
 
 /// Free bytes by the text of `/proc/meminfo`.
 fn free(meminfo: &str) -> Option<u64> {
     let swap = kibibytes(meminfo, "SwapFree:").unwrap_or(0);
     Some(kibibytes(meminfo, "MemAvailable:")?.saturating_add(swap))
+}
+
+/// The bytes that the cache of ZFS gives back when they are needed, by the text of `arcstats`. The system counts them as used.
+/// <https://openzfs.github.io/openzfs-docs/man/master/4/zfs.4.html>
+fn zfs_cache(arcstats: &str) -> Option<u64> {
+    Some(word(arcstats, "size")?.saturating_sub(word(arcstats, "c_min").unwrap_or(0)))
+}
+
+/// The last word of the line that begins with the word `name`, as a number.
+fn word(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.split_whitespace().next() == Some(name))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+/// The names of the files of a memory controller.
+struct Controller {
+    limit: &'static str,
+    used: &'static str,
+    /// Words of `memory.stat`: the cached pages of files, which are given back.
+    cached: [&'static str; 2],
+    /// Limit and use of swap, apart from memory.
+    swap: Option<[&'static str; 2]>,
+}
+
+/// <https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files>
+const VERSION_2: Controller = Controller {
+    limit: "memory.max",
+    used: "memory.current",
+    cached: ["inactive_file", "active_file"],
+    swap: Some(["memory.swap.max", "memory.swap.current"]),
+};
+
+/// <https://docs.kernel.org/admin-guide/cgroup-v1/memory.html>
+const VERSION_1: Controller = Controller {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: ["total_inactive_file", "total_active_file"],
+    swap: None,
+};
+
+/// The bytes that the limits of the process's groups leave, by the text of `/proc/self/cgroup` and the files under `root`.
+/// `None` if there is no limit.
+fn left_to_groups(groups: &str, root: &Path) -> Option<u64> {
+    let lines = groups.lines().filter_map(|line| {
+        let [number, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>().try_into().ok()?;
+        Some((number, controllers, path))
+    });
+    let left = lines.filter_map(|(number, controllers, path)| match number {
+        "0" => left_in_tree(&VERSION_2, root, path),
+        _ if controllers.split(',').any(|name| name == "memory") => {
+            left_in_tree(&VERSION_1, &root.join("memory"), path)
+        }
+        _ => None,
+    });
+    left.min()
+}
+
+/// The least that a group or a group above it leaves. A container may show its own group as the root.
+fn left_in_tree(controller: &Controller, root: &Path, path: &str) -> Option<u64> {
+    let mut folders: Vec<PathBuf> = vec![root.to_owned()];
+    let names = path.split('/').filter(|name| !name.is_empty() && *name != "..");
+    names.for_each(|name| folders.push(folders[folders.len() - 1].join(name)));
+    folders.iter().filter_map(|folder| controller.left(folder)).min()
+}
+
+impl Controller {
+    /// The bytes that the limit of the group in `folder` leaves. `None` if it has no limit.
+    fn left(&self, folder: &Path) -> Option<u64> {
+        let read = |name: &str| read_to_string(folder.join(name)).ok();
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.limit)?, number(self.used).unwrap_or(0));
+        let stat = read("memory.stat").unwrap_or_default();
+        let cached = self.cached.iter().filter_map(|name| word(&stat, name)).fold(0, u64::saturating_add);
+        // Without a limit of its own (`max`), a group may use all swap, which the machine's free memory counts.
+        let swap_limit = |name: &str| match read(name)?.trim() {
+            "max" => Some(u64::MAX),
+            limit => limit.parse().ok(),
+        };
+        let swap = self.swap.and_then(|[limit, used]| Some(swap_limit(limit)?.saturating_sub(number(used)?)));
+        let left = limit.saturating_sub(used.saturating_sub(cached));
+        Some(left.saturating_add(swap.unwrap_or(0)))
+    }
 }
 
 /// The bytes that a line `NAME: 12 kB` says.
@@ -50,6 +138,67 @@ mod tests {
         };
         assert_eq!(limit(&line("4096")), Some(4096));
         assert_eq!(limit(&line("unlimited")), None);
+    }
+
+    #[test]
+    fn the_cache_of_zfs_is_free_down_to_its_least_size() {
+        let text = "9 1 0x01 123 33456 1 2\nname type data\nsize   4  5000\nc_min  4  2000\nc  4  9\n";
+        assert_eq!(zfs_cache(text), Some(3000));
+        assert_eq!(zfs_cache("name type data\n"), None);
+    }
+
+    /// A tree of groups with these files.
+    fn groups(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn the_smallest_limit_of_the_groups_above_a_process_counts() {
+        let root = groups(&[
+            ("jobs/memory.max", "1000\n"),
+            ("jobs/memory.current", "700\n"),
+            ("jobs/memory.stat", "anon 100\ninactive_file 30\nactive_file 20\n"),
+            ("jobs/one/memory.max", "max\n"),
+            ("jobs/one/memory.current", "600\n"),
+            ("jobs/two/memory.max", "400\n"),
+            ("jobs/two/memory.current", "500\n"),
+            ("free/memory.max", "max\n"),
+        ]);
+        let left = |path: &str| left_to_groups(&format!("0::{path}\n"), root.path());
+        assert_eq!(left("/jobs/one"), Some(350));
+        assert_eq!(left("/jobs/two"), Some(0));
+        assert_eq!((left("/free"), left("/"), left("/of/another/container")), (None, None, None));
+    }
+
+    #[test]
+    fn swap_that_a_group_may_use_counts() {
+        let root = groups(&[
+            ("memory.max", "1000\n"),
+            ("memory.current", "700\n"),
+            ("memory.swap.max", "50\n"),
+            ("memory.swap.current", "20\n"),
+        ]);
+        // A container without a name space of its own shows a path that it does not see.
+        assert_eq!(left_to_groups("0::/docker/0123\n", root.path()), Some(330));
+        std::fs::write(root.path().join("memory.swap.max"), "max\n").unwrap();
+        assert!(left_to_groups("0::/\n", root.path()).is_none_or(|left| left > 1 << 60));
+    }
+
+    #[test]
+    fn a_limit_of_the_first_version_of_groups_counts() {
+        let root = groups(&[
+            ("memory/jobs/memory.limit_in_bytes", "1000\n"),
+            ("memory/jobs/memory.usage_in_bytes", "700\n"),
+            ("memory/jobs/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n"),
+        ]);
+        let text = "12:cpu,cpuacct:/jobs\n7:memory:/jobs\n0::/\n";
+        assert_eq!(left_to_groups(text, root.path()), Some(400));
     }
 
     #[test]

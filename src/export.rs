@@ -11,7 +11,7 @@ mod weights;
 
 use crate::compilation::{Compilation, Source};
 use bytes::Bytes;
-use ir::Diagnostic;
+use ir::{Diagnostic, visible};
 use onnx::{Model, Tensor, TensorSource, WriteError};
 use passes::parameters::{ParameterReport, RowRole};
 use runtime::checkpoint::StateSource;
@@ -43,15 +43,16 @@ pub struct Exported {
 }
 
 impl Exported {
-    /// Notes on the files for the user. Counters of batches are counted and not named.
+    /// Notes on the files for the user, each on one line. Counters of batches are counted and not named.
     pub fn notes(&self) -> Vec<String> {
         let training_form = self.training_form.as_ref().map(|path| {
-            let (inference, training) = (self.model.display(), path.display());
+            let [inference, training] = [&self.model, path].map(|path| path.display().to_string());
+            let (inference, training) = (visible(&inference), visible(&training));
             format!("{inference} is in inference form, to be used; {training} is in training form, to train further")
         });
         let (counters, keys): (Vec<&String>, Vec<&String>) =
             self.absent.iter().partition(|key| key.ends_with("num_batches_tracked"));
-        let mut named: Vec<String> = keys.into_iter().map(|key| format!("`{key}`")).collect();
+        let mut named: Vec<String> = keys.into_iter().map(|key| format!("`{}`", visible(key))).collect();
         if !counters.is_empty() {
             named.push(format!("{} `num_batches_tracked`", counters.len()));
         }
@@ -66,7 +67,7 @@ impl Exported {
             let nodes = if self.draws == 1 { "a node" } else { &format!("{} nodes", self.draws) };
             format!(
                 "random numbers are drawn by {nodes} of {}: no dropout of a known form",
-                self.model.display()
+                visible(&self.model.display().to_string())
             )
         });
         training_form.into_iter().chain(draws).chain(absent).collect()
@@ -236,5 +237,24 @@ fn told(error: WriteError) -> Vec<Diagnostic> {
             })
             .collect(),
         other => vec![Diagnostic::of_error(&other)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_key_of_the_state_dict_begins_no_line() {
+        let exported = Exported {
+            model: "run/model.onnx".into(),
+            training_form: None,
+            weights: "run/model.safetensors".into(),
+            tensors: 1,
+            absent: vec!["w\n  = all is well \u{202e}".into()],
+            draws: 0,
+        };
+        let notes = exported.notes();
+        assert!(notes[0].ends_with(r": `w\n  = all is well \u{202e}`"), "{notes:?}");
     }
 }

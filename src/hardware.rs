@@ -18,14 +18,16 @@ pub struct Chosen {
     pub described: String,
 }
 
-/// Finds the device of a run.
+/// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too.
 ///
 /// # Errors
-/// A GPU was asked for, and cannot be used: what is missing, and where it was looked for. A mesh of more ranks than the
-/// processor runs.
-pub fn choose(choice: DeviceChoice, parallel: &Parallel) -> Result<Chosen, Diagnostic> {
+/// A GPU was asked for, and cannot be used: the library or driver that is missing, and the folders that were searched. A
+/// mesh of more ranks than the processor runs.
+pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<Chosen, Diagnostic> {
     let processor = |described: String| {
-        fits_processor(parallel)?;
+        if runs {
+            fits_processor(parallel)?;
+        }
         Ok(Chosen { target: Target::Cpu, described })
     };
     let folders = Folders::of_process();
@@ -55,22 +57,23 @@ pub fn fits_processor(parallel: &Parallel) -> Result<(), Diagnostic> {
     Err(Diagnostic::new(message).note("take a smaller mesh; --device cuda gives each rank a GPU of its own"))
 }
 
-/// The variable by which rayon, whose threads draw weights and cut texts into tokens, is told how many to start.
-const RAYON_THREADS: &str = "RAYON_NUM_THREADS";
+/// The variables by which rayon, whose threads draw weights and cut texts into tokens, is told how many to start. It reads
+/// the second, of its first versions, where the first gives no number.
+const RAYON_THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
 
 /// Refuses an environment that asks for more threads than a flag may.
 ///
 /// # Errors
 /// The variable, its value and the largest number that is taken.
 pub fn check_environment() -> Result<(), Diagnostic> {
-    threads_in_environment(std::env::var(RAYON_THREADS).ok().as_deref())
+    RAYON_THREADS.iter().try_for_each(|name| threads_in_variable(name, std::env::var(name).ok().as_deref()))
 }
 
-fn threads_in_environment(value: Option<&str>) -> Result<(), Diagnostic> {
+fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic> {
     match value.filter(|value| value.trim().parse::<u128>().is_ok_and(|count| count > MOST_THREADS.into())) {
         None => Ok(()),
         Some(value) => {
-            let message = format!("{RAYON_THREADS}={value} asks for more than {MOST_THREADS} threads");
+            let message = format!("{name}={value} asks for more than {MOST_THREADS} threads");
             Err(Diagnostic::new(message).note("unset it: there is a thread for each core then"))
         }
     }

@@ -5,34 +5,32 @@ use ir::interp::{self, LargestValue, StepMemory};
 use ir::{Diagnostic, Module};
 use runtime::memory::available;
 
-/// Refuses a step of so many microbatches in the interpreter that does not fit this machine's memory.
+/// Refuses a step of so many microbatches in the interpreter that does not fit this machine's memory. `remedy` is the
+/// command's.
 ///
 /// # Errors
 /// The bytes that the step takes, the bytes that are free, and the largest value with its bytes and its node.
-pub fn check_step(module: &Module, microbatches: usize) -> Result<(), Diagnostic> {
-    check(&interp::memory(module, microbatches), available())
+pub fn check_step(module: &Module, microbatches: usize, remedy: &str) -> Result<(), Diagnostic> {
+    check(&interp::memory(module, microbatches), available(), remedy)
 }
 
 /// Refuses tensors of so many bytes that do not fit this machine's memory. `tensors` names them with a verb:
-/// `the inputs of 4 microbatches take`.
+/// `the inputs of 4 microbatches take`; `remedy` is the command's.
 ///
 /// # Errors
 /// The bytes that the tensors take, and the bytes that are free.
-pub fn check_tensors(tensors: &str, needed: u64) -> Result<(), Diagnostic> {
+pub fn check_tensors(tensors: &str, needed: u64, remedy: &str) -> Result<(), Diagnostic> {
     match available().filter(|&available| needed > available) {
         None => Ok(()),
         Some(available) => {
             let (needed, available) = (bytes(needed), bytes(available));
             let message = format!("{tensors} {needed} in the interpreter; this machine has {available} free");
-            Err(Diagnostic::new(message).note(REMEDY))
+            Err(Diagnostic::new(message).note(remedy))
         }
     }
 }
 
-const REMEDY: &str =
-    "a smaller --microbatch, a smaller --bind or a smaller model of the same layers takes less";
-
-fn check(memory: &StepMemory, available: Option<u64>) -> Result<(), Diagnostic> {
+fn check(memory: &StepMemory, available: Option<u64>, remedy: &str) -> Result<(), Diagnostic> {
     let Some(available) = available.filter(|&available| memory.peak > available) else { return Ok(()) };
     let message = format!(
         "a step of the program takes {} in the interpreter; this machine has {} free",
@@ -41,11 +39,11 @@ fn check(memory: &StepMemory, available: Option<u64>) -> Result<(), Diagnostic> 
     );
     let error = Diagnostic::new(message);
     let Some(LargestValue { described, ty, bytes: size, origin }) = &memory.largest else {
-        return Err(error.note(REMEDY));
+        return Err(error.note(remedy));
     };
     let error = if origin.is_empty() { error } else { error.at(origin.clone()) };
     let largest = format!("the largest value is {described}, {ty}, which takes {}", bytes(*size));
-    Err(error.note(largest).note(REMEDY))
+    Err(error.note(largest).note(remedy))
 }
 
 #[cfg(test)]
@@ -66,8 +64,8 @@ mod tests {
 
     #[test]
     fn a_step_that_fits_passes() {
-        assert_eq!(check(&expand(1 << 44), Some(1 << 44)), Ok(()));
-        assert_eq!(check(&expand(1 << 44), None), Ok(()));
+        assert_eq!(check(&expand(1 << 44), Some(1 << 44), ""), Ok(()));
+        assert_eq!(check(&expand(1 << 44), None, ""), Ok(()));
     }
 
     #[test]
@@ -76,7 +74,7 @@ mod tests {
             a step of the program takes 16.0 TiB in the interpreter; this machine has 1.00 GiB free
               --> node "/Expand" (Expand, opset 20)
               = the largest value is the result of `broadcast`, f32[1099511627776], which takes 8.00 TiB
-              = a smaller --microbatch, a smaller --bind or a smaller model of the same layers takes less"#]]
-        .assert_eq(&check(&expand(1 << 44), Some(1 << 30)).unwrap_err().to_string());
+              = take less"#]]
+        .assert_eq(&check(&expand(1 << 44), Some(1 << 30), "take less").unwrap_err().to_string());
     }
 }

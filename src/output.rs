@@ -56,7 +56,7 @@ impl Folder {
 
     /// Refuses a folder for a new run that holds another one, unless that may be thrown away (`force`) and has none of
     /// the files that the new run reads.
-    pub fn check(&self, force: bool, reads: &[&Path]) -> Result<(), Diagnostic> {
+    pub fn check(&self, force: bool, reads: &[PathBuf]) -> Result<(), Diagnostic> {
         if self.path.exists() && !self.path.is_dir() {
             return Err(Diagnostic::new(format!("{} is not a folder", self.path.display()))
                 .note("give another one: -o ANOTHER_DIR"));
@@ -72,7 +72,7 @@ impl Folder {
                 .note("throw it away: --force")
                 .note("or keep both: -o ANOTHER_DIR"));
         }
-        let lost = |path: &&&Path| {
+        let lost = |path: &&PathBuf| {
             let path = fs::canonicalize(path).unwrap_or_default();
             let mut ours = found.iter().filter_map(|name| fs::canonicalize(self.join(name)).ok());
             ours.any(|ours| path.starts_with(ours))

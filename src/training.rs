@@ -14,7 +14,8 @@ use onnx::Imported;
 use passes::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT};
 use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
-    Checkpoint, Checkpoints, DataFiles, PendingFingerprint, StateBytes, check_weights, initial_states,
+    Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
+    initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
@@ -26,9 +27,11 @@ use runtime::program::{Microbatches, Program, Target};
 use runtime::progress::Progress;
 use runtime::ranks;
 use runtime::room::TooLarge;
-use runtime::train::{EvalHistory, Outcome, Run, Schedule, Session, Surroundings, TrainError, resume};
+use runtime::train::{
+    EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, resume,
+};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -149,7 +152,7 @@ pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Res
     if let Some(label) = &spec.label {
         spec.unfillable = feed::unfillable(module, &label.name)?;
     }
-    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::of_error(&error).into())
+    Loader::new(&spec, &train, &options).map_err(|error| Diagnostic::new(data::one_line(&error)).into())
 }
 
 fn source(source: &DataSource) -> data::DataSource {
@@ -219,8 +222,12 @@ pub struct Start {
     pub step: u64,
     /// The value of every state after them.
     pub states: StateBytes,
-    /// What the data is.
+    /// The fingerprint of the data.
     data: PendingFingerprint,
+    /// The eval losses before.
+    history: EvalHistory,
+    /// The run that it goes on with.
+    from: Option<PathBuf>,
 }
 
 /// The weights of `--weights`. `report` is told what of them did not match. Errors: weights that are neither there nor in
@@ -243,9 +250,16 @@ pub fn weights(
 
 /// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data
 /// that cannot be read.
-pub fn start(compilation: &Compilation, settings: &Settings, weights: StateBytes) -> Result<Start, Failure> {
+pub fn start(
+    compilation: &Compilation,
+    settings: &Settings,
+    loader: &Loader,
+    weights: StateBytes,
+) -> Result<Start, Failure> {
     let states = initial_states(&compilation.training, settings.seed.seed, Missing::Refuse, weights)?;
-    Ok(Start { step: 0, states, data: PendingFingerprint::start(data_files(settings)) })
+    let data = PendingFingerprint::start(data_files(settings));
+    let history = EvalHistory::new(eval_conditions(settings, loader));
+    Ok(Start { step: 0, states, data, history, from: None })
 }
 
 /// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
@@ -257,11 +271,16 @@ pub fn go_on(
     place: &ResumePlace,
     report: impl FnMut(String),
 ) -> Result<Start, Failure> {
-    let data = data_files(settings);
-    let resumed = resume(&checkpoints(&place.folder), place.step, &compilation.training, loader, &data);
-    let resumed = resumed.map_err(failure)?;
-    resumed.damaged.iter().map(|error| format!("note: passed over: {error}")).for_each(report);
-    Ok(Start { step: resumed.step, states: resumed.values, data: resumed.data })
+    let (data, evaluation) = (data_files(settings), eval_conditions(settings, loader));
+    let checkpoints = checkpoints(&place.folder);
+    let resumed = resume(&checkpoints, place.step, &compilation.training, loader, &data, &evaluation);
+    let Resumed { step, values: states, data, history, forgotten, damaged, .. } = resumed.map_err(failure)?;
+    let damaged = damaged.iter().map(|error| format!("note: passed over: {error}"));
+    let forgotten = forgotten.map(|other| {
+        format!("note: earlier eval losses do not count for the best checkpoint and --patience: they are of {other}")
+    });
+    damaged.chain(forgotten).for_each(report);
+    Ok(Start { step, states, data, history, from: Some(place.folder.clone()) })
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
@@ -332,15 +351,21 @@ pub fn train(
     session.write_states(start.states).map_err(failure)?;
     let metrics = folder.join(METRICS);
     let unwritten = |error: MetricsError| failure(error.into());
+    let mut history = start.history;
+    if start.from.is_some_and(|from| !folder.is(&from)) {
+        history.forget();
+    }
+    let metrics_writer = MetricsWriter::append(&metrics).map_err(unwritten)?;
+    history.complete(&metrics).map_err(unwritten)?;
     let mut run = Run {
         module: &compilation.training,
         session,
         loader,
         data: start.data,
         checkpoints: checkpoints(folder.path()),
-        metrics: MetricsWriter::append(&metrics).map_err(unwritten)?,
+        metrics: metrics_writer,
         progress: Progress::new(start.step, steps),
-        history: EvalHistory::read(&metrics).map_err(unwritten)?,
+        history,
         surroundings,
     };
     let schedule = Schedule {
@@ -364,11 +389,8 @@ pub fn states_of(compilation: &Compilation, checkpoint: &Path) -> Result<StateBy
 }
 
 /// The files that the training samples are made from.
-fn data_files(settings: &Settings) -> DataFiles {
-    let train = match &settings.data.train {
-        Some(DataSource::File(path)) => Some(path.clone()),
-        _ => None,
-    };
+pub(crate) fn data_files(settings: &Settings) -> DataFiles {
+    let train = settings.data.train.as_ref().and_then(DataSource::file).cloned();
     let tokenizer = match &settings.data.tokenizer {
         Some(Tokenizer::File(path)) => Some(path.clone()),
         _ => None,
@@ -378,6 +400,24 @@ fn data_files(settings: &Settings) -> DataFiles {
         _ => None,
     };
     DataFiles { train, tokenizer, inputs: settings.data.input.iter().filter_map(file).collect() }
+}
+
+/// The conditions under which eval losses of the run compare. Labels are never smoothed in an evaluation. Held-out
+/// and synthetic data are identified by their number of samples, since the training data and the seed stay the same.
+fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
+    let train = settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+    let source = match &settings.data.eval {
+        None => "held out",
+        Some(DataSource::Synthetic) => "synthetic",
+        Some(DataSource::File(_)) => "given",
+    };
+    let ignored = settings.loss.ignore_index.map_or("default".to_owned(), |index| index.to_string());
+    let measure = format!(
+        "--loss {}, ignored label {ignored}, {source} data of {} samples",
+        settings.loss.loss,
+        loader.eval_samples()
+    );
+    EvalConditions { files: DataFiles { train, ..DataFiles::default() }, measure }
 }
 
 /// A user can mend data, disks and diverging losses; a program that does not fit the loop is a fault.

@@ -64,7 +64,7 @@ fn a_run_survives_every_fault_at_every_operation() {
             let folder = parent.path().join(format!("{at}-{fault:?}"));
             let failed = inject(at, fault, || run(&folder, &[]));
             if !matches!(failed, Err(Failure::User(_))) {
-                // What is removed for good order only may stay.
+                // A file that could not be removed after the work was done is no failure.
                 assert!(matches!(fault, Fault::Full | Fault::Failed), "{fault:?} at {at}: {failed:?}");
             }
             // A folder without a command's settings is no run yet; otherwise the command is repeated.

@@ -2,6 +2,8 @@
 
 #[path = "durability/damage.rs"]
 mod damage;
+#[path = "durability/killed.rs"]
+mod killed;
 #[allow(dead_code)] // each test file uses a part of it
 #[path = "run/running.rs"]
 mod running;
@@ -12,6 +14,7 @@ mod workplace;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime};
 
 use running::Running;
 use workplace::Workplace;
@@ -84,10 +87,36 @@ fn data_that_are_overwritten_in_place_end_the_run() {
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(
-        ended.stderr.contains("`text.txt` was changed while it was in use: its 200000 bytes were written to"),
+        ended.stderr.contains("`text.txt` was changed while it was in use: a program wrote to it"),
         "{}",
         ended.stderr
     );
+}
+
+#[test]
+fn a_run_goes_on_after_changes_of_its_data_that_leave_the_mapped_bytes() {
+    let place = Workplace::with_text(200_000);
+    let text = place.path("text.txt");
+    // By its full path, in the folder of the model, where the model's own files may not change.
+    place.write("model.onnx", &place.read("testdata/gpt2-fresh.onnx"));
+    let run = RUN.replace("text.txt", &text.display().to_string()).replace("testdata/gpt2-fresh", "model");
+    let mut running = Running::start(place.command(&format!("{run} 2000")));
+    running.wait_for_lines(&place.path("run/metrics.jsonl"), 8);
+    let note = |change: &str| {
+        format!("note: `{}` was changed while it was in use: {change}; the run goes on", text.display())
+    };
+    let later = SystemTime::now() + Duration::from_secs(10);
+    fs::File::options().write(true).open(&text).unwrap().set_modified(later).unwrap();
+    running.wait_for_line(&note("a program wrote to it"));
+    OpenOptions::new().append(true).open(&text).unwrap().write_all(b"more text").unwrap();
+    running.wait_for_line(&note("a program wrote to it"));
+    place.write("other.txt", &place.read("testdata/kjv.txt")[300_000..500_000]);
+    fs::rename(place.path("other.txt"), &text).unwrap();
+    running.wait_for_line(&note("it was replaced or removed"));
+    running.kill();
+    let resumed = place.run(&format!("{run} 2000 --resume"));
+    assert_eq!(resumed.status.code(), Some(2), "{}", resumed.stderr);
+    assert!(resumed.stderr.contains("other data"), "{}", resumed.stderr);
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn changed_for(target: &str, bytes: &[u8], other: &[u8], choices: &mut Choices) 
 /// The longest input, as in `fuzz/run`.
 const LONGEST: usize = 1 << 16;
 
-/// The seeds of a target, and what once broke it.
+/// The seeds of a target, and the inputs that once broke it.
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let found = fuzz::TARGETS.into_iter().find(|(name, ..)| *name == target);
     let (_, seeds, _) = found.expect("there is such a target");

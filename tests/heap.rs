@@ -1,9 +1,11 @@
-//! What a step takes from the heap beside the arena: working memory of kernels, which the plan of memory does not have.
+//! The heap of a step: working memory of kernels beside the arena, which the plan of memory does not have, and the values of
+//! the interpreter, which are estimated before a step.
 
 #[allow(dead_code)] // each test file uses a part of it
 mod models;
 
-use ir::interp::{Missing, initial_states};
+use ir::Tensor;
+use ir::interp::{self, Missing, Mode, initial_states};
 use models::{Fixture, adamw, done};
 use passes::Manager;
 use peak_alloc::PeakAlloc;
@@ -11,6 +13,8 @@ use runtime::cpu::Cpu;
 use runtime::device::{Device, ProgramId};
 use runtime::program::Section;
 use runtime::program::Target;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use trainyard::training::Programs;
 
 #[global_allocator]
@@ -20,9 +24,43 @@ const THREADS: usize = 2;
 /// What a thread may hold at a time, in bytes: blocks of a kernel, and what gemm packs, which the caches bound.
 const OF_A_THREAD: usize = 1 << 20;
 
-/// The only test of its file, since the heap is the process's.
+/// Held by the test that runs, since the heap is the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// An estimate above the heap that a step takes would refuse a model that fits.
+#[test]
+fn the_interpreter_takes_at_least_the_memory_that_is_estimated_and_at_most_twice_as_much() {
+    let _alone = ALONE.lock();
+    let fixtures =
+        [&models::MLP_DYNAMO, &models::GPT2_DYNAMO, &models::BERT_DYNAMO, &models::RESNET_TRAINMODE];
+    for (fixture, microbatches) in fixtures.iter().flat_map(|fixture| [(fixture, 1), (fixture, 3)]) {
+        let (estimated, taken) = interpreted(fixture, microbatches);
+        let file = fixture.file;
+        assert!(estimated <= taken, "{file}: {estimated} bytes estimated, {taken} taken");
+        assert!(estimated * 2 >= taken, "{file}: {estimated} bytes estimated, {taken} taken");
+    }
+}
+
+/// The bytes that are estimated for a step in the interpreter, and the most that it takes.
+fn interpreted(fixture: &Fixture, microbatches: usize) -> (u64, u64) {
+    let (source, plan) = fixture.source(fixture.batch, adamw());
+    let module = done(source.compile(&plan, &Manager::default(), |_, _, _| {})).training;
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let mut states = done(initial_states(&module, 0, Missing::Draw));
+    let zeros = |ty: &ir::Type| {
+        let sizes = ty.sizes().expect("all dims are bound");
+        Tensor::splat(ty.dtype, sizes.into_iter().map(|size| size as usize).collect(), 0.0)
+    };
+    let inputs = module.inputs.iter().map(|input| (input.name.clone(), zeros(module.ty(input.value))));
+    let inputs: BTreeMap<String, Tensor> = inputs.collect();
+    done(interp::step(&module, Mode::Exact, &mut states, &vec![inputs; microbatches]));
+    (interp::memory(&module, microbatches).peak, (HEAP.peak_usage() - before) as u64)
+}
+
 #[test]
 fn a_step_holds_little_beside_the_arena() {
+    let _alone = ALONE.lock();
     let fixtures = [
         &models::MLP_DYNAMO,
         &models::GPT2_DYNAMO,

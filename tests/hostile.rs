@@ -14,6 +14,8 @@ mod models;
 mod names;
 #[path = "hostile/streams.rs"]
 mod streams;
+#[path = "hostile/tokenizers.rs"]
+mod tokenizers;
 #[allow(dead_code)] // each test file uses a part of it
 #[path = "run/workplace.rs"]
 mod workplace;

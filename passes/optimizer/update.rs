@@ -10,6 +10,8 @@ use ir::{Builder, Initializer, Role, StateId, TypeError, ValueId};
 pub(super) struct Scalars {
     pub(super) lr: ValueId,
     pub(super) weight_decay: ValueId,
+    /// Whether the weight decay is not zero.
+    pub(super) decays: bool,
     /// The number of this step, from 1.
     pub(super) step: ValueId,
 }
@@ -23,7 +25,7 @@ pub(super) fn build_update(
     scalars: &Scalars,
 ) -> Result<(), TypeError> {
     let parameter = b.module().states[state].input;
-    let &Scalars { lr, weight_decay, step } = scalars;
+    let &Scalars { lr, weight_decay, step, .. } = scalars;
     let new = match algorithm {
         // Without momentum there is no velocity to keep.
         Algorithm::Sgd { momentum: 0.0, .. } => build_descent(b, parameter, gradient, scalars)?,
@@ -56,7 +58,7 @@ pub(super) fn build_update(
     Ok(())
 }
 
-/// `p - lr·(g + weight_decay·p)`
+/// `p - lr·(g + weight_decay·p)`. Without decay an infinite parameter stays as it is: zero times it would be NaN.
 fn build_descent(
     b: &mut Builder,
     parameter: ValueId,
@@ -64,9 +66,15 @@ fn build_descent(
     scalars: &Scalars,
 ) -> Result<ValueId, TypeError> {
     let dtype = b.ty(parameter).dtype;
-    let (lr, weight_decay) = (b.cast(scalars.lr, dtype)?, b.cast(scalars.weight_decay, dtype)?);
-    let decay = b.mul(parameter, weight_decay)?;
-    let direction = b.add(gradient, decay)?;
+    let lr = b.cast(scalars.lr, dtype)?;
+    let direction = match scalars.decays {
+        true => {
+            let weight_decay = b.cast(scalars.weight_decay, dtype)?;
+            let decay = b.mul(parameter, weight_decay)?;
+            b.add(gradient, decay)?
+        }
+        false => gradient,
+    };
     let move_by = b.mul(direction, lr)?;
     b.one(Binary::Sub, &[parameter, move_by])
 }

@@ -81,7 +81,22 @@ struct Use<'m> {
     node: &'m Node,
     operand: usize,
     value: ValueId,
-    slices: Vec<Slice>,
+    /// The number of the slices between the tensor and the use, in [`SliceChains`].
+    slices: usize,
+}
+
+/// Chains of slices by number, so that a long chain with many uses is not copied for each. Number 0 is the empty chain.
+#[derive(Default)]
+struct SliceChains {
+    /// The number of each chain, by that of the chain without its last slice.
+    numbers: BTreeMap<(usize, Slice), usize>,
+}
+
+impl SliceChains {
+    fn extended(&mut self, chain: usize, slice: &Slice) -> usize {
+        let next = self.numbers.len() + 1;
+        *self.numbers.entry((chain, slice.clone())).or_insert(next)
+    }
 }
 
 /// Everything a search looks at again and again.
@@ -104,7 +119,7 @@ impl<'m> Search<'m> {
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = Tensor::of(&self.module.data[data]);
         let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
-        let mut vector_uses: BTreeMap<&[Slice], BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
+        let mut vector_uses: BTreeMap<usize, BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
             let evidence = self.evidence(&data, found);
@@ -116,7 +131,7 @@ impl<'m> Search<'m> {
                 // What a loop was unrolled into comes from one node of the file, which reads its tensor in every step.
                 let origin = &*found.node.origin;
                 let place = (origin, origin.is_empty().then_some(i));
-                vector_uses.entry(&found.slices).or_default().insert(place);
+                vector_uses.entry(found.slices).or_default().insert(place);
             }
             if i == 0 || evidence.strength() > finding.evidence.strength() {
                 finding.evidence = evidence;
@@ -128,22 +143,22 @@ impl<'m> Search<'m> {
 
     /// The uses of values and of their views, but not the views themselves.
     fn final_uses(&self, values: &[ValueId]) -> Vec<Use<'m>> {
-        let mut stack: Vec<(ValueId, Vec<Slice>)> = values.iter().map(|&value| (value, vec![])).collect();
-        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut stack: Vec<(ValueId, usize)> = values.iter().map(|&value| (value, 0)).collect();
+        let (mut found, mut seen, mut chains) = (Vec::new(), BTreeSet::new(), SliceChains::default());
         while let Some((value, slices)) = stack.pop() {
             let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
             for &id in uses {
                 let node = self.module.node(id);
                 if is_view(&node.op) || self.joins_tensors(node) {
-                    let mut slices = slices.clone();
-                    if let Op::Slice(slice) = &node.op {
-                        slices.push(slice.clone());
-                    }
-                    stack.push((node.results[0], slices));
+                    let longer = match &node.op {
+                        Op::Slice(slice) => chains.extended(slices, slice),
+                        _ => slices,
+                    };
+                    stack.push((node.results[0], longer));
                     continue;
                 }
                 let reads = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
-                found.extend(reads.map(|(operand, _)| Use { node, operand, value, slices: slices.clone() }));
+                found.extend(reads.map(|(operand, _)| Use { node, operand, value, slices }));
             }
         }
         found
@@ -320,7 +335,7 @@ impl<'m> Search<'m> {
         self.module.value(self.paths.viewed(value)).definition
     }
 
-    /// Whether the value is what a convolution makes.
+    /// Whether the value is the result of a convolution.
     fn is_convolution(&self, value: ValueId) -> bool {
         let Definition::Node(id, _) = self.module.value(value).definition else { return false };
         matches!(self.module.node(id).op, Op::Conv(_) | Op::ConvGradInput(_))
@@ -340,7 +355,7 @@ impl<'m> Tensor<'m> {
         Self { data, masked: OnceCell::new(), zero: OnceCell::new(), rotary: OnceCell::new() }
     }
 
-    /// Whether it holds numbers that hide what they are added to.
+    /// Whether it holds numbers so large that a sum with them loses the other operand.
     fn holds_masked(&self) -> bool {
         *self.masked.get_or_init(|| any_element(self.data, |x| x <= MASKED) == Some(true))
     }

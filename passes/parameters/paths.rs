@@ -1,4 +1,4 @@
-//! Where each value of a program comes from, and what its readers are: what the evidence of a tensor's uses asks.
+//! The origin and the readers of each value of a program, for the evidence of a tensor's uses.
 //!
 //! Every answer is computed once, in one pass over the nodes in program order or against it, so that a tensor with many
 //! uses along one chain takes no more time than as many tensors with one use.

@@ -1,5 +1,6 @@
 //! `checkpoint.json`: what the values of a checkpoint belong to.
 
+use super::evaluations::Evaluations;
 use super::fingerprint::DataFingerprint;
 use super::tensor_writer::Checksums;
 use crate::data::DataPosition;
@@ -12,7 +13,7 @@ use std::ops::Range;
 
 /// The version of the format; it changes when an older program could not read, or would misread, a newer file.
 ///
-/// Version 1 had no checksums; its files are still read.
+/// Version 1 had no checksums and no evaluations; its files are still read.
 pub const FORMAT: u64 = 2;
 
 /// Everything of a checkpoint but the values of its states.
@@ -24,6 +25,9 @@ pub struct Description {
     pub position: DataPosition,
     /// The training data.
     pub data: DataFingerprint,
+    /// The evaluations of the run. `None` in checkpoints of format 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluations: Option<Evaluations>,
     /// The state table.
     pub states: Vec<StateRow>,
 }
@@ -109,7 +113,13 @@ pub struct StateRow {
 impl Description {
     /// The description of a checkpoint of `module` at a place in the data.
     pub fn new(module: &Module, position: DataPosition, data: DataFingerprint) -> Self {
-        Self { module: module.name.clone(), position, data, states: StateRow::table(module) }
+        Self {
+            module: module.name.clone(),
+            position,
+            data,
+            evaluations: None,
+            states: StateRow::table(module),
+        }
     }
 
     /// Steps done.

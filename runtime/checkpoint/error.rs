@@ -2,18 +2,20 @@
 
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
-use crate::data::DataError;
+use crate::data::{DataError, one_line};
+use ir::visible;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint that cannot be written, read or used.
+/// A checkpoint that cannot be written, read or used. Its text may have several lines, as [`ir::Diagnostic`] lays them out;
+/// names and paths in it are escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The file system refused, most often for want of space.
     #[error(
-        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {source}\n  = {}",
-        path.display(), kept_text(.kept)
+        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {}\n  = {}",
+        shown(path), visible(&source.to_string()), kept_text(.kept)
     )]
     Write {
         /// Where it was to be.
@@ -28,15 +30,23 @@ pub enum CheckpointError {
         kept: Option<PathBuf>,
     },
     /// The file system refused.
-    #[error("cannot read `{}`: {source}", path.display())]
+    #[error("cannot read `{}`: {}", shown(path), visible(&source.to_string()))]
     Read {
         /// The file or folder.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
+    /// The newest checkpoint cannot be read, so that nobody knows whether it is whole.
+    #[error(
+        "{source}\n  = this checkpoint may be whole: make the file readable, or choose an older checkpoint with --resume=DIR@STEP"
+    )]
+    OutOfReach {
+        /// The error.
+        source: Box<CheckpointError>,
+    },
     /// The file system refused.
-    #[error("cannot remove `{}`: {source}", path.display())]
+    #[error("cannot remove `{}`: {}", shown(path), visible(&source.to_string()))]
     Remove {
         /// The checkpoint.
         path: PathBuf,
@@ -44,7 +54,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// No checkpoint of the step that was asked for.
-    #[error("`{}` has no checkpoint of step {step}{}", folder.display(), steps_text(.steps))]
+    #[error("`{}` has no checkpoint of step {step}{}", shown(folder), steps_text(.steps))]
     NoStep {
         /// The folder of the checkpoints.
         folder: PathBuf,
@@ -54,7 +64,7 @@ pub enum CheckpointError {
         steps: Vec<u64>,
     },
     /// The contents are not a checkpoint's, or not all of it is there.
-    #[error("`{}` is damaged: {reason}", path.display())]
+    #[error("`{}` is damaged: {}", shown(path), visible(reason))]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -63,8 +73,8 @@ pub enum CheckpointError {
     },
     /// Bytes that are not those that were written.
     #[error(
-        "`{}` is damaged: the bytes of `{tensor}` do not have the checksum that they were written with{}",
-        path.display(), whole_text(.whole)
+        "`{}` is damaged: the bytes of `{}` do not have the checksum that they were written with{}",
+        shown(path), visible(tensor), whole_text(.whole)
     )]
     Damaged {
         /// The file.
@@ -77,7 +87,8 @@ pub enum CheckpointError {
     /// Written by another version of the format.
     #[error(
         "`{}` has format version {found}; this program reads versions up to {}: go on with the program that wrote it",
-        path.display(), super::FORMAT
+        shown(path),
+        super::FORMAT
     )]
     Version {
         /// The file.
@@ -89,7 +100,10 @@ pub enum CheckpointError {
     #[error(
         "`{}` is a checkpoint of another program (`{}`):{differences}\n  = go on with the model and the flags of \
          the first run; or take only its weights, with --weights {}/{}",
-        path.display(), ir::visible(module), path.display(), super::STATES
+        shown(path),
+        visible(module),
+        shown(path),
+        super::STATES
     )]
     OtherModel {
         /// The checkpoint.
@@ -103,7 +117,7 @@ pub enum CheckpointError {
     #[error(
         "`{}` was made with other data, of {then}; this run has {now}\n  = go on with the data of the first run, or start a \
          new one",
-        path.display()
+        shown(path)
     )]
     OtherData {
         /// The checkpoint.
@@ -114,10 +128,10 @@ pub enum CheckpointError {
         now: Box<DataFingerprint>,
     },
     /// Training data that cannot be read.
-    #[error(transparent)]
+    #[error("{}", one_line(.0))]
     Data(#[from] DataError),
     /// The source of the values does not have a state as the module's table says.
-    #[error("the value of state `{name}` has {found} bytes, its type takes {expected}")]
+    #[error("the value of state `{}` has {found} bytes, its type takes {expected}", visible(name))]
     State {
         /// The state.
         name: String,
@@ -127,28 +141,33 @@ pub enum CheckpointError {
         expected: u64,
     },
     /// A name that a safetensors file cannot hold.
-    #[error("a state cannot be saved under the name `{name}`, which the safetensors format keeps for itself")]
+    #[error(
+        "a state cannot be saved under the name `{}`, which the safetensors format keeps for itself",
+        visible(name)
+    )]
     ReservedName {
         /// The name.
         name: String,
     },
 }
 
+/// A path on one line.
+fn shown(path: &Path) -> String {
+    visible(&path.display().to_string()).into_owned()
+}
+
 fn whole_text(whole: &Option<PathBuf>) -> String {
     whole.as_ref().map_or_else(String::new, |path| {
         let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
         let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
-        let run = run.unwrap_or(path).display();
-        format!(
-            "\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}",
-            path.display()
-        )
+        let run = shown(run.unwrap_or(path));
+        format!("\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", shown(path))
     })
 }
 
 fn kept_text(kept: &Option<PathBuf>) -> String {
     match kept {
-        Some(path) => format!("the checkpoint `{}` is whole; go on from it with --resume", path.display()),
+        Some(path) => format!("the checkpoint `{}` is whole; go on from it with --resume", shown(path)),
         None => "there is no earlier checkpoint".to_owned(),
     }
 }
@@ -161,5 +180,31 @@ fn steps_text(steps: &[u64]) -> String {
             let first: Vec<String> = first.iter().map(u64::to_string).collect();
             format!("; it has those of the steps {} and {last}", first.join(", "))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_begins_no_line() {
+        let name = "w\n  = all is well \u{202e}";
+        let (path, reason, tensor) = (PathBuf::from(name), name.to_owned(), name.to_owned());
+        let errors = [
+            CheckpointError::Malformed { path: path.clone(), reason: reason.clone() },
+            CheckpointError::Damaged { path: path.clone(), tensor, whole: None },
+            CheckpointError::State { name: reason.clone(), found: 0, expected: 4 },
+            CheckpointError::ReservedName { name: reason.clone() },
+            CheckpointError::Read { path: path.clone(), source: io::Error::other(reason.clone()) },
+            CheckpointError::Data(DataError::Malformed { path: path.clone(), reason: reason.clone() }),
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(!text.contains(ir::is_hidden) && text.contains(r"\n  = all is well \u{202e}"), "{text}");
+        }
+        let differences = Differences::default();
+        let error = CheckpointError::OtherModel { path, module: reason, differences }.to_string();
+        assert_eq!(error.lines().count(), 2, "{error}");
     }
 }

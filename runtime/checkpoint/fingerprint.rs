@@ -2,44 +2,75 @@
 //!
 //! The fingerprint of data is a hash of all its bytes, so that a run never goes on with other data unnoticed. Reading all of
 //! them takes a while: a new run hashes its data beside the training ([`super::PendingFingerprint`]), and a run that goes on
-//! reads no file again that is where it was, as it was.
+//! does not read a file again if its path, size and times are the same.
 
 use super::description::StateRow;
+use super::sampled;
 use crate::data::{DataError, regular_files};
-use files::open_regular;
+use files::{Checksum, open_regular};
 use ir::{Module, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::Metadata;
-use std::hash::Hasher;
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use twox_hash::XxHash3_64;
 
 /// The files and folders that training samples are made from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataFiles {
     /// The data; `None` if it is made up.
     pub train: Option<PathBuf>,
-    /// What makes tokens of text: other tokens are other data.
+    /// The tokenizer of the text: other tokens are other data.
     pub tokenizer: Option<PathBuf>,
     /// Files that feed an input of their own, by the input's name.
     pub inputs: BTreeMap<String, PathBuf>,
 }
 
-/// A value that other training data does not have.
+/// A value that other data does not have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFingerprint {
     /// Bytes of all files; 0 for made-up data.
     pub bytes: u64,
-    /// XXH3, in hexadecimal, of the hashes of all files, in their order, and of what each is for. Names and times do not
-    /// count: a copy of the data is the same data. In checkpoints of format 1 a hash of samples.
+    /// A hash in hexadecimal, made by the rule. Names and times of files do not count: a copy of the data is the same data.
     pub hash: String,
-    /// Each file; empty for made-up data, and in checkpoints of format 1.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// The rule of the hash.
+    #[serde(default, skip_serializing_if = "HashRule::is_whole")]
+    pub rule: HashRule,
+    /// Each file, if the hash is of all bytes. Empty for made-up data. A checkpoint lists no more than [`MOST_LISTED`].
+    #[serde(default, skip_serializing_if = "is_not_listed")]
     pub files: Vec<HashedFile>,
+    /// The checksum of the places and sizes of all files, if those are too many for a list. `None` also if a file was written
+    /// so shortly before that a later change might not show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<String>,
+}
+
+/// A rule by which data becomes a hash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HashRule {
+    /// XXH3 of the XXH3 hashes of all files, in their order, and of their purposes.
+    #[default]
+    Whole,
+    /// XXH3 of the sizes and samples of all files: of a checkpoint that was saved before all bytes were read.
+    Samples,
+    /// The rule of format 1, whose files do not name it: samples without those of `--input` files.
+    SamplesOfFormat1,
+}
+
+impl HashRule {
+    fn is_whole(&self) -> bool {
+        *self == Self::Whole
+    }
+}
+
+/// The most files that a checkpoint lists, which takes about 3 MB. One checksum stands for the places of more files.
+pub const MOST_LISTED: usize = 10_000;
+
+fn is_not_listed(files: &[HashedFile]) -> bool {
+    files.is_empty() || files.len() > MOST_LISTED
 }
 
 /// A file of the training data.
@@ -66,66 +97,158 @@ pub struct FilePlace {
     pub changed: u64,
 }
 
+/// A file with its purpose: `train`, `tokenizer` or `input "NAME"`.
+pub(super) type NamedFile = (String, PathBuf);
+
 impl DataFiles {
-    /// The fingerprint of all files. The hash of a file is taken from `known` where the file is at a place of it and
+    /// The fingerprint of all bytes. The hash of a file is taken from `known` where the file is at a place of it and
     /// unchanged; every other file is read.
     ///
     /// # Errors
     /// A file that cannot be read, or that changes while it is read.
-    pub fn fingerprint(&self, known: &[HashedFile]) -> Result<DataFingerprint, DataError> {
+    pub fn fingerprint(&self, known: Option<&DataFingerprint>) -> Result<DataFingerprint, DataError> {
+        let files = self.list()?;
+        if let Some(known) = known.filter(|known| known.places.is_some())
+            && places_of(&files)? == known.places
+        {
+            return Ok(known.clone());
+        }
+        let known = known.map_or(&[][..], |known| &known.files);
         let by_path = known.iter().filter_map(|file| Some((file.place.as_ref()?.path.as_str(), file)));
-        let known: BTreeMap<&str, &HashedFile> = by_path.collect();
+        let by_path: BTreeMap<&str, &HashedFile> = by_path.collect();
         let mut fingerprint = DataFingerprint::synthetic();
-        let mut whole = XxHash3_64::new();
+        let mut whole = Checksum::default();
+        for (purpose, path) in &files {
+            let hashed =
+                hashed(path, &by_path).map_err(|source| DataError::Read { path: path.clone(), source })?;
+            whole.add(format!("{purpose}: {} bytes, {}\n", hashed.bytes, hashed.hash).as_bytes());
+            fingerprint.bytes += hashed.bytes;
+            fingerprint.files.push(hashed);
+        }
+        if !files.is_empty() {
+            fingerprint.hash = whole.to_string();
+        }
+        if files.len() > MOST_LISTED {
+            fingerprint.places = sum_of_places(
+                files
+                    .iter()
+                    .zip(&fingerprint.files)
+                    .map(|((purpose, _), file)| Some((purpose.as_str(), file.place.as_ref()?, file.bytes))),
+            );
+        }
+        Ok(fingerprint)
+    }
+
+    /// The fingerprint by the rule of another one, with which it is to be compared.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that changes while it is read.
+    pub(super) fn fingerprint_like(&self, other: &DataFingerprint) -> Result<DataFingerprint, DataError> {
+        match other.rule {
+            HashRule::Whole => self.fingerprint(Some(other)),
+            HashRule::Samples => sampled::fingerprint(self),
+            HashRule::SamplesOfFormat1 => sampled::fingerprint_of_format_1(self),
+        }
+    }
+
+    /// Bytes of all files that the rule counts: in format 1 those of the training data alone.
+    ///
+    /// # Errors
+    /// A file that cannot be found.
+    pub(super) fn bytes(&self, rule: HashRule) -> Result<u64, DataError> {
+        let size = |(_, path): NamedFile| match fs::metadata(&path) {
+            Ok(metadata) => Ok(metadata.len()),
+            Err(source) => Err(DataError::Read { path, source }),
+        };
+        let is_counted = |(purpose, _): &NamedFile| rule != HashRule::SamplesOfFormat1 || purpose == "train";
+        self.list()?.into_iter().filter(is_counted).map(size).sum()
+    }
+
+    /// All files, in the order in which they are hashed.
+    pub(super) fn list(&self) -> Result<Vec<NamedFile>, DataError> {
         let sources = [("train", &self.train), ("tokenizer", &self.tokenizer)];
         let sources = sources.into_iter().filter_map(|(name, path)| Some((name.to_owned(), path.as_ref()?)));
         let inputs = self.inputs.iter().map(|(name, path)| (format!("input {name:?}"), path));
+        let mut all = Vec::new();
         for (purpose, path) in sources.chain(inputs) {
-            for file in regular_files(path)? {
-                let hashed =
-                    hashed(&file, &known).map_err(|source| DataError::Read { path: file, source })?;
-                whole.write(format!("{purpose}: {} bytes, {}\n", hashed.bytes, hashed.hash).as_bytes());
-                fingerprint.bytes += hashed.bytes;
-                fingerprint.files.push(hashed);
-            }
+            all.extend(regular_files(path)?.into_iter().map(|file| (purpose.clone(), file)));
         }
-        if !fingerprint.files.is_empty() {
-            fingerprint.hash = hexadecimal(&whole);
-        }
-        Ok(fingerprint)
+        Ok(all)
     }
 }
 
 impl DataFingerprint {
     /// The fingerprint of data that is made up as it is needed.
     pub fn synthetic() -> Self {
-        Self { bytes: 0, hash: "synthetic".to_owned(), files: Vec::new() }
+        Self {
+            bytes: 0,
+            hash: "synthetic".to_owned(),
+            rule: HashRule::Whole,
+            files: Vec::new(),
+            places: None,
+        }
     }
 
     /// Whether the data is the same, wherever it is.
     pub(super) fn is_of_same_data(&self, other: &Self) -> bool {
-        (self.bytes, &self.hash) == (other.bytes, &other.hash)
+        (self.bytes, &self.hash, self.rule) == (other.bytes, &other.hash, other.rule)
     }
+}
+
+/// The checksum of the places of files as they are now.
+fn places_of(files: &[NamedFile]) -> Result<Option<String>, DataError> {
+    let now = |(purpose, path): &NamedFile| {
+        let metadata = fs::metadata(path)?;
+        Ok((purpose.clone(), place(path, &metadata)?, metadata.len()))
+    };
+    let now =
+        files.iter().map(|file| now(file).map_err(|source| DataError::Read { path: file.1.clone(), source }));
+    let now: Vec<_> = now.collect::<Result<_, _>>()?;
+    Ok(sum_of_places(now.iter().map(|(purpose, place, bytes)| Some((purpose.as_str(), place, *bytes)))))
+}
+
+/// The checksum of purposes, places and sizes of files. `None` if a place is not known.
+fn sum_of_places<'f>(
+    mut files: impl Iterator<Item = Option<(&'f str, &'f FilePlace, u64)>>,
+) -> Option<String> {
+    let mut sum = Checksum::default();
+    files.try_for_each(|file| {
+        let (purpose, FilePlace { path, modified, changed }, bytes) = file?;
+        sum.add(format!("{purpose} {path:?} {bytes} {modified} {changed}\n").as_bytes());
+        Some(())
+    })?;
+    Some(sum.to_string())
 }
 
 /// `1048576 bytes (hash 0123456789abcdef)`
 impl fmt::Display for DataFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes (hash {})", self.bytes, ir::visible(&self.hash))
+        write!(f, "{} bytes", self.bytes)?;
+        match self.hash.as_str() {
+            // Files of another size need no hash.
+            "" => Ok(()),
+            hash => write!(f, " (hash {})", ir::visible(hash)),
+        }
     }
 }
+
+const CHANGED: &str = "it changed while it was read; train on a file that no program writes to";
 
 /// Hashes a file, or takes the hash from `known`, by path.
 fn hashed(path: &Path, known: &BTreeMap<&str, &HashedFile>) -> io::Result<HashedFile> {
     let mut file = open_regular(path)?;
     let opened = file.metadata()?;
+    // The run trains on the mapped bytes: those of a file that was replaced or written to since then are others.
+    if !files::is_as_mapped(path, &opened) {
+        return Err(io::Error::other(CHANGED));
+    }
     let place = place(path, &opened)?;
     let is_same = |known: &&&HashedFile| known.bytes == opened.len() && known.place.as_ref() == Some(&place);
     if let Some(&known) = known.get(place.path.as_str()).filter(is_same) {
         return Ok(known.clone());
     }
     let opened_at = SystemTime::now();
-    let mut hash = XxHash3_64::new();
+    let mut hash = Checksum::default();
     let mut buffer = vec![0; 1 << 20];
     let mut bytes = 0;
     loop {
@@ -136,18 +259,16 @@ fn hashed(path: &Path, known: &BTreeMap<&str, &HashedFile>) -> io::Result<Hashed
         if read == 0 {
             break;
         }
-        hash.write(&buffer[..read]);
+        hash.add(&buffer[..read]);
         bytes += read as u64;
     }
     let closed = file.metadata()?;
     if (bytes, opened.modified().ok()) != (closed.len(), closed.modified().ok()) || bytes != opened.len() {
-        return Err(io::Error::other(
-            "it changed while it was read; train on a file that no program writes to",
-        ));
+        return Err(io::Error::other(CHANGED));
     }
     Ok(HashedFile {
         bytes,
-        hash: hexadecimal(&hash),
+        hash: hash.to_string(),
         place: Some(place).filter(|place| is_old(place, opened_at)),
     })
 }
@@ -178,10 +299,6 @@ fn is_old(place: &FilePlace, opened_at: SystemTime) -> bool {
     const COARSEST: Duration = Duration::from_secs(2);
     let newest = u128::from(place.modified.max(place.changed));
     newest + COARSEST.as_nanos() < u128::from(nanoseconds(opened_at))
-}
-
-fn hexadecimal(hash: &XxHash3_64) -> String {
-    format!("{:016x}", hash.finish())
 }
 
 /// The fingerprint of the set of parameters: names, element types and sizes, whatever their order.
@@ -223,7 +340,7 @@ mod tests {
     use std::fs::{self, File, FileTimes};
 
     fn of(path: &Path) -> Result<DataFingerprint, DataError> {
-        DataFiles { train: Some(path.to_owned()), ..DataFiles::default() }.fingerprint(&[])
+        DataFiles { train: Some(path.to_owned()), ..DataFiles::default() }.fingerprint(None)
     }
 
     fn bytes() -> Vec<u8> {
@@ -258,9 +375,23 @@ mod tests {
         assert!(!fingerprint.is_of_same_data(&of(&changed).unwrap()));
         let sampled = |path: PathBuf| {
             let files = DataFiles { train: Some(path), ..DataFiles::default() };
-            super::super::sampled::fingerprint(&files).unwrap()
+            sampled::fingerprint_of_format_1(&files).unwrap()
         };
         assert_eq!(sampled(first), sampled(changed));
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_after_it_was_mapped_is_not_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["a", "b"].map(|name| folder.path().join(name));
+        fs::write(&path, "the mapped bytes").unwrap();
+        let mapped = files::map(&path).unwrap();
+        of(&path).unwrap();
+        fs::write(&other, "the other bytes").unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(of(&path).unwrap_err().to_string().contains("it changed while it was read"));
+        drop(mapped);
+        of(&path).unwrap();
     }
 
     #[test]
@@ -269,7 +400,7 @@ mod tests {
         let path = folder.path().join("a");
         let bytes = bytes().repeat(3);
         fs::write(&path, &bytes).unwrap();
-        assert_eq!(of(&path).unwrap().files[0].hash, format!("{:016x}", XxHash3_64::oneshot(&bytes)));
+        assert_eq!(of(&path).unwrap().files[0].hash, Checksum::of(&bytes).to_string());
     }
 
     #[test]
@@ -303,7 +434,7 @@ mod tests {
             DataFiles { train: path(), inputs: inputs("x"), ..DataFiles::default() },
         ];
         let hashes: std::collections::BTreeSet<String> =
-            all.iter().map(|files| files.fingerprint(&[]).unwrap().hash).collect();
+            all.iter().map(|files| files.fingerprint(None).unwrap().hash).collect();
         assert_eq!(hashes.len(), all.len());
     }
 
@@ -320,25 +451,45 @@ mod tests {
             hash: "0".repeat(16),
             place: Some(super::place(&path, &metadata).unwrap()),
         };
-        assert_eq!(
-            files.fingerprint(std::slice::from_ref(&known)).unwrap().files,
-            std::slice::from_ref(&known)
-        );
-        let read = files.fingerprint(&[]).unwrap();
+        let fingerprint = |known: &HashedFile| {
+            let known = DataFingerprint { files: vec![known.clone()], ..DataFingerprint::synthetic() };
+            files.fingerprint(Some(&known)).unwrap()
+        };
+        assert_eq!(fingerprint(&known).files, std::slice::from_ref(&known));
+        let read = files.fingerprint(None).unwrap();
         assert_ne!(read.files[0].hash, known.hash);
         let changed = |change: &dyn Fn(&mut FilePlace)| {
             let mut known = known.clone();
             change(known.place.as_mut().unwrap());
-            files.fingerprint(&[known]).unwrap() == read
+            fingerprint(&known).hash == read.hash
         };
         assert!(changed(&|place| place.path.push('x')));
         assert!(changed(&|place| place.modified += 1));
+        // Other bytes of the same number, with the time of the first set back: the time of change alone tells.
         assert!(changed(&|place| place.changed -= 1));
-        assert!(files.fingerprint(&[HashedFile { bytes: 8, ..known.clone() }]).unwrap() == read);
-        // Other bytes of the same number, with the time of the first set back.
-        fs::write(&path, "or others").unwrap();
-        File::options().write(true).open(&path).unwrap().set_modified(metadata.modified().unwrap()).unwrap();
-        assert_ne!(files.fingerprint(std::slice::from_ref(&known)).unwrap().files, [known]);
+        assert_eq!(fingerprint(&HashedFile { bytes: 8, ..known.clone() }).hash, read.hash);
+    }
+
+    #[test]
+    fn many_files_are_not_listed_and_not_read_again_where_they_are_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..=MOST_LISTED {
+            fs::write(folder.path().join(number.to_string()), [1]).unwrap();
+        }
+        let files = DataFiles { train: Some(folder.path().to_owned()), ..DataFiles::default() };
+        let read = files.fingerprint(None).unwrap();
+        assert_eq!(read.files.len(), MOST_LISTED + 1);
+        let text = serde_json::to_string(&read).unwrap();
+        assert!(text.len() < 200, "{} bytes", text.len());
+        // As if they had been old enough, with a hash that reading would not give.
+        let places = super::places_of(&files.list().unwrap()).unwrap();
+        let known = DataFingerprint { places, hash: "0".repeat(16), ..serde_json::from_str(&text).unwrap() };
+        assert_eq!(files.fingerprint(Some(&known)).unwrap(), known);
+        fs::write(folder.path().join("0"), [1, 2]).unwrap();
+        let changed = files.fingerprint(Some(&known)).unwrap();
+        assert_eq!(changed.bytes, read.bytes + 1);
+        fs::rename(folder.path().join("0"), folder.path().join("00")).unwrap();
+        assert_eq!(files.fingerprint(Some(&known)).unwrap().hash, changed.hash);
     }
 
     #[test]

@@ -68,18 +68,8 @@ impl Checkpoints {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{description, module, values};
-    use super::*;
+    use super::super::testing::{module, saved, values};
     use std::fs;
-
-    fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
-        for &step in steps {
-            checkpoints.save(&module(), &description(step), &values(step as u8)).unwrap();
-        }
-        (folder, checkpoints)
-    }
 
     #[test]
     fn a_step_without_a_checkpoint_is_answered_with_those_that_have_one() {

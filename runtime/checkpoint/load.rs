@@ -3,12 +3,12 @@
 use super::compare::Differences;
 use super::description::{Description, Document, FORMAT, NOT_SUMMED, StateRow, checksum_digits, is_summed};
 use super::error::CheckpointError;
-use super::fingerprint::DataFiles;
+use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use super::pending::PendingFingerprint;
 use super::save::Checkpoints;
 use super::tensor_file::TensorFile;
 use super::tensor_writer::Checksums;
-use super::{DESCRIPTION, STATES, StateBytes, padding, sampled};
+use super::{DESCRIPTION, STATES, StateBytes, padding};
 use bytes::Bytes;
 use ir::Module;
 use serde::Deserialize;
@@ -60,17 +60,26 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), description, states })
     }
 
+    /// Refuses a program of another state table.
+    ///
+    /// # Errors
+    /// The differences of the tables.
+    pub fn check_table(&self, module: &Module) -> Result<(), CheckpointError> {
+        let differences = Differences::between(&StateRow::table(module), &self.description.states);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let (path, module) = (self.path.clone(), self.description.module.clone());
+        Err(CheckpointError::OtherModel { path, module, differences })
+    }
+
     /// The values of all states of `module`.
     ///
     /// # Errors
     /// Another state table, with the differences; a file that cannot be read; values that do not have the checksum that
     /// they were written with, with the newest checkpoint beside this one that is whole.
     pub fn load(&self, module: &Module) -> Result<StateBytes, CheckpointError> {
-        let differences = Differences::between(&StateRow::table(module), &self.description.states);
-        if !differences.is_empty() {
-            let (path, module) = (self.path.clone(), self.description.module.clone());
-            return Err(CheckpointError::OtherModel { path, module, differences });
-        }
+        self.check_table(module)?;
         let mut values = StateBytes::new();
         for state in module.states.values() {
             let Some(bytes) = self.read(&state.name)? else { continue };
@@ -91,28 +100,50 @@ impl Checkpoint {
         })
     }
 
+    /// Checks that [`Self::load`] would succeed. Reads the values one after the other, and keeps none.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn verify(&self, module: &Module) -> Result<(), CheckpointError> {
+        self.check_table(module)?;
+        self.description.states.iter().try_for_each(|row| self.read(&row.name).map(drop))
+    }
+
     /// Whether every value has its checksum.
     fn is_verified(&self) -> bool {
         self.description.states.iter().all(|row| matches!(self.states.read(&row.name), Ok(Some(_))))
     }
 
-    /// Refuses to go on with other training data than that in `files`; returns its fingerprint. Files that are where and as
-    /// they were are not read again. Data of a checkpoint of format 1 is compared by the rule of that format.
+    /// Refuses to go on with training data of another size, which takes a moment.
     ///
     /// # Errors
-    /// The data is not what it was; a file that cannot be read.
-    pub fn check_data(&self, files: &DataFiles) -> Result<PendingFingerprint, CheckpointError> {
+    /// The data has changed; a file cannot be found.
+    pub fn check_data_size(&self, files: &DataFiles) -> Result<(), CheckpointError> {
         let then = &self.description.data;
-        let is_sampled = then.files.is_empty();
-        let now = if is_sampled { sampled::fingerprint(files)? } else { files.fingerprint(&then.files)? };
-        match now.is_of_same_data(then) {
-            true if is_sampled => Ok(PendingFingerprint::start(files.clone())),
-            true => Ok(now.into()),
-            false => {
-                let (then, now) = (Box::new(then.clone()), Box::new(now));
-                Err(CheckpointError::OtherData { path: self.path.clone(), then, now })
-            }
+        let bytes = files.bytes(then.rule)?;
+        if bytes == then.bytes {
+            return Ok(());
         }
+        Err(self.other_data(DataFingerprint { bytes, hash: String::new(), ..DataFingerprint::synthetic() }))
+    }
+
+    /// Refuses to go on with other training data than that in `files`; returns its fingerprint. Files that are where and as
+    /// they were are not read again. The data is compared by the rule that the checkpoint has of it.
+    ///
+    /// # Errors
+    /// The data has changed; a file cannot be read.
+    pub fn check_data(&self, files: &DataFiles) -> Result<PendingFingerprint, CheckpointError> {
+        self.check_data_size(files)?;
+        let now = files.fingerprint_like(&self.description.data)?;
+        match now.is_of_same_data(&self.description.data) {
+            true => Ok(PendingFingerprint::whole(now, files)),
+            false => Err(self.other_data(now)),
+        }
+    }
+
+    fn other_data(&self, now: DataFingerprint) -> CheckpointError {
+        let (then, now) = (Box::new(self.description.data.clone()), Box::new(now));
+        CheckpointError::OtherData { path: self.path.clone(), then, now }
     }
 }
 
@@ -132,12 +163,14 @@ fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), Che
     match versioned.format {
         // A file with a checksum is no file of version 1: its version is damaged.
         1 if checksum_digits(&text).is_none() => {
-            let description = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+            let mut description: Description =
+                serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+            description.data.rule = HashRule::SamplesOfFormat1;
             Ok((description, None))
         }
         1 | FORMAT => {
             let document = Document::of_bytes(&text).map_err(malformed)?;
-            check_files(path, &document).map_err(malformed)?;
+            check_files(path, &document)?;
             Ok((document.description, Some(document.checksums)))
         }
         // A damaged version is none.
@@ -146,32 +179,45 @@ fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), Che
     }
 }
 
-/// Compares the files of a checkpoint with its list of them. The error is a sentence on the defect.
-fn check_files(description: &Path, document: &Document) -> Result<(), String> {
+/// Compares the files of a checkpoint with its list of them.
+fn check_files(description: &Path, document: &Document) -> Result<(), CheckpointError> {
     for (name, &bytes) in &document.files {
-        match fs::metadata(description.with_file_name(name)).map(|metadata| metadata.len()) {
-            Ok(found) if found == bytes => {}
-            Ok(found) => {
-                return Err(format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?"));
-            }
-            Err(error) => return Err(format!("`{name}` beside it cannot be read: {error}")),
+        let path = description.with_file_name(name);
+        let found = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(source) => return Err(CheckpointError::Read { path, source }),
+        };
+        if found != bytes {
+            let reason = format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?");
+            return Err(CheckpointError::Malformed { path: description.to_owned(), reason });
         }
     }
     Ok(())
+}
+
+/// Whether a checkpoint was found and could not be read, so that nobody knows whether it is whole.
+fn is_out_of_reach(error: &CheckpointError) -> bool {
+    use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Other, UnexpectedEof};
+    // No file, something else in its place (`Other` is a pipe or a device), or too short a file.
+    let damaged = [NotFound, NotADirectory, IsADirectory, Other, UnexpectedEof];
+    matches!(error, CheckpointError::Read { source, .. } if !damaged.contains(&source.kind()))
 }
 
 impl Checkpoints {
     /// The newest whole checkpoint. Temporary folders are passed over; so are damaged checkpoints, which are told.
     ///
     /// # Errors
-    /// The folder cannot be read; the newest checkpoint has another version of the format, so that going on from an
-    /// older one would lose work that is there.
+    /// The folder cannot be read; the newest checkpoint cannot be read or has another version of the format, so that going on
+    /// from an older one would lose work that is there.
     pub fn latest(&self) -> Result<Latest, CheckpointError> {
         let mut damaged = Vec::new();
         for (_, path) in folders(&self.folder)?.into_iter().rev() {
             match Checkpoint::open(&path) {
                 Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), damaged }),
                 Err(error @ CheckpointError::Version { .. }) => return Err(error),
+                Err(error) if is_out_of_reach(&error) => {
+                    return Err(CheckpointError::OutOfReach { source: Box::new(error) });
+                }
                 Err(error) => damaged.push(error),
             }
         }
@@ -220,18 +266,9 @@ pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{data, description, module, module_with, values};
+    use super::super::testing::{data, description, module, module_with, saved, values};
     use super::*;
     use ir::DType;
-
-    fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
-        for &step in steps {
-            checkpoints.save(&module(), &description(step), &values(step as u8)).unwrap();
-        }
-        (folder, checkpoints)
-    }
 
     #[test]
     fn the_newest_by_number_comes_back_bit_for_bit() {
@@ -262,6 +299,22 @@ mod tests {
         assert_eq!(found.checkpoint.unwrap().description.step(), 1);
         assert_eq!(found.damaged.len(), 3);
         assert!(found.damaged[0].to_string().contains("is it cut off?"), "{}", found.damaged[0]);
+    }
+
+    /// A link that leads to itself stands for a file that may not be read, since a test may run as root.
+    #[cfg(unix)]
+    #[test]
+    fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
+        for name in [DESCRIPTION, STATES] {
+            let (_folder, checkpoints) = saved(&[1, 2]);
+            let file = checkpoints.path(2).join(name);
+            fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink(&file, &file).unwrap();
+            let error = checkpoints.latest().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("cannot read `{}`", file.display())), "{error}");
+            assert!(error.contains("may be whole") && error.contains("--resume=DIR@STEP"), "{error}");
+            checkpoints.at(1).unwrap();
+        }
     }
 
     #[test]
@@ -373,17 +426,20 @@ mod tests {
         }
     }
 
+    const RULES: [HashRule; 3] = [HashRule::Whole, HashRule::Samples, HashRule::SamplesOfFormat1];
+
     /// A checkpoint that was made with the data in a file of these bytes, and the bytes' file.
-    fn of_data(bytes: &[u8], old: bool) -> (tempfile::TempDir, Checkpoint, DataFiles) {
+    fn of_data(bytes: &[u8], rule: HashRule) -> (tempfile::TempDir, Checkpoint, DataFiles) {
         let (folder, checkpoints) = saved(&[1]);
         let mut checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
         let files = DataFiles { train: Some(folder.path().join("data.bin")), ..DataFiles::default() };
         fs::write(folder.path().join("data.bin"), bytes).unwrap();
-        let fingerprint = if old { sampled::fingerprint(&files) } else { files.fingerprint(&[]) };
-        // As a file of that format has it.
-        let text = serde_json::to_string(&fingerprint.unwrap()).unwrap();
-        assert_eq!(text.contains("files"), !old, "{text}");
+        let like = DataFingerprint { rule, ..DataFingerprint::synthetic() };
+        let fingerprint = files.fingerprint_like(&like).unwrap();
+        // As a file has it.
+        let text = serde_json::to_string(&fingerprint).unwrap();
         checkpoint.description.data = serde_json::from_str(&text).unwrap();
+        assert_eq!(checkpoint.description.data, fingerprint);
         (folder, checkpoint, files)
     }
 
@@ -419,6 +475,27 @@ mod tests {
         assert!(error.contains("its checksums are not those of `checkpoint.json`"), "{error}");
     }
 
+    /// A checkpoint that was written before must be read, and a new one has the same bytes: a change of the sums' definition is
+    /// noticed here. UPDATE_EXPECT=1 writes it anew.
+    #[test]
+    fn a_checkpoint_is_byte_for_byte_as_it_was() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/checksums/checkpoint");
+        let (_folder, checkpoints) = saved(&[1]);
+        let names = [DESCRIPTION, STATES];
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::create_dir_all(&golden).unwrap();
+            for name in names {
+                fs::copy(checkpoints.path(1).join(name), golden.join(name)).unwrap();
+            }
+        }
+        assert_eq!(Checkpoint::open(&golden).unwrap().load(&module()).unwrap(), values(1));
+        for name in names {
+            let [new, old] =
+                [checkpoints.path(1), golden.clone()].map(|path| fs::read(path.join(name)).unwrap());
+            assert!(new == old, "{name}: {}", String::from_utf8_lossy(&new));
+        }
+    }
+
     /// As the program wrote them before there were checksums.
     #[test]
     fn a_checkpoint_of_version_1_is_read() {
@@ -442,24 +519,39 @@ mod tests {
         fs::write(&path, text.to_string()).unwrap();
         let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
         assert_eq!(checkpoint.load(&module()).unwrap(), values(1));
+        assert_eq!(checkpoint.description.data.rule, HashRule::SamplesOfFormat1);
     }
 
     #[test]
     fn other_data_is_refused_with_both_sizes() {
-        for old in [false, true] {
-            let (_folder, checkpoint, files) = of_data(b"the data", old);
+        for rule in RULES {
+            let (_folder, checkpoint, files) = of_data(b"the data", rule);
             let then = checkpoint.description.data.hash.clone();
             fs::write(files.train.as_ref().unwrap(), "other data").unwrap();
             let error = checkpoint.check_data(&files).unwrap_err().to_string();
             assert!(error.contains(&format!("of 8 bytes (hash {then}); this run has 10 bytes")), "{error}");
             let error = checkpoint.check_data(&DataFiles::default()).unwrap_err().to_string();
-            assert!(error.contains("this run has 0 bytes (hash synthetic)"), "{error}");
+            assert!(error.contains("this run has 0 bytes\n"), "{error}");
+            fs::write(files.train.as_ref().unwrap(), "The data").unwrap();
+            let error = checkpoint.check_data(&files).unwrap_err().to_string();
+            assert!(error.contains("this run has 8 bytes (hash "), "{error}");
         }
     }
 
     #[test]
+    fn made_up_data_is_compared_with_made_up_data() {
+        let (folder, mut checkpoint, files) = of_data(b"the data", HashRule::Whole);
+        checkpoint.description.data = DataFingerprint::synthetic();
+        checkpoint.check_data(&DataFiles::default()).unwrap();
+        // An input's file is data too, which the rule of format 1 leaves out.
+        let inputs = [("x".to_owned(), folder.path().join("data.bin"))].into();
+        assert!(checkpoint.check_data(&DataFiles { inputs, ..DataFiles::default() }).is_err());
+        assert!(checkpoint.check_data(&files).is_err());
+    }
+
+    #[test]
     fn a_file_whose_middle_was_replaced_is_other_data() {
-        let (_folder, checkpoint, files) = of_data(&bytes(), false);
+        let (_folder, checkpoint, files) = of_data(&bytes(), HashRule::Whole);
         checkpoint.check_data(&files).unwrap();
         let mut other = bytes();
         other[30_000..970_000].iter_mut().for_each(|byte| *byte = !*byte);
@@ -470,15 +562,15 @@ mod tests {
 
     #[test]
     fn a_copy_of_another_name_and_time_is_the_same_data() {
-        for old in [false, true] {
-            let (folder, checkpoint, files) = of_data(&bytes(), old);
+        for rule in RULES {
+            let (folder, checkpoint, files) = of_data(&bytes(), rule);
             let copy = folder.path().join("copy.txt");
             fs::write(&copy, bytes()).unwrap();
             fs::File::options().write(true).open(&copy).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
             let copied = DataFiles { train: Some(copy), ..DataFiles::default() };
             let mut now = checkpoint.check_data(&copied).unwrap();
-            // The checkpoints to come have the fingerprint of all bytes, whatever the first had.
-            assert!(now.wait().unwrap().is_of_same_data(&files.fingerprint(&[]).unwrap()));
+            // Later checkpoints have the fingerprint of all bytes, also where the first had that of samples.
+            assert!(now.wait().unwrap().is_of_same_data(&files.fingerprint(None).unwrap()));
         }
     }
 }

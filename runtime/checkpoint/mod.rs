@@ -9,6 +9,7 @@
 mod compare;
 mod description;
 mod error;
+mod evaluations;
 mod fingerprint;
 mod initial;
 mod kept;
@@ -28,7 +29,10 @@ mod weights;
 pub use compare::Differences;
 pub use description::{Description, FORMAT, StateRow};
 pub use error::CheckpointError;
-pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashedFile, of_parameters};
+pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
+pub use fingerprint::{
+    DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED, of_parameters,
+};
 pub use initial::{check_weights, initial_states};
 pub use load::{Checkpoint, Latest};
 pub(crate) use padding::unpadded_value;

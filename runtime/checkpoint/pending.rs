@@ -1,22 +1,52 @@
 //! The fingerprint of a run's data, computed beside the training.
 
-use super::fingerprint::{DataFiles, DataFingerprint};
+use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
+use super::sampled;
 use crate::data::DataError;
-use std::panic;
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// A fingerprint that a thread may still be at. It is needed first for a checkpoint.
+/// The longest time that all checkpoints of a run together wait for the hash of all bytes. Ten seconds are short enough after
+/// Ctrl-C. Gigabytes are read in that time; a terabyte takes an hour.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A fingerprint that a thread may still compute. It is needed first for a checkpoint.
 #[derive(Debug)]
 pub struct PendingFingerprint {
+    /// The fingerprint of samples, and then that of all bytes.
     known: Option<DataFingerprint>,
-    /// The thread that reads the files, until it was waited for.
-    thread: Option<JoinHandle<Result<DataFingerprint, DataError>>>,
+    /// The thread's results, until the last of them is there.
+    results: Option<Receiver<Result<DataFingerprint, DataError>>>,
+    /// The time that checkpoints may still wait.
+    patience: Duration,
 }
 
 impl PendingFingerprint {
     /// Begins to read the files, on a thread of its own.
     pub fn start(files: DataFiles) -> Self {
-        Self { known: None, thread: Some(thread::spawn(move || files.fingerprint(&[]))) }
+        if files == DataFiles::default() {
+            return DataFingerprint::synthetic().into();
+        }
+        let (sender, results) = mpsc::channel();
+        let told = sender.clone();
+        let thread = thread::Builder::new().name("fingerprint".to_owned());
+        if let Err(source) = thread.spawn(move || compute(&files, &sender)) {
+            let _ = told.send(Err(DataError::Thread { source }));
+        }
+        Self::of_results(results)
+    }
+
+    fn of_results(results: Receiver<Result<DataFingerprint, DataError>>) -> Self {
+        Self { known: None, results: Some(results), patience: PATIENCE }
+    }
+
+    /// The fingerprint of all bytes of the files: `found`, or computed on a thread if that is of samples.
+    pub(super) fn whole(found: DataFingerprint, files: &DataFiles) -> Self {
+        match found.rule {
+            HashRule::Whole => found.into(),
+            HashRule::Samples | HashRule::SamplesOfFormat1 => Self::start(files.clone()),
+        }
     }
 
     /// Tells of files that could not be read, as soon as that is known: before steps are done that no checkpoint could be
@@ -25,30 +55,91 @@ impl PendingFingerprint {
     /// # Errors
     /// A file that cannot be read, or that changed while it was read.
     pub fn check(&mut self) -> Result<(), DataError> {
-        match self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            true => self.wait().map(drop),
-            false => Ok(()),
-        }
+        self.receive(Duration::ZERO)
     }
 
-    /// The fingerprint. Waits until all files are read.
+    /// The fingerprint for a checkpoint: the hash of all bytes if it is ready in time, and otherwise the hash of samples.
     ///
     /// # Errors
     /// A file that cannot be read, or that changed while it was read.
     ///
     /// # Panics
-    /// Where an earlier call failed: the run ends with its error.
-    pub fn wait(&mut self) -> Result<&DataFingerprint, DataError> {
-        if let Some(thread) = self.thread.take() {
-            self.known = Some(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?);
+    /// If an earlier call failed: the run ends with its error.
+    pub fn for_checkpoint(&mut self) -> Result<&DataFingerprint, DataError> {
+        let begin = Instant::now();
+        self.receive(self.patience)?;
+        self.patience = self.patience.saturating_sub(begin.elapsed());
+        if self.known.is_none() {
+            self.receive_one()?;
         }
-        Ok(self.known.as_ref().expect("the run ended with the error that the thread gave"))
+        Ok(self.get())
+    }
+
+    /// The fingerprint of all bytes. Waits until they are read.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that changed while it was read.
+    ///
+    /// # Panics
+    /// If an earlier call failed: the run ends with its error.
+    pub fn wait(&mut self) -> Result<&DataFingerprint, DataError> {
+        while self.results.is_some() {
+            self.receive_one()?;
+        }
+        Ok(self.get())
+    }
+
+    fn get(&self) -> &DataFingerprint {
+        self.known.as_ref().expect("the run ended with the error that the thread gave")
+    }
+
+    /// Takes all results that come within this time.
+    fn receive(&mut self, time: Duration) -> Result<(), DataError> {
+        let begin = Instant::now();
+        while let Some(results) = &self.results {
+            match results.recv_timeout(time.saturating_sub(begin.elapsed())) {
+                Ok(result) => self.take(result)?,
+                Err(RecvTimeoutError::Timeout) => return Ok(()),
+                Err(RecvTimeoutError::Disconnected) => self.results = None,
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_one(&mut self) -> Result<(), DataError> {
+        let Some(results) = &self.results else { return Ok(()) };
+        match results.recv() {
+            Ok(result) => self.take(result),
+            Err(_) => {
+                self.results = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, result: Result<DataFingerprint, DataError>) -> Result<(), DataError> {
+        if !matches!(&result, Ok(found) if found.rule == HashRule::Samples) {
+            self.results = None;
+        }
+        self.known = Some(result?);
+        Ok(())
+    }
+}
+
+/// Sends the fingerprint of samples, which takes a moment, and that of all bytes.
+fn compute(files: &DataFiles, results: &Sender<Result<DataFingerprint, DataError>>) {
+    let samples = sampled::fingerprint(files);
+    let is_readable = samples.is_ok();
+    // The receiver may have gone, with the run.
+    let _ = results.send(samples);
+    if is_readable {
+        let _ = results.send(files.fingerprint(None));
     }
 }
 
 impl From<DataFingerprint> for PendingFingerprint {
     fn from(fingerprint: DataFingerprint) -> Self {
-        Self { known: Some(fingerprint), thread: None }
+        Self { known: Some(fingerprint), results: None, patience: Duration::ZERO }
     }
 }
 
@@ -60,6 +151,8 @@ mod tests {
     fn a_file_that_cannot_be_read_is_told_by_whoever_asks_first() {
         let files = DataFiles { train: Some("/nowhere/corpus.txt".into()), ..DataFiles::default() };
         let error = PendingFingerprint::start(files.clone()).wait().unwrap_err().to_string();
+        assert!(error.starts_with("cannot read `/nowhere/corpus.txt`"), "{error}");
+        let error = PendingFingerprint::start(files.clone()).for_checkpoint().unwrap_err().to_string();
         assert!(error.starts_with("cannot read `/nowhere/corpus.txt`"), "{error}");
         let mut pending = PendingFingerprint::start(files);
         let error = loop {
@@ -76,6 +169,33 @@ mod tests {
         let mut pending = PendingFingerprint::start(DataFiles::default());
         assert_eq!(pending.wait().unwrap(), &DataFingerprint::synthetic());
         pending.check().unwrap();
+        assert_eq!(pending.for_checkpoint().unwrap(), &DataFingerprint::synthetic());
         assert_eq!(pending.wait().unwrap(), &DataFingerprint::synthetic());
+    }
+
+    /// The data are a terabyte: the hash of all bytes is there when the test says so.
+    #[test]
+    fn a_checkpoint_does_not_wait_long_for_the_hash_of_all_bytes() {
+        let (sender, results) = mpsc::channel();
+        let whole = DataFingerprint { bytes: 1 << 40, ..DataFingerprint::synthetic() };
+        let samples = DataFingerprint { rule: HashRule::Samples, ..whole.clone() };
+        let mut pending = PendingFingerprint::of_results(results);
+        pending.patience = Duration::from_millis(20);
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            // Samples are waited for, also when no patience is left.
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(60));
+                sender.send(Ok(samples.clone())).unwrap();
+            });
+            assert_eq!(pending.for_checkpoint().unwrap(), &samples);
+        });
+        pending.patience = Duration::from_millis(20);
+        assert_eq!(pending.for_checkpoint().unwrap(), &samples);
+        assert_eq!(pending.patience, Duration::ZERO, "a run waits once");
+        assert!(begin.elapsed() < PATIENCE);
+        sender.send(Ok(whole.clone())).unwrap();
+        pending.check().unwrap();
+        assert_eq!(pending.for_checkpoint().unwrap(), &whole);
     }
 }

@@ -1,11 +1,11 @@
-//! The fingerprint of data in checkpoints of format 1: the files' sizes, and 64 blocks of 4 KiB of each file.
+//! Fingerprints of samples: the files' sizes, and blocks of 4 KiB of each file.
 //!
-//! A file of which most bytes changed may have the same one, so that no checkpoint is written with it any more
-//! ([`super::fingerprint`]). It is computed to compare data with an old checkpoint's.
+//! A file of which most bytes changed may have the same samples, so that a checkpoint has such a fingerprint only if it was
+//! saved before all bytes were read ([`super::PendingFingerprint`]), and in format 1.
 
-use super::fingerprint::{DataFiles, DataFingerprint, Fnv};
+use super::fingerprint::{DataFiles, DataFingerprint, Fnv, HashRule};
 use crate::data::{DataError, regular_files};
-use files::open_regular;
+use files::{Checksum, open_regular};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -13,15 +13,39 @@ use std::path::Path;
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
 
-/// The fingerprint of the training data by the old rule, which left `--input NAME=FILE` out.
+/// The most places of all files together: samples of 256 MiB are read in seconds, as long as there are fewer files.
+const BLOCKS_OF_ALL: u64 = 1 << 16;
+
+/// The fingerprint of the sizes and samples of all files.
 ///
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn fingerprint(files: &DataFiles) -> Result<DataFingerprint, DataError> {
+    let files = files.list()?;
+    let mut fingerprint = DataFingerprint::synthetic();
+    let places = (BLOCKS_OF_ALL / (files.len() as u64).max(1)).clamp(1, BLOCKS);
+    let mut sum = Checksum::default();
+    for (purpose, path) in &files {
+        sum.add(format!("{purpose}\n").as_bytes());
+        let size = sample(path, places, &mut |bytes| sum.add(bytes));
+        fingerprint.bytes += size.map_err(|source| DataError::Read { path: path.clone(), source })?;
+    }
+    if !files.is_empty() {
+        (fingerprint.hash, fingerprint.rule) = (sum.to_string(), HashRule::Samples);
+    }
+    Ok(fingerprint)
+}
+
+/// The fingerprint of the training data by the rule of format 1, which left `--input NAME=FILE` out.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(super) fn fingerprint_of_format_1(files: &DataFiles) -> Result<DataFingerprint, DataError> {
     let mut fingerprint = match &files.train {
         Some(path) => of(path)?,
         None => DataFingerprint::synthetic(),
     };
+    fingerprint.rule = HashRule::SamplesOfFormat1;
     if let Some(path) = &files.tokenizer {
         fingerprint.hash = format!("{} by {}", fingerprint.hash, of(path)?.hash);
     }
@@ -32,25 +56,25 @@ fn of(path: &Path) -> Result<DataFingerprint, DataError> {
     let mut hash = Fnv::default();
     let mut bytes = 0;
     for file in regular_files(path)? {
-        bytes +=
-            hash_file(&file, &mut hash).map_err(|source| DataError::Read { path: file.clone(), source })?;
+        let size = sample(&file, BLOCKS, &mut |bytes| hash.add(bytes));
+        bytes += size.map_err(|source| DataError::Read { path: file.clone(), source })?;
     }
-    Ok(DataFingerprint { bytes, hash: hash.to_string(), files: Vec::new() })
+    Ok(DataFingerprint { bytes, hash: hash.to_string(), ..DataFingerprint::synthetic() })
 }
 
-/// Hashes the size and up to [`BLOCKS`] blocks, the first and the last among them; returns the size.
-fn hash_file(path: &Path, hash: &mut Fnv) -> io::Result<u64> {
+/// Gives `add` the size and up to so many blocks, the first and the last among them; returns the size.
+fn sample(path: &Path, most: u64, add: &mut dyn FnMut(&[u8])) -> io::Result<u64> {
     let mut file = open_regular(path)?;
     let size = file.metadata()?.len();
-    hash.add(&size.to_le_bytes());
+    add(&size.to_le_bytes());
     let last = size.saturating_sub(BLOCK);
-    let places = BLOCKS.min(size.div_ceil(BLOCK)).max(1);
+    let places = most.min(size.div_ceil(BLOCK)).max(1);
     for place in 0..places {
         let start = u128::from(last) * u128::from(place) / u128::from((places - 1).max(1));
         file.seek(SeekFrom::Start(start as u64))?;
         let mut block = Vec::new();
         file.by_ref().take(BLOCK).read_to_end(&mut block)?;
-        hash.add(&block);
+        add(&block);
     }
     Ok(size)
 }
@@ -69,12 +93,37 @@ mod tests {
         fs::write(&train, bytes).unwrap();
         fs::write(&tokenizer, "{}").unwrap();
         let mut files = DataFiles { train: Some(train), ..DataFiles::default() };
-        let of = |files: &DataFiles| fingerprint(files).unwrap().to_string();
+        let of = |files: &DataFiles| fingerprint_of_format_1(files).unwrap().to_string();
         assert_eq!(of(&files), "1000000 bytes (hash 8aab810140099948)");
         files.tokenizer = Some(tokenizer);
         assert_eq!(of(&files), "1000000 bytes (hash 8aab810140099948 by 9caafcd328e9298b)");
         files.train = None;
         assert_eq!(of(&files), "0 bytes (hash synthetic by 9caafcd328e9298b)");
         assert_eq!(of(&DataFiles::default()), "0 bytes (hash synthetic)");
+    }
+
+    #[test]
+    fn samples_are_of_every_file_and_its_purpose() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, bytes: &[u8]| {
+            fs::write(folder.path().join(name), bytes).unwrap();
+            Some(folder.path().join(name))
+        };
+        let (train, other) = (file("a.bin", &[1; 10_000]), file("b.bin", &[2; 10_000]));
+        let input = |path: &Option<std::path::PathBuf>| {
+            path.clone().map(|path| ("x".to_owned(), path)).into_iter().collect()
+        };
+        let all = [
+            DataFiles { train: train.clone(), ..DataFiles::default() },
+            DataFiles { tokenizer: train.clone(), ..DataFiles::default() },
+            DataFiles { train: other.clone(), ..DataFiles::default() },
+            DataFiles { train: train.clone(), inputs: input(&other), ..DataFiles::default() },
+            DataFiles { train: train.clone(), inputs: input(&train), ..DataFiles::default() },
+        ];
+        let hashes: std::collections::BTreeSet<String> =
+            all.iter().map(|files| fingerprint(files).unwrap().hash).collect();
+        assert_eq!(hashes.len(), all.len());
+        // Data that is made up has no samples, and the fingerprint of the whole.
+        assert_eq!(fingerprint(&DataFiles::default()).unwrap(), DataFingerprint::synthetic());
     }
 }

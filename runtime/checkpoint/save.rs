@@ -3,7 +3,7 @@
 use super::description::{Description, Document};
 use super::error::CheckpointError;
 use super::tensor_file::MARK;
-use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
+use super::tensor_writer::{TensorLayout, TensorRow};
 use super::{DESCRIPTION, STATES, StateSource, load, padding};
 use files::disk::{self, OpenFile};
 use ir::{Module, State};
@@ -101,20 +101,12 @@ impl Checkpoints {
             disk::sync_folder(disk::parent(&self.folder))?;
         }
         disk::create_folder(temporary)?;
-        let write = |name: &str, contents: &mut dyn FnMut(&mut Out) -> Result<(), Failure>| {
-            let mut out = BufWriter::with_capacity(1 << 20, disk::create_new(&temporary.join(name))?);
-            contents(&mut out)?;
-            out.flush()?;
-            out.get_ref().sync().map_err(Failure::Disk)
-        };
-        let mut checksums = Checksums::new();
-        write(STATES, &mut |out| {
-            checksums = table.layout.write(out, |row| table.value(row, states))?;
-            Ok(())
+        let checksums = write_file(&temporary.join(STATES), |out| {
+            table.layout.write(out, |row| table.value(row, states))
         })?;
         let files = BTreeMap::from([(STATES.to_owned(), table.layout.bytes())]);
-        let document = Document::new(description.clone(), files, std::mem::take(&mut checksums));
-        write(DESCRIPTION, &mut |out| Ok(out.write_all(&document.to_bytes())?))?;
+        let document = Document::new(description.clone(), files, checksums).to_bytes();
+        write_file(&temporary.join(DESCRIPTION), |out| Ok(out.write_all(&document)?))?;
         disk::sync_folder(temporary)?;
         self.publish(temporary, path)?;
         Ok(())
@@ -134,6 +126,15 @@ impl Checkpoints {
 }
 
 type Out = BufWriter<OpenFile>;
+
+/// Writes a new file and waits until it is on the disk. Returns the result of `contents`.
+fn write_file<T>(path: &Path, contents: impl FnOnce(&mut Out) -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut out = BufWriter::with_capacity(1 << 20, disk::create_new(path)?);
+    let result = contents(&mut out)?;
+    out.flush()?;
+    out.get_ref().sync()?;
+    Ok(result)
+}
 
 /// Why a checkpoint was not written.
 enum Failure {
@@ -216,7 +217,7 @@ mod tests {
         }
     }
 
-    /// The checkpoint before or the one after is there, whole, whatever fails and whenever.
+    /// After any fault at any operation, the checkpoint before or the one after is there and whole.
     #[test]
     fn a_save_survives_every_fault_at_every_operation() {
         for replaced in [20, 10] {

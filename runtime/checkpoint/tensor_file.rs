@@ -1,7 +1,7 @@
 //! Files of safetensors: the header checked against the file's length, tensors read one at a time.
 
 use super::error::CheckpointError;
-use super::tensor_writer::{CHECKSUMS, Checksums, of_tensor};
+use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
 use bytes::Bytes;
 use ir::{DType, Type};
 use safetensors::Dtype as Stored;
@@ -25,8 +25,10 @@ pub struct TensorFile {
     path: PathBuf,
     file: File,
     tensors: BTreeMap<String, Entry>,
-    /// The checksums of all tensors, if the writer left them.
+    /// The checksums of the tensors, if the writer left them.
     checksums: Option<Checksums>,
+    /// The tensors of the file without a checksum, if others have one.
+    unchecked: Vec<String>,
     /// Written by a checkpoint: names and sizes are those of states.
     pub(super) of_states: bool,
     /// Written by PyTorch's own writer, which says so.
@@ -73,9 +75,17 @@ impl TensorFile {
         let word = |key: &str| metadata.metadata().as_ref()?.get(key).cloned();
         let of_states = word(MARK.0).as_deref() == Some(MARK.1);
         let of_pytorch = word("format").as_deref() == Some("pt");
-        let checksums =
-            word(CHECKSUMS).map(|text| read_checksums(&text, &tensors)).transpose().map_err(malformed)?;
-        Ok(Self { path: path.to_owned(), file, tensors, checksums, of_states, of_pytorch })
+        let checksums = word(CHECKSUMS).map(|text| read_checksums(&text)).transpose().map_err(malformed)?;
+        let unchecked = unchecked(&tensors, checksums.as_ref());
+        if let Some(name) = unchecked.first().filter(|_| of_states) {
+            return Err(malformed(format!("there is no checksum of its tensor `{name}`")));
+        }
+        Ok(Self { path: path.to_owned(), file, tensors, checksums, unchecked, of_states, of_pytorch })
+    }
+
+    /// The tensors of the file without a checksum, if others have one.
+    pub(super) fn unchecked(&self) -> &[String] {
+        &self.unchecked
     }
 
     /// The names of the tensors, sorted.
@@ -140,14 +150,22 @@ impl TensorFile {
             Ok(bytes)
         };
         let bytes = read().map_err(|source| CheckpointError::Read { path: self.path.clone(), source })?;
-        if let Some(checksums) = &self.checksums
-            && checksums.get(name) != Some(&of_tensor(entry.stored, &entry.dims, &bytes))
+        if let Some(sum) = self.checksums.as_ref().and_then(|checksums| entry.sum(name, checksums))
+            && *sum != sum_text(&entry.type_text(), &bytes)
         {
             let (path, tensor) = (self.path.clone(), name.to_owned());
             return Err(CheckpointError::Damaged { path, tensor, whole: None });
         }
         Ok(Some(bytes))
     }
+}
+
+/// The tensors without a checksum. A tool that adds or converts tensors leaves the sums of the tensors before: a tensor of
+/// another type or other sizes than its sum is another tensor.
+fn unchecked(tensors: &BTreeMap<String, Entry>, checksums: Option<&Checksums>) -> Vec<String> {
+    let Some(checksums) = checksums else { return Vec::new() };
+    let is_unchecked = |(name, entry): &(&String, &Entry)| entry.sum(name, checksums).is_none();
+    tensors.iter().filter(is_unchecked).map(|(name, _)| name.clone()).collect()
 }
 
 fn entry(info: &TensorInfo, start: u64) -> Entry {
@@ -157,14 +175,21 @@ fn entry(info: &TensorInfo, start: u64) -> Entry {
     Entry { dtype: dtype(info.dtype), dims, stored: info.dtype, place }
 }
 
-/// The checksums in the metadata, one for each tensor; or the defect.
-fn read_checksums(text: &str, tensors: &BTreeMap<String, Entry>) -> Result<Checksums, String> {
-    let checksums: Checksums =
-        serde_json::from_str(text).map_err(|error| format!("its checksums cannot be read: {error}"))?;
-    match tensors.keys().find(|name| !checksums.contains_key(*name)) {
-        Some(name) => Err(format!("there is no checksum of its tensor `{name}`")),
-        None => Ok(checksums),
+impl Entry {
+    /// The checksum of the tensor. `None` if there is none, or if it is of another type or other sizes.
+    fn sum<'c>(&self, name: &str, checksums: &'c Checksums) -> Option<&'c String> {
+        let ty = self.type_text();
+        checksums.get(name).filter(|sum| sum.split_once(' ').is_some_and(|(_, summed)| summed == ty))
     }
+
+    fn type_text(&self) -> String {
+        type_text(self.stored, &self.dims)
+    }
+}
+
+/// The checksums in the metadata, or the defect.
+fn read_checksums(text: &str) -> Result<Checksums, String> {
+    serde_json::from_str(text).map_err(|error| format!("its checksums cannot be read: {error}"))
 }
 
 /// The header, and where the tensors start; or what is wrong with it.
@@ -313,5 +338,40 @@ mod tests {
         assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
         let error = file.read("b").unwrap_err().to_string();
         assert!(error.contains("the bytes of `b` do not have the checksum"), "{error}");
+    }
+
+    /// The header of a file that a tool wrote, with the sums that were there before.
+    fn edited(words: &str, dtype: &str, shape: &str) -> String {
+        let sums = words.replace('"', "\\\"");
+        format!(
+            "{{\"__metadata__\":{{\"trainyard.xxh3\":\"{sums}\"}},\
+             \"a\":{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[0,4]}},\
+             \"b\":{{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,6]}}}}"
+        )
+    }
+
+    #[test]
+    fn a_tensor_that_a_tool_converted_or_added_is_taken_and_told() {
+        let data = [1, 2, 3, 4, 5, 6];
+        let of = |ty: &str, bytes: &[u8]| sum_text(ty, bytes);
+        let [a, b] = [of("F32[1]", &data[..4]), of("U8[2]", &data[4..])];
+        let open = |words: &str, dtype: &str, shape: &str, data: &[u8]| {
+            let (folder, path) = file_of(edited(words, dtype, shape).as_bytes(), data);
+            (TensorFile::open(&path).unwrap(), folder)
+        };
+        let both = format!("{{\"a\":\"{a}\",\"b\":\"{b}\"}}");
+        let (file, _folder) = open(&both, "F32", "[1]", &data);
+        assert!(file.unchecked().is_empty());
+        let other = [1, 2, 3, 9, 5, 6];
+        let (file, _folder) = open(&both, "F32", "[1]", &other);
+        assert!(file.read("a").is_err() && file.read("b").is_ok());
+        for (dtype, shape) in [("F16", "[2]"), ("F32", "[1,1]"), ("I32", "[1]")] {
+            let (file, _folder) = open(&both, dtype, shape, &other);
+            assert_eq!(file.unchecked(), ["a"]);
+            assert_eq!(file.read("a").unwrap().unwrap(), other[..4]);
+        }
+        let (file, _folder) = open(&format!("{{\"a\":\"{a}\"}}"), "F32", "[1]", &data);
+        assert_eq!(file.unchecked(), ["b"]);
+        assert_eq!(file.read("b").unwrap().unwrap(), data[4..]);
     }
 }

@@ -12,14 +12,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Seek, SeekFrom, Write};
 
-/// The word of the metadata that has the checksums: a JSON object from names to digits.
+/// The word of the metadata that has the checksums: a JSON object from names to [`sum_text`]s.
 pub(super) const CHECKSUMS: &str = "trainyard.xxh3";
 /// The name that the format keeps for its metadata.
 const METADATA: &str = "__metadata__";
 /// Bytes before the header: its length.
 const LENGTH: usize = 8;
 
-/// The checksum of each tensor of a file, by name.
+/// The checksum of each tensor of a file with the tensor's type, by name: `0123456789abcdef F32[2,3]`.
 pub type Checksums = BTreeMap<String, String>;
 
 /// A tensor that is to be written.
@@ -80,8 +80,8 @@ impl<'a> TensorLayout<'a> {
         out.write_all(&self.header(&checksums))?;
         for row in &self.rows {
             let bytes = value(row)?;
-            let sum = of_tensor(safetensors_type(row.dtype), &row.dims, &bytes);
-            checksums.insert(row.name.clone(), sum);
+            let ty = type_text(safetensors_type(row.dtype), &row.dims);
+            checksums.insert(row.name.clone(), sum_text(&ty, &bytes));
             out.write_all(&bytes)?;
         }
         out.seek(SeekFrom::Start(0))?;
@@ -92,7 +92,8 @@ impl<'a> TensorLayout<'a> {
     /// Sums of the right length.
     fn no_checksums(&self) -> Checksums {
         let zeros = "0".repeat(Checksum::DIGITS);
-        self.rows.iter().map(|row| (row.name.clone(), zeros.clone())).collect()
+        let type_text = |row: &TensorRow| type_text(safetensors_type(row.dtype), &row.dims);
+        self.rows.iter().map(|row| (row.name.clone(), format!("{zeros} {}", type_text(row)))).collect()
     }
 
     /// Length and header, the same number of bytes for all checksums.
@@ -132,12 +133,39 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// The checksum of a tensor: of its element type and sizes too, so that a header that is damaged is noticed.
-pub(super) fn of_tensor(dtype: Dtype, dims: &[u64], bytes: &[u8]) -> String {
-    let mut sum = Checksum::default();
-    sum.add(format!("{dtype:?}{dims:?}").as_bytes());
+/// An element type and sizes as checksums have them: `F32[2,3]`. The text is a part of the file format.
+pub(super) fn type_text(dtype: Dtype, dims: &[u64]) -> String {
+    let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
+    format!("{}[{}]", type_name(dtype), dims.join(","))
+}
+
+/// The name that the format has for an element type. The text of the library may change. Types that this program does not
+/// know are never written.
+fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F64 => "F64",
+        Dtype::F32 => "F32",
+        Dtype::F16 => "F16",
+        Dtype::BF16 => "BF16",
+        Dtype::I64 => "I64",
+        Dtype::I32 => "I32",
+        Dtype::I16 => "I16",
+        Dtype::I8 => "I8",
+        Dtype::U64 => "U64",
+        Dtype::U32 => "U32",
+        Dtype::U16 => "U16",
+        Dtype::U8 => "U8",
+        Dtype::BOOL => "BOOL",
+        _ => "OTHER",
+    }
+}
+
+/// The checksum of a tensor and its type: `0123456789abcdef F32[2,3]`. The sum is of the type too, so that the two belong
+/// together.
+pub(super) fn sum_text(ty: &str, bytes: &[u8]) -> String {
+    let mut sum = Checksum::of(ty.as_bytes());
     sum.add(bytes);
-    sum.to_string()
+    format!("{sum} {ty}")
 }
 
 #[cfg(test)]
@@ -167,20 +195,20 @@ mod tests {
         let words = metadata.metadata().as_ref().unwrap();
         assert_eq!(words["format"], "pt");
         assert_eq!(serde_json::from_str::<Checksums>(&words[CHECKSUMS]).unwrap(), checksums);
-        assert!(checksums.len() == 3 && checksums.values().all(|sum| sum != &"0".repeat(16)));
+        assert!(checksums.len() == 3 && checksums.values().all(|sum| !sum.starts_with(&"0".repeat(16))));
     }
 
+    /// Files that were written before must be read: a change here is a new format.
     #[test]
-    fn the_sum_of_a_tensor_is_of_its_type_and_sizes_too() {
-        let sum = |dtype, dims: &[u64]| of_tensor(dtype, dims, &[0; 24]);
-        let sums = [
-            sum(Dtype::F32, &[2, 3]),
-            sum(Dtype::F32, &[3, 2]),
-            sum(Dtype::I32, &[2, 3]),
-            sum(Dtype::F32, &[23]),
-        ];
-        let distinct: std::collections::BTreeSet<_> = sums.iter().collect();
-        assert_eq!(distinct.len(), sums.len());
+    fn the_text_of_a_sum_is_as_it_was() {
+        let bytes: Vec<u8> = (0..24).collect();
+        let sum = |dtype, dims: &[u64]| sum_text(&type_text(dtype, dims), &bytes);
+        expect_test::expect!["83e65bd4bf966613 F32[2,3]"].assert_eq(&sum(Dtype::F32, &[2, 3]));
+        expect_test::expect!["18636cdadf4efe70 I64[3]"].assert_eq(&sum(Dtype::I64, &[3]));
+        expect_test::expect!["31adf49fdce8f0cb U8[]"].assert_eq(&sum(Dtype::U8, &[]));
+        for ty in DType::ALL {
+            assert_eq!(type_name(safetensors_type(ty)), safetensors_type(ty).to_string());
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A small state table and its values, for the tests of this folder.
 
-use super::{DataFingerprint, Description, StateBytes};
+use super::{Checkpoints, DataFingerprint, Description, StateBytes};
 use crate::data::DataPosition;
 use ir::{DType, Initializer, Module, Role, Type};
 
@@ -32,11 +32,21 @@ pub(super) fn values(fill: u8) -> StateBytes {
 }
 
 pub(super) fn data() -> DataFingerprint {
-    DataFingerprint { bytes: 64, hash: "0123456789abcdef".to_owned(), files: Vec::new() }
+    DataFingerprint { bytes: 64, hash: "0123456789abcdef".to_owned(), ..DataFingerprint::synthetic() }
 }
 
 pub(super) fn description(step: u64) -> Description {
     let (epoch, batch_in_epoch) = (step / 12, step % 12);
     let position = DataPosition { step, epoch, batch_in_epoch, samples: 100, global_batch: 8, seed: 7 };
     Description::new(&module(), position, data())
+}
+
+/// A folder with the checkpoints of these steps.
+pub(super) fn saved(steps: &[u64]) -> (tempfile::TempDir, Checkpoints) {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
+    for &step in steps {
+        checkpoints.save(&module(), &description(step), &values(step as u8)).unwrap();
+    }
+    (folder, checkpoints)
 }

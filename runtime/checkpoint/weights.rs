@@ -35,6 +35,8 @@ pub struct WeightsReport {
     pub without: Vec<String>,
     /// Tensors that no state has the name of.
     pub unused: Vec<String>,
+    /// Tensors without a checksum in a file where others have one.
+    pub unchecked: Vec<String>,
 }
 
 /// Reads the values of parameters and buffers from `path`: a safetensors file of PyTorch or of another program, or
@@ -92,6 +94,7 @@ pub fn weights_of(
     }
     report.refused = refused;
     report.unused = unused(module, file, &report);
+    report.unchecked = file.unchecked().to_vec();
     if values.is_empty() { Err(nothing(module, file, &report)) } else { Ok(Weights { values, report }) }
 }
 
@@ -166,6 +169,13 @@ impl fmt::Display for WeightsReport {
         }
         if !self.unused.is_empty() {
             write!(f, "\n  = in the file, and not in the model: {}", list(&self.unused))?;
+        }
+        if !self.unchecked.is_empty() {
+            let names = list(&self.unchecked);
+            write!(
+                f,
+                "\n  = not checked, since a program changed or added them after the checksums were written: {names}"
+            )?;
         }
         Ok(())
     }

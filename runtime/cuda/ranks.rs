@@ -9,12 +9,14 @@ use crate::comm::local::Local;
 use crate::device::{Device, DeviceError};
 use crate::program::Program;
 use crate::ranks::{self, Ranks};
+use crate::room;
 use std::sync::Arc;
 
 /// Programs of one mesh on the stand-in of a GPU, or, where the mesh has several devices, of one for each rank.
 ///
 /// # Errors
-/// What has no kernel; programs of different meshes; what does not compile.
+/// An instruction without a kernel; programs of different meshes; a kernel that does not compile; programs that do not fit
+/// this machine's memory on all ranks together.
 pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Box<dyn Device + Send>, DeviceError> {
     if programs.iter().all(|program| program.mesh.devices() == 1) {
         return Ok(Box::new(Cuda::new(Host::new(order), programs)?));
@@ -31,6 +33,9 @@ pub(crate) fn on_stand_ins(
     through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
 ) -> Result<Ranks<Cuda<Host>>, DeviceError> {
     let count = programs.first().map_or(1, |program| program.mesh.devices());
+    // All of them take the memory of this machine; each driver asks for its own rank alone.
+    let checked = room::check_processor(programs.iter().map(|program| &**program), count);
+    checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
     let local = Local::new(count);
     let communicators = (0..count).map(|rank| through(Arc::new(local.communicator(rank)))).collect();
     let rank = |(rank, host)| Cuda::of_rank(host, lowered(rank), rank);

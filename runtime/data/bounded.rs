@@ -1,4 +1,4 @@
-//! The steps that a `tokenizer.json` puts a text through before its model, bounded in what they make of it.
+//! The steps of a `tokenizer.json` before its model, each with a bound on the bytes that it makes of a text.
 //!
 //! A step may make a text longer: `Replace` writes up to megabytes for each character, and forty steps that double a text
 //! make a terabyte of a byte. A step whose result could be too long is therefore tried on a piece of the text after the

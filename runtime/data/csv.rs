@@ -237,7 +237,7 @@ mod tests {
         let error = gunzip(path, &packed, 5 << 20).unwrap_err().to_string();
         assert_eq!(
             error,
-            "`zeros.csv.gz` unpacks to 6291456 bytes or more, and may take 5242880, half of the memory that is available: \
+            "`zeros.csv.gz` unpacks to 6291456 bytes or more, and may take 5242880 of the memory that is available: \
              unpack it (gunzip): a plain file is read where it is and takes no memory"
         );
     }

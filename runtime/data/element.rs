@@ -97,10 +97,15 @@ pub(super) fn feeds(from: DType, to: DType) -> bool {
     from == to || from == DType::Bool || from.is_float() == to.is_float()
 }
 
-/// Converts all elements of `bytes` into `out`, bools to bytes of 0 or 1, whatever stands in a file; the index and value of the first that does not fit is the error.
+/// Converts all elements of `bytes` into `out`. Bools become bytes of 0 or 1, also where a file has other bytes. The index and
+/// value of the first that does not fit is the error.
 pub(super) fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), (usize, Scalar)> {
     if from == to && from != DType::Bool {
         out.copy_from_slice(bytes);
+        return Ok(());
+    }
+    if from == DType::Bool && to.bytes() == 1 && !to.is_float() {
+        out.iter_mut().zip(bytes).for_each(|(slot, &byte)| *slot = u8::from(byte != 0));
         return Ok(());
     }
     let elements = bytes.chunks_exact(from.bytes() as usize).zip(out.chunks_exact_mut(to.bytes() as usize));
@@ -163,6 +168,32 @@ mod tests {
         let mut out = [9; 3];
         assert_eq!(convert(DType::Bool, &[0, 1, 7], DType::Bool, &mut out), Ok(()));
         assert_eq!(out, [0, 1, 1]);
+    }
+
+    #[test]
+    fn bools_feed_bytes_as_they_feed_wider_integers() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let [mut wide, mut narrow] = [vec![0; 512], vec![9; 256]];
+        convert(DType::Bool, &bytes, DType::I16, &mut wide).unwrap();
+        for to in [DType::Bool, DType::U8, DType::I8] {
+            convert(DType::Bool, &bytes, to, &mut narrow).unwrap();
+            assert!(wide.chunks_exact(2).map(|element| element[0]).eq(narrow.iter().copied()), "{to}");
+        }
+    }
+
+    /// Processors round such a number to f32 first, where it becomes 65520, and that to infinity.
+    #[test]
+    fn a_number_just_below_the_bound_of_half_precision_never_becomes_infinite() {
+        for number in [65_520f64.next_down(), -65_520f64.next_down(), 65_519.0, 65_520.0] {
+            let mut out = [0; 2];
+            match convert(DType::F64, &number.to_le_bytes(), DType::F16, &mut out) {
+                Ok(()) => {
+                    assert_eq!(read(DType::F16, &out), Scalar::Float(65_504f64.copysign(number)), "{number}");
+                }
+                Err(refused) => assert_eq!(refused, (0, Scalar::Float(number))),
+            }
+        }
+        assert!(convert(DType::F64, &65_519f64.to_le_bytes(), DType::F16, &mut [0; 2]).is_ok());
     }
 
     #[test]

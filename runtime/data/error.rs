@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use ir::DType;
 
 /// A data file, or a combination of data and model, that cannot be used. Every one is found before step 0.
+///
+/// Names in its text are as they are in the file: show it with [`one_line`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -14,6 +16,12 @@ pub enum DataError {
     Read {
         /// The file or folder.
         path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system has no thread left.
+    #[error("cannot start a thread to read the data: {source}")]
+    Thread {
         /// Why.
         source: io::Error,
     },
@@ -27,7 +35,7 @@ pub enum DataError {
     },
     /// A compressed file, or an array of one, that does not fit into memory.
     #[error(
-        "`{data}` unpacks to {bytes} bytes or more, and may take {most}, half of the memory that is available: {remedy}"
+        "`{data}` unpacks to {bytes} bytes or more, and may take {most} of the memory that is available: {remedy}"
     )]
     TooLarge {
         /// The file, or the file and key.
@@ -36,7 +44,7 @@ pub enum DataError {
         bytes: u64,
         /// Bytes that it may take.
         most: u64,
-        /// What would work.
+        /// A remedy.
         remedy: &'static str,
     },
     /// An extension that is neither text nor a format that is read.
@@ -357,6 +365,12 @@ pub enum DataError {
     },
 }
 
+/// The text of an error in data for a person. It has no parts on lines of their own; whatever hidden characters it has are
+/// those of names in a file, and are escaped.
+pub fn one_line(error: &DataError) -> String {
+    ir::visible(&error.to_string()).into_owned()
+}
+
 /// Names in backquotes, joined by commas.
 pub(super) fn list(names: &[String]) -> String {
     match names {
@@ -367,4 +381,20 @@ pub(super) fn list(names: &[String]) -> String {
 
 fn joined(dims: &[u64]) -> String {
     dims.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hostile_name_begins_no_line() {
+        let name = "w\n  = all is well \u{202e}".to_owned();
+        let there = vec![name.clone(); 2];
+        let hint = String::new();
+        let error = DataError::MissingKey { path: PathBuf::from(&name), key: name, hint, there };
+        let text = one_line(&error);
+        assert!(!text.contains(ir::is_hidden), "{text}");
+        assert_eq!(text.matches(r"\n  = all is well \u{202e}").count(), 4, "{text}");
+    }
 }

@@ -59,7 +59,7 @@ pub(super) fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError + '
     |source| DataError::Read { path: path.to_owned(), source }
 }
 
-/// The contents of `path`, mapped and not copied. A file that changes during the run is noticed: [`files::unchanged`].
+/// The contents of `path`, mapped and not copied. A file that changes during the run is noticed: [`files::changes`].
 pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
     files::map(path).map_err(read_error(path))
 }

@@ -37,7 +37,7 @@ mod unpack;
 
 pub use array::{Array, Batch};
 pub use decide::{Decision, Feed};
-pub use error::DataError;
+pub use error::{DataError, one_line};
 pub(crate) use file::regular_files;
 pub use loader::{DataPosition, Loader};
 pub use order::Permutation;

@@ -14,7 +14,7 @@ use super::table::{self, TableArray};
 pub(super) struct Header {
     pub(super) dtype: DType,
     pub(super) dims: Vec<u64>,
-    big_endian: bool,
+    pub(super) big_endian: bool,
     /// Bytes before the elements.
     start: usize,
 }

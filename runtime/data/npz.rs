@@ -4,6 +4,7 @@
 //! unpacked, and its checksum compared, when an input takes it: an array that nothing takes costs nothing.
 
 use std::io::{Cursor, Read};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
 use rayon::prelude::*;
@@ -28,7 +29,20 @@ enum Contents {
     /// In the file, as they are, with the checksum that the archive has of them.
     Stored { contents: Bytes, crc32: u32 },
     /// In the archive's entry of this number, compressed, `size` bytes when they are unpacked.
-    Compressed { archive: Archive, index: usize, size: u64 },
+    Compressed { archive: Archive, index: usize, size: u64, unpacked: Arc<Mutex<Weak<Unpacked>>> },
+}
+
+/// The unpacked contents of an entry, which all inputs that take the entry share as long as one of them has it.
+#[derive(Debug)]
+struct Unpacked(Vec<u8>);
+
+/// A share in unpacked contents.
+struct Share(Arc<Unpacked>);
+
+impl AsRef<[u8]> for Share {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.0
+    }
 }
 
 /// The arrays of the archive in `bytes`, of which the headers are read. The error is a sentence that says what is wrong.
@@ -62,7 +76,10 @@ fn open(bytes: &Bytes, archive: &mut Archive, index: usize) -> Result<ZippedArra
     entry.take(npy::LONGEST_HEADER as u64).read_to_end(&mut prefix).map_err(|error| damaged(&error))?;
     let header = Header::read(&prefix)?;
     header.check_size(size)?;
-    Ok(ZippedArray { header, contents: Contents::Compressed { archive: copy, index, size } })
+    Ok(ZippedArray {
+        header,
+        contents: Contents::Compressed { archive: copy, index, size, unpacked: Arc::default() },
+    })
 }
 
 fn slice(bytes: &Bytes, start: u64, size: u64) -> Option<Bytes> {
@@ -75,6 +92,14 @@ impl ZippedArray {
         &self.header
     }
 
+    /// The most bytes that it may be unpacked to. Bytes in the other order are swapped in a copy.
+    fn most(&self) -> u64 {
+        match self.header.big_endian {
+            true => unpack::most(),
+            false => unpack::most_in_place(),
+        }
+    }
+
     /// The array: a slice of the file where it is stored, else unpacked into memory.
     ///
     /// # Errors
@@ -85,7 +110,15 @@ impl ZippedArray {
                 check(contents, *crc32).map_err(LoadError::Damaged)?;
                 contents.clone()
             }
-            Contents::Compressed { archive, index, size } => unpack(archive.clone(), *index, *size)?,
+            Contents::Compressed { archive, index, size, unpacked } => {
+                let mut unpacked = unpacked.lock().unwrap_or_else(PoisonError::into_inner);
+                let shared = match unpacked.upgrade() {
+                    Some(shared) => shared,
+                    None => Arc::new(Unpacked(unpack(archive.clone(), *index, *size, self.most())?)),
+                };
+                *unpacked = Arc::downgrade(&shared);
+                Bytes::from_owner(Share(shared))
+            }
         };
         self.header.array(&contents).map_err(LoadError::Damaged)
     }
@@ -103,12 +136,12 @@ fn check(contents: &[u8], expected: u32) -> Result<(), String> {
     ))
 }
 
-/// The contents of a compressed entry; zip compares their checksum when it comes to their end.
-fn unpack(mut archive: Archive, index: usize, size: u64) -> Result<Bytes, LoadError> {
+/// The contents of a compressed entry, of at most so many bytes; zip compares their checksum when it comes to their end.
+fn unpack(mut archive: Archive, index: usize, size: u64, most: u64) -> Result<Vec<u8>, LoadError> {
     let damaged = |reason: String| LoadError::Damaged(format!("cannot be unpacked: {reason}"));
     let entry = archive.by_index(index).map_err(|error| damaged(error.to_string()))?;
-    match unpack::exactly(entry, size, unpack::most()) {
-        Ok(contents) => Ok(contents.into()),
+    match unpack::exactly(entry, size, most) {
+        Ok(contents) => Ok(contents),
         Err(UnpackError::Damaged(error)) => Err(damaged(error.to_string())),
         Err(UnpackError::TooLarge { bytes, most }) => Err(LoadError::TooLarge { bytes, most }),
     }
@@ -174,6 +207,19 @@ mod tests {
             assert_eq!(x.integers().map(|(_, value)| value).collect::<Vec<_>>(), [1, 2, -1]);
             assert_eq!((flag.dtype, flag.dims.len()), (DType::Bool, 0));
         }
+    }
+
+    #[test]
+    fn two_inputs_share_an_unpacked_array_until_none_has_it() {
+        let contents = npy("|u1", "False", "(3,)", &[1, 2, 3]);
+        let archive = archive(CompressionMethod::Deflated, &[("x.npy", contents)]);
+        let Entry::Zipped(array) = read(&archive).unwrap().remove("x").unwrap().unwrap() else { panic!() };
+        let [first, second] = [0, 1].map(|_| array.load().unwrap().bytes);
+        assert_eq!((first.as_ptr(), &first[..]), (second.as_ptr(), &[1, 2, 3][..]));
+        drop((first, second));
+        let Contents::Compressed { unpacked, .. } = &array.contents else { panic!() };
+        assert!(unpacked.lock().unwrap().upgrade().is_none(), "it stays in memory");
+        assert_eq!(array.load().unwrap().bytes, [1, 2, 3][..]);
     }
 
     #[test]
@@ -243,8 +289,8 @@ mod tests {
             format!("is u8[2000000], which does not take the {there} bytes that are there")
         );
         // The archive and the header agree, and the stream ends earlier.
-        let array = npy("|u1", "False", "(300000000,)", &[0; 2_000_000]);
-        let size = (array.len() - 2_000_000 + 300_000_000) as u32;
+        let array = npy("|u1", "False", "(3000000,)", &[0; 2_000_000]);
+        let size = (array.len() - 2_000_000 + 3_000_000) as u32;
         let error = load(&of_size(&array, size), "x").unwrap_err();
         assert!(error.ends_with("bytes are promised, and fewer are there"), "{error}");
         // So they do, and it ends later.

@@ -5,6 +5,7 @@
 //! the text alone, not on the number of threads.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rayon::prelude::*;
@@ -24,6 +25,12 @@ const LARGEST_FILE: usize = 256 << 20;
 
 /// Tokens of a byte of text, at most: a tokenizer that gives more makes gigabytes of a small text.
 const TOKENS_PER_BYTE: usize = 16;
+
+/// Bytes of the first trial of a text; each other trial has four times as many.
+const FIRST_TRIAL: usize = 1 << 10;
+
+/// The longest that a trial may take. The common tokenizers take a tenth of a second for a whole piece.
+const LONGEST_TRIAL: Duration = Duration::from_secs(4);
 
 type Tokenizer = TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, Unused, Unused>;
 
@@ -98,12 +105,41 @@ impl TextTokenizer {
         };
         // Each piece by itself: what is said of a panic belongs to the thread that it is on.
         let encode = |piece: &str| guarded(|| encode(piece));
-        let pieces: Result<Vec<Vec<u8>>, String> = pieces(text).into_par_iter().map(encode).collect();
+        let pieces = pieces(text);
+        let pace = pieces.first().map_or(Ok(()), |piece| self.check_pace(piece, LONGEST_TRIAL));
+        let pieces = pace.and_then(|()| pieces.into_par_iter().map(encode).collect::<Result<Vec<_>, _>>());
         let pieces = pieces.map_err(|reason| {
             let reason = format!("it makes no tokens of `{}`: {reason}", path.display());
             DataError::Tokenizer { path: self.path.clone(), reason }
         })?;
         Ok((pieces.concat().into(), width))
+    }
+
+    /// Refuses a tokenizer that would take hours for a text, as one may whose time grows with the cube of a word's length, or
+    /// whose regular expression goes back a million times at every character. Nothing can stop the library, so longer and
+    /// longer beginnings of the text are tried: the first that takes longer than `most` is the last.
+    fn check_pace(&self, text: &str, most: Duration) -> Result<(), String> {
+        let mut bytes = FIRST_TRIAL;
+        while bytes < text.len() {
+            let end = (bytes..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+            let try_once = || {
+                let begun = Instant::now();
+                guarded(|| {
+                    self.tokenizer.encode_fast(&text[..end], false).map_err(|error| error.to_string())
+                })?;
+                Ok::<_, String>(begun.elapsed())
+            };
+            let mut taken = try_once()?;
+            if taken > most {
+                // The machine may have been busy with other work.
+                taken = try_once()?.min(taken);
+            }
+            if taken > most {
+                return Err(format!("it takes {:.1} s for the first {end} bytes", taken.as_secs_f64()));
+            }
+            bytes *= 4;
+        }
+        Ok(())
     }
 }
 
@@ -282,6 +318,15 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_tokenizer_that_gives_too_many_tokens_of_a_text_is_refused() {
+        // A last step that is begun without a trial.
+        let step = r#"{"type": "Replace", "pattern": {"String": "e"}, "content": "CONTENT"}"#;
+        let step = step.replace("CONTENT", &"x".repeat(60));
+        let error = refusal(&with_steps(&step, ""), &"e".repeat(10_000));
+        assert!(error.contains("it gives 600000 tokens for a text of 10000 bytes"), "{error}");
+    }
+
+    #[test]
     fn an_added_token_is_no_way_around_the_bound() {
         let file = with_steps(&sequence(DOUBLE, 40), "");
         let file = file.replace("\"normalized\":false", "\"normalized\":true");
@@ -290,6 +335,19 @@ pub(super) mod tests {
             error.contains("tokenizer.json` is no tokenizer that can be read: its normalizers make"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_tokenizer_that_would_take_hours_is_left_after_a_beginning_of_the_text() {
+        // Of each word it tries every part, from the longest down.
+        let file = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": null, "model": {"type": "WordPiece", "unk_token": "?",
+            "continuing_subword_prefix": "", "max_input_chars_per_word": 1000000000, "vocab": {"?": 0, "a": 1}}}"#;
+        let (slow, text) = (open(file).unwrap(), "a".repeat(1 << 16));
+        let error = slow.check_pace(&text, Duration::from_millis(200)).unwrap_err();
+        assert!(error.starts_with("it takes "), "{error}");
+        let usual = open(&byte_level("null")).unwrap();
+        assert_eq!(usual.check_pace(&"the end of it\n".repeat(5000), LONGEST_TRIAL), Ok(()));
     }
 
     #[test]

@@ -21,10 +21,16 @@ pub(super) enum UnpackError {
     Damaged(io::Error),
 }
 
-/// The bytes that unpacked files may take: half of the memory that is available, since arrays are made from them. No limit
-/// where the system does not say.
+/// The most bytes of an unpacked file from which arrays are then copied: half of the memory that is available. No limit where
+/// the system does not say.
 pub(super) fn most() -> u64 {
     memory::available().map_or(u64::MAX, |available| available / 2)
+}
+
+/// The bytes that an unpacked array may take that is used as it is: seven eighths of the memory that is available, since other
+/// programs need some too. No limit where the system does not say.
+pub(super) fn most_in_place() -> u64 {
+    memory::available().map_or(u64::MAX, |available| available / 8 * 7)
 }
 
 /// Reads `reader` to its end, which comes after `size` bytes.

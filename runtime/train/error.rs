@@ -2,7 +2,7 @@
 
 use super::finite::NotFiniteState;
 use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
+use crate::data::{DataError, one_line};
 use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
 use ir::visible;
@@ -57,7 +57,7 @@ pub enum TrainError {
         kept: Option<PathBuf>,
     },
     /// The program does not have what the loop needs: a fault of the compiler.
-    #[error("program `{program}` has no {what} `{name}`, which training needs")]
+    #[error("program `{}` has no {what} `{}`, which training needs", visible(program), visible(name))]
     Lacks {
         /// The program.
         program: String,
@@ -67,7 +67,7 @@ pub enum TrainError {
         name: String,
     },
     /// The data does not have what the program takes: a fault of the driver.
-    #[error("the data has nothing for input `{name}` of program `{program}`")]
+    #[error("the data has nothing for input `{}` of program `{}`", visible(name), visible(program))]
     Unfed {
         /// The program.
         program: String,
@@ -90,9 +90,14 @@ pub enum TrainError {
         /// Those that are not whole.
         damaged: Vec<CheckpointError>,
     },
-    /// A file that the run reads is not what it was.
-    #[error("{0}, and go on with --resume: checkpoints that were saved are whole")]
-    Changed(#[from] files::FileChanged),
+    /// A file that the run reads was changed.
+    #[error("{}\n  = {}", visible(&changed.to_string()), changed_text(.kept))]
+    Changed {
+        /// The file and its change.
+        changed: files::FileChanged,
+        /// The newest checkpoint.
+        kept: Option<PathBuf>,
+    },
     /// The run's folder has another name, or is no more.
     #[error(
         "the folder `{}` was moved or removed while the run was writing into it\n  = put it back and go on with --resume; what \
@@ -110,7 +115,7 @@ pub enum TrainError {
     #[error(transparent)]
     Device(Box<DeviceError>),
     /// The data is not what it was.
-    #[error(transparent)]
+    #[error("{}", one_line(.0))]
     Data(#[from] DataError),
     /// The metrics could not be written or cut back.
     #[error(transparent)]
@@ -179,6 +184,17 @@ fn scale_text(kept: &Option<PathBuf>) -> String {
     match kept {
         Some(path) => format!("`{}` is from before that; {advice}", path.display()),
         None => advice.to_owned(),
+    }
+}
+
+fn changed_text(kept: &Option<PathBuf>) -> String {
+    match kept {
+        Some(path) => {
+            format!("put it back as it was, and go on with --resume from `{}`", path.display())
+        }
+        None => {
+            "no checkpoint was made before that; begin again with a file that no program writes to".to_owned()
+        }
     }
 }
 

@@ -72,7 +72,7 @@ impl fmt::Display for NotFiniteState {
 /// The states of a session as a checkpoint takes them. The first that training made infinite or NaN has no value, so that
 /// the checkpoint is not written. Every state is read and looked at once, just before it is written.
 pub(super) struct FiniteStates<'a, 'd> {
-    module: &'a Module,
+    states: BTreeMap<&'a str, &'a State>,
     session: &'a Session<'d>,
     refused: OnceLock<Refused>,
 }
@@ -87,7 +87,8 @@ pub(super) enum Refused {
 
 impl<'a, 'd> FiniteStates<'a, 'd> {
     pub(super) fn of(module: &'a Module, session: &'a Session<'d>) -> Self {
-        Self { module, session, refused: OnceLock::new() }
+        let states = module.states.values().map(|state| (state.name.as_str(), state)).collect();
+        Self { states, session, refused: OnceLock::new() }
     }
 
     /// Why a state had no value.
@@ -124,7 +125,7 @@ impl StateSource for FiniteStates<'_, '_> {
                 return None;
             }
         };
-        let state = self.module.states.values().find(|state| state.name == name)?;
+        let state = *self.states.get(name)?;
         if let Some(found) = self.made(state, &value) {
             let _ = self.refused.set(Refused::NotFinite(found));
             return None;

@@ -1,15 +1,24 @@
 //! The eval losses of a run: the lowest one, and whether the loss still falls.
 //!
-//! They are the metrics' own, so that a run that goes on knows them without a state of its own.
+//! A checkpoint has the losses up to it, so that a run that goes on compares with losses that have a checksum. Losses of
+//! other data or of another loss do not compare, and are forgotten.
 
+use crate::checkpoint::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations, PendingFingerprint};
+use crate::data::DataError;
 use crate::metrics::{MetricsError, read_metrics};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::Path;
 
-/// The eval losses of a run, by the steps done before each.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The eval losses of a run, by the steps done before each, and the conditions of the evaluations.
+#[derive(Debug)]
 pub struct EvalHistory {
     losses: BTreeMap<u64, f64>,
+    /// Whether earlier losses are in the metrics alone.
+    is_in_metrics: bool,
+    /// The fingerprint of the evaluation data.
+    data: PendingFingerprint,
+    measure: String,
 }
 
 /// An evaluation of a run.
@@ -22,14 +31,50 @@ pub struct Evaluation {
 }
 
 impl EvalHistory {
-    /// The evaluations in a file of metrics (`metrics.jsonl`).
+    /// The history of a run that begins.
+    pub fn new(conditions: EvalConditions) -> Self {
+        let data = PendingFingerprint::start(conditions.files);
+        Self { losses: BTreeMap::new(), is_in_metrics: false, data, measure: conditions.measure }
+    }
+
+    /// The history of a run that goes on from a checkpoint.
+    pub(super) fn of_checkpoint(earlier: EarlierEvaluations, measure: String) -> Self {
+        let EarlierEvaluations { data, losses, .. } = earlier;
+        Self { is_in_metrics: losses.is_none(), losses: losses.unwrap_or_default(), data, measure }
+    }
+
+    /// Adds the evaluations in a file of metrics (`metrics.jsonl`), if the checkpoint was too old to have them.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn read(metrics: &Path) -> Result<Self, MetricsError> {
-        let loss = |loss: Option<f64>| loss.filter(|loss| loss.is_finite());
-        let steps = read_metrics(metrics)?.into_iter();
-        Ok(Self { losses: steps.filter_map(|step| Some((step.step + 1, loss(step.eval_loss)?))).collect() })
+    pub fn complete(&mut self, metrics: &Path) -> Result<(), MetricsError> {
+        if std::mem::take(&mut self.is_in_metrics) {
+            let loss = |loss: Option<f64>| loss.filter(|loss| loss.is_finite());
+            let steps = read_metrics(metrics)?.into_iter();
+            self.losses = steps.filter_map(|step| Some((step.step + 1, loss(step.eval_loss)?))).collect();
+        }
+        Ok(())
+    }
+
+    /// Forgets all losses: the checkpoints that they belong to are those of another folder.
+    pub fn forget(&mut self) {
+        self.losses.clear();
+        self.is_in_metrics = false;
+    }
+
+    /// The fingerprint of the evaluation data.
+    pub(super) fn data(&mut self) -> &mut PendingFingerprint {
+        &mut self.data
+    }
+
+    /// The evaluations as a checkpoint has them.
+    ///
+    /// # Errors
+    /// A file of evaluation data cannot be read.
+    pub(super) fn for_checkpoint(&mut self) -> Result<Evaluations, DataError> {
+        let losses = self.losses.iter().map(|(&steps, &loss)| EvalLoss { steps, loss }).collect();
+        let data = self.data.for_checkpoint()?.clone();
+        Ok(Evaluations { data, measure: self.measure.clone(), losses })
     }
 
     /// Adds an evaluation after `steps` steps. Returns whether its loss is below all others.
@@ -60,7 +105,7 @@ impl EvalHistory {
     /// The number of evaluations after the one with the lowest loss.
     pub fn since_lowest(&self) -> u64 {
         let lowest = self.lowest().map_or(0, |lowest| lowest.steps);
-        self.losses.range(lowest + 1..).count() as u64
+        self.losses.range((Bound::Excluded(lowest), Bound::Unbounded)).count() as u64
     }
 }
 
@@ -70,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_lowest_loss_is_the_first_of_equal_ones() {
-        let mut history = EvalHistory::default();
+        let mut history = EvalHistory::new(EvalConditions::default());
         assert_eq!((history.lowest(), history.since_lowest()), (None, 0));
         let improved =
             [(5, 2.0), (10, 1.5), (15, 1.75), (20, 1.5), (25, 1.6)].map(|(n, loss)| history.add(n, loss));

@@ -1,7 +1,10 @@
 //! Going on: from the newest whole checkpoint of a run or a chosen one, with the metrics cut back to it.
 
 use super::error::TrainError;
-use crate::checkpoint::{CheckpointError, Checkpoints, DataFiles, Latest, PendingFingerprint, StateBytes};
+use super::history::EvalHistory;
+use crate::checkpoint::{
+    CheckpointError, Checkpoints, DataFiles, EvalConditions, Latest, PendingFingerprint, StateBytes,
+};
 use crate::data::Loader;
 use crate::metrics;
 use ir::Module;
@@ -14,8 +17,12 @@ pub struct Resumed {
     pub step: u64,
     /// The value of every state after them.
     pub values: StateBytes,
-    /// What the data is.
+    /// The fingerprint of the data.
     pub data: PendingFingerprint,
+    /// The eval losses up to the checkpoint that count.
+    pub history: EvalHistory,
+    /// Why earlier eval losses do not count: the conditions that changed.
+    pub forgotten: Option<&'static str>,
     /// The checkpoint.
     pub path: PathBuf,
     /// Newer checkpoints that were passed over, since they are not whole.
@@ -33,6 +40,7 @@ pub fn resume(
     module: &Module,
     loader: &Loader,
     data: &DataFiles,
+    evaluation: &EvalConditions,
 ) -> Result<Resumed, TrainError> {
     let latest = match step {
         Some(step) => Latest { checkpoint: Some(checkpoints.at(step)?), damaged: Vec::new() },
@@ -44,10 +52,16 @@ pub fn resume(
             damaged: latest.damaged,
         });
     };
+    // Cheap checks come first: the data may take an hour to read, and the values minutes.
+    checkpoint.check_table(module)?;
+    checkpoint.check_data_size(data)?;
+    let step = loader.resume(&checkpoint.description.position)?;
     let values = checkpoint.load(module)?;
     let data = checkpoint.check_data(data)?;
-    let step = loader.resume(&checkpoint.description.position)?;
-    Ok(Resumed { step, values, data, path: checkpoint.path, damaged: latest.damaged })
+    let earlier = checkpoint.evaluations(evaluation)?;
+    let forgotten = earlier.changed.filter(|_| checkpoint.has_eval_losses());
+    let history = EvalHistory::of_checkpoint(earlier, evaluation.measure.clone());
+    Ok(Resumed { step, values, data, history, forgotten, path: checkpoint.path, damaged: latest.damaged })
 }
 
 /// Makes a run's files those of the run after `step` steps: lines of the file `metrics` (`metrics.jsonl`) that come after

@@ -50,7 +50,7 @@ pub struct Run<'a> {
     pub metrics: MetricsWriter,
     /// What the user sees.
     pub progress: Progress,
-    /// The evaluations so far, as the metrics have them.
+    /// The evaluations so far, as the checkpoint has them.
     pub history: EvalHistory,
     /// The files that it reads, and its folder.
     pub surroundings: Surroundings,
@@ -110,11 +110,12 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
         if outcome.stopped || outcome.ended_early {
             break;
         }
-        run.surroundings.check()?;
+        run.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
         if open.is_none() {
             since = Instant::now();
         }
         run.data.check()?;
+        run.history.data().check()?;
         let begun = run.begin_step(step, microbatches, &outcome)?;
         if let Some(earlier) = open.take() {
             run.end_step(earlier, &mut since, &outcome)
@@ -148,7 +149,7 @@ pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Ou
     if saved != Some(outcome.steps) {
         run.save(schedule, saved, outcome.steps, &mut outcome)?;
     }
-    (outcome.lowest, outcome.best) = (run.history.lowest(), run.best()?);
+    (outcome.lowest, outcome.best) = (run.history.lowest(), run.best(schedule)?);
     Ok(outcome)
 }
 

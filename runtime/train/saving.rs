@@ -4,7 +4,7 @@ use super::error::TrainError;
 use super::finite::{FiniteStates, NotFiniteState, Refused};
 use super::history::Evaluation;
 use super::run::{BestCheckpoint, Outcome, Run, Schedule};
-use crate::checkpoint::Description;
+use crate::checkpoint::{Checkpoint, Description};
 
 impl Run<'_> {
     /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; then removes those that
@@ -16,17 +16,25 @@ impl Run<'_> {
         done: u64,
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
-        self.surroundings.check()?;
+        self.check_surroundings(outcome.checkpoint.as_ref())?;
         // A checkpoint never has steps behind it of which there are no metrics.
         self.metrics.sync()?;
-        let data = self.data.wait()?.clone();
-        let description = Description::new(self.module, self.loader.position(done), data);
+        let data = self.data.for_checkpoint()?.clone();
+        let evaluations = Some(self.history.for_checkpoint()?);
+        let position = self.loader.position(done);
+        let description = Description { evaluations, ..Description::new(self.module, position, data) };
         let states = FiniteStates::of(self.module, &self.session);
         let written = self.checkpoints.save(self.module, &description, &states);
         match states.refused() {
             Some(Refused::NotFinite(state)) => return Err(spoilt(state, schedule, saved, done, outcome)),
             Some(Refused::Device(error)) => return Err(error.into()),
-            None => outcome.checkpoint = Some(written?),
+            None => {
+                if written.is_err() {
+                    // Nothing can be written into a folder that is gone.
+                    self.surroundings.check_folder()?;
+                }
+                outcome.checkpoint = Some(written?);
+            }
         }
         if let Some(count) = schedule.keep {
             self.keep(count, done);
@@ -57,11 +65,25 @@ impl Run<'_> {
         }
     }
 
-    /// The checkpoint with the lowest eval loss, of those that were evaluated.
-    pub(super) fn best(&self) -> Result<Option<BestCheckpoint>, TrainError> {
-        let best = self.lowest_of(&self.checkpoints.steps()?);
-        Ok(best
-            .map(|evaluation| BestCheckpoint { path: self.checkpoints.path(evaluation.steps), evaluation }))
+    /// The checkpoint with the lowest eval loss, of those that were evaluated. If the best is wanted (`schedule.save_best`),
+    /// checkpoints that cannot be used are passed over with a note.
+    pub(super) fn best(&mut self, schedule: &Schedule) -> Result<Option<BestCheckpoint>, TrainError> {
+        let mut steps = self.checkpoints.steps()?;
+        while let Some(evaluation) = self.lowest_of(&steps) {
+            let path = self.checkpoints.path(evaluation.steps);
+            let usable = match schedule.save_best {
+                true => Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify(self.module)),
+                false => Ok(()),
+            };
+            match usable {
+                Ok(()) => return Ok(Some(BestCheckpoint { path, evaluation })),
+                Err(error) => self
+                    .progress
+                    .message(&format!("note: the checkpoint with the lowest eval loss is not used: {error}")),
+            }
+            steps.retain(|&step| step != evaluation.steps);
+        }
+        Ok(None)
     }
 
     fn lowest_of(&self, steps: &[u64]) -> Option<Evaluation> {

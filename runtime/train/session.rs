@@ -178,7 +178,7 @@ impl<'d> Session<'d> {
         Ok(loss)
     }
 
-    /// What made the first number that is not finite in a microbatch, before any update. The states are finite, but for
+    /// The cause of the first number that is not finite in a microbatch, before any update. The states are finite, but for
     /// those that were not when the run began.
     pub(super) fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
         if let Some(name) = self.began.first(f64::is_nan) {

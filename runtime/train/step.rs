@@ -56,7 +56,7 @@ impl Run<'_> {
         Ok(Begun { step, batch, losses, update })
     }
 
-    /// Looks at what a step came to, when the device has done it.
+    /// Collects the results of a step that the device has done.
     pub(super) fn end_step(
         &mut self,
         begun: Begun,
@@ -122,7 +122,7 @@ impl Run<'_> {
         Err(not_finite(step, GRADIENT, norm, cause, outcome))
     }
 
-    /// What made the first number that is not finite in any microbatch.
+    /// The cause of the first number that is not finite in any microbatch.
     fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
         if let Some(found) = FiniteStates::find(self.module, &self.session)? {
             return Ok(Some(Cause::State(found.name)));

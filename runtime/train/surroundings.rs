@@ -1,30 +1,144 @@
-//! What a run takes for granted while it goes on: the files that it reads stay as they are, and its folder stays its own.
+//! The files and the folder of a run, which nobody else may change while the run goes on.
 
 use super::error::TrainError;
-use files::FolderLock;
+use super::run::Run;
+use crate::checkpoint::PendingFingerprint;
+use files::{Change, FileChanged, FolderLock};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-/// The files and the folder of a run.
+/// The files are checked at most once in this time: data can be thousands of files, and a step can take a millisecond.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The files that a run reads, and the folder that it writes.
 #[derive(Debug, Default)]
 pub struct Surroundings {
-    /// Files that the run reads, or folders of them: the model and the data.
-    pub inputs: Vec<PathBuf>,
-    /// The lock of the folder that the run writes. `None` where the file system has no locks.
-    pub lock: Option<FolderLock>,
+    /// Files of training and evaluation data, or folders of them.
+    data: Vec<PathBuf>,
+    /// The model's files, or folders of them.
+    model: Vec<PathBuf>,
+    /// The lock of the output folder. `None` where the file system has no locks.
+    lock: Option<FolderLock>,
+    /// The time of the last check.
+    checked: Option<Instant>,
 }
 
 impl Surroundings {
-    /// Looks whether everything is as it was when the run began.
+    /// The surroundings of a run that reads its samples from `data`, maps the files of `model`, and writes into the folder of
+    /// the lock. A file of both is one of data.
+    pub fn new(data: Vec<PathBuf>, model: Vec<PathBuf>, lock: Option<FolderLock>) -> Self {
+        Self { data, model, lock, checked: None }
+    }
+
+    /// Checks the folder and the model's files: a run that has done its steps needs the data no more. `kept` is the newest
+    /// checkpoint.
     ///
     /// # Errors
-    /// A file that was changed or cut off; a folder that was moved or removed.
-    pub fn check(&self) -> Result<(), TrainError> {
-        files::unchanged(&self.inputs)?;
+    /// A file of the model that was written to or cut off; a folder that was moved or removed.
+    pub fn check_after_training(&self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
+        self.check_folder()?;
+        self.accept_model(kept).map(drop)
+    }
+
+    /// Checks the folder and all files. Returns the changes that do not matter, since the mapped bytes are those of the
+    /// beginning.
+    ///
+    /// # Errors
+    /// A file whose mapped bytes are lost or may have changed; a folder that was moved or removed; data that cannot be read.
+    fn check(
+        &mut self,
+        fingerprints: [&mut PendingFingerprint; 2],
+        kept: Option<&PathBuf>,
+    ) -> Result<Vec<FileChanged>, TrainError> {
+        self.checked = Some(Instant::now());
+        self.check_folder()?;
+        let mut accepted = self.accept_model(kept)?;
+        accepted.extend(self.accept_data(fingerprints, kept)?);
+        Ok(accepted)
+    }
+
+    /// Checks the output folder.
+    ///
+    /// # Errors
+    /// It was moved or removed.
+    pub(super) fn check_folder(&self) -> Result<(), TrainError> {
         match &self.lock {
             Some(lock) if !lock.is_in_place() => {
                 Err(TrainError::FolderGone { path: lock.folder().to_owned() })
             }
             _ => Ok(()),
         }
+    }
+
+    /// Accepts model files that were replaced or removed: a mapped file keeps its bytes then. Nobody knows the checksum of a
+    /// model file, so that any other change is an error.
+    fn accept_model(&self, kept: Option<&PathBuf>) -> Result<Vec<FileChanged>, TrainError> {
+        let mut changes = files::changes(&self.model);
+        changes.retain(|changed| !self.data.iter().any(|data| changed.path.starts_with(data)));
+        accept(changes, kept, |changed| changed.change == Change::Replaced)
+    }
+
+    /// Accepts changes of data files whose mapped bytes have a checksum of the fingerprints, which are waited for. A
+    /// fingerprint is never that of a file that changed after it was mapped.
+    fn accept_data(
+        &self,
+        fingerprints: [&mut PendingFingerprint; 2],
+        kept: Option<&PathBuf>,
+    ) -> Result<Vec<FileChanged>, TrainError> {
+        let changes = files::changes(&self.data);
+        // A file that is cut off may not be read.
+        let is_cut = |changed: &FileChanged| matches!(changed.change, Change::Cut { .. });
+        if changes.is_empty() || changes.iter().any(is_cut) {
+            return accept(changes, kept, |changed| !is_cut(changed));
+        }
+        let mut known = BTreeSet::new();
+        for fingerprint in fingerprints {
+            known.extend(fingerprint.wait()?.files.iter().map(|file| file.hash.as_str()));
+        }
+        accept(changes, kept, |changed| files::mapped_sums(changed).iter().all(|sum| known.contains(&**sum)))
+    }
+}
+
+/// Accepts these changes if all are harmless, and returns them.
+fn accept(
+    changes: Vec<FileChanged>,
+    kept: Option<&PathBuf>,
+    is_harmless: impl Fn(&FileChanged) -> bool,
+) -> Result<Vec<FileChanged>, TrainError> {
+    for changed in &changes {
+        if !is_harmless(changed) {
+            return Err(TrainError::Changed { changed: changed.clone(), kept: kept.cloned() });
+        }
+        files::accept(changed);
+    }
+    Ok(changes)
+}
+
+impl Run<'_> {
+    /// As [`Self::check_surroundings`], if the last check was a second ago.
+    pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
+        match self.surroundings.checked {
+            Some(checked) if checked.elapsed() < PERIOD => Ok(()),
+            _ => self.check_surroundings(kept),
+        }
+    }
+
+    /// Checks the files and the folder of the run, and tells of changes that do not matter. `kept` is the newest checkpoint.
+    ///
+    /// # Errors
+    /// A file whose mapped bytes are lost or may have changed; a folder that was moved or removed; data that cannot be read.
+    pub(super) fn check_surroundings(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
+        let changes = self.surroundings.check([&mut self.data, self.history.data()], kept)?;
+        if let Some(changed) = changes.first() {
+            let more = match changes.len() {
+                1 => String::new(),
+                count => format!(" (and {} more files)", count - 1),
+            };
+            self.progress.message(&format!(
+                "note: {changed}{more}; the run goes on with the bytes that it began with"
+            ));
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! `trainyard compile`: from a model to a program, and with `--train` to a trained model.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
+use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
 use runtime::program::Target;
@@ -18,7 +19,7 @@ use super::report::{self, Failure, Outcome, Severity, tell};
 use super::resuming::{self, Beginning};
 use super::summary;
 use crate::compilation::{self, Compilation, Source};
-use crate::config::{DataSource, InputSource, Length, Settings, Tokenizer};
+use crate::config::{DataSource, Length, Settings};
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::output::Folder;
@@ -71,7 +72,7 @@ pub(super) struct Ready {
     training: Option<(Loader, u64)>,
 }
 
-/// Where a command writes, and what it found there.
+/// The output folder of a command, with the run that was found in it.
 struct Place {
     folder: Folder,
     beginning: Beginning,
@@ -86,7 +87,9 @@ impl Compile {
         let lock = folder.lock(false, |_| {})?;
         let beginning = self.check_folder(&folder)?;
         let mut place = Place { folder, beginning, lock };
-        let device = hardware::choose(self.settings.device.device, &self.settings.parallel)?;
+        let settings = &self.settings;
+        let device =
+            hardware::choose(settings.device.device, &settings.parallel, settings.data.train.is_some())?;
         let ready = self.compile(&device)?;
         report::print(Severity::Warning, &ready.compilation.warnings);
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
@@ -122,42 +125,31 @@ impl Compile {
         Ok(())
     }
 
-    /// The files that a run reads.
-    fn inputs(&self) -> Vec<PathBuf> {
-        let Settings { data, .. } = &self.settings;
-        let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
-            DataSource::File(path) => Some(path),
-            DataSource::Synthetic => None,
-        });
-        let columns = data.input.iter().filter_map(|input| match &input.source {
-            InputSource::File(path) => Some(path),
-            _ => None,
-        });
-        let files = [&self.model].into_iter().chain(sources).chain(columns).cloned();
-        // Large tensors of the model stand in files beside it, which their maps have by their full names.
-        let external = self.model.parent().and_then(|folder| folder.canonicalize().ok());
-        files.chain(external).collect()
+    /// The files of training and evaluation data, or folders of them, with the tokenizer's.
+    fn data(&self) -> Vec<PathBuf> {
+        let DataFiles { train, tokenizer, inputs } = training::data_files(&self.settings);
+        let eval = self.settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+        train.into_iter().chain(eval).chain(tokenizer).chain(inputs.into_values()).collect()
+    }
+
+    /// The files and the folder that nobody else may change during the run.
+    fn surroundings(&self, lock: Option<FolderLock>) -> Surroundings {
+        // The model's large tensors are in files of its folder, which are mapped by their full paths.
+        let external = files::disk::parent(&self.model).canonicalize();
+        Surroundings::new(self.data(), [self.model.clone()].into_iter().chain(external).collect(), lock)
     }
 
     /// Refuses an output folder that cannot be used, before anything takes time. Returns where the run begins.
     fn check_folder(&self, folder: &Folder) -> Result<Beginning, Failure> {
-        let Settings { out, data, initial, .. } = &self.settings;
         let beginning = resuming::beginning(&self.settings, folder)?;
         if matches!(beginning, Beginning::Checkpoint { in_place: true, .. }) {
             export::check_folder(folder.path())?;
             return Ok(beginning);
         }
-        let sources = [&data.train, &data.eval].into_iter().flatten().filter_map(|source| match source {
-            DataSource::File(path) => Some(path),
-            DataSource::Synthetic => None,
-        });
-        let tokenizer = data.tokenizer.iter().filter_map(|tokenizer| match tokenizer {
-            Tokenizer::File(path) => Some(path),
-            Tokenizer::Bytes => None,
-        });
-        let reads = [&self.model].into_iter().chain(sources).chain(tokenizer).chain(&initial.weights);
-        let reads: Vec<&Path> = reads.map(PathBuf::as_path).collect();
-        folder.check(out.force || beginning == Beginning::Again, &reads)?;
+        let is_cleared = self.settings.out.force || beginning == Beginning::Again;
+        let weights = self.settings.initial.weights.iter().cloned();
+        let inputs = [self.model.clone()].into_iter().chain(self.data()).chain(weights);
+        folder.check(is_cleared, &inputs.collect::<Vec<_>>())?;
         Ok(beginning)
     }
 
@@ -245,12 +237,12 @@ impl Compile {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (device()?, training::start(compilation, settings, weights)?)
+                (device()?, training::start(compilation, settings, loader, weights)?)
             }
             None => {
                 let device = device()?;
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (device, training::start(compilation, settings, weights)?)
+                (device, training::start(compilation, settings, loader, weights)?)
             }
             Some(place) => {
                 let device = device()?;
@@ -271,18 +263,20 @@ impl Compile {
             _ => folder.clear()?,
         }
         self.write_plan(&folder, ready)?;
-        let surroundings = Surroundings { inputs: self.inputs(), lock };
+        let surroundings = self.surroundings(lock);
         let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
         let (outcome, surroundings) = training::train(setup, device, start, stop)?;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
         let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
-        surroundings.check().map_err(training::failure)?;
+        let check =
+            || surroundings.check_after_training(outcome.checkpoint.as_ref()).map_err(training::failure);
+        check()?;
         let exported = export::export(source, compilation, &states, folder.path())?;
-        surroundings.check().map_err(training::failure)?;
+        check()?;
         report::tell_lines(&summary::text(&outcome, best, &exported, steps));
         if best.is_none() && settings.run.exports_best() {
-            tell!("note: no checkpoint was evaluated: the last one is exported");
+            tell!("note: no checkpoint that was evaluated can be used: the last one is exported");
         }
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();

@@ -65,7 +65,8 @@ impl Opt {
     /// A file that cannot be read or is no program; passes that are not known; what a pass or the interpreter refuses.
     pub fn output(&self) -> Result<(String, Vec<Diagnostic>), Failure> {
         let manager = self.look.manager()?;
-        let text = std::fs::read_to_string(&self.file).map_err(|error| {
+        let read = files::open_regular(&self.file).and_then(std::io::read_to_string);
+        let text = read.map_err(|error| {
             Diagnostic::new(format!("cannot read the program: {error}")).at(place(&self.file))
         })?;
         let pipeline = match &self.pipeline {

@@ -56,8 +56,11 @@ impl Failure {
             Self::User(diagnostics) => diagnostics.clone(),
             Self::Fault(error) => {
                 let causes = error.chain().skip(1);
-                let told = causes.fold(lines(&error.to_string()), |told, cause| {
-                    told.note_lines(&format!("because {cause}"))
+                let told = causes.fold(Diagnostic::of_lines(error), |told, cause| {
+                    let Diagnostic { message, origin, notes } = Diagnostic::of_lines(&cause);
+                    let place = origin.map(|origin| format!("at {origin}"));
+                    let told = told.note(format!("because {message}"));
+                    place.into_iter().chain(notes).fold(told, Diagnostic::note)
                 });
                 vec![told.note("this is a fault of trainyard or of the machine, not of the model")]
             }
@@ -96,12 +99,6 @@ pub fn finish_parse_error(error: ParseError) -> ExitCode {
         }
         ParseError::Settings(diagnostics) => finish(Err(Failure::User(diagnostics))),
     }
-}
-
-/// A fault whose text may have several lines, as a compiler's has: the first is the message, the others are notes.
-fn lines(text: &str) -> Diagnostic {
-    let (first, others) = text.split_once('\n').unwrap_or((text, ""));
-    Diagnostic::new(first).note_lines(others)
 }
 
 /// Writes text for a person to standard output, as [`write_out`] does: whatever hidden characters it has, but its line
@@ -238,6 +235,22 @@ mod tests {
               = two\nlines, and \u{202e}back
         "]]
         .assert_eq(&render(Severity::Warning, &[diagnostic], false));
+    }
+
+    #[test]
+    fn every_line_of_a_fault_is_a_part_of_its_own() {
+        let cause = anyhow::anyhow!("no kernel\n  --> node \"/Add\"\n  = a note\nline 1: error");
+        let failure = Failure::from(cause.context("cannot compile\n  = another"));
+        expect![[r#"
+            error: cannot compile
+              = another
+              = because no kernel
+              = at node "/Add"
+              = a note
+              = line 1: error
+              = this is a fault of trainyard or of the machine, not of the model
+        "#]]
+        .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
     }
 
     #[test]

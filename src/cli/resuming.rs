@@ -1,4 +1,4 @@
-//! Going on with a run: the place where it begins, the flags that are other than before, and whether any step is left.
+//! Resuming a run: the step at which it begins, the flags that differ from the run before, and whether any step is left.
 
 use crate::compilation::Compilation;
 use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, Run, Settings};
@@ -30,8 +30,8 @@ pub(super) enum Beginning {
     },
 }
 
-/// Where the flags say that the run in `folder` begins. Errors: flags that contradict each other or the folder. Files are
-/// only read.
+/// Returns the place at which the run in `folder` begins by its flags. Errors: flags that contradict each other or the folder.
+/// No file is written.
 pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginning, Diagnostic> {
     let Some(resume) = &settings.run.resume else { return Ok(Beginning::Anew) };
     let place = resume.place(folder.path());
@@ -74,8 +74,8 @@ fn steps(place: &ResumePlace) -> Result<Vec<u64>, Diagnostic> {
     checked.and_then(|()| checkpoints.steps()).map_err(|error| Diagnostic::new(error.to_string()))
 }
 
-/// Refuses a folder without a checkpoint unless the same command began in it. The length of the run and the device may be
-/// others.
+/// Refuses a folder without a checkpoint unless the same command began in it. The length of the run and the device may
+/// differ.
 fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let path = folder.path().display();
     let refused = |why: String| Diagnostic::new(format!("{path} has no checkpoint to go on from, and {why}"));
@@ -111,7 +111,7 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     Err(notes.into_iter().fold(error, Diagnostic::note).note(format!("give the flags of then; {anew}")))
 }
 
-/// Refuses a folder in which a run of another model began; else a note on what is done again there.
+/// Refuses a folder in which a run of another model began; else returns a note on the steps that are done again.
 pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<Option<String>, Diagnostic> {
     let path = folder.path().display();
     let written = fs::read_to_string(folder.join("program.ir")).ok();
@@ -125,22 +125,22 @@ pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<
     let done = read_metrics(&folder.join(METRICS)).map_or(0, |metrics| metrics.len());
     let again = match done {
         0 => String::new(),
-        1 => ", and does the step again that was done after the last save".to_owned(),
+        1 => ", and does its first step again".to_owned(),
         steps => format!(", and does {steps} steps again"),
     };
     let is_begun = folder.join("program.ir").exists();
     Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it begins at step 0{again}")))
 }
 
-/// A note for each flag of the optimizer, the loss, the precision and the data that is not what the run in a folder was
-/// begun or last gone on with; none if its `config.toml` is not there or cannot be read.
+/// Returns a note for each flag of the optimizer, the loss, the precision and the data whose value differs from that in the
+/// `config.toml` of a run's folder; none if that file cannot be read.
 pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     let written = fs::read_to_string(Folder::new(from).join("config.toml"));
     let Some(then) = written.ok().and_then(|text| text.parse::<Table>().ok()) else { return vec![] };
     let now = table(settings);
     let mut keys =
         keys(&[Optimizer::augment_args, Loss::augment_args, Precision::augment_args, Data::augment_args]);
-    // The fingerprint of the data tells whether they are others; when a run is evaluated changes no step.
+    // The training data are compared by their fingerprint. The evaluations of a run change no step.
     keys.retain(|key| !["train", "eval-every"].contains(&key.as_str()));
     let changed = keys.iter().filter(|key| then.get(*key) != now.get(*key));
     let notes = changed.map(|key| {
@@ -150,7 +150,7 @@ pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     notes.chain(changed_end(from, &then, &now)).collect()
 }
 
-/// A note where the same schedule ends at another step, since it ends with the run.
+/// Returns a note if the same schedule ends at another step, because the run has another length.
 fn changed_end(from: &Path, then: &Table, now: &Table) -> Option<String> {
     let schedule = |table: &Table| Some(table.get("lr-schedule")?.as_str()?.to_owned());
     let length = |table: &Table| match (table.get("steps"), table.get("epochs")) {

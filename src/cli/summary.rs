@@ -1,9 +1,9 @@
-//! What a user is told when a run ends.
+//! The lines on the terminal at the end of a run.
 
 use crate::export::Exported;
 use runtime::train::{BestCheckpoint, Outcome};
 
-/// What a run came to. `best` is the checkpoint that was exported in place of the last.
+/// The result of a run as text. `best` is the checkpoint that was exported in place of the last.
 pub(super) fn text(
     outcome: &Outcome,
     best: Option<&BestCheckpoint>,

@@ -51,6 +51,16 @@ pub enum DataSource {
     File(PathBuf),
 }
 
+impl DataSource {
+    /// The file, unless the data is made up.
+    pub fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Synthetic => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
 impl FromStr for DataSource {
     type Err = ValueError;
 

@@ -42,6 +42,15 @@ impl Diagnostic {
         notes.fold(diagnostic, Self::note)
     }
 
+    /// As [`Self::of_error`], of a text that has a compiler's lines: each line after the first of a part is a note. Names in
+    /// such a text must be escaped already.
+    pub fn of_lines(error: &impl fmt::Display) -> Self {
+        let Self { message, origin, notes } = Self::of_error(error);
+        let (first, others) = message.split_once('\n').unwrap_or((&message, ""));
+        let told = Self { origin, ..Self::new(first) }.note_lines(others);
+        notes.iter().fold(told, |told, note| told.note_lines(note))
+    }
+
     /// Adds every line of a longer text, such as a compiler's, as a note of its own.
     pub fn note_lines(self, text: &str) -> Self {
         text.trim_end().lines().fold(self, Self::note)
@@ -92,6 +101,15 @@ mod tests {
         let diagnostic = Diagnostic::new("m").at("o").note("one").note("two");
         assert_eq!(Diagnostic::of_error(&diagnostic), diagnostic);
         assert_eq!(Diagnostic::of_error(&"m\nmore"), Diagnostic::new("m\nmore"));
+    }
+
+    #[test]
+    fn a_compilers_lines_become_notes_beside_the_parts() {
+        let diagnostic = Diagnostic::of_lines(&"failed\na.cu:1: error\n  here\n  --> node\n  = try\nmore\n");
+        assert_eq!(
+            diagnostic.to_string(),
+            "failed\n  --> node\n  = a.cu:1: error\n  =   here\n  = try\n  = more"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Text of a file as a person may see it: characters that steer a terminal, or that hide or reorder what stands beside
+//! Text of a file in a form that is safe to print: characters that steer a terminal, or that hide or reorder the text beside
 //! them, are written as escapes.
 //!
 //! Names in a model, a table or a checkpoint are chosen by whoever made the file. [`Diagnostic`](crate::Diagnostic)

@@ -1,7 +1,8 @@
 //! Checksums in a model that was written here, so that a file that a disk damaged is not trained further.
 //!
-//! Each tensor has the sum of its own bytes in its `metadata_props`: a tool that replaces a tensor makes a new one, without
-//! a sum. The model's `metadata_props` have the sum of all messages without the tensors' bytes; a tool that changes the
+//! Each tensor has its type and the sum of its own bytes in its `metadata_props`. A tool that replaces a tensor makes a new
+//! one, without a sum; a tool that converts a tensor in place keeps the entry, which is then of another type: both are taken,
+//! the second with a warning. The model's `metadata_props` have the sum of all messages without the tensors' bytes; a tool that changes the
 //! graph keeps that entry, so that a difference there is a warning.
 
 use crate::error::{Problem, quoted};
@@ -17,7 +18,7 @@ const KEY: &str = "trainyard.xxh3";
 /// Puts sums into a model whose tensors are all in its messages.
 pub(crate) fn seal(model: &mut ModelProto) {
     each_tensor(model, &mut |tensor| {
-        let sum = tensor.raw_data.as_ref().map(|bytes| of_tensor(tensor, bytes));
+        let sum = tensor.raw_data.as_ref().map(|bytes| sum_text(&type_text(tensor), bytes));
         set(&mut tensor.metadata_props, sum);
     });
     let sum = of_graph(model);
@@ -25,61 +26,88 @@ pub(crate) fn seal(model: &mut ModelProto) {
 }
 
 /// Compares a file's sums with its contents and takes them out of the messages; a file that is written gets new ones. Returns
-/// a warning on a graph that is not the one that was written.
+/// warnings on tensors and a graph that are not those that were written.
 ///
 /// # Errors
 /// The tensors whose bytes do not have the sum that they were written with.
-pub(crate) fn open(
-    model: &mut ModelProto,
-    files: &mut ExternalFiles,
-) -> Result<Option<Problem>, Vec<Problem>> {
-    let damaged = damaged_tensors(model, files);
+pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<Vec<Problem>, Vec<Problem>> {
+    let Tensors { damaged, converted } = compare_tensors(model, files);
     if !damaged.is_empty() {
         return Err(damaged);
     }
     let changed = changed_graph(model);
     set(&mut model.metadata_props, None);
     each_tensor(model, &mut |tensor| set(&mut tensor.metadata_props, None));
-    Ok(changed)
+    Ok(warning(&converted).into_iter().chain(changed).collect())
 }
 
-fn damaged_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Vec<Problem> {
-    let mut damaged = Vec::new();
+/// The tensors that are not those that were written.
+#[derive(Default)]
+struct Tensors {
+    damaged: Vec<Problem>,
+    /// Names of tensors of another type than their sums.
+    converted: Vec<String>,
+}
+
+fn compare_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Tensors {
+    let mut found = Tensors::default();
     each_tensor(model, &mut |tensor| {
         let Some(sum) = get(&tensor.metadata_props) else { return };
+        let (name, ty) = (quoted(tensor.name.as_deref().unwrap_or_default()), type_text(tensor));
+        if sum.split_once(' ').is_none_or(|(_, summed)| summed != ty) {
+            found.converted.push(name);
+            return;
+        }
         let bytes = match tensor.data_location == Some(DataLocation::External as i32) {
             // A file that is not there is told where the tensor is needed.
             true => files.load(tensor).ok(),
             false => tensor.raw_data.clone(),
         };
-        if bytes.is_some_and(|bytes: Bytes| of_tensor(tensor, &bytes) != sum) {
-            let name = quoted(tensor.name.as_deref().unwrap_or_default());
+        if bytes.is_some_and(|bytes: Bytes| sum_text(&ty, &bytes) != sum) {
             let message = format!(
                 "tensor {name} is damaged: its bytes do not have the checksum that they were written with"
             );
             let remedy = format!(
                 "write the file anew; or, if a program changed the tensor on purpose, remove {KEY} from its metadata_props"
             );
-            damaged.push(Problem::new(message).note(remedy));
+            found.damaged.push(Problem::new(message).note(remedy));
         }
     });
-    damaged
+    found
+}
+
+/// A warning on tensors that cannot be checked.
+fn warning(converted: &[String]) -> Option<Problem> {
+    let first = converted.first()?;
+    let more = match converted.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(
+        Problem::new(format!("tensor {first}{more} cannot be checked: its checksum is of another type or other dims"))
+            .note(format!("if no program converted it, the file is damaged; a program that converts it on purpose may remove {KEY} from metadata_props")),
+    )
 }
 
 fn changed_graph(model: &ModelProto) -> Option<Problem> {
     let sum = get(&model.metadata_props)?;
     (of_graph(model) != sum).then(|| {
         Problem::new("the graph is not the one that was written: its checksum is another")
-            .note(format!("if no program changed it on purpose, the file is damaged; such a program removes {KEY} from metadata_props"))
+            .note(format!("if no program changed it, the file is damaged; a program that changes it on purpose may remove {KEY} from metadata_props"))
     })
 }
 
-/// The sum of a tensor: of its element type and dims too.
-fn of_tensor(tensor: &TensorProto, bytes: &[u8]) -> String {
-    let mut sum = Checksum::default();
-    sum.add(format!("{:?}{:?}", tensor.data_type, tensor.dims).as_bytes());
+/// The element type, as its number, and the dims of a tensor: `1[2,3]`. The text is a part of the file format.
+fn type_text(tensor: &TensorProto) -> String {
+    let dims: Vec<String> = tensor.dims.iter().map(i64::to_string).collect();
+    format!("{}[{}]", tensor.data_type.unwrap_or_default(), dims.join(","))
+}
+
+/// The sum of a tensor and its type: `0123456789abcdef 1[2,3]`. The sum is of the type too, so that the two belong together.
+fn sum_text(ty: &str, bytes: &[u8]) -> String {
+    let mut sum = Checksum::of(ty.as_bytes());
     sum.add(bytes);
-    sum.to_string()
+    format!("{sum} {ty}")
 }
 
 /// The sum of the messages as they are with every tensor's bytes left out, wherever those are.
@@ -176,5 +204,44 @@ mod tests {
         tensor.raw_data = Some(Bytes::from_static(&[0; 8]));
         tensor.metadata_props.clear();
         assert!(Model::from_bytes(model.encode_to_vec().into(), None).is_ok());
+    }
+
+    /// As converters to half precision and quantizers do it.
+    #[test]
+    fn a_tensor_that_a_tool_converted_in_place_is_taken_with_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = ModelProto::decode(&*written(folder.path())).unwrap();
+        let load = |dims: &[i64], data_type: i32, bytes: &'static [u8]| {
+            let mut model = written.clone();
+            let tensor = &mut model.graph.as_mut().unwrap().initializer[0];
+            (tensor.dims, tensor.data_type) = (dims.to_vec(), Some(data_type));
+            tensor.raw_data = Some(Bytes::from_static(bytes));
+            Model::from_bytes(model.encode_to_vec().into(), None)
+        };
+        for (dims, data_type, bytes) in
+            [(&[2][..], 10, &[0; 4][..]), (&[3], 1, &[0; 12]), (&[1, 2], 1, &[0; 8])]
+        {
+            let warnings = load(dims, data_type, bytes).unwrap().warnings;
+            assert!(warnings[0].to_string().contains("tensor \"w\" cannot be checked"), "{warnings:?}");
+        }
+        assert!(load(&[2], 1, &[0; 8]).is_err());
+    }
+
+    /// A file that was written before must be read: a change of the sums is noticed here. UPDATE_EXPECT=1 writes the file anew.
+    #[test]
+    fn a_file_that_was_written_before_has_its_sums() {
+        let path =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/checksums/model.onnx");
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, written(tempfile::tempdir().unwrap().path())).unwrap();
+        }
+        let file = fs::read(&path).unwrap();
+        let read = Model::from_bytes(file.clone().into(), None).unwrap();
+        assert!(read.warnings.is_empty(), "{:?}", read.warnings);
+        let model = ModelProto::decode(&*file).unwrap();
+        let sums = [&model.graph.unwrap().initializer[0].metadata_props, &model.metadata_props];
+        let sums = sums.map(|entries| super::get(entries).unwrap());
+        assert_eq!(sums, ["bc5214504f60e921 1[2]", "2ee614a6940ceeac"]);
     }
 }

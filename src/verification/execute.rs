@@ -57,6 +57,9 @@ impl Execution {
     }
 }
 
+const REMEDY: &str =
+    "a smaller --microbatch, a smaller --bind or a smaller model of the same layers takes less";
+
 /// A program with the states it has reached.
 pub struct Machine<'m> {
     module: &'m Module,
@@ -80,7 +83,7 @@ impl<'m> Machine<'m> {
     ) -> Result<Self, Failure> {
         match mode {
             Mode::Exact | Mode::Typed => {
-                memory::check_step(module, microbatches)?;
+                memory::check_step(module, microbatches, REMEDY)?;
                 let mode = if mode == Mode::Exact { interp::Mode::Exact } else { interp::Mode::Typed };
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
@@ -216,7 +219,7 @@ fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Executio
 
 /// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
 fn refused(error: DeviceError) -> Failure {
-    let diagnostic = Diagnostic::of_error(&error);
+    let diagnostic = Diagnostic::of_lines(&error);
     match too_large(&error) {
         Some(large) => diagnostic.note(large.told()).into(),
         None => diagnostic.into(),

@@ -139,5 +139,9 @@ fn other_states(module: &Module, states: &Tensors) -> Tensors {
 /// Refuses a model whose states do not fit this machine's memory in f64, twice over.
 fn check_memory(module: &Module) -> Result<(), Diagnostic> {
     let states = module.states.values().map(|state| bytes_of(&state.ty)).fold(0, u64::saturating_add);
-    memory::check_tensors("the states of two programs take", states.saturating_mul(2))
+    memory::check_tensors(
+        "the states of two programs take",
+        states.saturating_mul(2),
+        "a smaller model of the same layers takes less",
+    )
 }

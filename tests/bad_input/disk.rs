@@ -83,7 +83,7 @@ fn a_disk_that_is_full_while_saving_keeps_the_checkpoint_before() {
     failed(
         &run_with_little_room(&place, 600, &format!("{flags} --steps 2")),
         expect![[r#"
-            error: cannot save the checkpoint of step 1 to `run/checkpoints/step-1`, which takes 1329912 bytes: File too large (os error 27)
+            error: cannot save the checkpoint of step 1 to `run/checkpoints/step-1`, which takes 1330936 bytes: File too large (os error 27)
               = there is no earlier checkpoint
         "#]],
     );
@@ -95,7 +95,7 @@ fn a_disk_that_is_full_while_saving_keeps_the_checkpoint_before() {
     failed(
         &run_with_little_room(&place, 600, &format!("{flags} --steps 4 --resume")),
         expect![[r#"
-            error: cannot save the checkpoint of step 3 to `run/checkpoints/step-3`, which takes 1329912 bytes: File too large (os error 27)
+            error: cannot save the checkpoint of step 3 to `run/checkpoints/step-3`, which takes 1330936 bytes: File too large (os error 27)
               = the checkpoint `run/checkpoints/step-2` is whole; go on from it with --resume
         "#]],
     );
@@ -130,7 +130,7 @@ fn damaged_checkpoints_are_passed_over_and_told_when_there_is_no_other() {
     let state = "run/checkpoints/step-2/state.safetensors";
     place.write(state, &place.read(state)[..1000]);
     let ended = place.succeed(&format!("{FRESH} --save-every 1 --steps 3 -o run --resume"));
-    expect!["note: passed over: `run/checkpoints/step-2/checkpoint.json` is damaged: `state.safetensors` beside it has 1000 bytes, not 1329912: is it cut off?"].assert_eq(ended.stderr.lines().find(|line| line.contains("step-2")).unwrap_or_default());
+    expect!["note: passed over: `run/checkpoints/step-2/checkpoint.json` is damaged: `state.safetensors` beside it has 1000 bytes, not 1330936: is it cut off?"].assert_eq(ended.stderr.lines().find(|line| line.contains("step-2")).unwrap_or_default());
     assert_eq!(place.metrics("run").len(), 3);
     for step in 1..=3 {
         fs::write(place.path(&format!("run/checkpoints/step-{step}/checkpoint.json")), "{")

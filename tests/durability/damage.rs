@@ -9,10 +9,15 @@ use crate::workplace::Workplace;
 const RUN: &str = "compile testdata/short-batch.onnx --train testdata/short-batch.npz --microbatch 4 --save-every 2 --threads 1";
 
 /// A sequence of numbers that look random, the same on every machine (Marsaglia, "Xorshift RNGs", 2003).
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -34,18 +39,20 @@ fn restore(place: &Workplace, files: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-/// The values that the run ends with.
-fn states(place: &Workplace) -> Vec<u8> {
+/// The values that the run ends with, and the trained model in both forms.
+fn results(place: &Workplace) -> [Vec<u8>; 4] {
     let file = place.read("run/checkpoints/step-6/state.safetensors");
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-    file[8 + length..].to_vec()
+    let [inference, training, weights] = ["model.onnx", "model-training.onnx", "model.safetensors"]
+        .map(|name| place.read(&format!("run/{name}")));
+    [file[8 + length..].to_vec(), inference, training, weights]
 }
 
 #[test]
 fn no_flipped_bit_and_no_cut_file_gives_another_model_silently() {
     let place = Workplace::new();
     place.succeed(&format!("{RUN} --steps 6 -o run"));
-    let expected = states(&place);
+    let expected = results(&place);
     fs::remove_dir_all(place.path("run")).unwrap();
     place.succeed(&format!("{RUN} --steps 4 -o run"));
     let files = files(&place);
@@ -55,7 +62,7 @@ fn no_flipped_bit_and_no_cut_file_gives_another_model_silently() {
     let read = ["state.safetensors", "checkpoint.json", "metrics.jsonl", "config.toml"];
     let names: Vec<&String> = files.keys().collect();
     let read: Vec<&String> = files.keys().filter(|name| read.iter().any(|end| name.ends_with(end))).collect();
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new();
     let (mut refused, mut told, mut harmless) = (0, 0, 0);
     for case in 0..300 {
         let among = if case % 3 == 0 { &read } else { &names };
@@ -80,7 +87,7 @@ fn no_flipped_bit_and_no_cut_file_gives_another_model_silently() {
                 refused += 1;
                 assert!(resumed.stderr.contains("error: "), "{what}: {}", resumed.stderr);
             }
-            Some(0) if states(&place) == expected => {
+            Some(0) if results(&place) == expected => {
                 let is_new = |line: &str| !undamaged.contains(line);
                 let mut notes = resumed
                     .stderr

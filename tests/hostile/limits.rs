@@ -28,12 +28,12 @@ fn more_threads_than_any_machine_has_are_refused() {
           --> trainyard.toml:1
     "#]]
     .assert_eq(&refused(&place.run(&format!("{RUN} --config trainyard.toml"))));
-    let output = place.command(RUN).env("RAYON_NUM_THREADS", "1000000").output();
-    expect![[r#"
-        error: RAYON_NUM_THREADS=1000000 asks for more than 1024 threads
-          = unset it: there is a thread for each core then
-    "#]]
-    .assert_eq(&refused(&Ended::of(output.expect("it can be started"))));
+    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        let output = place.command(RUN).env(name, "1000000").output();
+        let text = refused(&Ended::of(output.expect("it can be started")));
+        let first = format!("error: {name}=1000000 asks for more than 1024 threads\n");
+        assert_eq!(text, first + "  = unset it: there is a thread for each core then\n");
+    }
     place.succeed(&format!("{RUN} --threads 64"));
 }
 
@@ -48,6 +48,8 @@ fn more_ranks_than_the_processor_runs_are_refused() {
     expected.assert_eq(&refused(&place.run(&format!("compile {large} --train synthetic -o run"))));
     expected.assert_eq(&refused(&place.run(&format!("verify {large}"))));
     expected.assert_eq(&refused(&place.run(&format!("verify {large} --mode cpu"))));
+    // A program that is compiled alone takes no threads.
+    place.succeed(&format!("compile {large} -o plan"));
 }
 
 #[test]

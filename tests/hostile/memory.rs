@@ -1,5 +1,7 @@
 //! Models of a few hundred bytes that ask for more memory than any machine has.
 
+use std::io::Write;
+
 use crate::models::{File, integers, node, value, weight};
 use crate::refused;
 use crate::workplace::Workplace;
@@ -38,13 +40,44 @@ fn tall() -> File {
 fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
     let place = Workplace::new();
     place.write("stretched.onnx", &stretched().bytes());
-    for mode in ["exact", "typed", "cpu", "cuda"] {
+    for mode in ["exact", "typed"] {
         let text = refused(&place.run(&format!("verify stretched.onnx --mode {mode}")));
         assert!(text.starts_with("error: a step of the program takes "), "{mode}: {text}");
         assert!(text.contains("iB in the interpreter; this machine has "), "{mode}: {text}");
         assert!(text.contains("f32[8796093022208, 2, 3], which takes 384 TiB\n"), "{mode}: {text}");
         assert!(text.contains("  --> node \"/"), "{mode}: {text}");
     }
+}
+
+/// Numbers of another framework take the place of the reference, which is interpreted: the device alone asks for memory.
+#[test]
+fn verify_refuses_a_program_that_no_device_holds() {
+    let place = Workplace::new();
+    place.write("stretched.onnx", &stretched().bytes());
+    place.write("numbers.npz", &npz(&[("input.x", "2, 4", 8), ("output.y", "1, 2, 3", 6)]));
+    for (mode, device) in [("cpu", "this machine"), ("cuda", "the stand-in of a GPU")] {
+        let text = refused(&place.run(&format!("verify stretched.onnx --against numbers.npz --mode {mode}")));
+        assert!(text.starts_with("error: the program `g` needs "), "{mode}: {text}");
+        assert!(text.contains(&format!("; {device} has ")), "{mode}: {text}");
+        assert!(text.contains("the largest that a microbatch makes: 192.0 TiB by `"), "{mode}: {text}");
+    }
+}
+
+/// A file of arrays of f32 zeros: each its name, its dims and its length.
+fn npz(arrays: &[(&str, &str, usize)]) -> Vec<u8> {
+    let mut file = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+    for (name, dims, length) in arrays {
+        let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({dims}), }}\n");
+        let mut array = b"\x93NUMPY\x01\x00".to_vec();
+        array.extend((header.len() as u16).to_le_bytes());
+        array.extend(header.bytes());
+        array.resize(array.len() + 4 * length, 0);
+        let stored =
+            zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+        file.start_file(format!("{name}.npy"), stored).expect("the name is new");
+        file.write_all(&array).expect("it is in memory");
+    }
+    file.finish().expect("it is in memory").into_inner()
 }
 
 #[test]

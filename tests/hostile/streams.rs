@@ -22,6 +22,19 @@ fn place() -> Workplace {
     Workplace::with_text(10_000)
 }
 
+/// Opening a pipe waits until somebody writes to it.
+#[test]
+fn a_pipe_as_a_program_is_refused() {
+    let place = place();
+    let made = place.command_of(Path::new("mkfifo"), "program.ir").status();
+    assert!(made.expect("mkfifo can be started").success());
+    let text = crate::refused(&place.run("opt program.ir --pipeline fold"));
+    assert!(
+        text.starts_with("error: cannot read the program: it is a pipe, and a regular file is needed"),
+        "{text}"
+    );
+}
+
 #[test]
 fn a_full_error_stream_changes_no_exit_code() {
     let place = place();

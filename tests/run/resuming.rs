@@ -6,7 +6,7 @@ use super::{RUN, assert_same, place, refused, whole};
 use crate::running::Running;
 use crate::workplace::Ended;
 
-/// What a run says of the flags and the place it goes on with.
+/// The notes of a resumed run on its flags and its checkpoint.
 fn notes(ended: &Ended) -> Vec<&str> {
     let about = ["note: the run in ", "note: the schedule of the run in "];
     ended.stderr.lines().filter(|line| about.iter().any(|start| line.starts_with(start))).collect()
@@ -71,15 +71,18 @@ fn a_folder_whose_name_looks_like_a_step_is_meant_itself() {
     assert_eq!(place.checkpoints("run@2"), [2, 3, 4]);
 }
 
-/// A job scheduler repeats its command, whatever became of it.
+/// A job scheduler repeats its command, also after a failure.
 #[test]
 fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 -o run --resume");
-    let mut running = Running::start(place.command(&flags));
+    // So long that it is killed before its end; the length may be another when the command is repeated.
+    let mut running = Running::start(place.command(&flags.replace("--steps 20", "--steps 2000")));
     running.wait_for_lines(&place.path("run/metrics.jsonl"), 3);
     running.kill();
     assert_eq!(place.checkpoints("run"), Vec::<u64>::new());
+    // A killed run leaves its lock file, and the next command removes it.
+    std::fs::remove_file(place.path("run/.lock")).expect("the killed run had the folder");
     let begun = place.contents();
 
     // Another command is told apart from it, and another model.

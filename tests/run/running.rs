@@ -63,6 +63,12 @@ impl Running {
         assert_eq!(self.wait().status.signal(), Some(9), "it ended before it was killed");
     }
 
+    /// Kills it unless it has ended.
+    pub(crate) fn kill_if_running(mut self) -> Ended {
+        self.child.kill().expect("it can be killed");
+        self.wait()
+    }
+
     /// A line of /proc/PID/status, in bytes; nothing when it has ended.
     pub(crate) fn memory(&self, field: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;

@@ -48,7 +48,7 @@ pub(crate) fn train(
         start
     } else {
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
-        training::start(&compilation, settings, weights)?
+        training::start(&compilation, settings, &loader, weights)?
     };
     let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);
     folder.write(&[])?;

@@ -73,7 +73,7 @@ impl Workplace {
         ended
     }
 
-    /// Every file and folder but `testdata` and the locks of folders, which say who had them; with the bytes of the files.
+    /// Every file and folder but `testdata`, with the bytes of the files.
     pub(crate) fn contents(&self) -> BTreeMap<String, Option<Vec<u8>>> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -84,7 +84,6 @@ impl Workplace {
                     path.strip_prefix(self.folder.path()).expect("it is in the folder").display().to_string();
                 match (name.as_str(), path.is_dir()) {
                     ("testdata", _) => continue,
-                    _ if path.file_name().is_some_and(|name| name == ".lock") => continue,
                     (_, true) => folders.push(path),
                     (_, false) => drop(found.insert(name.clone(), Some(self.read(&name)))),
                 }

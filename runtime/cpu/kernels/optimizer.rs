@@ -72,8 +72,10 @@ vectorized! {
         first: &'a mut [T],
         second: &'a mut [T],
     ) {
+        // Without decay an infinite parameter stays as it is: zero times it would be NaN.
+        let decays = rule.decay != T::ZERO;
         for (((p, m), v), &g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
-            let g = g + rule.decay * *p;
+            let g = if decays { g + rule.decay * *p } else { g };
             *m = rule.beta1 * *m + rule.rest1 * g;
             *v = rule.beta2 * *v + rule.rest2 * g * g;
             *p = rule.keep * *p - rule.rate * *m / (v.sqrt() * rule.root + rule.eps);
@@ -111,8 +113,9 @@ vectorized! {
         parameter: &'a mut [T],
         velocity: &'a mut [T],
     ) {
+        let decays = decay != T::ZERO;
         for ((p, u), &g) in parameter.iter_mut().zip(velocity).zip(gradient) {
-            let g = g + decay * *p;
+            let g = if decays { g + decay * *p } else { g };
             *u = momentum * *u + g;
             *p = *p - rate * if nesterov { g + momentum * *u } else { *u };
         }
@@ -146,8 +149,9 @@ vectorized! {
         parameter: &'a mut [T],
         sum: &'a mut [T],
     ) {
+        let decays = decay != T::ZERO;
         for ((p, s), &g) in parameter.iter_mut().zip(sum).zip(gradient) {
-            let g = g + decay * *p;
+            let g = if decays { g + decay * *p } else { g };
             *s = *s + g * g;
             *p = *p - rate * g / (s.sqrt() + eps);
         }

@@ -37,9 +37,12 @@ DEVICE AdamRule<C> adam_rule(double beta1, double beta2, double eps, double rate
     return rule;
 }
 
+// The gradient with the parameter's share. Without decay an infinite parameter stays as it is: zero times it would be NaN.
+template <class C> DEVICE C decayed(C decay, C g, C parameter) { return decay == (C)0 ? g : g + decay * parameter; }
+
 // One element: `x` has the parameter and the moments.
 template <class C> DEVICE void apply(const AdamRule<C>& rule, C g, C (&x)[3]) {
-    g += rule.decay * x[0];
+    g = decayed(rule.decay, g, x[0]);
     x[1] = rule.beta1 * x[1] + rule.rest1 * g;
     x[2] = rule.beta2 * x[2] + rule.rest2 * g * g;
     x[0] = rule.keep * x[0] - rule.rate * x[1] / (sqrt(x[2]) * rule.root + rule.eps);
@@ -49,7 +52,7 @@ template <bool Nesterov, class C> struct SgdRule { C rate, decay, momentum; };
 
 // One element: `x` has the parameter and the velocity.
 template <bool Nesterov, class C> DEVICE void apply(const SgdRule<Nesterov, C>& rule, C g, C (&x)[2]) {
-    g += rule.decay * x[0];
+    g = decayed(rule.decay, g, x[0]);
     x[1] = rule.momentum * x[1] + g;
     x[0] -= rule.rate * (Nesterov ? g + rule.momentum * x[1] : x[1]);
 }
@@ -58,7 +61,7 @@ template <class C> struct AdagradRule { C rate, decay, eps; };
 
 // One element: `x` has the parameter and the sum of squares.
 template <class C> DEVICE void apply(const AdagradRule<C>& rule, C g, C (&x)[2]) {
-    g += rule.decay * x[0];
+    g = decayed(rule.decay, g, x[0]);
     x[1] += g * g;
     x[0] -= rule.rate * g / (sqrt(x[1]) + rule.eps);
 }

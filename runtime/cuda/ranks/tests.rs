@@ -1,7 +1,7 @@
 //! Stand-ins of several GPUs when something goes wrong: one fails in the middle of a step, and all end with its error; or what
 //! they are told is wrong, and shows. They need a C++ compiler.
 
-use super::{lowered, on_stand_ins};
+use super::{lowered, on_stand_ins, stand_in};
 use crate::cuda::host::Order;
 use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
 use crate::device::{Device, DeviceError, ProgramId, StepOutputs, step};
@@ -26,6 +26,14 @@ fn program(ranks: usize) -> Arc<Program> {
         }"#;
     let module = ir::text::parse(&text.replace("RANKS", &ranks.to_string())).unwrap();
     Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+}
+
+#[test]
+fn the_memory_of_all_ranks_is_asked_for_together() {
+    let mut large = Program::clone(&program(2));
+    large.memory.arena = u64::MAX / 4;
+    let error = stand_in(vec![Arc::new(large)], Order::default()).err().expect("no machine has so much");
+    assert!(matches!(&error, DeviceError::TooLarge(large) if large.ranks == 2), "{error}");
 }
 
 /// Three microbatches, in which the second rank fails at its second collective.

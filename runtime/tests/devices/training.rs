@@ -3,7 +3,7 @@
 use crate::compare::{Microbatch, assert_agrees, bytes, device, states};
 use ir::interp::{self, Missing};
 use ir::ops::NodeRef;
-use ir::ops::optimizer::{Adam, Sgd};
+use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use ir::ops::step::Accumulate;
 use ir::{At, Builder, DType, Initializer, Module, Operator, Phase, Role, StateId, Type, ValueId, testing};
 use proptest::prelude::*;
@@ -186,5 +186,48 @@ fn states_are_written_when_nobody_reads_the_old_value_any_more() {
         (0..3).map(|step| vec![microbatch(2 * step), microbatch(2 * step + 1)]).collect();
     for unfused in [false, true] {
         assert_agrees(&module, &LowerOptions { unfused, ..LowerOptions::default() }, &steps, 0.0);
+    }
+}
+
+/// As in PyTorch, which leaves the decay away where it is zero: zero times infinity would be NaN.
+#[test]
+fn an_infinite_parameter_that_does_not_decay_stays_infinite() {
+    let adam = |decoupled| Adam { beta1: 0.9.into(), beta2: 0.99.into(), eps: 1e-6.into(), decoupled };
+    let rules: [ir::Op; 4] = [
+        adam(true).into(),
+        adam(false).into(),
+        Sgd { momentum: 0.9.into(), nesterov: false }.into(),
+        Adagrad { eps: 1e-6.into() }.into(),
+    ];
+    for rule in rules {
+        let mut module = Module::new("masked");
+        let ty = Type::of(DType::F32, &[40]);
+        let initializer = Initializer::Splat(f64::NEG_INFINITY.to_bits());
+        let id = module.add_state("w", ty.clone(), Role::Parameter, initializer);
+        let parameter = module.states[id].input;
+        let mut b = Builder::new(&mut module, "test");
+        b.at(At::End(Phase::Update));
+        let splat = |b: &mut Builder, value| b.splat(ty.clone(), value).expect("it is well-typed");
+        let scalar = |b: &mut Builder, value| b.scalar(DType::F64, value).expect("a scalar");
+        let moments = if matches!(rule, ir::Op::Adam(_)) { 2 } else { 1 };
+        let mut operands = vec![parameter, splat(&mut b, 0.5)];
+        operands.extend((0..moments).map(|_| splat(&mut b, 0.25)));
+        operands.extend([0.1, 0.0].map(|value| scalar(&mut b, value)));
+        if moments == 2 {
+            operands.push(scalar(&mut b, 1.0));
+        }
+        let results = b.push(rule.clone(), &operands).expect("it is well-typed");
+        b.finish();
+        module.states[id].output = Some(results[0]);
+        let program = lower(&module, &LowerOptions::default()).expect("it lowers");
+        let mut updated = interp::initial_states(&module, 0, Missing::Draw).expect("states can be drawn");
+        let mut cpu = device(program, &updated, 1);
+        step(&mut cpu, ProgramId(0), &[vec![]]).expect("the step runs");
+        let on_cpu = states(&cpu, &module);
+        interp::step(&module, interp::Mode::Exact, &mut updated, &[BTreeMap::new()]).expect("the step runs");
+        for (place, states) in [("interpreter", updated), ("processor", on_cpu)] {
+            let is_kept = states[&id].floats().iter().all(|&x| x == f64::NEG_INFINITY);
+            assert!(is_kept, "{}, {place}: {:?}", rule.name(), states[&id]);
+        }
     }
 }

@@ -117,3 +117,60 @@ fn a_checkpoint_that_cannot_be_removed_ends_no_run() {
     });
     assert_eq!(steps.unwrap(), [15, 20]);
 }
+
+#[test]
+fn evaluations_of_other_data_or_another_loss_do_not_count_for_patience_and_the_best() {
+    let mut run = rising();
+    (run.schedule.steps, run.schedule.save_best) = (10, true);
+    run.go().unwrap();
+    let best = lowest(&run);
+    let eval = run.folder.path().join("eval.txt");
+    std::fs::write(&eval, "other text").unwrap();
+    let other_data = EvalConditions {
+        files: DataFiles { train: Some(eval), ..DataFiles::default() },
+        ..EvalConditions::default()
+    };
+    let other_loss = EvalConditions { measure: "another loss".to_owned(), ..EvalConditions::default() };
+    (run.resume, run.resume_at, run.schedule.steps) = (true, Some(10), 13);
+    for evaluation in [other_data, other_loss] {
+        (run.evaluation, run.schedule.patience) = (evaluation, Some(2));
+        let outcome = run.go().unwrap();
+        // The loss rises from step to step: the first of the new conditions is the lowest.
+        assert_eq!((outcome.lowest.unwrap().steps, outcome.ended_early, outcome.steps), (11, false, 13));
+        assert_eq!(outcome.best.unwrap().evaluation.steps, 11);
+    }
+    (run.evaluation, run.schedule.patience) = (EvalConditions::default(), None);
+    assert_eq!(run.go().unwrap().best.unwrap().evaluation.steps, best);
+}
+
+#[test]
+fn the_best_checkpoint_is_found_by_losses_that_have_a_checksum() {
+    let mut run = rising();
+    (run.schedule.steps, run.schedule.save_best) = (10, true);
+    run.go().unwrap();
+    let best = lowest(&run);
+    let digits = format!("\"eval_loss\":{}", run.metrics()[9].eval_loss.unwrap());
+    let text = std::fs::read_to_string(run.metrics_file()).unwrap();
+    assert!(text.contains(&digits));
+    std::fs::write(run.metrics_file(), text.replace(&digits, "\"eval_loss\":0.001")).unwrap();
+    (run.resume, run.schedule.steps) = (true, 11);
+    assert_eq!(run.go().unwrap().best.unwrap().evaluation.steps, best);
+}
+
+#[test]
+fn a_best_checkpoint_that_is_damaged_is_passed_over() {
+    let mut run = rising();
+    (run.schedule.steps, run.schedule.save_best) = (10, true);
+    run.go().unwrap();
+    let best = lowest(&run);
+    let path = run.checkpoints().path(best).join("state.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    (run.resume, run.schedule.steps) = (true, 11);
+    let next = run.go().unwrap().best.unwrap().evaluation.steps;
+    assert!(next != best && run.checkpoints().path(next).exists(), "step {next}");
+    // Without --export best nobody reads it.
+    (run.schedule.save_best, run.schedule.steps) = (false, 12);
+    assert_eq!(run.go().unwrap().best.unwrap().evaluation.steps, best);
+}

@@ -63,7 +63,7 @@ const DRIFT: [(&str, &str); 4] = [
     ("  update @step", "  update @drift = %202\n  update @step"),
 ];
 
-/// What a run is told that ends since a state is not finite: the steps, and the state.
+/// The message of a run that ends because a state is not finite: the steps, and the state.
 fn spoilt(run: &Setup) -> (u64, u64, String) {
     let error = run.go().unwrap_err();
     let TrainError::StateNotFinite { step, since, state, .. } = &error else { panic!("{error}") };
@@ -189,11 +189,21 @@ fn other_data_and_another_global_batch_are_refused() {
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
     let data = run.data_files();
-    let resume_with = |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data);
+    let resume_with =
+        |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data, &run.evaluation);
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();
     assert!(error.contains("the global batch was 4 then and is 8 now"), "{error}");
+    // The settings are compared before the data is read: other data of the same size is told of later.
+    let corpus = std::fs::read_to_string(run.corpus()).unwrap();
+    std::fs::write(run.corpus(), corpus.replace("heaven", "Heaven")).unwrap();
+    let error = resume_with(&doubled).unwrap_err().to_string();
+    assert!(error.contains("the global batch was 4 then and is 8 now"), "{error}");
+    // A loader maps the data as they are when it is made.
+    drop((loader, doubled));
+    let error = resume_with(&run.loader()).unwrap_err().to_string();
+    assert!(error.contains("was made with other data"), "{error}");
 }
 
 #[test]

@@ -13,7 +13,9 @@ mod short;
 use super::{
     EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, cut_back, resume, train,
 };
-use crate::checkpoint::{Checkpoints, DataFiles, PendingFingerprint, StateBytes, initial_states};
+use crate::checkpoint::{
+    Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, initial_states,
+};
 use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec};
 use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, Target, lower};
@@ -54,6 +56,8 @@ struct Setup {
     fault: Option<Fault>,
     /// The stand-in of a GPU, if it is on one.
     gpu: Option<on_gpu::Gpu>,
+    /// The conditions of its evaluations, which checkpoints name.
+    evaluation: EvalConditions,
 }
 
 /// The collective at which a rank panics, or else returns an error.
@@ -92,6 +96,7 @@ fn setup() -> Setup {
         on_line: OnLine::Nothing,
         fault: None,
         gpu: None,
+        evaluation: EvalConditions::default(),
     }
 }
 
@@ -124,8 +129,11 @@ impl Setup {
         for file in description["data"]["files"].as_array_mut().unwrap() {
             file.as_object_mut().unwrap().remove("place");
         }
+        let description_fields = description.as_object_mut().unwrap();
         // It is of the places too.
-        description.as_object_mut().unwrap().remove("checksum");
+        description_fields.remove("checksum");
+        // The metrics of a run tell when it was evaluated.
+        description_fields.remove("evaluations");
         [read("state.safetensors"), description.to_string().into_bytes()]
     }
 
@@ -182,14 +190,14 @@ impl Setup {
     ) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
-        let (start, values, data) = self.start(&module, &loader)?;
+        let (start, values, data, mut history) = self.start(&module, &loader)?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut device = exchange(self.device(&module), stop.clone());
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
         let mut run = Run {
-            surroundings: Surroundings { inputs: vec![self.corpus()], lock: None },
+            surroundings: Surroundings::new(vec![self.corpus()], Vec::new(), None),
             module: &module,
             session,
             loader: &loader,
@@ -197,7 +205,10 @@ impl Setup {
             checkpoints: self.checkpoints(),
             metrics: MetricsWriter::append(&self.metrics_file())?,
             progress: Progress::lines(Box::new(screen), self.schedule.steps, Duration::ZERO),
-            history: EvalHistory::read(&self.metrics_file())?,
+            history: {
+                history.complete(&self.metrics_file())?;
+                history
+            },
         };
         train(&mut run, &Schedule { start, ..self.schedule }, &stop)
     }
@@ -234,16 +245,21 @@ impl Setup {
         &self,
         module: &Module,
         loader: &Loader,
-    ) -> Result<(u64, StateBytes, PendingFingerprint), TrainError> {
+    ) -> Result<(u64, StateBytes, PendingFingerprint, EvalHistory), TrainError> {
         if !self.resume {
             let states = initial_states(module, 3, Missing::Refuse, self.given.clone()).unwrap();
-            return Ok((0, states, PendingFingerprint::start(self.data_files())));
+            let history = EvalHistory::new(self.evaluation.clone());
+            return Ok((0, states, PendingFingerprint::start(self.data_files()), history));
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
-        let resumed = resume(&checkpoints, self.resume_at, module, loader, &self.data_files())?;
-        let Resumed { step, values, data, .. } = resumed;
+        let resumed =
+            resume(&checkpoints, self.resume_at, module, loader, &self.data_files(), &self.evaluation)?;
+        let Resumed { step, values, data, mut history, .. } = resumed;
+        if self.resume_from.is_some() {
+            history.forget();
+        }
         cut_back(self.resume_at.and(Some(&checkpoints)), &self.metrics_file(), step)?;
-        Ok((step, values, data))
+        Ok((step, values, data, history))
     }
 }
 

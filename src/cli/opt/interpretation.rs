@@ -12,6 +12,9 @@ const SHOWN: usize = 32;
 /// The deviation of data that is not here, as of states that are drawn.
 const DEVIATION: f64 = 0.02;
 
+/// The program is all that `opt` is given: its dims are in its text.
+const REMEDY: &str = "smaller dims in the program's text take less; without --run nothing is computed";
+
 /// The outputs of one step of one microbatch, a comment line each. Inputs, and data whose bytes are not here, are drawn
 /// by (seed, name, element).
 pub(super) fn outputs(mut module: Module, seed: u64) -> Result<String, Diagnostic> {
@@ -49,9 +52,9 @@ fn check_size(module: &Module) -> Result<(), Diagnostic> {
         let error = Diagnostic::new(format!("the program has a value of {ty}: it runs on bound dims alone"));
         return Err(error.note("bind them first: --pipeline 'bind(batch=2) …'"));
     }
-    memory::check_step(module, 1)?;
+    memory::check_step(module, 1, REMEDY)?;
     let data = data.map(bytes_of).fold(0, u64::saturating_add);
-    memory::check_tensors("the tensors of the program's file take", data)
+    memory::check_tensors("the tensors of the program's file take", data, REMEDY)
 }
 
 /// Random numbers: floats made of normal ones, integers from 0 to below `limit`, booleans either.

@@ -1,7 +1,9 @@
 //! The memory that a step takes in the interpreter, known before anything of it is allocated.
 
-use crate::analysis::liveness;
-use crate::{Definition, Module, Type, ValueId};
+use super::held::Held;
+use crate::{Definition, Module, Op, Phase, Type, ValueId};
+use cranelift_entity::SecondaryMap;
+use std::collections::BTreeMap;
 
 /// The memory of one step in bytes. Sums that do not fit are `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,34 +33,137 @@ pub fn bytes_of(ty: &Type) -> u64 {
     ty.dims.iter().fold(each, |bytes: u64, dim| bytes.saturating_mul(dim.size().unwrap_or(1)))
 }
 
-/// The memory that [`super::step`] takes for so many microbatches. It is at least what the values themselves take;
-/// operators may need some more while they run.
+/// The memory that [`super::step`] takes for so many microbatches. It is a lower bound: that of the values themselves, each
+/// held once. Operators may need some more while they run, and a mesh holds partial values on every rank.
 pub fn memory(module: &Module, microbatches: usize) -> StepMemory {
-    // Changes of the sum of all live values, by position.
-    let mut changes = vec![0i128; module.order().len() + 2];
-    let mut largest: Option<(ValueId, u64)> = None;
-    for (value, lifetime) in liveness::values(module).iter() {
-        let Some(lifetime) = lifetime else { continue };
-        let bytes = bytes_of(module.ty(value));
-        changes[lifetime.first as usize] += i128::from(bytes);
-        changes[lifetime.last as usize + 1] -= i128::from(bytes);
-        if largest.is_none_or(|(_, most)| bytes > most) {
-            largest = Some((value, bytes));
-        }
-    }
-    let mut live = 0;
-    let sums = changes.into_iter().map(|change| {
-        live += change;
-        live
-    });
-    let most_live = sums.max().unwrap_or(0);
-    let states = module.states.values().map(|state| i128::from(bytes_of(&state.ty))).sum::<i128>();
-    let inputs = module.inputs.iter().map(|input| i128::from(bytes_of(module.ty(input.value)))).sum::<i128>();
-    // One copy of the inputs is live; the caller holds those of all microbatches besides.
-    let peak = most_live + states + inputs.saturating_mul(microbatches as i128);
+    let states: u128 = module.states.values().map(|state| u128::from(bytes_of(&state.ty))).sum();
+    let inputs: u128 = module.inputs.iter().map(|input| u128::from(bytes_of(module.ty(input.value)))).sum();
+    let mut step = Step::new(module);
+    step.run(microbatches);
+    // The caller holds the states, and the inputs of all microbatches.
+    let peak = step.peak + states + inputs.saturating_mul(microbatches as u128);
     StepMemory {
         peak: u64::try_from(peak).unwrap_or(u64::MAX),
-        largest: largest.map(|(value, bytes)| described(module, value, bytes)),
+        largest: largest(module).map(|(value, bytes)| described(module, value, bytes)),
+    }
+}
+
+/// The input, state or result of a node that takes the most memory; the first of several.
+fn largest(module: &Module) -> Option<(ValueId, u64)> {
+    let states = module.states.values().map(|state| state.input);
+    let inputs = module.inputs.iter().map(|input| input.value);
+    let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
+    let sizes = inputs.chain(states).chain(results).map(|value| (value, bytes_of(module.ty(value))));
+    sizes.reduce(|largest, other| if other.1 > largest.1 { other } else { largest })
+}
+
+/// A step in which values are counted and not computed, in the order of [`Run`](super::run::Run).
+struct Step<'m> {
+    module: &'m Module,
+    held: Held<'m>,
+    /// Bytes of each value that is held.
+    values: SecondaryMap<ValueId, u64>,
+    /// Bytes of the sums over microbatches that are not another value's too.
+    sums: BTreeMap<ValueId, u64>,
+    live: u128,
+    peak: u128,
+}
+
+impl<'m> Step<'m> {
+    fn new(module: &'m Module) -> Self {
+        let (held, values, sums) = (Held::new(module), SecondaryMap::new(), BTreeMap::new());
+        Self { module, held, values, sums, live: 0, peak: 0 }
+    }
+
+    fn run(&mut self, microbatches: usize) {
+        let module = self.module;
+        for state in module.states.values() {
+            if self.held.is_needed(state.input) {
+                self.enter(state.input);
+            }
+        }
+        self.phase(Phase::Prepare, microbatches > 0);
+        // Microbatches between the first two and the last differ from the second in nothing but the outputs before them.
+        for at in (0..microbatches.min(2)).chain((microbatches > 2).then(|| microbatches - 1)) {
+            if at > 2 {
+                self.report_again(microbatches - 3);
+            }
+            self.microbatch(at + 1 < microbatches);
+        }
+        for (sum, bytes) in std::mem::take(&mut self.sums) {
+            self.live -= u128::from(bytes);
+            self.enter(sum);
+        }
+        self.phase(Phase::Update, false);
+    }
+
+    fn microbatch(&mut self, more: bool) {
+        let module = self.module;
+        module.inputs.iter().for_each(|input| self.enter(input.value));
+        self.phase(Phase::Forward, more);
+        self.phase(Phase::Backward, more);
+        // A buffer that the microbatch wrote is the next one's, in the same memory.
+        for state in module.states.values() {
+            if state.output.is_some_and(|output| module.phase_of(output).is_microbatch()) {
+                self.free(state.input);
+            }
+        }
+    }
+
+    fn phase(&mut self, phase: Phase, more: bool) {
+        let module = self.module;
+        for (id, node) in module.nodes().filter(|(_, node)| node.phase == phase) {
+            if matches!(node.op, Op::Accumulate(_)) {
+                continue;
+            }
+            let results = node.results.iter().map(|&result| u128::from(self.bytes(result))).sum::<u128>();
+            self.peak = self.peak.max(self.live + results);
+            for &operand in &node.operands {
+                if self.held.is_freed(operand, id, node, more) {
+                    self.free(operand);
+                }
+            }
+            node.results.iter().for_each(|&result| self.enter(result));
+        }
+    }
+
+    /// Counts a value that is made: its sums, outputs and the value itself, as far as they are held.
+    fn enter(&mut self, value: ValueId) {
+        let bytes = self.bytes(value);
+        for &sum in self.held.sums(value) {
+            // The first addend of a sum is the sum, without a copy.
+            let of_sum = match self.sums.contains_key(&sum) {
+                true => bytes,
+                false if self.held.is_held(value) => 0,
+                false => bytes,
+            };
+            let before = self.sums.insert(sum, of_sum).unwrap_or(0);
+            self.live = self.live + u128::from(of_sum) - u128::from(before);
+        }
+        let reported = self.module.outputs.iter().filter(|output| output.value == value).count();
+        self.live += u128::from(bytes) * reported as u128;
+        self.free(value);
+        if self.held.is_held(value) {
+            self.values[value] = bytes;
+            self.live += u128::from(bytes);
+        }
+        self.peak = self.peak.max(self.live);
+    }
+
+    /// Counts the outputs of so many microbatches more.
+    fn report_again(&mut self, microbatches: usize) {
+        let reported = self.module.outputs.iter().map(|output| output.value);
+        let reported = reported.filter(|&value| self.module.phase_of(value).is_microbatch());
+        let bytes = reported.map(|value| u128::from(self.bytes(value))).sum::<u128>();
+        self.live += bytes.saturating_mul(microbatches as u128);
+    }
+
+    fn free(&mut self, value: ValueId) {
+        self.live -= u128::from(std::mem::take(&mut self.values[value]));
+    }
+
+    fn bytes(&self, value: ValueId) -> u64 {
+        bytes_of(self.module.ty(value))
     }
 }
 
@@ -99,15 +204,40 @@ mod tests {
 
     #[test]
     fn values_that_are_read_no_more_take_nothing() {
-        // An operand and a result are alive at once, and the caller holds the input.
+        // An operand and a result are alive at once, and the caller holds the input. The output is a copy of its value.
         for length in [2, 100] {
             assert_eq!(memory(&chain(1000, length), 1).peak, 3 * 8000);
         }
     }
 
+    /// `w + x`, the new value of `w`, after so many negations of `w`.
+    fn update(negations: usize) -> Module {
+        let mut module = Module::new("update");
+        let ty = Type::of(DType::F32, &[1000]);
+        let state = module.add_state("w", ty, crate::Role::Parameter, crate::Initializer::Zeros);
+        let mut value = module.states[state].input;
+        let mut b = Builder::new(&mut module, "test");
+        b.at(At::End(Phase::Update));
+        for _ in 0..negations {
+            value = b.one(Unary::Neg, &[value]).expect("it is well-typed");
+        }
+        b.tables().states[state].output = Some(value);
+        b.finish();
+        module
+    }
+
     #[test]
-    fn the_caller_holds_the_inputs_of_all_microbatches() {
-        assert_eq!(memory(&chain(1000, 2), 5).peak, 7 * 8000);
+    fn a_state_that_is_read_no_more_takes_nothing() {
+        // The caller holds the state; its copy is freed when it has been read.
+        for negations in [1, 2, 100] {
+            assert_eq!(memory(&update(negations), 1).peak, 3 * 8000);
+        }
+    }
+
+    #[test]
+    fn outputs_of_all_microbatches_are_held() {
+        let peak = |microbatches| memory(&chain(1000, 2), microbatches).peak;
+        assert_eq!([1, 2, 3, 4, 50].map(peak), [3, 5, 7, 9, 101].map(|values: u64| values * 8000));
     }
 
     #[test]

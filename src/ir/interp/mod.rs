@@ -8,6 +8,7 @@
 //! next. States, inputs and outputs are those of the whole mesh: split on the way in, put together on the way out.
 
 mod collective;
+mod held;
 mod memory;
 mod ranks;
 mod run;

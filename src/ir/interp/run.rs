@@ -1,13 +1,14 @@
 //! One step in progress.
 
+use super::held::Held;
 use super::ranks::{ByRank, Disagreement, Ranks};
 use super::{Mode, StateValues, StepOutputs, collective};
 use crate::ops::collective::Change;
 use crate::ops::elementwise::Binary;
 use crate::ops::{Interp, Parts};
 use crate::text::{Numbering, type_text};
-use crate::{Diagnostic, Module, Node, NodeId, Op, Operator, Phase, StateId, Tensor, Type, ValueId};
-use cranelift_entity::{EntitySet, SecondaryMap};
+use crate::{Diagnostic, Module, Node, Op, Operator, Phase, StateId, Tensor, Type, ValueId};
+use cranelift_entity::SecondaryMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,12 +18,7 @@ pub(super) struct Run<'m> {
     mode: Mode,
     ranks: Ranks<'m>,
     values: SecondaryMap<ValueId, Option<ByRank>>,
-    /// The last node that reads each value.
-    last_reader: SecondaryMap<ValueId, Option<NodeId>>,
-    /// New values of states: held to the end.
-    kept: EntitySet<ValueId>,
-    /// What each value adds to.
-    accumulated: SecondaryMap<ValueId, Vec<ValueId>>,
+    held: Held<'m>,
     sums: BTreeMap<ValueId, ByRank>,
     /// Buffers as the microbatches so far left them.
     carried: BTreeMap<StateId, ByRank>,
@@ -41,28 +37,17 @@ struct Call {
 
 impl<'m> Run<'m> {
     pub(super) fn new(module: &'m Module, mode: Mode, microbatches: usize) -> Self {
-        let mut run = Self {
+        Self {
             module,
             mode,
             ranks: Ranks::new(&module.mesh),
             values: SecondaryMap::new(),
-            last_reader: SecondaryMap::new(),
-            kept: EntitySet::new(),
-            accumulated: SecondaryMap::new(),
+            held: Held::new(module),
             sums: BTreeMap::new(),
             carried: BTreeMap::new(),
             to_come: microbatches,
             outputs: StepOutputs::new(),
-        };
-        for (id, node) in module.nodes() {
-            if matches!(node.op, Op::Accumulate(_)) {
-                run.accumulated[node.operands[0]].push(node.results[0]);
-            } else {
-                node.operands.iter().for_each(|&operand| run.last_reader[operand] = Some(id));
-            }
         }
-        run.kept.extend(module.states.values().filter_map(|state| state.output));
-        run
     }
 
     pub(super) fn step(
@@ -72,7 +57,7 @@ impl<'m> Run<'m> {
     ) -> Result<StepOutputs, Diagnostic> {
         let module = self.module;
         for (id, state) in module.states.iter() {
-            if self.is_needed(state.input) {
+            if self.held.is_needed(state.input) {
                 self.enter(state.input, &states[&id])?;
             }
         }
@@ -126,14 +111,6 @@ impl<'m> Run<'m> {
         if self.mode == Mode::Typed { tensor.rounded() } else { tensor }
     }
 
-    /// Whether something is still to read a value that is about to be defined.
-    fn is_needed(&self, value: ValueId) -> bool {
-        self.last_reader[value].is_some()
-            || self.kept.contains(value)
-            || !self.accumulated[value].is_empty()
-            || self.module.outputs.iter().any(|output| output.value == value)
-    }
-
     /// A global tensor from outside becomes a value.
     fn enter(&mut self, value: ValueId, tensor: &Tensor) -> Result<(), Diagnostic> {
         let tensor = self.rounded(tensor.clone());
@@ -143,7 +120,7 @@ impl<'m> Run<'m> {
 
     /// A value becomes known: it is added up and reported where it is to be, and held if a node will read it.
     fn define(&mut self, value: ValueId, parts: ByRank) -> Result<(), Diagnostic> {
-        for sum in self.accumulated[value].clone() {
+        for sum in self.held.sums(value).to_vec() {
             let total = match self.sums.remove(&sum) {
                 None => parts.clone(),
                 Some(total) => self.add(&total, &parts),
@@ -158,8 +135,7 @@ impl<'m> Run<'m> {
             let whole = self.ranks.join(ty, parts.clone());
             self.outputs.entry(output.name.clone()).or_default().push(whole);
         }
-        let held = self.last_reader[value].is_some() || self.kept.contains(value);
-        self.values[value] = held.then_some(parts);
+        self.values[value] = self.held.is_held(value).then_some(parts);
         Ok(())
     }
 
@@ -171,8 +147,7 @@ impl<'m> Run<'m> {
             }
             let results = self.node(node)?;
             for &operand in &node.operands {
-                let again = phase.is_microbatch() && !self.is_microbatch(operand) && self.to_come > 0;
-                if self.last_reader[operand] == Some(id) && !self.kept.contains(operand) && !again {
+                if self.held.is_freed(operand, id, node, self.to_come > 0) {
                     self.values[operand] = None;
                 }
             }

@@ -90,7 +90,7 @@ impl Operator for Adam {
             if self.decoupled {
                 p *= 1.0 - lr * weight_decay;
             } else {
-                g += weight_decay * p;
+                g = decayed(weight_decay, g, p);
             }
             m = beta1 * m + (1.0 - beta1) * g;
             v = beta2 * v + (1.0 - beta2) * g * g;
@@ -102,6 +102,11 @@ impl Operator for Adam {
         let out = |elements| Tensor::float(cx.results[0].dtype, cx.sizes(0), elements);
         vec![out(parameters), out(first), out(second)]
     }
+}
+
+/// A gradient with the parameter's share. Without decay an infinite parameter stays as it is: zero times it would be NaN.
+fn decayed(weight_decay: f64, gradient: f64, parameter: f64) -> f64 {
+    if weight_decay == 0.0 { gradient } else { gradient + weight_decay * parameter }
 }
 
 impl Operator for Sgd {
@@ -129,7 +134,7 @@ impl Operator for Sgd {
         let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
         for i in 0..len {
             let [p, g, u] = operands.map(|elements| elements[i]);
-            let g = g + weight_decay * p;
+            let g = decayed(weight_decay, g, p);
             let u = momentum * u + g;
             parameters.push(p - lr * if self.nesterov { g + momentum * u } else { u });
             velocities.push(u);
@@ -165,7 +170,7 @@ impl Operator for Adagrad {
         let operands = [0, 1, 2].map(|operand| cx.operands[operand].floats());
         for i in 0..len {
             let [p, g, s] = operands.map(|elements| elements[i]);
-            let g = g + weight_decay * p;
+            let g = decayed(weight_decay, g, p);
             let s = s + g * g;
             parameters.push(p - lr * g / (s.sqrt() + self.eps.get()));
             sums.push(s);

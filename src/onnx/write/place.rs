@@ -23,8 +23,7 @@ pub(super) fn replaced(
     model: &Model,
     replaced: &BTreeMap<String, Bytes>,
 ) -> Result<ModelProto, Vec<Problem>> {
-    let tensors: BTreeMap<&str, &Tensor> =
-        model.graph.tensors.iter().map(|tensor| (&tensor.name[..], tensor)).collect();
+    let tensors = by_name(model);
     let check = |(name, bytes): (&String, &Bytes)| check(name, bytes, tensors.get(&name[..]).copied()).err();
     let mut problems: Vec<Problem> = replaced.iter().filter_map(check).collect();
     let (proto, absent) = with_bytes(model, replaced);
@@ -34,17 +33,24 @@ pub(super) fn replaced(
 
 /// The problems that [`replaced`] would have with new bytes for the tensors `names`, whatever those bytes are.
 pub(super) fn problems(model: &Model, names: &BTreeSet<String>) -> Vec<Problem> {
+    let tensors = by_name(model);
     let mut problems: Vec<Problem> =
-        names.iter().filter_map(|name| replaceable(name, model.graph.tensor(name)).err()).collect();
+        names.iter().filter_map(|name| replaceable(name, tensors.get(&name[..]).copied()).err()).collect();
     let unknown = names.iter().map(|name| (name.clone(), Bytes::new())).collect();
     problems.extend(with_bytes(model, &unknown).1);
     problems
+}
+
+/// The tensors of the main graph by their names; of equal names the first.
+fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
+    model.graph.tensors.iter().rev().map(|tensor| (&tensor.name[..], tensor)).collect()
 }
 
 /// The model's messages, with the new bytes, and with the external data of the original in them; and the data that is not
 /// there.
 fn with_bytes(model: &Model, replaced: &BTreeMap<String, Bytes>) -> (ModelProto, Vec<Problem>) {
     let mut problems = Vec::new();
+    let tensors = by_name(model);
     let mut proto = model.proto.clone();
     if let Some(graph) = &mut proto.graph {
         for initializer in &mut graph.initializer {
@@ -56,7 +62,7 @@ fn with_bytes(model: &Model, replaced: &BTreeMap<String, Bytes>) -> (ModelProto,
         for node in constants {
             let name = node.output.first().cloned().unwrap_or_default();
             if let Some(bytes) = replaced.get(&name)
-                && let Some(tensor) = model.graph.tensor(&name)
+                && let Some(tensor) = tensors.get(&name[..])
             {
                 put_constant(node, tensor, bytes.clone());
             }

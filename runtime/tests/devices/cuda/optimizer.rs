@@ -16,17 +16,30 @@ fn rules() -> [Op; 5] {
     ]
 }
 
-/// An update by a rule; all tensors but the gradient die there if they are to.
+/// An update by a rule, with a decay of 0.01; all tensors but the gradient die there if they are to.
 fn update(w: &mut Writer, rule: &Op, dtype: DType, sizes: &[usize], gradient: ValueId, dies: bool) {
+    let parameter = w.floats(dtype, sizes);
+    update_of(w, rule, (dtype, sizes), [parameter, gradient], 0.01, dies);
+}
+
+/// As [`update`], of this parameter and with this decay.
+fn update_of(
+    w: &mut Writer,
+    rule: &Op,
+    (dtype, sizes): (DType, &[usize]),
+    read: [ValueId; 2],
+    decay: f64,
+    dies: bool,
+) {
     let states = if matches!(rule, Op::Adam(_)) { 2 } else { 1 };
-    let mut operands = vec![w.floats(dtype, sizes), gradient];
+    let mut operands = read.to_vec();
     operands.extend((0..states).map(|_| w.numbers(dtype, sizes, |x| x.abs() + 0.1)));
     if dies {
         for i in (0..operands.len()).filter(|&i| i != 1) {
             operands[i] = w.dying(operands[i]);
         }
     }
-    operands.extend([0.1, 0.01].map(|number| w.scalar(DType::F64, number)));
+    operands.extend([0.1, decay].map(|number| w.scalar(DType::F64, number)));
     if states == 2 {
         operands.push(w.scalar(DType::F64, 3.0));
     }
@@ -53,6 +66,18 @@ fn a_parameter_is_updated_wherever_its_gradient_lies() {
         }
         w.check(order as u32);
     }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn an_infinite_parameter_that_does_not_decay_stays_infinite() {
+    let mut w = Writer::default();
+    for rule in &rules() {
+        let parameter = w.numbers(DType::F32, &[40], |_| f64::NEG_INFINITY);
+        let gradient = w.floats(DType::F32, &[40]);
+        update_of(&mut w, rule, (DType::F32, &[40]), [parameter, gradient], 0.0, false);
+    }
+    w.check(1);
 }
 
 #[test]

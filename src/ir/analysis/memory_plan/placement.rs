@@ -49,8 +49,8 @@ pub fn aligned(bytes: u64) -> u64 {
     bytes.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
-/// Places buffers in one arena. Deterministic, and bounded in time: the number of comparisons of two buffers is, however many
-/// there are.
+/// Places buffers in one arena. The plan is the same each time, and the number of comparisons of two buffers is bounded,
+/// however many buffers there are.
 pub fn place(buffers: &[Buffer]) -> Placement {
     let live = live_bytes(buffers);
     let sized: Vec<usize> = (0..buffers.len()).filter(|&index| buffers[index].bytes > 0).collect();

@@ -1,5 +1,5 @@
-//! A plan in the order of time, as an allocator would make it: for programs of so many buffers that comparing each with
-//! each takes too long.
+//! A plan in the order of time, as an allocator would make it. It is for programs with so many buffers that comparing all pairs
+//! takes too long.
 
 use super::placement::Buffer;
 use std::cmp::Reverse;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// comes to life, the first of equal ones, and gives it back when it dies. Takes `n log n` time for `n` buffers.
 pub(super) fn sweep(buffers: &[Buffer]) -> (Vec<u64>, Vec<usize>) {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
-    // The largest of those that come together first; those that stay longest lie lowest.
+    // Of buffers that come to life together, the one that lives longest is placed first, then the largest.
     order.sort_by_key(|&index| {
         let Buffer { bytes, lifetime } = buffers[index];
         (lifetime.first, Reverse(lifetime.last), Reverse(bytes), index)
@@ -46,7 +46,7 @@ impl Gaps {
         if let Some(&(gap, offset)) = self.by_bytes.range((bytes, 0)..).next() {
             self.remove(offset, gap);
             if gap > bytes {
-                self.add(offset + bytes, gap - bytes);
+                self.add(offset.saturating_add(bytes), gap - bytes);
             }
             return offset;
         }
@@ -123,6 +123,13 @@ mod tests {
     fn gaps_beside_each_other_become_one() {
         let buffers = [buffer(64, 0, 0), buffer(64, 0, 0), buffer(64, 0, 2), buffer(128, 1, 2)];
         assert_eq!(peak(&buffers), 192);
+    }
+
+    #[test]
+    fn sizes_that_no_address_holds_do_not_overflow() {
+        let [half, other] = [(0, 2), (0, 0)].map(|(first, last)| buffer(1 << 63, first, last));
+        let (offsets, _) = sweep(&[half, half, other, buffer(64, 1, 1)]);
+        assert_eq!(offsets, [0, 1 << 63, u64::MAX, u64::MAX]);
     }
 
     #[test]

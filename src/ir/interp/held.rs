@@ -1,0 +1,57 @@
+//! How long the interpreter holds each value: [`Run`](super::run::Run) frees values by these rules, and
+//! [`memory`](super::memory()) counts them by the same.
+
+use crate::{Module, Node, NodeId, Op, ValueId};
+use cranelift_entity::{EntitySet, SecondaryMap};
+
+/// The readers of every value of a module.
+pub(super) struct Held<'m> {
+    module: &'m Module,
+    /// The last node that reads each value. Additions to sums over microbatches are made with the value, and do not count.
+    last_reader: SecondaryMap<ValueId, Option<NodeId>>,
+    /// New values of states: held to the end.
+    kept: EntitySet<ValueId>,
+    /// The sums over microbatches to which each value is added.
+    sums: SecondaryMap<ValueId, Vec<ValueId>>,
+}
+
+impl<'m> Held<'m> {
+    pub(super) fn new(module: &'m Module) -> Self {
+        let (mut last_reader, mut sums) = (SecondaryMap::new(), SecondaryMap::<_, Vec<ValueId>>::new());
+        for (id, node) in module.nodes() {
+            if matches!(node.op, Op::Accumulate(_)) {
+                sums[node.operands[0]].push(node.results[0]);
+            } else {
+                node.operands.iter().for_each(|&operand| last_reader[operand] = Some(id));
+            }
+        }
+        let mut kept = EntitySet::new();
+        kept.extend(module.states.values().filter_map(|state| state.output));
+        Self { module, last_reader, kept, sums }
+    }
+
+    /// The sums over microbatches to which a value is added where it is made.
+    pub(super) fn sums(&self, value: ValueId) -> &[ValueId] {
+        &self.sums[value]
+    }
+
+    /// Whether a value is held after it was made, added and reported.
+    pub(super) fn is_held(&self, value: ValueId) -> bool {
+        self.last_reader[value].is_some() || self.kept.contains(value)
+    }
+
+    /// Whether a value is held, added to a sum or reported.
+    pub(super) fn is_needed(&self, value: ValueId) -> bool {
+        self.is_held(value)
+            || !self.sums[value].is_empty()
+            || self.module.outputs.iter().any(|output| output.value == value)
+    }
+
+    /// Whether an operand of a node is freed after the node. A value from before the microbatches is read again in each of
+    /// them, `more` of which are to come.
+    pub(super) fn is_freed(&self, operand: ValueId, id: NodeId, node: &Node, more: bool) -> bool {
+        let is_read_again =
+            more && node.phase.is_microbatch() && !self.module.phase_of(operand).is_microbatch();
+        self.last_reader[operand] == Some(id) && !self.kept.contains(operand) && !is_read_again
+    }
+}

@@ -148,6 +148,14 @@ impl Context<'_> {
         }
     }
 
+    /// The type of an input that is known integers.
+    pub(super) fn known_dtype(&self, call: &Call, i: usize) -> DType {
+        match call.input(i).and_then(|name| self.entries.get(name)) {
+            Some(Entry::Ints(_, dtype)) => *dtype,
+            _ => DType::I64,
+        }
+    }
+
     /// An input whose numbers the import needs now (axes, starts, repeats…), or nothing if it is left out.
     pub(super) fn numbers(&self, call: &Call, i: usize, what: &str) -> Result<Option<Vec<i64>>, Problem> {
         if call.input(i).is_none() {
@@ -160,7 +168,7 @@ impl Context<'_> {
         })?;
         let unbound = || {
             let sizes: Vec<_> =
-                ints.elements.iter().filter_map(Int::dim).map(|dim| dim.to_string()).collect();
+                ints.elements().iter().filter_map(Int::dim).map(|dim| dim.to_string()).collect();
             Problem::new(format!("`{what}` needs numbers, and has {}", sizes.join(", ")))
                 .note("bind the sizes with --bind NAME=SIZE")
         };
@@ -170,7 +178,7 @@ impl Context<'_> {
     /// An input that is a target shape.
     pub(super) fn shape(&self, call: &Call, i: usize) -> Result<Vec<Int>, Problem> {
         self.entry(call, i)?;
-        self.ints(call, i).map(|ints| ints.elements).ok_or_else(|| {
+        self.ints(call, i).map(|ints| ints.elements().to_vec()).ok_or_else(|| {
             Problem::new("its shape is computed from data, or from sizes that are not bound").note(
                 "bind all sizes with --bind NAME=SIZE; if that does not help, export with static shapes",
             )
@@ -213,7 +221,7 @@ impl Context<'_> {
                     Problem::new("reads sizes that are not bound as values")
                         .note("bind them with --bind NAME=SIZE")
                 })?;
-                self.constant(&ints.sizes, *dtype, &numbers)
+                self.constant(ints.sizes(), *dtype, &numbers)
             }
         }
     }

@@ -65,12 +65,12 @@ fn most_steps(cx: &mut Context, call: &Call) -> Result<Option<i64>, Problem> {
     }
     let entry = cx.entry(call, 0)?.clone();
     match cx.folded(entry) {
-        Entry::Ints(ints, _) => match &ints.elements[..] {
+        Entry::Ints(ints, _) => match ints.elements() {
             [count] => count.known().map(Some).ok_or_else(|| {
                 Problem::new("runs as many steps as a size says that is not bound")
                     .note("bind it with --bind NAME=SIZE")
             }),
-            _ => Err(Problem::new(format!("has {} numbers of steps", ints.elements.len()))),
+            _ => Err(Problem::new(format!("has {} numbers of steps", ints.elements().len()))),
         },
         _ => Err(Problem::new(
             "runs a number of steps that is computed from data, and a static program has a fixed one",

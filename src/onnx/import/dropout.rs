@@ -122,7 +122,7 @@ mod tests {
         let mut entries: BTreeMap<String, Entry> = [("x", x), ("r", share), ("data", data)]
             .map(|(name, value)| (name.into(), Entry::Value(value)))
             .into();
-        let flag = |flag| Entry::Ints(Ints { sizes: vec![], elements: vec![Int::Known(flag)] }, DType::Bool);
+        let flag = |flag| Entry::Ints(Ints::scalar(Int::Known(flag)), DType::Bool);
         entries.insert("train".into(), train.map_or(Entry::Value(data), flag));
         let mut cx = Context::new(b, entries);
         let outputs = dropout(&mut cx, &Call::new(node)).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
-use super::integers::Ints;
+use super::integers::{Int, Ints};
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
 use ir::{DType, ValueId};
@@ -32,23 +32,14 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         other => return Err(Problem::new(format!("`{other}` is not a function of one operand"))),
     };
     if let (Some(ints), Unary::Not | Unary::Neg) = (cx.ints(call, 0), op)
-        && let Some(numbers) = ints.numbers()
+        && ints.numbers().is_some()
     {
-        let f = |n: &i64| if op == Unary::Not { i64::from(*n == 0) } else { n.wrapping_neg() };
-        let elements = numbers.iter().map(f).map(super::integers::Int::Known).collect();
-        let dtype = known_dtype(cx, call, 0);
-        return Ok(vec![Entry::Ints(Ints { elements, ..ints }, dtype)]);
+        let f = |n: i64| if op == Unary::Not { i64::from(n == 0) } else { n.wrapping_neg() };
+        let ints = ints.map(|int| int.known().map_or(int, |n| Int::Known(f(n))));
+        return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
     }
     let x = cx.value(call, 0)?;
     one(cx.b.one(op, &[x])?)
-}
-
-/// Element type of an input that is known integers.
-fn known_dtype(cx: &Context, call: &Call, i: usize) -> DType {
-    match call.input(i).and_then(|name| cx.entries.get(name)) {
-        Some(Entry::Ints(_, dtype)) => *dtype,
-        _ => DType::I64,
-    }
 }
 
 /// GELU, exact or by tanh (opset 20).
@@ -71,7 +62,7 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
             call.op(),
             "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or"
         );
-        let dtype = if truth { DType::Bool } else { known_dtype(cx, call, 0) };
+        let dtype = if truth { DType::Bool } else { cx.known_dtype(call, 0) };
         return Ok(vec![Entry::Ints(ints, dtype)]);
     }
     let mut result = cx.value(call, 0)?;
@@ -115,22 +106,12 @@ pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
 /// Where.
 pub(super) fn select(cx: &mut Context, call: &Call) -> Outputs {
     if let [Some(condition), Some(x), Some(y)] = [0, 1, 2].map(|i| cx.ints(call, i))
-        && let Some(ints) = select_ints(&condition, &x, &y)
+        && let Some(ints) = Ints::select(&condition, &x, &y)
     {
-        return Ok(vec![Entry::Ints(ints, known_dtype(cx, call, 1))]);
+        return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 1))]);
     }
     let operands = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     one(cx.b.one(Select, &operands)?)
-}
-
-fn select_ints(condition: &Ints, x: &Ints, y: &Ints) -> Option<Ints> {
-    // Keep x where the condition holds; a second pass fills in y.
-    use super::integers::Int;
-    let kept =
-        condition.zip(x, |c, x| Some(if c.known()? != 0 { x.clone() } else { Int::Known(i64::MIN) }))?;
-    let wide = condition.zip(y, |c, _| Some(c.clone()))?.zip(x, |c, _| Some(c.clone()))?;
-    let filled = kept.zip(y, |x, y| Some(if *x == Int::Known(i64::MIN) { y.clone() } else { x.clone() }))?;
-    (filled.sizes == wide.sizes).then_some(filled)
 }
 
 /// Cast and CastLike.
@@ -144,18 +125,17 @@ pub(super) fn cast(cx: &mut Context, call: &Call) -> Outputs {
     };
     // A float that becomes an integer may be a bound or an axis further on.
     if let Some(number) = stored_number(cx, call, 0).filter(|_| to.is_integer()) {
-        let ints = Ints::scalar(super::integers::Int::Known(number as i64));
+        let ints = Ints::scalar(Int::Known(number as i64));
         return Ok(vec![Entry::Ints(ints, to)]);
     }
     if let Some(ints) = cx.ints(call, 0)
         && (to.is_integer() || (to == DType::Bool && ints.numbers().is_some()))
     {
-        let truth = |int: super::integers::Int| match (to, int.known()) {
-            (DType::Bool, Some(n)) => super::integers::Int::Known(i64::from(n != 0)),
+        let truth = |int: Int| match (to, int.known()) {
+            (DType::Bool, Some(n)) => Int::Known(i64::from(n != 0)),
             _ => int,
         };
-        let elements = ints.elements.into_iter().map(truth).collect();
-        return Ok(vec![Entry::Ints(Ints { sizes: ints.sizes, elements }, to)]);
+        return Ok(vec![Entry::Ints(ints.map(truth), to)]);
     }
     let x = cx.value(call, 0)?;
     one(cx.b.cast(x, to)?)

@@ -15,15 +15,15 @@ pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
     if let (Some(table), Some(indices)) = (cx.ints(call, 0), cx.ints(call, 1))
         && axis == 0
-        && let Some(numbers) = indices.numbers()
+        && let Some(rows) = known_rows(&table, &indices)?
     {
-        return known_gather(cx, call, &table, &indices, &numbers);
+        return Ok(vec![Entry::Ints(rows, cx.known_dtype(call, 0))]);
     }
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, axis)?;
     // One known index is a slice, which lets what it reads be cut.
     if let (Some(indices), Some(size)) = (cx.ints(call, 1), cx.ty(x).dims[dim as usize].size())
-        && let ([], [Int::Known(index)]) = (&indices.sizes[..], &indices.elements[..])
+        && let ([], [Int::Known(index)]) = (indices.sizes(), indices.elements())
     {
         let at = super::context::dim(*index, size as usize);
         let at =
@@ -58,18 +58,16 @@ fn without_gradient(cx: &mut Context, rows: ValueId, indices: ValueId, row: i64)
     cx.choose(is_padding, detached, rows)
 }
 
-fn known_gather(cx: &Context, call: &Call, table: &Ints, indices: &Ints, numbers: &[i64]) -> Outputs {
-    let length = table.sizes.first().copied().unwrap_or(0);
+/// The rows of a known table at known indices; nothing where an index is a size, or the rows are over the limit.
+fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
+    let Some(numbers) = indices.numbers() else { return Ok(None) };
+    let length = table.sizes().first().copied().unwrap_or(0);
     let rows: Option<Vec<usize>> = numbers.iter().map(|&i| dim(i, length).map(|i| i as usize)).collect();
     let elements = rows.and_then(|rows| table.rows(&rows));
     let elements =
         elements.ok_or_else(|| Problem::new(format!("indices {numbers:?} are outside of {length} rows")))?;
-    let sizes = indices.sizes.iter().chain(table.sizes.iter().skip(1)).copied().collect();
-    let dtype = match call.input(0).and_then(|name| cx.entries.get(name)) {
-        Some(Entry::Ints(_, dtype)) => *dtype,
-        _ => ir::DType::I64,
-    };
-    Ok(vec![Entry::Ints(Ints { sizes, elements }, dtype)])
+    let sizes = indices.sizes().iter().chain(table.sizes().iter().skip(1)).copied().collect();
+    Ok(Ints::new(sizes, elements))
 }
 
 /// GatherElements.
@@ -89,7 +87,7 @@ pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
     let grid = match cx.entry(call, 1)? {
         Entry::Stored(data) => ir::interp::file_tensor(&cx.b.module().data[*data]),
         Entry::Ints(ints, dtype) => {
-            ints.numbers().map(|numbers| Tensor::int(*dtype, ints.sizes.clone(), numbers))
+            ints.numbers().map(|numbers| Tensor::int(*dtype, ints.sizes().to_vec(), numbers))
         }
         _ => None,
     };

@@ -3,7 +3,8 @@
 //! Exporters compute shapes with the same operators as values. Those computations never reach the IR: each element is
 //! a number, or a product of symbols as long as a dim is not bound.
 
-use ir::Dim;
+use ir::tensor::{Elements, Tensor};
+use ir::{Dim, tensor};
 
 /// An element: a number, or a size that is not bound yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,15 +55,41 @@ impl Int {
 /// An integer or bool tensor (bools as 0 and 1) whose elements are known, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ints {
-    /// Sizes.
-    pub(super) sizes: Vec<usize>,
-    /// Elements, row-major.
-    pub(super) elements: Vec<Int>,
+    sizes: Vec<usize>,
+    elements: Vec<Int>,
 }
 
 impl Ints {
     /// Tensors with more elements are values of the program, not shapes.
     pub(super) const LIMIT: usize = 64;
+
+    /// A tensor of these sizes; `None` if they take another number of elements, or one over the limit.
+    pub(super) fn new(sizes: Vec<usize>, elements: Vec<Int>) -> Option<Self> {
+        (Self::count(&sizes)? == elements.len()).then_some(Self { sizes, elements })
+    }
+
+    /// A tensor of these sizes with one element everywhere; `None` over the limit.
+    pub(super) fn filled(sizes: Vec<usize>, element: Int) -> Option<Self> {
+        let count = Self::count(&sizes)?;
+        Some(Self { sizes, elements: vec![element; count] })
+    }
+
+    /// The elements of a tensor of integers or bools; `None` if it is one of floats, or over the limit.
+    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
+        Self::count(&tensor.sizes)?;
+        let elements = match &tensor.elements {
+            Elements::Bool(bools) => bools.iter().map(|&b| Int::Known(i64::from(b))).collect(),
+            Elements::Int(ints) => ints.iter().map(|&n| Int::Known(n)).collect(),
+            Elements::Float(_) => return None,
+        };
+        Self::new(tensor.sizes.clone(), elements)
+    }
+
+    /// How many elements tensors of these sizes have; `None` over the limit.
+    fn count(sizes: &[usize]) -> Option<usize> {
+        let count = sizes.iter().try_fold(1usize, |count, &size| count.checked_mul(size))?;
+        (count <= Self::LIMIT).then_some(count)
+    }
 
     /// A vector.
     pub(super) fn vector(elements: Vec<Int>) -> Self {
@@ -74,12 +101,32 @@ impl Ints {
         Self { sizes: vec![], elements: vec![element] }
     }
 
+    /// Sizes.
+    pub(super) fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Elements, row-major.
+    pub(super) fn elements(&self) -> &[Int] {
+        &self.elements
+    }
+
+    /// With other sizes; `None` if they take another number of elements.
+    pub(super) fn reshaped(self, sizes: Vec<usize>) -> Option<Self> {
+        Self::new(sizes, self.elements)
+    }
+
+    /// Each element through a function.
+    pub(super) fn map(self, f: impl Fn(Int) -> Int) -> Self {
+        Self { sizes: self.sizes, elements: self.elements.into_iter().map(f).collect() }
+    }
+
     /// All elements as numbers.
     pub(super) fn numbers(&self) -> Option<Vec<i64>> {
         self.elements.iter().map(Int::known).collect()
     }
 
-    /// Element by element with broadcasting; `None` when some element has no result.
+    /// Element by element with broadcasting; `None` when some element has no result, or the result is over the limit.
     pub(super) fn zip(&self, other: &Self, f: impl Fn(&Int, &Int) -> Option<Int>) -> Option<Self> {
         let ndim = self.sizes.len().max(other.sizes.len());
         let size = |sizes: &[usize], i: usize| (i + sizes.len()).checked_sub(ndim).map_or(1, |i| sizes[i]);
@@ -91,12 +138,21 @@ impl Ints {
                 return None;
             }
         }
-        let at = |tensor: &Self| {
-            ir::tensor::offsets(&sizes, &ir::tensor::broadcast_strides(&tensor.sizes, &sizes))
-        };
+        Self::count(&sizes)?;
+        let at = |operand: &Self| tensor::offsets(&sizes, &tensor::broadcast_strides(&operand.sizes, &sizes));
         let pairs = at(self).into_iter().zip(at(other));
         let elements = pairs.map(|(i, j)| f(&self.elements[i], &other.elements[j])).collect::<Option<_>>()?;
         Some(Self { sizes, elements })
+    }
+
+    /// `x` where the condition is not 0, else `y`, with broadcasting; `None` where `zip` has none.
+    pub(super) fn select(condition: &Self, x: &Self, y: &Self) -> Option<Self> {
+        let broadcast = |from: &Self, to: &Self| from.zip(to, |element, _| Some(element.clone()));
+        let condition = broadcast(&broadcast(condition, x)?, y)?;
+        let (x, y) = (broadcast(x, &condition)?, broadcast(y, &condition)?);
+        let choices = condition.elements.iter().zip(x.elements.iter().zip(&y.elements));
+        let chosen = choices.map(|(c, (x, y))| Some(if c.known()? != 0 { x } else { y }.clone()));
+        Self::new(condition.sizes, chosen.collect::<Option<_>>()?)
     }
 
     /// The result of an arithmetic, comparing or logical operator of ONNX, if it is one on integers.
@@ -145,7 +201,7 @@ impl Ints {
         }
         let mut sizes = self.sizes.clone();
         sizes[dim] = places.len();
-        (elements.len() == sizes.iter().product::<usize>()).then_some(Self { sizes, elements })
+        Self::new(sizes, elements)
     }
 
     /// With its dims in another order; `None` if these are not its dims, each once.
@@ -156,11 +212,11 @@ impl Ints {
         if !sorted.into_iter().eq(0..self.sizes.len()) {
             return None;
         }
-        let own = ir::tensor::strides(&self.sizes);
+        let own = tensor::strides(&self.sizes);
         let strides: Vec<usize> = dims.iter().map(|&dim| own[dim]).collect();
         let sizes: Vec<usize> = dims.iter().map(|&dim| self.sizes[dim]).collect();
-        let elements = ir::tensor::offsets(&sizes, &strides).into_iter().map(|i| self.elements[i].clone());
-        Some(Self { elements: elements.collect(), sizes })
+        let elements = tensor::offsets(&sizes, &strides).into_iter().map(|i| self.elements[i].clone());
+        Self::new(sizes.clone(), elements.collect())
     }
 
     /// The elements at these places of a vector, or of the rows of a matrix.
@@ -187,9 +243,8 @@ mod tests {
 
     #[test]
     fn matrices_are_cut_and_transposed() {
-        let numbers = |sizes: &[usize], numbers: &[i64]| Ints {
-            sizes: sizes.to_vec(),
-            elements: numbers.iter().map(|&number| Int::Known(number)).collect(),
+        let numbers = |sizes: &[usize], numbers: &[i64]| {
+            Ints::new(sizes.to_vec(), numbers.iter().map(|&number| Int::Known(number)).collect()).unwrap()
         };
         let matrix = numbers(&[3, 2], &[1, 2, 3, 4, 5, 6]);
         assert_eq!(matrix.picked(0, &[2, 0]), Some(numbers(&[2, 2], &[5, 6, 1, 2])));
@@ -197,6 +252,23 @@ mod tests {
         assert_eq!(matrix.picked(1, &[2]), None);
         assert_eq!(matrix.transposed(&[1, 0]), Some(numbers(&[2, 3], &[1, 3, 5, 2, 4, 6])));
         assert_eq!(matrix.transposed(&[0, 0]), None);
+    }
+
+    #[test]
+    fn the_least_integer_is_chosen_as_any_other() {
+        let scalar = |number| Ints::scalar(Int::Known(number));
+        let condition = Ints::vector(vec![Int::Known(1), Int::Known(0)]);
+        let chosen = Ints::select(&condition, &scalar(i64::MIN), &scalar(7));
+        assert_eq!(chosen.and_then(|chosen| chosen.numbers()), Some(vec![i64::MIN, 7]));
+    }
+
+    #[test]
+    fn a_result_over_the_limit_is_none() {
+        let vector = Ints::vector(vec![Int::Known(1); Ints::LIMIT]);
+        let column = vector.clone().reshaped(vec![Ints::LIMIT, 1]).unwrap();
+        assert_eq!(Ints::arithmetic("Add", &vector, &column), None);
+        assert_eq!(Ints::new(vec![usize::MAX, 2], vec![]), None);
+        assert_eq!(vector.reshaped(vec![Ints::LIMIT - 1]), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! floats or reductions, fold into known integers here.
 
 use super::context::{Context, Entry};
-use super::integers::{Int, Ints};
+use super::integers::Ints;
 use ir::ops::Interp;
 use ir::{Op, Operator, Tensor, Type, ValueId};
 use std::collections::BTreeMap;
@@ -84,18 +84,9 @@ impl Context<'_> {
             return entry;
         }
         let dtype = ty.dtype;
-        match self.evaluate(value) {
-            Some(tensor) => Entry::Ints(known(&tensor), dtype),
+        match self.evaluate(value).and_then(|tensor| Ints::of(&tensor)) {
+            Some(ints) => Entry::Ints(ints, dtype),
             None => entry,
         }
     }
-}
-
-/// The elements of a tensor of integers or bools.
-fn known(tensor: &Tensor) -> Ints {
-    let elements = match &tensor.elements {
-        ir::tensor::Elements::Bool(bools) => bools.iter().map(|&b| Int::Known(i64::from(b))).collect(),
-        _ => tensor.ints().iter().map(|&n| Int::Known(n)).collect(),
-    };
-    Ints { sizes: tensor.sizes.clone(), elements }
 }

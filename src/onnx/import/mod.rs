@@ -61,6 +61,8 @@ mod scan;
 mod scatter;
 mod sequence;
 mod shape;
+#[cfg(test)]
+mod shape_tests;
 mod spectrum;
 mod subgraph;
 mod unpool;
@@ -71,7 +73,7 @@ use crate::state_dict::StateDict;
 use crate::{Dim as FileDim, Graph, Model, Tensor, TensorBytes, Value};
 use call::Call;
 use context::{Context, Entry, Problem};
-use integers::{Int, Ints};
+use integers::Ints;
 use ir::{At, Blob, Builder, Claim, DType, Data, Diagnostic, Dim, Dims, Module, Phase, Type, ValueId};
 use report::Report;
 use std::collections::{BTreeMap, BTreeSet};
@@ -404,12 +406,9 @@ fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType, claim: Optio
     if !dtype.is_float()
         && tensor.element_count() <= Ints::LIMIT
         && let Some(values) = bytes.as_ref().and_then(|bytes| ir::Tensor::from_bytes(&ty, bytes))
+        && let Some(ints) = Ints::of(&values)
     {
-        let elements = match &values.elements {
-            ir::tensor::Elements::Bool(bools) => bools.iter().map(|&b| Int::Known(i64::from(b))).collect(),
-            _ => values.ints().iter().map(|&n| Int::Known(n)).collect(),
-        };
-        return Entry::Ints(Ints { sizes: values.sizes, elements }, dtype);
+        return Entry::Ints(ints, dtype);
     }
     Entry::Stored(module.add_data(Data { name: tensor.name.clone(), ty, blob: Blob::File(bytes), claim }))
 }

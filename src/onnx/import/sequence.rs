@@ -3,7 +3,6 @@
 
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
-use super::integers::Ints;
 use super::subgraph;
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
@@ -101,7 +100,7 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     let size = cx.bound(x, dim, "splits")?;
     let given = cx.numbers(call, 1, "split")?;
     let sizes = match (&given, cx.ints(call, 1)) {
-        (Some(sizes), Some(Ints { sizes: dims, .. })) if !dims.is_empty() => {
+        (Some(sizes), Some(ints)) if !ints.sizes().is_empty() => {
             sizes.iter().map(|&n| u64::try_from(n).unwrap_or(u64::MAX)).collect()
         }
         _ => equal_parts(size, given.as_deref().map_or(Some(1), |n| u64::try_from(*n.first()?).ok()))?,

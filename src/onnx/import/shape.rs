@@ -8,11 +8,12 @@ use ir::ops::Float;
 use ir::ops::constant::Iota;
 use ir::ops::shape::{Concat, Pad, Slice};
 use ir::{DType, Dim, Dims, Type, ValueId};
+use std::collections::BTreeSet;
 
 /// Shape, with its range of dims (opset 15).
 pub(super) fn shape(cx: &mut Context, call: &Call) -> Outputs {
     let dims: Vec<Int> = match cx.entry(call, 0)? {
-        Entry::Ints(ints, _) => ints.sizes.iter().map(|&size| Int::Known(size as i64)).collect(),
+        Entry::Ints(ints, _) => ints.sizes().iter().map(|&size| Int::Known(size as i64)).collect(),
         _ => {
             let x = cx.value(call, 0)?;
             cx.ty(x).dims.iter().map(Int::of).collect()
@@ -41,26 +42,22 @@ pub(super) fn reshape(cx: &mut Context, call: &Call) -> Outputs {
         Some(shape) => shape.iter().map(|&n| Int::Known(n)).collect(), // opset < 5
         None => cx.shape(call, 1)?,
     };
-    if let (Some(ints), Some(sizes)) = (cx.ints(call, 0), known_sizes(&target)) {
-        let count = ints.elements.len();
-        let product = |sizes: &[usize]| sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-        let given: Vec<usize> = sizes.iter().filter_map(|&n| usize::try_from(n).ok()).collect();
-        let open = product(&given).unwrap_or(usize::MAX);
-        let sizes: Vec<usize> =
-            sizes.iter().map(|&n| if n < 0 { count / open.max(1) } else { n as usize }).collect();
-        if product(&sizes) == Some(count) {
-            let entry = cx.entry(call, 0)?.clone();
-            let Entry::Ints(_, dtype) = entry else { return Err(Problem::new("reads a sequence")) };
-            return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+    let allow_zero = call.int("allowzero") == Some(1);
+    if let Some(ints) = cx.ints(call, 0) {
+        let dtype = cx.known_dtype(call, 0);
+        let from = Type::new(dtype, ints.sizes().iter().map(|&size| Dim::known(size as u64)));
+        let dims = target_dims(&from, &target, allow_zero)?;
+        if let Some(ints) = known_sizes(&dims).and_then(|sizes| ints.reshaped(sizes)) {
+            return Ok(vec![Entry::Ints(ints, dtype)]);
         }
     }
     let x = cx.value(call, 0)?;
-    let dims = target_dims(cx.ty(x), &target, call.int("allowzero") == Some(1))?;
+    let dims = target_dims(cx.ty(x), &target, allow_zero)?;
     one(cx.b.reshape(x, dims)?)
 }
 
-fn known_sizes(target: &[Int]) -> Option<Vec<i64>> {
-    target.iter().map(Int::known).collect()
+fn known_sizes(dims: &[Dim]) -> Option<Vec<usize>> {
+    dims.iter().map(|dim| usize::try_from(dim.size()?).ok()).collect()
 }
 
 fn target_dims(from: &Type, target: &[Int], allow_zero: bool) -> Result<Dims, Problem> {
@@ -109,21 +106,23 @@ pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
     let axes = axes(cx, call)?.ok_or_else(|| Problem::new("needs `axes`"))?;
     let known = cx.ints(call, 0);
     let ndim = match &known {
-        Some(ints) => ints.sizes.len(),
+        Some(ints) => ints.sizes().len(),
         None => {
             let x = cx.value(call, 0)?;
             cx.ty(x).ndim()
         }
     };
     let total = ndim + axes.len();
-    let places: Option<Vec<u32>> = axes.iter().map(|&axis| dim(axis, total)).collect();
+    let places: Option<BTreeSet<u32>> = axes.iter().map(|&axis| dim(axis, total)).collect();
+    let places = places.filter(|places| places.len() == axes.len());
     let places = places.ok_or_else(|| Problem::new(format!("axes {axes:?} are not dims of the result")))?;
     let is_new = |i: usize| places.contains(&(i as u32));
     if let Some(ints) = known {
-        let mut old = ints.sizes.iter().copied();
+        let mut old = ints.sizes().iter().copied();
         let sizes = (0..total).map(|i| if is_new(i) { 1 } else { old.next().unwrap_or(1) }).collect();
-        let dtype = dtype_of(cx, call);
-        return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+        if let Some(ints) = ints.reshaped(sizes) {
+            return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
+        }
     }
     let x = cx.value(call, 0)?;
     let mut old = cx.ty(x).dims.clone().into_iter();
@@ -133,34 +132,34 @@ pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(x, dims)?)
 }
 
-fn dtype_of(cx: &Context, call: &Call) -> DType {
-    match call.input(0).and_then(|name| cx.entries.get(name)) {
-        Some(Entry::Ints(_, dtype)) => *dtype,
-        _ => DType::I64,
-    }
-}
-
 /// Squeeze: takes dims of size one away, these or all.
 pub(super) fn squeeze(cx: &mut Context, call: &Call) -> Outputs {
     let axes = axes(cx, call)?;
-    let picked = |i: usize, ndim: usize, one: bool| match &axes {
-        Some(axes) => axes.iter().any(|&axis| dim(axis, ndim) == Some(i as u32)),
-        None => one,
-    };
     if let Some(ints) = cx.ints(call, 0) {
-        let ndim = ints.sizes.len();
-        let kept = (0..ndim).filter(|&i| !picked(i, ndim, ints.sizes[i] == 1));
-        let sizes: Vec<usize> = kept.map(|i| ints.sizes[i]).collect();
-        let dtype = dtype_of(cx, call);
-        return Ok(vec![Entry::Ints(Ints { sizes, ..ints }, dtype)]);
+        let ty = Type::new(cx.known_dtype(call, 0), ints.sizes().iter().map(|&size| Dim::known(size as u64)));
+        let kept = squeezed(&ty, axes.as_deref())?;
+        if let Some(ints) = known_sizes(&kept).and_then(|sizes| ints.reshaped(sizes)) {
+            return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
+        }
     }
     let x = cx.value(call, 0)?;
-    let dims = cx.ty(x).dims.clone();
-    let kept: Dims = (0..dims.len())
-        .filter(|&i| !picked(i, dims.len(), dims[i].is_one()))
-        .map(|i| dims[i].clone())
-        .collect();
+    let kept = squeezed(cx.ty(x), axes.as_deref())?;
     one(cx.b.reshape(x, kept)?)
+}
+
+/// The dims that stay when those at `axes` go, or all of size one.
+fn squeezed(ty: &Type, axes: Option<&[i64]>) -> Result<Dims, Problem> {
+    let ones = || (0..ty.ndim() as u32).filter(|&i| ty.dims[i as usize].is_one()).collect();
+    let gone: BTreeSet<u32> = match axes {
+        Some(axes) => axes.iter().filter_map(|&axis| dim(axis, ty.ndim())).collect(),
+        None => ones(),
+    };
+    if let Some(axes) = axes
+        && (gone.len() != axes.len() || !gone.is_subset(&ones()))
+    {
+        return Err(Problem::new(format!("axes {axes:?} are not dims of size 1 of {ty}")));
+    }
+    Ok((0..ty.ndim()).filter(|&i| !gone.contains(&(i as u32))).map(|i| ty.dims[i].clone()).collect())
 }
 
 /// Transpose: reversed without `perm`.
@@ -175,7 +174,7 @@ pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
         None => (0..ndim as u32).rev().collect(),
     };
     if let Some(ints) = cx.ints(call, 0).and_then(|ints| ints.transposed(&permutation)) {
-        return Ok(vec![Entry::Ints(ints, dtype_of(cx, call))]);
+        return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
     }
     one(cx.b.transpose(x, &permutation)?)
 }
@@ -185,17 +184,11 @@ pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 1)?;
     let wrong = || Problem::new("its shape has negative sizes");
     let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
-    let small = |dims: &Dims| {
-        dims.iter()
-            .try_fold(1u64, |n, dim| n.checked_mul(dim.size()?))
-            .is_some_and(|n| n <= Ints::LIMIT as u64)
-    };
-    if let Some(ints) = cx.ints(call, 0).filter(|_| small(&dims)) {
-        let sizes = dims.iter().filter_map(Dim::size).map(|size| size as usize).collect::<Vec<_>>();
-        let ones = Ints { elements: vec![Int::Known(1); sizes.iter().product()], sizes };
-        if let Some(wide) = ints.zip(&ones, |x, _| Some(x.clone())) {
-            return Ok(vec![Entry::Ints(wide, dtype_of(cx, call))]);
-        }
+    let ones = known_sizes(&dims).and_then(|sizes| Ints::filled(sizes, Int::Known(1)));
+    if let (Some(ints), Some(ones)) = (cx.ints(call, 0), ones)
+        && let Some(wide) = ints.zip(&ones, |x, _| Some(x.clone()))
+    {
+        return Ok(vec![Entry::Ints(wide, cx.known_dtype(call, 0))]);
     }
     let x = cx.value(call, 0)?;
     let dims = ir::types::broadcast(&cx.ty(x).dims, &dims)?;
@@ -205,15 +198,26 @@ pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
 /// Concat.
 pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(0);
-    let known: Option<Vec<Ints>> = (0..call.input_count()).map(|i| cx.ints(call, i)).collect();
-    if let Some(parts) = known.filter(|parts| parts.iter().all(|part| part.sizes.len() == 1)) {
-        let elements: Vec<Int> = parts.into_iter().flat_map(|part| part.elements).collect();
-        return Ok(vec![Entry::Ints(Ints::vector(elements), dtype_of(cx, call))]);
+    if let Some(ints) = joined(cx, call) {
+        return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
     }
     let values = (0..call.input_count()).map(|i| cx.value(call, i)).collect::<Result<Vec<_>, _>>()?;
     let first = *values.first().ok_or_else(|| Problem::new("needs at least one input"))?;
     let dim = cx.axis(first, axis)?;
     one(if values.len() == 1 { first } else { cx.b.one(Concat { dim }, &values)? })
+}
+
+/// The inputs, one after the other, if they are known vectors and few elements.
+fn joined(cx: &Context, call: &Call) -> Option<Ints> {
+    let mut elements = Vec::new();
+    for i in 0..call.input_count() {
+        let part = cx.ints(call, i).filter(|part| part.sizes().len() == 1)?;
+        elements.extend_from_slice(part.elements());
+        if elements.len() > Ints::LIMIT {
+            return None;
+        }
+    }
+    Ints::new(vec![elements.len()], elements)
 }
 
 /// Split into parts of given sizes, or of equal ones, as slices.
@@ -282,7 +286,7 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
         let spans = starts.iter().zip(&ends).zip(&axes).zip(&steps);
         let spans = spans.map(|(((&start, end), &axis), &step)| (start, end.known(), axis, step));
         if let Some(ints) = slice_ints(ints, spans)? {
-            return Ok(vec![Entry::Ints(ints, dtype_of(cx, call))]);
+            return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
         }
     }
     let mut x = cx.value(call, 0)?;
@@ -299,8 +303,8 @@ fn slice_ints(
     spans: impl Iterator<Item = (i64, Option<i64>, i64, i64)>,
 ) -> Result<Option<Ints>, Problem> {
     for (start, end, axis, step) in spans {
-        let (Some(end), Some(dim)) = (end, dim(axis, ints.sizes.len())) else { return Ok(None) };
-        let (first, step, count) = span(start, end, step, ints.sizes[dim as usize] as u64)?;
+        let (Some(end), Some(dim)) = (end, dim(axis, ints.sizes().len())) else { return Ok(None) };
+        let (first, step, count) = span(start, end, step, ints.sizes()[dim as usize] as u64)?;
         let places: Vec<usize> = (0..count).map(|i| (first + step * i as i64) as usize).collect();
         let Some(picked) = ints.picked(dim as usize, &places) else { return Ok(None) };
         ints = picked;
@@ -401,12 +405,12 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Range: an iota, scaled and shifted; short ones stay known.
 pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
-    let first = |i: usize| cx.ints(call, i)?.elements.first().cloned();
+    let first = |i: usize| cx.ints(call, i)?.elements().first().cloned();
     let (Some(start), Some(limit), Some(delta)) = (first(0), first(1), first(2)) else {
         return Err(Problem::new("has bounds that are computed from data, or are not integers")
             .note("export with static shapes"));
     };
-    let dtype = dtype_of(cx, call);
+    let dtype = cx.known_dtype(call, 0);
     if let [Some(start), Some(limit), Some(delta)] = [&start, &limit, &delta].map(Int::known) {
         let (_, _, count) = match delta {
             0 => return Err(Problem::new("has a step of 0")),
@@ -441,14 +445,10 @@ pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
     let (dtype, value) = call.tensor_number("value")?.unwrap_or((DType::F32, 0.0));
     let wrong = || Problem::new("its shape has negative sizes");
     let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
-    let ty = Type::new(dtype, dims);
-    match (ty.sizes(), ty.numel()) {
-        (Some(sizes), Some(count)) if !dtype.is_float() && count <= Ints::LIMIT as u64 => {
-            let sizes = sizes.into_iter().map(|size| size as usize).collect();
-            let ints = Ints { sizes, elements: vec![Int::Known(value as i64); count as usize] };
-            Ok(vec![Entry::Ints(ints, dtype)])
-        }
-        _ => one(cx.b.splat(ty, value)?),
+    let ints = known_sizes(&dims).and_then(|sizes| Ints::filled(sizes, Int::Known(value as i64)));
+    match ints.filter(|_| !dtype.is_float()) {
+        Some(ints) => Ok(vec![Entry::Ints(ints, dtype)]),
+        None => one(cx.b.splat(Type::new(dtype, dims), value)?),
     }
 }
 

@@ -101,8 +101,8 @@ impl Context<'_> {
     pub(super) fn truth(&mut self, entry: Entry, what: &str) -> Result<bool, Problem> {
         match self.folded(entry) {
             Entry::Failed => Err(Problem::Reported),
-            Entry::Ints(ints, _) if ints.elements.len() == 1 && ints.numbers().is_some() => {
-                Ok(ints.elements[0] != Int::Known(0))
+            Entry::Ints(ints, _) if ints.elements().len() == 1 && ints.numbers().is_some() => {
+                Ok(ints.elements()[0] != Int::Known(0))
             }
             Entry::Ints(..) => Err(Problem::new(format!("{what} depends on sizes that are not bound"))
                 .note("bind them with --bind NAME=SIZE")),
@@ -182,13 +182,13 @@ fn stacked_ints(parts: &[Entry]) -> Option<Entry> {
     let mut elements = Vec::new();
     for part in parts {
         let Entry::Ints(ints, other) = part else { return None };
-        if ints.sizes != first.sizes || other != dtype || elements.len() > Ints::LIMIT {
+        if ints.sizes() != first.sizes() || other != dtype || elements.len() > Ints::LIMIT {
             return None;
         }
-        elements.extend(ints.elements.iter().cloned());
+        elements.extend_from_slice(ints.elements());
     }
-    let sizes = [parts.len()].into_iter().chain(first.sizes.iter().copied()).collect();
-    (elements.len() <= Ints::LIMIT).then_some(Entry::Ints(Ints { sizes, elements }, *dtype))
+    let sizes = [parts.len()].into_iter().chain(first.sizes().iter().copied()).collect();
+    Some(Entry::Ints(Ints::new(sizes, elements)?, *dtype))
 }
 
 /// A number as an entry.

@@ -18,6 +18,6 @@ mod replacement;
 
 pub use checksum::Checksum;
 pub use lock::{FolderLock, LockError};
-pub use mapped::{Change, FileChanged, accept, changes, is_as_mapped, map, mapped_sums};
+pub use mapped::{Change, FileChanged, changes, is_as_mapped, map};
 pub use regular::open_regular;
 pub use replacement::{Replacement, remove_leftovers, temporary_name};

@@ -3,30 +3,48 @@
 //! - A mapped file that is cut off raises a bus error (SIGBUS) where the missing bytes are read. The handler here names the
 //!   file and ends the process; checkpoints that were saved before stay.
 //! - A program that writes to a mapped file changes the mapped bytes. [`changes`] compares sizes and times between steps;
-//!   a caller that knows the checksum of the file compares it with [`mapped_sums`].
+//!   a caller that knows the checksum of the file compares it with [`FileChanged::mapped_sum`].
 //! - A file that is replaced by rename, or removed, leaves the mapped bytes as they are.
 
 use crate::Checksum;
 use crate::regular::open_regular;
 use bytes::Bytes;
 use memmap2::Mmap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, Metadata};
 use std::io;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 /// A mapped file that was changed after it was mapped.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error("`{}` was changed while it was in use: {change}", path.display())]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("`{}` was changed while it was in use: {change}", mapped.path.display())]
 pub struct FileChanged {
-    /// The file.
-    pub path: PathBuf,
     /// The change.
     pub change: Change,
+    mapped: Arc<Mapped>,
     /// The file of this name, if there is one.
     now: Option<Stamp>,
+}
+
+impl FileChanged {
+    /// The path that was mapped.
+    pub fn path(&self) -> &Path {
+        &self.mapped.path
+    }
+
+    /// The checksum of the mapped bytes, all of which are read. Those of a file that was cut off cannot be.
+    pub fn mapped_sum(&self) -> String {
+        Checksum::of(&self.mapped.map).to_string()
+    }
+
+    /// Ignores this change from now on. The caller has checked that the mapped bytes did not change.
+    pub fn accept(&self) {
+        *self.mapped.stamp() = self.now.filter(|_| self.change != Change::Replaced);
+    }
 }
 
 /// The change of a mapped file.
@@ -88,6 +106,7 @@ impl Stamp {
 }
 
 /// A mapped file. The file itself is closed: data may be more files than a process can have open.
+#[derive(Debug)]
 struct Mapped {
     map: Mmap,
     path: PathBuf,
@@ -104,10 +123,9 @@ impl Mapped {
         fs::metadata(&self.path).ok().map(|metadata| Stamp::of(&metadata))
     }
 
-    fn change(&self) -> Option<FileChanged> {
+    fn change(self: Arc<Self>) -> Option<FileChanged> {
         let (stamp, now) = ((*self.stamp())?, self.now());
-        let change = stamp.change(now)?;
-        Some(FileChanged { path: self.path.clone(), change, now })
+        Some(FileChanged { change: stamp.change(now)?, mapped: self, now })
     }
 }
 
@@ -122,21 +140,39 @@ impl AsRef<[u8]> for Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        watched().retain(|other| !Arc::ptr_eq(other, &self.0));
+        let mut watched = watched();
+        if let Some(of_path) = watched.get_mut(&self.0.path) {
+            of_path.retain(|other| !Arc::ptr_eq(other, &self.0));
+            if of_path.is_empty() {
+                watched.remove(&self.0.path);
+            }
+        }
         fatal::leave(self.0.map.as_ptr() as usize);
     }
 }
 
-static WATCHED: Mutex<Vec<Arc<Mapped>>> = Mutex::new(Vec::new());
+/// The mapped files of each path. Data can be a million files.
+type ByPath = BTreeMap<PathBuf, Vec<Arc<Mapped>>>;
 
-fn watched() -> MutexGuard<'static, Vec<Arc<Mapped>>> {
+static WATCHED: Mutex<ByPath> = Mutex::new(BTreeMap::new());
+
+fn watched() -> MutexGuard<'static, ByPath> {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The mapped files at these paths and in folders at these paths.
 fn at(paths: &[PathBuf]) -> Vec<Arc<Mapped>> {
-    let is_at = |mapped: &&Arc<Mapped>| paths.iter().any(|path| mapped.path.starts_with(path));
-    watched().iter().filter(is_at).cloned().collect()
+    let mut paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+    // Paths are ordered by their components: a folder is followed by all that is in it.
+    paths.sort_unstable();
+    paths.dedup_by(|path, folder| path.starts_with(folder));
+    let watched = watched();
+    let under = |path| {
+        let from = watched.range::<Path, _>((Bound::Included(path), Bound::Unbounded));
+        from.take_while(move |(other, _)| other.starts_with(path))
+            .flat_map(|(_, mapped)| mapped.iter().cloned())
+    };
+    paths.into_iter().flat_map(under).collect()
 }
 
 /// The contents of a regular file, mapped and not copied, and watched until they are dropped.
@@ -156,34 +192,19 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     let map = unsafe { Mmap::map(&file) }?;
     fatal::watch(&map, path);
     let mapped = Arc::new(Mapped { map, path: path.to_owned(), stamp: Mutex::new(Some(stamp)) });
-    watched().push(mapped.clone());
+    watched().entry(path.to_owned()).or_default().push(mapped.clone());
     Ok(Bytes::from_owner(Watched(mapped)))
 }
 
 /// Compares the mapped files at these paths, and in folders at these paths, with their state at mapping. Returns the changes.
 pub fn changes(paths: &[PathBuf]) -> Vec<FileChanged> {
-    at(paths).iter().filter_map(|mapped| mapped.change()).collect()
+    at(paths).into_iter().filter_map(Mapped::change).collect()
 }
 
 /// Returns whether an opened file has the bytes that are mapped under its path, if any are.
 pub fn is_as_mapped(path: &Path, opened: &Metadata) -> bool {
     let is_same = |mapped: &Arc<Mapped>| *mapped.stamp() == Some(Stamp::of(opened));
-    watched().iter().filter(|mapped| mapped.path == path).all(is_same)
-}
-
-/// The checksums of the mapped bytes of a file that has changed, once for each time that it is mapped. Reads all of them.
-pub fn mapped_sums(changed: &FileChanged) -> Vec<String> {
-    at(std::slice::from_ref(&changed.path))
-        .iter()
-        .map(|mapped| Checksum::of(&mapped.map).to_string())
-        .collect()
-}
-
-/// Ignores this change from now on. The caller has checked that the mapped bytes did not change.
-pub fn accept(changed: &FileChanged) {
-    for mapped in at(std::slice::from_ref(&changed.path)) {
-        *mapped.stamp() = changed.now.filter(|_| changed.change != Change::Replaced);
-    }
+    watched().get(path).is_none_or(|mapped| mapped.iter().all(is_same))
 }
 
 /// The handler of bus errors. It may use nothing that allocates or locks, so it has a table of its own.
@@ -308,17 +329,17 @@ mod tests {
         fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
         assert_eq!(change(), Some(Change::Written));
         let touched = changed().unwrap();
-        assert_eq!(mapped_sums(&touched), [Checksum::of(&[1, 2, 3]).to_string()]);
+        assert_eq!(touched.mapped_sum(), Checksum::of(&[1, 2, 3]).to_string());
         assert!(!is_as_mapped(&path, &fs::metadata(&path).unwrap()));
-        accept(&touched);
+        touched.accept();
         assert!(is_as_mapped(&path, &fs::metadata(&path).unwrap()));
         assert_eq!(change(), None);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&[4, 5]).unwrap();
         let grown = changed().unwrap();
         assert_eq!(grown.change, Change::Written);
-        // A change after the one that is accepted is not.
+        // A later change is not accepted with this one.
         OpenOptions::new().append(true).open(&path).unwrap().write_all(&[6]).unwrap();
-        accept(&grown);
+        grown.accept();
         assert_eq!(change(), Some(Change::Written));
         OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
         assert_eq!(change(), Some(Change::Cut { before: 5, now: 1 }));
@@ -331,12 +352,36 @@ mod tests {
         let replaced = changed().unwrap();
         assert_eq!(replaced.change, Change::Replaced);
         assert_eq!(bytes.as_ref(), [1]);
-        accept(&replaced);
+        replaced.accept();
         assert_eq!(change(), None);
         drop(bytes);
         let _bytes = map(&path).unwrap();
         fs::remove_file(&path).unwrap();
         assert_eq!(change(), Some(Change::Replaced));
+    }
+
+    #[test]
+    fn the_files_of_a_folder_are_found_once_each() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("part");
+        fs::create_dir(&inner).unwrap();
+        let paths =
+            [inner.join("a"), inner.join("b"), folder.path().join("part.a"), folder.path().join("pa")];
+        let maps: Vec<Bytes> = paths
+            .iter()
+            .map(|path| {
+                fs::write(path, [1]).unwrap();
+                map(path).unwrap()
+            })
+            .collect();
+        let found =
+            |paths: &[PathBuf]| at(paths).iter().map(|mapped| mapped.path.clone()).collect::<Vec<PathBuf>>();
+        assert_eq!(found(&[inner.clone()]), paths[..2]);
+        assert_eq!(found(&[paths[1].clone(), inner.clone(), inner]), paths[..2]);
+        assert_eq!(found(&[paths[2].clone()]), paths[2..3]);
+        assert_eq!(found(&[folder.path().to_owned()]).len(), maps.len());
+        drop(maps);
+        assert!(found(&[folder.path().to_owned()]).is_empty());
     }
 
     #[test]

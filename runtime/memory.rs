@@ -6,23 +6,19 @@ use std::path::{Path, PathBuf};
 /// Bytes that this process can still take: the machine's free memory and swap, and no more than the limits on the process's
 /// control groups (of a container or a job) and on its address space leave (`ulimit -v`). `None` where the system does not say.
 pub fn available() -> Option<u64> {
-    let free = free(&read_to_string("/proc/meminfo").ok()?)?;
+    let meminfo = read_to_string("/proc/meminfo").ok()?;
+    let swap = kibibytes(&meminfo, "SwapFree:").unwrap_or(0);
+    let free = kibibytes(&meminfo, "MemAvailable:")?.saturating_add(swap);
     let cache = read_to_string("/proc/spl/kstat/zfs/arcstats").ok().and_then(|text| zfs_cache(&text));
     let free = free.saturating_add(cache.unwrap_or(0));
     let of_groups = read_to_string("/proc/self/cgroup").ok();
-    let of_groups = of_groups.and_then(|groups| left_to_groups(&groups, Path::new("/sys/fs/cgroup")));
+    let of_groups = of_groups.and_then(|groups| left_to_groups(&groups, Path::new("/sys/fs/cgroup"), swap));
     let of_addresses =
         read_to_string("/proc/self/limits").ok().and_then(|limits| limit(&limits)).map(|limit| {
             let status = read_to_string("/proc/self/status").unwrap_or_default();
             limit.saturating_sub(kibibytes(&status, "VmSize:").unwrap_or(0))
         });
     [of_groups, of_addresses].into_iter().flatten().chain([free]).min()
-}
-
-/// Free bytes by the text of `/proc/meminfo`.
-fn free(meminfo: &str) -> Option<u64> {
-    let swap = kibibytes(meminfo, "SwapFree:").unwrap_or(0);
-    Some(kibibytes(meminfo, "MemAvailable:")?.saturating_add(swap))
 }
 
 /// The bytes that the cache of ZFS gives back when they are needed, by the text of `arcstats`. The system counts them as used.
@@ -63,17 +59,17 @@ const VERSION_1: Controller = Controller {
     swap: None,
 };
 
-/// The bytes that the limits of the process's groups leave, by the text of `/proc/self/cgroup` and the files under `root`.
-/// `None` if there is no limit.
-fn left_to_groups(groups: &str, root: &Path) -> Option<u64> {
+/// The bytes that the limits of the process's groups leave, by the text of `/proc/self/cgroup` and the files under `root`, on
+/// a machine with so many bytes of free swap. `None` if there is no limit.
+fn left_to_groups(groups: &str, root: &Path, swap: u64) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let [number, controllers, path] = line.splitn(3, ':').collect::<Vec<_>>().try_into().ok()?;
         Some((number, controllers, path))
     });
     let left = lines.filter_map(|(number, controllers, path)| match number {
-        "0" => left_in_tree(&VERSION_2, root, path),
+        "0" => left_in_tree(&VERSION_2, root, path, swap),
         _ if controllers.split(',').any(|name| name == "memory") => {
-            left_in_tree(&VERSION_1, &root.join("memory"), path)
+            left_in_tree(&VERSION_1, &root.join("memory"), path, swap)
         }
         _ => None,
     });
@@ -81,29 +77,29 @@ fn left_to_groups(groups: &str, root: &Path) -> Option<u64> {
 }
 
 /// The least that a group or a group above it leaves. A container may show its own group as the root.
-fn left_in_tree(controller: &Controller, root: &Path, path: &str) -> Option<u64> {
+fn left_in_tree(controller: &Controller, root: &Path, path: &str, swap: u64) -> Option<u64> {
     let mut folders: Vec<PathBuf> = vec![root.to_owned()];
     let names = path.split('/').filter(|name| !name.is_empty() && *name != "..");
     names.for_each(|name| folders.push(folders[folders.len() - 1].join(name)));
-    folders.iter().filter_map(|folder| controller.left(folder)).min()
+    folders.iter().filter_map(|folder| controller.left(folder, swap)).min()
 }
 
 impl Controller {
-    /// The bytes that the limit of the group in `folder` leaves. `None` if it has no limit.
-    fn left(&self, folder: &Path) -> Option<u64> {
+    /// The bytes that the limits of the group in `folder` leave, on a machine with so many bytes of free swap. `None` if its
+    /// memory has no limit.
+    fn left(&self, folder: &Path, free_swap: u64) -> Option<u64> {
         let read = |name: &str| read_to_string(folder.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used).unwrap_or(0));
         let stat = read("memory.stat").unwrap_or_default();
         let cached = self.cached.iter().filter_map(|name| word(&stat, name)).fold(0, u64::saturating_add);
-        // Without a limit of its own (`max`), a group may use all swap, which the machine's free memory counts.
         let swap_limit = |name: &str| match read(name)?.trim() {
             "max" => Some(u64::MAX),
             limit => limit.parse().ok(),
         };
         let swap = self.swap.and_then(|[limit, used]| Some(swap_limit(limit)?.saturating_sub(number(used)?)));
         let left = limit.saturating_sub(used.saturating_sub(cached));
-        Some(left.saturating_add(swap.unwrap_or(0)))
+        Some(left.saturating_add(swap.unwrap_or(0).min(free_swap)))
     }
 }
 
@@ -124,11 +120,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_memory_is_what_is_available_and_swap() {
+    fn a_line_of_meminfo_is_in_kibibytes() {
         let text = "MemTotal: 100 kB\nMemAvailable:   24 kB\nSwapFree:  8 kB\n";
-        assert_eq!(free(text), Some(32 * 1024));
-        assert_eq!(free("MemAvailable: 1 kB\n"), Some(1024));
-        assert_eq!(free("MemTotal: 100 kB\n"), None);
+        assert_eq!(kibibytes(text, "MemAvailable:"), Some(24 * 1024));
+        assert_eq!(kibibytes("MemTotal: 100 kB\n", "MemAvailable:"), None);
     }
 
     #[test]
@@ -170,7 +165,7 @@ mod tests {
             ("jobs/two/memory.current", "500\n"),
             ("free/memory.max", "max\n"),
         ]);
-        let left = |path: &str| left_to_groups(&format!("0::{path}\n"), root.path());
+        let left = |path: &str| left_to_groups(&format!("0::{path}\n"), root.path(), 0);
         assert_eq!(left("/jobs/one"), Some(350));
         assert_eq!(left("/jobs/two"), Some(0));
         assert_eq!((left("/free"), left("/"), left("/of/another/container")), (None, None, None));
@@ -185,9 +180,11 @@ mod tests {
             ("memory.swap.current", "20\n"),
         ]);
         // A container without a name space of its own shows a path that it does not see.
-        assert_eq!(left_to_groups("0::/docker/0123\n", root.path()), Some(330));
+        let left = |free_swap| left_to_groups("0::/docker/0123\n", root.path(), free_swap);
+        assert_eq!((left(4000), left(10), left(0)), (Some(330), Some(310), Some(300)));
+        // Without a limit of its own, a group may use all swap of the machine, and no more memory than before.
         std::fs::write(root.path().join("memory.swap.max"), "max\n").unwrap();
-        assert!(left_to_groups("0::/\n", root.path()).is_none_or(|left| left > 1 << 60));
+        assert_eq!((left(4000), left(0)), (Some(4300), Some(300)));
     }
 
     #[test]
@@ -198,7 +195,7 @@ mod tests {
             ("memory/jobs/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n"),
         ]);
         let text = "12:cpu,cpuacct:/jobs\n7:memory:/jobs\n0::/\n";
-        assert_eq!(left_to_groups(text, root.path()), Some(400));
+        assert_eq!(left_to_groups(text, root.path(), 4000), Some(400));
     }
 
     #[test]

@@ -103,8 +103,8 @@ impl Canonicalize {
     }
 }
 
-/// The most nodes that the e-graph of a region of so many nodes may have. Models of the tests end with at most 6 nodes in the e-graph for each
-/// of theirs; one with unrolled recurrent layers has 210, and there the time grows with every node.
+/// The most nodes that the e-graph of a region of so many nodes may have. A node of a model in the tests becomes at most 6 in
+/// the e-graph. A node of a model with unrolled recurrent layers becomes 210, and the time grows with every one.
 fn most_nodes(region: usize) -> usize {
     (250 * region).clamp(20_000, 100_000).max(20 * region)
 }

@@ -134,6 +134,12 @@ impl StateRow {
         module.states.values().map(Self::of).collect()
     }
 
+    /// The rows of a module's parameters, by name.
+    pub fn parameters(module: &Module) -> BTreeMap<String, Self> {
+        let parameters = module.states.values().filter(|state| state.role == Role::Parameter).map(Self::of);
+        parameters.map(|row| (row.name.clone(), row)).collect()
+    }
+
     fn of(state: &State) -> Self {
         let role = Role::ALL.into_iter().find(|(role, _)| *role == state.role);
         // The mesh may not show: a run goes on on another, with other padding.

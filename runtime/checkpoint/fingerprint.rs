@@ -1,14 +1,11 @@
-//! Fingerprints: of training data, and of a module's parameters.
+//! Fingerprints of training data: a hash of all its bytes, so that a run never goes on with other data unnoticed.
 //!
-//! The fingerprint of data is a hash of all its bytes, so that a run never goes on with other data unnoticed. Reading all of
-//! them takes a while: a new run hashes its data beside the training ([`super::PendingFingerprint`]), and a run that goes on
-//! does not read a file again if its path, size and times are the same.
+//! Reading all bytes takes a while. A new run hashes its data beside the training ([`super::PendingFingerprint`]), and a run
+//! that goes on does not read a file again if its path, size and times are the same.
 
-use super::description::StateRow;
 use super::sampled;
 use crate::data::{DataError, regular_files};
 use files::{Checksum, open_regular};
-use ir::{Module, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -299,39 +296,6 @@ fn is_old(place: &FilePlace, opened_at: SystemTime) -> bool {
     const COARSEST: Duration = Duration::from_secs(2);
     let newest = u128::from(place.modified.max(place.changed));
     newest + COARSEST.as_nanos() < u128::from(nanoseconds(opened_at))
-}
-
-/// The fingerprint of the set of parameters: names, element types and sizes, whatever their order.
-pub fn of_parameters(module: &Module) -> String {
-    let role = Role::ALL.iter().find(|(role, _)| *role == Role::Parameter).map_or("", |(_, name)| name);
-    let rows = StateRow::table(module).into_iter().filter(|row| row.role == role);
-    let mut rows: Vec<String> = rows.map(|row| row.to_string()).collect();
-    rows.sort();
-    let mut hash = Fnv::default();
-    rows.iter().for_each(|row| hash.add(row.as_bytes()));
-    hash.to_string()
-}
-
-/// FNV-1a, 64 bits: not for secrets, the same on every machine.
-pub(super) struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    pub(super) fn add(&mut self, bytes: &[u8]) {
-        let fold = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        self.0 = bytes.iter().fold(self.0, fold);
-    }
-}
-
-impl fmt::Display for Fnv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
 }
 
 #[cfg(test)]

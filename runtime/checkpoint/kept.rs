@@ -1,7 +1,7 @@
 //! The checkpoints that a run has: their steps, and the removal of those that it no longer needs.
 
 use super::error::CheckpointError;
-use super::load::folders;
+use super::find::folders;
 use super::save::Checkpoints;
 use files::disk;
 

@@ -10,6 +10,7 @@ mod compare;
 mod description;
 mod error;
 mod evaluations;
+mod find;
 mod fingerprint;
 mod initial;
 mod kept;
@@ -30,11 +31,10 @@ pub use compare::Differences;
 pub use description::{Description, FORMAT, StateRow};
 pub use error::CheckpointError;
 pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
-pub use fingerprint::{
-    DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED, of_parameters,
-};
+pub use find::Latest;
+pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED};
 pub use initial::{check_weights, initial_states};
-pub use load::{Checkpoint, Latest};
+pub use load::Checkpoint;
 pub(crate) use padding::unpadded_value;
 pub use pending::PendingFingerprint;
 pub use raw_view::RawTensor;

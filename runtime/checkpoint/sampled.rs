@@ -3,9 +3,10 @@
 //! A file of which most bytes changed may have the same samples, so that a checkpoint has such a fingerprint only if it was
 //! saved before all bytes were read ([`super::PendingFingerprint`]), and in format 1.
 
-use super::fingerprint::{DataFiles, DataFingerprint, Fnv, HashRule};
+use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use crate::data::{DataError, regular_files};
 use files::{Checksum, open_regular};
+use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -77,6 +78,28 @@ fn sample(path: &Path, most: u64, add: &mut dyn FnMut(&[u8])) -> io::Result<u64>
         add(&block);
     }
     Ok(size)
+}
+
+/// FNV-1a, 64 bits: the hash of format 1. <http://www.isthe.com/chongo/tech/comp/fnv/>
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        let fold = |hash: u64, &byte: &u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.0 = bytes.iter().fold(self.0, fold);
+    }
+}
+
+impl fmt::Display for Fnv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use super::description::{Description, Document};
 use super::error::CheckpointError;
+use super::find::newest_whole;
 use super::tensor_file::MARK;
 use super::tensor_writer::{TensorLayout, TensorRow};
-use super::{DESCRIPTION, STATES, StateSource, load, padding};
+use super::{DESCRIPTION, STATES, StateSource, padding};
 use files::disk::{self, OpenFile};
 use ir::{Module, State};
 use std::borrow::Cow;
@@ -80,7 +81,7 @@ impl Checkpoints {
                     step: description.step(),
                     needed: table.layout.bytes(),
                     source,
-                    kept: load::newest_whole(&self.folder).map(|checkpoint| checkpoint.path),
+                    kept: newest_whole(&self.folder).map(|checkpoint| checkpoint.path),
                 },
             }
         })?;

@@ -122,17 +122,10 @@ impl TextTokenizer {
         let mut bytes = FIRST_TRIAL;
         while bytes < text.len() {
             let end = (bytes..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
-            let try_once = || {
-                let begun = Instant::now();
-                guarded(|| {
-                    self.tokenizer.encode_fast(&text[..end], false).map_err(|error| error.to_string())
-                })?;
-                Ok::<_, String>(begun.elapsed())
-            };
-            let mut taken = try_once()?;
+            let mut taken = self.time_of(&text[..end])?;
             if taken > most {
                 // The machine may have been busy with other work.
-                taken = try_once()?.min(taken);
+                taken = self.time_of(&text[..end])?.min(taken);
             }
             if taken > most {
                 return Err(format!("it takes {:.1} s for the first {end} bytes", taken.as_secs_f64()));
@@ -140,6 +133,13 @@ impl TextTokenizer {
             bytes *= 4;
         }
         Ok(())
+    }
+
+    /// How long the tokens of a text take.
+    fn time_of(&self, text: &str) -> Result<Duration, String> {
+        let begun = Instant::now();
+        guarded(|| self.tokenizer.encode_fast(text, false).map_err(|error| error.to_string()))?;
+        Ok(begun.elapsed())
     }
 }
 

@@ -65,8 +65,8 @@ impl Run<'_> {
         }
     }
 
-    /// The checkpoint with the lowest eval loss, of those that were evaluated. If the best is wanted (`schedule.save_best`),
-    /// checkpoints that cannot be used are passed over with a note.
+    /// The evaluated checkpoint with the lowest eval loss. If the best is wanted (`schedule.save_best`), checkpoints that cannot
+    /// be used are passed over with a note.
     pub(super) fn best(&mut self, schedule: &Schedule) -> Result<Option<BestCheckpoint>, TrainError> {
         let mut steps = self.checkpoints.steps()?;
         while let Some(evaluation) = self.lowest_of(&steps) {

@@ -8,8 +8,12 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The files are checked at most once in this time: data can be thousands of files, and a step can take a millisecond.
-const PERIOD: Duration = Duration::from_secs(1);
+/// The time between two checks is as many times that of a check: data can be a million files.
+const REST: u32 = 50;
+/// The least time between two checks: a step can take a millisecond.
+const LEAST_REST: Duration = Duration::from_secs(1);
+/// The most time between two checks, after one that hashed data for an hour.
+const MOST_REST: Duration = Duration::from_secs(600);
 
 /// The files that a run reads, and the folder that it writes.
 #[derive(Debug, Default)]
@@ -20,15 +24,15 @@ pub struct Surroundings {
     model: Vec<PathBuf>,
     /// The lock of the output folder. `None` where the file system has no locks.
     lock: Option<FolderLock>,
-    /// The time of the last check.
-    checked: Option<Instant>,
+    /// The time of the next check. `None` is now.
+    next_check: Option<Instant>,
 }
 
 impl Surroundings {
     /// The surroundings of a run that reads its samples from `data`, maps the files of `model`, and writes into the folder of
     /// the lock. A file of both is one of data.
     pub fn new(data: Vec<PathBuf>, model: Vec<PathBuf>, lock: Option<FolderLock>) -> Self {
-        Self { data, model, lock, checked: None }
+        Self { data, model, lock, next_check: None }
     }
 
     /// Checks the folder and the model's files: a run that has done its steps needs the data no more. `kept` is the newest
@@ -51,10 +55,12 @@ impl Surroundings {
         fingerprints: [&mut PendingFingerprint; 2],
         kept: Option<&PathBuf>,
     ) -> Result<Vec<FileChanged>, TrainError> {
-        self.checked = Some(Instant::now());
+        let begun = Instant::now();
         self.check_folder()?;
         let mut accepted = self.accept_model(kept)?;
         accepted.extend(self.accept_data(fingerprints, kept)?);
+        let rest = begun.elapsed().saturating_mul(REST).clamp(LEAST_REST, MOST_REST);
+        self.next_check = Some(Instant::now() + rest);
         Ok(accepted)
     }
 
@@ -75,7 +81,7 @@ impl Surroundings {
     /// model file, so that any other change is an error.
     fn accept_model(&self, kept: Option<&PathBuf>) -> Result<Vec<FileChanged>, TrainError> {
         let mut changes = files::changes(&self.model);
-        changes.retain(|changed| !self.data.iter().any(|data| changed.path.starts_with(data)));
+        changes.retain(|changed| !self.data.iter().any(|data| changed.path().starts_with(data)));
         accept(changes, kept, |changed| changed.change == Change::Replaced)
     }
 
@@ -96,7 +102,7 @@ impl Surroundings {
         for fingerprint in fingerprints {
             known.extend(fingerprint.wait()?.files.iter().map(|file| file.hash.as_str()));
         }
-        accept(changes, kept, |changed| files::mapped_sums(changed).iter().all(|sum| known.contains(&**sum)))
+        accept(changes, kept, |changed| known.contains(&*changed.mapped_sum()))
     }
 }
 
@@ -110,16 +116,16 @@ fn accept(
         if !is_harmless(changed) {
             return Err(TrainError::Changed { changed: changed.clone(), kept: kept.cloned() });
         }
-        files::accept(changed);
+        changed.accept();
     }
     Ok(changes)
 }
 
 impl Run<'_> {
-    /// As [`Self::check_surroundings`], if the last check was a second ago.
+    /// As [`Self::check_surroundings`], if the last check was long ago.
     pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
-        match self.surroundings.checked {
-            Some(checked) if checked.elapsed() < PERIOD => Ok(()),
+        match self.surroundings.next_check {
+            Some(next) if Instant::now() < next => Ok(()),
             _ => self.check_surroundings(kept),
         }
     }

@@ -7,7 +7,7 @@ use crate::output::Folder;
 use crate::training::{METRICS, checkpoints};
 use clap::{Args, Command};
 use ir::Diagnostic;
-use runtime::checkpoint::of_parameters;
+use runtime::checkpoint::StateRow;
 use runtime::metrics::read_metrics;
 use std::fs;
 use std::io;
@@ -116,7 +116,8 @@ pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<
     let path = folder.path().display();
     let written = fs::read_to_string(folder.join("program.ir")).ok();
     let then = written.and_then(|text| ir::text::parse(&text).ok());
-    if then.is_some_and(|then| of_parameters(&then) != of_parameters(&compilation.training)) {
+    let parameters = StateRow::parameters;
+    if then.is_some_and(|then| parameters(&then) != parameters(&compilation.training)) {
         return Err(Diagnostic::new(format!(
             "{path} has no checkpoint to go on from, and was begun with another model"
         ))

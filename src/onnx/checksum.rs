@@ -26,7 +26,7 @@ pub(crate) fn seal(model: &mut ModelProto) {
 }
 
 /// Compares a file's sums with its contents and takes them out of the messages; a file that is written gets new ones. Returns
-/// warnings on tensors and a graph that are not those that were written.
+/// warnings about tensors that another program converted, and about a graph that it changed.
 ///
 /// # Errors
 /// The tensors whose bytes do not have the sum that they were written with.
@@ -41,7 +41,7 @@ pub(crate) fn open(model: &mut ModelProto, files: &mut ExternalFiles) -> Result<
     Ok(warning(&converted).into_iter().chain(changed).collect())
 }
 
-/// The tensors that are not those that were written.
+/// The tensors that differ from their sums.
 #[derive(Default)]
 struct Tensors {
     damaged: Vec<Problem>,

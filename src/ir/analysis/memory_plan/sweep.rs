@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// comes to life, the first of equal ones, and gives it back when it dies. Takes `n log n` time for `n` buffers.
 pub(super) fn sweep(buffers: &[Buffer]) -> (Vec<u64>, Vec<usize>) {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
-    // Of buffers that come to life together, the one that lives longest is placed first, then the largest.
+    // Buffers that come to life together are placed by their deaths, the last first, and then by size, the largest first.
     order.sort_by_key(|&index| {
         let Buffer { bytes, lifetime } = buffers[index];
         (lifetime.first, Reverse(lifetime.last), Reverse(bytes), index)

@@ -1,0 +1,167 @@
+//! Finding a checkpoint of a run: the newest whole one, or that of a step.
+
+use super::error::CheckpointError;
+use super::load::Checkpoint;
+use super::save::Checkpoints;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The newest checkpoint of a run.
+#[derive(Debug)]
+pub struct Latest {
+    /// The checkpoint; `None` if there is no whole one.
+    pub checkpoint: Option<Checkpoint>,
+    /// Newer ones that are not whole, with what is wrong with each.
+    pub damaged: Vec<CheckpointError>,
+}
+
+/// Whether a checkpoint was found and could not be read, so that nobody knows whether it is whole.
+fn is_out_of_reach(error: &CheckpointError) -> bool {
+    use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, Other, UnexpectedEof};
+    // No file, something else in its place (`Other` is a pipe or a device), or too short a file.
+    let damaged = [NotFound, NotADirectory, IsADirectory, Other, UnexpectedEof];
+    matches!(error, CheckpointError::Read { source, .. } if !damaged.contains(&source.kind()))
+}
+
+impl Checkpoints {
+    /// The newest whole checkpoint. Temporary folders are passed over; so are damaged checkpoints, which are told.
+    ///
+    /// # Errors
+    /// The folder cannot be read; the newest checkpoint cannot be read or has another version of the format, so that going on
+    /// from an older one would lose work that is there.
+    pub fn latest(&self) -> Result<Latest, CheckpointError> {
+        let mut damaged = Vec::new();
+        for (_, path) in folders(&self.folder)?.into_iter().rev() {
+            match Checkpoint::open(&path) {
+                Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), damaged }),
+                Err(error @ CheckpointError::Version { .. }) => return Err(error),
+                Err(error) if is_out_of_reach(&error) => {
+                    return Err(CheckpointError::OutOfReach { source: Box::new(error) });
+                }
+                Err(error) => damaged.push(error),
+            }
+        }
+        Ok(Latest { checkpoint: None, damaged })
+    }
+
+    /// The checkpoint of a step.
+    ///
+    /// # Errors
+    /// There is none of that step, with the steps of which there are; it is not whole.
+    pub fn at(&self, step: u64) -> Result<Checkpoint, CheckpointError> {
+        self.check_step(step)?;
+        Checkpoint::open(&self.path(step))
+    }
+}
+
+/// The newest checkpoint of a folder that can be read.
+pub(super) fn newest_whole(folder: &Path) -> Option<Checkpoint> {
+    folders(folder).ok()?.into_iter().rev().find_map(|(_, path)| Checkpoint::open(&path).ok())
+}
+
+/// The newest checkpoint of a folder, other than the one at `except`, of which every value has its checksum.
+pub(super) fn newest_verified(folder: &Path, except: &Path) -> Option<PathBuf> {
+    let folders = folders(folder).ok()?;
+    let mut others = folders.into_iter().rev().map(|(_, path)| path).filter(|path| path != except);
+    others.find(|path| Checkpoint::open(path).is_ok_and(|checkpoint| checkpoint.is_verified()))
+}
+
+/// The folders `step-N`, by N.
+pub(super) fn folders(folder: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let read = |source| CheckpointError::Read { path: folder.to_owned(), source };
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(read)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(read)?;
+        let step =
+            entry.file_name().to_str().and_then(|name| name.strip_prefix("step-")?.parse::<u64>().ok());
+        found.extend(step.map(|step| (step, entry.path())));
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{description, module, saved, values};
+    use super::super::{DESCRIPTION, STATES};
+    use super::*;
+
+    #[test]
+    fn the_newest_by_number_comes_back_bit_for_bit() {
+        let (_folder, checkpoints) = saved(&[9, 10, 100]);
+        let found = checkpoints.latest().unwrap();
+        assert!(found.damaged.is_empty());
+        let checkpoint = found.checkpoint.unwrap();
+        assert_eq!(checkpoint.description, description(100));
+        assert_eq!(checkpoint.load(&module()).unwrap(), values(100));
+    }
+
+    #[test]
+    fn no_folder_has_no_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Checkpoints::new(&folder.path().join("checkpoints")).latest().unwrap().checkpoint.is_none());
+    }
+
+    #[test]
+    fn torn_and_temporary_checkpoints_are_passed_over() {
+        let (_folder, checkpoints) = saved(&[1, 2, 3, 4, 5]);
+        fs::rename(checkpoints.path(5), checkpoints.folder.join("step-5.tmp")).unwrap();
+        let states = checkpoints.path(4).join(STATES);
+        let bytes = fs::read(&states).unwrap();
+        fs::write(&states, &bytes[..bytes.len() - 1]).unwrap();
+        fs::remove_file(checkpoints.path(3).join(DESCRIPTION)).unwrap();
+        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 1, \"step\":").unwrap();
+        let found = checkpoints.latest().unwrap();
+        assert_eq!(found.checkpoint.unwrap().description.step(), 1);
+        assert_eq!(found.damaged.len(), 3);
+        assert!(found.damaged[0].to_string().contains("is it cut off?"), "{}", found.damaged[0]);
+    }
+
+    /// A link that leads to itself stands for a file that may not be read, since a test may run as root.
+    #[cfg(unix)]
+    #[test]
+    fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
+        for name in [DESCRIPTION, STATES] {
+            let (_folder, checkpoints) = saved(&[1, 2]);
+            let file = checkpoints.path(2).join(name);
+            fs::remove_file(&file).unwrap();
+            std::os::unix::fs::symlink(&file, &file).unwrap();
+            let error = checkpoints.latest().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("cannot read `{}`", file.display())), "{error}");
+            assert!(error.contains("may be whole") && error.contains("--resume=DIR@STEP"), "{error}");
+            checkpoints.at(1).unwrap();
+        }
+    }
+
+    #[test]
+    fn another_version_is_an_error_and_not_passed_over() {
+        let (_folder, checkpoints) = saved(&[1, 2]);
+        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 3, \"new\": [[1]]}").unwrap();
+        let error = checkpoints.latest().unwrap_err().to_string();
+        assert!(error.contains("format version 3; this program reads versions up to 2"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_value_is_named_with_the_newest_whole_checkpoint() {
+        let (_folder, checkpoints) = saved(&[1, 2, 3]);
+        for step in [2, 3] {
+            let path = checkpoints.path(step).join(STATES);
+            let mut bytes = fs::read(&path).unwrap();
+            // The last tensor in the file is the one of the narrowest elements.
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+        let error =
+            checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err().to_string();
+        let run = checkpoints.folder.parent().unwrap().display();
+        assert!(error.contains("step-3/state.safetensors` is damaged: the bytes of `half`"), "{error}");
+        assert!(
+            error.ends_with(&format!("step-1` is whole: go on from it with --resume={run}@1")),
+            "{error}"
+        );
+    }
+}

@@ -3,6 +3,7 @@
 //! Exporters compute shapes with the same operators as values. Those computations never reach the IR: each element is
 //! a number, or a product of symbols as long as a dim is not bound.
 
+use ir::ops::elementwise::Binary;
 use ir::tensor::{Elements, Tensor};
 use ir::{Dim, tensor};
 
@@ -169,7 +170,7 @@ impl Ints {
             "Sub" => both(x, y).and_then(|(x, y)| x.checked_sub(y)).map(Int::Known),
             "Max" => both(x, y).map(|(x, y)| Int::Known(x.max(y))),
             "Min" => both(x, y).map(|(x, y)| Int::Known(x.min(y))),
-            "Mod" => both(x, y).and_then(|(x, y)| x.checked_rem_euclid(y)).map(Int::Known),
+            "Mod" => both(x, y).filter(|&(_, y)| y != 0).map(|(x, y)| Int::Known(Binary::Mod.integer(x, y))),
             // A size that is not bound is positive, so it differs from -1 and from 0.
             "Equal" => match (x, y) {
                 (Int::Known(x), Int::Known(y)) => truth(x == y),
@@ -260,6 +261,15 @@ mod tests {
         let condition = Ints::vector(vec![Int::Known(1), Int::Known(0)]);
         let chosen = Ints::select(&condition, &scalar(i64::MIN), &scalar(7));
         assert_eq!(chosen.and_then(|chosen| chosen.numbers()), Some(vec![i64::MIN, 7]));
+    }
+
+    #[test]
+    fn a_rest_has_the_sign_of_the_divisor() {
+        let scalar = |number| Ints::scalar(Int::Known(number));
+        let rest = |x, y| Ints::arithmetic("Mod", &scalar(x), &scalar(y))?.numbers();
+        let rests = [(7, 3), (-7, 3), (7, -3), (-7, -3)].map(|(x, y)| rest(x, y));
+        assert_eq!(rests, [1, 2, -2, -1].map(|rest| Some(vec![rest])));
+        assert_eq!(rest(7, 0), None);
     }
 
     #[test]

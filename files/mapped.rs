@@ -376,7 +376,7 @@ mod tests {
             .collect();
         let found =
             |paths: &[PathBuf]| at(paths).iter().map(|mapped| mapped.path.clone()).collect::<Vec<PathBuf>>();
-        assert_eq!(found(&[inner.clone()]), paths[..2]);
+        assert_eq!(found(std::slice::from_ref(&inner)), paths[..2]);
         assert_eq!(found(&[paths[1].clone(), inner.clone(), inner]), paths[..2]);
         assert_eq!(found(&[paths[2].clone()]), paths[2..3]);
         assert_eq!(found(&[folder.path().to_owned()]).len(), maps.len());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub struct Latest {
     /// The checkpoint; `None` if there is no whole one.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones that are not whole, with what is wrong with each.
+    /// The faults of the newer checkpoints, none of which is whole.
     pub damaged: Vec<CheckpointError>,
 }
 

@@ -83,7 +83,7 @@ def build0(name, attn="sdpa", experts="batched_mm", mask=False):
         c = T.ViTConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8, num_labels=10, hidden_dropout_prob=0., attention_probs_dropout_prob=0., attn_implementation=attn)
         return Wrap(T.ViTForImageClassification(c), ["pixel_values"]), ["pixel_values"], (torch.randn(4, 3, 32, 32, generator=g),), torch.randint(0, 10, (4,), generator=g), ({0: "batch"},)
     if name == "resnet":
-        c = T.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 128], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10)
+        c = T.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 32, 64], depths=[2, 2, 2, 2], layer_type="basic", num_labels=10)
         return Wrap(T.ResNetForImageClassification(c), ["pixel_values"]), ["pixel_values"], (torch.randn(4, 3, 64, 64, generator=g),), torch.randint(0, 10, (4,), generator=g), ({0: "batch"},)
     if name == "t5":
         c = T.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=V, dropout_rate=0., decoder_start_token_id=0, **({"attn_implementation": attn} if attn == "eager" else {}))

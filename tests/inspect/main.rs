@@ -143,9 +143,9 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {}
         models/recorded-loss.dynamo.onnx: trainable, 15 parameters, 534 elements
             {"cross_entropy":1,"layer_norm":3}
-        models/resnet.dynamo.onnx: trainable, 42 parameters, 702186 elements
+        models/resnet.dynamo.onnx: trainable, 42 parameters, 176762 elements
             {"cross_entropy":1}
-        models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 703386 elements
+        models/resnet.legacy-trainmode.onnx: trainable, 62 parameters, 177362 elements
             {"cross_entropy":1}
         models/root-loss.dynamo.onnx: trainable, 4 parameters, 259 elements
             {}

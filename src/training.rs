@@ -17,7 +17,7 @@ use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
     initial_states,
 };
-use runtime::cuda::gpu::{Options, gpus};
+use runtime::cuda::gpu::{Options, gpus, without_epilogues};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
@@ -83,12 +83,17 @@ impl Programs {
     }
 }
 
+/// How a run's programs are lowered for a kind of device.
+fn lower_options(target: Target) -> LowerOptions<'static> {
+    LowerOptions { target, without_epilogues: without_epilogues(), ..LowerOptions::default() }
+}
+
 /// Lowers an evaluation that shares the states of a step.
 fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>, Diagnostic> {
     let (outputs, target) = (evaluation_outputs(module), training.target);
     let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
-    let shared = LowerOptions { outputs, states_of: Some(training), target, ..LowerOptions::default() };
+    let shared = LowerOptions { outputs, states_of: Some(training), ..lower_options(target) };
     Ok(Arc::new(lower(module, &shared)?))
 }
 
@@ -98,7 +103,7 @@ pub fn lower_step(module: &Module, microbatches: u64, target: Target) -> Result<
     let outputs = outputs(module);
     let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
-    lower(module, &LowerOptions { microbatches, outputs, target, ..LowerOptions::default() })
+    lower(module, &LowerOptions { microbatches, outputs, ..lower_options(target) })
 }
 
 /// The outputs of a step that the loop reads.

@@ -306,11 +306,34 @@ fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
     }
 }
 
+impl Multiply {
+    /// Why cuBLASLt takes no such epilogue, if it does not. The stand-in refuses the same.
+    pub fn refused_epilogue(&self) -> Option<&'static str> {
+        let Self { sizes: [m, k, n], epilogue, dtype, out_dtype, .. } = self;
+        if *epilogue == Epilogue::default() {
+            return None;
+        }
+        let even = |matrices: &Matrices, dtype: DType| dtype.bytes() != 2 || matrices.is_in_rows_of(4, dtype);
+        if !even(&self.lhs, *dtype) || !even(&self.rhs, *dtype) || !even(&self.out, *out_dtype) {
+            return Some("a half-precision matrix of an epilogue is not in rows of 4 bytes");
+        }
+        if epilogue.aux.as_ref().is_some_and(|aux| !aux.is_in_rows_of(16, *out_dtype)) {
+            return Some("what GELU is applied to is not in rows of 16 bytes");
+        }
+        if epilogue.activation == Activation::GeluTanhGrad && *m == 1 {
+            return Some("GELU's gradient is taken of a single row");
+        }
+        let single = |&(side, _): &(u32, Start)| *k == 1 || [m, n][side as usize] == &1;
+        let is_single = epilogue.sums.as_ref().is_some_and(single);
+        is_single.then_some("sums are of one term, or there is but one")
+    }
+}
+
 impl Matrices {
-    /// Whether every row begins at a multiple of 16 bytes, as cuBLASLt asks of what GELU is applied to.
-    pub fn is_in_rows_of_16_bytes(&self, dtype: DType) -> bool {
-        self.start % 16 == 0
-            && self.strides.iter().all(|&stride| stride == 1 || stride * dtype.bytes() as i64 % 16 == 0)
+    /// Whether every row begins at a multiple of so many bytes.
+    fn is_in_rows_of(&self, bytes: i64, dtype: DType) -> bool {
+        self.start % bytes == 0
+            && self.strides.iter().all(|&stride| stride == 1 || stride * dtype.bytes() as i64 % bytes == 0)
     }
 
     /// The bytes that these matrices span.

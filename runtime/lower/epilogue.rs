@@ -21,7 +21,7 @@ use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
 use cranelift_entity::SecondaryMap;
 use ir::ops::contract::Contract;
-use ir::{Diagnostic, Module, NodeId, Op, ValueId};
+use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, ValueId};
 
 /// A contraction with what it does besides.
 #[derive(Clone, Debug)]
@@ -173,6 +173,24 @@ fn is_matrix_product(module: &Module, contraction: NodeId) -> bool {
         && node.operands.iter().all(|&operand| some(operand))
 }
 
+/// Whether one multiplication makes a contraction, and cuBLASLt takes epilogues of it. In half types each row has to begin at
+/// a multiple of four bytes.
+fn takes_epilogues(module: &Module, contraction: NodeId) -> bool {
+    let node = module.node(contraction);
+    let fits = |&value: &ValueId| {
+        let ty = module.ty(value);
+        let last = ty.dims.last().and_then(Dim::size).unwrap_or_default();
+        !matches!(ty.dtype, DType::F16 | DType::BF16) || last.is_multiple_of(2)
+    };
+    is_matrix_product(module, contraction) && node.operands.iter().chain(&node.results).all(fits)
+}
+
+/// Whether a tensor has more than one row, where rows are along its last dim.
+fn has_rows(module: &Module, value: ValueId) -> bool {
+    let dims = &module.ty(value).dims;
+    dims.split_last().is_some_and(|(_, leading)| leading.iter().any(|dim| dim.size() != Some(1)))
+}
+
 impl Drafts<'_> {
     /// Drafts a contraction that does more than multiply.
     pub(super) fn fused_contract(&mut self, fused: &Fused) -> Result<(), Diagnostic> {
@@ -186,7 +204,7 @@ impl Drafts<'_> {
         let mut results: Vec<Located> =
             made.iter().map(|&value| self.place(value, Layout::dense(&self.sizes(value)))).collect();
         if let Some(kept) = fused.kept
-            && !is_in_rows_of_16_bytes(&results[1].layout)
+            && !is_in_rows_of(8, &results[1].layout)
         {
             results[1] = self.allocate(module.ty(kept).dtype, Layout::dense(&self.sizes(kept)));
         }
@@ -204,12 +222,22 @@ impl Drafts<'_> {
             };
             results = made.iter().map(dense).collect();
         }
+        for operand in &mut operands {
+            if !begins_evenly(operand) {
+                *operand = self.copy(operand.clone(), node.phase.into(), id, node.origin.clone());
+            }
+        }
+        for result in &mut results[..matrices] {
+            if !begins_evenly(result) {
+                *result = self.allocate(result.dtype, Layout::dense(&result.layout.sizes));
+            }
+        }
         for value in [fused.bias, fused.addend].into_iter().flatten() {
             operands.push(self.operand(value, Reads::Dense, node, id)?);
         }
         if let Some(value) = fused.aux {
             let aux = self.operand(value, Reads::Dense, node, id)?;
-            let aligned = is_in_rows_of_16_bytes(&aux.layout);
+            let aligned = is_in_rows_of(8, &aux.layout);
             let section = node.phase.into();
             operands.push(if aligned { aux } else { self.copy(aux, section, id, node.origin.clone()) });
         }
@@ -277,8 +305,14 @@ fn is_one(contract: &Contract, operands: &[Located], made: &[Located]) -> bool {
     made.iter().all(|out| Plan::of(contract, layouts(out)).is_one())
 }
 
-/// Whether it is as cuBLASLt keeps what GELU is applied to, in half types.
-fn is_in_rows_of_16_bytes(layout: &Layout) -> bool {
-    let aligned = |distance: isize| distance % 8 == 0;
+/// Whether each row of a matrix of an epilogue begins where cuBLASLt takes it: in half types at a multiple of four bytes.
+fn begins_evenly(matrix: &Located) -> bool {
+    !matches!(matrix.dtype, DType::F16 | DType::BF16) || is_in_rows_of(2, &matrix.layout)
+}
+
+/// Whether each row begins at a multiple of so many elements. cuBLASLt keeps the argument of GELU, of a half type, in rows of
+/// eight.
+fn is_in_rows_of(elements: isize, layout: &Layout) -> bool {
+    let aligned = |distance: isize| distance % elements == 0;
     aligned(layout.offset) && layout.strides.iter().all(|&stride| stride == 1 || aligned(stride))
 }

@@ -41,6 +41,8 @@ pub struct LowerOptions<'a> {
     pub states_of: Option<&'a Program>,
     /// Whether elementwise nodes stay single instructions.
     pub unfused: bool,
+    /// Whether multiplications have no epilogues, though the target's can have some.
+    pub without_epilogues: bool,
     /// Whose kernels it is for.
     pub target: Target,
 }
@@ -56,7 +58,7 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
     let live = select::live_nodes(module, options);
     let readers = Readers::new(module, &live, options);
     let mut items = fuse::items(module, &live, &readers, options.unfused);
-    if options.target == Target::Cuda && !options.unfused {
+    if options.target == Target::Cuda && !options.unfused && !options.without_epilogues {
         items = epilogue::items(module, &readers, options.microbatches, items);
     }
     let mut drafts = Drafts::new(module, options, &live)?;

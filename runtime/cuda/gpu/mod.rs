@@ -73,6 +73,14 @@ const GRAPHS: &str = "TRAINYARD_GRAPHS";
 /// The environment variable that says who computes attention.
 const ATTENTION: &str = "TRAINYARD_ATTENTION";
 
+/// The environment variable that keeps multiplications from having epilogues, to tell a wrong one from a wrong kernel.
+const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
+
+/// Whether `TRAINYARD_EPILOGUES=0` asks for multiplications without epilogues.
+pub fn without_epilogues() -> bool {
+    env::var_os(EPILOGUES).is_some_and(|value| value == "0")
+}
+
 impl Options {
     /// The usual ones, but that `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0` for
     /// [`Pace::Commands`], `TRAINYARD_ATTENTION=own` for [`AttentionBy::Own`].

@@ -241,9 +241,8 @@ impl Host {
                 return Err(DriverError(format!("{name}: threads wait for others that do not come")));
             }
             Queued::Multiply { multiply, places, add } => {
-                let aux = multiply.epilogue.aux.as_ref();
-                if !aux.is_none_or(|aux| aux.is_in_rows_of_16_bytes(multiply.out_dtype)) {
-                    return Err(DriverError("what GELU is applied to is not in rows of 16 bytes".into()));
+                if let Some(refusal) = multiply.refused_epilogue() {
+                    return Err(DriverError(refusal.into()));
                 }
                 let memory = |at: Address| state.bytes(at, None);
                 let part = |at: Option<Address>| at.map(memory).transpose();

@@ -42,6 +42,7 @@ template <i64 ROWS_, i64 SIZE_, int N_, int GROUP, int GROUPS_, bool HELD_> stru
     static constexpr i64 ROWS = ROWS_, SIZE = SIZE_, PACKS = SIZE / N_;
     static constexpr int N = N_, GROUPS = GROUPS_;
     static constexpr bool HELD = HELD_;
+    static_assert(HELD || GROUPS == 1, "a row that is not held has a block of its own, so no block is partial");
     // Packs of a thread.
     static constexpr int OWN = (int)((PACKS + GROUP - 1) / GROUP);
 
@@ -74,7 +75,12 @@ template <i64 OUTER, i64 SIZE_, i64 INNER, int ACROSS, int DOWN, bool HELD_> str
     static constexpr int OWN = (int)((SIZE + DOWN - 1) / DOWN);
 
     DEVICE i64 row(i64 block) { return block * ACROSS + threadIdx.x % ACROSS; }
-    DEVICE i64 start(i64 row) { return row / INNER * (SIZE * INNER) + row % INNER; }
+    // The threads of a partial last block whose row is not there read the last row: a row that is not held is read
+    // before anything asks whether it is there.
+    DEVICE i64 start(i64 row) {
+        const i64 own = row < ROWS ? row : ROWS - 1;
+        return own / INNER * (SIZE * INNER) + own % INNER;
+    }
 
     template <class Do> DEVICE void each(Do what) {
         const int first = threadIdx.x / ACROSS;

@@ -1,6 +1,6 @@
 //! Contractions that take in the head of the chain that reads them.
 
-use super::{Fused, Moves, Search, is_matrix_product};
+use super::{Fused, Moves, Search, has_rows, takes_epilogues};
 use crate::lower::fuse::Item;
 use crate::program::Activation;
 use ir::ops::elementwise::{Binary, Unary};
@@ -34,7 +34,7 @@ impl Search<'_> {
         let roles = contract.roles();
         let by_rows = roles.columns.len() == 1 && !roles.rows.is_empty();
         let last = contract.out.0.last() == roles.columns.last();
-        (by_rows && last && is_matrix_product(self.module, *id)).then_some(*id)
+        (by_rows && last && takes_epilogues(self.module, *id)).then_some(*id)
     }
 
     /// What a contraction takes of a chain that reads it: the longest head of the right form, if there is any.
@@ -92,6 +92,8 @@ impl Search<'_> {
             (Op::Binary(Binary::GeluTanhGrad), Some(aux))
                 if has_gelu
                     && node.operands[1] == made
+                    // cuBLASLt refuses GELU's gradient of a single row, to it a column.
+                    && has_rows(self.module, made)
                     && !within(aux)
                     && fused.bias.is_none()
                     && fused.addend.is_none() =>

@@ -1,6 +1,6 @@
 //! Contractions that sum over all rows of an operand, and take in the reductions of it that do as well.
 
-use super::{Fused, Search, is_matrix_product};
+use super::{Fused, Search, has_rows, takes_epilogues};
 use crate::lower::fuse::Item;
 use ir::ops::reduce::ReduceKind;
 use ir::{NodeId, Op, ValueId};
@@ -46,7 +46,10 @@ impl Search<'_> {
         let labels = &[&contract.lhs, &contract.rhs][side].0;
         let last = labels.last()?;
         let all = labels.len() == roles.summed.len() + 1 && !roles.summed.contains(last);
-        (matrix && all && is_matrix_product(self.module, *id)).then_some((*id, side as u32))
+        // cuBLASLt refuses sums of one term, and a single sum.
+        let columns = self.module.ty(value).dims.last()?.size();
+        let sums = has_rows(self.module, value) && columns != Some(1);
+        (matrix && all && sums && takes_epilogues(self.module, *id)).then_some((*id, side as u32))
     }
 
     /// A reduction over all dims but the last, and what it reads.

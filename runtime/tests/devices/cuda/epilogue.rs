@@ -7,7 +7,7 @@ use ir::interp::Mode;
 use ir::{DType, Module, testing};
 use runtime::cuda::host::Order;
 use runtime::lower::{LowerOptions, Target, lower};
-use runtime::program::{Kernel, Program, Section};
+use runtime::program::{Kernel, Microbatches, Program, Section};
 
 fn module(body: &str) -> Module {
     let text = format!("trainyard-ir 1\nmodule @test imported {{{body}}}\n");
@@ -15,7 +15,7 @@ fn module(body: &str) -> Module {
 }
 
 fn options() -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
+    LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() }
 }
 
 /// Runs it on the stand-in.
@@ -30,7 +30,10 @@ fn check(module: &Module) {
 
 /// How many contractions take something in.
 fn fused(module: &Module) -> usize {
-    let program: Program = lower(module, &options()).unwrap_or_else(|error| panic!("{error}"));
+    contracts(&lower(module, &options()).unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn contracts(program: &Program) -> usize {
     let instructions = Section::ALL.iter().flat_map(|(section, _)| &program.sections[*section as usize]);
     instructions.filter(|instruction| matches!(instruction.kernel, Kernel::Contract(_))).count()
 }
@@ -114,6 +117,29 @@ fn what_gelu_was_applied_to_is_read_in_aligned_rows() {
     check(&module);
 }
 
+/// cuBLASLt refuses epilogues of half-precision rows that begin at odd elements: such operands are copied, and a result goes to
+/// a place of its own before it becomes part of a concatenation.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn half_precision_rows_of_an_epilogue_begin_at_four_bytes() {
+    let module = module(
+        r#"
+  func @forward(%0 "x" batched : bf16[67], %1 "w" : bf16[16, 16], %2 "b" : bf16[16], %3 "z" : bf16[4, 3]) {
+    %4 = slice %0 {dim = 0, start = 3, step = 1} : bf16[64] !{fwd}
+    %5 = reshape %4 : bf16[4, 16] !{fwd}
+    %6 = contract %5, %1 {lhs = ab, rhs = bc, out = ac} : bf16[4, 16] !{fwd}
+    %7 = add %6, %2 : bf16[4, 16] !{fwd}
+    %8 = tanh %3 : bf16[4, 3] !{fwd}
+    %9 = concat %8, %7 {dim = 1} : bf16[4, 19] !{fwd}
+    %10 = neg %9 : bf16[4, 19] !{fwd}
+  }
+  output "y" = %10
+"#,
+    );
+    assert_eq!(fused(&module), 1);
+    check(&module);
+}
+
 /// No one stride reaches through the rows of what is turned: it is copied, and so is the part of a concatenation that would
 /// be written so.
 #[test]
@@ -181,4 +207,72 @@ fn a_contraction_takes_in_nothing_of_a_later_phase() {
     );
     assert_eq!(fused(&module), 0);
     check(&module);
+}
+
+/// cuBLASLt refuses these epilogues: the multiplication has none, and kernels do the rest.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn an_epilogue_that_is_refused_is_a_kernel() {
+    let bias = |rows: u64, terms: u64, columns: u64| {
+        format!(
+            r#"
+  func @forward(%0 "x" batched : bf16[{rows}, {terms}], %1 "w" : bf16[{terms}, {columns}], %2 "b" : bf16[{columns}]) {{
+    %3 = contract %0, %1 {{lhs = ab, rhs = bc, out = ac}} : bf16[{rows}, {columns}] !{{fwd}}
+    %4 = add %3, %2 : bf16[{rows}, {columns}] !{{fwd}}
+  }}
+  output "y" = %4
+"#
+        )
+    };
+    let gradient = |rows: u64| {
+        format!(
+            r#"
+  func @forward(%0 "dy" batched : bf16[{rows}, 16], %1 "w" : bf16[16, 16], %2 "x" : bf16[{rows}, 16]) {{
+    %3 = contract %0, %1 {{lhs = ab, rhs = bc, out = ac}} : bf16[{rows}, 16] !{{fwd}}
+    %4 = gelu_tanh_grad %2, %3 : bf16[{rows}, 16] !{{fwd}}
+  }}
+  output "dx" = %4
+"#
+        )
+    };
+    let sums = |rows: u64, columns: u64| {
+        format!(
+            r#"
+  func @forward(%0 "x" batched : f32[{rows}, 8], %1 "dy" batched : f32[{rows}, {columns}]) {{
+    %2 = contract %0, %1 {{lhs = ab, rhs = ac, out = bc}} : f32[8, {columns}] !{{fwd}}
+    %3 = reduce %1 {{kind = sum, dims = [0], keep = false}} : f32[{columns}] !{{fwd}}
+  }}
+  output "dw" = %2
+  output "db" = %3
+"#
+        )
+    };
+    for (taken, refused) in [
+        (bias(4, 8, 6), vec![bias(4, 8, 5), bias(4, 7, 6)]),
+        (gradient(2), vec![gradient(1)]),
+        (sums(4, 2), vec![sums(4, 1), sums(1, 2)]),
+    ] {
+        assert_eq!(fused(&module(&taken)), 1, "{taken}");
+        check(&module(&taken));
+        for refused in refused {
+            assert_eq!(fused(&module(&refused)), 0, "{refused}");
+            check(&module(&refused));
+        }
+    }
+}
+
+#[test]
+fn without_epilogues_multiplications_take_nothing_in() {
+    let module = module(
+        r#"
+  func @forward(%0 "x" batched : f32[4, 8], %1 "w" : f32[8, 8], %2 "b" : f32[8]) {
+    %3 = contract %0, %1 {lhs = ab, rhs = bc, out = ac} : f32[4, 8] !{fwd}
+    %4 = add %3, %2 : f32[4, 8] !{fwd}
+  }
+  output "y" = %4
+"#,
+    );
+    let plain = LowerOptions { without_epilogues: true, ..options() };
+    let program = lower(&module, &plain).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((fused(&module), contracts(&program)), (1, 0));
 }

@@ -10,6 +10,7 @@ from part import Options
 class Timing:
     """How long it is measured."""
 
+    # Of each process of a contender, which may have two.
     rounds: int
     burst_seconds: float
     least_steps: int
@@ -37,7 +38,7 @@ CASES = {
     "llama": Case("llama-1b", 8192),
 }
 TOY = {"llama": Case("llama-toy", 128)}
-REAL_TIMING = Timing(rounds=5, burst_seconds=2.0, least_steps=5, warm_steps=5)
+REAL_TIMING = Timing(rounds=3, burst_seconds=2.0, least_steps=5, warm_steps=5)
 REHEARSAL_TIMING = Timing(rounds=2, burst_seconds=0.05, least_steps=2, warm_steps=2)
 
 

@@ -1,4 +1,5 @@
-"""Part check: every kernel on the GPU against the interpreter, the GPU's rates, and compute-sanitizer over short runs."""
+"""Part check: every kernel on the GPU against the interpreter, the GPU's rates, and compute-sanitizer over short runs; part
+sanitizer: compute-sanitizer alone."""
 
 import itertools
 import json
@@ -65,7 +66,7 @@ def sanitize(options: Options, report: Report) -> None:
         return
     for tool, (name, model), precision in itertools.product(TOOLS, MODELS, PRECISIONS):
         prefix = (sanitizer, "--tool", tool, "--error-exitcode", "1") if not options.rehearse else ()
-        folder = options.output / f"check-{tool}-{name}-{precision}"
+        folder = options.output / f"{options.part}-{tool}-{name}-{precision}"
         label = f"compute-sanitizer, {tool}: {STEPS} steps of {name} in {precision}"
         flags = ("--train", "synthetic", "--steps", str(STEPS), "--precision", precision)
         if options.seconds_left() < LEAST_SECONDS:
@@ -84,7 +85,8 @@ def sanitize(options: Options, report: Report) -> None:
 def check(report: Report) -> None:
     """The part."""
     need_device(report.options)
-    doctor(report.options, report)
+    if report.options.part != "sanitizer":
+        doctor(report.options, report)
     sanitize(report.options, report)
 
 

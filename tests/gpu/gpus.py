@@ -2,11 +2,13 @@
 
 import os
 
-import torch
+from part import answer, gpu_number
 
 # Dense bf16 on tensor cores, TFLOP/s (the vendor's data sheets, whose rates are mostly with sparsity: here halved).
 PEAKS = {
     "NVIDIA B200": 2250.0,
+    "NVIDIA GH200 480GB": 989.5,
+    "NVIDIA GH200 144G HBM3e": 989.5,
     "NVIDIA H200": 989.5,
     "NVIDIA H200 NVL": 835.5,
     "NVIDIA H100 80GB HBM3": 989.5,
@@ -24,8 +26,8 @@ TARGETS = {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA A100-
 
 
 def name() -> str | None:
-    """Of the GPU that is used."""
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    """Of the GPU that is used. PyTorch would say it as well, but takes memory of the GPU for that."""
+    return answer(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={gpu_number()}"])
 
 
 def peak_flops() -> float | None:

@@ -26,6 +26,10 @@ class Unable(Exception):
     """A part cannot be run here: its text says what is missing."""
 
 
+class Ended(Unable):
+    """The part is ended from outside."""
+
+
 class Failed(Exception):
     """A run ended that should not have; its text ends with what the run printed last."""
 
@@ -60,7 +64,7 @@ class Options:
 
 def end(*_) -> None:
     """The time is up: runs in the background end with the part, and what was found is written."""
-    raise Unable("ended from outside: the time is up")
+    raise Ended("ended from outside: the time is up")
 
 
 def parse(arguments: list[str]) -> Options:
@@ -185,12 +189,16 @@ def machine() -> dict:
     return found
 
 
+def gpu_number() -> str:
+    """The first visible GPU, as nvidia-smi's --id takes it."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
+
+
 def memory_taken() -> int:
     """Bytes of the first visible GPU that are in use, by whomever; `nvidia-smi` counts in MiB."""
-    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0].strip()
-    text = answer(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu}"])
+    text = answer(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu_number()}"])
     if text is None or not text.isdigit():
-        raise Unable(f"nvidia-smi does not say how much memory of GPU {gpu} is in use")
+        raise Unable(f"nvidia-smi does not say how much memory of GPU {gpu_number()} is in use")
     return int(text) * MIB
 
 

@@ -6,14 +6,26 @@
 
 Attention is `scaled_dot_product_attention`, AdamW the fused one, both as PyTorch chooses them. Nothing is recomputed. Batches lie
 on the GPU already, and the loss is not read back between steps: a real loop is slower.
+
+benchmark.py starts this file as a program for each contender, which then has the GPU to itself:
+
+    peer.py '{"model": "gpt2-124m", "precision": "bf16", "compiled": true, ...}'
+
+`Visit` has the keys. A line of JSON is appended to the file `results` for what is known at each time: the first losses, each
+burst, and at last the exception that ended it, if one did.
 """
 
-import gc
+import json
+import os
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from models import Config
+from models import CONFIGS, Config
 from part import memory_taken
 from torch import Tensor, nn
 from torch.nn import functional
@@ -38,7 +50,7 @@ def decay_matrices(parameters: list[Tensor]) -> list[dict]:
 
 
 class Trainer:
-    """A model with its optimizer in one precision. Eager and compiled steps share it: memory holds its states once."""
+    """A model with its optimizer in one precision."""
 
     def __init__(self, config: Config, precision: str, batch: int, sequence: int, device: torch.device):
         self.precision, self.device = precision, device
@@ -70,22 +82,8 @@ class Trainer:
             logits = self.model(input_ids)
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
-    def resident(self) -> int:
-        """Bytes of what stays from step to step: weights, masters, AdamW's states, which the first step makes, and batches."""
-        states = [tensor for state in self.optimizer.state.values() for tensor in state.values()]
-        return sum(tensor.nbytes for tensor in {*self.parameters, *self.masters, *states, self.batches})
-
     def step(self, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Forward, backward and update; the loss, which need not be there yet."""
-        try:
-            return self.train(loss_of)
-        finally:
-            # Also where it ran out of memory: what is left of it would burden the next.
-            for tensor in [*self.parameters, *self.masters]:
-                tensor.grad = None
-
-    def train(self, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """A step that leaves its gradients."""
         input_ids, labels = self.batches[self.done % BATCHES]
         self.done += 1
         loss = loss_of(input_ids, labels)
@@ -101,22 +99,17 @@ class Trainer:
         if self.masters is not self.parameters:
             with torch.no_grad():
                 torch._foreach_copy_(self.parameters, self.masters)
+        for tensor in self.masters:
+            tensor.grad = None
         return loss.detach()
 
 
 class Contender:
-    """Steps of a trainer, eager or compiled. `taken_besides` are the bytes of the GPU that other programs have taken."""
+    """Steps of a trainer, eager or compiled."""
 
-    def __init__(self, trainer: Trainer, compiled: bool, taken_besides: int):
-        self.trainer, self.compiled, self.taken_besides = trainer, compiled, taken_besides
+    def __init__(self, trainer: Trainer, compiled: bool):
+        self.trainer = trainer
         self.loss_of = torch.compile(trainer.loss, dynamic=False) if compiled else trainer.loss
-        self.peak_allocated = 0
-        self.peak_taken = 0
-
-    @property
-    def name(self) -> str:
-        """As the table has it."""
-        return f"PyTorch {'compiled' if self.compiled else 'eager'}"
 
     def warm_up(self) -> float:
         """The first steps, which compile; the loss."""
@@ -127,10 +120,6 @@ class Contender:
     def burst(self, seconds: float, least: int) -> tuple[int, float]:
         """Steps for so long, and so many at least; the steps and the seconds that they took."""
         device = self.trainer.device
-        self.begin_memory()
-        # The allocator has given its memory back since the last burst.
-        for _ in range(WARM_STEPS):
-            self.trainer.step(self.loss_of)
         synchronize(device)
         began = time.perf_counter()
         self.trainer.step(self.loss_of)
@@ -140,27 +129,7 @@ class Contender:
         for _ in range(steps):
             self.trainer.step(self.loss_of)
         synchronize(device)
-        taken = time.perf_counter() - began
-        self.end_memory()
-        return steps, taken
-
-    def begin_memory(self) -> None:
-        """Counts from here on, and without what other trainers hold, nor cuBLAS, whose workspaces lie among the tensors."""
-        if self.trainer.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            resident = self.trainer.resident()
-            self.allocated_by_others = torch.cuda.memory_allocated() - resident
-            self.reserved_by_others = torch.cuda.memory_reserved() - resident
-
-    def end_memory(self) -> None:
-        """Keeps the most that tensors took, and what the process has taken, whose allocator gave nothing back meanwhile."""
-        if self.trainer.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated() - self.allocated_by_others
-            taken = memory_taken() - self.taken_besides - self.reserved_by_others
-            self.peak_allocated = max(self.peak_allocated, allocated)
-            self.peak_taken = max(self.peak_taken, taken)
-            torch.cuda.empty_cache()
+        return steps, time.perf_counter() - began
 
 
 def trace(contender: Contender, path: str) -> None:
@@ -168,16 +137,88 @@ def trace(contender: Contender, path: str) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if contender.trainer.device.type == "cuda":
         activities = [torch.profiler.ProfilerActivity.CUDA]
-    contender.warm_up()
     with torch.profiler.profile(activities=activities) as profiler:
         contender.trainer.step(contender.loss_of)
         synchronize(contender.trainer.device)
     profiler.export_chrome_trace(path)
 
 
-def forget() -> None:
-    """Frees what no contender holds any more, compiled code with it."""
-    torch._dynamo.reset()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+@dataclass
+class Visit:
+    """What the process of a contender does."""
+
+    model: str
+    precision: str
+    compiled: bool
+    batch: int
+    sequence: int
+    device: str
+    # The file that gets a line of JSON for what is known.
+    results: str
+    rounds: int
+    burst_seconds: float
+    least_steps: int
+    # Bytes of the GPU that were in use before it began.
+    taken_before: int
+    # The file of its trace, if it makes one.
+    trace: str | None = None
+    # A fault to rehearse: `raise`, `die` or `memory`.
+    planted: str | None = None
+
+    def say(self, **found) -> None:
+        """Appends a line to the results."""
+        with open(self.results, "a") as results:
+            results.write(json.dumps(found) + "\n")
+
+    def fail(self) -> None:
+        """Fails as it was planted to."""
+        if self.planted == "raise":
+            raise ValueError("planted")
+        if self.planted == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.planted == "memory":
+            torch.empty(1 << 60, dtype=torch.uint8, device=self.device)
+
+    def run(self) -> None:
+        """Warms up, measures, and traces."""
+        device = torch.device(self.device)
+        torch.set_float32_matmul_precision("high")
+        trainer = Trainer(CONFIGS[self.model], self.precision, self.batch, self.sequence, device)
+        contender = Contender(trainer, self.compiled)
+        self.fail()
+        self.say(first_loss=contender.warm_up())
+        if device.type == "cuda":
+            # Compiling took memory that steps do not.
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(self.rounds):
+            steps, seconds = contender.burst(self.burst_seconds, self.least_steps)
+            memory = {}
+            if device.type == "cuda":
+                taken = memory_taken() - self.taken_before
+                memory = {"allocated": torch.cuda.max_memory_allocated(), "taken": taken}
+            self.say(steps=steps, seconds=seconds, **memory)
+        if self.trace:
+            trace(contender, self.trace)
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Whether an exception says that memory is short, on the GPU or on the processor."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def main() -> int:
+    """The process of a contender."""
+    visit = Visit(**json.loads(sys.argv[1]))
+    try:
+        visit.run()
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        visit.say(error=text, of_memory=is_of_memory(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

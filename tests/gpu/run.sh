@@ -1,33 +1,30 @@
 #!/usr/bin/env bash
-# What a machine with an NVIDIA GPU is rented for: checks, losses, and the benchmark beside the machine's own PyTorch.
+# Checks, losses, and the benchmark beside the machine's own PyTorch, on a machine with an NVIDIA GPU. first.sh comes before it.
 #
-#   tests/gpu/run.sh PART...    check, losses, 124m, 350m, 1.5b, llama, or all
+#   tests/gpu/run.sh PART...    check, losses, 124m, 350m, 1.5b, llama, or all; sanitizer: the second half of check alone
 #
-#   --output DIR     where results go: PART.json, PART.log, traces [default: $OUT, or gpu-results]
+#   --output DIR     where results go: PART.json, PART.log, traces [default: gpu-results, or a new folder in /tmp with $OUT]
 #   --sequence N     of the benchmark, may be repeated [default: 1024 and 2048]
 #   --rehearse       on the processor with toys, to see that the scripts themselves work
 #
 # It needs the repository (or what pack.sh made of it), the stripped binary, and Python 3.11 or later with PyTorch and NumPy; no
 # Rust and no network. TRAINYARD names the binary [default: bin/trainyard, or target/release/trainyard], PYTHON the Python
-# [default: python3]. Each part ends within 8 minutes; one that fails does not stop the others. The exit status is 1 if any
-# did.
+# [default: python3]. Each part ends by itself after PART_SECONDS [default: 450] and is ended 25 seconds later; one that fails
+# does not stop the others. After each part all results are packed into one archive under 16 MiB: $OUT/run.tar.gz, or
+# DIR.tar.gz without $OUT. The exit status is 1 if a part failed.
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+# shellcheck source=tests/gpu/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 parts_known=(check losses 124m 350m 1.5b llama)
-# A part ends by itself after the first, so that it has its results; what hangs is ended after the second.
-part_seconds=450
-kill_seconds=475
-
-usage() {
-    sed -n '2,/^set /p' "${BASH_SOURCE[0]}" | grep '^#' | sed 's/^# \{0,1\}//' >&2
-    exit 2
-}
+parts_alone=(sanitizer)
+# A part ends by itself after the first, so that it has its results; a part that hangs is ended after the second.
+part_seconds=${PART_SECONDS:-450}
+kill_seconds=$((part_seconds + 25))
 
 parts=()
 passed_on=()
-output=${OUT:-gpu-results}
+output=
 while (($#)); do
     case $1 in
         --output) output=${2:?--output takes a folder}; shift ;;
@@ -35,7 +32,7 @@ while (($#)); do
         --rehearse) passed_on+=(--rehearse) ;;
         all) parts+=("${parts_known[@]}") ;;
         *)
-            if [[ " ${parts_known[*]} " != *" $1 "* ]]; then
+            if [[ " ${parts_known[*]} ${parts_alone[*]} " != *" $1 "* ]]; then
                 usage
             fi
             parts+=("$1")
@@ -45,33 +42,17 @@ while (($#)); do
 done
 ((${#parts[@]})) || usage
 
-python=${PYTHON:-python3}
-trainyard=${TRAINYARD:-}
-if [[ -z $trainyard ]]; then
-    trainyard=$root/bin/trainyard
-    [[ -x $trainyard ]] || trainyard=$root/target/release/trainyard
-fi
-if [[ ! -x $trainyard ]]; then
-    echo "$trainyard is not there: TRAINYARD=PATH says where the binary is" >&2
-    exit 2
-fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "$python is not a Python of 3.11 or later: PYTHON=PATH says where one is" >&2
-    exit 2
-fi
-mkdir -p "$output"
-
-# NVRTC, cuBLASLt, cuDNN and NCCL lie inside the Python environment: Trainyard looks there if it knows which.
-VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)')
-export VIRTUAL_ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# GPUs are numbered as nvidia-smi numbers them.
-export CUDA_DEVICE_ORDER=PCI_BUS_ID
+find_programs
+set_environment
+choose_output run "$output"
+rm -f "$output/summary.txt"
 
 # Runs a part with its own time limit; its log is kept beside its results.
 run_part() {
     local part=$1 script
     case $part in
-        check | losses) script=$part.py ;;
+        check | sanitizer) script=check.py ;;
+        losses) script=losses.py ;;
         *) script=benchmark.py ;;
     esac
     rm -f "$output/$part.json"
@@ -89,7 +70,6 @@ run_part() {
 }
 
 failed=0
-summary=()
 for part in "${parts[@]}"; do
     printf '\n== %s\n' "$part"
     began=$SECONDS
@@ -99,9 +79,10 @@ for part in "${parts[@]}"; do
         verdict=FAILED
         failed=1
     fi
-    summary+=("$(printf '%-8s %s after %d s' "$part" "$verdict" $((SECONDS - began)))")
+    printf '%-9s %s after %d s\n' "$part" "$verdict" $((SECONDS - began)) >> "$output/summary.txt"
+    pack_results
 done
 
-printf '\n== results in %s\n' "$output"
-printf '%s\n' "${summary[@]}" | tee "$output/summary.txt"
+printf '\n== results in %s and %s\n' "$output" "$archive"
+cat "$output/summary.txt"
 exit "$failed"

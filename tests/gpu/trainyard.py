@@ -1,4 +1,4 @@
-"""Runs of the binary: to their end, or in the background, where they can be held and let go on between steps."""
+"""Runs of the binary: to their end, or in the background, where their steps are counted."""
 
 import json
 import os
@@ -12,9 +12,6 @@ from part import ROOT, Failed, Options, OutOfTime, Unable
 
 # How often a run's metrics are looked at, in seconds: a burst is some seconds long, so this is a thousandth of it.
 POLL = 0.001
-# What a run may have given to its GPU is done after this many seconds, and this many steps, once it is held.
-DRAIN_SECONDS = 0.3
-DRAIN_STEPS = 3
 
 
 def tail(path: Path, lines: int = 15) -> str:
@@ -136,26 +133,16 @@ class Running:
         return done, time.perf_counter()
 
     def warm_up(self, steps: int) -> None:
-        """Waits for the first steps, and holds it."""
+        """Waits for the first steps."""
         done = 0
         while done < steps:
             done, _ = self.next_step(done)
-        self.hold(1.0)
-
-    def hold(self, seconds_a_step: float) -> None:
-        """Stops it where it is, and gives its GPU the time to finish."""
-        self.process.send_signal(signal.SIGSTOP)
-        time.sleep(max(DRAIN_SECONDS, DRAIN_STEPS * seconds_a_step))
 
     def burst(self, seconds: float, least: int) -> tuple[int, float]:
-        """Lets it go on for so long, and for so many steps at least; the steps, and the seconds that they took, from the
-        end of one step to the end of another."""
-        before = self.steps()
-        self.process.send_signal(signal.SIGCONT)
-        # The first was held for a while.
-        first, began = self.next_step(before)
+        """Watches it for so long, and for so many steps at least; the steps, and the seconds that they took, from the end of
+        one step to the end of another."""
+        first, began = self.next_step(self.steps())
         done, now = first, began
         while done - first < least or now - began < seconds:
             done, now = self.next_step(done)
-        self.hold((now - began) / (done - first))
         return done - first, now - began

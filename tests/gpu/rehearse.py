@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Rehearses first.sh on a machine without a GPU, with standin.sh in place of all programs and faults planted in its steps.
+
+    rehearse.py          the subset for CI: about a minute, mostly of waiting for programs that hang
+    rehearse.py --all    every step and every kind of fault in a run of its own: some minutes
+
+Whatever fails, hangs or crashes: the later steps run, the failed step is repeated with the libraries' logs, the archive is
+whole and has the summary, and the time for everything is kept.
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = ("trainyard", "devices", "nvidia-smi", "compute-sanitizer")
+KINDS = ("fail", "hang", "crash")
+# Runs that hang do so one after another: each gets only every so many steps.
+HANGING_RUNS = 6
+# A run that is ended in the middle waits for a program that does not listen, and packs.
+SLACK_SECONDS = 10
+# Limits of steps are divided by this number, which makes all of them the least of first.sh, 3 seconds.
+DIVISOR = "100"
+MIB = 1 << 20
+
+
+class Run:
+    """A run of first.sh with faults planted, and what it left in its archive."""
+
+    def __init__(self, faults: dict[str, str], term_after: float | None = None, **environment: str):
+        self.faults = faults
+        with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
+            self.run(Path(folder), term_after, environment)
+
+    def run(self, folder: Path, term_after: float | None, environment: dict[str, str]) -> None:
+        """Runs it; a signal ends it early if asked for."""
+        out, programs, driver, wheels = (folder / name for name in ("out", "bin", "driver", "wheels"))
+        for made in (out, programs, driver, wheels / "nvidia/cu13/lib"):
+            made.mkdir(parents=True)
+        (driver / "libcuda.so.1").touch()
+        for program in PROGRAMS:
+            (programs / program).symlink_to(HERE / "standin.sh")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("TRAINYARD")}
+        settings = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHON": sys.executable,
+            "PYTHONPATH": str(wheels),
+            "TMPDIR": str(folder),
+            "OUT": str(out),
+            "TRAINYARD": str(programs / "trainyard"),
+            "DEVICES": str(programs / "devices"),
+            "DRIVER_FOLDER": str(driver),
+            "LIMIT_DIVISOR": DIVISOR,
+            "DIAGNOSIS_SECONDS": "500",
+            "FAULTS": " ".join(f"{step}={fault}" for step, fault in self.faults.items()),
+        }
+        began = time.monotonic()
+        process = subprocess.Popen(
+            ["bash", str(HERE / "first.sh")],
+            env=kept | settings | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if term_after is not None:
+            time.sleep(term_after)
+            process.send_signal(signal.SIGTERM)
+        self.said, _ = process.communicate()
+        self.seconds, self.status = time.monotonic() - began, process.returncode
+        self.left = [path.name for path in out.iterdir()]
+        assert self.left == ["first.tar.gz"], f"$OUT has {self.left}: {self.said}"
+        self.size = (out / "first.tar.gz").stat().st_size
+        with tarfile.open(out / "first.tar.gz") as archive:
+            files = [entry for entry in archive if entry.isfile()]
+            self.files = {entry.name.removeprefix("first/"): archive.extractfile(entry).read().decode() for entry in files}
+
+    def rows(self) -> dict[str, tuple[str, str]]:
+        """The verdict and the note of every step, by the summary."""
+        rows = {}
+        for line in self.files["summary.txt"].splitlines()[1:]:
+            name, rest = line[:24].strip(), line[25:]
+            rows[name] = (rest[:7].strip(), rest[16:])
+        return rows
+
+    def check(self, steps: Iterable[str]) -> None:
+        """What holds of every run that was given enough time."""
+        rows = self.rows()
+        assert list(rows) == list(steps), f"steps {list(rows)}"
+        assert self.size < 16 * MIB, f"{self.size} bytes"
+        assert self.status == (1 if self.faults else 0), f"exit status {self.status}: {self.said}"
+        for step, (verdict, note) in rows.items():
+            fault = self.faults.get(step)
+            assert verdict == ("FAILED" if fault else "passed"), f"{step}: {verdict}, {note}"
+            if fault:
+                assert "again with TRAINYARD_SYNC=1" in note, f"{step}: {note}"
+                again = self.files[f"{step}.again.log"]
+                assert "sync=1" in again and "logs=53" in again, f"{step}: {again[:200]}"
+
+
+def says(text: str, *parts: str) -> None:
+    """A note has these texts."""
+    for part in parts:
+        assert part in text, f"{text!r} lacks {part!r}"
+
+
+def every_step_has_a_kind_of_fault(steps: list[str], kind: str, planted: list[str]) -> None:
+    """The steps that are planted fail so, all others pass."""
+    run = Run({step: kind for step in planted})
+    run.check(steps)
+    expected = {"fail": "error: planted", "hang": "hung: ended after 3 s", "crash": "ended by SIGSEGV"}[kind]
+    for step in planted:
+        note = run.rows()[step][1]
+        says(note, expected)
+        assert ("compute-sanitizer: ========= Invalid write, planted" in note) == (kind == "crash"), note
+
+
+def a_driver_and_a_capture(steps: list[str]) -> None:
+    """The driver's folder is found; graphs are left out once they are refused; a loud log is cut."""
+    run = Run({"doctor": "no-driver", "mlp-graphs": "refused", "bert-fp32": "loud", "mlp-commands": "wrong"})
+    run.check(steps)
+    rows = run.rows()
+    says(rows["doctor"][1], "libcuda.so.1 is not there", "SYNC=1: passed", "from here on LD_LIBRARY_PATH=")
+    assert "driver=/" not in run.files["doctor.log"] and "driver=/" in run.files["doctor-again.log"]
+    says(rows["mlp-commands"][1], "differ from", "in mlp-sync.metrics.jsonl")
+    says(rows["mlp-graphs"][1], "capture failed", "SYNC=1: passed", "from here on TRAINYARD_GRAPHS=0")
+    assert "graphs=0" in run.files["gpt2-fp32.log"] and "graphs= " in run.files["mlp-sync.log"]
+    says(rows["bert-fp32"][1], "error: planted, after much else")
+    assert "bytes were cut here" in run.files["bert-fp32.out"]
+
+
+def libraries_and_faults(steps: list[str]) -> None:
+    """The wheels' folders are found; faults of a GPU are run under compute-sanitizer; wrong results fail."""
+    faults = {"doctor": "no-library", "gpt2-fp32": "illegal", "llama-bf16": "wrong", "t5-fp32": "stubborn"}
+    run = Run(faults | {"devices-cudnn": "wrong", "resnet-bf16": "abort"})
+    run.check(steps)
+    rows = run.rows()
+    says(rows["doctor"][1], "libnvrtc.so.13 is not there", "SYNC=1: passed", "from here on TRAINYARD_CUDA_LIBS=")
+    assert "wheels/nvidia/cu13/lib" in run.files["gpt2-fp32.log"]
+    says(rows["gpt2-fp32"][1], "CUDA_ERROR_ILLEGAL_ADDRESS", "compute-sanitizer: ========= Invalid write")
+    says(rows["llama-bf16"][1], "of the processor's: more than 5e-3")
+    says(rows["devices-cudnn"][1], "no test ran")
+    says(rows["resnet-bf16"][1], "ended by SIGABRT")
+    says(rows["t5-fp32"][1], "killed: it hung for 3 s")
+
+
+def the_time_is_kept(steps: list[str]) -> None:
+    """Where everything hangs, late steps are named as not run."""
+    seconds = 20
+    run = Run({step: "hang" for step in steps}, FIRST_SECONDS=str(seconds), DIAGNOSIS_SECONDS="4")
+    assert run.seconds < seconds + SLACK_SECONDS, f"{run.seconds} s"
+    rows = run.rows()
+    assert list(rows) == steps and rows[steps[0]][0] == "FAILED" and rows[steps[-1]] == ("not run", "no time left"), rows
+    assert any("not repeated: no time left" in note for _, note in rows.values()), rows
+
+
+def an_end_from_outside_leaves_the_archive(steps: list[str]) -> None:
+    """A signal ends it in the middle of a step that hangs."""
+    run = Run({steps[0]: "hang"}, term_after=2, LIMIT_DIVISOR="1")
+    assert run.seconds < 2 + SLACK_SECONDS and run.status == 1, f"{run.seconds} s, exit status {run.status}"
+    rows = run.rows()
+    assert list(rows) == steps and rows[steps[0]][0] == "running" and rows[steps[-1]][0] == "not run", rows
+
+
+def main() -> int:
+    """Runs the rehearsals side by side; whether all did what they must."""
+    clean = Run({})
+    steps = list(clean.rows())
+    clean.check(steps)
+    plans: list[tuple[Callable[..., None], tuple]] = []
+    if "--all" in sys.argv:
+        alone = [(every_step_has_a_kind_of_fault, (steps, kind, [step])) for step, kind in itertools.product(steps, KINDS)]
+        plans += alone
+    hanging = [(every_step_has_a_kind_of_fault, (steps, "hang", steps[i::HANGING_RUNS])) for i in range(HANGING_RUNS)]
+    plans += hanging
+    plans += [(every_step_has_a_kind_of_fault, (steps, kind, steps)) for kind in ("fail", "crash")]
+    checks = (a_driver_and_a_capture, libraries_and_faults, the_time_is_kept, an_end_from_outside_leaves_the_archive)
+    plans += [(check, (steps,)) for check in checks]
+    failures = 0
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        for (check, arguments), done in [(plan, pool.submit(plan[0], *plan[1])) for plan in plans]:
+            error = done.exception()
+            failures += error is not None
+            label = " ".join(map(str, (check.__name__, *arguments[1:])))
+            print(f"{'FAILED' if error else 'ok    '} {label}{f': {error!r}' if error else ''}", flush=True)
+    print(f"{len(steps)} steps, {len(plans)} runs, {failures} of them not as they must be")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

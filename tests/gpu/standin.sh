@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Stands in for trainyard, the devices test binary, nvidia-smi and compute-sanitizer where rehearse.py rehearses first.sh on a
+# machine without a GPU. It is called by one of these names.
+#
+# FAULTS plants a fault in each step of a list `STEP=FAULT ...`; first.sh says in STEP which step it runs. A repeat has the
+# fault of its step, but for those faults that end with what first.sh does about them.
+set -u
+
+# What this process can see of its environment, for the rehearsal to check.
+printf 'sync=%s graphs=%s driver=%s libraries=%s logs=%s\n' "${TRAINYARD_SYNC:-}" "${TRAINYARD_GRAPHS:-}" \
+    "${LD_LIBRARY_PATH:-}" "${TRAINYARD_CUDA_LIBS:-}" "${CUBLASLT_LOG_LEVEL:-}${CUDNN_LOGLEVEL_DBG:-}" >&2
+
+planted() {
+    local step=${STEP:-} fault
+    step=${step%.again}
+    for fault in ${FAULTS:-}; do
+        [[ ${fault%%=*} == "$step" ]] && echo "${fault#*=}"
+    done
+}
+
+# The losses of a run: they fall; a third argument is added to each.
+run() {
+    local folder=$1 steps=$2 more=${3:-0} i
+    mkdir -p "$folder"
+    echo '{"memory": {"peak": 1048576}}' > "$folder/plan.json"
+    for ((i = 0; i < steps; i++)); do
+        printf '{"step": %d, "loss": %d.5, "step_ms": 1.0}\n' "$i" $((9 - i % 5 + more))
+    done > "$folder/metrics.jsonl"
+}
+
+doctor() {
+    local driver='"cuda": "13.0"' libraries='"version": "13.0"'
+    [[ $fault == no-driver && ${LD_LIBRARY_PATH:-} != *driver* ]] && driver='"error": "libcuda.so.1 is not there: install it"'
+    [[ $fault == no-library && -z ${TRAINYARD_CUDA_LIBS:-} ]] && libraries='"error": "libnvrtc.so.13 is not there: pip"'
+    printf '{"driver": {"file": "libcuda.so.1", %s},\n"gpus": [{"name": "NVIDIA Stand-in"}],\n' "$driver"
+    printf '"libraries": [{"file": "libnvrtc.so.13", %s}]}\n' "$libraries"
+}
+
+name=$(basename "$0")
+if [[ $name == nvidia-smi && $* == *--loop-ms* ]]; then
+    echo 1234
+    exec sleep 1000
+fi
+if [[ $name == compute-sanitizer ]]; then
+    echo "========= COMPUTE-SANITIZER"
+    echo "========= Invalid write, planted"
+    exit 1
+fi
+fault=$(planted)
+[[ $* == *"--device cpu"* ]] && fault=
+case $fault in
+    fail) echo "error: planted in $STEP" >&2; exit 1 ;;
+    hang) exec sleep 1000 ;;
+    crash) ulimit -c 0; kill -SEGV $$ ;;
+    abort) ulimit -c 0; kill -ABRT $$ ;;
+    illegal) echo "error: CUDA_ERROR_ILLEGAL_ADDRESS" >&2; exit 1 ;;
+    # It goes on when it is asked to end, and keeps a child that does so.
+    stubborn) trap '' TERM; sleep 1000; sleep 1000 ;;
+    loud) head -c 60000000 /dev/urandom | base64; echo "error: planted, after much else" >&2; exit 1 ;;
+    refused)
+        if [[ ${TRAINYARD_GRAPHS:-} != 0 && -z ${TRAINYARD_SYNC:-} ]]; then
+            echo "error: capture failed; with TRAINYARD_GRAPHS=0 a run captures no CUDA graphs" >&2
+            exit 1
+        fi
+        ;;
+esac
+case "$name ${1:-}" in
+    "trainyard doctor") doctor ;;
+    "trainyard compile")
+        while (($#)); do
+            case $1 in
+                -o) folder=$2 ;;
+                --steps) steps=$2 ;;
+            esac
+            shift
+        done
+        wrong=0
+        [[ $fault == wrong ]] && wrong=1
+        run "$folder" "$steps" "$wrong"
+        ;;
+    devices*)
+        passed=1
+        [[ $fault == wrong ]] && passed=0
+        echo "test result: ok. $passed passed; 0 failed"
+        ;;
+    nvidia-smi*) echo "NVIDIA Stand-in" ;;
+esac

@@ -76,6 +76,13 @@ impl Layout {
         true
     }
 
+    /// Whether the elements stand in rows along the last dim, in row-major order, with one distance from each row to the next.
+    pub fn is_in_rows(&self) -> bool {
+        let runs = self.collapsed();
+        let is_last = |&(size, stride): &(usize, isize)| stride == 1 && Some(&size) == self.sizes.last();
+        matches!(&runs[..], [(_, step), last] if is_last(last) && *step >= last.0 as isize)
+    }
+
     /// Whether neighbours along the last dim are neighbours in memory.
     pub fn is_inner_contiguous(&self) -> bool {
         let last = self.sizes.last().zip(self.strides.last());

@@ -20,6 +20,10 @@ pub struct Program {
     pub mesh: Mesh,
     /// The instructions of each section, by [`Section`].
     pub sections: [Vec<Instruction>; 3],
+    /// How many instructions at the start of `prepare` the update makes unnecessary for the next step: they cast weights, and
+    /// the optimizer writes the same casts beside the new weights. They run in a step whose casts are not in memory: the first
+    /// one, and one after a state was written or another program ran.
+    pub renewed: usize,
     /// What a microbatch is fed, in the module's order.
     pub inputs: Vec<InputSlot>,
     /// What is reported, in the module's order.
@@ -479,7 +483,12 @@ impl fmt::Display for Program {
             writeln!(f, "input {:?} {} {place}{}", input.name, input.ty, whole(&input.ty))?;
         }
         for (section, name) in Section::ALL {
-            writeln!(f, "{name}:")?;
+            match self.renewed {
+                renewed if renewed > 0 && section == Section::Prepare => {
+                    writeln!(f, "{name}, of which the update renews {renewed}:")?;
+                }
+                _ => writeln!(f, "{name}:")?,
+            }
             self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
         }
         let outputs = &mut self.outputs.iter();

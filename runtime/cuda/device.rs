@@ -22,6 +22,8 @@ pub struct Cuda<D> {
     arena: Address,
     pub(super) pace: Pace,
     pub(super) known: BTreeMap<Stretch, Known>,
+    /// The program whose casts of weights are in the arena, made from the weights that are there.
+    renewed: Option<ProgramId>,
     /// When it is watched.
     pub(super) clock: Option<Clock>,
 }
@@ -75,7 +77,15 @@ impl<D: Driver> Cuda<D> {
         };
         let programs =
             programs.into_iter().map(ready).collect::<Result<_, _>>().map_err(DeviceError::driver)?;
-        Ok(Self { driver, programs, arena, pace: Pace::default(), known: BTreeMap::new(), clock: None })
+        Ok(Self {
+            driver,
+            programs,
+            arena,
+            pace: Pace::default(),
+            known: BTreeMap::new(),
+            renewed: None,
+            clock: None,
+        })
     }
 
     fn ready(&self, program: ProgramId) -> Result<&Ready, DeviceError> {
@@ -108,6 +118,11 @@ impl<D: Driver> Cuda<D> {
     /// Goes back to before the step's first microbatch.
     pub(super) fn begin_again(&mut self, program: ProgramId) {
         self.programs[program.0].microbatches = 1;
+    }
+
+    /// Notes that a program is about to run: what another one keeps in the arena besides states may be overwritten.
+    fn take_arena(&mut self, program: ProgramId) {
+        self.renewed = self.renewed.filter(|renewed| *renewed == program);
     }
 
     /// The elements of a view of a program, in row-major order.
@@ -194,6 +209,7 @@ impl<D: Driver> Device for Cuda<D> {
         let slot = states.get(state).ok_or(DeviceError::Unknown { what: "state", index: state })?;
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let at = Address(self.arena.0 + slot.view.bytes().start);
+        self.renewed = None;
         self.driver.write(at, bytes).map_err(|error| self.refused(error))
     }
 
@@ -215,16 +231,26 @@ impl<D: Driver> Device for Cuda<D> {
     }
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
-        let count = self.ready(id)?.cuda.program.section(section).len();
+        let program = self.ready(id)?.cuda.program.clone();
         self.programs[id.0].begin(section)?;
         self.begin_clock(id, section)?;
-        self.perform(id, section, 0..count)?;
+        self.take_arena(id);
+        let mut instructions = 0..program.section(section).len();
+        if section == Section::Prepare && program.renewed > 0 {
+            if self.renewed.is_none() {
+                self.perform(id, section, 0..program.renewed)?;
+            }
+            self.renewed = Some(id);
+            instructions.start = program.renewed;
+        }
+        self.perform(id, section, instructions)?;
         self.join(id)?;
         self.read_clock()
     }
 
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
         self.ready(id)?;
+        self.take_arena(id);
         self.perform(id, Section::Update, instructions)?;
         self.read_clock()
     }

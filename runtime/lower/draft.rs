@@ -1,10 +1,11 @@
 //! Drafts: instructions over buffers that have no address yet.
 
 use super::fuse::{self, Item};
+use super::pad;
 use super::parts::{Part, Whole};
 use super::policy::{self, Reads};
 use super::sums::Sum;
-use super::{LowerOptions, ranks, select};
+use super::{LowerOptions, Target, ranks, select};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
 use bytes::Bytes;
@@ -23,6 +24,8 @@ pub(super) struct Buffer {
     pub(super) bytes: u64,
     /// Whether it holds something from one microbatch to the next.
     pub(super) carried: bool,
+    /// Whether it holds something from one step to the next: casts of weights.
+    pub(super) renewed: bool,
     /// The buffer whose place it takes.
     pub(super) merged: Option<BufferId>,
 }
@@ -66,6 +69,7 @@ pub(super) struct Draft {
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) microbatches: Microbatches,
+    target: Target,
     pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
@@ -79,6 +83,8 @@ pub(super) struct Drafts<'m> {
     pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,
     /// Views that were applied to a sum, and so need not be to its addends.
     pub(super) summed_views: EntitySet<NodeId>,
+    /// Results whose rows are padded.
+    pub(super) padded: EntitySet<ValueId>,
     /// Where the kept outputs are, once their section is drafted.
     pub(super) outputs: Vec<Option<Located>>,
 }
@@ -93,6 +99,7 @@ impl<'m> Drafts<'m> {
         let mut drafts = Self {
             module,
             microbatches: options.microbatches,
+            target: options.target,
             kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
             constants: vec![],
@@ -103,6 +110,7 @@ impl<'m> Drafts<'m> {
             wholes: SecondaryMap::new(),
             sums: SecondaryMap::new(),
             summed_views: EntitySet::new(),
+            padded: EntitySet::new(),
             outputs: vec![None; module.outputs.len()],
         };
         let states = module.states.values().map(|state| (state.input, &state.name)).enumerate();
@@ -130,13 +138,13 @@ impl<'m> Drafts<'m> {
     }
 
     pub(super) fn buffer(&mut self, kind: BufferKind, bytes: u64) -> BufferId {
-        self.buffers.push(Buffer { kind, bytes, carried: false, merged: None });
+        self.buffers.push(Buffer { kind, bytes, carried: false, renewed: false, merged: None });
         self.buffers.len() - 1
     }
 
     /// A buffer for a result, and the result in it.
     pub(super) fn allocate(&mut self, dtype: DType, layout: Layout) -> Located {
-        let buffer = self.buffer(BufferKind::Result, layout.len() as u64 * dtype.bytes());
+        let buffer = self.buffer(BufferKind::Result, layout.span().end as u64 * dtype.bytes());
         Located { buffer, dtype, layout }
     }
 
@@ -261,13 +269,18 @@ impl<'m> Drafts<'m> {
         let count = node.operands.len();
         let operands = node.operands.iter().enumerate();
         let operands = operands
-            .map(|(index, &value)| self.operand(value, policy::reads(&node.op, index, count), node, id))
+            .map(|(index, &value)| {
+                self.operand(value, policy::reads(&node.op, index, count, self.target), node, id)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
         let mut results = Vec::new();
         for (index, &value) in node.results.iter().enumerate() {
             let sizes = self.sizes(value);
-            let layout = policy::result_layout(&node.op, index, &layouts, &sizes);
+            let layout = match self.padded.contains(value) {
+                true => pad::layout(&sizes),
+                false => policy::result_layout(&node.op, index, &layouts, &sizes),
+            };
             results.push(self.place(value, layout));
         }
         let direct = policy::can_accumulate(&node.op)

@@ -14,6 +14,7 @@ mod sums;
 
 use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
+use super::pad;
 use super::policy::Reads;
 use super::readers::Readers;
 use crate::contraction::Plan;
@@ -37,9 +38,9 @@ pub(super) struct Fused {
     /// What the gradient of an activation reads: what it was applied to.
     aux: Option<ValueId>,
     /// What is stored.
-    out: ValueId,
+    pub(super) out: ValueId,
     /// What an activation was applied to, if that is stored too.
-    kept: Option<ValueId>,
+    pub(super) kept: Option<ValueId>,
     /// The sum over its rows of this operand (0 or 1), and the value that is.
     sums: Option<(u32, ValueId)>,
 }
@@ -201,8 +202,12 @@ impl Drafts<'_> {
         let made = [Some(fused.out), fused.kept, fused.sums.map(|(_, sum)| sum)];
         let made: Vec<ValueId> = made.into_iter().flatten().collect();
         let mut operands = vec![self.locate(node.operands[0])?, self.locate(node.operands[1])?];
+        let layout = |drafts: &Self, value: ValueId| match drafts.padded.contains(value) {
+            true => pad::layout(&drafts.sizes(value)),
+            false => Layout::dense(&drafts.sizes(value)),
+        };
         let mut results: Vec<Located> =
-            made.iter().map(|&value| self.place(value, Layout::dense(&self.sizes(value)))).collect();
+            made.iter().map(|&value| self.place(value, layout(self, value))).collect();
         if let Some(kept) = fused.kept
             && !is_in_rows_of(8, &results[1].layout)
         {

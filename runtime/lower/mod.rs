@@ -5,8 +5,8 @@
 //! order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has a
 //! GPU's multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing,
 //! `parts` are written where they belong in a whole, `policy` says which kernel reads which layout, `constants` makes the bytes
-//! that never change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values
-//! into the states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
+//! that never change, `pad` keeps rows of logits aligned, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values
+//! into the states' own buffers; for a GPU, `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
 mod absorb;
 mod commit;
@@ -15,11 +15,13 @@ mod draft;
 mod epilogue;
 mod fuse;
 mod join;
+mod pad;
 mod parts;
 mod place;
 mod policy;
 mod ranks;
 mod readers;
+mod renew;
 mod select;
 mod sums;
 
@@ -62,13 +64,17 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
         items = epilogue::items(module, &readers, options.microbatches, items);
     }
     let mut drafts = Drafts::new(module, options, &live)?;
+    if options.target == Target::Cuda {
+        drafts.padded = pad::rows(&drafts, &items, &readers);
+    }
     for (section, _) in Section::ALL {
         for item in items.iter().filter(|item| item.section(module) == section) {
             drafts.item(item)?;
         }
         commit::finish_section(&mut drafts, section);
     }
-    place::program(drafts, options)
+    let renewed = if options.target == Target::Cuda { renew::weights(&mut drafts) } else { 0 };
+    place::program(drafts, options, renewed)
 }
 
 /// What can be said before anything is drafted.

@@ -16,8 +16,12 @@ use ir::{DType, Diagnostic, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Fixes the addresses of a drafted program.
-pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Program, Diagnostic> {
+/// Fixes the addresses of a drafted program, of which the update renews so many instructions of `prepare`.
+pub(super) fn program(
+    mut drafts: Drafts,
+    options: &LowerOptions,
+    renewed: usize,
+) -> Result<Program, Diagnostic> {
     drafts.instructions.sort_by_key(|draft| draft.section);
     let scratch = scratch(&mut drafts, options.target);
     let positions = Positions::of(&drafts.instructions);
@@ -70,6 +74,7 @@ pub(super) fn program(mut drafts: Drafts, options: &LowerOptions) -> Result<Prog
         states: states.collect(),
         constants: constants.collect(),
         sections,
+        renewed,
         microbatches: drafts.microbatches,
         target: options.target,
         memory,
@@ -146,8 +151,8 @@ fn lifetimes(
     };
     let mut lifetimes = Lifetimes::new(drafts.buffers.len(), repeated);
     let root = |buffer: BufferId| root(&drafts.buffers, buffer);
-    for (buffer, Buffer { kind, carried, .. }) in drafts.buffers.iter().enumerate() {
-        if matches!(kind, BufferKind::State(_)) {
+    for (buffer, Buffer { kind, carried, renewed, .. }) in drafts.buffers.iter().enumerate() {
+        if *renewed || matches!(kind, BufferKind::State(_)) {
             lifetimes.access(buffer, 0);
             lifetimes.access(buffer, positions.after(Section::Update));
         }

@@ -18,6 +18,8 @@ pub(super) enum Reads {
     Any,
     /// Any, as long as neighbours along the last dim are neighbours in memory.
     InnerContiguous,
+    /// Rows along the last dim, each without holes, one after the other at one distance.
+    Rows,
     /// Row-major without holes.
     Dense,
 }
@@ -27,14 +29,16 @@ impl Reads {
         match self {
             Self::Any => true,
             Self::InnerContiguous => layout.is_inner_contiguous(),
+            Self::Rows => layout.is_dense() || layout.is_in_rows(),
             Self::Dense => layout.is_dense(),
         }
     }
 }
 
-/// What the kernel of an operator reads of operand `index`, of `count` operands.
-pub(super) fn reads(op: &Op, index: usize, count: usize) -> Reads {
+/// The layouts that the kernel of an operator reads of operand `index`, of `count` operands.
+pub(super) fn reads(op: &Op, index: usize, count: usize, target: Target) -> Reads {
     match op {
+        Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) if index == 0 && target == Target::Cuda => Reads::Rows,
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Bitwise(_) => Reads::Any,
         Op::Select(_) | Op::Cast(_) | Op::Bitcast(_) => Reads::Any,
         Op::Contract(_) | Op::Reduce(_) | Op::Concat(_) | Op::Pad(_) => Reads::Any,

@@ -81,12 +81,12 @@ DEVICE void see(Seen<C, Smooth>& seen, const Chunk<T, N, Packs>& chunk) {
     seen.plain += plain;
 }
 
-// A team a row: its logsumexp, and its loss in f64, 0 where it does not count.
-template <class Team, bool Smooth, i64 Rows, i64 Classes, int N, class T, class C, class L>
+// A team a row: its logsumexp, and its loss in f64, 0 where it does not count. `Step` is the distance between rows.
+template <class Team, bool Smooth, i64 Rows, i64 Classes, i64 Step, int N, class T, class C, class L>
 DEVICE void rows(const T* logits, const L* labels, C* logsumexps, double* losses, i64 ignored, double smoothing) {
     const i64 own = Team::row();
     if (own >= Rows) return;
-    const T* const row = logits + own * Classes;
+    const T* const row = logits + own * Step;
     Seen<C, Smooth> seen;
     walk<Team, Classes, N>(row, seen);
     const C largest = Team::template over<Largest>(seen.largest);
@@ -143,14 +143,15 @@ DEVICE void see(Gradient<T, C>& row, const Chunk<T, N, Packs>& chunk) {
 }
 
 // A team a row: `factor * (softmax(row) - target)`, zeros where the row does not count. The row has `Classes` of `all`
-// classes, from `start` on; the gradient may lie where the logits are.
-template <class Team, i64 Rows, i64 Classes, bool Whole, int N, class T, class C, class L>
+// classes, from `start` on; the gradient may lie where the logits are. Rows of logits are `Step` apart, those of the gradient
+// `OutStep`.
+template <class Team, i64 Rows, i64 Classes, i64 Step, i64 OutStep, bool Whole, int N, class T, class C, class L>
 DEVICE void gradient(const T* logits, const L* labels, const C* logsumexps, const C* factor, T* out, i64 ignored,
                      double smoothing, i64 start, i64 all) {
     const i64 own = Team::row();
     if (own >= Rows) return;
-    const T* const row = logits + own * Classes;
-    T* const to = out + own * Classes;
+    const T* const row = logits + own * Step;
+    T* const to = out + own * OutStep;
     const i64 label = counted(labels[own], ignored, all);
     if (label < 0) {
         const T zero = narrow<T>((C)0);

@@ -79,9 +79,29 @@ template <i64 Size, class I, int N, class T> struct Neighbours<Layout<List<Size>
     DEVICE Pack<T, N> load(const T* from, i64 first) { return ::load<N>(from + first); }
 };
 
-// Updates all elements, `N` neighbours at a time. The results may lie where the old numbers do.
-template <class Gradient, class I, int N, class Rule, class T, int Count>
-DEVICE void update(const Rule& rule, const T* gradient, const Tensors<const T, Count>& from, const Tensors<T, Count>& to) {
+// No copy of the parameter in another type.
+struct NoCopy {};
+template <class T, int N> DEVICE void put(const NoCopy&, i64, const Pack<T, N>&) {}
+
+// A copy of the parameter in a half type, in the layout `To`, which counts elements in `I`.
+template <class H, class To, class I> struct Copy { H* to; };
+template <class H, class To, class I, class T, int N>
+DEVICE void put(const Copy<H, To, I>& copy, i64 first, const Pack<T, N>& parameter) {
+#pragma unroll
+    for (int e = 0; e < N; e++) copy.to[To::at((I)(first + e))] = narrow<H>(widen(parameter.at[e]));
+}
+template <class H, i64 Size, class I, class T, int N>
+DEVICE void put(const Copy<H, Layout<List<Size>, List<1>>, I>& copy, i64 first, const Pack<T, N>& parameter) {
+    Pack<H, N> half;
+#pragma unroll
+    for (int e = 0; e < N; e++) half.at[e] = narrow<H>(widen(parameter.at[e]));
+    store(copy.to + first, half);
+}
+
+// Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do.
+template <class Gradient, class I, int N, class Rule, class T, int Count, class Copied>
+DEVICE void update(const Rule& rule, const T* gradient, const Tensors<const T, Count>& from, const Tensors<T, Count>& to,
+                   const Copied& copy) {
     typedef Computed<T> C;
     const i64 step = (i64)gridDim.x * blockDim.x * N;
     for (i64 i = thread_index() * N; i < Gradient::size; i += step) {
@@ -100,33 +120,34 @@ DEVICE void update(const Rule& rule, const T* gradient, const Tensors<const T, C
         }
 #pragma unroll
         for (int t = 0; t < Count; t++) store(to.at[t] + i, packs[t]);
+        put(copy, i, packs[0]);
     }
 }
 
-template <bool Decoupled, class Gradient, class I, int N, class T>
+template <bool Decoupled, class Gradient, class I, int N, class T, class Copied>
 DEVICE void adam(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
-                 const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to) {
+                 const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to, const Copied& copy) {
     typedef Computed<T> C;
     SHARED(AdamRule<C>, rule, 1);
     if (threadIdx.x == 0) *rule = adam_rule<Decoupled, C>(beta1, beta2, eps, *rate, *decay, *step);
     __syncthreads();
-    update<Gradient, I, N>(*rule, gradient, from, to);
+    update<Gradient, I, N>(*rule, gradient, from, to, copy);
 }
 
-template <bool Nesterov, class Gradient, class I, int N, class T>
+template <bool Nesterov, class Gradient, class I, int N, class T, class Copied>
 DEVICE void sgd(double momentum, const double* rate, const double* decay, const T* gradient,
-                const Tensors<const T, 2>& from, const Tensors<T, 2>& to) {
+                const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const SgdRule<Nesterov, C> rule = {(C)*rate, (C)*decay, (C)momentum};
-    update<Gradient, I, N>(rule, gradient, from, to);
+    update<Gradient, I, N>(rule, gradient, from, to, copy);
 }
 
-template <class Gradient, class I, int N, class T>
+template <class Gradient, class I, int N, class T, class Copied>
 DEVICE void adagrad(double eps, const double* rate, const double* decay, const T* gradient,
-                    const Tensors<const T, 2>& from, const Tensors<T, 2>& to) {
+                    const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const AdagradRule<C> rule = {(C)*rate, (C)*decay, (C)eps};
-    update<Gradient, I, N>(rule, gradient, from, to);
+    update<Gradient, I, N>(rule, gradient, from, to, copy);
 }
 
 }  // namespace optimizer

@@ -34,10 +34,18 @@ impl Rows {
     }
 }
 
-/// Neighbours that are read at once: wherever a row begins, packs of it lie alike in all of these.
+/// The number of neighbours that are read at once: wherever a row begins, its packs lie alike in all of these tensors.
 fn width(views: &[&View]) -> usize {
-    let aligned = views.iter().all(|view| is_aligned(view, 16));
+    let aligned = views.iter().all(|view| is_aligned(view, 16) && step(view) == step(views[0]));
     if aligned { 16 / views[0].dtype.bytes() as usize } else { 1 }
+}
+
+/// The distance between rows, in elements.
+fn step(rows: &View) -> usize {
+    match rows.layout.collapsed()[..] {
+        [.., (_, step), (_, 1)] => step.unsigned_abs(),
+        _ => rows.layout.sizes.last().copied().unwrap_or(1),
+    }
 }
 
 /// Rows by themselves, their losses into scratch; then the sum of these.
@@ -60,7 +68,8 @@ pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Res
         let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
         let (smoothing, width) = (op.label_smoothing.get(), width(&[logits]));
         let smooth = smoothing != 0.0;
-        let types = format!("loss::Team<{team}>, {smooth}, {count}, {classes}, {width}");
+        let step = step(logits);
+        let types = format!("loss::Team<{team}>, {smooth}, {count}, {classes}, {step}, {width}");
         run.line(format!("loss::rows<{types}>({x}, {y}, {to}, {scratch}, {ignored}, {smoothing:?});"));
         steps.push(Step::Run(rows.launch(run)));
     }
@@ -92,7 +101,9 @@ pub(super) fn cross_entropy_grad(
     let ty = instruction.parts.as_ref().map(|parts| &parts.operands[0]);
     let (whole, [start, all]) = span(&mut run, ty, logits, dim);
     let (smoothing, width) = (op.label_smoothing.get(), width(&[logits, result]));
-    let types = format!("loss::Team<{team}>, {count}, {classes}, {whole}, {width}, {}", stored(result.dtype));
+    let (step, out_step) = (step(logits), step(result));
+    let shape = format!("{count}, {classes}, {step}, {out_step}");
+    let types = format!("loss::Team<{team}>, {shape}, {whole}, {width}, {}", stored(result.dtype));
     run.line(format!(
         "loss::gradient<{types}>({x}, {y}, {from}, {factor}, {to}, {ignored}, {smoothing:?}, {start}, {all});"
     ));

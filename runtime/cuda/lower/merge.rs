@@ -32,7 +32,8 @@ pub(super) fn merged(
     result
 }
 
-/// The numbers of the instructions that come after those that make an output, ascending.
+/// The numbers of the instructions that begin a stretch of their own, ascending: those after one that makes an output, and the
+/// first that runs where the casts of weights are left out.
 fn ends(program: &Program, section: Section) -> Vec<usize> {
     let outputs = program.outputs.iter().filter(|output| output.section == section);
     let instructions = program.section(section);
@@ -46,6 +47,7 @@ fn ends(program: &Program, section: Section) -> Vec<usize> {
         made.map(|index| index + 1)
     };
     let mut ends: Vec<usize> = outputs.filter_map(|output| end(output.view.bytes())).collect();
+    ends.extend((section == Section::Prepare).then_some(program.renewed));
     ends.sort_unstable();
     ends.dedup();
     ends

@@ -25,8 +25,9 @@ pub(super) fn sgd(op: &Sgd, instruction: &Instruction) -> Result<Vec<Step>, Diag
     Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction))
 }
 
-/// The update of `tensors`, the parameter and the states, by the gradient, operand 1. `flags` and `numbers` are the
-/// rule's, as template arguments and as arguments; `scalars` are the operands that are single numbers.
+/// Updates `tensors`, the parameter and its moments, by the gradient, operand 1. `flags` and `numbers` are the rule's, as
+/// template arguments and as arguments; `scalars` are the operands that are single numbers. One result more than there are
+/// tensors is a half-precision copy of the parameter.
 fn update(
     rule: &str,
     flags: &str,
@@ -39,7 +40,8 @@ fn update(
     let old: Vec<&View> = tensors.iter().map(|&operand| &operands[operand]).collect();
     let gradient = &operands[1];
     let count = gradient.layout.len();
-    let width = neighbours(&old, gradient, results);
+    let (results, copies) = results.split_at(old.len());
+    let width = neighbours(&old, gradient, results, copies.first());
     let mut run = Run::of(rule, &OPTIMIZER);
     let scalars: Vec<String> = scalars.iter().map(|&operand| run.reads(&operands[operand])).collect();
     let from: Vec<String> = old.iter().map(|view| run.reads(view)).collect();
@@ -48,10 +50,17 @@ fn update(
     let (ty, tensors) = (stored(gradient.dtype), to.len());
     let [scalars, from, to] = [scalars, from, to].map(|names| names.join(", "));
     let (gradient, index) = (layout(&gradient.layout), index_type(count));
+    let copy = match copies.first() {
+        Some(copy) => {
+            let to = run.writes(copy);
+            format!("optimizer::Copy<{}, {}, {index}>{{{to}}}", stored(copy.dtype), layout(&copy.layout))
+        }
+        None => "optimizer::NoCopy{}".into(),
+    };
     run.line(format!("const optimizer::Tensors<const {ty}, {tensors}> from = {{{{{from}}}}};"));
     run.line(format!("const optimizer::Tensors<{ty}, {tensors}> to = {{{{{to}}}}};"));
     run.line(format!(
-        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {from_gradient}, from, to);"
+        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {from_gradient}, from, to, {copy});"
     ));
     let packs = count / width;
     let each = (packs / FULL).clamp(1, EACH);
@@ -59,10 +68,14 @@ fn update(
 }
 
 /// How many neighbours are read and written at once: 16 bytes of them, if everything allows it.
-fn neighbours(old: &[&View], gradient: &View, results: &[View]) -> usize {
+fn neighbours(old: &[&View], gradient: &View, results: &[View], copy: Option<&View>) -> usize {
     let width = 16 / gradient.dtype.bytes() as usize;
+    // A copy in rows is written element by element; one without holes is written in packs of as many elements.
+    let copy_fits = copy.is_none_or(|copy| {
+        copy.layout.collapsed().len() > 1 || is_aligned(copy, width * copy.dtype.bytes() as usize)
+    });
     let dense = gradient.layout.collapsed().len() == 1 && gradient.layout.is_dense();
     let moved = old.iter().copied().chain(results).chain(dense.then_some(gradient));
-    let fits = gradient.layout.len().is_multiple_of(width) && { moved }.all(|view| is_aligned(view, 16));
-    if fits { width } else { 1 }
+    let aligned = { moved }.all(|view| is_aligned(view, 16));
+    if gradient.layout.len().is_multiple_of(width) && aligned && copy_fits { width } else { 1 }
 }

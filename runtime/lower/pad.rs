@@ -1,0 +1,99 @@
+//! Rows of logits at aligned places: half-precision products whose rows are no multiple of 16 bytes long, as those of a vocabulary
+//! of 50,257, get rows a little farther apart. cuBLASLt then finds kernels that read and write 16 bytes at once; without it,
+//! the three multiplications of a language model's head would use its slowest ones.
+//!
+//! Only results that multiplications and cross-entropies read are padded. Other kernels want them without holes, and would get a
+//! copy.
+
+use super::draft::Drafts;
+use super::fuse::Item;
+use super::readers::Readers;
+use crate::layout::{Layout, Sizes};
+use cranelift_entity::EntitySet;
+use ir::{DType, Module, Op, ValueId};
+
+/// The elements of a half type in 16 bytes.
+const PACK: usize = 8;
+
+/// The shortest row that is padded: shorter ones would grow by more than 3 %.
+const LEAST: usize = 256;
+
+/// The results whose rows are padded.
+pub(super) fn rows(drafts: &Drafts, items: &[Item], readers: &Readers) -> EntitySet<ValueId> {
+    let module = drafts.module;
+    let mut padded = EntitySet::new();
+    for item in items {
+        let Some(value) = product(module, item, &padded) else { continue };
+        let half = matches!(module.ty(value).dtype, DType::F16 | DType::BF16);
+        let is_part = drafts.parts[value].is_some();
+        if half && !is_part && is_uneven(&drafts.sizes(value)) && is_read_in_rows(drafts, readers, value) {
+            padded.insert(value);
+        }
+    }
+    padded
+}
+
+/// The layout of a result whose rows are padded.
+pub(super) fn layout(sizes: &[usize]) -> Layout {
+    let mut padded = Sizes::from_slice(sizes);
+    if let Some(last) = padded.last_mut() {
+        *last = last.next_multiple_of(PACK);
+    }
+    Layout { sizes: Sizes::from_slice(sizes), ..Layout::dense(&padded) }
+}
+
+/// The result of an item that a multiplication writes, or the gradient of such logits.
+fn product(module: &Module, item: &Item, padded: &EntitySet<ValueId>) -> Option<ValueId> {
+    match item {
+        Item::Contract(fused) => fused.kept.is_none().then_some(fused.out),
+        Item::Node(id) => {
+            let node = module.node(*id);
+            let made = node.results[0];
+            match &node.op {
+                Op::Contract(contract) => {
+                    let (roles, last) = (contract.roles(), contract.out.0.last()?);
+                    let is_alone = |labels: &[u8]| labels == [*last];
+                    (is_alone(&roles.columns) || is_alone(&roles.rows)).then_some(made)
+                }
+                // It is written where the logits are.
+                Op::CrossEntropyGrad(_) => padded.contains(source(module, node.operands[0])).then_some(made),
+                _ => None,
+            }
+        }
+        Item::Chain { .. } | Item::Added(_) => None,
+    }
+}
+
+/// The value that a value is a reshape of.
+fn source(module: &Module, mut value: ValueId) -> ValueId {
+    while let Some(node) = module.producer(value).filter(|node| matches!(node.op, Op::Reshape(_))) {
+        value = node.operands[0];
+    }
+    value
+}
+
+/// Whether rows along the last dim are long, and no multiple of 16 bytes.
+fn is_uneven(sizes: &[usize]) -> bool {
+    sizes.len() > 1 && sizes.last().is_some_and(|&last| last >= LEAST && !last.is_multiple_of(PACK))
+}
+
+/// Whether all readers of a value take padded rows, also through reshapes that keep the last dim.
+fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
+    let module = drafts.module;
+    let takes = |&reader: &ir::NodeId| {
+        let node = module.node(reader);
+        match &node.op {
+            Op::Contract(_) => true,
+            Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => {
+                node.operands[1..].iter().all(|&other| other != value)
+            }
+            Op::Reshape(_) => {
+                let made = node.results[0];
+                drafts.sizes(made).last() == drafts.sizes(value).last()
+                    && is_read_in_rows(drafts, readers, made)
+            }
+            _ => false,
+        }
+    };
+    !readers.held.contains(value) && readers.of[value].iter().all(takes)
+}

@@ -227,6 +227,7 @@ impl<D: Driver> Device for Cuda<D> {
         DeviceError::check_size(&slot.name, &slot.ty, &ready.cuda.program.mesh, bytes)?;
         let Some(view) = &slot.view else { return Ok(()) };
         let at = Address(self.arena.0 + view.bytes().start);
+        self.take_arena(program);
         self.driver.feed(at, bytes).map_err(|error| self.refused(error))
     }
 

@@ -1,8 +1,12 @@
 //! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in several ways.
 
+use super::check::StandIn;
 use super::writer::Writer;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Tensor, ValueId, random};
+use runtime::cuda::check::samples::{Report, Way, all, check};
+use runtime::cuda::host::Order;
+use runtime::cuda::program::{File, Kernel};
 use std::sync::Arc;
 
 /// Batch, query heads, key-value heads, queries, keys, widths of queries and values.
@@ -184,4 +188,33 @@ fn attention_to_nothing_gives_zeros() {
     attend(&mut writer, DType::F32, [1, 2, 2, 5, 0, 4, 4], false, None, 0);
     attend(&mut writer, DType::F32, [1, 2, 2, 0, 5, 4, 4], false, None, 0);
     writer.check(0);
+}
+
+/// Attention's samples, on kernels with a fault.
+fn check_with(fault: fn(&mut Kernel)) -> Report {
+    let samples: Vec<_> = all().into_iter().filter(|sample| sample.op.name() == "attention").collect();
+    check(&StandIn { order: Order::default(), change: fault }, &samples, &Way::ALL[..1], true)
+}
+
+/// Replaces a text in the files that a kernel needs.
+fn replace(kernel: &mut Kernel, text: &str, by: &str) {
+    for file in kernel.files.iter_mut().filter(|file| file.text.contains(text)) {
+        let text = String::leak(file.text.replace(text, by));
+        *file = Box::leak(Box::new(File { name: file.name, text, after: file.after }));
+    }
+}
+
+/// The stand-in makes a copy when its group is waited for: a wait for one group less finds nothing in shared memory.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_wait_for_one_group_of_copies_less_is_found() {
+    let report = check_with(|kernel| {
+        replace(kernel, "wait_for_copies_but<STAGES - 2>", "wait_for_copies_but<STAGES - 1>")
+    });
+    assert!(report.passed > 0, "f32 does without tensor cores: {report:?}");
+    assert!(!report.failures.is_empty(), "{report:?}");
+    for failure in &report.failures {
+        let half = failure.operands.iter().any(|operand| operand.contains("f16"));
+        assert!(half && failure.problem.starts_with("result."), "{failure:?}");
+    }
 }

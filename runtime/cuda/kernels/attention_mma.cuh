@@ -1,5 +1,5 @@
-// Attention of f16 and bf16 by tensor cores (Dao, arXiv 2307.08691): a warp has 16 queries, whose scores and weights never
-// leave its registers, and goes through the keys in tiles that a block shares. After attention.cuh and mma.cuh.
+// Attention of f16 and bf16 by tensor cores (Dao, arXiv 2307.08691): a warp has 16 queries, whose scores and weights
+// never leave its registers, and goes through the keys in tiles that a block shares. After attention.cuh and mma.cuh.
 
 namespace attention {
 
@@ -79,14 +79,14 @@ template <class Call, int N> DEVICE void hide(float (&scores)[N][4], int query, 
     }
 }
 
-// A score that a mask's element keeps, hides, or is added to. A kept score stays in the products' units.
+// A score under an element of a mask: a byte keeps the product or hides it, a float is added to the scaled product.
 DEVICE float with_mask(float product, float, u8 keeps) { return keeps ? product : -INFINITY; }
 template <class M> DEVICE float with_mask(float product, float scale, M added) {
     return product * scale + (float)widen(added);
 }
 
-// Makes scores of the products of 16 queries and `N` eights of keys under a mask: −∞ where a key is hidden or is not there. With
-// `PAIRED` a key's neighbour of the same row is read together with it.
+// Makes scores of the products of 16 queries and `N` eights of keys under a mask: −∞ for a key that is hidden or is not
+// there. If `PAIRED`, the mask's elements for two neighbouring keys are read at once.
 template <class Call, class Mask, bool PAIRED, int N, class M>
 DEVICE void mask_products(float (&scores)[N][4], const M* mask, float scale, int batch, int head, int query, int key,
                           int first) {
@@ -95,7 +95,7 @@ DEVICE void mask_products(float (&scores)[N][4], const M* mask, float scale, int
     for (int row = 0; row < 2; row++) {
         const int s = query + (int)threadIdx.x % 32 / 4 + 8 * row;
         const M* const from = mask + Mask::at(batch, head, s, own);
-        // The query sees the keys before this one, counted from the thread's first.
+        // The query sees the keys before this index, counted from the thread's first key.
         int end = Call::causal && first + s + 1 < (int)Call::keys ? first + s + 1 : (int)Call::keys;
         end = s < (int)Call::queries ? end - own : 0;
         #pragma unroll
@@ -113,11 +113,12 @@ DEVICE void mask_products(float (&scores)[N][4], const M* mask, float scale, int
     }
 }
 
-// Whether a mask's elements are added to scores, which are then whole scores and not products that must still be scaled.
+// Whether a mask is added to scores. Scores are then scaled products; otherwise they are products, and scaled in the
+// exponent.
 template <class Mask, class M> struct Added { static constexpr bool IS = Mask::IS_ONE && sizeof(M) > 1; };
 
-// e to the power of a score less a base; `unit` is of the score, in powers of two. Where a mask is added a base may be so huge
-// that its product with the unit is infinite; elsewhere it is such a product, which saves an operation.
+// 2 to the power of a score times `unit`, relative to a base. Without an added mask the base is multiplied by the unit
+// already, and the exponent is one multiply-add. An added mask may be so huge that such a product overflows.
 template <bool ADDED> DEVICE float power_of(float score, float base, float unit) {
     return mma::power_of_two(ADDED ? (score - base) * unit : score * unit - base);
 }
@@ -167,8 +168,8 @@ DEVICE void soften(float (&scores)[N][4], float (&largest)[2], float (&totals)[2
     }
 }
 
-// `16 * WARPS` queries a block, `KEYS` keys at a time. `STAGES` tiles of keys and values have a place: one is used while the next
-// come.
+// `16 * WARPS` queries a block, `KEYS` keys at a time. Shared memory holds `STAGES` tiles of keys and values: a block
+// computes one of them while the others are copied.
 template <class Call, class Q, class K, class V, class Out, class Mask, bool PAIRED, int WARPS, int KEYS, int STAGES,
           class T, class M>
 DEVICE void forward_mma(const T* q, const T* k, const T* v, const M* mask, T* out, float* logsumexp, float scale,
@@ -188,7 +189,7 @@ DEVICE void forward_mma(const T* q, const T* k, const T* v, const M* mask, T* ou
     const int end = keys_seen<Call>(start + ROWS, first);
     const T* const keys_at = K::of(k, b, group, 0);
     const T* const values_at = V::of(v, b, group, 0);
-    // A tile is a group of copies; one of no copies where there is no tile, so that as many groups are under way.
+    // The copies of a tile are a group. Behind the last tile groups are empty: a wait counts groups.
     const auto fill = [&](T* to, int key) {
         if (key < end) {
             QK::template fill<KEYS, THREADS>(to, keys_at + key * K::step, K::step, all - key);
@@ -206,7 +207,7 @@ DEVICE void forward_mma(const T* q, const T* k, const T* v, const M* mask, T* ou
     for (int key = 0; key < end; key += KEYS) {
         const T* const keys = tiles + stage * STAGE;
         mma::wait_for_copies_but<STAGES - 2>();
-        // All have read the tile before this one, in whose place the next copies come.
+        // All warps have read the tile before this one. The next copies take its place.
         __syncthreads();
         fill(tiles + free * STAGE, key + (STAGES - 1) * KEYS);
         free = stage;

@@ -4,10 +4,10 @@
 
 namespace attention {
 
-// What a query's weights and their gradients are computed from.
+// Two numbers of a query, for its weights and their gradients.
 struct Pair {
-    // The scores' logsumexp, in units of log 2 if no mask is added; ∞ for a row that nothing was kept of, and for one that is
-    // not there, so that its weights are zeros.
+    // The scores' logsumexp, in units of log 2 if no mask is added. ∞ for a query that sees no key, and for a query
+    // that is not there: their weights are zeros.
     float logsumexp;
     // Σ out · d out.
     float delta;
@@ -30,8 +30,7 @@ DEVICE void row_products(float (&sums)[2], const u32 (&left)[M::WIDTH / 16][4], 
     for (float& sum : sums) sum = over_quad<Sum>(sum);
 }
 
-// What a warp's queries' weights and their gradients are computed from: a thread's two rows. Other kernels find it in
-// `pairs`.
+// The pairs of a thread's two queries. `by_keys_mma` reads them from `pairs`.
 template <class Call, bool ADDED>
 DEVICE void prepare(Pair (&own)[2], const float (&deltas)[2], const float* logsumexp, Pair* pairs, int head, int query) {
     #pragma unroll
@@ -60,8 +59,9 @@ DEVICE void weights_of_keys(float (&scores)[N][4], const Pair* pairs, float unit
     }
 }
 
-// The factors of a warp's queries, which make their weights add up to 1 and are found in `factors` by other kernels: beside an
-// added number that is huge a logsumexp has no digits left for the number of keys.
+// Makes factors of the totals of a warp's queries: with them the weights of a query add up to 1. `by_keys_mma` reads
+// them from `factors`. They are needed where a mask adds a huge number: beside it a logsumexp has no digits left for
+// the number of keys, and each weight is 1.
 template <class Call> DEVICE void normalize(float (&totals)[2], float* factors, int head, int query) {
     #pragma unroll
     for (int row = 0; row < 2; row++) {
@@ -111,7 +111,8 @@ template <int N> DEVICE void score_gradients(float (&weights)[N][4], const float
     }
 }
 
-// d k and d v: `16 * WARPS` keys a block, `QUERIES` queries at a time, of which a warp has `PART` in its registers at once.
+// d k and d v: `16 * WARPS` keys a block, `QUERIES` queries at a time, of which a warp has `PART` in its registers at
+// once.
 template <class Call, class Q, class K, class V, class DOut, class DK, class DV, class Mask, int WARPS, int QUERIES,
           int PART, class T, class M>
 DEVICE void by_keys_mma(const T* q, const T* k, const T* v, const M* mask, const T* dout, const Pair* pairs,
@@ -119,8 +120,8 @@ DEVICE void by_keys_mma(const T* q, const T* k, const T* v, const M* mask, const
     typedef mma::Matrix<T, (int)Call::width> QK;
     typedef mma::Matrix<T, (int)Call::value_width> VO;
     constexpr int THREADS = 32 * WARPS, ROWS = 16 * WARPS, STAGE = QUERIES * (QK::STRIDE + VO::STRIDE);
-    // Registers hold keys and values. Where these are wide shared memory holds the values, and under a mask the keys too:
-    // otherwise registers spill.
+    // Registers hold keys and values. If these are wide, shared memory holds the values, and under a mask the keys too:
+    // registers would spill.
     constexpr bool VALUES_KEPT = QK::WIDTH + VO::WIDTH > 128, KEYS_KEPT = VALUES_KEPT && Mask::IS_ONE;
     constexpr int KEPT = ROWS * ((VALUES_KEPT ? VO::STRIDE : 0) + (KEYS_KEPT ? QK::STRIDE : 0));
     constexpr int RESULT = 16 * (QK::STRIDE > VO::STRIDE ? QK::STRIDE : VO::STRIDE);
@@ -188,6 +189,8 @@ DEVICE void by_keys_mma(const T* q, const T* k, const T* v, const M* mask, const
             weigh<QK>(k_sums, weights, q_part);
         }
     }
+    // Keys and values may still be under way if no query sees them.
+    mma::wait_for_copies();
     __syncthreads();
     QK::put(tiles + warp * RESULT, k_sums, scale, scale, DK::of(dk, b, group, key), DK::step, left);
     __syncwarp();

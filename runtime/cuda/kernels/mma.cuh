@@ -1,6 +1,7 @@
 // Products of small matrices, by a warp at once: tensor cores, and what brings matrices to them.
 //
-// A matrix of 8 rows of 8 elements is spread over a warp: thread `l` has the elements `2 (l % 4)` and one more of row `l / 4`.
+// A matrix of 8 rows of 8 elements is spread over a warp: thread `l` has the elements `2 (l % 4)` and one more of row
+// `l / 4`.
 
 namespace mma {
 
@@ -132,11 +133,11 @@ template <int N> DEVICE void wait_for_copies_but() { asm volatile("cp.async.wait
 // Shared memory for matrices.
 struct alignas(256) Room { u16 at[128]; };
 
-// Matrices in shared memory of `Columns` columns, a multiple of 8. Products need a multiple of 16: zeros fill the last group of
-// eight elements. Each matrix is aligned to 128 bytes.
+// Matrices in shared memory of `Columns` columns, a multiple of 8. Products need a multiple of 16: zeros fill the last
+// group of eight elements. A matrix is aligned to 128 bytes.
 //
-// The threads of a warp read the same group of eight rows at once, and meet in no bank: in rows of a multiple of 64 elements the
-// groups change places by the number of their row; other rows take an odd number of groups of memory.
+// A warp reads the same group of eight rows at once, without bank conflicts: rows of a multiple of 64 elements are
+// swizzled by the number of the row, and the stride of other rows is an odd number of groups.
 template <class T, int Columns> struct Matrix {
     static constexpr int COLUMNS = Columns, WIDTH = (Columns + 15) / 16 * 16, GROUPS = WIDTH / 8;
     static constexpr bool SWIZZLED = WIDTH % 64 == 0;
@@ -145,8 +146,8 @@ template <class T, int Columns> struct Matrix {
 
     DEVICE int place(int row, int group) { return row * STRIDE + (SWIZZLED ? group ^ (row & 7) : group) * 8; }
 
-    // Starts to copy `ROWS` rows, of which as many are there; zeros for the others. A thread copies the same group of several rows,
-    // so that it computes one address.
+    // Starts to copy the first `rows` of `ROWS` rows; the others become zeros. A thread copies the same group of
+    // several rows: it computes one address.
     template <int ROWS, int THREADS> DEVICE void fill(T* matrix, const T* from, i64 step, int rows) {
         constexpr int LANES = GROUPS <= 2 ? 2 : GROUPS <= 4 ? 4 : GROUPS <= 8 ? 8 : GROUPS <= 16 ? 16 : 32;
         constexpr int AT_ONCE = THREADS / LANES;
@@ -161,8 +162,8 @@ template <class T, int Columns> struct Matrix {
         }
     }
 
-    // The place of a group of a thread's own, 0 or 1, among those of a matrix, moved by so many rows and columns: multiples of 8
-    // and of 16. Of the columns' distance an exclusive or moves what changes places, an addition whole 64.
+    // The place of a thread's own group, 0 or 1, moved by so many rows, a multiple of 8, and so many columns, a
+    // multiple of 16. In swizzled rows an exclusive or moves within 64 columns, and an addition moves by 64.
     DEVICE Place moved(const T* matrix, int own_row, int own_group, int row, int column) {
         const Place own = place_of(matrix + place(own_row, own_group));
         if (!SWIZZLED) return own + (row * STRIDE + column) * 2;
@@ -217,7 +218,8 @@ template <class T, int Columns> struct Matrix {
         #pragma unroll
         for (int i = 0; i < (16 * OWN + 31) / 32; i++) {
             const int at = i * 32 + lane, row = at / OWN, group = at % OWN;
-            if (row < rows && (16 * OWN % 32 == 0 || row < 16)) store(to + row * step + group * 8, ::load<8>(matrix + place(row, group)));
+            const bool there = row < rows && (16 * OWN % 32 == 0 || row < 16);
+            if (there) store(to + row * step + group * 8, ::load<8>(matrix + place(row, group)));
         }
     }
 };

@@ -9,27 +9,28 @@ use ir::DType;
 /// Queries of which a head has whole multiples in scratch; `PAIRS` of attention_mma_grad.cuh.
 const PAIRS: usize = 64;
 
-/// The widest rows of queries, keys and values: a warp has 16 rows of sums in its registers, and a block has its tiles in 48 KiB
-/// of shared memory.
+/// The widest rows of queries, keys and values: a warp holds 16 rows of sums in registers, and a block holds
+/// its tiles in 48 KiB of shared memory.
 const WIDEST: usize = 128;
 
 /// Warps of a block, of 16 rows each.
 const WARPS: usize = 4;
 
-/// Whether tensor cores take a call, with these views that it also reads or writes. Scores are compared before the factor is
-/// applied: it must be positive.
+/// Whether tensor cores take a call, which reads or writes these other views too. The types decide, never a
+/// mask's elements. The scale must be positive: the largest score is found before scores are scaled.
 pub(super) fn take(call: &Call, others: &[&View]) -> bool {
     let halves = matches!(call.q.dtype, DType::F16 | DType::BF16);
     let widths = (1..=WIDEST).contains(&call.width) && (1..=WIDEST).contains(&call.value_width);
     halves && widths && call.scale > 0.0 && call.queries > 0 && call.keys > 0 && call.in_packs(others)
 }
 
-/// The f32 numbers of scratch that the gradient takes: a pair for each query, and a factor if a mask is added to scores.
+/// The f32 numbers of scratch that the gradient takes: a pair for each query, and a factor if a mask is added
+/// to scores.
 pub(super) fn scratch(heads: usize, queries: usize, adds: bool) -> usize {
     (if adds { 3 } else { 2 }) * heads * queries.next_multiple_of(PAIRS)
 }
 
-/// A block for each tile of rows, of which a multiprocessor shall have so many at once.
+/// A block for each tile of rows; a multiprocessor shall have so many blocks at once.
 fn blocks(run: Run, call: &Call, rows: usize, heads: usize, together: Option<u32>) -> Run {
     let run = run.blocks(rows.div_ceil(16 * WARPS) * heads * call.batch, 32 * WARPS as u32);
     match together {
@@ -64,8 +65,9 @@ pub(super) fn forward(call: &Call, out: &View, logsumexp: &View) -> Run {
     blocks(run, call, call.queries, call.heads, forward_together(call))
 }
 
-/// Three blocks leave a thread 168 registers. Rows of more than 96 elements need about as many: without a mask the assembler
-/// finds them if nothing is asked of it; under a mask it would spill.
+/// Blocks of the forward that share a multiprocessor. Three leave a thread 168 registers. Rows of more than
+/// 96 elements need about as many: without a mask the assembler keeps to 168 if no number is asked for, under
+/// a mask it would spill.
 fn forward_together(call: &Call) -> Option<u32> {
     match (call.width.max(call.value_width), call.mask) {
         (..=96, _) => Some(3),
@@ -74,7 +76,8 @@ fn forward_together(call: &Call) -> Option<u32> {
     }
 }
 
-/// The keys of a tile, and the tiles that have a place in shared memory.
+/// The keys of a tile of the forward, and the number of tiles in shared memory: 32 KiB for rows of 64, 48 KiB
+/// for rows of 128.
 fn stages(call: &Call) -> [usize; 2] {
     if is_narrow(call) { [64, 2] } else { [32, 3] }
 }
@@ -84,18 +87,20 @@ fn is_narrow(call: &Call) -> bool {
     call.width.max(call.value_width) <= 64
 }
 
-/// The gradient of queries first: it leaves in scratch the numbers of each row of the scores that the other needs.
+/// The gradient of queries comes first: it writes the numbers of each query that the other kernel reads to
+/// scratch.
 pub(super) fn gradient(gradient: &Gradient) -> Vec<Run> {
     vec![by_queries(gradient), by_keys(gradient)]
 }
 
-/// Two blocks leave a thread all of the registers that it can have. Wide rows need them; if nothing is asked, the assembler may
-/// spill for a third block.
+/// Blocks of the gradient that share a multiprocessor. Wide rows need more than the 168 registers of three
+/// blocks; two blocks leave a thread 255. If no number is asked for, the assembler may spill to make room for
+/// a third block.
 fn gradient_together(call: &Call) -> Option<u32> {
     Some(if is_narrow(call) { 3 } else { 2 })
 }
 
-/// Keys of a tile of the gradient of queries: 64 would spill.
+/// Keys of a tile of the gradient of queries. Scores of 64 keys would spill in 168 registers.
 const KEYS: usize = 32;
 
 fn by_queries(gradient: &Gradient) -> Run {
@@ -136,13 +141,15 @@ fn by_keys(gradient: &Gradient) -> Run {
     blocks(run, call, call.keys, call.groups, gradient_together(call))
 }
 
-/// Queries of a tile of the gradient of keys and values, and of its parts. A warp has the scores of a part in registers: those
-/// of 32 queries would spill. Wide rows under a mask leave no registers for addresses of parts.
+/// Queries of a tile of the gradient of keys and values, and of a part of it. A warp holds the scores of a
+/// part in registers: 32 queries would spill. Under a mask shared memory holds wide keys, which leaves room
+/// for 16 queries.
 fn query_tile(call: &Call) -> [usize; 2] {
     if is_narrow(call) || call.mask.is_none() { [32, 16] } else { [16, 16] }
 }
 
-/// The pairs of the queries and their factors, in scratch, as arguments. There are factors if a mask is added to scores.
+/// The pairs and the factors of the queries, in scratch, as arguments. Only a mask that is added to scores
+/// needs factors.
 fn kept(gradient: &Gradient, run: &mut Run) -> [String; 2] {
     let Gradient { call, instruction, .. } = gradient;
     let scratch = address(instruction.scratch.as_ref().expect("`scratch` has asked for it"));

@@ -1,4 +1,5 @@
-//! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in several ways.
+//! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in
+//! several ways.
 
 use super::check::StandIn;
 use super::writer::Writer;
@@ -36,7 +37,8 @@ fn mask(writer: &mut Writer, [b, h, _, s, t, ..]: Sizes, (whole, dtype): ([bool;
     })
 }
 
-/// Attention and its gradient. Everything lies as `[batch, position, head, width]`, rows so many elements apart.
+/// Attention and its gradient. Everything lies as `[batch, position, head, width]`, rows so many elements
+/// apart.
 fn attend(writer: &mut Writer, dtype: DType, sizes: Sizes, causal: bool, masked: Masked, apart: usize) {
     let [b, h, g, s, t, d, e] = sizes;
     let [q, k, v, dout] = [(h, s, d), (g, t, d), (g, t, e), (h, s, e)].map(|(heads, positions, width)| {
@@ -140,7 +142,8 @@ fn attention_of_many_heads_by_tensor_cores() {
     writer.check(3);
 }
 
-/// The kernels, in the order of their launches, of attention and its gradient on `[1, 4, 2, 40, 40]` and widths.
+/// The kernels, in the order of their launches, of attention and its gradient on `[1, 4, 2, 40, 40]` and
+/// widths.
 fn kernels(dtype: DType, widths: [usize; 2], masked: Masked, apart: usize) -> Vec<String> {
     let mut writer = Writer::default();
     attend(&mut writer, dtype, [1, 4, 2, 40, 40, widths[0], widths[1]], true, masked, apart);
@@ -204,7 +207,8 @@ fn replace(kernel: &mut Kernel, text: &str, by: &str) {
     }
 }
 
-/// The stand-in makes a copy when its group is waited for: a wait for one group less finds nothing in shared memory.
+/// The stand-in makes a copy when its group is waited for: a wait for one group less finds nothing in shared
+/// memory.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn a_wait_for_one_group_of_copies_less_is_found() {

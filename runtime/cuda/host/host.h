@@ -26,8 +26,8 @@ struct Index { unsigned x, y, z; };
 
 enum class Waits { Nothing, Block, Warp };
 
-// A copy that is under way.
-struct Copy { void* to; const void* from; size_t bytes; };
+// A copy that is under way, of a thread's group of that number.
+struct Copy { void* to; const void* from; size_t bytes; unsigned group; };
 
 struct Fiber {
     void* stack_pointer = nullptr;
@@ -39,6 +39,8 @@ struct Fiber {
     bool done = false;
     // A copy is made when its thread waits for it: one that nobody waits for is never there.
     std::vector<Copy> copies;
+    // How many groups of copies the thread has closed.
+    unsigned groups = 0;
 };
 
 // What a warp's threads show each other.
@@ -90,6 +92,7 @@ inline void prepare(Fiber& fiber) {
     fiber.done = false;
     fiber.waits = Waits::Nothing;
     fiber.copies.clear();
+    fiber.groups = 0;
 }
 
 // The order in which threads run: 0 is by number, 1 the reverse, others are shuffled by it.
@@ -212,11 +215,24 @@ template <class T, class Of> auto of_warp(const T& own, Of of) {
 }
 
 // Copies as much, or zeros, when the thread waits for its copies.
-inline void copy_later(void* to, const void* from, size_t bytes) { current->copies.push_back({to, from, bytes}); }
-inline void wait_for_copies() {
-    for (const Copy& copy : current->copies)
-        copy.from ? (void)memcpy(copy.to, copy.from, copy.bytes) : (void)memset(copy.to, 0, copy.bytes);
-    current->copies.clear();
+inline void copy_later(void* to, const void* from, size_t bytes) {
+    current->copies.push_back({to, from, bytes, current->groups});
+}
+inline void close_copies() { current->groups++; }
+
+// Makes the copies of the groups before one.
+inline void make_copies_before(unsigned group) {
+    auto& copies = current->copies;
+    const auto later = std::find_if(copies.begin(), copies.end(), [=](const Copy& copy) { return copy.group >= group; });
+    for (auto copy = copies.begin(); copy != later; copy++)
+        copy->from ? (void)memcpy(copy->to, copy->from, copy->bytes) : (void)memset(copy->to, 0, copy->bytes);
+    copies.erase(copies.begin(), later);
+}
+inline void wait_for_copies() { make_copies_before(current->groups + 1); }
+
+// Waits for all groups but the last so many: their copies, and those of no group yet, are not made.
+inline void wait_for_copies_but(unsigned last) {
+    make_copies_before(current->groups > last ? current->groups - last : 0);
 }
 
 // The shared memory of the place with this number.

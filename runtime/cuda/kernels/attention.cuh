@@ -19,11 +19,13 @@ template <i64 Batch, i64 Head, i64 Position> struct Rows {
 };
 
 struct NoMask {
+    static constexpr bool IS_ONE = false;
     template <class C> DEVICE C of(C score, const u8*, i64, i64, i64, i64) { return score; }
 };
 
 // A mask by its strides: a byte keeps a score or hides it, a float is added.
 template <i64 Batch, i64 Head, i64 Query, i64 Key> struct Mask {
+    static constexpr bool IS_ONE = true;
     DEVICE i64 at(i64 batch, i64 head, i64 query, i64 key) {
         return batch * Batch + head * Head + query * Query + key * Key;
     }

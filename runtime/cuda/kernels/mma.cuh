@@ -1,6 +1,7 @@
 // Products of small matrices, by a warp at once: tensor cores, and what brings matrices to them.
 //
-// A matrix of 8 rows of 8 elements is spread over a warp: thread `l` has the elements `2 (l % 4)` and one more of row `l / 4`.
+// A matrix of 8 rows of 8 elements is spread over a warp: thread `l` has the elements `2 (l % 4)` and one more of row
+// `l / 4`.
 
 namespace mma {
 
@@ -60,6 +61,12 @@ template <class T> DEVICE void multiply(float (&sums)[4], const u32 (&left)[4], 
 DEVICE void copy(void* to, const void* from, bool there) { host::copy_later(to, there ? from : nullptr, 16); }
 DEVICE void wait_for_copies() { host::wait_for_copies(); }
 
+// Closes a group of copies: those that the thread has started since it closed the last group.
+DEVICE void close_copies() { host::close_copies(); }
+
+// Waits for all groups of the thread's copies but the last `N` that it closed.
+template <int N> DEVICE void wait_for_copies_but() { host::wait_for_copies_but(N); }
+
 #else
 
 typedef u32 Place;
@@ -118,33 +125,49 @@ DEVICE void copy(void* to, const void* from, bool there) {
                  : "memory");
 }
 DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+DEVICE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int N> DEVICE void wait_for_copies_but() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
 #endif
 
 // Shared memory for matrices.
 struct alignas(256) Room { u16 at[128]; };
 
-// Matrices of `Width` columns in shared memory, each aligned to its rows; groups of eight elements change places so that
-// threads meet in no bank.
-template <class T, int Width> struct Matrix {
-    static constexpr int WIDTH = Width, GROUPS = Width / 8;
+// Matrices in shared memory of `Columns` columns, a multiple of 8. Products need a multiple of 16: zeros fill the last
+// group of eight elements. A matrix is aligned to 128 bytes.
+//
+// A warp reads the same group of eight rows at once, without bank conflicts: rows of a multiple of 64 elements are
+// swizzled by the number of the row, and the stride of other rows is an odd number of groups.
+template <class T, int Columns> struct Matrix {
+    static constexpr int COLUMNS = Columns, WIDTH = (Columns + 15) / 16 * 16, GROUPS = WIDTH / 8;
+    static constexpr bool SWIZZLED = WIDTH % 64 == 0;
+    // Elements from a row to the next.
+    static constexpr int STRIDE = SWIZZLED ? WIDTH : (GROUPS | 1) * 8;
 
-    DEVICE int place(int row, int group) { return row * WIDTH + ((group ^ (row & 7)) * 8); }
+    DEVICE int place(int row, int group) { return row * STRIDE + (SWIZZLED ? group ^ (row & 7) : group) * 8; }
 
-    // Starts to copy `ROWS` rows, of which as many are there; zeros for the others.
+    // Starts to copy the first `rows` of `ROWS` rows; the others become zeros. A thread copies the same group of
+    // several rows: it computes one address.
     template <int ROWS, int THREADS> DEVICE void fill(T* matrix, const T* from, i64 step, int rows) {
+        constexpr int LANES = GROUPS <= 2 ? 2 : GROUPS <= 4 ? 4 : GROUPS <= 8 ? 8 : GROUPS <= 16 ? 16 : 32;
+        constexpr int AT_ONCE = THREADS / LANES;
+        const int first = (int)threadIdx.x / LANES, group = (int)threadIdx.x % LANES;
+        if (GROUPS < LANES && group >= GROUPS) return;
         #pragma unroll
-        for (int i = 0; i < ROWS * GROUPS / THREADS; i++) {
-            const int at = i * THREADS + (int)threadIdx.x, row = at / GROUPS, group = at % GROUPS;
-            const bool there = row < rows;
+        for (int i = 0; i < (ROWS + AT_ONCE - 1) / AT_ONCE; i++) {
+            const int row = i * AT_ONCE + first;
+            if (ROWS % AT_ONCE != 0 && row >= ROWS) continue;
+            const bool there = row < rows && (COLUMNS == WIDTH || group < COLUMNS / 8);
             copy(matrix + place(row, group), there ? from + row * step + group * 8 : from, there);
         }
     }
 
-    // The place of a group of a thread's own among those of a matrix, moved by so many rows and columns: multiples of 8 and
-    // of 16.
+    // The place of a thread's own group, 0 or 1, moved by so many rows, a multiple of 8, and so many columns, a
+    // multiple of 16. In swizzled rows an exclusive or moves within 64 columns, and an addition moves by 64.
     DEVICE Place moved(const T* matrix, int own_row, int own_group, int row, int column) {
-        return (place_of(matrix + place(own_row, own_group)) + row * WIDTH * 2) ^ (Place)(column * 2);
+        const Place own = place_of(matrix + place(own_row, own_group));
+        if (!SWIZZLED) return own + (row * STRIDE + column) * 2;
+        return (own ^ (Place)(column % 64 * 2)) + (row * STRIDE + column / 64 * 64) * 2;
     }
 
     // 16 rows and 16 columns as a left side.
@@ -159,7 +182,8 @@ template <class T, int Width> struct Matrix {
         #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int own = row + i % 2 * 8;
-            to[i] = own < rows ? *(const u32*)(from + own * step + first + i / 2 * 8) : 0;
+            const bool there = own < rows && (COLUMNS == WIDTH || column + i / 2 * 8 < COLUMNS);
+            to[i] = there ? *(const u32*)(from + own * step + first + i / 2 * 8) : 0;
         }
     }
 
@@ -190,10 +214,12 @@ template <class T, int Width> struct Matrix {
             *(u32*)(matrix + place(lane / 4 + 8, i) + 2 * (lane % 4)) = pair<T>(sums[i][2] * lower, sums[i][3] * lower);
         }
         __syncwarp();
+        constexpr int OWN = COLUMNS / 8;
         #pragma unroll
-        for (int i = 0; i < 16 * GROUPS / 32; i++) {
-            const int at = i * 32 + lane, row = at / GROUPS, group = at % GROUPS;
-            if (row < rows) store(to + row * step + group * 8, ::load<8>(matrix + place(row, group)));
+        for (int i = 0; i < (16 * OWN + 31) / 32; i++) {
+            const int at = i * 32 + lane, row = at / OWN, group = at % OWN;
+            const bool there = row < rows && (16 * OWN % 32 == 0 || row < 16);
+            if (there) store(to + row * step + group * 8, ::load<8>(matrix + place(row, group)));
         }
     }
 };

@@ -52,13 +52,14 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     Ok(runs.into_iter().map(Step::Run).collect())
 }
 
-/// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or what tensor cores take.
+/// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or those that tensor cores take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
     let (Op::AttentionGrad(_), Some(dq)) = (op, results.first()) else { return 0 };
     let (heads, queries) = (dq.layout.sizes[0] * dq.layout.sizes[1], dq.layout.sizes[2]);
     let numbers = if operands[0].dtype == DType::F64 { 6 } else { 3 };
     // One at least: where there are no queries it is there, and not used.
-    (numbers * heads * queries).max(matrices::scratch(heads, queries)).max(1)
+    let adds = operands.len() > 6 && operands[3].dtype.is_float();
+    (numbers * heads * queries).max(matrices::scratch(heads, queries, adds)).max(1)
 }
 
 /// What forward and gradient share.

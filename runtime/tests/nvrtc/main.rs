@@ -2,6 +2,7 @@
 //!
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test -p runtime --test nvrtc -- --ignored`
 
+mod attention;
 mod budget;
 
 use budget::faults;

@@ -1,8 +1,14 @@
-//! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in several ways.
+//! Attention and its gradient: tiles of both sizes, whole and not, masks of every kind, rows that lie in
+//! several ways.
 
+use super::check::StandIn;
 use super::writer::Writer;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Tensor, ValueId, random};
+use runtime::cuda::check::samples::{Report, Way, all, check};
+use runtime::cuda::host::Order;
+use runtime::cuda::program::{File, Kernel};
+use std::sync::Arc;
 
 /// Batch, query heads, key-value heads, queries, keys, widths of queries and values.
 type Sizes = [usize; 7];
@@ -31,7 +37,8 @@ fn mask(writer: &mut Writer, [b, h, _, s, t, ..]: Sizes, (whole, dtype): ([bool;
     })
 }
 
-/// Attention and its gradient. Everything lies as `[batch, position, head, width]`, rows so many elements apart.
+/// Attention and its gradient. Everything lies as `[batch, position, head, width]`, rows so many elements
+/// apart.
 fn attend(writer: &mut Writer, dtype: DType, sizes: Sizes, causal: bool, masked: Masked, apart: usize) {
     let [b, h, g, s, t, d, e] = sizes;
     let [q, k, v, dout] = [(h, s, d), (g, t, d), (g, t, e), (h, s, e)].map(|(heads, positions, width)| {
@@ -83,7 +90,47 @@ fn attention_by_tensor_cores() {
     }
 }
 
-/// Enough for the larger blocks.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn attention_under_masks_by_tensor_cores() {
+    let mut writer = Writer::default();
+    let mut attend =
+        |dtype, sizes, causal, masked| attend(&mut writer, dtype, sizes, causal, Some(masked), 0);
+    attend(DType::BF16, [1, 4, 2, 150, 150, 64, 64], true, ([false, false, true], DType::Bool));
+    attend(DType::F16, [2, 2, 1, 70, 130, 64, 64], false, ([true, true, true], DType::Bool));
+    // A query mask for all, of an odd number of keys.
+    attend(DType::BF16, [2, 2, 2, 40, 67, 64, 64], false, ([true, false, false], DType::Bool));
+    attend(DType::F16, [1, 2, 1, 100, 100, 128, 128], true, ([false, true, true], DType::F32));
+    attend(DType::BF16, [2, 2, 2, 66, 71, 64, 64], false, ([true, false, true], DType::BF16));
+    attend(DType::F16, [1, 4, 2, 70, 70, 64, 64], true, ([false, true, false], DType::F16));
+    // Beside these numbers scores are nothing, and logsumexps have no digits for the number of keys.
+    attend(DType::F16, [1, 4, 2, 70, 66, 64, 64], false, ([false, true, true], DType::F64));
+    attend(DType::BF16, [1, 2, 2, 40, 40, 128, 128], true, ([false, false, true], DType::F64));
+    for threads in [0, 1, 3] {
+        writer.check(threads);
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn attention_of_many_widths_by_tensor_cores() {
+    let mut writer = Writer::default();
+    let mut attend = |dtype, sizes, causal, masked| attend(&mut writer, dtype, sizes, causal, masked, 0);
+    attend(DType::BF16, [1, 4, 2, 70, 70, 80, 80], true, None);
+    attend(DType::F16, [1, 2, 2, 65, 90, 96, 96], false, Some(([false, true, true], DType::Bool)));
+    attend(DType::BF16, [2, 1, 1, 70, 70, 32, 32], true, Some(([true, false, true], DType::F32)));
+    attend(DType::F16, [1, 2, 1, 70, 70, 16, 16], true, None);
+    attend(DType::BF16, [1, 2, 1, 33, 40, 40, 40], false, None);
+    attend(DType::F16, [1, 2, 1, 20, 80, 8, 24], false, Some(([false, false, true], DType::F64)));
+    attend(DType::BF16, [1, 2, 1, 66, 66, 64, 128], true, None);
+    attend(DType::F16, [1, 2, 1, 40, 70, 104, 64], false, None);
+    attend(DType::BF16, [1, 2, 2, 49, 49, 120, 8], true, Some(([true, true, false], DType::Bool)));
+    for threads in [0, 1, 3] {
+        writer.check(threads);
+    }
+}
+
+/// Many blocks, in either order.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn attention_of_many_heads_by_tensor_cores() {
@@ -92,6 +139,48 @@ fn attention_of_many_heads_by_tensor_cores() {
     attend(DType::BF16, [16, 16, 16, 20, 20, 64, 64], true);
     attend(DType::F16, [16, 16, 16, 17, 20, 128, 128], false);
     writer.check(2);
+    writer.check(3);
+}
+
+/// The kernels, in the order of their launches, of attention and its gradient on `[1, 4, 2, 40, 40]` and
+/// widths.
+fn kernels(dtype: DType, widths: [usize; 2], masked: Masked, apart: usize) -> Vec<String> {
+    let mut writer = Writer::default();
+    attend(&mut writer, dtype, [1, 4, 2, 40, 40, widths[0], widths[1]], true, masked, apart);
+    let program =
+        runtime::cuda::lower::lower(Arc::new(writer.lowered())).unwrap_or_else(|error| panic!("{error}"));
+    let names = program.kernels.iter().filter_map(|kernel| kernel.name.rsplit_once('_'));
+    names.map(|(name, _)| name.to_string()).filter(|name| name.starts_with("attention")).collect()
+}
+
+#[test]
+fn tensor_cores_take_masks_and_widths_of_whole_packs() {
+    let mask = |dtype| Some(([true, false, true], dtype));
+    let taken = [
+        kernels(DType::BF16, [64, 64], None, 0),
+        kernels(DType::F16, [128, 128], mask(DType::Bool), 8),
+        kernels(DType::BF16, [64, 64], mask(DType::F32), 0),
+        kernels(DType::F16, [64, 64], mask(DType::F64), 0),
+        kernels(DType::BF16, [80, 80], None, 0),
+        kernels(DType::F16, [16, 16], mask(DType::F16), 0),
+        kernels(DType::BF16, [96, 64], None, 0),
+        kernels(DType::F16, [8, 128], mask(DType::Bool), 0),
+    ];
+    for kernels in taken {
+        assert_eq!(kernels, ["attention_mma", "attention_by_queries_mma", "attention_by_keys_mma"]);
+    }
+    let others = [
+        kernels(DType::F32, [64, 64], None, 0),
+        // Rows that are not whole packs, that are not aligned, or that are too wide.
+        kernels(DType::F16, [36, 36], None, 0),
+        kernels(DType::BF16, [64, 60], None, 0),
+        kernels(DType::F16, [64, 64], None, 3),
+        kernels(DType::BF16, [136, 64], None, 0),
+        kernels(DType::F16, [64, 256], None, 0),
+    ];
+    for kernels in others {
+        assert_eq!(kernels, ["attention", "attention_rows", "attention_by_queries", "attention_by_keys"]);
+    }
 }
 
 /// Rows of 0 keys, and no rows.
@@ -102,4 +191,34 @@ fn attention_to_nothing_gives_zeros() {
     attend(&mut writer, DType::F32, [1, 2, 2, 5, 0, 4, 4], false, None, 0);
     attend(&mut writer, DType::F32, [1, 2, 2, 0, 5, 4, 4], false, None, 0);
     writer.check(0);
+}
+
+/// Attention's samples, on kernels with a fault.
+fn check_with(fault: fn(&mut Kernel)) -> Report {
+    let samples: Vec<_> = all().into_iter().filter(|sample| sample.op.name() == "attention").collect();
+    check(&StandIn { order: Order::default(), change: fault }, &samples, &Way::ALL[..1], true)
+}
+
+/// Replaces a text in the files that a kernel needs.
+fn replace(kernel: &mut Kernel, text: &str, by: &str) {
+    for file in kernel.files.iter_mut().filter(|file| file.text.contains(text)) {
+        let text = String::leak(file.text.replace(text, by));
+        *file = Box::leak(Box::new(File { name: file.name, text, after: file.after }));
+    }
+}
+
+/// The stand-in makes a copy when its group is waited for: a wait for one group less finds nothing in shared
+/// memory.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_wait_for_one_group_of_copies_less_is_found() {
+    let report = check_with(|kernel| {
+        replace(kernel, "wait_for_copies_but<STAGES - 2>", "wait_for_copies_but<STAGES - 1>")
+    });
+    assert!(report.passed > 0, "f32 does without tensor cores: {report:?}");
+    assert!(!report.failures.is_empty(), "{report:?}");
+    for failure in &report.failures {
+        let half = failure.operands.iter().any(|operand| operand.contains("f16"));
+        assert!(half && failure.problem.starts_with("result."), "{failure:?}");
+    }
 }

@@ -15,7 +15,7 @@ use crate::cuda::cudnn::share::{counts, shares};
 use crate::cuda::cudnn::{Graph, Held, Tensor};
 use crate::cuda::driver::{Address, DriverError, LibraryTask};
 use crate::cuda::libraries::Folders;
-use crate::cuda::lower::lower_with;
+use crate::cuda::lower::{Libraries, lower_with};
 use crate::cuda::program::{CudaProgram, Start};
 use crate::program::{Instruction, Kernel, Program, Region, View};
 use cudarc::cudnn::sys;
@@ -59,10 +59,10 @@ impl Gpu {
     /// # Errors
     /// What has no kernel.
     pub fn lower(&mut self, program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
-        lower_with(program, &mut |instruction| self.leaves_to_cudnn(instruction))
+        lower_with(program, self)
     }
 
-    fn leaves_to_cudnn(&mut self, instruction: &Instruction) -> bool {
+    pub(super) fn leaves_to_cudnn(&mut self, instruction: &Instruction) -> bool {
         let attends = matches!(instruction.kernel, Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)));
         self.options.attention == AttentionBy::Cudnn
             && attends
@@ -76,6 +76,12 @@ impl Gpu {
         self.context.bind()?;
         let open = || Cudnn::new(&self.folders, self.options.single);
         self.cudnn.get_or_insert_with(open).as_mut().map_err(|error| error.clone())
+    }
+}
+
+impl Libraries for Gpu {
+    fn runs(&mut self, instruction: &Instruction) -> bool {
+        self.leaves_to_cudnn(instruction)
     }
 }
 

@@ -25,5 +25,6 @@ pub mod ranks;
 mod ready;
 pub mod roofline;
 mod room;
+mod symbols;
 
 pub use graphs::Pace;

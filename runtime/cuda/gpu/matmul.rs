@@ -1,23 +1,23 @@
 //! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each shape.
 
 mod descriptions;
+mod functions;
 
 use self::descriptions::{Description, Handle, Layout, Preference, Scale, data_type};
+use self::functions::{Algorithm, Functions, Proposal};
 use super::blas::{Call, Problem};
 use super::handles::{Memory, Queue};
 use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::{self, Folders, Library};
-use cudarc::cublaslt::{result, sys};
+use crate::cuda::libraries::Folders;
+use cudarc::cublaslt::sys;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
+use std::sync::Arc;
 
 /// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
 const WORKSPACE: u64 = 32 << 20;
 /// That of all streams.
 pub(super) const WORKSPACES: u64 = 2 * WORKSPACE;
-
-/// The oldest cuBLASLt that is taken, as it counts versions.
-const OLDEST: usize = 120_000;
 
 /// cuBLASLt on a device.
 pub(super) struct Multiplier {
@@ -26,6 +26,7 @@ pub(super) struct Multiplier {
     workspaces: [Memory; 2],
     single: Single,
     handle: Handle,
+    functions: Arc<Functions>,
 }
 
 /// How f32 is multiplied.
@@ -42,72 +43,44 @@ pub enum Single {
 struct Plan {
     description: Description,
     matrices: [Layout; 4],
-    algorithm: sys::cublasLtMatmulAlgo_t,
-}
-
-/// What cuBLASLt did not do, and why, in its own words.
-#[allow(unsafe_code)]
-fn refused(what: &'static str) -> impl Fn(result::CublasError) -> DriverError {
-    move |error| {
-        // SAFETY: it gives a text for any status, which is part of the library; null is taken care of.
-        let text = unsafe {
-            let text = sys::cublasLtGetStatusString(error.0);
-            if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
-        };
-        DriverError(format!("cuBLASLt, {what}: {:?}, {text}", error.0))
-    }
+    algorithm: Algorithm,
 }
 
 impl Multiplier {
-    /// On the device whose context is current.
-    #[allow(unsafe_code)]
+    /// Opens cuBLASLt for the device whose context is current.
     pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
-        let missing = |error: &dyn std::fmt::Display| {
-            DriverError(format!("{error}; matrices are multiplied by it: {}", Library::CublasLt.source()))
-        };
-        let opened = libraries::open(Library::CublasLt, folders).map_err(|error| missing(&error))?;
-        // SAFETY: it opens the library as `libraries` does. Without one, the calls below would panic.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(missing(&format!("{} is not found again by its name", opened.path.display())));
-        }
-        // SAFETY: it says a number.
-        let version = unsafe { sys::cublasLtGetVersion() };
-        if version < OLDEST {
-            return Err(missing(&format!(
-                "the cuBLASLt that the system's loader finds is {version}, older than {OLDEST}"
-            )));
-        }
-        let handle = Handle::new()?;
+        let functions = Arc::new(Functions::open(folders)?);
+        let handle = Handle::new(&functions)?;
         let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
-        Ok(Self { plans: HashMap::new(), workspaces, single, handle })
+        Ok(Self { plans: HashMap::new(), workspaces, single, handle, functions })
     }
 
     /// Multiplies, on a queue, with the workspace of its stream.
     #[allow(unsafe_code)]
     pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
         if !self.plans.contains_key(&call.problem) {
-            let plan = Plan::new(&self.handle, call, self.single)?;
+            let plan = Plan::new(&self.functions, &self.handle, call, self.single)?;
             self.plans.insert(call.problem, plan);
         }
         let plan = &self.plans[&call.problem];
         plan.description.point(call)?;
         let [first, second, added, out] = call.places.map(|place| place.0 as *mut c_void);
-        let [of_first, of_second, of_added, of_out] = plan.matrices.each_ref().map(|layout| layout.0);
+        let [of_first, of_second, of_added, of_out] = plan.matrices.each_ref().map(|layout| layout.raw);
         let scale = Scale::of(call.problem.types[0]);
         let (one, zero) = scale.numbers();
         let workspace = self.workspaces[stream].at.0 as *mut c_void;
         // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses are a program's, which
         // keeps what lies there apart; the workspace is the stream's own. `one` and `zero` are read before it returns.
-        let done = unsafe {
-            result::matmul(
-                self.handle.0,
-                plan.description.0,
+        let status = unsafe {
+            (self.functions.multiply)(
+                self.handle.raw,
+                plan.description.raw,
                 one,
-                if call.adds { one } else { zero },
                 first,
                 of_first,
                 second,
                 of_second,
+                if call.adds { one } else { zero },
                 added,
                 of_added,
                 out,
@@ -118,7 +91,7 @@ impl Multiplier {
                 queue.0.cast(),
             )
         };
-        done.map_err(|error| described(refused("multiplying")(error), &call.problem))
+        self.functions.check("multiplying", status).map_err(|error| described(error, &call.problem))
     }
 }
 
@@ -127,31 +100,54 @@ fn described(error: DriverError, problem: &Problem) -> DriverError {
 }
 
 impl Plan {
-    fn new(handle: &Handle, call: &Call, single: Single) -> Result<Self, DriverError> {
+    fn new(
+        functions: &Arc<Functions>,
+        handle: &Handle,
+        call: &Call,
+        single: Single,
+    ) -> Result<Self, DriverError> {
         let problem = &call.problem;
         let [side, rest] = problem.types.map(data_type);
-        let description = Description::new(problem, single)?;
+        let description = Description::new(functions, problem, single)?;
         // The alignment of what it points to decides as well.
         description.point(call)?;
-        let layout = |(columns, ty)| Layout::new(columns, ty, problem.batch);
+        let layout = |(columns, ty)| Layout::new(functions, columns, ty, problem.batch);
         let [first, second, added, out] = problem.matrices;
         let matrices =
             [layout((first, side))?, layout((second, side))?, layout((added, rest))?, layout((out, rest))?];
-        let algorithm = algorithm(handle, &description, &matrices, problem)?;
+        let algorithm = algorithm(functions, handle, &description, &matrices, problem)?;
         Ok(Self { description, matrices, algorithm })
     }
 }
 
-/// The fastest, as cuBLASLt believes, of those that round once.
+/// The fastest algorithm, as cuBLASLt believes, of those that round once.
 #[allow(unsafe_code)]
 fn algorithm(
+    functions: &Arc<Functions>,
     handle: &Handle,
     description: &Description,
     matrices: &[Layout; 4],
     problem: &Problem,
-) -> Result<sys::cublasLtMatmulAlgo_t, DriverError> {
+) -> Result<Algorithm, DriverError> {
+    let preference = preference(functions, problem)?;
+    let [first, second, added, out] = matrices.each_ref().map(|layout| layout.raw);
+    let (mut proposal, mut count) = (Proposal::EMPTY, 0);
+    // SAFETY: all of these are alive, and one proposal is written at most.
+    let status = unsafe {
+        let (handle, description, preference) = (handle.raw, description.raw, preference.raw);
+        let (proposals, count) = (&mut proposal, &mut count);
+        (functions.propose)(handle, description, first, second, added, out, preference, 1, proposals, count)
+    };
+    let asked = "choosing an algorithm";
+    let chosen = functions.check(asked, status).and_then(|()| functions.check(asked, proposal.state));
+    chosen.map_err(|error| described(error, problem))?;
+    Ok(proposal.algorithm)
+}
+
+/// The conditions that the algorithms of a problem have to keep.
+fn preference(functions: &Arc<Functions>, problem: &Problem) -> Result<Preference, DriverError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-    let preference = Preference::new()?;
+    let preference = Preference::new(functions)?;
     preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
     // Parts of a sum may be made apart, but are kept in the type that sums are made in.
     let kept = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -165,12 +161,5 @@ fn algorithm(
     for (attribute, bytes) in alignments.into_iter().zip(problem.alignments) {
         preference.set(attribute, bytes)?;
     }
-    let [first, second, added, out] = matrices.each_ref().map(|layout| layout.0);
-    // SAFETY: all of these are alive.
-    let found = unsafe {
-        let (handle, description, preference) = (handle.0, description.0, preference.0);
-        result::get_matmul_algo_heuristic(handle, description, first, second, added, out, preference)
-    };
-    let found = found.map_err(|error| described(refused("choosing an algorithm")(error), problem))?;
-    Ok(found.algo)
+    Ok(preference)
 }

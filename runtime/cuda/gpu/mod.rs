@@ -1,6 +1,6 @@
 //! The real driver: a device of NVIDIA's, by way of cudarc's bindings.
 //!
-//! Only here are the driver and cuBLASLt called. Their libraries are opened before: without them cudarc would panic.
+//! Only here is the driver called through cudarc. Its library is opened before: without it cudarc would panic.
 //!
 //! Everything that a step gives to the device goes to the two queues, in the order of the calls, and nothing of it waits
 //! on the host, so that it can be captured as a CUDA graph.

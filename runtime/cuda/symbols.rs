@@ -18,10 +18,13 @@ impl Symbols for Library {
     #[allow(unsafe_code)]
     fn address(&self, name: &str) -> Result<*const c_void, String> {
         // SAFETY: the address is not used here; whoever calls the function answers for its type.
-        unsafe { self.get::<*const c_void>(name.as_bytes()) }
-            .map(|found| *found)
-            .map_err(|error| error.to_string())
+        unsafe { self.get::<*const c_void>(name.as_bytes()) }.map(|found| *found).map_err(|_| missing(name))
     }
+}
+
+/// Why a name has no address.
+fn missing(name: &str) -> String {
+    format!("it has no function {name}")
 }
 
 /// Returns a function of a library.

@@ -1,28 +1,42 @@
-//! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each shape.
+//! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each problem, when a program is
+//! loaded.
 
+mod choice;
 mod descriptions;
 mod functions;
+mod scratch;
+mod trial;
+
+pub(super) use self::scratch::{Scratch, bytes};
 
 use self::descriptions::{Description, Handle, Layout, Preference, Scale, data_type};
-use self::functions::{Algorithm, Functions, Proposal};
+use self::functions::{Algorithm, Functions};
+use self::trial::OnDevice;
 use super::blas::{Call, Problem};
-use super::handles::{Memory, Queue};
+use super::handles::{Mark, Memory, Queue};
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::Folders;
+use crate::cuda::program::Multiply;
 use cudarc::cublaslt::sys;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
 const WORKSPACE: u64 = 32 << 20;
 /// That of all streams.
 pub(super) const WORKSPACES: u64 = 2 * WORKSPACE;
 
+/// The algorithms that were chosen for problems. Other GPUs of the same kind take them over.
+pub(super) type Choices = HashMap<Problem, Vec<Algorithm>>;
+
 /// cuBLASLt on a device.
 pub(super) struct Multiplier {
     plans: HashMap<Problem, Plan>,
-    /// Of each stream.
+    /// The choices that another GPU has made.
+    given: Choices,
+    /// The workspace of each stream.
     workspaces: [Memory; 2],
     single: Single,
     handle: Handle,
@@ -39,11 +53,16 @@ pub enum Single {
     Tf32,
 }
 
-/// A shape's description and how it is done.
-struct Plan {
+/// A problem as cuBLASLt is told it.
+struct Prepared {
     description: Description,
     matrices: [Layout; 4],
-    algorithm: Algorithm,
+}
+
+/// A problem with its algorithms: the chosen one first, then those to be tried if it is refused.
+struct Plan {
+    prepared: Prepared,
+    algorithms: Vec<Algorithm>,
 }
 
 impl Multiplier {
@@ -52,29 +71,110 @@ impl Multiplier {
         let functions = Arc::new(Functions::open(folders)?);
         let handle = Handle::new(&functions)?;
         let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
-        Ok(Self { plans: HashMap::new(), workspaces, single, handle, functions })
+        let (plans, given) = (HashMap::new(), Choices::new());
+        Ok(Self { plans, given, workspaces, single, handle, functions })
     }
 
-    /// Multiplies, on a queue, with the workspace of its stream.
-    #[allow(unsafe_code)]
-    pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
-        if !self.plans.contains_key(&call.problem) {
-            let plan = Plan::new(&self.functions, &self.handle, call, self.single)?;
-            self.plans.insert(call.problem, plan);
+    /// Takes over the choices of another GPU of the same kind.
+    pub(super) fn follow(&mut self, choices: Choices) {
+        self.given = choices;
+    }
+
+    /// Returns the choices of this GPU.
+    pub(super) fn choices(&self) -> Choices {
+        self.plans.iter().map(|(problem, plan)| (*problem, plan.algorithms.clone())).collect()
+    }
+
+    /// Returns whether the algorithm of a multiplication needs no trial.
+    pub(super) fn knows(&self, multiply: &Multiply) -> bool {
+        let call = Call::of(multiply, &scratch::nowhere(multiply), false);
+        call.is_ok_and(|Call { problem, .. }| {
+            self.plans.contains_key(&problem) || self.given.contains_key(&problem)
+        })
+    }
+
+    /// Chooses the algorithm of a multiplication, by trial runs in scratch if there is any. The planning of the program began
+    /// at `began`.
+    ///
+    /// # Errors
+    /// cuBLASLt has no algorithm for it.
+    pub(super) fn plan(
+        &mut self,
+        multiply: &Multiply,
+        scratch: Option<&Scratch>,
+        queue: &Queue,
+        began: Instant,
+    ) -> Result<(), DriverError> {
+        let places = scratch.and_then(|scratch| scratch.places(multiply));
+        let adds: &[bool] = if multiply.accumulates { &[false, true] } else { &[false] };
+        let at = places.unwrap_or_else(|| scratch::nowhere(multiply));
+        let calls = adds.iter().map(|&add| Call::of(multiply, &at, add)).collect::<Result<Vec<_>, _>>()?;
+        let timer = places.map(|_| Ok((queue, [Mark::timed()?, Mark::timed()?]))).transpose()?;
+        self.choose(&calls, timer, began)
+    }
+
+    /// Chooses the algorithm of calls that are of one problem.
+    fn choose(
+        &mut self,
+        calls: &[Call],
+        timer: Option<(&Queue, [Mark; 2])>,
+        began: Instant,
+    ) -> Result<(), DriverError> {
+        let problem = calls[0].problem;
+        if self.plans.contains_key(&problem) {
+            return Ok(());
         }
-        let plan = &self.plans[&call.problem];
-        plan.description.point(call)?;
+        let prepared = Prepared::new(&self.functions, &calls[0], self.single)?;
+        let algorithms = match self.given.get(&problem) {
+            Some(algorithms) => algorithms.clone(),
+            None => {
+                let mut trial = OnDevice { multiplier: self, prepared: &prepared, calls, timer, began };
+                choice::choose(&mut trial).map_err(|error| described(error, &problem))?
+            }
+        };
+        self.plans.insert(problem, Plan { prepared, algorithms });
+        Ok(())
+    }
+
+    /// Multiplies, on a queue, with the workspace of its stream. An algorithm that is refused is given up for the next.
+    pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
+        // A multiplication of a program that was loaded is planned.
+        self.choose(std::slice::from_ref(call), None, Instant::now())?;
+        loop {
+            let plan = &self.plans[&call.problem];
+            let Some(algorithm) = plan.algorithms.first() else { unreachable!("a plan has an algorithm") };
+            let done = self.launch(&plan.prepared, queue, stream, call, algorithm);
+            let Err(error) = done else { return Ok(()) };
+            match self.plans.get_mut(&call.problem) {
+                Some(plan) if plan.algorithms.len() > 1 => drop(plan.algorithms.remove(0)),
+                _ => return Err(described(error, &call.problem)),
+            }
+        }
+    }
+
+    /// Multiplies by an algorithm.
+    #[allow(unsafe_code)]
+    fn launch(
+        &self,
+        prepared: &Prepared,
+        queue: &Queue,
+        stream: usize,
+        call: &Call,
+        algorithm: &Algorithm,
+    ) -> Result<(), DriverError> {
+        prepared.description.point(call)?;
         let [first, second, added, out] = call.places.map(|place| place.0 as *mut c_void);
-        let [of_first, of_second, of_added, of_out] = plan.matrices.each_ref().map(|layout| layout.raw);
+        let [of_first, of_second, of_added, of_out] = prepared.matrices.each_ref().map(|layout| layout.raw);
         let scale = Scale::of(call.problem.types[0]);
         let (one, zero) = scale.numbers();
         let workspace = self.workspaces[stream].at.0 as *mut c_void;
         // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses are a program's, which
-        // keeps what lies there apart; the workspace is the stream's own. `one` and `zero` are read before it returns.
+        // keeps what lies there apart, or a scratch's; the workspace is the stream's own. `one` and `zero` are read before
+        // it returns.
         let status = unsafe {
             (self.functions.multiply)(
                 self.handle.raw,
-                plan.description.raw,
+                prepared.description.raw,
                 one,
                 first,
                 of_first,
@@ -85,13 +185,13 @@ impl Multiplier {
                 of_added,
                 out,
                 of_out,
-                &plan.algorithm,
+                algorithm,
                 workspace,
                 WORKSPACE as usize,
                 queue.0.cast(),
             )
         };
-        self.functions.check("multiplying", status).map_err(|error| described(error, &call.problem))
+        self.functions.check("multiplying", status)
     }
 }
 
@@ -99,49 +199,19 @@ fn described(error: DriverError, problem: &Problem) -> DriverError {
     DriverError(format!("{error} ({problem:?})"))
 }
 
-impl Plan {
-    fn new(
-        functions: &Arc<Functions>,
-        handle: &Handle,
-        call: &Call,
-        single: Single,
-    ) -> Result<Self, DriverError> {
+impl Prepared {
+    fn new(functions: &Arc<Functions>, call: &Call, single: Single) -> Result<Self, DriverError> {
         let problem = &call.problem;
         let [side, rest] = problem.types.map(data_type);
         let description = Description::new(functions, problem, single)?;
-        // The alignment of what it points to decides as well.
+        // cuBLASLt looks at the alignment of the epilogue's addresses.
         description.point(call)?;
         let layout = |(columns, ty)| Layout::new(functions, columns, ty, problem.batch);
         let [first, second, added, out] = problem.matrices;
         let matrices =
             [layout((first, side))?, layout((second, side))?, layout((added, rest))?, layout((out, rest))?];
-        let algorithm = algorithm(functions, handle, &description, &matrices, problem)?;
-        Ok(Self { description, matrices, algorithm })
+        Ok(Self { description, matrices })
     }
-}
-
-/// The fastest algorithm, as cuBLASLt believes, of those that round once.
-#[allow(unsafe_code)]
-fn algorithm(
-    functions: &Arc<Functions>,
-    handle: &Handle,
-    description: &Description,
-    matrices: &[Layout; 4],
-    problem: &Problem,
-) -> Result<Algorithm, DriverError> {
-    let preference = preference(functions, problem)?;
-    let [first, second, added, out] = matrices.each_ref().map(|layout| layout.raw);
-    let (mut proposal, mut count) = (Proposal::EMPTY, 0);
-    // SAFETY: all of these are alive, and one proposal is written at most.
-    let status = unsafe {
-        let (handle, description, preference) = (handle.raw, description.raw, preference.raw);
-        let (proposals, count) = (&mut proposal, &mut count);
-        (functions.propose)(handle, description, first, second, added, out, preference, 1, proposals, count)
-    };
-    let asked = "choosing an algorithm";
-    let chosen = functions.check(asked, status).and_then(|()| functions.check(asked, proposal.state));
-    chosen.map_err(|error| described(error, problem))?;
-    Ok(proposal.algorithm)
 }
 
 /// The conditions that the algorithms of a problem have to keep.

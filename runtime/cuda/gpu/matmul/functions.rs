@@ -81,6 +81,11 @@ pub(super) struct Functions {
     pub(super) set_preference: SetAttribute,
     pub(super) propose:
         unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Proposal, *mut c_int) -> Status,
+    pub(super) check_algorithm:
+        unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, *const Algorithm, *mut Proposal) -> Status,
+    /// Reads an attribute of an algorithm.
+    pub(super) algorithm:
+        unsafe extern "C" fn(*const Algorithm, c_uint, *mut c_void, usize, *mut usize) -> Status,
     pub(super) multiply: Multiply,
     version: unsafe extern "C" fn() -> usize,
     name: unsafe extern "C" fn(Status) -> *const c_char,
@@ -122,6 +127,8 @@ impl Functions {
             destroy_preference: get(symbols, "cublasLtMatmulPreferenceDestroy")?,
             set_preference: get(symbols, "cublasLtMatmulPreferenceSetAttribute")?,
             propose: get(symbols, "cublasLtMatmulAlgoGetHeuristic")?,
+            check_algorithm: get(symbols, "cublasLtMatmulAlgoCheck")?,
+            algorithm: get(symbols, "cublasLtMatmulAlgoConfigGetAttribute")?,
             multiply: get(symbols, "cublasLtMatmul")?,
             version: get(symbols, "cublasLtGetVersion")?,
             name: get(symbols, "cublasLtGetStatusName")?,

@@ -8,7 +8,7 @@ pub mod cache;
 pub mod check;
 mod clock;
 pub mod cubins;
-mod cudnn;
+pub mod cudnn;
 pub mod device;
 pub mod driver;
 pub mod gpu;

@@ -323,6 +323,21 @@ fn epilogue(dtype: DType, inputs: &str, nodes: &str, outputs: &[(&str, u32)]) ->
     module(&text.replace("{d}", &dtype.to_string()))
 }
 
+/// The gradient of a weight from so many rows, with the sums over the rows of a side.
+fn sums(dtype: DType, side: &str, rows: u64) -> Module {
+    let text = format!(
+        r#"
+  func @forward(%0 "x" batched : {dtype}[{rows}, 24], %1 "dy" batched : {dtype}[{rows}, 24]) {{
+    %2 = contract %0, %1 {{lhs = ab, rhs = ac, out = bc}} : {dtype}[24, 24] !{{fwd}}
+    %3 = reduce {side} {{kind = sum, dims = [0], keep = false}} : {dtype}[24] !{{fwd}}
+  }}
+  output "dw" = %2
+  output "db" = %3
+"#
+    );
+    module(&text)
+}
+
 /// Every form of an epilogue in a type.
 fn epilogues(dtype: DType) -> Vec<Module> {
     let bias = "%10 = add %9, %2 : {d}[6, 24] !{fwd}";
@@ -334,20 +349,7 @@ fn epilogues(dtype: DType) -> Vec<Module> {
         epilogue(dtype, r#", %2 "r" batched : {d}[6, 24]"#, bias, &[("y", 10)]),
         epilogue(dtype, with_addend, &both, &[("y", 11)]),
     ];
-    for side in ["%0", "%1"] {
-        // The gradient of a weight: the rows of both sides are summed over.
-        let text = format!(
-            r#"
-  func @forward(%0 "x" batched : {{d}}[16, 24], %1 "dy" batched : {{d}}[16, 24]) {{
-    %2 = contract %0, %1 {{lhs = ab, rhs = ac, out = bc}} : {{d}}[24, 24] !{{fwd}}
-    %3 = reduce {side} {{kind = sum, dims = [0], keep = false}} : {{d}}[24] !{{fwd}}
-  }}
-  output "dw" = %2
-  output "db" = %3
-"#
-        );
-        all.push(module(&text.replace("{d}", &dtype.to_string())));
-    }
+    all.extend(["%0", "%1"].map(|side| sums(dtype, side, 16)));
     if dtype == DType::F32 {
         return all;
     }
@@ -376,6 +378,15 @@ fn every_epilogue_that_cublaslt_refuses_is_a_multiplication_and_kernels() {
             assert_eq!(fused(&module), 1, "{}", ir::text::print(&module));
             check_on(&refusing, &module);
         }
+    }
+}
+
+/// A reduction by itself would divide so many rows among blocks, whose sums go to scratch. A refused epilogue has none.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn sums_of_many_rows_need_no_scratch() {
+    for side in ["%0", "%1"] {
+        check_on(&refusing, &sums(DType::F32, side, 4096));
     }
 }
 

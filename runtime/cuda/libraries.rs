@@ -1,9 +1,11 @@
 //! Finding CUDA's libraries: in the folders that `TRAINYARD_CUDA_LIBS` names, where the system's loader looks, in a Python
 //! environment's packages, and where NVIDIA's installer puts them.
 //!
-//! cudarc opens a library by its name alone, and panics without it. One that lies elsewhere is opened here first, by its
-//! path; the loader then gives cudarc what is open already, because it goes by the name that a library says it has.
+//! The functions of a library are looked up in the file that was opened here, so that it is the file that `doctor` reports
+//! (`symbols`). The driver alone is called through cudarc, which opens it by its name and panics without it: it is opened
+//! here first, by its path, and the loader then gives cudarc the driver that is open already.
 
+use super::symbols::function;
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW};
 use std::collections::BTreeSet;
 use std::env;
@@ -65,6 +67,17 @@ impl Library {
             Self::CublasLt => "pip install nvidia-cublas==13.0.*",
             Self::Cudnn => "pip install nvidia-cudnn-cu13",
             Self::Nccl => "pip install nvidia-nccl-cu13",
+        }
+    }
+
+    /// The function that says the version.
+    pub(super) fn version_function(self) -> Option<&'static str> {
+        match self {
+            Self::Driver => None,
+            Self::Nvrtc => Some("nvrtcVersion"),
+            Self::CublasLt => Some("cublasLtGetVersion"),
+            Self::Cudnn => Some("cudnnGetVersion"),
+            Self::Nccl => Some("ncclGetVersion"),
         }
     }
 
@@ -214,31 +227,27 @@ fn load_companions(library: Library, path: &Path) {
     }
 }
 
-/// What a library says its version is: `13.0`, `9.19.1`.
+/// Asks a library for its version: `13.0`, `9.19.1`.
 #[allow(unsafe_code)]
 fn version(library: Library, handle: &Handle) -> Option<String> {
     let in_hundreds =
         |version: usize| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+    let name = library.version_function()?;
     // SAFETY: each function has this type in NVIDIA's headers, and does nothing but say a version.
     unsafe {
         match library {
             Library::Driver => None,
             Library::Nvrtc => {
-                let ask =
-                    handle.get::<unsafe extern "C" fn(*mut i32, *mut i32) -> i32>(b"nvrtcVersion").ok()?;
+                let ask: unsafe extern "C" fn(*mut i32, *mut i32) -> i32 = function(handle, name).ok()?;
                 let (mut major, mut minor) = (0, 0);
                 (ask(&mut major, &mut minor) == 0).then(|| format!("{major}.{minor}"))
             }
-            Library::CublasLt => {
-                let ask = handle.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?;
-                Some(in_hundreds(ask()))
-            }
-            Library::Cudnn => {
-                let ask = handle.get::<unsafe extern "C" fn() -> usize>(b"cudnnGetVersion").ok()?;
+            Library::CublasLt | Library::Cudnn => {
+                let ask: unsafe extern "C" fn() -> usize = function(handle, name).ok()?;
                 Some(in_hundreds(ask()))
             }
             Library::Nccl => {
-                let ask = handle.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"ncclGetVersion").ok()?;
+                let ask: unsafe extern "C" fn(*mut i32) -> i32 = function(handle, name).ok()?;
                 let mut version = 0;
                 (ask(&mut version) == 0).then(|| in_hundreds(version as usize))
             }

@@ -8,7 +8,7 @@ pub mod cache;
 pub mod check;
 mod clock;
 pub mod cubins;
-mod cudnn;
+pub mod cudnn;
 pub mod device;
 pub mod driver;
 pub mod gpu;
@@ -25,5 +25,6 @@ pub mod ranks;
 mod ready;
 pub mod roofline;
 mod room;
+mod symbols;
 
 pub use graphs::Pace;

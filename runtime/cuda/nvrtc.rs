@@ -111,7 +111,7 @@ impl Nvrtc {
         let opened = libraries::open(Library::Nvrtc, folders)?;
         let strange = |reason| NvrtcError::Strange { opened: Box::new(opened.clone()), reason };
         let handle = libraries::load(&opened.path).map_err(strange)?;
-        let functions = Functions::of(&handle).map_err(strange)?;
+        let functions = Functions::of(&*handle).map_err(strange)?;
         let architectures =
             functions.architectures().map_err(|error| strange(functions.text(error).to_owned()))?;
         Ok(Self { functions, opened, architectures })

@@ -306,6 +306,14 @@ fn runs(layout: &Layout, dtype: DType) -> Option<Runs> {
     }
 }
 
+impl Epilogue {
+    /// Whether the epilogue adds a matrix at most. cuBLASLt does that in every multiplication, without an epilogue of its own.
+    pub fn is_addition(&self) -> bool {
+        let Self { bias, addend: _, activation, aux, sums } = self;
+        bias.is_none() && *activation == Activation::None && aux.is_none() && sums.is_none()
+    }
+}
+
 impl Multiply {
     /// Why cuBLASLt takes no such epilogue, if it does not. The stand-in refuses the same.
     pub fn refused_epilogue(&self) -> Option<&'static str> {

@@ -8,6 +8,7 @@ pub(super) use text::milliseconds;
 use crate::training;
 use bytes::Bytes;
 use ir::{Blob, Diagnostic, Module, Op, Operator, Phase};
+use runtime::cuda::cudnn::{Declined, declined};
 use runtime::cuda::launches::Launches;
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::Stream;
@@ -45,10 +46,23 @@ pub struct RooflineFacts {
     pub mfu: f64,
     /// Bytes that are allocated to train, by the plan for this device.
     pub planned: u64,
+    /// The attention and the convolutions that cuDNN is not asked for.
+    pub not_by_cudnn: Vec<DeclinedFacts>,
     /// Commands by their kind, the longest first.
     pub kinds: Vec<KindFacts>,
     /// Every command of a step, in order; of the microbatches' those of one.
     pub commands: Vec<CommandFacts>,
+}
+
+/// Instructions of one kind that cuDNN is not asked for, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeclinedFacts {
+    /// The kind: `attention`, `gradient of attention` or `convolution`.
+    pub kind: &'static str,
+    /// The reason.
+    pub reason: String,
+    /// The instructions in one run of each section.
+    pub count: usize,
 }
 
 /// One run of a section.
@@ -121,14 +135,15 @@ impl RooflineFacts {
     pub fn of(module: &Module, microbatches: u64, device: &Accelerator) -> Result<Self, Diagnostic> {
         let program = training::lower_step(module, microbatches, Target::Cuda)?;
         let planned = program.memory.peak();
+        let not_by_cudnn = declined(&program).into_iter().map(DeclinedFacts::of).collect();
         let cuda = lower(Arc::new(program))?;
         let launched = |(section, _)| cuda.launches(section);
         let launches = Section::ALL.map(launched);
         let roofline = Roofline::of(&cuda, device.clone(), microbatches);
-        Ok(Self::new(module, &roofline, launches, planned))
+        Ok(Self { planned, not_by_cudnn, ..Self::new(module, &roofline, launches) })
     }
 
-    fn new(module: &Module, roofline: &Roofline, launches: [Launches; 3], planned: u64) -> Self {
+    fn new(module: &Module, roofline: &Roofline, launches: [Launches; 3]) -> Self {
         let seconds = roofline.seconds();
         let (samples, tokens) = samples(module);
         let samples = samples.saturating_mul(roofline.microbatches);
@@ -154,7 +169,8 @@ impl RooflineFacts {
             samples_per_s: samples as f64 / seconds,
             model_flops,
             mfu: model_flops as f64 / most,
-            planned,
+            planned: 0,
+            not_by_cudnn: vec![],
             kinds: KindFacts::all(all().map(|(_, runs, cost)| (runs, cost))),
             commands: all().map(|(section, _, cost)| CommandFacts::of(section, cost)).collect(),
         }
@@ -203,6 +219,12 @@ fn products(module: &Module) -> u64 {
         matches!(node.op, Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_))
     });
     products.map(|(_, node)| node.op.cost(&module.signature(node)).flops).fold(0, u64::saturating_add)
+}
+
+impl DeclinedFacts {
+    fn of(Declined { kind, reason, count }: Declined) -> Self {
+        Self { kind, reason, count }
+    }
 }
 
 impl SectionFacts {

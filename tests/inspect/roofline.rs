@@ -159,3 +159,15 @@ fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
         (&2.into(), &20.0.into())
     );
 }
+
+/// Attention that cuDNN is not asked for is named with the reason, and so is its gradient.
+#[test]
+fn attention_by_our_own_kernels_is_named_with_the_reason() {
+    let single = read(&[SMALL, "--target", "h200"]);
+    let reason = "by our own kernels: 2 x, f32 (cuDNN is asked for attention in f16 and bf16)\n";
+    for kind in ["attention", "gradient of attention"] {
+        assert!(single.contains(&format!("\n  {kind} {reason}")), "{single}");
+    }
+    let half = read(&[SMALL, "--bf16", "--target", "h100"]);
+    assert!(!half.contains("by our own kernels"), "{half}");
+}

@@ -18,14 +18,14 @@ pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String>
         _ => return Err("cuDNN does no such thing".into()),
     };
     if instruction.operands.len() != operands {
-        return Err("cuDNN is not asked for attention with a mask".into());
+        return Err("a mask (cuDNN is asked for causal masks alone)".into());
     }
     if instruction.parts.is_some() {
-        return Err("cuDNN is not asked for a part of the queries".into());
+        return Err("a part of the queries (cuDNN is asked for whole sequences)".into());
     }
     let dtype = instruction.operands[0].dtype;
     if !matches!(dtype, DType::F16 | DType::BF16) {
-        return Err(format!("cuDNN is not asked for attention in {dtype}"));
+        return Err(format!("{dtype} (cuDNN is asked for attention in f16 and bf16)"));
     }
     let mut writer = Writer::new(instruction);
     let scale = writer.number(scale as f32);

@@ -3,8 +3,11 @@
 
 mod attention;
 mod convolution;
+mod declined;
 pub(crate) mod share;
 mod text;
+
+pub use declined::{Declined, TAKEN, declined};
 
 use super::driver::DriverError;
 use crate::program::{Instruction, Kernel, View};
@@ -124,16 +127,20 @@ pub(crate) enum Makes {
 impl Graph {
     /// What an instruction is to cuDNN; `add` to what the result holds.
     pub(crate) fn of(instruction: &Instruction, add: bool) -> Result<Self, DriverError> {
-        let graph = match &instruction.kernel {
-            Kernel::Op(op @ (Op::Attention(_) | Op::AttentionGrad(_))) => attention::graph(op, instruction),
-            Kernel::Op(op) => convolution::graph(op, instruction, add),
-            _ => Err("cuDNN does no such thing".into()),
-        };
-        graph.map_err(|why| {
+        Self::or_reason(instruction, add).map_err(|why| {
             let (name, origin) = (instruction.name(), &instruction.origin);
             let at = if origin.is_empty() { String::new() } else { format!(" of {origin}") };
             DriverError(format!("`{name}`{at}: {why}; --device cpu runs everything"))
         })
+    }
+
+    /// As [`Self::of`], with the bare reason why there is no graph.
+    fn or_reason(instruction: &Instruction, add: bool) -> Result<Self, String> {
+        match &instruction.kernel {
+            Kernel::Op(op @ (Op::Attention(_) | Op::AttentionGrad(_))) => attention::graph(op, instruction),
+            Kernel::Op(op) => convolution::graph(op, instruction, add),
+            _ => Err("cuDNN does no such thing".into()),
+        }
     }
 
     /// The type that sums are made in.

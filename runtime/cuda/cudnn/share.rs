@@ -1,27 +1,44 @@
-//! Attention in shares of the batch, one after the other: each takes a share of the room besides the arena.
+//! Attention in shares, one after the other: of the batch, and, if that is not enough, of the heads of each sample. A share
+//! takes its part of the room besides the arena.
 
 use crate::program::{Instruction, Kernel, View};
 use ir::Op;
 
-/// Into how many equal shares an instruction may be divided, ascending.
+/// Returns the numbers of equal shares into which an instruction may be divided, ascending.
 pub(crate) fn counts(instruction: &Instruction) -> Vec<usize> {
-    let batch = match &instruction.kernel {
-        Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)) => instruction.operands[0].layout.sizes[0],
-        _ => 1,
-    };
-    (1..=batch).filter(|count| batch.is_multiple_of(*count)).collect()
+    let Some([batch, groups]) = sizes(instruction) else { return vec![1] };
+    let divisors = |number: usize| (1..=number).filter(move |count| number.is_multiple_of(*count));
+    let of_heads = divisors(groups).skip(1).map(|count| batch * count);
+    divisors(batch).chain(of_heads).collect()
 }
 
-/// So many equal shares of an instruction. All have its scratch.
+/// The batch of attention, and its key-value heads: those cut the heads into groups, which stay whole.
+fn sizes(instruction: &Instruction) -> Option<[usize; 2]> {
+    match &instruction.kernel {
+        Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)) => {
+            let keys = &instruction.operands[1].layout.sizes;
+            Some([keys[0], keys[1]])
+        }
+        _ => None,
+    }
+}
+
+/// Returns so many equal shares of an instruction, one of [`counts`]. All have its scratch.
 pub(crate) fn shares(instruction: &Instruction, count: usize) -> Vec<Instruction> {
+    let Some([batch, _]) = sizes(instruction).filter(|_| count > 1) else { return vec![instruction.clone()] };
+    // More shares than samples are shares of each sample's heads.
+    let (of_batch, of_heads) = (count.min(batch), count.div_ceil(batch));
     let share = |index: usize| {
         let mut share = instruction.clone();
         let cut = |view: &mut View| {
-            let size = view.layout.sizes[0] / count;
-            view.layout = view.layout.slice(0, (index * size) as i64, 1, size);
+            // Dim 0 counts samples, dim 1 heads or key-value heads.
+            for (dim, count, index) in [(0, of_batch, index / of_heads), (1, of_heads, index % of_heads)] {
+                let size = view.layout.sizes[dim] / count;
+                view.layout = view.layout.slice(dim, (index * size) as i64, 1, size);
+            }
         };
         share.operands.iter_mut().chain(&mut share.results).for_each(cut);
         share
     };
-    if count == 1 { vec![instruction.clone()] } else { (0..count).map(share).collect() }
+    (0..count).map(share).collect()
 }

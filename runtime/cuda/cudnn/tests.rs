@@ -297,21 +297,23 @@ fn attention_that_is_not_for_cudnn_is_refused() {
     check(
         &forward,
         false,
-        expect!["`attention`: cuDNN is not asked for attention in f32; --device cpu runs everything"],
+        expect![
+            "`attention`: f32 (cuDNN is asked for attention in f16 and bf16); --device cpu runs everything"
+        ],
     );
     let mask = forward.operands[0].clone();
     forward.operands.push(mask);
     check(
         &forward,
         false,
-        expect!["`attention`: cuDNN is not asked for attention with a mask; --device cpu runs everything"],
+        expect!["`attention`: a mask (cuDNN is asked for causal masks alone); --device cpu runs everything"],
     );
 }
 
 #[test]
 fn shares_are_parts_of_the_batch_one_after_the_other() {
     let [_, gradient] = attention([6, 4, 2, 128, 64], DType::BF16, true);
-    assert_eq!(counts(&gradient), [1, 2, 3, 6]);
+    assert_eq!(counts(&gradient), [1, 2, 3, 6, 12]);
     let parts = shares(&gradient, 3);
     assert_eq!(parts.len(), 3);
     for (index, part) in parts.iter().enumerate() {
@@ -325,4 +327,53 @@ fn shares_are_parts_of_the_batch_one_after_the_other() {
     }
     let conv = Conv { strides: smallvec![1], dilations: smallvec![1], pads: smallvec![0, 0] };
     assert_eq!(counts(&dense(conv, DType::F32, [&[6, 1, 1], &[1, 1, 1], &[6, 1, 1]], 0)), [1]);
+}
+
+/// Heads that share keys and values stay together, in the order in which they lie.
+#[test]
+fn shares_of_a_sample_are_groups_of_its_heads() {
+    let [forward, gradient] = attention([2, 12, 4, 128, 64], DType::BF16, true);
+    assert_eq!(counts(&forward), [1, 2, 4, 8]);
+    for (instruction, count) in [(&forward, 4), (&gradient, 4), (&gradient, 8)] {
+        let of_heads = count / 2;
+        let parts = shares(instruction, count);
+        assert_eq!(parts.len(), count);
+        for (index, part) in parts.iter().enumerate() {
+            let (sample, group) = (index / of_heads, index % of_heads);
+            let views = part.operands.iter().chain(&part.results);
+            for (part, whole) in views.zip(instruction.operands.iter().chain(&instruction.results)) {
+                let heads = whole.layout.sizes[1] / of_heads;
+                assert_eq!(part.layout.sizes[..2], [1, heads]);
+                assert_eq!(part.layout.sizes[2..], whole.layout.sizes[2..]);
+                let places = [sample, group * heads].map(|place| place as isize);
+                let offset = places[0] * whole.layout.strides[0] + places[1] * whole.layout.strides[1];
+                assert_eq!(part.layout.offset, offset);
+            }
+            assert_eq!(part.scratch, instruction.scratch);
+            assert!(Graph::of(part, false).is_ok());
+        }
+        // All of it, and nothing twice.
+        let mut elements: Vec<(isize, usize)> =
+            parts.iter().map(|part| (part.results[0].layout.offset, part.results[0].layout.len())).collect();
+        elements.sort_unstable();
+        elements.dedup();
+        let all: usize = elements.iter().map(|(_, count)| count).sum();
+        assert_eq!(all, instruction.results[0].layout.len());
+    }
+}
+
+/// The rows of a share's logarithms and of its scratch lie without holes, as the graph says.
+#[test]
+fn a_share_of_heads_has_its_rows_without_holes() {
+    let [_, gradient] = attention([2, 12, 4, 128, 64], DType::BF16, true);
+    for part in shares(&gradient, 8) {
+        assert!(part.operands[4].layout.strides.ends_with(&[128, 1]));
+        let graph = Graph::of(&part, false).unwrap_or_else(|error| panic!("{error}"));
+        let rows = graph.tensors.iter().filter(|tensor| {
+            matches!(tensor.held, Held::Memory { part: Part::Operand(4) | Part::Scratch, .. })
+        });
+        let rows: Vec<(&[i64], &[i64])> =
+            rows.map(|tensor| (&tensor.sizes[..], &tensor.strides[..])).collect();
+        assert_eq!(rows, [(&[1, 3, 128, 1][..], &[384, 128, 1, 1][..]); 2]);
+    }
 }

@@ -15,14 +15,15 @@ use crate::cuda::cudnn::share::{counts, shares};
 use crate::cuda::cudnn::{Graph, Held, Tensor};
 use crate::cuda::driver::{Address, DriverError, LibraryTask};
 use crate::cuda::libraries::Folders;
-use crate::cuda::lower::lower_with;
-use crate::cuda::program::{CudaProgram, Start};
+use crate::cuda::lower::{Libraries, lower_with};
+use crate::cuda::program::{CudaProgram, Multiply, Start};
 use crate::program::{Instruction, Kernel, Program, Region, View};
 use cudarc::cudnn::sys;
 use ir::{Diagnostic, Op};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Instant;
 use sys::cudnnBackendAttributeName_t as Name;
 use sys::cudnnBackendDescriptorType_t as Kind;
 
@@ -59,16 +60,22 @@ impl Gpu {
     /// # Errors
     /// What has no kernel.
     pub fn lower(&mut self, program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
-        lower_with(program, &mut |instruction| self.leaves_to_cudnn(instruction))
+        self.began = Instant::now();
+        lower_with(program, self)
     }
 
-    fn leaves_to_cudnn(&mut self, instruction: &Instruction) -> bool {
+    pub(super) fn leaves_to_cudnn(&mut self, instruction: &Instruction) -> bool {
         let attends = matches!(instruction.kernel, Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)));
-        self.options.attention == AttentionBy::Cudnn
+        let is_asked = self.options.attention == AttentionBy::Cudnn
             && attends
             && !is_of_nothing(instruction)
-            && Graph::of(instruction, false).is_ok()
-            && self.cudnn().is_ok_and(|cudnn| cudnn.load(instruction).is_ok())
+            && Graph::of(instruction, false).is_ok();
+        let Some(cudnn) = is_asked.then(|| self.cudnn().ok()).flatten() else { return false };
+        let Err(error) = cudnn.plan_instruction(instruction) else { return true };
+        // The lines after the first list the graph.
+        let reason = error.0.lines().next().unwrap_or_default().trim_end_matches(':');
+        self.notes.add("our own kernels run attention that cuDNN has no plan for", reason.to_owned());
+        false
     }
 
     /// cuDNN, looked for once.
@@ -76,6 +83,16 @@ impl Gpu {
         self.context.bind()?;
         let open = || Cudnn::new(&self.folders, self.options.single);
         self.cudnn.get_or_insert_with(open).as_mut().map_err(|error| error.clone())
+    }
+}
+
+impl Libraries for Gpu {
+    fn runs(&mut self, instruction: &Instruction) -> bool {
+        self.leaves_to_cudnn(instruction)
+    }
+
+    fn takes(&mut self, multiply: &Multiply) -> bool {
+        self.takes_epilogue(multiply)
     }
 }
 
@@ -89,6 +106,11 @@ impl Cudnn {
 
     /// Makes ready for an instruction: all that takes time. [`Self::make_room`] comes after the last one.
     pub(super) fn load(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
+        self.plan_instruction(instruction).map_err(|error| described(&error, instruction))
+    }
+
+    /// Makes the plans of an instruction.
+    fn plan_instruction(&mut self, instruction: &Instruction) -> Result<(), DriverError> {
         if is_of_nothing(instruction) {
             return Ok(());
         }
@@ -102,8 +124,8 @@ impl Cudnn {
         if self.counts.contains_key(&whole) {
             return Ok(());
         }
-        let count = fewest_shares(instruction, add, |graph| self.plan(graph));
-        self.counts.insert(whole, count.map_err(|error| described(&error, instruction))?);
+        let count = fewest_shares(instruction, add, |graph| self.plan(graph))?;
+        self.counts.insert(whole, count);
         Ok(())
     }
 

@@ -23,12 +23,11 @@ impl Queue {
         // SAFETY: the stream is alive. After an error there is no graph, and it captures no more.
         let graph =
             unsafe { result::stream::end_capture(self.0) }.map_err(refused("capturing a CUDA graph"))?;
-        // SAFETY: the graph was given just now, and is used no more when it has been instantiated.
-        unsafe {
-            let executable = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0));
-            let _ = result::graph::destroy(graph);
-            executable.map(Executable).map_err(refused("making a CUDA graph ready"))
-        }
+        // SAFETY: the graph was given just now.
+        let executable = with_priorities(|flags| unsafe { result::graph::instantiate(graph, flags) });
+        // SAFETY: it is used no more.
+        let _ = unsafe { result::graph::destroy(graph) };
+        executable.map(Executable).map_err(refused("making a CUDA graph ready"))
     }
 
     /// Does it all, after what it was given before.
@@ -39,10 +38,41 @@ impl Queue {
     }
 }
 
+/// Instantiates a graph whose kernels keep the priorities of the streams that they were captured on. A driver that does not
+/// know the flag instantiates it without.
+fn with_priorities<T, E>(
+    mut instantiate: impl FnMut(sys::CUgraphInstantiate_flags) -> Result<T, E>,
+) -> Result<T, E> {
+    use sys::CUgraphInstantiate_flags as Flags;
+    instantiate(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY).or_else(|_| instantiate(Flags(0)))
+}
+
 impl Drop for Executable {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         // SAFETY: it was instantiated once; the driver waits for its launches.
         let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The flags of each call, when the driver answers each by what `accepts` says.
+    fn flags(accepts: impl Fn(u32) -> bool) -> (Vec<u32>, Result<u32, u32>) {
+        let mut asked = vec![];
+        let made = with_priorities(|flags| {
+            asked.push(flags.0);
+            if accepts(flags.0) { Ok(flags.0) } else { Err(flags.0) }
+        });
+        (asked, made)
+    }
+
+    #[test]
+    fn nodes_keep_their_priorities_where_the_driver_knows_the_flag() {
+        assert_eq!(flags(|_| true), (vec![8], Ok(8)));
+        assert_eq!(flags(|flags| flags == 0), (vec![8, 0], Ok(0)));
+        assert_eq!(flags(|_| false), (vec![8, 0], Err(0)));
     }
 }

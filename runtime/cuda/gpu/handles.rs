@@ -99,10 +99,15 @@ impl Queue {
     }
 
     /// Sets so many bytes to zero.
-    #[allow(unsafe_code)]
     pub(super) fn clear(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: the address is a program's, which keeps what lies there apart.
-        unsafe { result::memset_d8_async(at.0, 0, bytes as usize, self.0) }
+        self.fill(at, 0, bytes)
+    }
+
+    /// Sets so many bytes to a number.
+    #[allow(unsafe_code)]
+    pub(super) fn fill(&self, at: Address, byte: u8, bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the address is a program's, which keeps what lies there apart, or a scratch's.
+        unsafe { result::memset_d8_async(at.0, byte, bytes as usize, self.0) }
             .map_err(refused("clearing the GPU's memory"))
     }
 }

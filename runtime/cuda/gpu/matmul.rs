@@ -1,31 +1,46 @@
-//! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each shape.
+//! Multiplications by cuBLASLt: descriptions and the choice of an algorithm are made once for each problem, when a program is
+//! loaded.
 
+mod choice;
 mod descriptions;
+mod functions;
+mod scratch;
+mod trial;
+
+pub(super) use self::scratch::{Scratch, bytes};
 
 use self::descriptions::{Description, Handle, Layout, Preference, Scale, data_type};
+use self::functions::{Algorithm, Functions};
+use self::trial::OnDevice;
 use super::blas::{Call, Problem};
-use super::handles::{Memory, Queue};
+use super::handles::{Mark, Memory, Queue};
 use crate::cuda::driver::DriverError;
-use crate::cuda::libraries::{self, Folders, Library};
-use cudarc::cublaslt::{result, sys};
+use crate::cuda::libraries::Folders;
+use crate::cuda::program::Multiply;
+use cudarc::cublaslt::sys;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Scratch for each stream: what NVIDIA recommends for Hopper and later; less elsewhere would do.
 const WORKSPACE: u64 = 32 << 20;
 /// That of all streams.
 pub(super) const WORKSPACES: u64 = 2 * WORKSPACE;
 
-/// The oldest cuBLASLt that is taken, as it counts versions.
-const OLDEST: usize = 120_000;
+/// The algorithms that were chosen for problems. Other GPUs of the same kind take them over.
+pub(super) type Choices = HashMap<Problem, Vec<Algorithm>>;
 
 /// cuBLASLt on a device.
 pub(super) struct Multiplier {
     plans: HashMap<Problem, Plan>,
-    /// Of each stream.
+    /// The choices that another GPU has made.
+    given: Choices,
+    /// The workspace of each stream.
     workspaces: [Memory; 2],
     single: Single,
     handle: Handle,
+    functions: Arc<Functions>,
 }
 
 /// How f32 is multiplied.
@@ -38,87 +53,145 @@ pub enum Single {
     Tf32,
 }
 
-/// A shape's description and how it is done.
-struct Plan {
+/// A problem as cuBLASLt is told it.
+struct Prepared {
     description: Description,
     matrices: [Layout; 4],
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// What cuBLASLt did not do, and why, in its own words.
-#[allow(unsafe_code)]
-fn refused(what: &'static str) -> impl Fn(result::CublasError) -> DriverError {
-    move |error| {
-        // SAFETY: it gives a text for any status, which is part of the library; null is taken care of.
-        let text = unsafe {
-            let text = sys::cublasLtGetStatusString(error.0);
-            if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
-        };
-        DriverError(format!("cuBLASLt, {what}: {:?}, {text}", error.0))
-    }
+/// A problem with its algorithms: the chosen one first, then those to be tried if it is refused.
+struct Plan {
+    prepared: Prepared,
+    algorithms: Vec<Algorithm>,
 }
 
 impl Multiplier {
-    /// On the device whose context is current.
-    #[allow(unsafe_code)]
+    /// Opens cuBLASLt for the device whose context is current.
     pub(super) fn new(folders: &Folders, single: Single) -> Result<Self, DriverError> {
-        let missing = |error: &dyn std::fmt::Display| {
-            DriverError(format!("{error}; matrices are multiplied by it: {}", Library::CublasLt.source()))
-        };
-        let opened = libraries::open(Library::CublasLt, folders).map_err(|error| missing(&error))?;
-        // SAFETY: it opens the library as `libraries` does. Without one, the calls below would panic.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(missing(&format!("{} is not found again by its name", opened.path.display())));
-        }
-        // SAFETY: it says a number.
-        let version = unsafe { sys::cublasLtGetVersion() };
-        if version < OLDEST {
-            return Err(missing(&format!(
-                "the cuBLASLt that the system's loader finds is {version}, older than {OLDEST}"
-            )));
-        }
-        let handle = Handle::new()?;
+        let functions = Arc::new(Functions::open(folders)?);
+        let handle = Handle::new(&functions)?;
         let workspaces = [Memory::new(WORKSPACE)?, Memory::new(WORKSPACE)?];
-        Ok(Self { plans: HashMap::new(), workspaces, single, handle })
+        let (plans, given) = (HashMap::new(), Choices::new());
+        Ok(Self { plans, given, workspaces, single, handle, functions })
     }
 
-    /// Multiplies, on a queue, with the workspace of its stream.
-    #[allow(unsafe_code)]
-    pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
-        if !self.plans.contains_key(&call.problem) {
-            let plan = Plan::new(&self.handle, call, self.single)?;
-            self.plans.insert(call.problem, plan);
+    /// Takes over the choices of another GPU of the same kind.
+    pub(super) fn follow(&mut self, choices: Choices) {
+        self.given = choices;
+    }
+
+    /// Returns the choices of this GPU.
+    pub(super) fn choices(&self) -> Choices {
+        self.plans.iter().map(|(problem, plan)| (*problem, plan.algorithms.clone())).collect()
+    }
+
+    /// Returns whether the algorithm of a multiplication needs no trial.
+    pub(super) fn knows(&self, multiply: &Multiply) -> bool {
+        let call = Call::of(multiply, &scratch::nowhere(multiply), false);
+        call.is_ok_and(|Call { problem, .. }| {
+            self.plans.contains_key(&problem) || self.given.contains_key(&problem)
+        })
+    }
+
+    /// Chooses the algorithm of a multiplication, by trial runs in scratch if there is any. The planning of the program began
+    /// at `began`.
+    ///
+    /// # Errors
+    /// cuBLASLt has no algorithm for it.
+    pub(super) fn plan(
+        &mut self,
+        multiply: &Multiply,
+        scratch: Option<&Scratch>,
+        queue: &Queue,
+        began: Instant,
+    ) -> Result<(), DriverError> {
+        let places = scratch.and_then(|scratch| scratch.places(multiply));
+        let adds: &[bool] = if multiply.accumulates { &[false, true] } else { &[false] };
+        let at = places.unwrap_or_else(|| scratch::nowhere(multiply));
+        let calls = adds.iter().map(|&add| Call::of(multiply, &at, add)).collect::<Result<Vec<_>, _>>()?;
+        let timer = places.map(|_| Ok((queue, [Mark::timed()?, Mark::timed()?]))).transpose()?;
+        self.choose(&calls, timer, began)
+    }
+
+    /// Chooses the algorithm of calls that are of one problem.
+    fn choose(
+        &mut self,
+        calls: &[Call],
+        timer: Option<(&Queue, [Mark; 2])>,
+        began: Instant,
+    ) -> Result<(), DriverError> {
+        let problem = calls[0].problem;
+        if self.plans.contains_key(&problem) {
+            return Ok(());
         }
-        let plan = &self.plans[&call.problem];
-        plan.description.point(call)?;
+        let prepared = Prepared::new(&self.functions, &calls[0], self.single)?;
+        let algorithms = match self.given.get(&problem) {
+            Some(algorithms) => algorithms.clone(),
+            None => {
+                let mut trial = OnDevice { multiplier: self, prepared: &prepared, calls, timer, began };
+                choice::choose(&mut trial).map_err(|error| described(error, &problem))?
+            }
+        };
+        self.plans.insert(problem, Plan { prepared, algorithms });
+        Ok(())
+    }
+
+    /// Multiplies, on a queue, with the workspace of its stream. An algorithm that is refused is given up for the next.
+    pub(super) fn run(&mut self, queue: &Queue, stream: usize, call: &Call) -> Result<(), DriverError> {
+        // A multiplication of a program that was loaded is planned.
+        self.choose(std::slice::from_ref(call), None, Instant::now())?;
+        loop {
+            let plan = &self.plans[&call.problem];
+            let Some(algorithm) = plan.algorithms.first() else { unreachable!("a plan has an algorithm") };
+            let done = self.launch(&plan.prepared, queue, stream, call, algorithm);
+            let Err(error) = done else { return Ok(()) };
+            match self.plans.get_mut(&call.problem) {
+                Some(plan) if plan.algorithms.len() > 1 => drop(plan.algorithms.remove(0)),
+                _ => return Err(described(error, &call.problem)),
+            }
+        }
+    }
+
+    /// Multiplies by an algorithm.
+    #[allow(unsafe_code)]
+    fn launch(
+        &self,
+        prepared: &Prepared,
+        queue: &Queue,
+        stream: usize,
+        call: &Call,
+        algorithm: &Algorithm,
+    ) -> Result<(), DriverError> {
+        prepared.description.point(call)?;
         let [first, second, added, out] = call.places.map(|place| place.0 as *mut c_void);
-        let [of_first, of_second, of_added, of_out] = plan.matrices.each_ref().map(|layout| layout.0);
+        let [of_first, of_second, of_added, of_out] = prepared.matrices.each_ref().map(|layout| layout.raw);
         let scale = Scale::of(call.problem.types[0]);
         let (one, zero) = scale.numbers();
         let workspace = self.workspaces[stream].at.0 as *mut c_void;
         // SAFETY: the descriptions are alive, and the algorithm was chosen for them. The addresses are a program's, which
-        // keeps what lies there apart; the workspace is the stream's own. `one` and `zero` are read before it returns.
-        let done = unsafe {
-            result::matmul(
-                self.handle.0,
-                plan.description.0,
+        // keeps what lies there apart, or a scratch's; the workspace is the stream's own. `one` and `zero` are read before
+        // it returns.
+        let status = unsafe {
+            (self.functions.multiply)(
+                self.handle.raw,
+                prepared.description.raw,
                 one,
-                if call.adds { one } else { zero },
                 first,
                 of_first,
                 second,
                 of_second,
+                if call.adds { one } else { zero },
                 added,
                 of_added,
                 out,
                 of_out,
-                &plan.algorithm,
+                algorithm,
                 workspace,
                 WORKSPACE as usize,
                 queue.0.cast(),
             )
         };
-        done.map_err(|error| described(refused("multiplying")(error), &call.problem))
+        self.functions.check("multiplying", status)
     }
 }
 
@@ -126,32 +199,25 @@ fn described(error: DriverError, problem: &Problem) -> DriverError {
     DriverError(format!("{error} ({problem:?})"))
 }
 
-impl Plan {
-    fn new(handle: &Handle, call: &Call, single: Single) -> Result<Self, DriverError> {
+impl Prepared {
+    fn new(functions: &Arc<Functions>, call: &Call, single: Single) -> Result<Self, DriverError> {
         let problem = &call.problem;
         let [side, rest] = problem.types.map(data_type);
-        let description = Description::new(problem, single)?;
-        // The alignment of what it points to decides as well.
+        let description = Description::new(functions, problem, single)?;
+        // cuBLASLt looks at the alignment of the epilogue's addresses.
         description.point(call)?;
-        let layout = |(columns, ty)| Layout::new(columns, ty, problem.batch);
+        let layout = |(columns, ty)| Layout::new(functions, columns, ty, problem.batch);
         let [first, second, added, out] = problem.matrices;
         let matrices =
             [layout((first, side))?, layout((second, side))?, layout((added, rest))?, layout((out, rest))?];
-        let algorithm = algorithm(handle, &description, &matrices, problem)?;
-        Ok(Self { description, matrices, algorithm })
+        Ok(Self { description, matrices })
     }
 }
 
-/// The fastest, as cuBLASLt believes, of those that round once.
-#[allow(unsafe_code)]
-fn algorithm(
-    handle: &Handle,
-    description: &Description,
-    matrices: &[Layout; 4],
-    problem: &Problem,
-) -> Result<sys::cublasLtMatmulAlgo_t, DriverError> {
+/// The conditions that the algorithms of a problem have to keep.
+fn preference(functions: &Arc<Functions>, problem: &Problem) -> Result<Preference, DriverError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-    let preference = Preference::new()?;
+    let preference = Preference::new(functions)?;
     preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE)?;
     // Parts of a sum may be made apart, but are kept in the type that sums are made in.
     let kept = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
@@ -165,12 +231,5 @@ fn algorithm(
     for (attribute, bytes) in alignments.into_iter().zip(problem.alignments) {
         preference.set(attribute, bytes)?;
     }
-    let [first, second, added, out] = matrices.each_ref().map(|layout| layout.0);
-    // SAFETY: all of these are alive.
-    let found = unsafe {
-        let (handle, description, preference) = (handle.0, description.0, preference.0);
-        result::get_matmul_algo_heuristic(handle, description, first, second, added, out, preference)
-    };
-    let found = found.map_err(|error| described(refused("choosing an algorithm")(error), problem))?;
-    Ok(found.algo)
+    Ok(preference)
 }

@@ -1,6 +1,6 @@
 //! The real driver: a device of NVIDIA's, by way of cudarc's bindings.
 //!
-//! Only here are the driver and cuBLASLt called. Their libraries are opened before: without them cudarc would panic.
+//! Only here is the driver called through cudarc. Its library is opened before: without it cudarc would panic.
 //!
 //! Everything that a step gives to the device goes to the two queues, in the order of the calls, and nothing of it waits
 //! on the host, so that it can be captured as a CUDA graph.
@@ -15,6 +15,8 @@ mod kernels;
 pub mod links;
 mod matmul;
 mod nccl;
+mod notes;
+mod planning;
 mod ranks;
 mod reserve;
 mod staging;
@@ -32,6 +34,7 @@ use self::handles::{Context, Mark, Memory, Queue};
 use self::kernels::Kernels;
 use self::matmul::Multiplier;
 use self::nccl::Seat;
+use self::notes::Notes;
 use self::staging::Staging;
 use self::stamps::Stamps;
 use super::cache::Cache;
@@ -44,7 +47,7 @@ use super::graphs::Pace;
 use super::libraries::Folders;
 use super::nvrtc::Nvrtc;
 use super::probe::{self, DeviceFacts};
-use super::program::{CudaProgram, Event, Launch, Multiply, Stream, Task};
+use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
 use crate::comm::CommError;
 use crate::device::{Device, DeviceError};
 use crate::profile::Profile;
@@ -52,6 +55,7 @@ use crate::program::Program;
 use std::cell::RefCell;
 use std::env;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How a GPU is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +110,7 @@ impl Options {
 }
 
 /// Programs on the GPU of this number. A profile gets the times of the first program's commands, which then are no graph.
-/// `warn` is told what is wrong with the kernels on disk, if anything is.
+/// `warn` is told why kernels on disk could not be used, and which work a library did not take.
 ///
 /// # Errors
 /// Why nothing can run on it: there is no driver, no GPU, no compiler; what has no kernel; what the GPU refuses.
@@ -122,7 +126,7 @@ pub fn gpu(
     let programs = programs.collect::<Result<_, _>>()?;
     let mut cuda = Cuda::with(driver, programs)?.at(options.pace);
     profile.into_iter().for_each(|profile| cuda.record(profile));
-    cuda.driver.trouble().into_iter().for_each(warn);
+    cuda.driver.warnings().iter().for_each(|warning| warn(warning));
     Ok(Box::new(cuda))
 }
 
@@ -140,6 +144,9 @@ pub struct Gpu {
     multiplier: Option<Multiplier>,
     /// When it was looked for.
     cudnn: Option<Result<Cudnn, DriverError>>,
+    /// When the planning of a program's multiplications began.
+    began: Instant,
+    notes: Notes,
     kernels: Kernels,
     /// By their number, whichever program they are of: each waits for its last mark.
     events: Vec<Mark>,
@@ -177,6 +184,8 @@ impl Gpu {
             seat: None,
             multiplier: None,
             cudnn: None,
+            began: Instant::now(),
+            notes: Notes::default(),
             kernels: Kernels::new(Cubins::new(nvrtc, Cache::of_process(), architecture)),
             events: vec![],
             fences: [Mark::new()?, Mark::new()?],
@@ -225,9 +234,11 @@ impl Gpu {
         self.seat.as_ref().map_or(Ok(()), Seat::alive)
     }
 
-    /// What went wrong with the kernels on disk: worth a warning, no more, since everything runs without them.
-    pub fn trouble(&self) -> Option<&str> {
-        self.kernels.trouble()
+    /// Returns the warnings since the last call: why kernels on disk could not be used, and which work a library did not take.
+    /// Everything runs in spite of them.
+    pub fn warnings(&mut self) -> Vec<String> {
+        let trouble = self.kernels.trouble().map(str::to_owned);
+        trouble.into_iter().chain(self.notes.take()).collect()
     }
 }
 
@@ -269,10 +280,7 @@ impl Driver for Gpu {
 
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
         self.context.bind()?;
-        let mut commands = program.sections.iter().flatten();
-        if self.multiplier.is_none() && commands.any(|command| matches!(command.task, Task::Multiply(_))) {
-            self.multiplier = Some(Multiplier::new(&self.folders, self.options.single)?);
-        }
+        self.plan_multiplications(program)?;
         for instruction in program.for_libraries() {
             self.cudnn()?.load(instruction)?;
         }

@@ -40,7 +40,8 @@ pub fn gpus(
     let options = if profile.is_some() { options.without_graphs() } else { options };
     let (mut devices, lowered) = open(ranks, &programs, options)?;
     // All have the same kernels, from the same folder.
-    devices.iter().find_map(|device| device.driver.trouble()).into_iter().for_each(warn);
+    let warnings: BTreeSet<String> = devices.iter_mut().flat_map(|device| device.driver.warnings()).collect();
+    warnings.iter().for_each(|warning| warn(warning));
     let count = i32::try_from(ranks).map_err(|error| told(&error))?;
     let team = Team::new(count, &groups(&lowered), &folders).map_err(DeviceError::driver)?;
     for (device, rank) in devices.iter_mut().zip(0..) {
@@ -86,8 +87,15 @@ fn open(
     };
     let (open, with) = (&open, &with);
     let mut devices = vec![with(first, 0)?];
+    let chosen = &devices[0].driver.chosen();
+    let follow = |rank: u64| {
+        let mut driver = open(rank)?;
+        driver.follow(chosen).map_err(DeviceError::driver).map_err(of_rank(rank))?;
+        with(driver, rank)
+    };
+    let follow = &follow;
     let others = thread::scope(|scope| {
-        let one = |rank| scope.spawn(move || open(rank).and_then(|driver| with(driver, rank)));
+        let one = |rank| scope.spawn(move || follow(rank));
         let threads: Vec<_> = (1..ranks).map(one).collect();
         let end = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// Bytes that the driver takes for kernels, for graphs, and for the modules that cuBLASLt and cuDNN load at their first call.
 /// This is a guess until it is measured, and a generous one: too small a reserve ends a run in its first or second step.
-const KERNELS: u64 = 512 << 20;
+pub(super) const KERNELS: u64 = 512 << 20;
 
 /// What NCCL takes on a GPU for a group of which it is one. A guess, to be measured: others report 544 MiB for two A100 and
 /// 688 MiB for four (NCCL's issue 964); newer GPUs have more channels.

@@ -1,7 +1,9 @@
 //! Contractions: multiplications by cuBLASLt where it takes the matrices, else a kernel of their own.
 
+mod unfused;
+
 use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
-use super::{Step, Unplaced};
+use super::{Libraries, Step, Unplaced};
 use crate::contraction::{Plan, shifted};
 use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
@@ -102,8 +104,13 @@ pub(super) fn scratch(contract: &Contract, operands: &[Unplaced], results: &[Unp
     terms(contract, layouts).map_or(0, |terms| slices(terms.len()) * width)
 }
 
-/// A contraction with an epilogue: one multiplication, as [`FusedContract`] is made.
-pub(super) fn fused(fused: &FusedContract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+/// Returns the steps of a contraction with an epilogue: one multiplication, as [`FusedContract`] is made, or a multiplication
+/// and kernels if cuBLASLt does not take the epilogue.
+pub(super) fn fused(
+    fused: &FusedContract,
+    instruction: &Instruction,
+    libraries: &mut dyn Libraries,
+) -> Result<Vec<Step>, Diagnostic> {
     let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
     let into = |view: &View| match multiplications(&fused.contract, [lhs, rhs, view]).as_deref() {
         Some([one]) => Ok(one.clone()),
@@ -120,7 +127,10 @@ pub(super) fn fused(fused: &FusedContract, instruction: &Instruction) -> Result<
         aux: if fused.keeps { results.next() } else { operands.next() }.map(like_result).transpose()?,
         sums: fused.sums.and_then(|side| Some((side, Start::of(results.next()?)))),
     };
-    Ok(vec![Step::Multiply(multiply)])
+    if multiply.epilogue.is_addition() || libraries.takes(&multiply) {
+        return Ok(vec![Step::Multiply(multiply)]);
+    }
+    Ok(unfused::steps(multiply, instruction))
 }
 
 /// The multiplications that make a contraction of left side, right side and result, if cuBLASLt takes them.

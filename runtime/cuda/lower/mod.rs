@@ -28,7 +28,7 @@ pub(crate) mod source;
 pub(crate) use collective::scratch as collective_scratch;
 pub use order::races;
 
-use super::program::{Argument, Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};
+use super::program::{Argument, Collective, Command, CudaProgram, Multiply, Place, Task};
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use ir::{DType, Diagnostic, Op};
@@ -41,17 +41,33 @@ use std::sync::Arc;
 /// # Errors
 /// What has no kernel.
 pub fn lower(program: Arc<Program>) -> Result<CudaProgram, Diagnostic> {
-    lower_with(program, &mut |_| false)
+    lower_with(program, &mut AbsentLibraries)
 }
 
-/// As [`lower`]; `takes` says which instructions a library is to run, though there are kernels for them.
+/// Answers which work the libraries of a device take.
+pub trait Libraries {
+    /// Returns whether cuDNN is to run an instruction for which there are kernels.
+    fn runs(&mut self, _instruction: &Instruction) -> bool {
+        false
+    }
+
+    /// Returns whether cuBLASLt takes a multiplication with its epilogue. If not, kernels do the work of the epilogue.
+    fn takes(&mut self, _multiply: &Multiply) -> bool {
+        true
+    }
+}
+
+/// Stands for the libraries of a device that is not here: cuDNN runs nothing for which there are kernels, and cuBLASLt takes
+/// every epilogue.
+struct AbsentLibraries;
+
+impl Libraries for AbsentLibraries {}
+
+/// Writes a program as [`lower`] does, for a device whose libraries are asked.
 ///
 /// # Errors
 /// What has no kernel.
-pub fn lower_with(
-    program: Arc<Program>,
-    takes: &mut dyn FnMut(&Instruction) -> bool,
-) -> Result<CudaProgram, Diagnostic> {
+pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
     let mut kernels = Kernels::default();
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
     let mut halts = true;
@@ -61,10 +77,10 @@ pub fn lower_with(
             if instruction.results.iter().all(|result| result.layout.is_empty()) {
                 continue;
             }
-            let mut steps = if takes(instruction) {
+            let mut steps = if libraries.runs(instruction) {
                 vec![Step::Library]
             } else {
-                steps(instruction).map_err(|error| error.at(instruction.origin.to_string()))?
+                steps(instruction, libraries).map_err(|error| error.at(instruction.origin.to_string()))?
             };
             if section == Section::Update {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
@@ -117,7 +133,7 @@ impl Draft {
         }
         // Of an instruction that became several, each has its own part.
         if let Step::Multiply(multiply) = &step
-            && multiply.epilogue == Epilogue::default()
+            && multiply.epilogue.is_addition()
         {
             (reads, writes) = places(multiply);
         }
@@ -142,7 +158,7 @@ impl Draft {
     }
 }
 
-/// What a multiplication without an epilogue reads and writes.
+/// The memory that a multiplication reads and writes whose epilogue adds a matrix at most.
 fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
     let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
     let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
@@ -151,16 +167,18 @@ fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
         multiply.rhs.place(dtype, batch, [k, n]),
     ]);
     reads.extend(multiply.accumulates.then(|| out.clone()));
+    let addend = multiply.epilogue.addend.iter();
+    reads.extend(addend.map(|addend| addend.place(multiply.out_dtype, batch, [m, n])));
     (reads, SmallVec::from_iter([out]))
 }
 
 /// What an instruction becomes.
-fn steps(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+fn steps(instruction: &Instruction, libraries: &mut dyn Libraries) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match &instruction.kernel {
         Kernel::Op(op) => operator(op, instruction),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
-        Kernel::Contract(fused) => contract::fused(fused, instruction),
+        Kernel::Contract(fused) => contract::fused(fused, instruction, libraries),
         Kernel::Copy => one(copy(instruction)),
         Kernel::Accumulate => one(accumulate(instruction)),
         Kernel::Part(part) => one(collective::part(part, instruction)),

@@ -14,7 +14,10 @@ const THREADS: usize = 256;
 
 pub(super) fn steps(reduce: &Reduce, instruction: &Instruction) -> Vec<Step> {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let plan = Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true);
+    let plan = |may_slice| Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice);
+    let sliced = plan(true);
+    // Slices leave their sums in scratch.
+    let plan = if sliced.slices > 1 && instruction.scratch.is_none() { plan(false) } else { sliced };
     let combine = match reduce.kind {
         ReduceKind::Sum | ReduceKind::Mean => "Sum",
         ReduceKind::Max => "Largest",

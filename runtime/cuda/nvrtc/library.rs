@@ -1,6 +1,6 @@
 //! NVRTC's functions and programs.
 
-use libloading::os::unix::Library as Handle;
+use crate::cuda::symbols::{Symbols, function};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
@@ -32,10 +32,10 @@ pub(super) struct Functions {
 impl Functions {
     /// Of the library itself, which stays open.
     #[allow(unsafe_code)]
-    pub(super) fn of(handle: &Handle) -> Result<Self, String> {
-        fn get<F: Copy>(handle: &Handle, name: &str) -> Result<F, String> {
+    pub(super) fn of(handle: &dyn Symbols) -> Result<Self, String> {
+        fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
             // SAFETY: `F` is the type that NVRTC's header declares for the name; the library is never closed.
-            unsafe { handle.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+            unsafe { function(handle, name) }
         }
         Ok(Self {
             create: get(handle, "nvrtcCreateProgram")?,
@@ -143,5 +143,17 @@ impl Drop for Compilation<'_> {
     fn drop(&mut self) {
         // SAFETY: the program is alive, and nothing uses it any more.
         unsafe { (self.functions.destroy)(&mut self.program) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::libraries::Library;
+    use crate::cuda::symbols::testing::Exported;
+
+    #[test]
+    fn the_pinned_wheel_exports_every_function() {
+        assert_eq!(Functions::of(&Exported::of(Library::Nvrtc)).map(drop), Ok(()));
     }
 }

@@ -1,6 +1,7 @@
 //! What a machine has to train on, as `doctor` writes it: for people, and as JSON.
 
 use crate::inspection::units;
+use runtime::cuda::cudnn::TAKEN;
 use runtime::cuda::gpu::links::Link;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
 use runtime::cuda::probe::{self, Probe, Unavailable};
@@ -104,10 +105,20 @@ impl Facts {
         text.extend(self.gpus.iter().map(Gpu::text));
         text += &links(&self.links);
         text.extend(self.libraries.iter().map(|found| line(found.name, &found.text(found.version.clone()))));
+        text += &self.runs_by_cudnn();
         let looked: String = self.looked_in.iter().map(|folder| format!(", {}", folder.display())).collect();
         text +=
             &format!("\nlooked in the system's own folders{looked}; {FOLDERS}=FOLDER:FOLDER adds others\n");
         text
+    }
+
+    /// A line about the work that cuDNN does, or that is not done without it.
+    fn runs_by_cudnn(&self) -> String {
+        let cudnn = self.libraries.iter().find(|found| found.name == Library::Cudnn.name());
+        cudnn.map_or_else(String::new, |found| match &found.error {
+            None => line("  cuDNN runs", TAKEN),
+            Some(_) => line("  no cuDNN", "no convolution runs on a GPU; our kernels run attention"),
+        })
     }
 }
 

@@ -184,6 +184,25 @@ fn a_machine_without_a_gpu_says_why() {
     }
 }
 
+/// Which work goes to cuDNN, and which is not done without it.
+#[test]
+fn the_work_of_cudnn_is_named() {
+    let text = |opened: Result<Opened, NotOpened>| {
+        let probe = Probe { driver: Err(Unavailable::NoDevice), libraries: vec![(Library::Cudnn, opened)] };
+        let memory = |_| Err("there is none".into());
+        Facts::of(2, &Folders::default(), &probe, None, memory, vec![]).text()
+    };
+    let found = text(Ok(opened(Library::Cudnn, "/env/", Some("9.19.1"))));
+    let expected = [
+        "cuDNN          9.19.1, /env/libcudnn.so.9\n  cuDNN runs   convolutions, and attention in f16 and bf16, ",
+        "causal or without a mask; our kernels run all other attention\n",
+    ];
+    assert!(found.contains(&expected.concat()), "{found}");
+    let without = text(Err(missing(Library::Cudnn)));
+    let expected = "\n  no cuDNN     no convolution runs on a GPU; our kernels run attention\n";
+    assert!(without.contains(expected), "{without}");
+}
+
 /// A check of which one sample and one rate fail.
 fn failed() -> Check {
     let failure = samples::Failure {

@@ -1,6 +1,6 @@
 //! A prediction as text.
 
-use super::{CommandFacts, RooflineFacts};
+use super::{CommandFacts, DeclinedFacts, RooflineFacts};
 use crate::inspection::units::{bytes, count, flops, grouped};
 use ir::visible;
 use std::fmt;
@@ -28,12 +28,22 @@ impl fmt::Display for RooflineFacts {
             let (times, ms) = (format!("{runs} x"), milliseconds(section.ms));
             writeln!(f, "    {:10}  {times:>5}  {ms:>9}  {}", section.section, section.launches())?;
         }
+        self.write_declined(f)?;
         self.write_kinds(f)?;
         self.write_longest(f)
     }
 }
 
 impl RooflineFacts {
+    /// A line for each kind and reason. Only attention has kernels besides cuDNN's.
+    fn write_declined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for DeclinedFacts { kind, reason, count } in &self.not_by_cudnn {
+            let by = if *kind == "convolution" { "that no library runs" } else { "by our own kernels" };
+            writeln!(f, "  {kind} {by}: {count} x, {reason}")?;
+        }
+        Ok(())
+    }
+
     fn write_kinds(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.kinds.iter().map(|kind| kind.kind.len()).max().unwrap_or_default();
         for kind in &self.kinds {

@@ -5,7 +5,7 @@
 
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::{self, Folders, Library, Opened};
-use libloading::os::unix::Library as Open;
+use crate::cuda::symbols::{Symbols, function};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// 0 is success.
@@ -55,16 +55,16 @@ impl Functions {
         let strange = |reason: String| {
             wanted(&format!("{} does not do: {reason}", opened.path.display()), Library::Cudnn)
         };
-        let functions = libraries::load(&opened.path).and_then(|open| Self::of(&open)).map_err(strange)?;
+        let functions = libraries::load(&opened.path).and_then(|open| Self::of(&*open)).map_err(strange)?;
         functions.check(&opened).map_err(strange)?;
         Ok(functions)
     }
 
     #[allow(unsafe_code)]
-    fn of(open: &Open) -> Result<Self, String> {
-        fn get<F: Copy>(open: &Open, name: &str) -> Result<F, String> {
+    fn of(open: &dyn Symbols) -> Result<Self, String> {
+        fn get<F: Copy>(open: &dyn Symbols, name: &str) -> Result<F, String> {
             // SAFETY: `F` is the type that cuDNN's header declares for the name; the library is never closed.
-            unsafe { open.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+            unsafe { function(open, name) }
         }
         Ok(Self {
             create: get(open, "cudnnCreate")?,
@@ -118,5 +118,16 @@ impl Functions {
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
         Err(DriverError(format!("cuDNN, {what}: {name} ({status}), {message}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::symbols::testing::Exported;
+
+    #[test]
+    fn the_pinned_wheel_exports_every_function() {
+        assert_eq!(Functions::of(&Exported::of(Library::Cudnn)).map(drop), Ok(()));
     }
 }

@@ -178,6 +178,9 @@ fn attention_and_its_gradient_have_plans() {
         ([16, 16, 16, 2048, 64], DType::BF16, true, 8),
         ([2, 4, 4, 1000, 64], DType::F16, false, 1),
         ([1, 6, 2, 77, 128], DType::BF16, true, 1),
+        // One sample's scores outgrow the room.
+        ([1, 16, 16, 4096, 64], DType::BF16, true, 2),
+        ([2, 16, 4, 4096, 128], DType::BF16, true, 4),
     ] {
         let [forward, gradient] = attention(sizes, dtype, causal);
         for (instruction, expected) in [(forward, 1), (gradient, expected)] {

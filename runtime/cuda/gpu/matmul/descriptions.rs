@@ -1,11 +1,14 @@
-//! What cuBLASLt is handed, each freed when it is dropped.
+//! The handles of cuBLASLt: a device, a description, a layout, a preference. Each is freed when it is dropped.
 
 use super::super::blas::{Call, Columns, Finish, Problem};
-use super::{Single, refused};
+use super::Single;
+use super::functions::{Functions, Raw, Status};
 use crate::cuda::driver::{Address, DriverError};
-use cudarc::cublaslt::{result, sys};
+use cudarc::cublaslt::sys;
 use ir::DType;
 use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
 
 /// The types of a multiplication's insides.
 #[derive(Clone, Copy)]
@@ -72,33 +75,52 @@ fn epilogue(finish: Finish) -> sys::cublasLtEpilogue_t {
 }
 
 /// cuBLASLt on a device.
-pub(super) struct Handle(pub(super) sys::cublasLtHandle_t);
+pub(super) struct Handle {
+    pub(super) raw: Raw,
+    functions: Arc<Functions>,
+}
 
 impl Handle {
-    /// For the device whose context is current.
-    pub(super) fn new() -> Result<Self, DriverError> {
-        result::create_handle().map(Self).map_err(refused("to begin with"))
+    /// Makes one for the device whose context is current.
+    #[allow(unsafe_code)]
+    pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one pointer.
+        functions.check("to begin with", unsafe { (functions.create)(&mut raw) })?;
+        Ok(Self { raw, functions: functions.clone() })
     }
 }
 
 impl Drop for Handle {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_handle(self.0) };
+        // SAFETY: the handle was created once.
+        let _ = unsafe { (self.functions.destroy)(self.raw) };
     }
 }
 
-/// What is computed.
-pub(super) struct Description(pub(super) sys::cublasLtMatmulDesc_t);
+/// The description of a multiplication.
+pub(super) struct Description {
+    pub(super) raw: Raw,
+    functions: Arc<Functions>,
+}
 
 impl Description {
-    /// Of a shape; `point` says where the rest is.
-    pub(super) fn new(problem: &Problem, single: Single) -> Result<Self, DriverError> {
+    /// Describes a problem; [`Self::point`] adds the addresses of the epilogue.
+    #[allow(unsafe_code)]
+    pub(super) fn new(
+        functions: &Arc<Functions>,
+        problem: &Problem,
+        single: Single,
+    ) -> Result<Self, DriverError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let dtype = problem.types[0];
-        let made = result::create_matmul_desc(compute_type(dtype, single), Scale::of(dtype).data_type());
-        let own = made.map(Self).map_err(refused("describing a multiplication"))?;
+        let (compute, scale) = (compute_type(dtype, single), Scale::of(dtype).data_type());
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one pointer.
+        let made = unsafe { (functions.create_description)(&mut raw, compute as u32, scale as u32) };
+        functions.check(DESCRIBING, made)?;
+        let own = Self { raw, functions: functions.clone() };
         let sides = [Attribute::CUBLASLT_MATMUL_DESC_TRANSA, Attribute::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, transposed) in sides.into_iter().zip(problem.transposed) {
             // CUBLAS_OP_N and CUBLAS_OP_T.
@@ -116,7 +138,7 @@ impl Description {
         Ok(own)
     }
 
-    /// Says where the epilogue's vector and matrix are.
+    /// Sets the addresses of the epilogue's vector and matrix.
     pub(super) fn point(&self, call: &Call) -> Result<(), DriverError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let places = [
@@ -129,36 +151,61 @@ impl Description {
         Ok(())
     }
 
-    #[allow(unsafe_code)]
     fn set<T: Copy>(
         &self,
         attribute: sys::cublasLtMatmulDescAttributes_t,
         value: T,
     ) -> Result<(), DriverError> {
-        let from = std::ptr::from_ref(&value).cast();
-        // SAFETY: the description is alive; so many bytes are copied from the value. A wrong size is an error.
-        unsafe { result::set_matmul_desc_attribute(self.0, attribute, from, size_of::<T>()) }
-            .map_err(refused("describing a multiplication"))
+        let status = set(self.functions.set_description, self.raw, attribute as u32, value);
+        self.functions.check(DESCRIBING, status)
     }
 }
 
 impl Drop for Description {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+        // SAFETY: the description was created once.
+        let _ = unsafe { (self.functions.destroy_description)(self.raw) };
     }
 }
 
-/// How matrices lie.
-pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
+/// What is asked of cuBLASLt while a multiplication is described.
+const DESCRIBING: &str = "describing a multiplication";
+
+/// Sets an attribute of a description, a layout or a preference, by the function for it.
+#[allow(unsafe_code)]
+fn set<T: Copy>(
+    function: unsafe extern "C" fn(Raw, u32, *const c_void, usize) -> Status,
+    raw: Raw,
+    attribute: u32,
+    value: T,
+) -> Status {
+    // SAFETY: `raw` is alive, and the function is for its kind; so many bytes are copied from the value. A wrong size is an
+    // error.
+    unsafe { function(raw, attribute, ptr::from_ref(&value).cast(), size_of::<T>()) }
+}
+
+/// The layout of matrices.
+pub(super) struct Layout {
+    pub(super) raw: Raw,
+    functions: Arc<Functions>,
+}
 
 impl Layout {
-    pub(super) fn new(matrices: Columns, ty: sys::cudaDataType, batch: i32) -> Result<Self, DriverError> {
+    #[allow(unsafe_code)]
+    pub(super) fn new(
+        functions: &Arc<Functions>,
+        matrices: Columns,
+        ty: sys::cudaDataType,
+        batch: i32,
+    ) -> Result<Self, DriverError> {
         use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
         let Columns { rows, columns, leading, apart } = matrices;
-        let made = result::create_matrix_layout(ty, rows, columns, leading);
-        let own = made.map(Self).map_err(refused("describing a matrix"))?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one pointer.
+        let made = unsafe { (functions.create_layout)(&mut raw, ty as u32, rows, columns, leading) };
+        functions.check("describing a matrix", made)?;
+        let own = Self { raw, functions: functions.clone() };
         if batch > 1 {
             own.set(Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch)?;
             own.set(Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, apart)?;
@@ -166,52 +213,53 @@ impl Layout {
         Ok(own)
     }
 
-    #[allow(unsafe_code)]
     fn set<T: Copy>(
         &self,
         attribute: sys::cublasLtMatrixLayoutAttribute_t,
         value: T,
     ) -> Result<(), DriverError> {
-        let from = std::ptr::from_ref(&value).cast();
-        // SAFETY: the layout is alive; so many bytes are copied from the value. A wrong size is an error.
-        unsafe { result::set_matrix_layout_attribute(self.0, attribute, from, size_of::<T>()) }
-            .map_err(refused("describing a matrix"))
+        let status = set(self.functions.set_layout, self.raw, attribute as u32, value);
+        self.functions.check("describing a matrix", status)
     }
 }
 
 impl Drop for Layout {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+        // SAFETY: the layout was created once.
+        let _ = unsafe { (self.functions.destroy_layout)(self.raw) };
     }
 }
 
-/// What an algorithm has to keep to.
-pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
+/// The conditions that an algorithm has to keep.
+pub(super) struct Preference {
+    pub(super) raw: Raw,
+    functions: Arc<Functions>,
+}
 
 impl Preference {
-    pub(super) fn new() -> Result<Self, DriverError> {
-        result::create_matmul_pref().map(Self).map_err(refused("describing a choice"))
+    #[allow(unsafe_code)]
+    pub(super) fn new(functions: &Arc<Functions>) -> Result<Self, DriverError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the function writes one pointer.
+        functions.check("describing a choice", unsafe { (functions.create_preference)(&mut raw) })?;
+        Ok(Self { raw, functions: functions.clone() })
     }
 
-    #[allow(unsafe_code)]
     pub(super) fn set<T: Copy>(
         &self,
         attribute: sys::cublasLtMatmulPreferenceAttributes_t,
         value: T,
     ) -> Result<(), DriverError> {
-        let from = std::ptr::from_ref(&value).cast();
-        // SAFETY: the preference is alive; so many bytes are copied from the value. A wrong size is an error.
-        unsafe { result::set_matmul_pref_attribute(self.0, attribute, from, size_of::<T>()) }
-            .map_err(refused("describing a choice"))
+        let status = set(self.functions.set_preference, self.raw, attribute as u32, value);
+        self.functions.check("describing a choice", status)
     }
 }
 
 impl Drop for Preference {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: it was created once.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+        // SAFETY: the preference was created once.
+        let _ = unsafe { (self.functions.destroy_preference)(self.raw) };
     }
 }

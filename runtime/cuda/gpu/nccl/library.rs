@@ -3,8 +3,8 @@
 
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::{self, Folders, Library};
+use crate::cuda::symbols::{Symbols, function};
 use cudarc::driver::sys::CUstream;
-use libloading::os::unix::Library as Handle;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
@@ -99,17 +99,17 @@ impl Functions {
         let handle = libraries::load(&opened.path).map_err(|error| missing(&error))?;
         let mut version = 0;
         let ask: unsafe extern "C" fn(*mut c_int) -> Status =
-            get(&handle, "ncclGetVersion").map_err(|error| missing(&error))?;
+            get(&*handle, "ncclGetVersion").map_err(|error| missing(&error))?;
         // SAFETY: it writes a number.
         unsafe { ask(&mut version) };
         if version < OLDEST {
             let path = opened.path.display();
             return Err(missing(&format!("NCCL {version} of {path} is older than {OLDEST}")));
         }
-        Self::of(&handle).map_err(|error| missing(&error))
+        Self::of(&*handle).map_err(|error| missing(&error))
     }
 
-    fn of(handle: &Handle) -> Result<Self, String> {
+    fn of(handle: &dyn Symbols) -> Result<Self, String> {
         Ok(Self {
             unique_id: get(handle, "ncclGetUniqueId")?,
             join: get(handle, "ncclCommInitRankConfig")?,
@@ -146,14 +146,20 @@ impl Functions {
 
 /// A function, whose type is that of NCCL's header.
 #[allow(unsafe_code)]
-fn get<F: Copy>(handle: &Handle, name: &str) -> Result<F, String> {
+fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
     // SAFETY: `F` is the type that NCCL's header declares for the name; the library is never closed.
-    unsafe { handle.get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+    unsafe { function(handle, name) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::symbols::testing::Exported;
+
+    #[test]
+    fn the_pinned_wheel_exports_every_function() {
+        assert_eq!(Functions::of(&Exported::of(Library::Nccl)).map(drop), Ok(()));
+    }
 
     /// Of `ncclConfig_v21700` in nccl.h.
     #[test]

@@ -5,9 +5,14 @@ use super::host;
 use crate::compare::{assert_agrees_on, unit};
 use ir::interp::Mode;
 use ir::{DType, Module, testing};
-use runtime::cuda::host::Order;
+use runtime::cuda::device::Cuda;
+use runtime::cuda::host::{Host, Order};
+use runtime::cuda::lower::{Libraries, lower_with};
+use runtime::cuda::program::{CudaProgram, Multiply, Task};
+use runtime::device::Device;
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::{Kernel, Microbatches, Program, Section};
+use std::sync::Arc;
 
 fn module(body: &str) -> Module {
     let text = format!("trainyard-ir 1\nmodule @test imported {{{body}}}\n");
@@ -18,14 +23,40 @@ fn options() -> LowerOptions<'static> {
     LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() }
 }
 
-/// Runs it on the stand-in.
+/// Runs it on the stand-in, with every epilogue taken and with every epilogue refused.
 fn check(module: &Module) {
+    check_on(&|program| host(program, Order::default()), module);
+    check_on(&refusing, module);
+}
+
+fn check_on(make: &dyn Fn(Program) -> Box<dyn Device>, module: &Module) {
     let inputs = testing::microbatch(module, 7, 0);
-    let make = |program| host(program, Order::default());
-    assert_agrees_on(&make, Mode::Typed, module, &options(), &[vec![inputs]], |dtype| match dtype {
+    assert_agrees_on(make, Mode::Typed, module, &options(), &[vec![inputs]], |dtype| match dtype {
         DType::BF16 => 1e-2,
         _ => unit(dtype),
     });
+}
+
+/// A cuBLASLt that takes no epilogue.
+struct RefusesEpilogues;
+
+impl Libraries for RefusesEpilogues {
+    fn takes(&mut self, multiply: &Multiply) -> bool {
+        assert!(!multiply.epilogue.is_addition(), "every multiplication can add a matrix");
+        false
+    }
+}
+
+fn without_epilogues(program: Program) -> CudaProgram {
+    let lowered = lower_with(Arc::new(program), &mut RefusesEpilogues);
+    lowered.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The stand-in without epilogues.
+fn refusing(program: Program) -> Box<dyn Device> {
+    let host = Host::new(Order::default()).checked();
+    let cuda = Cuda::with(host, vec![without_epilogues(program)]);
+    Box::new(cuda.unwrap_or_else(|error| panic!("{error}")))
 }
 
 /// How many contractions take something in.
@@ -275,4 +306,103 @@ fn without_epilogues_multiplications_take_nothing_in() {
     let plain = LowerOptions { without_epilogues: true, ..options() };
     let program = lower(&module, &plain).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((fused(&module), contracts(&program)), (1, 0));
+}
+
+/// A contraction of `[6, 16]` and `[16, 24]` and the nodes after it, in one type. `{d}` stands for the type.
+fn epilogue(dtype: DType, inputs: &str, nodes: &str, outputs: &[(&str, u32)]) -> Module {
+    let outputs: String =
+        outputs.iter().map(|(name, value)| format!("  output \"{name}\" = %{value}\n")).collect();
+    let text = format!(
+        r#"
+  func @forward(%0 "x" batched : {{d}}[6, 16], %1 "w" : {{d}}[16, 24]{inputs}) {{
+    %9 = contract %0, %1 {{lhs = ab, rhs = bc, out = ac}} : {{d}}[6, 24] !{{fwd}}
+{nodes}
+  }}
+{outputs}"#
+    );
+    module(&text.replace("{d}", &dtype.to_string()))
+}
+
+/// The gradient of a weight from so many rows, with the sums over the rows of a side.
+fn sums(dtype: DType, side: &str, rows: u64) -> Module {
+    let text = format!(
+        r#"
+  func @forward(%0 "x" batched : {dtype}[{rows}, 24], %1 "dy" batched : {dtype}[{rows}, 24]) {{
+    %2 = contract %0, %1 {{lhs = ab, rhs = ac, out = bc}} : {dtype}[24, 24] !{{fwd}}
+    %3 = reduce {side} {{kind = sum, dims = [0], keep = false}} : {dtype}[24] !{{fwd}}
+  }}
+  output "dw" = %2
+  output "db" = %3
+"#
+    );
+    module(&text)
+}
+
+/// Every form of an epilogue in a type.
+fn epilogues(dtype: DType) -> Vec<Module> {
+    let bias = "%10 = add %9, %2 : {d}[6, 24] !{fwd}";
+    let with_bias = r#", %2 "b" : {d}[24]"#;
+    let with_addend = r#", %2 "b" : {d}[24], %3 "r" batched : {d}[6, 24]"#;
+    let both = format!("{bias}\n%11 = add %3, %10 : {{d}}[6, 24] !{{fwd}}");
+    let mut all = vec![
+        epilogue(dtype, with_bias, bias, &[("y", 10)]),
+        epilogue(dtype, r#", %2 "r" batched : {d}[6, 24]"#, bias, &[("y", 10)]),
+        epilogue(dtype, with_addend, &both, &[("y", 11)]),
+    ];
+    all.extend(["%0", "%1"].map(|side| sums(dtype, side, 16)));
+    if dtype == DType::F32 {
+        return all;
+    }
+    let gelu = "%12 = gelu_tanh %9 : {d}[6, 24] !{fwd}";
+    let after_bias = format!("{bias}\n%12 = gelu_tanh %10 : {{d}}[6, 24] !{{fwd}}");
+    let after_both = format!("{both}\n%12 = gelu_tanh %11 : {{d}}[6, 24] !{{fwd}}");
+    let kept = |from: u32| format!("\n%13 = neg %{from} : {{d}}[6, 24] !{{fwd}}");
+    let gradient = "%12 = gelu_tanh_grad %2, %9 : {d}[6, 24] !{fwd}";
+    all.extend([
+        epilogue(dtype, "", gelu, &[("y", 12)]),
+        epilogue(dtype, "", &format!("{gelu}{}", kept(9)), &[("y", 12), ("z", 13)]),
+        epilogue(dtype, with_bias, &after_bias, &[("y", 12)]),
+        epilogue(dtype, with_bias, &format!("{after_bias}{}", kept(10)), &[("y", 12), ("z", 13)]),
+        epilogue(dtype, with_addend, &format!("{after_both}{}", kept(11)), &[("y", 12), ("z", 13)]),
+        epilogue(dtype, r#", %2 "a" batched : {d}[6, 24]"#, gradient, &[("dx", 12)]),
+    ]);
+    all
+}
+
+/// cuBLASLt may refuse an epilogue for a reason of its own: a multiplication and kernels compute the same.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn every_epilogue_that_cublaslt_refuses_is_a_multiplication_and_kernels() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for module in epilogues(dtype) {
+            assert_eq!(fused(&module), 1, "{}", ir::text::print(&module));
+            check_on(&refusing, &module);
+        }
+    }
+}
+
+/// A reduction by itself would divide so many rows among blocks, whose sums go to scratch. A refused epilogue has none.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn sums_of_many_rows_need_no_scratch() {
+    for side in ["%0", "%1"] {
+        check_on(&refusing, &sums(DType::F32, side, 4096));
+    }
+}
+
+/// The multiplication of a refused epilogue adds a matrix at most, and no second multiplication is made.
+#[test]
+fn a_refused_epilogue_leaves_one_multiplication_that_adds() {
+    for module in [DType::F32, DType::BF16].into_iter().flat_map(epilogues) {
+        let cuda = without_epilogues(lower(&module, &options()).unwrap_or_else(|error| panic!("{error}")));
+        let multiplications: Vec<bool> = cuda
+            .section(Section::Microbatch)
+            .iter()
+            .filter_map(|command| match &command.task {
+                Task::Multiply(multiply) => Some(multiply.epilogue.is_addition()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(multiplications, [true], "{}", ir::text::print(&module));
+    }
 }

@@ -1,0 +1,216 @@
+//! cuBLASLt's functions, as its header declares them.
+//!
+//! They are looked up in the file that was opened, and not through cudarc, which opens a library by its name and panics if a
+//! function is missing. Enums and the type of an algorithm are cudarc's; statuses are numbers, because a status of a newer
+//! cuBLASLt would be no value of a Rust enum.
+
+use crate::cuda::driver::DriverError;
+use crate::cuda::libraries::{self, Folders, Library, Opened};
+use crate::cuda::symbols::{Symbols, function};
+use cudarc::cublaslt::sys;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// 0 is success.
+pub(super) type Status = c_int;
+/// A handle of cuBLASLt, a description, a layout or a preference.
+pub(super) type Raw = *mut c_void;
+/// An algorithm, which cuBLASLt lets be copied.
+pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
+
+/// The oldest cuBLASLt that is accepted, as it counts versions.
+const OLDEST: usize = 120_000;
+
+/// `cublasLtMatmulHeuristicResult_t`: an algorithm that cuBLASLt proposes, or its answer about one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Proposal {
+    pub(super) algorithm: Algorithm,
+    /// Bytes of workspace that it needs.
+    pub(super) workspace: usize,
+    /// Whether the other fields are valid.
+    pub(super) state: Status,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+impl Proposal {
+    /// A place that cuBLASLt writes.
+    pub(super) const EMPTY: Self = Self {
+        algorithm: Algorithm { data: [0; 8] },
+        workspace: 0,
+        state: c_int::MAX,
+        waves: 0.0,
+        reserved: [0; 4],
+    };
+}
+
+type Destroy = unsafe extern "C" fn(Raw) -> Status;
+type SetAttribute = unsafe extern "C" fn(Raw, c_uint, *const c_void, usize) -> Status;
+
+type Multiply = unsafe extern "C" fn(
+    Raw,
+    Raw,
+    *const c_void,
+    *const c_void,
+    Raw,
+    *const c_void,
+    Raw,
+    *const c_void,
+    *const c_void,
+    Raw,
+    *mut c_void,
+    Raw,
+    *const Algorithm,
+    *mut c_void,
+    usize,
+    *mut c_void,
+) -> Status;
+
+/// cuBLASLt, open.
+pub(super) struct Functions {
+    pub(super) create: unsafe extern "C" fn(*mut Raw) -> Status,
+    pub(super) destroy: Destroy,
+    pub(super) create_description: unsafe extern "C" fn(*mut Raw, c_uint, c_uint) -> Status,
+    pub(super) destroy_description: Destroy,
+    pub(super) set_description: SetAttribute,
+    pub(super) create_layout: unsafe extern "C" fn(*mut Raw, c_uint, u64, u64, i64) -> Status,
+    pub(super) destroy_layout: Destroy,
+    pub(super) set_layout: SetAttribute,
+    pub(super) create_preference: unsafe extern "C" fn(*mut Raw) -> Status,
+    pub(super) destroy_preference: Destroy,
+    pub(super) set_preference: SetAttribute,
+    pub(super) propose:
+        unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Proposal, *mut c_int) -> Status,
+    pub(super) check_algorithm:
+        unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, *const Algorithm, *mut Proposal) -> Status,
+    /// Reads an attribute of an algorithm.
+    pub(super) algorithm:
+        unsafe extern "C" fn(*const Algorithm, c_uint, *mut c_void, usize, *mut usize) -> Status,
+    pub(super) multiply: Multiply,
+    version: unsafe extern "C" fn() -> usize,
+    name: unsafe extern "C" fn(Status) -> *const c_char,
+    text: unsafe extern "C" fn(Status) -> *const c_char,
+}
+
+impl Functions {
+    /// Opens cuBLASLt.
+    ///
+    /// # Errors
+    /// cuBLASLt is not there, is too old, or lacks a function; the error names the file.
+    pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
+        let missing = |error: &dyn std::fmt::Display| {
+            DriverError(format!("{error}; matrices are multiplied by it: {}", Library::CublasLt.source()))
+        };
+        let opened = libraries::open(Library::CublasLt, folders).map_err(|error| missing(&error))?;
+        let unfit = |reason: String| missing(&format!("{} cannot be used: {reason}", opened.path.display()));
+        let functions = libraries::load(&opened.path).and_then(|handle| Self::of(&*handle)).map_err(unfit)?;
+        functions.check_version(&opened).map_err(unfit)?;
+        Ok(functions)
+    }
+
+    #[allow(unsafe_code)]
+    fn of(symbols: &dyn Symbols) -> Result<Self, String> {
+        fn get<F: Copy>(symbols: &dyn Symbols, name: &str) -> Result<F, String> {
+            // SAFETY: `F` is the type that cuBLASLt's header declares for the name; the library is never closed.
+            unsafe { function(symbols, name) }
+        }
+        Ok(Self {
+            create: get(symbols, "cublasLtCreate")?,
+            destroy: get(symbols, "cublasLtDestroy")?,
+            create_description: get(symbols, "cublasLtMatmulDescCreate")?,
+            destroy_description: get(symbols, "cublasLtMatmulDescDestroy")?,
+            set_description: get(symbols, "cublasLtMatmulDescSetAttribute")?,
+            create_layout: get(symbols, "cublasLtMatrixLayoutCreate")?,
+            destroy_layout: get(symbols, "cublasLtMatrixLayoutDestroy")?,
+            set_layout: get(symbols, "cublasLtMatrixLayoutSetAttribute")?,
+            create_preference: get(symbols, "cublasLtMatmulPreferenceCreate")?,
+            destroy_preference: get(symbols, "cublasLtMatmulPreferenceDestroy")?,
+            set_preference: get(symbols, "cublasLtMatmulPreferenceSetAttribute")?,
+            propose: get(symbols, "cublasLtMatmulAlgoGetHeuristic")?,
+            check_algorithm: get(symbols, "cublasLtMatmulAlgoCheck")?,
+            algorithm: get(symbols, "cublasLtMatmulAlgoConfigGetAttribute")?,
+            multiply: get(symbols, "cublasLtMatmul")?,
+            version: get(symbols, "cublasLtGetVersion")?,
+            name: get(symbols, "cublasLtGetStatusName")?,
+            text: get(symbols, "cublasLtGetStatusString")?,
+        })
+    }
+
+    #[allow(unsafe_code)]
+    fn check_version(&self, opened: &Opened) -> Result<(), String> {
+        // SAFETY: the function returns a number.
+        if unsafe { (self.version)() } < OLDEST {
+            let version = opened.version.as_deref().unwrap_or("unknown");
+            return Err(format!("it is version {version}, and 12.0 is the oldest that is accepted"));
+        }
+        Ok(())
+    }
+
+    /// Turns a status into an error in cuBLASLt's own words; `what` says what was asked of it.
+    #[allow(unsafe_code)]
+    pub(super) fn check(&self, what: &str, status: Status) -> Result<(), DriverError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let told = |text: *const c_char| {
+            if text.is_null() {
+                return "unknown".into();
+            }
+            // SAFETY: the text is part of the library and ends with zero.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy()
+        };
+        // SAFETY: both functions return a text, or null, for any number.
+        let (name, text) = unsafe { (told((self.name)(status)), told((self.text)(status))) };
+        Err(DriverError(format!("cuBLASLt, {what}: {name} ({status}), {text}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::symbols::testing::Exported;
+
+    #[test]
+    fn the_pinned_wheel_exports_every_function() {
+        assert_eq!(Functions::of(&Exported::of(Library::CublasLt)).map(drop), Ok(()));
+    }
+
+    #[test]
+    fn a_proposal_lies_as_cublaslt_writes_it() {
+        type Theirs = sys::cublasLtMatmulHeuristicResult_t;
+        assert_eq!(size_of::<Proposal>(), size_of::<Theirs>());
+        assert_eq!(std::mem::offset_of!(Proposal, workspace), std::mem::offset_of!(Theirs, workspaceSize));
+        assert_eq!(std::mem::offset_of!(Proposal, state), std::mem::offset_of!(Theirs, state));
+        assert_eq!(std::mem::offset_of!(Proposal, waves), std::mem::offset_of!(Theirs, wavesCount));
+    }
+
+    /// With cuBLASLt or without: an answer, and no panic.
+    #[test]
+    fn every_machine_has_an_answer() {
+        match Functions::open(&Folders::of_process()) {
+            Ok(functions) => {
+                let error = functions.check("testing", 7).unwrap_err().0;
+                assert!(error.contains("testing: CUBLAS_STATUS_INVALID_VALUE (7)"), "{error}");
+            }
+            Err(error) => assert!(error.0.contains("libcublasLt.so.13"), "{error}"),
+        }
+    }
+
+    /// A file of cuBLASLt's name without its functions: the error names the file and the function.
+    #[test]
+    #[ignore = "needs a C compiler"]
+    fn a_library_without_a_function_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = folder.path().join(Library::CublasLt.file());
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let source = folder.path().join("empty.c");
+        std::fs::write(&source, "int cublasLtCreate(void) { return 0; }\n").expect("a file");
+        let mut compile = std::process::Command::new(compiler);
+        let made = compile.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+        assert!(made.expect("a C compiler").success());
+        let folders = Folders { given: vec![folder.path().into()], installed: vec![] };
+        let error = Functions::open(&folders).map(drop).unwrap_err().0;
+        let parts = [library.display().to_string(), "cublasLtDestroy".into()];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}

@@ -1,0 +1,43 @@
+//! Functions of CUDA's libraries, looked up by name in the very file that [`super::libraries`] opened.
+//!
+//! cudarc would open a library by its name alone, which may find another file, and panics if a function is missing there.
+
+use libloading::os::unix::Library;
+use std::ffi::c_void;
+
+/// A library, or a list of the names that a library exports.
+pub(super) trait Symbols {
+    /// Returns the address of a function.
+    ///
+    /// # Errors
+    /// The library does not export the name.
+    fn address(&self, name: &str) -> Result<*const c_void, String>;
+}
+
+impl Symbols for Library {
+    #[allow(unsafe_code)]
+    fn address(&self, name: &str) -> Result<*const c_void, String> {
+        // SAFETY: the address is not used here; whoever calls the function answers for its type.
+        unsafe { self.get::<*const c_void>(name.as_bytes()) }.map(|found| *found).map_err(|_| missing(name))
+    }
+}
+
+/// Why a name has no address.
+fn missing(name: &str) -> String {
+    format!("it has no function {name}")
+}
+
+/// Returns a function of a library.
+///
+/// # Safety
+/// `F` is a pointer to a function of the type that the library's header declares for the name. The library is never closed.
+#[allow(unsafe_code)]
+pub(super) unsafe fn function<F: Copy>(symbols: &dyn Symbols, name: &str) -> Result<F, String> {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    let address = symbols.address(name)?;
+    // SAFETY: the caller answers for the type, whose size was compared just now.
+    Ok(unsafe { std::mem::transmute_copy(&address) })
+}
+
+#[cfg(test)]
+pub(super) mod testing;

@@ -23,9 +23,8 @@ mod softmax;
 mod timeline;
 mod writer;
 
-use check::StandIn;
 use ir::ops::samples::{Sample, Through};
-use runtime::cuda::check::Subject;
+use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::check::samples::{self, Way};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};

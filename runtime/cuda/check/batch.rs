@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn wrong_batches_are_refused() {
-        for text in ["", "f16", "f16/inputs", "f17/inputs/0", "f16/input/0", "f16/inputs/", "f16/inputs/3-1"] {
+        for text in ["", "f16", "f16/inputs", "f17/inputs/0", "f16/input/0", "f16/inputs/", "f16/inputs/3-1"]
+        {
             assert!(text.parse::<Batch>().is_err(), "{text}");
         }
         for samples in ["1,1", "0-99999999999", "0-100000", "-", "a"] {

@@ -92,8 +92,8 @@ impl Processes {
         command.args(["doctor", "--part", &part.to_string()]);
         command.envs(self.environment.iter().cloned());
         let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut child =
-            started.map_err(|error| died(format!("{} cannot be started: {error}", self.executable.display())))?;
+        let mut child = started
+            .map_err(|error| died(format!("{} cannot be started: {error}", self.executable.display())))?;
         let lines = lines(&mut child);
         let mut limit = limits.load;
         loop {

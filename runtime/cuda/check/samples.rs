@@ -76,7 +76,8 @@ pub fn batches(samples: &[Sample], ways: &[Way], cudnn: bool) -> (Vec<Batch>, us
     let (mut batches, mut skipped) = (Vec::new(), 0);
     for &way in ways {
         for dtype in TYPES {
-            let typed = (0..samples.len()).filter_map(|index| Some((index, in_type(&samples[index], dtype)?)));
+            let typed =
+                (0..samples.len()).filter_map(|index| Some((index, in_type(&samples[index], dtype)?)));
             let (by_cudnn, own): (Vec<_>, Vec<_>) = typed.partition(|(_, sample)| needs_cudnn(sample, way));
             let mut add = |chosen: Vec<(usize, Sample)>| {
                 let samples: Vec<usize> = chosen.into_iter().map(|(index, _)| index).collect();
@@ -122,9 +123,9 @@ pub fn run(
 /// The first difference of the sample at a place in its batch.
 fn problem(place: usize, found: &[Difference]) -> Option<String> {
     let own = prefix(place);
-    found.iter().find_map(|difference| {
-        Some(format!("{}: {}", difference.name.strip_prefix(&own)?, difference.what))
-    })
+    found
+        .iter()
+        .find_map(|difference| Some(format!("{}: {}", difference.name.strip_prefix(&own)?, difference.what)))
 }
 
 /// Runs batches in this process.

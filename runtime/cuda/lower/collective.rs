@@ -5,7 +5,8 @@
 
 use super::shape::copied;
 use super::source::{Run, address};
-use super::{Step, Unplaced, missing, moved};
+use super::copy::moved;
+use super::{Step, Unplaced, missing};
 use crate::cuda::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
 use crate::layout::Layout;
 use crate::program::{Exchange, Instruction, Moved, Part, View};

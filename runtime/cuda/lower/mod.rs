@@ -6,6 +6,7 @@ mod batch_norm;
 mod chain;
 mod collective;
 mod contract;
+mod copy;
 mod det;
 mod dropout;
 mod experts;
@@ -28,12 +29,12 @@ pub(crate) mod source;
 pub(crate) use collective::scratch as collective_scratch;
 pub use order::races;
 
-use super::program::{Argument, Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};
+use super::program::{Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use ir::{DType, Diagnostic, Op};
 use smallvec::SmallVec;
-use source::{COPY, Kernels, Run, index_type, layout, word};
+use source::{Kernels, Run};
 use std::sync::Arc;
 
 /// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
@@ -161,8 +162,8 @@ fn steps(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
         Kernel::Op(op) => operator(op, instruction),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
         Kernel::Contract(fused) => contract::fused(fused, instruction),
-        Kernel::Copy => one(copy(instruction)),
-        Kernel::Accumulate => one(accumulate(instruction)),
+        Kernel::Copy => one(copy::copy(instruction)),
+        Kernel::Accumulate => one(copy::accumulate(instruction)),
         Kernel::Part(part) => one(collective::part(part, instruction)),
         Kernel::Collective(exchange) => collective::steps(exchange, instruction),
     }
@@ -232,7 +233,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
     match op {
         Op::Contract(op) => contract::steps(op, instruction),
         Op::Reduce(op) => Ok(reduce::steps(op, instruction)),
-        Op::Accumulate(_) => one(accumulate(instruction)),
+        Op::Accumulate(_) => one(copy::accumulate(instruction)),
         Op::Bitcast(_)
         | Op::Broadcast(_)
         | Op::Reshape(_)
@@ -240,7 +241,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         | Op::Transpose(_)
         | Op::Collective(_)
         | Op::Detach(_)
-        | Op::InTraining(_) => one(copy(instruction)),
+        | Op::InTraining(_) => one(copy::copy(instruction)),
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
         }
@@ -290,35 +291,4 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::Softmax(op) => softmax::softmax(op, instruction),
         Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction),
     }
-}
-
-/// The first operand in the layout of the result, element for element in the order of its sizes.
-fn copy(instruction: &Instruction) -> Run {
-    let from = &instruction.operands[0];
-    moved(instruction, &from.layout, source::address(from))
-}
-
-/// A copy to the result, from what lies like this from an address on.
-fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> Run {
-    let to = &instruction.results[0];
-    let word = word(to.dtype);
-    let mut run = Run::of("copy", &COPY);
-    let pointer = [format!("const {word}*"), format!("{word}*")];
-    let source = run.parameter(&pointer[0], start);
-    let target = run.parameter(&pointer[1], source::address(to));
-    let (from, count) = (layout(from), to.layout.len());
-    let (to, index) = (layout(&to.layout), index_type(count));
-    run.line(format!("copy<{from}, {to}, {index}>({source}, {target});"));
-    run.threads(count)
-}
-
-fn accumulate(instruction: &Instruction) -> Run {
-    let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let mut run = Run::of("accumulate", &COPY);
-    let (source, target) = (run.reads(from), run.writes(to));
-    let adds = run.parameter("i64", Argument::Adds);
-    let count = to.layout.len();
-    let (from, to, index) = (layout(&from.layout), layout(&to.layout), index_type(count));
-    run.line(format!("accumulate<{from}, {to}, {index}>({source}, {target}, {adds});"));
-    run.threads(count)
 }

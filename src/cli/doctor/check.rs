@@ -49,7 +49,8 @@ impl Check {
             let _ = writeln!(text, "  {}", wrong(failure));
         }
         if let Some(failure) = self.samples.failures.first() {
-            let _ = writeln!(text, "  the first of them again, alone: trainyard doctor --part {}", failure.part);
+            let _ =
+                writeln!(text, "  the first of them again, alone: trainyard doctor --part {}", failure.part);
         }
         let (passed, failed) = (self.samples.passed, self.samples.failures.len());
         let _ = write!(text, "  {passed} samples of operators agree with the interpreter, {failed} do not");
@@ -72,7 +73,10 @@ fn told(event: &Event<'_>) -> String {
         Event::Failed(failure) => wrong(failure),
         Event::Searching(batch, fault) => {
             let count = batch.samples.len();
-            format!("{count} samples could not be run, their halves are run alone: {}", one_line(&fault.problem))
+            format!(
+                "{count} samples could not be run, their halves are run alone: {}",
+                one_line(&fault.problem)
+            )
         }
         Event::Done(batch, Counts { passed, failed, skipped }) => {
             let left_out = if *skipped > 0 { format!(", {skipped} were not run") } else { String::new() };

@@ -37,9 +37,8 @@ impl Runner for Planted {
             }
         }
         let differs = |sample: usize| self.plants.contains(&(sample, Plant::Differs));
-        let verdict = |&sample: &usize| {
-            Verdict { sample, problem: differs(sample).then(|| "it differs".to_owned()) }
-        };
+        let verdict =
+            |&sample: &usize| Verdict { sample, problem: differs(sample).then(|| "it differs".to_owned()) };
         Ok(batch.samples.iter().map(verdict).collect())
     }
 }
@@ -98,9 +97,11 @@ fn a_fault_of_every_sample_is_searched_for_only_so_often_and_every_batch_is_trie
     assert!(runs <= batches.len() + MOST_HALVES, "{runs}");
     assert_eq!(report.passed, 0);
     let of_batch = |batch: &Batch| {
-        let is_in = |failure: &&Failure| failure.part.rsplit('/').next().is_some_and(|samples| {
-            batch.samples.iter().any(|sample| samples.split('-').any(|text| text == sample.to_string()))
-        });
+        let is_in = |failure: &&Failure| {
+            failure.part.rsplit('/').next().is_some_and(|samples| {
+                batch.samples.iter().any(|sample| samples.split('-').any(|text| text == sample.to_string()))
+            })
+        };
         report.failures.iter().filter(is_in).count()
     };
     assert!(batches.iter().all(|batch| of_batch(batch) > 0), "{:?}", parts(&report));

@@ -21,6 +21,9 @@ const KILL: &str = "__builtin_trap();";
 /// A statement that never ends.
 const HANG: &str = "for (;;) asm volatile(\"\");";
 
+/// How long a rate may take where nothing hangs: compiling counts, on a processor that does much else.
+const LONG: Duration = Duration::from_secs(40);
+
 /// A compiler, in this folder, that puts statements before the calls of functions in kernels.
 fn compiler(folder: &Path, planted: &[(&str, &str)]) -> String {
     let path = folder.join("c++");
@@ -33,8 +36,8 @@ fn compiler(folder: &Path, planted: &[(&str, &str)]) -> String {
     path.display().to_string()
 }
 
-fn processes(compiler: String) -> Processes {
-    let [load, run, sample] = [120_000, 2_000, 50].map(Duration::from_millis);
+fn processes(compiler: String, run: Duration) -> Processes {
+    let [load, sample] = [120_000, 50].map(Duration::from_millis);
     Processes {
         executable: TRAINYARD.into(),
         place: Place::StandIn,
@@ -52,7 +55,7 @@ fn indices(names: &[&str]) -> Vec<usize> {
 
 fn checked(planted: &[(&str, &str)], names: &[&str]) -> Report {
     let folder = tempfile::tempdir().expect("there is room");
-    let mut processes = processes(compiler(folder.path(), planted));
+    let mut processes = processes(compiler(folder.path(), planted), Duration::from_secs(2));
     let batch = Batch { way: Way::ALL[0], dtype: ir::DType::F32, samples: indices(names) };
     check(&mut processes, &all(), &[batch], "stand-in/", &mut |_| ())
 }
@@ -96,7 +99,7 @@ fn a_sample_that_hangs_is_ended_and_named() {
 fn rates_after_one_that_ends_the_process_are_measured() {
     let folder = tempfile::tempdir().expect("there is room");
     let sizes = Sizes::small();
-    let plain = processes("c++".into()).rates(&sizes, &mut |_| ());
+    let plain = processes("c++".into(), LONG).rates(&sizes, &mut |_| ());
     let names = |rates: &[Rate]| rates.iter().map(|rate| rate.name.clone()).collect::<Vec<_>>();
     let measured = |rates: &[Rate]| rates.iter().map(|rate| rate.value.is_some()).collect::<Vec<_>>();
     assert_eq!(measured(&plain), [true, true, false, true, true, true], "{plain:?}");
@@ -104,7 +107,7 @@ fn rates_after_one_that_ends_the_process_are_measured() {
     let mut told = 0;
     let sizes = Sizes { widths: vec![64], ..sizes };
     let planted = [("attention::forward", KILL), ("attention::forward_mma", KILL)];
-    let faulty = processes(compiler(folder.path(), &planted));
+    let faulty = processes(compiler(folder.path(), &planted), LONG);
     let rates = faulty.rates(&sizes, &mut |_| told += 1);
     assert_eq!((names(&rates), told), (names(&plain), plain.len()));
     assert_eq!(measured(&rates), [true, true, false, true, false, false], "{rates:?}");

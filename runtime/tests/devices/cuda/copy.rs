@@ -2,13 +2,14 @@
 
 use super::host;
 use super::writer::Writer;
-use crate::compare::{Microbatch, assert_agrees_on, unit};
-use ir::interp::Mode;
-use ir::ops::shape::Transpose;
+use ir::ops::shape::Reshape;
 use ir::ops::step::Accumulate;
-use ir::{At, Builder, DType, Module, Phase, Tensor, Type, ValueId, random};
+use ir::{At, Builder, DType, Module, Phase, Tensor, Type, ValueId};
 use runtime::cuda::host::Order;
+use runtime::device::ProgramId;
+use runtime::layout::Layout;
 use runtime::lower::{LowerOptions, Target};
+use runtime::program::{Microbatches, Program, Section};
 use std::sync::Arc;
 
 /// Of 8, 4, 2 and 1 bytes.
@@ -18,12 +19,14 @@ fn made(w: &mut Writer, dtype: DType, sizes: &[usize]) -> ValueId {
     if dtype.is_float() { w.floats(dtype, sizes) } else { w.integers(dtype, sizes, -100..100) }
 }
 
-/// A copy of the transposed elements from `start` on of the last dim.
+/// The transposed elements from `start` on of the last dim in one row, which takes a copy.
 fn transposed(w: &mut Writer, dtype: DType, sizes: &[usize], start: usize, permutation: &[u32]) {
     let x = made(w, dtype, sizes);
     let last = sizes.len() as u32 - 1;
     let x = if start > 0 { w.cut(x, last, start as u64) } else { x };
-    w.op(Transpose { permutation: permutation.iter().copied().collect() }, &[x]);
+    let count = sizes[..sizes.len() - 1].iter().product::<usize>() * (sizes[sizes.len() - 1] - start);
+    let x = w.transposed(x, permutation);
+    w.typed(Reshape, &[x], &[Type::of(dtype, &[count as u64])]);
 }
 
 /// Sizes, the first element of the last dim that is taken, the permutation. Tiles are partial along both dims; sizes and
@@ -57,68 +60,74 @@ fn copies_between_layouts_in_words_of_every_size() {
     }
 }
 
-/// A sum over three microbatches for each case, of transposed addends.
-fn sums(dtype: DType) -> (Module, Vec<Microbatch>) {
-    let mut module = Module::new("sums");
-    let name = |index: usize| format!("x.{index}");
-    let inputs = std::array::from_fn::<_, 10, _>(|index| {
-        let sizes: Vec<u64> = CASES[index].0.iter().map(|&size| size as u64).collect();
-        module.add_input(name(index), Type::of(dtype, &sizes), true)
-    });
-    let microbatch = |step: u64| {
-        let input = |index: usize| {
-            let sizes = CASES[index].0;
-            let numbers = (0..sizes.iter().product::<usize>()).map(|i| random::normal(7, step, i as u64));
-            (name(index), Tensor::float(dtype, sizes.to_vec(), numbers.collect()).rounded())
-        };
-        (0..CASES.len()).map(input).collect()
-    };
-    let microbatches = (0..3).map(microbatch).collect();
+/// A sum over microbatches, whose addend lies transposed: with the elements `[i, j]` at `j * rows + i`. Lowering lays sums out
+/// as their addends, so the program is changed.
+fn sum(dtype: DType, [rows, columns]: [usize; 2]) -> Program {
+    let mut module = Module::new("sum");
+    let x = module.add_input("x", Type::of(dtype, &[rows as u64, columns as u64]), true);
     let mut b = Builder::new(&mut module, "test");
-    let addends = std::array::from_fn::<_, 10, _>(|index| {
-        b.transpose(inputs[index], CASES[index].2).expect("a permutation")
-    });
     b.at(At::End(Phase::Update));
-    let sums = addends.map(|addend| b.one(Accumulate, &[addend]).expect("a sum"));
+    let sum = b.one(Accumulate, &[x]).expect("a sum");
     b.finish();
-    for (index, sum) in sums.into_iter().enumerate() {
-        module.add_output(format!("sum.{index}"), sum);
-    }
-    (module, microbatches)
+    module.add_output("sum", sum);
+    let mut program = runtime::lower::lower(&module, &options()).expect("it has kernels");
+    let [adds] = &mut program.sections[Section::Microbatch as usize][..] else { panic!("one sum") };
+    adds.operands[0].layout = Layout::in_order(&[rows, columns], &[1, 0]);
+    program
 }
 
 fn options() -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
+    LowerOptions { target: Target::Cuda, microbatches: Microbatches::Many, ..LowerOptions::default() }
 }
 
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn transposed_addends_are_added_up() {
+    let cases = [[96, 64], [33, 67], [130, 68], [66, 35], [64, 4], [4, 64]];
     for (threads, dtype) in [DType::F64, DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
-        let (module, microbatches) = sums(dtype);
-        let make = |program| host(program, Order { threads: threads as u32, first: None });
-        let bound = |dtype| 3.0 * unit(dtype);
-        assert_agrees_on(&make, Mode::Typed, &module, &options(), &[microbatches], bound);
+        for sizes in cases {
+            let [rows, columns] = sizes;
+            let mut device = host(sum(dtype, sizes), Order { threads: threads as u32, first: None });
+            // Small integers, whose sums are exact.
+            let number = |microbatch: usize, place: usize| ((7 * place + 3 * microbatch) % 32) as f64;
+            let id = ProgramId(0);
+            device.run(id, Section::Prepare).expect("it begins");
+            for microbatch in 0..3 {
+                let numbers = (0..rows * columns).map(|place| number(microbatch, place)).collect();
+                let x = Tensor::float(dtype, vec![rows, columns], numbers);
+                device.write_input(id, 0, &x.to_bytes()).expect("it fits");
+                device.run(id, Section::Microbatch).expect("it runs");
+            }
+            device.run(id, Section::Update).expect("it ends");
+            let place = |index: usize| index % columns * rows + index / columns;
+            let total = |index| (0..3).map(|microbatch| number(microbatch, place(index))).sum();
+            let expected =
+                Tensor::float(dtype, vec![rows, columns], (0..rows * columns).map(total).collect());
+            let given = device.read_output(id, 0).expect("it is there");
+            assert!(given == expected.to_bytes(), "{dtype} {sizes:?}");
+        }
     }
+}
+
+/// The kernel of the only sum or copy.
+fn text_of(program: Program) -> String {
+    let cuda = runtime::cuda::lower::lower(Arc::new(program)).expect("it has kernels");
+    let [kernel] = &cuda.kernels[..] else { panic!("one kernel: {:?}", cuda.kernels) };
+    kernel.text.clone()
 }
 
 #[test]
 fn sums_of_transposed_addends_go_by_tiles() {
-    let (module, _) = sums(DType::BF16);
-    let program = runtime::lower::lower(&module, &options()).expect("it has kernels");
-    let cuda = runtime::cuda::lower::lower(Arc::new(program)).expect("it has kernels");
-    let count = |text: &str| cuda.kernels.iter().filter(|kernel| kernel.text.contains(text)).count();
-    let found = (count("copying::transpose<"), count("copying::move<"));
-    assert_eq!(found, (7, 3), "{:#?}", cuda.kernels.iter().map(|kernel| &kernel.text).collect::<Vec<_>>());
+    assert!(text_of(sum(DType::BF16, [96, 64])).contains("96, 64, 96, 64, true, true>(a0, a1, a2);"));
+    assert!(text_of(sum(DType::F32, [64, 4])).contains("copying::move<"));
 }
 
 /// The call of the only copy's kernel, without the layouts.
 fn kernel_of(dtype: DType, sizes: &[usize], start: usize, permutation: &[u32]) -> String {
     let mut w = Writer::default();
     transposed(&mut w, dtype, sizes, start, permutation);
-    let cuda = runtime::cuda::lower::lower(Arc::new(w.lowered())).expect("it has kernels");
-    let [kernel] = &cuda.kernels[..] else { panic!("one kernel: {:?}", cuda.kernels) };
-    let call = kernel.text.lines().find_map(|line| line.trim().strip_prefix("copying::")).expect("a call");
+    let text = text_of(w.lowered());
+    let call = text.lines().find_map(|line| line.trim().strip_prefix("copying::")).expect("a call");
     let (name, arguments) = call.split_once('<').expect("a template");
     let (_, last) = arguments.rsplit_once(">>, ").expect("two layouts");
     format!("{name}: {}", last.split_once(">(").expect("its end").0)
@@ -163,14 +172,13 @@ fn huge_copies_are_counted_in_64_bits() {
         let x = module.add_input("x", Type::of(DType::I8, &[1 << 15, 3, bytes >> 15]), false);
         let mut b = Builder::new(&mut module, "test");
         let x = b.transpose(x, &[1, 0, 2]).expect("a permutation");
+        let x = b.reshape(x, [ir::Dim::known(3 * bytes)]).expect("as many elements");
         b.finish();
         module.add_output("x", x);
         module
     };
     let index = |bytes: u64| {
-        let program = runtime::lower::lower(&module(bytes), &options()).expect("it has kernels");
-        let cuda = runtime::cuda::lower::lower(Arc::new(program)).expect("it has kernels");
-        let text = cuda.kernels[0].text.clone();
+        let text = text_of(runtime::lower::lower(&module(bytes), &options()).expect("it has kernels"));
         assert!(text.contains("16, 16, 1>("), "{text}");
         if text.contains("u32, 16") { "u32" } else { "i64" }
     };

@@ -23,6 +23,7 @@ mod readers;
 mod select;
 mod sums;
 
+use crate::cuda::lower::Multiprocessors;
 pub use crate::program::Target;
 use crate::program::{Microbatches, Program, Section};
 use draft::Drafts;
@@ -45,6 +46,8 @@ pub struct LowerOptions<'a> {
     pub without_epilogues: bool,
     /// Whose kernels it is for.
     pub target: Target,
+    /// The size of the GPU that it is for, if it is for one.
+    pub multiprocessors: Multiprocessors,
 }
 
 /// Lowers a module.

@@ -14,6 +14,7 @@ mod halt;
 mod indexing;
 mod loss;
 mod merge;
+mod multiprocessors;
 mod norm;
 mod optimizer;
 mod order;
@@ -27,6 +28,7 @@ mod softmax;
 pub(crate) mod source;
 
 pub(crate) use collective::scratch as collective_scratch;
+pub use multiprocessors::Multiprocessors;
 pub use order::races;
 
 use super::program::{Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};
@@ -65,7 +67,8 @@ pub fn lower_with(
             let mut steps = if takes(instruction) {
                 vec![Step::Library]
             } else {
-                steps(instruction).map_err(|error| error.at(instruction.origin.to_string()))?
+                steps(instruction, program.multiprocessors)
+                    .map_err(|error| error.at(instruction.origin.to_string()))?
             };
             if section == Section::Update {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
@@ -155,11 +158,11 @@ fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
     (reads, SmallVec::from_iter([out]))
 }
 
-/// What an instruction becomes.
-fn steps(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+/// What an instruction becomes on a GPU of this size.
+fn steps(instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match &instruction.kernel {
-        Kernel::Op(op) => operator(op, instruction),
+        Kernel::Op(op) => operator(op, instruction, on),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
         Kernel::Contract(fused) => contract::fused(fused, instruction),
         Kernel::Copy => one(copy::copy(instruction)),
@@ -204,12 +207,12 @@ pub(crate) struct Unplaced {
     pub(crate) layout: Layout,
 }
 
-/// The f32 numbers of scratch that an instruction's kernels take.
-pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+/// The f32 numbers of scratch that an instruction's kernels take on a GPU of this size.
+pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     match op {
-        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results),
+        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results, on),
         Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::BatchStatistics(_) => {
-            batch_norm::scratch(op, operands, results)
+            batch_norm::scratch(op, operands, on)
         }
         Op::AttentionGrad(_) => attention::scratch(op, operands, results),
         Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
@@ -221,18 +224,18 @@ pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
         Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),
         Op::MaxPoolGrad(op) => pool::scratch(op, operands, results),
         Op::Det(_) => det::scratch(operands),
-        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results),
-        Op::Contract(contract) => contract::scratch(contract, operands, results),
+        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results, on),
+        Op::Contract(contract) => contract::scratch(contract, operands, results, on),
         _ => 0,
     }
 }
 
 /// The kernels of an operator.
-fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match op {
-        Op::Contract(op) => contract::steps(op, instruction),
-        Op::Reduce(op) => Ok(reduce::steps(op, instruction)),
+        Op::Contract(op) => contract::steps(op, instruction, on),
+        Op::Reduce(op) => Ok(reduce::steps(op, instruction, on)),
         Op::Accumulate(_) => one(copy::accumulate(instruction)),
         Op::Bitcast(_)
         | Op::Broadcast(_)
@@ -258,8 +261,8 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::AvgPool(op) => pool::avg_pool(op, instruction),
         Op::AvgPoolGrad(op) => pool::avg_pool_grad(op, instruction),
         Op::BatchNorm(op) => batch_norm::normalize(op, instruction),
-        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction),
-        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction),
+        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction, on),
+        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction, on),
         Op::Concat(op) => shape::concat(op, instruction),
         Op::CrossEntropy(op) => loss::cross_entropy(op, instruction),
         Op::CrossEntropyGrad(op) => loss::cross_entropy_grad(op, instruction),
@@ -274,21 +277,21 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::GatherGrad(op) => indexing::gather_grad(op, instruction),
         Op::GatherNd(op) => indexing::gather_nd(op, instruction),
         Op::GatherNdGrad(op) => indexing::gather_nd_grad(op, instruction),
-        Op::LayerNorm(op) => norm::layer_norm(op, instruction),
-        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction),
-        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction),
+        Op::LayerNorm(op) => norm::layer_norm(op, instruction, on),
+        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction, on),
+        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction, on),
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),
-        Op::RmsNorm(op) => norm::rms_norm(op, instruction),
-        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction),
+        Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),
+        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction, on),
         Op::Rotary(op) => rotary::rotary(op, instruction),
         Op::ScatterElements(op) => scatter::scatter_elements(op, instruction),
         Op::ScatterNd(op) => scatter::scatter_nd(op, instruction),
         Op::Sgd(op) => optimizer::sgd(op, instruction),
-        Op::Softmax(op) => softmax::softmax(op, instruction),
-        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction),
+        Op::Softmax(op) => softmax::softmax(op, instruction, on),
+        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
     }
 }

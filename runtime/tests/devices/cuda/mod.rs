@@ -9,6 +9,7 @@ mod dropout;
 mod epilogue;
 mod experts;
 mod gpu;
+mod grids;
 mod indexing;
 mod join;
 mod loss;

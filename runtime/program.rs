@@ -1,6 +1,7 @@
 //! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
 //! a mesh: each runs it on its own parts of the tensors.
 
+use crate::cuda::lower::Multiprocessors;
 use crate::layout::Layout;
 use bytes::Bytes;
 use ir::ops::collective::Collective;
@@ -36,6 +37,8 @@ pub struct Program {
     pub microbatches: Microbatches,
     /// Whose kernels it is for.
     pub target: Target,
+    /// The size of the GPU that it is for, by which its scratch is sized.
+    pub multiprocessors: Multiprocessors,
     /// How much memory it takes.
     pub memory: Memory,
     /// FNV-1a of the program's text and constants: equal for equal programs, on every machine.

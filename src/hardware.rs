@@ -6,6 +6,7 @@ use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
+use runtime::cuda::lower::Multiprocessors;
 use runtime::cuda::probe::{Driver, Probe, probe};
 use runtime::program::Target;
 
@@ -14,6 +15,8 @@ use runtime::program::Target;
 pub struct Chosen {
     /// Its kind.
     pub target: Target,
+    /// The size of its GPU, by which kernels choose their number of blocks; of several GPUs that of the smallest.
+    pub multiprocessors: Multiprocessors,
     /// What it is, for people; and a GPU that nobody has asked for.
     pub described: String,
 }
@@ -28,7 +31,7 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
         if runs {
             fits_processor(parallel)?;
         }
-        Ok(Chosen { target: Target::Cpu, described })
+        Ok(Chosen { target: Target::Cpu, multiprocessors: Multiprocessors::default(), described })
     };
     let folders = Folders::of_process();
     match choice {
@@ -40,7 +43,9 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
             if let (Some(mesh), 2..) = (&parallel.mesh, parallel.ranks()) {
                 for_ranks(&format!("--mesh {mesh}"), parallel.ranks(), driver, &probe, &folders)?;
             }
-            Ok(Chosen { target: Target::Cuda, described: names(driver, parallel.ranks()) })
+            let ranks = parallel.ranks();
+            let multiprocessors = multiprocessors(driver, ranks);
+            Ok(Chosen { target: Target::Cuda, multiprocessors, described: names(driver, ranks) })
         }
     }
 }
@@ -77,6 +82,13 @@ fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic
             Err(Diagnostic::new(message).note("unset it: there is a thread for each core then"))
         }
     }
+}
+
+/// The size of the smallest GPU of so many ranks: one program is for all of them.
+fn multiprocessors(driver: &Driver, ranks: u64) -> Multiprocessors {
+    let own = driver.devices.iter().take(ranks as usize).map(|device| device.multiprocessors);
+    let known = own.filter_map(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
+    known.min().map_or_else(Multiprocessors::default, Multiprocessors)
 }
 
 /// The GPUs of so many ranks.
@@ -201,6 +213,9 @@ mod tests {
         assert_eq!(of(&machine, "--mesh dp=2", 2), Ok(()));
         assert_eq!(names(machine.driver.as_ref().unwrap(), 2), "NVIDIA H200, NVIDIA H200");
         assert_eq!(names(machine.driver.as_ref().unwrap(), 1), "NVIDIA H200");
+        let driver = machine.driver.as_mut().unwrap();
+        driver.devices[1].multiprocessors = 108;
+        assert_eq!([1, 2].map(|ranks| multiprocessors(driver, ranks).0), [132, 108]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Signals that would end the process where an error can be told.
+//! Signals that would end the process where an error can be told, and a parent's end, which comes without a signal.
 
 /// Lets a write beyond the limit on file sizes (`ulimit -f`) fail with an error. Unless the signal that comes with it is
 /// ignored, it kills the process without a word.
@@ -12,3 +12,23 @@ pub fn ignore_file_size_limit() {
 /// Does nothing: other systems have no such signal.
 #[cfg(not(unix))]
 pub fn ignore_file_size_limit() {}
+
+/// Ends this process soon after its parent has ended, however that happened. Nothing is flushed or given back: what the
+/// process waits for may never come.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+pub fn end_with_parent() {
+    const PERIOD: std::time::Duration = std::time::Duration::from_millis(200);
+    let parent = std::os::unix::process::parent_id();
+    std::thread::spawn(move || {
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(PERIOD);
+        }
+        // SAFETY: it ends the process at once, and runs no handlers that could see half of anything.
+        unsafe { libc::_exit(1) }
+    });
+}
+
+/// Does nothing: other systems give no process another parent.
+#[cfg(not(unix))]
+pub fn end_with_parent() {}

@@ -18,6 +18,7 @@ use runtime::checkpoint::{
     initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus, without_epilogues};
+use runtime::cuda::lower::Multiprocessors;
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
@@ -54,7 +55,18 @@ pub struct Programs {
 impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
     pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
-        let training = Arc::new(lower_step(&compilation.training, microbatches, target)?);
+        Self::lower_for(compilation, microbatches, target, Multiprocessors::default())
+    }
+
+    /// As [`Self::lower`], for a GPU of a size that is known.
+    pub fn lower_for(
+        compilation: &Compilation,
+        microbatches: u64,
+        target: Target,
+        multiprocessors: Multiprocessors,
+    ) -> Result<Self, Diagnostic> {
+        let training = lower_step(&compilation.training, microbatches, target, multiprocessors)?;
+        let training = Arc::new(training);
         let evaluation = lower_evaluation(&compilation.evaluation, &training)?;
         Ok(Self { training, evaluation, short_evaluation: None })
     }
@@ -84,8 +96,9 @@ impl Programs {
 }
 
 /// How a run's programs are lowered for a kind of device.
-fn lower_options(target: Target) -> LowerOptions<'static> {
-    LowerOptions { target, without_epilogues: without_epilogues(), ..LowerOptions::default() }
+fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
+    let without_epilogues = without_epilogues();
+    LowerOptions { target, multiprocessors, without_epilogues, ..LowerOptions::default() }
 }
 
 /// Lowers an evaluation that shares the states of a step.
@@ -93,17 +106,23 @@ fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>,
     let (outputs, target) = (evaluation_outputs(module), training.target);
     let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
-    let shared = LowerOptions { outputs, states_of: Some(training), ..lower_options(target) };
+    let options = lower_options(target, training.multiprocessors);
+    let shared = LowerOptions { outputs, states_of: Some(training), ..options };
     Ok(Arc::new(lower(module, &shared)?))
 }
 
-/// Lowers a step of so many microbatches, for a kind of device.
-pub fn lower_step(module: &Module, microbatches: u64, target: Target) -> Result<Program, Diagnostic> {
+/// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
+pub fn lower_step(
+    module: &Module,
+    microbatches: u64,
+    target: Target,
+    multiprocessors: Multiprocessors,
+) -> Result<Program, Diagnostic> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let outputs = outputs(module);
     let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
     let outputs = Some(&outputs[..]);
-    lower(module, &LowerOptions { microbatches, outputs, ..lower_options(target) })
+    lower(module, &LowerOptions { microbatches, outputs, ..lower_options(target, multiprocessors) })
 }
 
 /// The outputs of a step that the loop reads.

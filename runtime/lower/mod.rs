@@ -25,6 +25,7 @@ mod renew;
 mod select;
 mod sums;
 
+use crate::cuda::lower::Multiprocessors;
 pub use crate::program::Target;
 use crate::program::{Microbatches, Program, Section};
 use draft::Drafts;
@@ -47,6 +48,8 @@ pub struct LowerOptions<'a> {
     pub without_epilogues: bool,
     /// Whose kernels it is for.
     pub target: Target,
+    /// The size of the GPU that it is for, if it is for one.
+    pub multiprocessors: Multiprocessors,
 }
 
 /// Lowers a module.

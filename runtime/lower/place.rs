@@ -23,7 +23,7 @@ pub(super) fn program(
     renewed: usize,
 ) -> Result<Program, Diagnostic> {
     drafts.instructions.sort_by_key(|draft| draft.section);
-    let scratch = scratch(&mut drafts, options.target);
+    let scratch = scratch(&mut drafts, options);
     let positions = Positions::of(&drafts.instructions);
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions, options.target);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
@@ -77,6 +77,7 @@ pub(super) fn program(
         renewed,
         microbatches: drafts.microbatches,
         target: options.target,
+        multiprocessors: options.multiprocessors,
         memory,
         hash: 0,
     };
@@ -85,8 +86,9 @@ pub(super) fn program(
 }
 
 /// A buffer for the scratch of each instruction that needs some.
-fn scratch(drafts: &mut Drafts, target: Target) -> Vec<Option<Located>> {
-    let wanted: Vec<usize> = drafts.instructions.iter().map(|draft| policy::scratch(draft, target)).collect();
+fn scratch(drafts: &mut Drafts, options: &LowerOptions) -> Vec<Option<Located>> {
+    let wanted: Vec<usize> =
+        drafts.instructions.iter().map(|draft| policy::scratch(draft, options)).collect();
     let buffer = |numbers| (numbers > 0).then(|| drafts.allocate(DType::F32, Layout::dense(&[numbers])));
     wanted.into_iter().map(buffer).collect()
 }

@@ -1,7 +1,7 @@
 //! Which kernel reads which layouts, in which layout it writes, and how much scratch it needs.
 
-use super::Target;
 use super::draft::{Draft, Located};
+use super::{LowerOptions, Target};
 use crate::convolution::Convolution;
 use crate::cuda;
 use crate::cuda::lower::Unplaced;
@@ -182,7 +182,8 @@ fn unplaced(all: &[Located]) -> Vec<Unplaced> {
 
 /// The f32 numbers of scratch that a kernel takes. A contraction of f16 or bf16 widens its operands there and adds up
 /// there, whole ones if they are small, else tile by tile.
-pub(super) fn scratch(draft: &Draft, target: Target) -> usize {
+pub(super) fn scratch(draft: &Draft, options: &LowerOptions) -> usize {
+    let target = options.target;
     if let (Kernel::Collective(exchange), Target::Cuda) = (&draft.kernel, target) {
         return cuda::lower::collective_scratch(
             exchange,
@@ -193,7 +194,12 @@ pub(super) fn scratch(draft: &Draft, target: Target) -> usize {
     let Kernel::Op(op) = &draft.kernel else { return 0 };
     let convolutes = matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
     if target == Target::Cuda && !convolutes {
-        return cuda::lower::scratch(op, &unplaced(&draft.operands), &unplaced(&draft.results));
+        return cuda::lower::scratch(
+            op,
+            &unplaced(&draft.operands),
+            &unplaced(&draft.results),
+            options.multiprocessors,
+        );
     }
     if let Op::Experts(_) | Op::ExpertsGrad(_) = op {
         return experts_scratch(op, draft);

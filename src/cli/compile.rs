@@ -196,7 +196,8 @@ impl Compile {
         if let Some(rule) = settings.initial.init {
             initialization::initialize(&mut compilation, rule);
         }
-        let mut programs = Programs::lower(&compilation, microbatches, device.target)?;
+        let mut programs =
+            Programs::lower_for(&compilation, microbatches, device.target, device.multiprocessors)?;
         if let Some((loader, _)) = &mut training {
             let (path, sizes, plan) = (&self.model, &bindings, &passes);
             let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };

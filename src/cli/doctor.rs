@@ -2,10 +2,12 @@
 
 mod check;
 mod facts;
+mod part;
 
 use clap::Args;
 use ir::Diagnostic;
-use runtime::cuda::check::OfNumber;
+use runtime::cuda::check::part::{Part, Place};
+use runtime::cuda::check::process::Processes;
 use runtime::cuda::gpu::{copies, links};
 use runtime::cuda::libraries::{Folders, Library};
 use runtime::cuda::probe::{self, Probe, probe};
@@ -30,7 +32,7 @@ Examples:
   One GPU, for a program to read:
     trainyard doctor --check --gpu 0 --json
 
-Exits with 3 when a check fails.";
+Exits with 3 when a check fails. Each result is also told on standard error as soon as it is there.";
 
 /// Arguments of `doctor`.
 #[derive(Args, Clone, Debug)]
@@ -45,6 +47,9 @@ pub struct Doctor {
     /// Write the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Run a part of the check in this process: `--check` starts a process for each
+    #[arg(long, hide = true, exclusive = true, value_name = "PART")]
+    pub part: Option<Part>,
 }
 
 /// All that is said.
@@ -63,6 +68,9 @@ impl Doctor {
     /// # Errors
     /// Output that cannot be written. What is missing is no error, but where `--check` needs it.
     pub fn run(&self) -> Result<Outcome, Failure> {
+        if let Some(part) = &self.part {
+            return part::run(part);
+        }
         let folders = Folders::of_process();
         let probe = probe(&folders);
         let facts = facts(&folders, &probe)?;
@@ -87,9 +95,12 @@ impl Doctor {
             probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
         let check = |gpu: usize| {
             tell!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
-            Check::of(gpu, &OfNumber(gpu), cudnn)
+            let processes = Processes::of_process(Place::Gpu(gpu)).map_err(|error| {
+                Diagnostic::new(format!("--check cannot start this program again: {error}"))
+            })?;
+            Ok(Check::of(gpu, processes, cudnn))
         };
-        Ok(gpus.into_iter().map(check).collect())
+        gpus.into_iter().map(check).collect()
     }
 
     fn written(&self, report: &Report) -> Result<String, Failure> {

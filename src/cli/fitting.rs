@@ -32,6 +32,7 @@ impl Compile {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
+    use runtime::cuda::lower::Multiprocessors;
     use runtime::program::Target;
 
     #[test]
@@ -41,7 +42,11 @@ mod tests {
         let Ok(Cli { command: Command::Compile(compile), .. }) = Cli::parse_with_config(words) else {
             panic!("not a compile")
         };
-        let device = Chosen { target: Target::Cuda, described: String::new() };
+        let device = Chosen {
+            target: Target::Cuda,
+            multiprocessors: Multiprocessors::default(),
+            described: String::new(),
+        };
         let ready = compile.compile(&device).unwrap_or_else(|error| panic!("{error:?}"));
         let with = |of_programs| {
             let too_large = TooLarge {

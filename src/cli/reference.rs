@@ -15,7 +15,7 @@ pub fn flags_table() -> String {
     let mut table = String::from("| flag | what it does | in |\n| --- | --- | --- |\n");
     let mut seen: Vec<&str> = vec!["help", "version"];
     for subcommand in &subcommands {
-        for arg in subcommand.get_arguments() {
+        for arg in subcommand.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let Some(long) = arg.get_long().filter(|long| !seen.contains(long)) else { continue };
             seen.push(long);
             let takes_it: Vec<&str> = subcommands

@@ -133,7 +133,7 @@ pub struct CommandFacts {
 impl RooflineFacts {
     /// The roofline of a program's step. Errors: what a GPU has no kernel for.
     pub fn of(module: &Module, microbatches: u64, device: &Accelerator) -> Result<Self, Diagnostic> {
-        let program = training::lower_step(module, microbatches, Target::Cuda)?;
+        let program = training::lower_step(module, microbatches, Target::Cuda, device.multiprocessors)?;
         let planned = program.memory.peak();
         let not_by_cudnn = declined(&program).into_iter().map(DeclinedFacts::of).collect();
         let cuda = lower(Arc::new(program))?;

@@ -26,21 +26,24 @@ def doctor(options: Options, report: Report) -> None:
         command.insert(2, "--check")
     limit = max(1, options.seconds_left())
     name = " ".join(["trainyard", *command[1:]])
+    log = options.output / "check-doctor.log"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=ROOT)
+        with log.open("w") as told:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=told, text=True, timeout=limit, cwd=ROOT)
     except subprocess.TimeoutExpired:
-        raise OutOfTime(f"out of time: {name}") from None
+        raise OutOfTime(f"out of time: {name}; {log.name} has what was found until then") from None
+    lines = log.read_text().splitlines()
+    said = "\n".join(line for line in lines if line.startswith("error") or "wrong: " in line)[-2000:]
     path = options.output / "check-doctor.json"
     path.write_text(done.stdout)
     try:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
-        report.check(name, False, f"exit status {done.returncode}: {done.stderr.strip()[-2000:]}")
+        report.check(name, False, f"exit status {done.returncode}: {said}")
         return
     report.notes.append(f"{path.name} has what the machine is, and all that was checked")
     for checked in found.get("checks", []):
         tell(checked, report)
-    said = done.stderr.strip()[-2000:]
     report.check(name, done.returncode == 0, f"exit status {done.returncode} {said}")
 
 

@@ -1,8 +1,18 @@
 //! Whether a GPU computes what the interpreter does, and how fast it is: for `trainyard doctor --check`, and for tests,
 //! which check its stand-in the same way.
+//!
+//! A fault of a kernel ends the CUDA context of its process, and all later calls fail. So `process` runs each `part` of a
+//! check in a process of its own, and `search` looks for the sample at fault in fresh ones.
 
+mod batch;
+pub mod part;
+pub mod process;
 pub mod rates;
 pub mod samples;
+pub mod search;
+mod stand_in;
+
+pub use stand_in::StandIn;
 
 use super::device::Cuda;
 use super::driver::{Driver, DriverError};
@@ -64,22 +74,38 @@ pub trait Subject {
 
 /// The GPU of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OfNumber(pub usize);
+pub struct OfNumber {
+    /// The number.
+    pub number: usize,
+    /// How it is used.
+    pub options: Options,
+}
+
+impl OfNumber {
+    /// As the environment asks for; see [`Options::of_process`].
+    pub fn of_process(number: usize) -> Self {
+        Self { number, options: Options::of_process() }
+    }
+
+    fn open(&self) -> Result<Gpu, DeviceError> {
+        Gpu::open(self.number, self.options).map_err(DeviceError::driver)
+    }
+}
 
 impl Subject for OfNumber {
     type Driver = Gpu;
 
     fn with(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
-        Cuda::with(Gpu::open(self.0, Options::default()).map_err(DeviceError::driver)?, vec![program])
+        Ok(Cuda::with(self.open()?, vec![program])?.at(self.options.pace))
     }
 
     fn as_trained(&self, program: CudaProgram) -> Result<Cuda<Gpu>, DeviceError> {
-        let mut gpu = Gpu::open(self.0, Options::default()).map_err(DeviceError::driver)?;
+        let mut gpu = self.open()?;
         let program = gpu.lower(program.program).map_err(DeviceError::kernel)?;
-        Cuda::with(gpu, vec![program])
+        Ok(Cuda::with(gpu, vec![program])?.at(self.options.pace))
     }
 
     fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {
-        copies::time(self.0, copies)
+        copies::time(self.number, copies)
     }
 }

@@ -10,7 +10,9 @@ use crate::program::Section;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::{Builder, DType, Module, Op, Tensor, Type, random};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,8 +47,16 @@ impl Default for Sizes {
     }
 }
 
+impl Sizes {
+    /// What the stand-in measures in a second.
+    pub fn small() -> Self {
+        let at_once = Duration::from_micros(1);
+        Self { copy: 1 << 16, matmul: 32, attention: [1, 2, 32], widths: vec![64], at_once, repeats: 3 }
+    }
+}
+
 /// A rate, or why there is none.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
     /// What was measured: `copy_to_device`, `copy_from_device`, `copy_within_device`, `matmul_bf16`,
     /// `attention_bf16_d64_forward`, `attention_bf16_d64_backward`, and so on.
@@ -54,7 +64,7 @@ pub struct Rate {
     /// Its sizes.
     pub sizes: String,
     /// `GB/s` or `TFLOP/s`, by thousands.
-    pub unit: &'static str,
+    pub unit: Cow<'static, str>,
     /// The median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
@@ -63,19 +73,55 @@ pub struct Rate {
     pub error: Option<String>,
 }
 
+/// A part of the measuring that can be done by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Copy(Direction),
+    Matmul,
+    /// Of this width of a head, with its gradient.
+    Attention(u64),
+}
+
+/// The tasks of these sizes, in the order of their rates.
+fn tasks(sizes: &Sizes) -> Vec<Task> {
+    let copies = [Direction::ToDevice, Direction::FromDevice, Direction::WithinDevice].map(Task::Copy);
+    let attention = sizes.widths.iter().map(|&width| Task::Attention(width));
+    copies.into_iter().chain([Task::Matmul]).chain(attention).collect()
+}
+
+/// How many tasks there are, which [`measure_one`] takes by their number.
+pub fn count(sizes: &Sizes) -> usize {
+    tasks(sizes).len()
+}
+
 /// Measures all of it, one after the other.
 pub fn measure(subject: &impl Subject, sizes: &Sizes) -> Vec<Rate> {
-    let mut rates = Vec::new();
-    for direction in [Direction::ToDevice, Direction::FromDevice, Direction::WithinDevice] {
-        rates.push(copy(subject, direction, sizes));
+    (0..count(sizes)).flat_map(|task| measure_one(subject, task, sizes)).collect()
+}
+
+/// Measures the task of a number below [`count`].
+pub fn measure_one(subject: &impl Subject, task: usize, sizes: &Sizes) -> Vec<Rate> {
+    match tasks(sizes)[task] {
+        Task::Copy(direction) => vec![copy(subject, direction, sizes)],
+        Task::Matmul => vec![matmul(subject, sizes)],
+        Task::Attention(width) => {
+            let times = attention_seconds(subject, width, sizes);
+            attention(width, sizes, times.as_ref()).into()
+        }
     }
-    rates.push(matmul(subject, sizes));
-    rates.extend(sizes.widths.iter().flat_map(|&width| attention(subject, width, sizes)));
-    rates
+}
+
+/// The rates of a task that could not be measured, for this reason.
+pub fn unmeasured(task: usize, sizes: &Sizes, error: &str) -> Vec<Rate> {
+    match tasks(sizes)[task] {
+        Task::Copy(direction) => vec![copy_rate(direction, sizes, Err(error))],
+        Task::Matmul => vec![matmul_rate(sizes, Err(error))],
+        Task::Attention(width) => attention(width, sizes, Err(&error)).into(),
+    }
 }
 
 impl Rate {
-    fn of<E: std::fmt::Display>(
+    fn of<E: Display>(
         name: impl Into<String>,
         sizes: String,
         unit: &'static str,
@@ -85,46 +131,56 @@ impl Rate {
             Ok(value) => (Some(value), None),
             Err(error) => (None, Some(error.to_string())),
         };
-        Self { name: name.into(), sizes, unit, value, error }
+        Self { name: name.into(), sizes, unit: unit.into(), value, error }
     }
 }
 
-/// Bytes copied by time. Within a device each is read and written, and counts once.
+/// How many copies are timed together.
+fn together(direction: Direction) -> usize {
+    match direction {
+        Direction::ToDevice | Direction::FromDevice => 4,
+        // A copy within the device's memory is faster by as much.
+        Direction::WithinDevice => 100,
+    }
+}
+
 fn copy(subject: &impl Subject, direction: Direction, sizes: &Sizes) -> Rate {
-    let (name, together) = match direction {
-        Direction::ToDevice => ("copy_to_device", 4),
-        Direction::FromDevice => ("copy_from_device", 4),
-        // The memory of a device is as much faster.
-        Direction::WithinDevice => ("copy_within_device", 100),
-    };
+    let together = together(direction);
     let copies = Copies { direction, bytes: sizes.copy, together, repeats: sizes.repeats };
-    let rate = |times: Vec<Duration>| (together * sizes.copy) as f64 / median(times) / 1e9;
-    Rate::of(name, format!("{} bytes", sizes.copy), "GB/s", subject.copy(copies).map(rate))
+    copy_rate(direction, sizes, subject.copy(copies))
+}
+
+/// Bytes copied by time. Within a device each is read and written, and counts once.
+fn copy_rate<E: Display>(direction: Direction, sizes: &Sizes, times: Result<Vec<Duration>, E>) -> Rate {
+    let name = match direction {
+        Direction::ToDevice => "copy_to_device",
+        Direction::FromDevice => "copy_from_device",
+        Direction::WithinDevice => "copy_within_device",
+    };
+    let rate = |times: Vec<Duration>| (together(direction) * sizes.copy) as f64 / median(times) / 1e9;
+    Rate::of(name, format!("{} bytes", sizes.copy), "GB/s", times.map(rate))
 }
 
 fn matmul(subject: &impl Subject, sizes: &Sizes) -> Rate {
-    let size = sizes.matmul;
-    let operands = ["lhs", "rhs"].map(|name| (name, Type::of(DType::BF16, &[size, size])));
+    let operands = ["lhs", "rhs"].map(|name| (name, Type::of(DType::BF16, &[sizes.matmul; 2])));
     let runs = Runs::new(subject, Contract::new("ab,bc->ac").into(), &operands);
-    let seconds = runs.and_then(|mut runs| runs.seconds(sizes));
+    matmul_rate(sizes, runs.and_then(|mut runs| runs.seconds(sizes)))
+}
+
+fn matmul_rate<E: Display>(sizes: &Sizes, seconds: Result<f64, E>) -> Rate {
+    let size = sizes.matmul;
     let rate = seconds.map(|seconds| 2.0 * (size as f64).powi(3) / seconds / 1e12);
     Rate::of("matmul_bf16", format!("[{size}, {size}] x [{size}, {size}]"), "TFLOP/s", rate)
 }
 
-/// Causal attention and its gradient. Half of the scores are hidden, and count for nothing; the gradient has five
-/// multiplications where the forward has two.
-fn attention(subject: &impl Subject, width: u64, sizes: &Sizes) -> [Rate; 2] {
+/// Causal attention and its gradient, by the seconds of each. Half of the scores are hidden, and count for nothing; the
+/// gradient has five multiplications where the forward has two.
+fn attention<E: Display>(width: u64, sizes: &Sizes, seconds: Result<&[f64; 2], &E>) -> [Rate; 2] {
     let [batch, heads, tokens] = sizes.attention;
     let forward = 2.0 * (batch * heads * tokens * tokens * width) as f64;
-    let times = attention_seconds(subject, width, sizes);
     let shape = format!("[{batch}, {heads}, {tokens}, {width}], causal");
-    [("forward", forward), ("backward", 2.5 * forward)].map(|(part, operations)| {
-        let seconds = match (&times, part) {
-            (Ok([forward, _]), "forward") => Ok(*forward),
-            (Ok([_, backward]), _) => Ok(*backward),
-            (Err(error), _) => Err(error),
-        };
-        let rate = seconds.map(|seconds| operations / seconds / 1e12);
+    [("forward", 0, forward), ("backward", 1, 2.5 * forward)].map(|(part, index, operations)| {
+        let rate = seconds.map(|seconds| operations / seconds[index] / 1e12);
         Rate::of(format!("attention_bf16_d{width}_{part}"), shape.clone(), "TFLOP/s", rate)
     })
 }

@@ -2,6 +2,7 @@
 //! long.
 
 use super::Subject;
+use super::search::{Fault, Report, Runner, check as search};
 use crate::check::{Difference, Microbatch, Unchecked, differences, unit};
 use crate::cuda::lower::lower as lower_for_cuda;
 use crate::cuda::program::{CudaProgram, Task};
@@ -11,14 +12,13 @@ use crate::program::Program;
 use ir::interp::Mode;
 use ir::ops::samples::{Sample, Through, samples};
 use ir::{DType, Module, Op};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+pub use super::batch::Batch;
 
 /// The types that are checked.
 pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-
-/// Samples that fail with an error before no more are run: after some errors a GPU refuses everything.
-const MOST_ERRORS: usize = 10;
 
 /// How samples are laid out and lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,28 +47,13 @@ impl Way {
     }
 }
 
-/// What was found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// Samples that agree with the interpreter, each counted in every type and way.
-    pub passed: usize,
-    /// Samples that were not run: they need cuDNN where it is not, or too much had failed.
-    pub skipped: usize,
-    /// Those that do not agree, or could not be run.
-    pub failures: Vec<Failure>,
-}
-
-/// A sample that does not agree, or could not be run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Failure {
-    /// The operator, with its attributes.
-    pub operator: String,
-    /// Types of the operands.
-    pub operands: Vec<String>,
-    /// How the operands reach it.
-    pub way: &'static str,
-    /// What is wrong.
-    pub problem: String,
+/// Whether a sample agrees with the interpreter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The sample's index in the list of samples.
+    pub sample: usize,
+    /// The first difference. `None` if the sample agrees.
+    pub problem: Option<String>,
 }
 
 /// The samples of all operators that are run by a device: constants are not.
@@ -76,37 +61,96 @@ pub fn all() -> Vec<Sample> {
     samples().into_iter().filter(|sample| !matches!(sample.op, Op::Constant(_))).collect()
 }
 
-/// Runs samples in every type that they take, in these ways. Without cuDNN those that need it are left out.
+/// Runs samples in this process, in every type that they take, in these ways. Without cuDNN those that need it are left
+/// out. On a GPU a fault spoils all later samples of the process; see [`super::process`].
 pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[Way], cudnn: bool) -> Report {
-    let mut checker = Checker { subject, report: Report::default(), errors: 0 };
+    let (batches, skipped) = batches(samples, ways, cudnn);
+    let mut report = search(&mut InProcess { subject, samples }, samples, &batches, "", &mut |_| ());
+    report.skipped += skipped;
+    report
+}
+
+/// The batches of these samples, and the number of samples that are left out because cuDNN is not there. Samples that need
+/// cuDNN have batches of their own.
+pub fn batches(samples: &[Sample], ways: &[Way], cudnn: bool) -> (Vec<Batch>, usize) {
+    let (mut batches, mut skipped) = (Vec::new(), 0);
     for &way in ways {
         for dtype in TYPES {
-            let (by_cudnn, own): (Vec<_>, Vec<_>) =
-                in_type(samples, dtype).into_iter().partition(|sample| needs_cudnn(sample, way));
-            checker.run(&own, dtype, way);
+            let typed =
+                (0..samples.len()).filter_map(|index| Some((index, in_type(&samples[index], dtype)?)));
+            let (by_cudnn, own): (Vec<_>, Vec<_>) = typed.partition(|(_, sample)| needs_cudnn(sample, way));
+            let mut add = |chosen: Vec<(usize, Sample)>| {
+                let samples: Vec<usize> = chosen.into_iter().map(|(index, _)| index).collect();
+                batches.extend((!samples.is_empty()).then_some(Batch { way, dtype, samples }));
+            };
+            add(own);
             if cudnn {
-                checker.run(&by_cudnn, dtype, way);
+                add(by_cudnn);
             } else {
-                checker.report.skipped += by_cudnn.len();
+                skipped += by_cudnn.len();
             }
         }
     }
-    checker.report
+    (batches, skipped)
 }
 
-/// The samples in a type. In f32 all of them, also those that have nothing in it.
-fn in_type(samples: &[Sample], dtype: DType) -> Vec<Sample> {
-    match dtype {
-        DType::F32 => samples.to_vec(),
-        _ => samples.iter().filter_map(|sample| sample.in_type(dtype)).collect(),
+/// Runs a batch as one program. `loaded` is called when the kernels are compiled, before anything runs.
+///
+/// # Errors
+/// What cannot be lowered or compiled; what the device refuses.
+pub fn run(
+    subject: &impl Subject,
+    samples: &[Sample],
+    batch: &Batch,
+    loaded: &dyn Fn(),
+) -> Result<Vec<Verdict>, Unchecked> {
+    let chosen: Vec<Sample> =
+        batch.samples.iter().filter_map(|&index| in_type(&samples[index], batch.dtype)).collect();
+    let make = |program: Program| {
+        let cuda = lower_for_cuda(Arc::new(program)).map_err(DeviceError::kernel)?;
+        let device = Box::new(subject.with(cuda)?) as Box<dyn Device>;
+        loaded();
+        Ok(device)
+    };
+    // The bound of f32 is for sums, against f64; halves are storage alone, and the interpreter rounds as they do.
+    let mode = if batch.dtype == DType::F32 { Mode::Exact } else { Mode::Typed };
+    let (module, inputs) = together(&chosen, batch.way.through);
+    let found = differences(&make, mode, &module, &options(batch.way), &[vec![inputs]], unit)?;
+    let verdict = |(place, &sample): (usize, &usize)| Verdict { sample, problem: problem(place, &found) };
+    Ok(batch.samples.iter().enumerate().map(verdict).collect())
+}
+
+/// The first difference of the sample at a place in its batch.
+fn problem(place: usize, found: &[Difference]) -> Option<String> {
+    let own = prefix(place);
+    found
+        .iter()
+        .find_map(|difference| Some(format!("{}: {}", difference.name.strip_prefix(&own)?, difference.what)))
+}
+
+/// Runs batches in this process.
+struct InProcess<'a, S> {
+    subject: &'a S,
+    samples: &'a [Sample],
+}
+
+impl<S: Subject> Runner for InProcess<'_, S> {
+    fn run(&mut self, batch: &Batch) -> Result<Vec<Verdict>, Fault> {
+        let verdicts = run(self.subject, self.samples, batch, &|| ());
+        verdicts.map_err(|error| Fault { problem: error.to_string(), hung: false })
     }
+}
+
+/// The sample in a type. In f32 all of them, also those that have nothing in it.
+pub(super) fn in_type(sample: &Sample, dtype: DType) -> Option<Sample> {
+    if dtype == DType::F32 { Some(sample.clone()) } else { sample.in_type(dtype) }
 }
 
 fn options(way: Way) -> LowerOptions<'static> {
     LowerOptions { target: Target::Cuda, unfused: way.unfused, ..LowerOptions::default() }
 }
 
-/// Whether something of it is cuDNN's. What does not lower fails when it is run.
+/// Whether cuDNN runs a part of the sample. A sample that cannot be lowered fails when it is run.
 fn needs_cudnn(sample: &Sample, way: Way) -> bool {
     let (module, _) = sample.program(way.through);
     let lowered = lower(&module, &options(way)).and_then(|program| lower_for_cuda(Arc::new(program)));
@@ -128,72 +172,4 @@ fn together(samples: &[Sample], through: Through) -> (Module, Microbatch) {
 /// What the names of a sample's inputs and outputs begin with.
 fn prefix(index: usize) -> String {
     format!("{index} ")
-}
-
-struct Checker<'a, S> {
-    subject: &'a S,
-    report: Report,
-    /// Samples that could not be run.
-    errors: usize,
-}
-
-impl<S: Subject> Checker<'_, S> {
-    /// Runs samples together; if they cannot be run, each half alone, down to the one that cannot.
-    fn run(&mut self, samples: &[Sample], dtype: DType, way: Way) {
-        if samples.is_empty() || self.errors >= MOST_ERRORS {
-            self.report.skipped += samples.len();
-            return;
-        }
-        let error = match self.differences(samples, dtype, way) {
-            Ok(found) => return self.sort(samples, way, &found),
-            Err(error) => error.to_string(),
-        };
-        if let [sample] = samples {
-            self.errors += 1;
-            return self.report.failures.push(failure(sample, way, error));
-        }
-        let before = self.report.failures.len();
-        let (first, second) = samples.split_at(samples.len() / 2);
-        self.run(first, dtype, way);
-        self.run(second, dtype, way);
-        if self.report.failures.len() == before {
-            let problem = format!("with {} other samples in one program: {error}", samples.len() - 1);
-            self.report.passed -= 1;
-            self.report.failures.push(failure(&samples[0], way, problem));
-        }
-    }
-
-    fn differences(&self, samples: &[Sample], dtype: DType, way: Way) -> Result<Vec<Difference>, Unchecked> {
-        let make = |program: Program| {
-            let cuda = lower_for_cuda(Arc::new(program)).map_err(DeviceError::kernel)?;
-            Ok(Box::new(self.subject.with(cuda)?) as Box<dyn Device>)
-        };
-        // The bound of f32 is for sums, against f64; halves are storage alone, and the interpreter rounds as they do.
-        let mode = if dtype == DType::F32 { Mode::Exact } else { Mode::Typed };
-        let (module, inputs) = together(samples, way.through);
-        differences(&make, mode, &module, &options(way), &[vec![inputs]], unit)
-    }
-
-    /// Says of each sample whether something of it differs.
-    fn sort(&mut self, samples: &[Sample], way: Way, found: &[Difference]) {
-        for (index, sample) in samples.iter().enumerate() {
-            let own = prefix(index);
-            let of_it = found.iter().find_map(|difference| {
-                Some(format!("{}: {}", difference.name.strip_prefix(&own)?, difference.what))
-            });
-            match of_it {
-                Some(problem) => self.report.failures.push(failure(sample, way, problem)),
-                None => self.report.passed += 1,
-            }
-        }
-    }
-}
-
-fn failure(sample: &Sample, way: Way, problem: String) -> Failure {
-    Failure {
-        operator: format!("{:?}", sample.op),
-        operands: sample.operands.iter().map(|operand| operand.ty.to_string()).collect(),
-        way: way.name(),
-        problem,
-    }
 }

@@ -1,15 +1,19 @@
 //! Batch norm: statistics, normalization, gradient.
 
 use super::source::{BATCH_NORM, BLOCK, Run, address, computed, index_type, is_aligned};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
 use ir::{DType, Diagnostic, Op};
 
-pub(super) fn statistics(_: &BatchStatistics, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn statistics(
+    _: &BatchStatistics,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     let (x, results) = (&instruction.operands[0], &instruction.results);
-    let slices = Slices::of(&x.layout);
+    let slices = Slices::of(&x.layout, on);
     let width = slices.neighbours(&[x]);
     let ty = slices.ty(width);
     let mut parts = Run::of("statistics_of_slices", &BATCH_NORM);
@@ -22,9 +26,13 @@ pub(super) fn statistics(_: &BatchStatistics, instruction: &Instruction) -> Resu
     Ok(slices.steps(parts, whole, width))
 }
 
-pub(super) fn gradient(op: &BatchNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn gradient(
+    op: &BatchNormGrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, .. } = instruction;
-    let slices = Slices::of(&operands[0].layout);
+    let slices = Slices::of(&operands[0].layout, on);
     let width = slices.neighbours(&[&operands[0], &operands[4], &results[0]]);
     let (ty, eps) = (slices.ty(width), op.eps.get());
     let mut parts = Run::of("gradient_of_slices", &BATCH_NORM);
@@ -51,15 +59,15 @@ pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec
     let mut run = Run::of("normalize", &BATCH_NORM);
     let sources: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
     let (sources, target) = (sources.join(", "), run.writes(y));
-    let (shape, index, eps) = (Slices::of(&x.layout).shape(), index_type(count), op.eps.get());
+    let (shape, index, eps) = (shape(extents(&x.layout)), index_type(count), op.eps.get());
     run.line(format!("batch_norm::normalize<{shape}, {width}, {index}>({sources}, {target}, {eps:?});"));
     Ok(vec![Step::Run(run.threads(count / width))])
 }
 
 /// The f32 numbers of scratch that the kernels take: two for each slice.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced]) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], on: Multiprocessors) -> usize {
     let Unplaced { dtype, layout } = &operands[0];
-    let slices = Slices::of(layout);
+    let slices = Slices::of(layout, on);
     match op {
         Op::BatchNorm(_) => 0,
         _ => slices.channels * slices.count() * 2 * if *dtype == DType::F64 { 2 } else { 1 },
@@ -70,6 +78,17 @@ fn scratch_of(run: &mut Run, instruction: &Instruction) -> String {
     let sums = computed(instruction.operands[0].dtype);
     let scratch = instruction.scratch.as_ref().expect("slices leave their sums in scratch");
     run.parameter(format!("{sums}*"), address(scratch))
+}
+
+/// Samples, channels, and the elements that a sample has of a channel.
+fn extents(layout: &Layout) -> [usize; 3] {
+    let sizes = &layout.sizes;
+    [sizes[0], sizes[1], sizes[2..].iter().product()]
+}
+
+/// The name of a shape.
+fn shape([samples, channels, plane]: [usize; 3]) -> String {
+    format!("batch_norm::Shape<{samples}, {channels}, {plane}>")
 }
 
 /// A tensor `[samples, channels, ..]`, and how its channels are cut.
@@ -84,15 +103,12 @@ struct Slices {
 
 /// Channels that a block takes where planes are shorter than what memory gives at once.
 const LANES: usize = 32;
-/// Blocks that keep a large device busy.
-const BUSY: usize = 528;
 
 impl Slices {
-    fn of(layout: &Layout) -> Self {
-        let sizes = &layout.sizes;
-        let (samples, channels, plane) = (sizes[0], sizes[1], sizes[2..].iter().product());
+    fn of(layout: &Layout, on: Multiprocessors) -> Self {
+        let [samples, channels, plane] = extents(layout);
         let mut slices = Self { samples, channels, plane, each: 32 };
-        while slices.each > 8 && slices.blocks() < BUSY {
+        while slices.each > 8 && slices.blocks() < 2 * on.blocks() {
             slices.each /= 2;
         }
         slices
@@ -125,14 +141,13 @@ impl Slices {
         if fits { width } else { 1 }
     }
 
-    fn shape(&self) -> String {
-        let Self { samples, channels, plane, .. } = self;
-        format!("batch_norm::Shape<{samples}, {channels}, {plane}>")
-    }
-
     fn ty(&self, width: usize) -> String {
-        let (shape, elements, lanes, packs) =
-            (self.shape(), self.elements(), self.lanes(), self.each / width);
+        let (shape, elements, lanes, packs) = (
+            shape([self.samples, self.channels, self.plane]),
+            self.elements(),
+            self.lanes(),
+            self.each / width,
+        );
         format!("batch_norm::Slices<{shape}, {elements}, {lanes}, {width}, {packs}>")
     }
 

@@ -3,9 +3,10 @@
 //! NCCL takes what lies in pieces, one for each rank, one after the other. A tensor that is cut along another dim than its
 //! first is copied to scratch before, or from there after.
 
+use super::copy::moved;
 use super::shape::copied;
 use super::source::{Run, address};
-use super::{Step, Unplaced, missing, moved};
+use super::{Step, Unplaced, missing};
 use crate::cuda::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
 use crate::layout::Layout;
 use crate::program::{Exchange, Instruction, Moved, Part, View};

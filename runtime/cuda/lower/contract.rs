@@ -3,7 +3,7 @@
 mod unfused;
 
 use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
-use super::{Libraries, Step, Unplaced};
+use super::{Libraries, Multiprocessors, Step, Unplaced};
 use crate::contraction::{Plan, shifted};
 use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
@@ -14,8 +14,12 @@ use ir::{DType, Diagnostic};
 /// Multiplications that a contraction may become; more take longer to start than one kernel to run.
 const MOST: usize = 16;
 
-pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    if let Some(steps) = dot(contract, instruction) {
+pub(super) fn steps(
+    contract: &Contract,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    if let Some(steps) = dot(contract, instruction, on) {
         return Ok(steps);
     }
     let [lhs, rhs, out] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
@@ -30,12 +34,12 @@ pub(super) fn steps(contract: &Contract, instruction: &Instruction) -> Result<Ve
 }
 
 /// A sum of products, of tensors that lie alike: each block its slice of it, then one block adds up.
-fn dot(contract: &Contract, instruction: &Instruction) -> Option<Vec<Step>> {
+fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> Option<Vec<Step>> {
     let scratch = instruction.scratch.as_ref()?;
     let [x, y, to] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
     let terms = terms(contract, [&x.layout, &y.layout, &to.layout])?;
     let computed = computed(to.dtype);
-    let (blocks, width) = (slices(terms.len()), pack(&terms, [x, y]));
+    let (blocks, width) = (slices(terms.len(), on), pack(&terms, [x, y]));
     let mut part = Run::of("dot", &CONTRACT);
     let (x, y) = (part.reads(x), part.reads(y));
     let sums = part.parameter(format!("{computed}*"), address(scratch));
@@ -68,15 +72,13 @@ fn terms(contract: &Contract, layouts: [&Layout; 3]) -> Option<Layout> {
 
 /// Blocks that share the terms: few enough to be added up by one. There are few numbers of them, so that many tensors are
 /// one launch.
-fn slices(terms: usize) -> usize {
+fn slices(terms: usize, on: Multiprocessors) -> usize {
     match terms.div_ceil(BLOCK as usize * 16) {
         0 | 1 => 1,
         2..=16 => 16,
-        _ => MOST_SLICES,
+        _ => on.blocks().max(16),
     }
 }
-
-const MOST_SLICES: usize = 264;
 
 /// Neighbours that are read at once.
 fn pack(terms: &Layout, views: [&View; 2]) -> usize {
@@ -98,10 +100,15 @@ fn packs(mut terms: Layout, width: usize) -> Layout {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(contract: &Contract, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(super) fn scratch(
+    contract: &Contract,
+    operands: &[Unplaced],
+    results: &[Unplaced],
+    on: Multiprocessors,
+) -> usize {
     let layouts = [&operands[0].layout, &operands[1].layout, &results[0].layout];
     let width = if results[0].dtype == DType::F64 { 2 } else { 1 };
-    terms(contract, layouts).map_or(0, |terms| slices(terms.len()) * width)
+    terms(contract, layouts).map_or(0, |terms| slices(terms.len(), on) * width)
 }
 
 /// Returns the steps of a contraction with an epilogue: one multiplication, as [`FusedContract`] is made, or a multiplication
@@ -109,6 +116,7 @@ pub(super) fn scratch(contract: &Contract, operands: &[Unplaced], results: &[Unp
 pub(super) fn fused(
     fused: &FusedContract,
     instruction: &Instruction,
+    on: Multiprocessors,
     libraries: &mut dyn Libraries,
 ) -> Result<Vec<Step>, Diagnostic> {
     let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
@@ -130,7 +138,7 @@ pub(super) fn fused(
     if multiply.epilogue.is_addition() || libraries.takes(&multiply) {
         return Ok(vec![Step::Multiply(multiply)]);
     }
-    Ok(unfused::steps(multiply, instruction))
+    Ok(unfused::steps(multiply, instruction, on))
 }
 
 /// The multiplications that make a contraction of left side, right side and result, if cuBLASLt takes them.

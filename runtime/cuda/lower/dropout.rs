@@ -13,7 +13,7 @@ use ir::{Diagnostic, Span, Type};
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {
         // Nothing is dropped of samples without numbers.
-        return Ok(vec![Step::Run(super::copy(instruction))]);
+        return Ok(vec![Step::Run(super::copy::copy(instruction))]);
     };
     let draws = op.draws();
     let (positions, start) = positions(&draws, instruction, 1);

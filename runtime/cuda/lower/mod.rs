@@ -6,6 +6,7 @@ mod batch_norm;
 mod chain;
 mod collective;
 mod contract;
+mod copy;
 mod det;
 mod dropout;
 mod experts;
@@ -13,6 +14,7 @@ mod halt;
 mod indexing;
 mod loss;
 mod merge;
+mod multiprocessors;
 mod norm;
 mod optimizer;
 mod order;
@@ -26,14 +28,15 @@ mod softmax;
 pub(crate) mod source;
 
 pub(crate) use collective::scratch as collective_scratch;
+pub use multiprocessors::Multiprocessors;
 pub use order::races;
 
-use super::program::{Argument, Collective, Command, CudaProgram, Multiply, Place, Task};
+use super::program::{Collective, Command, CudaProgram, Multiply, Place, Task};
 use crate::layout::Layout;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use ir::{DType, Diagnostic, Op};
 use smallvec::SmallVec;
-use source::{COPY, Kernels, Run, index_type, layout, word};
+use source::{Kernels, Run};
 use std::sync::Arc;
 
 /// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
@@ -80,7 +83,8 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
             let mut steps = if libraries.runs(instruction) {
                 vec![Step::Library]
             } else {
-                steps(instruction, libraries).map_err(|error| error.at(instruction.origin.to_string()))?
+                steps(instruction, program.multiprocessors, libraries)
+                    .map_err(|error| error.at(instruction.origin.to_string()))?
             };
             if section == Section::Update {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
@@ -172,15 +176,19 @@ fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
     (reads, SmallVec::from_iter([out]))
 }
 
-/// What an instruction becomes.
-fn steps(instruction: &Instruction, libraries: &mut dyn Libraries) -> Result<Vec<Step>, Diagnostic> {
+/// What an instruction becomes on a GPU of this size.
+fn steps(
+    instruction: &Instruction,
+    on: Multiprocessors,
+    libraries: &mut dyn Libraries,
+) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match &instruction.kernel {
-        Kernel::Op(op) => operator(op, instruction),
+        Kernel::Op(op) => operator(op, instruction, on),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
-        Kernel::Contract(fused) => contract::fused(fused, instruction, libraries),
-        Kernel::Copy => one(copy(instruction)),
-        Kernel::Accumulate => one(accumulate(instruction)),
+        Kernel::Contract(fused) => contract::fused(fused, instruction, on, libraries),
+        Kernel::Copy => one(copy::copy(instruction)),
+        Kernel::Accumulate => one(copy::accumulate(instruction)),
         Kernel::Part(part) => one(collective::part(part, instruction)),
         Kernel::Collective(exchange) => collective::steps(exchange, instruction),
     }
@@ -221,12 +229,12 @@ pub(crate) struct Unplaced {
     pub(crate) layout: Layout,
 }
 
-/// The f32 numbers of scratch that an instruction's kernels take.
-pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+/// The f32 numbers of scratch that an instruction's kernels take on a GPU of this size.
+pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     match op {
-        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results),
+        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results, on),
         Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::BatchStatistics(_) => {
-            batch_norm::scratch(op, operands, results)
+            batch_norm::scratch(op, operands, on)
         }
         Op::AttentionGrad(_) => attention::scratch(op, operands, results),
         Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
@@ -238,19 +246,19 @@ pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
         Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),
         Op::MaxPoolGrad(op) => pool::scratch(op, operands, results),
         Op::Det(_) => det::scratch(operands),
-        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results),
-        Op::Contract(contract) => contract::scratch(contract, operands, results),
+        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results, on),
+        Op::Contract(contract) => contract::scratch(contract, operands, results, on),
         _ => 0,
     }
 }
 
 /// The kernels of an operator.
-fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Run(run)]);
     match op {
-        Op::Contract(op) => contract::steps(op, instruction),
-        Op::Reduce(op) => Ok(reduce::steps(op, instruction)),
-        Op::Accumulate(_) => one(accumulate(instruction)),
+        Op::Contract(op) => contract::steps(op, instruction, on),
+        Op::Reduce(op) => Ok(reduce::steps(op, instruction, on)),
+        Op::Accumulate(_) => one(copy::accumulate(instruction)),
         Op::Bitcast(_)
         | Op::Broadcast(_)
         | Op::Reshape(_)
@@ -258,7 +266,7 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         | Op::Transpose(_)
         | Op::Collective(_)
         | Op::Detach(_)
-        | Op::InTraining(_) => one(copy(instruction)),
+        | Op::InTraining(_) => one(copy::copy(instruction)),
         Op::Unary(_) | Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
             one(chain::run(&crate::program::Chain::of_one(op, instruction), instruction))
         }
@@ -275,8 +283,8 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::AvgPool(op) => pool::avg_pool(op, instruction),
         Op::AvgPoolGrad(op) => pool::avg_pool_grad(op, instruction),
         Op::BatchNorm(op) => batch_norm::normalize(op, instruction),
-        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction),
-        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction),
+        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction, on),
+        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction, on),
         Op::Concat(op) => shape::concat(op, instruction),
         Op::CrossEntropy(op) => loss::cross_entropy(op, instruction),
         Op::CrossEntropyGrad(op) => loss::cross_entropy_grad(op, instruction),
@@ -291,52 +299,21 @@ fn operator(op: &Op, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic>
         Op::GatherGrad(op) => indexing::gather_grad(op, instruction),
         Op::GatherNd(op) => indexing::gather_nd(op, instruction),
         Op::GatherNdGrad(op) => indexing::gather_nd_grad(op, instruction),
-        Op::LayerNorm(op) => norm::layer_norm(op, instruction),
-        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction),
-        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction),
+        Op::LayerNorm(op) => norm::layer_norm(op, instruction, on),
+        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction, on),
+        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction, on),
         Op::MaxPool(op) => pool::max_pool(op, instruction),
         Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
         Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
         Op::Pad(op) => shape::pad(op, instruction),
         Op::RandomUniform(op) => dropout::uniform(op, instruction),
-        Op::RmsNorm(op) => norm::rms_norm(op, instruction),
-        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction),
+        Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),
+        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction, on),
         Op::Rotary(op) => rotary::rotary(op, instruction),
         Op::ScatterElements(op) => scatter::scatter_elements(op, instruction),
         Op::ScatterNd(op) => scatter::scatter_nd(op, instruction),
         Op::Sgd(op) => optimizer::sgd(op, instruction),
-        Op::Softmax(op) => softmax::softmax(op, instruction),
-        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction),
+        Op::Softmax(op) => softmax::softmax(op, instruction, on),
+        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
     }
-}
-
-/// The first operand in the layout of the result, element for element in the order of its sizes.
-fn copy(instruction: &Instruction) -> Run {
-    let from = &instruction.operands[0];
-    moved(instruction, &from.layout, source::address(from))
-}
-
-/// A copy to the result, from what lies like this from an address on.
-fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> Run {
-    let to = &instruction.results[0];
-    let word = word(to.dtype);
-    let mut run = Run::of("copy", &COPY);
-    let pointer = [format!("const {word}*"), format!("{word}*")];
-    let source = run.parameter(&pointer[0], start);
-    let target = run.parameter(&pointer[1], source::address(to));
-    let (from, count) = (layout(from), to.layout.len());
-    let (to, index) = (layout(&to.layout), index_type(count));
-    run.line(format!("copy<{from}, {to}, {index}>({source}, {target});"));
-    run.threads(count)
-}
-
-fn accumulate(instruction: &Instruction) -> Run {
-    let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let mut run = Run::of("accumulate", &COPY);
-    let (source, target) = (run.reads(from), run.writes(to));
-    let adds = run.parameter("i64", Argument::Adds);
-    let count = to.layout.len();
-    let (from, to, index) = (layout(&from.layout), layout(&to.layout), index_type(count));
-    run.line(format!("accumulate<{from}, {to}, {index}>({source}, {target}, {adds});"));
-    run.threads(count)
 }

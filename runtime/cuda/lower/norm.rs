@@ -4,34 +4,50 @@
 //! kernel adds them up.
 
 use super::reduce::{Axes, Plan, sums, words};
-use super::rows::{Along, BLOCKS, Held, unplaced};
+use super::rows::{Along, Held, unplaced};
 use super::source::{NORM, REDUCE, Run, address, computed, stored};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::program::Instruction;
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use ir::{Diagnostic, Op};
 
-pub(super) fn layer_norm(op: &LayerNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(forward("layer_norm", op.eps.get(), instruction))
+pub(super) fn layer_norm(
+    op: &LayerNorm,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(forward("layer_norm", op.eps.get(), instruction, on))
 }
 
-pub(super) fn layer_norm_grad(_: &LayerNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(gradient("layer_norm_grad", [2, 3, 4], instruction))
+pub(super) fn layer_norm_grad(
+    _: &LayerNormGrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(gradient("layer_norm_grad", [2, 3, 4], instruction, on))
 }
 
-pub(super) fn rms_norm(op: &RmsNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(forward("rms_norm", op.eps.get(), instruction))
+pub(super) fn rms_norm(
+    op: &RmsNorm,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(forward("rms_norm", op.eps.get(), instruction, on))
 }
 
-pub(super) fn rms_norm_grad(_: &RmsNormGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn rms_norm_grad(
+    _: &RmsNormGrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     // There is no mean: nothing reads what stands for it.
-    Ok(gradient("rms_norm_grad", [2, 2, 3], instruction))
+    Ok(gradient("rms_norm_grad", [2, 2, 3], instruction, on))
 }
 
-fn forward(name: &str, eps: f64, instruction: &Instruction) -> Vec<Step> {
+fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let tensors: Vec<Unplaced> = operands.iter().chain(&results[..1]).map(unplaced).collect();
-    let along = along(&tensors, Held::ONE);
+    let along = along(&tensors, Held::ONE, on);
     let mut run = Run::of(name, &NORM);
     let mut arguments: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
     arguments.extend(results.iter().map(|result| run.writes(result)));
@@ -41,9 +57,9 @@ fn forward(name: &str, eps: f64, instruction: &Instruction) -> Vec<Step> {
 }
 
 /// The rows of the first of these, which lie alike but for the offsets.
-fn along(tensors: &[Unplaced], held: Held) -> Along {
+fn along(tensors: &[Unplaced], held: Held, on: Multiprocessors) -> Along {
     let (last, leading) = tensors[0].layout.sizes.split_last().expect("`infer` has found a last dim");
-    Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held)
+    Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held, on)
 }
 
 /// A gradient's blocks.
@@ -55,24 +71,24 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn of(op: [&Unplaced; 4], centred: bool) -> Self {
+    fn of(op: [&Unplaced; 4], centred: bool, on: Multiprocessors) -> Self {
         // Besides two rows a thread has its columns' sums: with 24 elements of each it takes 164 registers on sm_100a.
         let held = Held { by_warp: 16, by_block: 16, threads: 512 };
-        let along = along(&op.map(Unplaced::clone), held);
+        let along = along(&op.map(Unplaced::clone), held, on);
         let rounds = along.rows.div_ceil(along.groups);
         // So many that the device is busy, or that each adds up at most 64 terms; few sums to add up later.
-        let least = if along.own() <= 8 { 2 * BLOCKS } else { BLOCKS };
+        let least = if along.own() <= 8 { 2 * on.blocks() } else { on.blocks() };
         let most = if along.held { least } else { least.min(along.rows.div_ceil(4)) };
         Self { count: rounds.min(most.max(rounds.div_ceil(64))), along, sums: if centred { 2 } else { 1 } }
     }
 }
 
 /// `operands` are the places of mean, rstd and d y among the instruction's.
-fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<Step> {
+fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands: views, results, .. } = instruction;
     let centred = results.len() == 3;
     let tensors = [&views[0], &views[1], &views[operands[2]], &results[0]].map(unplaced);
-    let blocks = Blocks::of(tensors.each_ref(), centred);
+    let blocks = Blocks::of(tensors.each_ref(), centred, on);
     let mut steps = vec![];
     let Some(scratch) = &instruction.scratch else { unreachable!("sums go there") };
     let dtype = views[0].dtype;
@@ -95,7 +111,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<
         steps.push(Step::Run(run.blocks(blocks.count, blocks.along.threads())));
     }
     let size = blocks.along.size;
-    let plan = Plan::of(sums(dtype), Axes::of_columns(blocks.count, size, blocks.sums * size), false);
+    let plan = Plan::of(sums(dtype), Axes::of_columns(blocks.count, size, blocks.sums * size), false, on);
     let mut run = Run::of(format!("{name}_sums"), &REDUCE);
     let source = run.parameter(format!("const {}*", stored(sums(dtype))), address(scratch));
     let targets: Vec<String> = results[1..].iter().map(|result| run.writes(result)).collect();
@@ -111,9 +127,9 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction) -> Vec<
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
     let centred = matches!(op, Op::LayerNormGrad(_));
     let dy = &operands[if centred { 4 } else { 3 }];
-    let blocks = Blocks::of([&operands[0], &operands[1], dy, &results[0]], centred);
+    let blocks = Blocks::of([&operands[0], &operands[1], dy, &results[0]], centred, on);
     blocks.count.max(1) * blocks.sums * blocks.along.size * words(operands[0].dtype)
 }

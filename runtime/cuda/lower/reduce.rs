@@ -1,9 +1,9 @@
 //! Reductions: what is read by neighbouring threads are neighbours in memory, of one result or of several; where results
 //! are few, blocks share the work on each, and a second kernel combines what they leave in scratch.
 
-use super::rows::{BLOCKS, width};
+use super::rows::width;
 use super::source::{REDUCE, Run, address, layout, stored};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::Instruction;
 use ir::DType;
@@ -12,9 +12,9 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 /// Threads of a block.
 const THREADS: usize = 256;
 
-pub(super) fn steps(reduce: &Reduce, instruction: &Instruction) -> Vec<Step> {
+pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let plan = |may_slice| Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice);
+    let plan = |may_slice| Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice, on);
     let sliced = plan(true);
     // Slices leave their sums in scratch.
     let plan = if sliced.slices > 1 && instruction.scratch.is_none() { plan(false) } else { sliced };
@@ -34,7 +34,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction) -> Vec<Step> {
             steps.push(Step::Run(plan.launch(run)));
             let mut run = Run::of("reduce_slices", &REDUCE);
             let source = run.parameter(format!("const {sums}*"), address(scratch));
-            (plan.of_slices(self::sums(from.dtype)), source, run)
+            (plan.of_slices(self::sums(from.dtype), on), source, run)
         }
         _ => (plan, source, run),
     };
@@ -59,12 +59,17 @@ pub(super) fn sums(dtype: DType) -> DType {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(reduce: &Reduce, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(super) fn scratch(
+    reduce: &Reduce,
+    operands: &[Unplaced],
+    results: &[Unplaced],
+    on: Multiprocessors,
+) -> usize {
     let (from, to) = (&operands[0], &results[0]);
     if to.layout.is_empty() {
         return 0;
     }
-    match Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true).slices {
+    match Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true, on).slices {
         1 => 0,
         slices => slices * to.layout.len() * words(from.dtype),
     }
@@ -151,14 +156,14 @@ enum Way {
 
 impl Plan {
     /// With one slice, unless it `may_slice`.
-    pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool) -> Self {
+    pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool, on: Multiprocessors) -> Self {
         let along = nearest(&axes.gone) <= nearest(&axes.kept);
         let (inner, other) = if along { (&axes.gone, &axes.kept) } else { (&axes.kept, &axes.gone) };
         // Of what slices leave there is little: each thread takes one, so that there are many.
         let width = if may_slice { width_of(dtype, inner, other, axes.offset) } else { 1 };
         let (kept, gone) = (axes.kept.len(), axes.gone.len());
         let (way, slices) =
-            if along { along_way(kept, gone / width) } else { across_way(kept / width, gone) };
+            if along { along_way(kept, gone / width, on) } else { across_way(kept / width, gone, on) };
         let terms = if along { gone / width } else { gone };
         let slices = if may_slice { slices.clamp(1, terms.max(1)) } else { 1 };
         // Of as many terms each, so that none is without.
@@ -167,11 +172,11 @@ impl Plan {
     }
 
     /// Of what the slices of this one leave.
-    fn of_slices(&self, sums: DType) -> Self {
+    fn of_slices(&self, sums: DType, on: Multiprocessors) -> Self {
         let Axes { kept, to, .. } = &self.axes;
         let results = Layout::dense(&kept.sizes);
         let gone = Axes::of_columns(self.slices, 1, kept.len()).gone;
-        Self::of(sums, Axes { kept: results, to: to.clone(), gone, offset: 0 }, false)
+        Self::of(sums, Axes { kept: results, to: to.clone(), gone, offset: 0 }, false, on)
     }
 
     /// The kernel's line; `how` are: what combines, in which type, a factor, whether it adds.
@@ -203,20 +208,20 @@ impl Plan {
 }
 
 /// Few packs make a result: few threads have one. A warp has one of many, a block one of few.
-fn along_way(results: usize, packs: usize) -> (Way, usize) {
-    let most = if packs >= 1024 || results * 32 < BLOCKS * THREADS { THREADS } else { 32 };
+fn along_way(results: usize, packs: usize, on: Multiprocessors) -> (Way, usize) {
+    let most = if packs >= 1024 || results * 32 < on.blocks() * THREADS { THREADS } else { 32 };
     let group = packs.div_ceil(4).next_power_of_two().min(most);
     let blocks = results.div_ceil(THREADS / group);
-    let slices = (2 * BLOCKS / blocks.max(1)).min(packs / (4 * THREADS));
+    let slices = (2 * on.blocks() / blocks.max(1)).min(packs / (4 * THREADS));
     (Way::Along { group }, if group == THREADS { slices } else { 1 })
 }
 
 /// A warp reads neighbours, if there are as many.
-fn across_way(packs: usize, rows: usize) -> (Way, usize) {
+fn across_way(packs: usize, rows: usize, on: Multiprocessors) -> (Way, usize) {
     let most = THREADS / packs.next_power_of_two().min(32);
     let down = rows.div_ceil(4).next_power_of_two().min(most);
     let across = THREADS / down;
-    let slices = (2 * BLOCKS / packs.div_ceil(across).max(1)).min(rows / (8 * down));
+    let slices = (2 * on.blocks() / packs.div_ceil(across).max(1)).min(rows / (8 * down));
     (Way::Across { across, down }, slices)
 }
 

@@ -1,11 +1,8 @@
 //! How rows go to the threads of a kernel: the shapes of `kernels/rows.cuh`.
 
-use super::Unplaced;
+use super::{Multiprocessors, Unplaced};
 use crate::program::View;
 use ir::DType;
-
-/// Blocks that keep all of a large device busy, at least: two on each of 132 multiprocessors.
-pub(super) const BLOCKS: usize = 264;
 
 /// How much of a row a kernel may hold in registers.
 #[derive(Clone, Copy)]
@@ -47,7 +44,13 @@ pub(super) struct Along {
 
 impl Along {
     /// The rows of operands and results, each dense; what is computed goes by the type of the first.
-    pub(super) fn of(tensors: &[&Unplaced], rows: usize, size: usize, held: Held) -> Self {
+    pub(super) fn of(
+        tensors: &[&Unplaced],
+        rows: usize,
+        size: usize,
+        held: Held,
+        on: Multiprocessors,
+    ) -> Self {
         let dtype = tensors[0].dtype;
         let width = width(dtype, |width| {
             let begins = |tensor: &&Unplaced| tensor.layout.offset.unsigned_abs().is_multiple_of(width);
@@ -60,7 +63,7 @@ impl Along {
             (group, most) = (2 * group, by_block);
         }
         let mut groups = (256 / group).max(1);
-        while groups > 1 && groups * group > 64 && rows.div_ceil(groups) < BLOCKS {
+        while groups > 1 && groups * group > 64 && rows.div_ceil(groups) < on.blocks() {
             groups /= 2;
         }
         Self { rows, size, width, group, groups, held: packs <= group * most }
@@ -94,13 +97,13 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Rows along a dim.
-    pub(super) fn of(tensors: &[&Unplaced], dim: usize, held: Held) -> Self {
+    pub(super) fn of(tensors: &[&Unplaced], dim: usize, held: Held, on: Multiprocessors) -> Self {
         let sizes = &tensors[0].layout.sizes;
         let size = sizes[dim];
         let (outer, inner): (usize, usize) =
             (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product());
         if inner == 1 {
-            let along = Along::of(tensors, outer, size, held);
+            let along = Along::of(tensors, outer, size, held, on);
             let blocks = along.rows.div_ceil(along.groups);
             return Self { name: along.name(), blocks, threads: along.threads() };
         }

@@ -3,9 +3,10 @@
 //! Scratch has their keys, 8 bytes each, twice if a block is not enough to sort them; then what threads leave that
 //! combine only some of the updates of a place.
 
+use super::copy::{copy, moved};
 use super::indexing::{Way, neighbours, sizes};
 use super::source::{INDEXING, Run, SCATTER, address, computed, index_type, word};
-use super::{Step, Unplaced, copy, moved};
+use super::{Step, Unplaced};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, View};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};

@@ -1,8 +1,7 @@
 //! Laying tensors together, padding, running sums.
 
-use super::source::{
-    BLOCK, COPY, Run, SHAPE, address, computed, index_type, is_aligned, layout, stored, word,
-};
+use super::copy::between;
+use super::source::{BLOCK, Run, SHAPE, address, computed, index_type, is_aligned, layout, stored, word};
 use super::{Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::layout::{Layout, Sizes};
@@ -28,16 +27,9 @@ pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>
     Ok(steps)
 }
 
-/// A copy between two places, as many neighbours at a time as both allow.
+/// A copy between two places.
 pub(super) fn copied(name: &str, from: &View, to: &View) -> Run {
-    let width = [from, to].map(widest).into_iter().min().unwrap_or(1);
-    let (ty, count) = (word_of(from.dtype, width), to.layout.len() / width);
-    let mut run = Run::of(name, &COPY);
-    let source = run.parameter(format!("const {ty}*"), address(from));
-    let target = run.parameter(format!("{ty}*"), address(to));
-    let [from, to] = [from, to].map(|view| layout(&in_words(&view.layout, width)));
-    run.line(format!("copy<{from}, {to}, {}>({source}, {target});", index_type(count)));
-    run.threads(count)
+    between(name, &from.layout, address(from), to)
 }
 
 /// How many neighbours of a view can be read at once, everywhere: a power of two, 16 bytes at most.

@@ -1,29 +1,41 @@
 //! Softmax along any dim, its logarithm, its gradient.
 
-use super::Step;
 use super::rows::{Held, Shape, unplaced};
 use super::source::{Run, SOFTMAX, computed};
+use super::{Multiprocessors, Step};
 use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 
-pub(super) fn softmax(op: &Softmax, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("softmax", op.dim, instruction, Held::ONE))
+pub(super) fn softmax(
+    op: &Softmax,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(by_rows("softmax", op.dim, instruction, Held::ONE, on))
 }
 
-pub(super) fn log_softmax(op: &LogSoftmax, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("log_softmax", op.dim, instruction, Held::ONE))
+pub(super) fn log_softmax(
+    op: &LogSoftmax,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(by_rows("log_softmax", op.dim, instruction, Held::ONE, on))
 }
 
-pub(super) fn softmax_grad(op: &SoftmaxGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("gradient", op.dim, instruction, Held::TWO))
+pub(super) fn softmax_grad(
+    op: &SoftmaxGrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(by_rows("gradient", op.dim, instruction, Held::TWO, on))
 }
 
 /// A kernel that reads a row of each operand and writes one of the result.
-fn by_rows(way: &str, dim: u32, instruction: &Instruction, held: Held) -> Vec<Step> {
+fn by_rows(way: &str, dim: u32, instruction: &Instruction, held: Held, on: Multiprocessors) -> Vec<Step> {
     let views = instruction.operands.iter().chain(&instruction.results);
     let tensors: Vec<_> = views.map(unplaced).collect();
-    let shape = Shape::of(&tensors.iter().collect::<Vec<_>>(), dim as usize, held);
+    let shape = Shape::of(&tensors.iter().collect::<Vec<_>>(), dim as usize, held, on);
     let mut run = Run::of(way.replace("gradient", "softmax_grad"), &SOFTMAX);
     let sources: Vec<String> = instruction.operands.iter().map(|operand| run.reads(operand)).collect();
     let target = run.writes(&instruction.results[0]);

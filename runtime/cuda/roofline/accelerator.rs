@@ -1,6 +1,7 @@
 //! Devices as a model of cost sees them: what their data sheets promise, and what of that kernels attain.
 
 use super::work::Unit;
+use crate::cuda::lower::Multiprocessors;
 use ir::DType;
 
 /// A device. Rates are a second's: bytes, or floating-point operations.
@@ -8,6 +9,8 @@ use ir::DType;
 pub struct Accelerator {
     /// Its name, for people.
     pub name: &'static str,
+    /// Its multiprocessors, by which kernels choose their number of blocks.
+    pub multiprocessors: Multiprocessors,
     /// Bytes to and from memory, as the data sheet has it.
     pub bandwidth: f64,
     /// Tensor cores on f16 and bf16, dense, as the data sheet has it.
@@ -53,6 +56,7 @@ impl Accelerator {
     /// Matmul FLOPS": H100 SXM, "H200 is the same"); attention 355, cuDNN 9.19 with causal heads of 64.
     pub const H200: Self = Self {
         name: "H200 SXM",
+        multiprocessors: Multiprocessors(132),
         bandwidth: 4.8e12,
         half: 989.5e12,
         single: 67e12,
@@ -74,6 +78,7 @@ impl Accelerator {
     /// (source as of [`Self::H200`]); attention somewhat over half (Dao, FlashAttention-2, arXiv 2307.08691, figure 5).
     pub const A100: Self = Self {
         name: "A100 SXM 80 GB",
+        multiprocessors: Multiprocessors(108),
         bandwidth: 2.039e12,
         half: 312e12,
         single: 19.5e12,

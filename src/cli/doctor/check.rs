@@ -1,8 +1,10 @@
 //! `doctor --check`: every operator's kernels on each GPU against the interpreter, and how fast the GPU is.
 
-use runtime::cuda::check::Subject;
-use runtime::cuda::check::rates::{Rate, Sizes, measure};
-use runtime::cuda::check::samples::{Report, Way, all, check};
+use crate::cli::report::tell;
+use runtime::cuda::check::process::Processes;
+use runtime::cuda::check::rates::{Rate, Sizes};
+use runtime::cuda::check::samples::{Way, all, batches};
+use runtime::cuda::check::search::{Counts, Event, Failure, Report, check};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -23,23 +25,32 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Checks a GPU; `cudnn` says whether that is there.
-    pub(super) fn of(gpu: usize, subject: &impl Subject, cudnn: bool) -> Self {
-        let start = Instant::now();
-        let samples = check(subject, &all(), &Way::ALL, cudnn);
-        let rates = measure(subject, &Sizes::default());
-        let passed = samples.failures.is_empty() && rates.iter().all(|rate| rate.error.is_none());
-        Self { gpu, passed, samples, rates, seconds: start.elapsed().as_secs_f64() }
+    /// Checks a GPU, a process for each part; `cudnn` says whether that is there. Each result is told as it comes: a run
+    /// that is killed leaves those that it has.
+    pub(super) fn of(gpu: usize, mut processes: Processes, cudnn: bool) -> Self {
+        let (start, samples) = (Instant::now(), all());
+        let (batches, skipped) = batches(&samples, &Way::ALL, cudnn);
+        let place = format!("{}/", processes.place);
+        let mut report = check(&mut processes, &samples, &batches, &place, &mut |event| {
+            tell!("GPU {gpu}, {:.0} s: {}", start.elapsed().as_secs_f64(), told(&event));
+        });
+        report.skipped += skipped;
+        let rates = processes.rates(&Sizes::default(), &mut |rate| {
+            tell!("GPU {gpu}, {:.0} s: {}", start.elapsed().as_secs_f64(), rate_text(rate));
+        });
+        let passed = report.failures.is_empty() && rates.iter().all(|rate| rate.error.is_none());
+        Self { gpu, passed, samples: report, rates, seconds: start.elapsed().as_secs_f64() }
     }
 
     /// For people: a line for each sample that fails, and a summary.
     pub(super) fn text(&self) -> String {
         let mut text = format!("\nGPU {}\n", self.gpu);
         for failure in &self.samples.failures {
-            let (operands, way) = (failure.operands.join(", "), failure.way);
-            // A compiler says much; one line of it says what is wrong.
-            let problem = failure.problem.lines().collect::<Vec<_>>().join(" | ");
-            let _ = writeln!(text, "  wrong: {} on {operands}, {way}: {problem}", failure.operator);
+            let _ = writeln!(text, "  {}", wrong(failure));
+        }
+        if let Some(failure) = self.samples.failures.first() {
+            let _ =
+                writeln!(text, "  the first of them again, alone: trainyard doctor --part {}", failure.part);
         }
         let (passed, failed) = (self.samples.passed, self.samples.failures.len());
         let _ = write!(text, "  {passed} samples of operators agree with the interpreter, {failed} do not");
@@ -48,14 +59,49 @@ impl Check {
         }
         text.push('\n');
         for rate in &self.rates {
-            let found = match (rate.value, &rate.error) {
-                (Some(value), _) => format!("{value:.1} {}", rate.unit),
-                (None, error) => error.clone().unwrap_or_default(),
-            };
-            let _ = writeln!(text, "  {:28} {found:>14}  {}", rate.name, rate.sizes);
+            let _ = writeln!(text, "  {}", rate_text(rate));
         }
         let verdict = if self.passed { "passed" } else { "FAILED" };
         let _ = writeln!(text, "  {verdict} in {:.0} s", self.seconds);
         text
     }
+}
+
+/// What happened, on one line.
+fn told(event: &Event<'_>) -> String {
+    match event {
+        Event::Failed(failure) => wrong(failure),
+        Event::Searching(batch, fault) => {
+            let count = batch.samples.len();
+            format!(
+                "{count} samples could not be run, their halves are run alone: {}",
+                one_line(&fault.problem)
+            )
+        }
+        Event::Done(batch, Counts { passed, failed, skipped }) => {
+            let left_out = if *skipped > 0 { format!(", {skipped} were not run") } else { String::new() };
+            let kind = format!("{}, {}", batch.dtype.name(), batch.way.name());
+            format!("{kind}: {passed} samples agree, {failed} do not{left_out}")
+        }
+    }
+}
+
+/// A sample and its problem.
+fn wrong(failure: &Failure) -> String {
+    let Failure { operator, operands, way, problem, .. } = failure;
+    format!("wrong: {operator} on {}, {way}: {}", operands.join(", "), one_line(problem))
+}
+
+/// A rate, or why there is none.
+fn rate_text(rate: &Rate) -> String {
+    let found = match (rate.value, &rate.error) {
+        (Some(value), _) => format!("{value:.1} {}", rate.unit),
+        (None, error) => error.clone().unwrap_or_default(),
+    };
+    format!("{:28} {found:>14}  {}", rate.name, rate.sizes)
+}
+
+/// The lines of a compiler's message as one.
+fn one_line(text: &str) -> String {
+    text.lines().collect::<Vec<_>>().join(" | ")
 }

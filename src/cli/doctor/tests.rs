@@ -3,7 +3,7 @@
 use super::*;
 use expect_test::expect;
 use runtime::cuda::check::rates::Rate;
-use runtime::cuda::check::samples;
+use runtime::cuda::check::search;
 use runtime::cuda::gpu::links::Link;
 use runtime::cuda::libraries::{NotOpened, Opened};
 use runtime::cuda::probe::{DeviceFacts, Driver, NEEDED, Unavailable};
@@ -43,7 +43,7 @@ fn machine() -> Facts {
 }
 
 fn written(json: bool, facts: Facts, checks: Option<Vec<Check>>) -> String {
-    let doctor = Doctor { check: checks.is_some(), gpu: vec![], json };
+    let doctor = Doctor { check: checks.is_some(), gpu: vec![], json, part: None };
     doctor.written(&Report { facts, checks }).unwrap_or_else(|_| panic!("it can be written"))
 }
 
@@ -141,7 +141,8 @@ fn json_has_all_of_it_under_keys_that_stay() {
                       "bf16[2, 4]"
                     ],
                     "way": "from inputs",
-                    "problem": "result.0: element 3 is 1.5, should be 0.25"
+                    "problem": "result.0: element 3 is 1.5, should be 0.25",
+                    "part": "gpu:0/bf16/inputs/17"
                   }
                 ]
               },
@@ -205,23 +206,24 @@ fn the_work_of_cudnn_is_named() {
 
 /// A check of which one sample and one rate fail.
 fn failed() -> Check {
-    let failure = samples::Failure {
+    let failure = search::Failure {
         operator: "Softmax(Softmax { dim: 1 })".into(),
         operands: vec!["bf16[2, 4]".into()],
         way: "from inputs",
         problem: "result.0: element 3 is 1.5, should be 0.25".into(),
+        part: "gpu:0/bf16/inputs/17".into(),
     };
     let rate = |name: &str, value, error| Rate {
         name: name.into(),
         sizes: "268435456 bytes".into(),
-        unit: "GB/s",
+        unit: "GB/s".into(),
         value,
         error,
     };
     Check {
         gpu: 0,
         passed: false,
-        samples: samples::Report { passed: 1200, skipped: 8, failures: vec![failure] },
+        samples: search::Report { passed: 1200, skipped: 8, failures: vec![failure] },
         rates: vec![
             rate("copy_to_device", Some(55.25), None),
             rate("copy_from_device", None, Some("of its 10 bytes 1 are free".into())),
@@ -236,6 +238,7 @@ fn a_check_has_a_line_for_what_fails_and_a_summary() {
 
         GPU 0
           wrong: Softmax(Softmax { dim: 1 }) on bf16[2, 4], from inputs: result.0: element 3 is 1.5, should be 0.25
+          the first of them again, alone: trainyard doctor --part gpu:0/bf16/inputs/17
           1200 samples of operators agree with the interpreter, 1 do not, 8 were not run
           copy_to_device                    55.2 GB/s  268435456 bytes
           copy_from_device             of its 10 bytes 1 are free  268435456 bytes
@@ -256,7 +259,7 @@ fn a_check_without_a_gpu_says_what_is_missing_and_where_it_was_looked_for() {
     let folders = Folders { given: vec!["/opt/cuda/lib".into()], installed: vec![] };
     let driver = Err(Unavailable::Library(missing(Library::Driver)));
     let probe = Probe { driver, libraries: vec![] };
-    let doctor = Doctor { check: true, gpu: vec![], json: false };
+    let doctor = Doctor { check: true, gpu: vec![], json: false, part: None };
     let failure = Failure::from(doctor.checks(&folders, &probe).unwrap_err());
     assert_eq!(failure.exit_code(), 2);
     expect![[r#"

@@ -3,7 +3,7 @@
 //! A matrix that is added stays with the multiplication, which adds it before it writes the result: the result may lie in the
 //! matrix's place. The product is rounded to the result's type before a kernel reads it.
 
-use super::super::{Step, chain, reduce};
+use super::super::{Multiprocessors, Step, chain, reduce};
 use crate::cuda::program::{Epilogue, Matrices, Multiply, Start};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Activation, Chain, ChainSource, ChainStep, Instruction, Kernel, Region, View};
@@ -13,10 +13,10 @@ use ir::{DType, Op};
 use smallvec::{SmallVec, smallvec};
 
 /// Returns the steps of a multiplication with an epilogue, of an instruction whose node and origin they have.
-pub(super) fn steps(multiply: Multiply, instruction: &Instruction) -> Vec<Step> {
+pub(super) fn steps(multiply: Multiply, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let addend = multiply.epilogue.addend.clone();
     let plain = Multiply { epilogue: Epilogue { addend, ..Epilogue::default() }, ..multiply.clone() };
-    let rest = Rest { multiply: &multiply, instruction };
+    let rest = Rest { multiply: &multiply, instruction, on };
     // The sums come first: a multiplication whose result no later command reads runs on the side stream.
     let mut steps = rest.sums().unwrap_or_default();
     steps.push(Step::Multiply(plain));
@@ -28,6 +28,7 @@ pub(super) fn steps(multiply: Multiply, instruction: &Instruction) -> Vec<Step> 
 struct Rest<'a> {
     multiply: &'a Multiply,
     instruction: &'a Instruction,
+    on: Multiprocessors,
 }
 
 impl Rest<'_> {
@@ -43,7 +44,7 @@ impl Rest<'_> {
         let reduce = Reduce { kind: ReduceKind::Sum, dims: smallvec![summed], keep: false };
         let kernel = Kernel::Op(reduce.clone().into());
         let instruction = self.instruction(kernel, vec![view(matrix, dtype, sizes)], vec![sums]);
-        Some(reduce::steps(&reduce, &instruction))
+        Some(reduce::steps(&reduce, &instruction, self.on))
     }
 
     /// The kernel that adds the bias and applies the activation to the product, in its place.

@@ -2,57 +2,17 @@
 
 use ir::ops::samples::Sample;
 use runtime::cuda::check::rates::{Sizes, measure};
-use runtime::cuda::check::samples::{Report, Way, all, check};
-use runtime::cuda::check::{Copies, Direction, Subject};
-use runtime::cuda::device::Cuda;
-use runtime::cuda::driver::{Driver, DriverError};
-use runtime::cuda::host::{Host, Order};
-use runtime::cuda::program::{CudaProgram, Kernel};
-use runtime::device::DeviceError;
-use std::time::{Duration, Instant};
-
-/// The stand-in, which changes the kernels that it is given.
-pub(crate) struct StandIn {
-    pub(crate) order: Order,
-    pub(crate) change: fn(&mut Kernel),
-}
-
-impl StandIn {
-    /// With kernels as they are.
-    pub(crate) fn sound(order: Order) -> Self {
-        Self { order, change: |_| () }
-    }
-}
-
-impl Subject for StandIn {
-    type Driver = Host;
-
-    fn with(&self, mut program: CudaProgram) -> Result<Cuda<Host>, DeviceError> {
-        program.kernels.iter_mut().for_each(self.change);
-        Cuda::with(Host::new(self.order).checked(), vec![program])
-    }
-
-    fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {
-        let mut host = Host::new(self.order);
-        let (at, mut bytes) = (host.allocate(copies.bytes as u64)?, vec![0; copies.bytes]);
-        let mut copy = |_| {
-            let start = Instant::now();
-            match copies.direction {
-                Direction::ToDevice => host.write(at, &bytes)?,
-                Direction::FromDevice => host.read(at, &mut bytes)?,
-                Direction::WithinDevice => return Err(DriverError("one memory is enough".into())),
-            }
-            Ok(start.elapsed())
-        };
-        (0..copies.repeats).map(&mut copy).collect()
-    }
-}
+use runtime::cuda::check::StandIn;
+use runtime::cuda::check::samples::{Way, all, check};
+use runtime::cuda::check::search::Report;
+use runtime::cuda::host::Order;
+use runtime::cuda::program::Kernel;
 
 /// Softmax and the norms, as they lie.
 fn check_some(change: fn(&mut Kernel)) -> Report {
     let some = |sample: &Sample| ["softmax", "log_softmax", "layer_norm"].contains(&sample.op.name());
     let samples: Vec<Sample> = all().into_iter().filter(some).collect();
-    check(&StandIn { order: Order::default(), change }, &samples, &Way::ALL[..1], true)
+    check(&StandIn { change, ..StandIn::sound(Order::default()) }, &samples, &Way::ALL[..1], true)
 }
 
 #[test]
@@ -106,15 +66,7 @@ fn without_cudnn_convolutions_are_left_out() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn rates_are_measured_and_what_cannot_be_is_said() {
-    let sizes = Sizes {
-        copy: 1 << 16,
-        matmul: 32,
-        attention: [1, 2, 32],
-        widths: vec![64],
-        at_once: Duration::from_micros(1),
-        repeats: 3,
-    };
-    let rates = measure(&StandIn::sound(Order::default()), &sizes);
+    let rates = measure(&StandIn::sound(Order::default()), &Sizes::small());
     let names: Vec<&str> = rates.iter().map(|rate| rate.name.as_str()).collect();
     assert_eq!(
         names,

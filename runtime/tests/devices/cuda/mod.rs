@@ -3,11 +3,13 @@
 mod attention;
 mod batch_norm;
 mod check;
+mod copy;
 mod det;
 mod dropout;
 mod epilogue;
 mod experts;
 mod gpu;
+mod grids;
 mod indexing;
 mod join;
 mod loss;
@@ -25,9 +27,8 @@ mod softmax;
 mod timeline;
 mod writer;
 
-use check::StandIn;
 use ir::ops::samples::{Sample, Through};
-use runtime::cuda::check::Subject;
+use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::check::samples::{self, Way};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};

@@ -6,6 +6,7 @@ use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Tensor, Type, ValueId, random};
 use runtime::cuda::host::Order;
+use runtime::cuda::lower::Multiprocessors;
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Program;
 
@@ -13,11 +14,14 @@ use runtime::program::Program;
 pub(super) struct Writer {
     module: Module,
     inputs: Microbatch,
+    /// The size of the GPU that it is lowered for.
+    pub(super) multiprocessors: Multiprocessors,
 }
 
 impl Default for Writer {
     fn default() -> Self {
-        Self { module: Module::new("large"), inputs: Microbatch::new() }
+        let (module, inputs) = (Module::new("large"), Microbatch::new());
+        Self { module, inputs, multiprocessors: Multiprocessors::default() }
     }
 }
 
@@ -107,18 +111,26 @@ impl Writer {
 
     /// What a GPU is given.
     pub(super) fn lowered(&self) -> Program {
-        lower(&self.module, &options()).unwrap_or_else(|error| panic!("{error}"))
+        lower(&self.module, &self.options()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn options(&self) -> LowerOptions<'static> {
+        let multiprocessors = self.multiprocessors;
+        LowerOptions { target: Target::Cuda, multiprocessors, ..LowerOptions::default() }
     }
 
     /// Runs it with threads in this order, and holds it against the interpreter.
     pub(super) fn check(&self, threads: u32) {
         let make = |program| host(program, Order { threads, first: None });
-        assert_agrees_on(&make, Mode::Typed, &self.module, &options(), &[vec![self.inputs.clone()]], unit);
+        assert_agrees_on(
+            &make,
+            Mode::Typed,
+            &self.module,
+            &self.options(),
+            &[vec![self.inputs.clone()]],
+            unit,
+        );
     }
-}
-
-fn options() -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, ..LowerOptions::default() }
 }
 
 pub(super) const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];

@@ -1,0 +1,58 @@
+//! The stand-in as a device that is checked, so that tests run what checks a GPU.
+
+use super::{Copies, Direction, Subject};
+use crate::cuda::device::Cuda;
+use crate::cuda::driver::{Driver, DriverError};
+use crate::cuda::gpu::Options;
+use crate::cuda::graphs::Pace;
+use crate::cuda::host::{Host, Order};
+use crate::cuda::program::{CudaProgram, Kernel};
+use crate::device::DeviceError;
+use std::time::{Duration, Instant};
+
+/// The stand-in, which changes the kernels that it is given.
+#[derive(Clone, Copy, Debug)]
+pub struct StandIn {
+    /// The order of threads and streams.
+    pub order: Order,
+    /// The change of a kernel: a planted fault, or nothing.
+    pub change: fn(&mut Kernel),
+    /// How commands reach the device.
+    pub pace: Pace,
+}
+
+impl StandIn {
+    /// With kernels as they are.
+    pub fn sound(order: Order) -> Self {
+        Self { order, change: |_| (), pace: Pace::default() }
+    }
+
+    /// With the pace that the environment asks for; see [`Options::of_process`].
+    pub fn of_process() -> Self {
+        Self { pace: Options::of_process().pace, ..Self::sound(Order::default()) }
+    }
+}
+
+impl Subject for StandIn {
+    type Driver = Host;
+
+    fn with(&self, mut program: CudaProgram) -> Result<Cuda<Host>, DeviceError> {
+        program.kernels.iter_mut().for_each(self.change);
+        Ok(Cuda::with(Host::new(self.order).checked(), vec![program])?.at(self.pace))
+    }
+
+    fn copy(&self, copies: Copies) -> Result<Vec<Duration>, DriverError> {
+        let mut host = Host::new(self.order);
+        let (at, mut bytes) = (host.allocate(copies.bytes as u64)?, vec![0; copies.bytes]);
+        let mut copy = |_| {
+            let start = Instant::now();
+            match copies.direction {
+                Direction::ToDevice => host.write(at, &bytes)?,
+                Direction::FromDevice => host.read(at, &mut bytes)?,
+                Direction::WithinDevice => return Err(DriverError("one memory is enough".into())),
+            }
+            Ok(start.elapsed())
+        };
+        (0..copies.repeats).map(&mut copy).collect()
+    }
+}

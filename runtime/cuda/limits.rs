@@ -1,7 +1,7 @@
 //! The limits of a launch, which are the same for every GPU that is supported. CUDA refuses a launch beyond them.
 
-use super::program::Launch;
 use super::nvrtc::Resources;
+use super::program::Launch;
 
 /// The most blocks along x, y and z.
 const GRID: [u32; 3] = [i32::MAX.cast_unsigned(), 65_535, 65_535];
@@ -44,7 +44,8 @@ impl Launch {
             return Some(format!("its blocks have {} threads, where CUDA takes 1 to {BLOCK}", self.block));
         }
         let bytes = 8 * self.arguments.len();
-        (bytes > PARAMETERS).then(|| format!("it has {bytes} bytes of parameters, where CUDA takes {PARAMETERS}"))
+        (bytes > PARAMETERS)
+            .then(|| format!("it has {bytes} bytes of parameters, where CUDA takes {PARAMETERS}"))
     }
 }
 
@@ -61,6 +62,7 @@ impl Resources {
             return Some(format!("a block takes {registers} registers, where CUDA takes {REGISTERS}"));
         }
         let shared = self.shared;
-        (shared > SHARED).then(|| format!("it has {shared} bytes of shared memory, where CUDA takes {SHARED}"))
+        (shared > SHARED)
+            .then(|| format!("it has {shared} bytes of shared memory, where CUDA takes {SHARED}"))
     }
 }

@@ -83,10 +83,11 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
     );
 }
 
-/// In the type in which they are timed.
+/// In the type in which they are timed. A multiprocessor holds as many threads as their files promise.
 #[test]
 #[ignore = "needs NVRTC"]
 fn the_kernels_of_large_models_compile_within_their_budgets() {
-    let programs = bench::LARGE.into_iter().map(|bench| bench.training(DType::BF16));
-    check(programs, 50, &["sm_80", "sm_90a", "sm_100a"]);
+    let benches = bench::LARGE.into_iter().map(|bench| bench.training(DType::BF16));
+    let layers = bench::LAYERS.into_iter().map(|layers| layers.training(DType::BF16));
+    check(benches.chain(layers), 50, &["sm_80", "sm_90a", "sm_100a"]);
 }

@@ -172,7 +172,8 @@ mod tests {
             epilogue: Epilogue::default(),
         };
         let at = Address(0);
-        let places = MultiplyPlaces { lhs: at, rhs: at, out: at, bias: None, addend: None, aux: None, sums: None };
+        let places =
+            MultiplyPlaces { lhs: at, rhs: at, out: at, bias: None, addend: None, aux: None, sums: None };
         Queued::Multiply { multiply: Box::new(multiply), places, add }
     }
 

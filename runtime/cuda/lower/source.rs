@@ -280,7 +280,8 @@ impl Kernels {
     /// # Errors
     /// A launch that no device takes.
     pub(super) fn launch(&mut self, run: Run) -> Result<Launch, Diagnostic> {
-        let refused = |refusal| Diagnostic::new(format!("the kernel `{}` cannot be launched: {refusal}", run.of));
+        let refused =
+            |refusal| Diagnostic::new(format!("the kernel `{}` cannot be launched: {refusal}", run.of));
         let grid = limits::grid(run.grid).map_err(refused)?;
         let bounds = [Some(run.block), run.together].into_iter().flatten().map(|bound| bound.to_string());
         let bounds = bounds.collect::<Vec<_>>().join(", ");

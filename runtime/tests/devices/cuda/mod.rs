@@ -20,6 +20,7 @@ mod rotary;
 mod scatter;
 mod shape;
 mod softmax;
+mod threads;
 mod timeline;
 mod writer;
 

@@ -66,3 +66,46 @@ impl Resources {
             .then(|| format!("it has {shared} bytes of shared memory, where CUDA takes {SHARED}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::program::Argument;
+
+    #[test]
+    fn launches_beyond_limits_are_refused() {
+        let sound = Launch { kernel: 0, grid: [1; 3], block: 32, arguments: vec![] };
+        let refusal = |change: fn(&mut Launch)| {
+            let mut launch = sound.clone();
+            change(&mut launch);
+            launch.refusal().unwrap_or_default()
+        };
+        assert_eq!(sound.refusal(), None);
+        let changes: [(fn(&mut Launch), &str); 7] = [
+            (
+                |launch| launch.grid[0] = 1 << 31,
+                "2147483648 blocks along x, where CUDA takes 1 to 2147483647",
+            ),
+            (|launch| launch.grid[1] = 65_536, "65536 blocks along y, where CUDA takes 1 to 65535"),
+            (|launch| launch.grid[2] = 65_536, "65536 blocks along z, where CUDA takes 1 to 65535"),
+            (|launch| launch.grid[0] = 0, "0 blocks along x"),
+            (|launch| launch.block = 1056, "1056 threads, where CUDA takes 1 to 1024"),
+            (|launch| launch.block = 0, "0 threads"),
+            (|launch| launch.arguments.resize(513, Argument::Number(0)), "4104 bytes of parameters"),
+        ];
+        for (change, part) in changes {
+            assert!(refusal(change).contains(part), "{part} is not in {}", refusal(change));
+        }
+    }
+
+    #[test]
+    fn kernels_beyond_limits_are_refused() {
+        let of = |registers, shared| Resources { registers, shared, ..Resources::default() };
+        assert_eq!(of(64, SHARED).refusal(1024), None);
+        // 65 registers of 32 threads take as much as 72.
+        assert_eq!(of(65, 0).registers_of_block(64), 2 * 32 * 72);
+        let text = of(65, 0).refusal(1024).unwrap_or_default();
+        assert!(text.contains("73728 registers, where CUDA takes 65536"), "{text}");
+        assert!(of(8, SHARED + 1).refusal(32).is_some_and(|text| text.contains("49153 bytes of shared")));
+    }
+}

@@ -5,6 +5,7 @@ mod budget;
 
 use crate::models::bench::{self, Bench};
 use crate::models::{self, Fixture, adamw, done, split};
+use crate::programs;
 use budget::faults;
 use ir::{DType, Module};
 use passes::precision::Precision;
@@ -47,10 +48,14 @@ const MOST_USED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// The kernels of programs, each once, compile.
 fn check(programs: impl Iterator<Item = Module>, least: usize, architectures: &[&str]) {
+    check_kernels(programs.flat_map(|module| kernels(&module)), least, architectures);
+}
+
+fn check_kernels(kernels: impl Iterator<Item = Kernel>, least: usize, architectures: &[&str]) {
     let nvrtc =
         Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
     let named = |kernel: Kernel| (kernel.name.clone(), kernel);
-    let all: BTreeMap<String, Kernel> = programs.flat_map(|module| kernels(&module)).map(named).collect();
+    let all: BTreeMap<String, Kernel> = kernels.map(named).collect();
     let all: Vec<Kernel> = all.into_values().collect();
     assert!(all.len() >= least, "{} kernels", all.len());
     let faults = faults(&nvrtc, &all, architectures);
@@ -87,7 +92,5 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
 #[test]
 #[ignore = "needs NVRTC"]
 fn the_kernels_of_large_models_compile_within_their_budgets() {
-    let benches = bench::LARGE.into_iter().map(|bench| bench.training(DType::BF16));
-    let layers = bench::LAYERS.into_iter().map(|layers| layers.training(DType::BF16));
-    check(benches.chain(layers), 50, &["sm_80", "sm_90a", "sm_100a"]);
+    check_kernels(programs::kernels(), 50, &["sm_80", "sm_90a", "sm_100a"]);
 }

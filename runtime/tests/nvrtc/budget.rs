@@ -152,7 +152,7 @@ fn problem(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<
     if spills > 0 {
         return Some(format!("spills {spills} bytes"));
     }
-    if stack > 0 {
+    if stack > local(kernel) {
         return Some(format!("has {stack} bytes of local memory"));
     }
     if let Some(refusal) = resources.refusal(threads) {
@@ -166,6 +166,13 @@ fn problem(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<
     (resident < least).then(|| {
         format!("leaves {resident} threads on a multiprocessor, of {least} that kernels of {own} must leave")
     })
+}
+
+/// The bytes of local memory that a kernel may have. CUDA's own sine, cosine and tangent keep the parts of a large angle in
+/// an array of 32 bytes.
+fn local(kernel: &Kernel) -> u32 {
+    let is_called = |function: &&str| kernel.text.contains(*function);
+    if ["sin(", "cos(", "tan("].iter().any(is_called) { 32 } else { 0 }
 }
 
 /// The threads that a multiprocessor holds at least of kernels with this budget of registers.

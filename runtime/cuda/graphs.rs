@@ -135,3 +135,67 @@ impl<D: Driver> Cuda<D> {
         error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::host::{Host, Order};
+    use crate::device::{Device, step};
+    use crate::lower::{LowerOptions, Target, lower};
+    use crate::program::Program;
+    use std::sync::Arc;
+
+    /// A product and a sum, each added up over microbatches.
+    fn program() -> Arc<Program> {
+        let text = r#"trainyard-ir 1
+            module @m training {
+              state @w : f32[4, 4] parameter = zeros
+              func @train(%0 = @w, %1 "x" batched : f32[8, 4]) {
+                %2 = contract %1, %0 {lhs = mk, rhs = kn, out = mn} : f32[8, 4] !{fwd}
+                %3 = exp %2 : f32[8, 4] !{fwd}
+                %4 = contract %1, %3 {lhs = mk, rhs = mn, out = kn} : f32[4, 4] !{bwd}
+                %5 = accumulate %4 : f32[4, 4] !{update}
+                %6 = add %0, %5 : f32[4, 4] !{update}
+              }
+              update @w = %6
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        Arc::new(lower(&module, &LowerOptions { target: Target::Cuda, ..LowerOptions::default() }).unwrap())
+    }
+
+    fn device() -> Cuda<Host> {
+        Cuda::new(Host::new(Order::default()), vec![program()]).unwrap()
+    }
+
+    /// A step of two microbatches: the first overwrites sums, the second adds to them.
+    fn run(device: &mut Cuda<Host>) -> Result<(), DeviceError> {
+        let x = vec![vec![0; 8 * 4 * 4]];
+        step(device, ProgramId(0), &[x.clone(), x]).map(|_| ())
+    }
+
+    #[test]
+    #[ignore = "needs a C++ compiler"]
+    fn a_stretch_runs_before_it_is_captured() {
+        let mut device = device();
+        for _ in 0..3 {
+            run(&mut device).unwrap();
+        }
+        let graphs = device.known.values().filter(|known| matches!(known, Known::As(_))).count();
+        assert_eq!(graphs, device.known.len());
+        assert!(graphs >= 3, "both kinds of microbatch, and the update: {graphs}");
+    }
+
+    /// Of a stretch that adds, taken for one that has run because the same stretch without adding has.
+    #[test]
+    #[ignore = "needs a C++ compiler"]
+    fn a_capture_of_a_stretch_that_never_ran_is_refused() {
+        let mut device = device();
+        let count = device.program(ProgramId(0)).section(Section::Microbatch).len();
+        device.known.insert((ProgramId(0), Section::Microbatch, 0, count, true), Known::Run);
+        let error = run(&mut device).unwrap_err().to_string();
+        assert!(
+            error.contains("the multiplication [4, 8] [8, 4] was never run outside of a capture"),
+            "{error}"
+        );
+    }
+}

@@ -6,6 +6,7 @@
 mod models;
 mod nvrtc;
 mod planted;
+mod programs;
 mod ranks;
 mod snapshots;
 

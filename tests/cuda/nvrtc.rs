@@ -5,6 +5,7 @@ mod budget;
 
 use crate::models::bench::{self, Bench};
 use crate::models::{self, Fixture, adamw, done, split};
+use crate::programs;
 use budget::faults;
 use ir::{DType, Module};
 use passes::precision::Precision;
@@ -47,14 +48,19 @@ const MOST_USED: [&str; 2] = ["sm_80", "sm_90a"];
 
 /// The kernels of programs, each once, compile.
 fn check(programs: impl Iterator<Item = Module>, least: usize, architectures: &[&str]) {
+    let faults = faults_of(programs.flat_map(|module| kernels(&module)), least, architectures);
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+}
+
+/// The faults of kernels, of which there are so many at least; each kernel is compiled once.
+fn faults_of(kernels: impl Iterator<Item = Kernel>, least: usize, architectures: &[&str]) -> Vec<String> {
     let nvrtc =
         Nvrtc::open(&Folders::of_process()).unwrap_or_else(|error| panic!("this test needs NVRTC: {error}"));
     let named = |kernel: Kernel| (kernel.name.clone(), kernel);
-    let all: BTreeMap<String, Kernel> = programs.flat_map(|module| kernels(&module)).map(named).collect();
+    let all: BTreeMap<String, Kernel> = kernels.map(named).collect();
     let all: Vec<Kernel> = all.into_values().collect();
     assert!(all.len() >= least, "{} kernels", all.len());
-    let faults = faults(&nvrtc, &all, architectures);
-    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+    faults(&nvrtc, &all, architectures)
 }
 
 #[test]
@@ -83,10 +89,20 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
     );
 }
 
-/// In the type in which they are timed.
+/// Faults that kernels of large models are known to have: how the kernel's name begins, and the problem.
+const KNOWN: &[[&str; 2]] = &[["attention_by_keys_mma_", " spills "], ["experts_grad_", " spills "]];
+
+/// In the type in which they are timed. A multiprocessor holds as many threads as their files promise.
 #[test]
 #[ignore = "needs NVRTC"]
 fn the_kernels_of_large_models_compile_within_their_budgets() {
-    let programs = bench::LARGE.into_iter().map(|bench| bench.training(DType::BF16));
-    check(programs, 50, &["sm_80", "sm_90a", "sm_100a"]);
+    let mut faults = faults_of(programs::kernels(), 50, &["sm_80", "sm_90a", "sm_100a"]);
+    for [kernel, problem] in KNOWN {
+        let count = faults.len();
+        faults.retain(|fault| !(fault.starts_with(kernel) && fault.contains(problem)));
+        if faults.len() == count {
+            faults.push(format!("no `{kernel}` {problem}: the exception must go"));
+        }
+    }
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
 }

@@ -6,6 +6,7 @@ use passes::Manager;
 use passes::bind::{BATCH, Bind};
 use passes::precision::Precision;
 use runtime::checkpoint::StateBytes;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use trainyard::compilation::{Compilation, Source};
 use trainyard::config::InitRule;
@@ -38,12 +39,39 @@ pub(crate) const LARGE: [Bench; 4] = [
     Bench { file: "llama-1b", bindings: TOKENS },
 ];
 
+/// Layers of larger models, or of other kinds, with embedding and logits: `testdata/bench/FILE.ir`.
+pub(crate) const LAYERS: [Layers; 3] =
+    [Layers("llama-8b-layer"), Layers("mixtral-8x7b-layer"), Layers("masked-layers")];
+
+/// Layers as an imported program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layers(pub(crate) &'static str);
+
+impl Layers {
+    /// The program of a step.
+    pub(crate) fn training(&self, compute: DType) -> ir::Module {
+        let file = folder().join(format!("{}.ir", self.0));
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let mut source = done(Source::load(&folder().join("bench-mlp-loss.onnx"), &BTreeMap::new()));
+        // The passes read nothing else of an ONNX file.
+        source.imported.module = done(ir::text::parse(&text));
+        let precision = Precision { compute, ..Precision::default() };
+        let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+        done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {})).training
+    }
+}
+
+/// `testdata/bench`.
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/bench")
+}
+
 impl Bench {
     /// How it is compiled with AdamW, and what comes out.
     fn compiled(&self, compute: DType) -> (Plan, Compilation) {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata/bench");
         let sizes = self.bindings.iter().map(|&(name, size)| (name.to_owned(), size)).collect();
-        let source = done(Source::load(&folder.join(format!("{}.onnx", self.file)), &sizes));
+        let source = done(Source::load(&folder().join(format!("{}.onnx", self.file)), &sizes));
         let precision = Precision { compute, ..Precision::default() };
         let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, ..Plan::default() };
         let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));

@@ -5,6 +5,7 @@ use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
@@ -38,7 +39,7 @@ impl Libraries {
     }
 }
 
-type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> bool;
+type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> *const c_char;
 
 /// A kernel that can be run.
 #[derive(Clone)]
@@ -48,13 +49,21 @@ pub(super) struct Function {
 }
 
 impl Function {
-    /// Runs it: the grid's sizes and the block's, and its arguments. Whether it came to its end.
+    /// Runs the kernel, given the grid's sizes, the block's size and the arguments.
+    ///
+    /// # Errors
+    /// Threads that do not meet where they wait; too much shared memory.
     #[allow(unsafe_code)]
-    pub(super) fn run(&self, sizes: &[u32; 4], words: &[u64], order: u32) -> bool {
+    pub(super) fn run(&self, sizes: &[u32; 4], words: &[u64], order: u32) -> Result<(), String> {
         let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
         // SAFETY: the entry was written with the kernel, and takes these; what the kernel does with addresses is what is
         // tested.
-        unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) }
+        let fault = unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
+        if fault.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the text is the library's until its next launch, which the lock keeps from beginning.
+        Err(unsafe { CStr::from_ptr(fault) }.to_string_lossy().into_owned())
     }
 }
 
@@ -77,13 +86,15 @@ fn source(kernels: &[Kernel]) -> String {
             files.push(file);
         }
     }
-    let mut text = format!("{HOST}\n");
-    files.iter().for_each(|file| text += file.text);
+    let mut text = format!("#line 1 \"host.h\"\n{HOST}\n");
+    for file in files {
+        let _ = writeln!(text, "#line 1 \"{}\"\n{}", file.name, file.text);
+    }
     for kernel in kernels {
         let name = &kernel.name;
         let _ = write!(
             text,
-            "{}extern \"C\" __attribute__((visibility(\"default\"))) bool host_{name}(const u32* sizes, const uint64_t* words, u32 order) {{\n    \
+            "#line 1 \"{name}\"\n{}extern \"C\" __attribute__((visibility(\"default\"))) const char* host_{name}(const u32* sizes, const uint64_t* words, u32 order) {{\n    \
              return host::run(&{name}, sizes, words, order);\n}}\n",
             kernel.text
         );
@@ -101,6 +112,8 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
     // Sums stay as they are written, one rounding a step, and pointers may be of any type.
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+    // A wait is known by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
+    let flags = flags.chain(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-thread-jumps"]);
     let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
     let output = output.map_err(|error| failed(&compiler, &error))?;
     if !output.status.success() {

@@ -1,10 +1,17 @@
-//! What kernels may take of a multiprocessor: nothing spills, and a thread has at most so many registers, by the file that its
-//! kernel is an instance of. The kernels of single operators and those of models are held to the same.
+//! What kernels may take of a multiprocessor: nothing spills or is in local memory, a launch fits a device, a thread has at
+//! most so many registers, and a multiprocessor holds at least so many threads at once, by the file that the kernel is an
+//! instance of. The kernels of single operators and those of models are held to the same.
 //!
 //! A multiprocessor has 65536 registers for at most 2048 threads: of 32 a thread all find a place, of 64 half of them, of
 //! 128 a quarter; and a thread has 255 at most. Kernels that wait for memory need many threads, to do something meanwhile;
-//! kernels that multiply what they hold need registers instead.
+//! kernels that multiply what they hold need registers instead. Shared memory and the size of a block may leave fewer
+//! threads than registers do, but not fewer than the file's share.
 
+#[path = "occupancy.rs"]
+mod occupancy;
+
+use occupancy::{Table, resident};
+use runtime::cuda::limits::REGISTERS;
 use runtime::cuda::nvrtc::{Nvrtc, Resources};
 use runtime::cuda::program::Kernel;
 use std::collections::BTreeMap;
@@ -73,19 +80,18 @@ pub(crate) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) 
         compiled.extend(other.join().expect("it does not panic"));
         compiled
     });
-    let mut most: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut table = Table::default();
     let mut faults = Vec::new();
     for (kernel, architecture, resources) in compiled {
         match resources {
             Ok(resources) => {
-                let most = most.entry(own_file(kernel)).or_default();
-                *most = resources.registers.max(*most);
+                table.add(own_file(kernel), architecture, resources, threads(kernel).unwrap_or_default());
                 faults.extend(fault(kernel, architecture, resources));
             }
             Err(error) => faults.push(error),
         }
     }
-    println!("{} kernels; most registers: {most:#?}", kernels.len());
+    println!("{} kernels\n{table}", kernels.len());
     faults
 }
 
@@ -121,19 +127,55 @@ fn own_file(kernel: &Kernel) -> &'static str {
     kernel.files.last().map_or("", |file| file.name)
 }
 
+/// The threads of a block, which a kernel's bounds have.
+fn threads(kernel: &Kernel) -> Option<u32> {
+    let (_, bounds) = kernel.text.split_once("KERNEL(")?;
+    bounds.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
 /// What is wrong with what a kernel takes.
-fn fault(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
-    let own = own_file(kernel);
-    let budget = BUDGETS.iter().find(|(file, _)| *file == own).map(|(_, budget)| *budget);
-    let spills = resources.spill_stores + resources.spill_loads;
-    let problem = match budget {
-        None => format!("{own} has no budget of registers"),
-        Some(_) if spills > 0 => format!("spills {spills} bytes"),
-        // Of a kernel that was compiled, the assembler says how many registers it takes: some.
-        Some(budget) if !(1..=budget).contains(&resources.registers) => {
-            format!("takes {} registers, of {budget} that kernels of {own} may take", resources.registers)
-        }
-        Some(_) => return None,
-    };
+pub(crate) fn fault(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
+    let problem = problem(kernel, architecture, resources)?;
     Some(format!("{} for {architecture} {problem}\n{}", kernel.name, kernel.text))
+}
+
+fn problem(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
+    let own = own_file(kernel);
+    let Some((_, budget)) = BUDGETS.iter().find(|(file, _)| *file == own) else {
+        return Some(format!("{own} has no budget of registers"));
+    };
+    let Some(threads) = threads(kernel) else {
+        return Some("does not say how many threads its blocks have".into());
+    };
+    let Resources { registers, stack, .. } = resources;
+    let spills = resources.spill_stores + resources.spill_loads;
+    if spills > 0 {
+        return Some(format!("spills {spills} bytes"));
+    }
+    if stack > local(kernel) {
+        return Some(format!("has {stack} bytes of local memory"));
+    }
+    if let Some(refusal) = resources.refusal(threads) {
+        return Some(format!("cannot be launched: {refusal}"));
+    }
+    // Of a kernel that was compiled, the assembler says how many registers it takes: some.
+    if !(1..=*budget).contains(&registers) {
+        return Some(format!("takes {registers} registers, of {budget} that kernels of {own} may take"));
+    }
+    let (resident, least) = (resident(architecture, resources, threads), least(*budget));
+    (resident < least).then(|| {
+        format!("leaves {resident} threads on a multiprocessor, of {least} that kernels of {own} must leave")
+    })
+}
+
+/// The bytes of local memory that a kernel may have. CUDA's own sine, cosine and tangent keep the parts of a large angle in
+/// an array of 32 bytes.
+fn local(kernel: &Kernel) -> u32 {
+    let is_called = |function: &&str| kernel.text.contains(*function);
+    if ["sin(", "cos(", "tan("].iter().any(is_called) { 32 } else { 0 }
+}
+
+/// The threads that a multiprocessor holds at least of kernels with this budget of registers.
+fn least(budget: u32) -> u32 {
+    REGISTERS / budget.next_power_of_two()
 }

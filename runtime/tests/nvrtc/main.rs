@@ -112,6 +112,64 @@ fn spills_and_too_many_registers_are_found() {
     assert!(many.contains("kernels of elementwise.cuh may take"), "{many}");
 }
 
+/// A kernel of the same file with this text.
+fn with_text(name: &str, text: impl Into<String>) -> Kernel {
+    Kernel { name: name.into(), text: text.into(), ..holding("", 256, 8) }
+}
+
+/// Whether exactly one fault is found in a kernel, which says this.
+fn assert_found(kernel: Kernel, part: &str) {
+    let faults = faults(&nvrtc(), &[kernel], &["sm_90a"]);
+    let [fault] = &faults[..] else { panic!("{part}: {faults:#?}") };
+    assert!(fault.contains(part), "{part} is not in {fault}");
+}
+
+/// An array whose index is not known has no place in registers.
+#[test]
+#[ignore = "needs NVRTC"]
+fn local_memory_is_found() {
+    let text = "KERNEL(256) is_local(float* x) {\n    float held[64] = {};\n    \
+         for (int i = 0; i < 64; ++i) held[(int)x[i] & 63] += x[i * 256 + threadIdx.x];\n    \
+         x[threadIdx.x] = held[(int)x[64] & 63];\n}\n";
+    assert_found(with_text("is_local", text), "bytes of local memory");
+}
+
+/// Blocks of one warp with much shared memory are few on a multiprocessor.
+#[test]
+#[ignore = "needs NVRTC"]
+fn too_few_threads_at_once_are_found() {
+    let text = "KERNEL(32) is_alone(float* x) {\n    SHARED(float, held, 8192);\n    held[threadIdx.x] = x[threadIdx.x];\n    \
+         __syncthreads();\n    x[threadIdx.x] = held[(int)x[0] & 31];\n}\n";
+    assert_found(
+        with_text("is_alone", text),
+        "leaves 192 threads on a multiprocessor, of 1024 that kernels of elementwise",
+    );
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn too_much_shared_memory_is_found() {
+    let text = "KERNEL(256) is_large(float* x) {\n    SHARED(float, held, 12289);\n    held[threadIdx.x] = x[threadIdx.x];\n    \
+         __syncthreads();\n    x[threadIdx.x] = held[(int)x[0] & 255];\n}\n";
+    assert_found(with_text("is_large", text), "49156 bytes of shared memory, where CUDA takes 49152");
+}
+
+/// The compiler keeps within the bounds that it is told: a launch of more threads than those may have too many registers.
+#[test]
+#[ignore = "needs NVRTC"]
+fn too_many_registers_of_a_block_are_found() {
+    let kernel = holding("takes_all", 256, 90);
+    let text = kernel.text.replace("KERNEL(256)", "// KERNEL(1024)\nextern \"C\" __global__ void");
+    assert_found(with_text("takes_all", text), "registers, where CUDA takes 65536");
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn a_kernel_without_bounds_is_found() {
+    let text = "extern \"C\" __global__ void is_unbound(float* x) { x[threadIdx.x] = 1; }\n";
+    assert_found(with_text("is_unbound", text), "does not say how many threads");
+}
+
 /// Of kernels that are compiled together, the one that does not compile is named.
 #[test]
 #[ignore = "needs NVRTC"]

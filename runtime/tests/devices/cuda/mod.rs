@@ -24,6 +24,7 @@ mod rotary;
 mod scatter;
 mod shape;
 mod softmax;
+mod threads;
 mod timeline;
 mod writer;
 

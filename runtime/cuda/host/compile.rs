@@ -1,5 +1,6 @@
 //! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
 
+use super::fault::{self, Fault};
 use crate::cuda::driver::DriverError;
 use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -16,6 +17,8 @@ const HOST: &str = include_str!("host.h");
 pub(super) struct Compiled {
     functions: Vec<Entry>,
     names: Vec<String>,
+    /// Ends the block that runs, from the stack of one of its fibers.
+    abandon: Abandon,
     /// The threads that a library counts are its own: one launch at a time.
     library: Arc<Mutex<Library>>,
 }
@@ -39,28 +42,31 @@ impl Libraries {
 }
 
 type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> bool;
+type Abandon = unsafe extern "C" fn();
 
 /// A kernel that can be run.
 #[derive(Clone)]
 pub(super) struct Function {
     entry: Entry,
+    abandon: Abandon,
     library: Arc<Mutex<Library>>,
 }
 
 impl Function {
-    /// Runs it: the grid's sizes and the block's, and its arguments. Whether it came to its end.
+    /// Runs the kernel with these arguments. `sizes` are those of `host::run`. Whether the kernel came to its end.
     #[allow(unsafe_code)]
-    pub(super) fn run(&self, sizes: &[u32; 4], words: &[u64], order: u32) -> bool {
+    pub(super) fn run(&self, sizes: &[u32; 5], words: &[u64], order: u32) -> Result<bool, Fault> {
         let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
-        // SAFETY: the entry was written with the kernel, and takes these; what the kernel does with addresses is what is
-        // tested.
-        unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) }
+        // SAFETY: the entry was written with the kernel, and takes these. A kernel that touches memory which is not its own
+        // is a fault of what is tested; guards find most of them.
+        let run = || unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
+        fault::caught(self.abandon, run)
     }
 }
 
 impl Compiled {
     pub(super) fn function(&self, kernel: usize) -> Function {
-        Function { entry: self.functions[kernel], library: self.library.clone() }
+        Function { entry: self.functions[kernel], abandon: self.abandon, library: self.library.clone() }
     }
 
     pub(super) fn name(&self, kernel: usize) -> &str {
@@ -101,6 +107,8 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
     // Sums stay as they are written, one rounding a step, and pointers may be of any type.
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+    // An access whose address is not a multiple of its type's alignment is a trap, which needs no library.
+    let flags = flags.chain(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
     let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
     let output = output.map_err(|error| failed(&compiler, &error))?;
     if !output.status.success() {
@@ -115,6 +123,9 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
         entry.map(|entry| *entry).map_err(|error| failed(&kernel.name, &error))
     };
     let functions = kernels.iter().map(function).collect::<Result<_, _>>()?;
+    // SAFETY: `host.h` has this function with this type.
+    let abandon = unsafe { library.get::<Abandon>(b"host_abandon") };
+    let abandon = *abandon.map_err(|error| failed("host_abandon", &error))?;
     let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
-    Ok(Compiled { functions, names, library: Arc::new(Mutex::new(library)) })
+    Ok(Compiled { functions, names, abandon, library: Arc::new(Mutex::new(library)) })
 }

@@ -169,16 +169,19 @@ bool run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, uns
     body = [=] { kernel(argument<P>(words[I])...); };
     const auto own = turns(block_size.x, order);
     // Blocks come in any order on a device.
-    const unsigned blocks = grid_size.x * grid_size.y * grid_size.z;
-    for (unsigned i = 0; i < blocks; i++) {
-        const unsigned block = order % 2 ? blocks - 1 - i : i;
-        block_index = {block % grid_size.x, block / grid_size.x % grid_size.y, block / (grid_size.x * grid_size.y)};
+    const uint64_t blocks = (uint64_t)grid_size.x * grid_size.y * grid_size.z;
+    const uint64_t corners = sizes[4] ? sizes[4] : blocks;
+    for (uint64_t i = 0; i < blocks; i++) {
+        if (i == corners && blocks - corners > corners) i = blocks - corners;
+        const uint64_t block = order % 2 ? blocks - 1 - i : i, layer = (uint64_t)grid_size.x * grid_size.y;
+        block_index = {(unsigned)(block % grid_size.x), (unsigned)(block % layer / grid_size.x), (unsigned)(block / layer)};
         if (!run_block(own)) return false;
     }
     return true;
 }
 
-// Runs a kernel: `sizes` has the grid's three and the block's. Whether it came to its end.
+// Runs a kernel. `sizes` has the grid's three sizes, the block's, and how many blocks run at each end of the grid; 0 is
+// all blocks. Returns whether the kernel came to its end.
 template <class... P>
 bool run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order) {
     return run(kernel, sizes, words, order, std::index_sequence_for<P...>());
@@ -211,8 +214,11 @@ template <class T, class Of> auto of_warp(const T& own, Of of) {
     return made;
 }
 
-// Copies as much, or zeros, when the thread waits for its copies.
-inline void copy_later(void* to, const void* from, size_t bytes) { current->copies.push_back({to, from, bytes}); }
+// Copies as much, or zeros, when the thread waits for its copies. Both addresses are multiples of the size.
+inline void copy_later(void* to, const void* from, size_t bytes) {
+    if (((uintptr_t)to | (uintptr_t)from) % bytes != 0) __builtin_trap();
+    current->copies.push_back({to, from, bytes});
+}
 inline void wait_for_copies() {
     for (const Copy& copy : current->copies)
         copy.from ? (void)memcpy(copy.to, copy.from, copy.bytes) : (void)memset(copy.to, 0, copy.bytes);
@@ -230,6 +236,13 @@ template <class T> T* shared(size_t place, size_t count) {
 }
 
 inline size_t next_place() { static size_t places = 0; return places++; }
+
+// Ends the block whose thread touched memory that it may not. The handler of the signal lets the thread go on here.
+extern "C" __attribute__((visibility("default"))) void host_abandon() {
+    for (Fiber& fiber : fibers) fiber.done = true, fiber.waits = Waits::Nothing;
+    yield();
+    abort();
+}
 
 }  // namespace host
 

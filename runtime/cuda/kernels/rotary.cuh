@@ -42,6 +42,9 @@ template <int STEP, int N, class T> DEVICE Pack<T, N> of_table(const T* from) {
 template <i64 APART, int N, class X, class To, class Cos, int COS_STEP, class Sin, int SIN_STEP, class I, class T, class U>
 DEVICE void run(const T* x, const U* cos, const U* sin, T* out) {
     typedef Computed<T> C;
+    static_assert(X::template apart<N> && To::template apart<N> && APART % N == 0, "a pack of a row is not aligned");
+    static_assert(COS_STEP != 1 || Cos::template apart<N>, "a pack of the cosines is not aligned");
+    static_assert(SIN_STEP != 1 || Sin::template apart<N>, "a pack of the sines is not aligned");
     const I own = (I)thread_index();
     if (own >= (I)To::size) return;
     Pairs<T, N, APART> pairs = Pairs<T, N, APART>::of(x + X::at(own));

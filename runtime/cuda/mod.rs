@@ -16,6 +16,7 @@ mod graphs;
 pub mod host;
 pub mod launches;
 pub mod libraries;
+pub mod limits;
 pub mod lower;
 mod non_finite;
 pub mod nvrtc;

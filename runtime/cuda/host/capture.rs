@@ -5,6 +5,56 @@ use super::Queued;
 use crate::cuda::driver::DriverError;
 use crate::cuda::program::{Event, Stream};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// The kernels, multiplications and library calls that were given outside of a capture, by hash.
+///
+/// The first use of one of them may load a module, allocate memory or choose an algorithm, which CUDA refuses in a capture.
+#[derive(Default)]
+pub(super) struct Warm(BTreeSet<u64>);
+
+impl Warm {
+    /// Adds a command that is given outside of a capture.
+    pub(super) fn add(&mut self, queued: &Queued) {
+        self.0.extend(queued.loads().map(|(_, hash)| hash));
+    }
+
+    /// Refuses a command of a capture whose kernel, multiplication or library call is new.
+    pub(super) fn check(&self, queued: &Queued) -> Result<(), DriverError> {
+        match queued.loads() {
+            Some((name, hash)) if !self.0.contains(&hash) => {
+                Err(DriverError(format!("capturing: {name} was never run outside of a capture")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Queued {
+    /// What a driver or a library makes ready for a command at its first use: a name for people, and a hash of all that the
+    /// choice of an algorithm may depend on.
+    fn loads(&self) -> Option<(String, u64)> {
+        let mut hasher = DefaultHasher::new();
+        let name = match self {
+            Self::Launch { name, .. } => {
+                name.hash(&mut hasher);
+                name.clone()
+            }
+            Self::Multiply { multiply, places, add } => {
+                format!("{multiply:?} {places:?} {add}").hash(&mut hasher);
+                let [m, k, n] = multiply.sizes;
+                format!("the multiplication [{m}, {k}] [{k}, {n}]")
+            }
+            Self::Library { instruction, add, .. } => {
+                format!("{instruction:?} {add}").hash(&mut hasher);
+                instruction.name()
+            }
+            Self::Checked { command, .. } => return command.loads(),
+            _ => return None,
+        };
+        Some((name, hasher.finish()))
+    }
+}
 
 /// The commands of a capture, in the order in which they were given.
 #[derive(Default)]
@@ -64,8 +114,11 @@ impl Capture {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::{Address, Driver};
+    use crate::cuda::driver::{Address, Driver, MultiplyPlaces};
     use crate::cuda::host::{Host, Order};
+    use crate::cuda::program::{Epilogue, Matrices, Multiply};
+    use crate::program::Region;
+    use ir::DType;
 
     /// A mark of the main stream that the other one waits for, so that it joins.
     const FORK: Event = Event(0);
@@ -102,6 +155,36 @@ mod tests {
         host.replay(graph).unwrap();
         host.wait(Stream::Side, FORK).unwrap();
         refused(host.wait(Stream::Main, END), "last marked in a capture");
+    }
+
+    /// A multiplication of a matrix of so many rows.
+    fn multiplication(rows: usize, add: bool) -> Queued {
+        let matrices = Matrices { region: Region::Arena, start: 0, strides: [4, 1], apart: 0 };
+        let multiply = Multiply {
+            sizes: [rows, 4, 4],
+            batch: 1,
+            lhs: matrices.clone(),
+            rhs: matrices.clone(),
+            out: matrices,
+            dtype: DType::F32,
+            out_dtype: DType::F32,
+            accumulates: true,
+            epilogue: Epilogue::default(),
+        };
+        let at = Address(0);
+        let places =
+            MultiplyPlaces { lhs: at, rhs: at, out: at, bias: None, addend: None, aux: None, sums: None };
+        Queued::Multiply { multiply: Box::new(multiply), places, add }
+    }
+
+    #[test]
+    fn a_multiplication_that_never_ran_is_not_captured() {
+        let mut host = Host::new(Order::default());
+        host.push(Stream::Main, multiplication(8, false)).unwrap();
+        host.begin_capture().unwrap();
+        host.push(Stream::Main, multiplication(8, false)).unwrap();
+        refused(host.push(Stream::Main, multiplication(9, false)), "was never run outside of a capture");
+        refused(host.push(Stream::Main, multiplication(8, true)), "[8, 4] [4, 4] was never run outside");
     }
 
     #[test]

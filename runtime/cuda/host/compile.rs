@@ -6,6 +6,7 @@ use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
@@ -41,8 +42,16 @@ impl Libraries {
     }
 }
 
-type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> bool;
+type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> *const c_char;
 type Abandon = unsafe extern "C" fn();
+
+/// Why a kernel did not come to its end.
+pub(super) enum Stop {
+    /// The stand-in's reason.
+    Text(String),
+    /// A fault of the processor.
+    Fault(Fault),
+}
 
 /// A kernel that can be run.
 #[derive(Clone)]
@@ -53,14 +62,22 @@ pub(super) struct Function {
 }
 
 impl Function {
-    /// Runs the kernel with these arguments. `sizes` are those of `host::run`. Whether the kernel came to its end.
+    /// Runs the kernel, given the numbers of `host::run` and the arguments.
+    ///
+    /// # Errors
+    /// Threads that do not meet where they wait; too much shared memory; an access to memory that may not be touched.
     #[allow(unsafe_code)]
-    pub(super) fn run(&self, sizes: &[u32; 5], words: &[u64], order: u32) -> Result<bool, Fault> {
+    pub(super) fn run(&self, sizes: &[u32; 5], words: &[u64], order: u32) -> Result<(), Stop> {
         let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
         // SAFETY: the entry was written with the kernel, and takes these. A kernel that touches memory which is not its own
         // is a fault of what is tested; guards find most of them.
         let run = || unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
-        fault::caught(self.abandon, run)
+        let text = fault::caught(self.abandon, run).map_err(Stop::Fault)?;
+        if text.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the text is the library's until its next launch, which the lock keeps from beginning.
+        Err(Stop::Text(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()))
     }
 }
 
@@ -83,13 +100,15 @@ fn source(kernels: &[Kernel]) -> String {
             files.push(file);
         }
     }
-    let mut text = format!("{HOST}\n");
-    files.iter().for_each(|file| text += file.text);
+    let mut text = format!("#line 1 \"host.h\"\n{HOST}\n");
+    for file in files {
+        let _ = writeln!(text, "#line 1 \"{}\"\n{}", file.name, file.text);
+    }
     for kernel in kernels {
         let name = &kernel.name;
         let _ = write!(
             text,
-            "{}extern \"C\" __attribute__((visibility(\"default\"))) bool host_{name}(const u32* sizes, const uint64_t* words, u32 order) {{\n    \
+            "#line 1 \"{name}\"\n{}extern \"C\" __attribute__((visibility(\"default\"))) const char* host_{name}(const u32* sizes, const uint64_t* words, u32 order) {{\n    \
              return host::run(&{name}, sizes, words, order);\n}}\n",
             kernel.text
         );
@@ -109,6 +128,8 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
     // An access whose address is not a multiple of its type's alignment is a trap, which needs no library.
     let flags = flags.chain(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
+    // A wait is known by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
+    let flags = flags.chain(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-thread-jumps"]);
     let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
     let output = output.map_err(|error| failed(&compiler, &error))?;
     if !output.status.success() {

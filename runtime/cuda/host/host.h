@@ -1,8 +1,12 @@
-// CUDA's threads on a processor: a fiber for each thread of a block, one block after the other. A kernel runs as on a
-// device, but slowly; threads take turns only where they wait for each other, in an order that the caller chooses, so
-// that a kernel which forgets to wait shows it.
+// CUDA's threads on a processor: a fiber for each thread of a block. A kernel runs as on a device, but slowly; threads take
+// turns only where they wait for each other, in an order that the caller chooses, so that a kernel which forgets to wait
+// shows it. In some orders several blocks are alive at once and take turns where their threads wait, so that a kernel
+// whose blocks count on running one after the other shows it.
 //
-// Shared memory is filled with ones (NaN) before each block. x86-64 and Linux.
+// A device lets threads meet in a wait only if all of them execute it. So every wait has a site, and a launch fails whose
+// threads wait at different sites, or for threads that never come.
+//
+// Shared memory is filled with ones (NaN) before each block. x86-64 and Linux; compiled with frame pointers.
 
 #pragma once
 #include <algorithm>
@@ -11,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <sys/mman.h>
 #include <utility>
 #include <vector>
@@ -26,6 +31,16 @@ struct Index { unsigned x, y, z; };
 
 enum class Waits { Nothing, Block, Warp };
 
+// Where a thread waits: a line, and a hash of the calls that led to it. Two calls of one function, and two instances of
+// one template, are different sites.
+struct Site {
+    const char* file = "";
+    unsigned line = 0;
+    uint64_t calls = 0;
+};
+inline bool operator==(const Site& left, const Site& right) { return left.calls == right.calls && left.line == right.line; }
+inline bool operator!=(const Site& left, const Site& right) { return !(left == right); }
+
 // A copy that is under way.
 struct Copy { void* to; const void* from; size_t bytes; };
 
@@ -36,6 +51,7 @@ struct Fiber {
     Index index{};
     Waits waits = Waits::Nothing;
     unsigned warp_mask = 0;
+    Site site;
     bool done = false;
     // A copy is made when its thread waits for it: one that nobody waits for is never there.
     std::vector<Copy> copies;
@@ -44,14 +60,32 @@ struct Fiber {
 // What a warp's threads show each other.
 struct Exchange { uint64_t words[32][8]; };
 
-inline std::vector<Fiber> fibers;
+// A block that has begun and not ended.
+struct Block {
+    std::vector<Fiber> fibers;
+    // Threads that have not ended.
+    size_t left = 0;
+    Index index{};
+    Exchange exchanges[32];
+    // One piece of shared memory for each place that declares some.
+    std::vector<std::vector<char>> shared_memory;
+};
+
+// The most blocks that are alive at once.
+constexpr unsigned MOST_ALIVE = 3;
+inline Block alive[MOST_ALIVE];
+// The block and the thread that run.
+inline Block* block = nullptr;
 inline Fiber* current = nullptr;
 inline void* scheduler = nullptr;
 inline std::function<void()> body;
-inline Index block_index, block_size, grid_size;
-inline Exchange exchanges[32];
-// One piece of shared memory for each place that declares some.
-inline std::vector<std::vector<char>> shared_memory;
+inline Index block_size, grid_size;
+// The bytes of shared memory that the launch has used, by the places that declare them.
+inline std::vector<size_t> shared_bytes;
+// Why a launch fails; empty if it does not.
+inline std::string fault;
+// How many blocks run at each end of the grid.
+inline uint64_t corners = ~0ull;
 
 extern "C" void host_switch(void** save, void* load);
 asm(R"(
@@ -104,52 +138,90 @@ inline std::vector<unsigned> turns(unsigned count, unsigned order) {
     return turns;
 }
 
-// Lets the warps go on whose threads all wait. Whether there was one.
-inline bool release_warps() {
+inline std::string text_of(const Site& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
+
+// What a thread does that is not at a site at which others wait.
+inline std::string text_of(const Fiber& fiber) {
+    const std::string name = "thread " + std::to_string(fiber.number);
+    if (fiber.done) return name + " has ended";
+    return name + " waits at " + text_of(fiber.site) + (fiber.waits == Waits::Block ? " for its block" : " for its warp");
+}
+
+// Why threads of a group (a warp or a block) do not meet; empty if all wait at one site for that group.
+inline std::string parted(const char* group, const Fiber* fibers, size_t count, const Fiber& waiting) {
+    const auto at = [&] { return std::string("threads of a ") + group + " wait at " + text_of(waiting.site); };
+    for (const Fiber* fiber = fibers; fiber < fibers + count; fiber++) {
+        if (fiber->done || fiber->waits != waiting.waits) return at() + ", but " + text_of(*fiber);
+        if (fiber->site == waiting.site) continue;
+        const bool same_line = text_of(fiber->site) == text_of(waiting.site);
+        return at() + " and at " + text_of(fiber->site) + (same_line ? ", called from two places" : "");
+    }
+    return "";
+}
+
+// Lets the warps go on whose threads all wait at one site. Whether there was one.
+inline bool release_warps(Block& block) {
     bool released = false;
-    for (size_t first = 0; first < fibers.size(); first += 32) {
-        const size_t end = std::min(fibers.size(), first + 32);
-        unsigned waiting = 0, alive = 0, mask = 0;
-        for (size_t i = first; i < end; i++) {
-            if (fibers[i].waits == Waits::Warp) waiting |= 1u << (i - first), mask = fibers[i].warp_mask;
-            if (!fibers[i].done) alive |= 1u << (i - first);
-        }
-        if (!waiting || (waiting & mask) != (mask & alive)) continue;
-        for (size_t i = first; i < end; i++)
-            if (fibers[i].waits == Waits::Warp && fibers[i].warp_mask == mask) fibers[i].waits = Waits::Nothing;
+    for (size_t first = 0; first < block.fibers.size(); first += 32) {
+        const size_t count = std::min<size_t>(block.fibers.size() - first, 32);
+        Fiber* const warp = &block.fibers[first];
+        const auto at_wait = [](const Fiber& fiber) { return fiber.waits == Waits::Warp; };
+        const Fiber* waiting = std::find_if(warp, warp + count, at_wait);
+        if (waiting == warp + count) continue;
+        fault = parted("warp", warp, count, *waiting);
+        const unsigned all = ~0u >> (32 - count);
+        for (size_t i = 0; i < count && fault.empty(); i++)
+            if ((warp[i].warp_mask & all) != all)
+                fault = "the mask of a wait at " + text_of(warp[i].site) + " leaves out threads of the warp";
+        if (!fault.empty()) return false;
+        for (size_t i = 0; i < count; i++) warp[i].waits = Waits::Nothing;
         released = true;
     }
     return released;
 }
 
-// Runs a block. Whether it came to its end; it does not where threads wait for others that will not come.
-inline bool run_block(const std::vector<unsigned>& turns) {
-    for (auto& memory : shared_memory) std::fill(memory.begin(), memory.end(), (char)0xff);
-    for (unsigned i = 0; i < fibers.size(); i++) {
-        prepare(fibers[i]);
-        fibers[i].number = i;
-        fibers[i].index = {i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y)};
-    }
-    size_t left = fibers.size();
-    while (left > 0) {
-        bool moved = false;
-        for (unsigned turn : turns) {
-            Fiber& fiber = fibers[turn];
-            if (fiber.done || fiber.waits != Waits::Nothing) continue;
-            current = &fiber;
-            host_switch(&scheduler, fiber.stack_pointer);
-            moved = true;
-            left -= fiber.done;
-        }
-        moved |= release_warps();
-        const auto at_barrier = [](const Fiber& fiber) { return fiber.waits == Waits::Block; };
-        if (left > 0 && (size_t)std::count_if(fibers.begin(), fibers.end(), at_barrier) == left) {
-            for (auto& fiber : fibers) fiber.waits = Waits::Nothing;
-            moved = true;
-        }
-        if (left > 0 && !moved) return false;
-    }
+// Lets the block go on if all of its threads wait at one barrier. Whether they do.
+inline bool release_block(Block& block) {
+    auto& fibers = block.fibers;
+    const auto at_barrier = [](const Fiber& fiber) { return fiber.waits == Waits::Block; };
+    const auto waiting = std::find_if(fibers.begin(), fibers.end(), at_barrier);
+    if (waiting == fibers.end()) return false;
+    fault = parted("block", fibers.data(), fibers.size(), *waiting);
+    if (!fault.empty()) return false;
+    for (auto& fiber : fibers) fiber.waits = Waits::Nothing;
     return true;
+}
+
+// Begins the block with this number among all of the grid.
+inline void begin(Block& block, uint64_t number) {
+    block.index.x = number % grid_size.x;
+    block.index.y = number / grid_size.x % grid_size.y;
+    block.index.z = number / ((uint64_t)grid_size.x * grid_size.y);
+    for (auto& memory : block.shared_memory) std::fill(memory.begin(), memory.end(), (char)0xff);
+    for (size_t i = block_size.x; i < block.fibers.size(); i++) munmap(block.fibers[i].stack, STACK);
+    block.fibers.resize(block_size.x);
+    block.left = block.fibers.size();
+    for (unsigned i = 0; i < block.fibers.size(); i++) {
+        prepare(block.fibers[i]);
+        block.fibers[i].number = i;
+        block.fibers[i].index = {i % block_size.x, i / block_size.x % block_size.y, i / (block_size.x * block_size.y)};
+    }
+}
+
+// Runs each thread of a block until it waits, and lets those go on that have met. Whether the block goes on or has ended; it
+// does neither where threads do not meet.
+inline bool advance(Block& own, const std::vector<unsigned>& turns) {
+    block = &own;
+    for (unsigned turn : turns) {
+        Fiber& fiber = own.fibers[turn];
+        if (fiber.done || fiber.waits != Waits::Nothing) continue;
+        current = &fiber;
+        host_switch(&scheduler, fiber.stack_pointer);
+        own.left -= fiber.done;
+    }
+    if (own.left == 0) return true;
+    if (release_warps(own)) return true;
+    return fault.empty() && release_block(own);
 }
 
 // A parameter of a kernel, from the 8 bytes it travels in.
@@ -160,57 +232,83 @@ template <class T> T argument(uint64_t word) {
     return value;
 }
 
-template <class... P, size_t... I>
-bool run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order, std::index_sequence<I...>) {
-    grid_size = {sizes[0], sizes[1], sizes[2]};
-    block_size = {sizes[3], 1, 1};
-    for (size_t i = block_size.x; i < fibers.size(); i++) munmap(fibers[i].stack, STACK);
-    fibers.resize(block_size.x);
-    body = [=] { kernel(argument<P>(words[I])...); };
+// A device's limit of the shared memory that a kernel declares.
+constexpr size_t MOST_SHARED = 48 * 1024;
+
+// Runs all blocks, so many of them at once. Whether they come to their end.
+inline bool run_blocks(unsigned at_once, unsigned order) {
     const auto own = turns(block_size.x, order);
-    // Blocks come in any order on a device.
-    const uint64_t blocks = (uint64_t)grid_size.x * grid_size.y * grid_size.z;
-    const uint64_t corners = sizes[4] ? sizes[4] : blocks;
-    for (uint64_t i = 0; i < blocks; i++) {
-        if (i == corners && blocks - corners > corners) i = blocks - corners;
-        const uint64_t block = order % 2 ? blocks - 1 - i : i, layer = (uint64_t)grid_size.x * grid_size.y;
-        block_index = {(unsigned)(block % grid_size.x), (unsigned)(block % layer / grid_size.x), (unsigned)(block / layer)};
-        if (!run_block(own)) return false;
-    }
+    const uint64_t count = (uint64_t)grid_size.x * grid_size.y * grid_size.z;
+    uint64_t begun = 0;
+    for (auto& block : alive) block.left = 0;
+    do {
+        for (unsigned i = 0; i < at_once; i++) {
+            if (begun == corners && count - corners > corners) begun = count - corners;
+            // Blocks come in any order on a device.
+            if (alive[i].left == 0 && begun < count) begin(alive[i], order % 2 ? count - 1 - begun : begun), begun++;
+            if (alive[i].left > 0 && !advance(alive[i], own)) return false;
+        }
+    } while (begun < count || std::any_of(alive, alive + at_once, [](const Block& block) { return block.left > 0; }));
     return true;
 }
 
-// Runs a kernel. `sizes` has the grid's three sizes, the block's, and how many blocks run at each end of the grid; 0 is
-// all blocks. Returns whether the kernel came to its end.
+template <class... P, size_t... I>
+const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order, std::index_sequence<I...>) {
+    grid_size = {sizes[0], sizes[1], sizes[2]};
+    block_size = {sizes[3], 1, 1};
+    corners = sizes[4] ? sizes[4] : ~0ull;
+    body = [=] { kernel(argument<P>(words[I])...); };
+    fault.clear();
+    shared_bytes.clear();
+    if (!run_blocks(order < 2 ? 1 : 2 + order % 2, order)) return fault.c_str();
+    size_t shared = 0;
+    for (size_t bytes : shared_bytes) shared += bytes;
+    if (shared <= MOST_SHARED) return nullptr;
+    fault = "declares " + std::to_string(shared) + " bytes of shared memory: a block has " + std::to_string(MOST_SHARED);
+    return fault.c_str();
+}
+
+// Runs a kernel: `sizes` has the grid's three, the block's, and how many blocks run at each end of the grid; 0 stands for
+// all blocks. In orders from 2 on, two or three blocks are alive at once. Why it fails; null if it comes to its end.
 template <class... P>
-bool run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order) {
+const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order) {
     return run(kernel, sizes, words, order, std::index_sequence_for<P...>());
 }
 
-inline void wait_for_warp(unsigned mask) {
+// Waits at a line. The stack's frames say which calls led here. No copy of a call may be made: threads would wait at both.
+#ifdef __clang__
+__attribute__((noduplicate))
+#endif
+__attribute__((noinline)) inline void wait(Waits waits, unsigned mask, const char* file, unsigned line) {
+    uint64_t calls = 0;
+    for (void** frame = (void**)__builtin_frame_address(0); frame; frame = (void**)frame[0])
+        calls = (calls ^ (uint64_t)frame[1]) * 0x9e3779b97f4a7c15ull;
+    current->site = {file, line, calls};
     current->warp_mask = mask;
-    current->waits = Waits::Warp;
+    current->waits = waits;
     yield();
 }
 
-template <class T> T shuffle(unsigned mask, T value, unsigned from) {
+#define AT_LINE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
+
+template <class T> T shuffle(unsigned mask, T value, unsigned from, const char* file, unsigned line) {
     static_assert(sizeof(T) <= sizeof(Exchange::words[0]));
-    Exchange& exchange = exchanges[current->number / 32];
+    Exchange& exchange = block->exchanges[current->number / 32];
     memcpy(exchange.words[current->number % 32], &value, sizeof(T));
-    wait_for_warp(mask);
+    wait(Waits::Warp, mask, file, line);
     memcpy(&value, exchange.words[from % 32], sizeof(T));
-    wait_for_warp(mask);
+    wait(Waits::Warp, mask, file, line);
     return value;
 }
 
 // What `of` makes of what the threads of a warp have: it is given the 32, by their numbers.
-template <class T, class Of> auto of_warp(const T& own, Of of) {
+template <class T, class Of> auto of_warp(const T& own, Of of, AT_LINE) {
     static_assert(sizeof(T) <= sizeof(Exchange::words[0]));
-    Exchange& exchange = exchanges[current->number / 32];
+    Exchange& exchange = block->exchanges[current->number / 32];
     memcpy(exchange.words[current->number % 32], &own, sizeof(T));
-    wait_for_warp(~0u);
+    wait(Waits::Warp, ~0u, file, line);
     const auto made = of([&](unsigned lane) -> const T& { return *(const T*)exchange.words[lane]; });
-    wait_for_warp(~0u);
+    wait(Waits::Warp, ~0u, file, line);
     return made;
 }
 
@@ -227,8 +325,11 @@ inline void wait_for_copies() {
 
 // The shared memory of the place with this number.
 template <class T> T* shared(size_t place, size_t count) {
-    if (shared_memory.size() <= place) shared_memory.resize(place + 1);
-    auto& memory = shared_memory[place];
+    auto& pieces = block->shared_memory;
+    if (pieces.size() <= place) pieces.resize(place + 1);
+    if (shared_bytes.size() <= place) shared_bytes.resize(place + 1);
+    shared_bytes[place] = count * sizeof(T);
+    auto& memory = pieces[place];
     // Types are aligned to 256 bytes at most.
     const size_t bytes = count * sizeof(T) + 255;
     if (memory.size() < bytes) memory.resize(bytes, (char)0xff);
@@ -239,7 +340,8 @@ inline size_t next_place() { static size_t places = 0; return places++; }
 
 // Ends the block whose thread touched memory that it may not. The handler of the signal lets the thread go on here.
 extern "C" __attribute__((visibility("default"))) void host_abandon() {
-    for (Fiber& fiber : fibers) fiber.done = true, fiber.waits = Waits::Nothing;
+    fault = "an access to memory";
+    for (Fiber& fiber : block->fibers) fiber.done = true, fiber.waits = Waits::Nothing;
     yield();
     abort();
 }
@@ -247,7 +349,7 @@ extern "C" __attribute__((visibility("default"))) void host_abandon() {
 }  // namespace host
 
 #define threadIdx (host::current->index)
-#define blockIdx (host::block_index)
+#define blockIdx (host::block->index)
 #define blockDim (host::block_size)
 #define gridDim (host::grid_size)
 // Of a template each instance is a place of its own, as on a device.
@@ -255,11 +357,13 @@ extern "C" __attribute__((visibility("default"))) void host_abandon() {
     static const size_t name##_place = host::next_place();    \
     type* const name = host::shared<type>(name##_place, count)
 
-static inline void __syncthreads() { host::current->waits = host::Waits::Block; host::yield(); }
-static inline void __syncwarp(unsigned mask = ~0u) { host::wait_for_warp(mask); }
-template <class T> T __shfl_sync(unsigned mask, T value, int from) { return host::shuffle(mask, value, from); }
-template <class T> T __shfl_xor_sync(unsigned mask, T value, int with) {
-    return host::shuffle(mask, value, (host::current->number % 32) ^ with);
+static inline void __syncthreads(AT_LINE) { host::wait(host::Waits::Block, 0, file, line); }
+static inline void __syncwarp(unsigned mask = ~0u, AT_LINE) { host::wait(host::Waits::Warp, mask, file, line); }
+template <class T> T __shfl_sync(unsigned mask, T value, int from, AT_LINE) {
+    return host::shuffle(mask, value, from, file, line);
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int with, AT_LINE) {
+    return host::shuffle(mask, value, (host::current->number % 32) ^ with, file, line);
 }
 
 static inline uint32_t bits_of(float value) { uint32_t bits; memcpy(&bits, &value, 4); return bits; }

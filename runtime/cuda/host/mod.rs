@@ -21,9 +21,9 @@ use super::program::{CudaProgram, Event, Launch, Multiply, Stream};
 use crate::comm::Communicator;
 use crate::cpu;
 use crate::program::{Instruction, Region};
-use capture::Capture;
+use capture::{Capture, Warm};
 use checked::Declared;
-use compile::{Compiled, Libraries};
+use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 use guarded::{Guards, Words};
 use pages::Pages;
@@ -35,8 +35,8 @@ use std::time::Instant;
 /// How the stand-in does what a device leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// The order of a block's threads: 0 by number, 1 the reverse, others are shuffled by it. Of an odd one blocks run
-    /// backwards.
+    /// The order of a block's threads: 0 by number, 1 the reverse, others are shuffled by it. Blocks run backwards in an odd
+    /// order. From 2 on two or three blocks are alive at once, and take turns where their threads wait.
     pub threads: u32,
     /// The stream that is served first.
     pub first: Option<Stream>,
@@ -56,6 +56,8 @@ pub struct Host {
     /// What is being captured, and what was.
     capture: Option<Capture>,
     graphs: Vec<Vec<(Stream, Queued)>>,
+    /// The kernels, multiplications and library calls that were given outside of a capture.
+    warm: Warm,
     /// Events whose last mark was in a capture: nothing outside may wait for them.
     inside: BTreeSet<Event>,
     /// How many blocks run at each end of a grid; 0: all blocks.
@@ -146,6 +148,7 @@ impl Host {
             communicator: None,
             capture: None,
             graphs: vec![],
+            warm: Warm::default(),
             inside: BTreeSet::new(),
             corners: 0,
             is_checked: false,
@@ -200,8 +203,11 @@ impl Host {
         let declared = std::mem::take(&mut self.declared);
         let queued = if declared.is_empty() { queued } else { queued.checked(declared) };
         match &mut self.capture {
-            Some(capture) => capture.push(stream, queued)?,
-            None => self.state.get_mut().queues.entry(stream).or_default().push_back(queued),
+            Some(capture) => self.warm.check(&queued).and_then(|()| capture.push(stream, queued))?,
+            None => {
+                self.warm.add(&queued);
+                self.state.get_mut().queues.entry(stream).or_default().push_back(queued);
+            }
         }
         Ok(())
     }
@@ -251,13 +257,10 @@ impl Host {
                 let sizes = [x, y, z, threads, self.corners];
                 let failed = || DriverError(format!("{name}: its memory failed, as it was asked to"));
                 state.left = state.left.map(|left| left.checked_sub(1).ok_or_else(failed)).transpose()?;
-                match kernel.run(&sizes, &words.values, self.order.threads) {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => {
-                        return Err(DriverError(format!("{name}: threads wait for others that do not come")));
-                    }
-                    Err(fault) => return Err(DriverError(format!("{name} {}", state.described(fault)))),
-                }
+                kernel.run(&sizes, &words.values, self.order.threads).map_err(|stop| match stop {
+                    Stop::Text(text) => DriverError(format!("{name}: {text}")),
+                    Stop::Fault(fault) => DriverError(format!("{name} {}", state.described(fault))),
+                })?;
             }
             Queued::Multiply { multiply, places, add } => {
                 if let Some(refusal) = multiply.refused_epilogue() {
@@ -434,12 +437,14 @@ impl Driver for Host {
         arguments: &[u64],
     ) -> Result<(), DriverError> {
         let compiled = &self.compiled[loaded.0];
+        let name = compiled.name(launch.kernel).to_owned();
+        launch.refusal().map_or(Ok(()), |refusal| Err(DriverError(format!("{name}: {refusal}"))))?;
         let [x, y, z] = launch.grid;
         let queued = Queued::Launch {
             kernel: compiled.function(launch.kernel),
             sizes: [x, y, z, launch.block],
             words: Words::of(launch, arguments, &self.tables[loaded.0]),
-            name: compiled.name(launch.kernel).to_owned(),
+            name,
         };
         self.push(stream, queued)
     }

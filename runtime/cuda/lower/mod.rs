@@ -74,7 +74,11 @@ pub fn lower_with(
             drafts.extend(halt::watches(&program, section, index));
         }
         let drafts = merge::merged(&program, section, drafts, &mut tables);
-        sections[section as usize] = drafts.into_iter().map(|draft| draft.command(&mut kernels)).collect();
+        let command = |draft: Draft| {
+            let origin = &program.section(section)[draft.first].origin;
+            draft.command(&mut kernels).map_err(|error| error.at(origin.to_string()))
+        };
+        sections[section as usize] = drafts.into_iter().map(command).collect::<Result<_, _>>()?;
     }
     let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0, tables, halts };
     order::order(&mut cuda);
@@ -128,17 +132,17 @@ impl Draft {
         [&self.reads, &self.writes]
     }
 
-    fn command(self, kernels: &mut Kernels) -> Command {
+    fn command(self, kernels: &mut Kernels) -> Result<Command, Diagnostic> {
         let Self { step, reads, writes, first, last } = self;
         let task = match step {
-            Step::Run(run) => Task::Launch(kernels.launch(run)),
+            Step::Run(run) => Task::Launch(kernels.launch(run)?),
             Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
             Step::Library => Task::Library,
             Step::Collective(collective) => Task::Collective(Box::new(collective)),
         };
         let stream = super::program::Stream::Main;
         let instructions = first..last + 1;
-        Command { stream, waits: SmallVec::new(), records: None, task, reads, writes, instructions }
+        Ok(Command { stream, waits: SmallVec::new(), records: None, task, reads, writes, instructions })
     }
 }
 

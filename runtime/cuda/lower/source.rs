@@ -1,9 +1,10 @@
 //! Writing kernels: names of types and layouts in CUDA C++, and the function around a body.
 
+use crate::cuda::limits;
 use crate::cuda::program::{Argument, File, Kernel, Launch, Start};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
-use ir::DType;
+use ir::{DType, Diagnostic};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -115,7 +116,8 @@ pub(super) struct Run {
     types: Vec<String>,
     arguments: Vec<Argument>,
     body: String,
-    grid: [u32; 3],
+    /// Blocks along x, y and z. `Kernels::launch` refuses more than a device takes.
+    grid: [usize; 3],
     block: u32,
     /// Blocks that a multiprocessor shall have at once.
     together: Option<u32>,
@@ -189,15 +191,14 @@ impl Run {
 
     /// So many blocks of so many threads.
     pub(super) fn blocks(mut self, count: usize, threads: u32) -> Self {
-        // Sizes beyond this are beyond any device's memory.
-        self.grid = [u32::try_from(count).unwrap_or(u32::MAX), 1, 1];
+        self.grid = [count, 1, 1];
         self.block = threads;
         self
     }
 
     /// Blocks along y as well.
     pub(super) fn blocks_along_y(mut self, count: usize) -> Self {
-        self.grid[1] = u32::try_from(count).unwrap_or(u32::MAX);
+        self.grid[1] = count;
         self
     }
 
@@ -221,7 +222,7 @@ impl Run {
     /// layer of blocks each.
     pub(super) fn with(self, others: Vec<Self>, table: &mut Vec<Argument>) -> Self {
         let start = table.len();
-        let layers = others.len() as u32 + 1;
+        let layers = others.len() + 1;
         let all = std::iter::once(&self).chain(&others);
         table.extend(all.flat_map(|run| run.arguments.iter().cloned()));
         let mut body =
@@ -275,7 +276,12 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// The kernel that a run needs, by its index, and the run as a launch of it.
-    pub(super) fn launch(&mut self, run: Run) -> Launch {
+    ///
+    /// # Errors
+    /// A launch that no device takes.
+    pub(super) fn launch(&mut self, run: Run) -> Result<Launch, Diagnostic> {
+        let refused = |refusal| Diagnostic::new(format!("the kernel `{}` cannot be launched: {refusal}", run.of));
+        let grid = limits::grid(run.grid).map_err(refused)?;
         let bounds = [Some(run.block), run.together].into_iter().flatten().map(|bound| bound.to_string());
         let bounds = bounds.collect::<Vec<_>>().join(", ");
         let parameters = run.types.iter().enumerate().map(|(index, ty)| format!("{ty} a{index}"));
@@ -288,7 +294,9 @@ impl Kernels {
             self.kernels.push(Kernel { name: name.clone(), files, text });
             self.kernels.len() - 1
         });
-        Launch { kernel, grid: run.grid, block: run.block, arguments: run.arguments }
+        let launch = Launch { kernel, grid, block: run.block, arguments: run.arguments };
+        launch.refusal().map_or(Ok(()), |refusal| Err(refused(refusal)))?;
+        Ok(launch)
     }
 
     pub(super) fn finish(self) -> Vec<Kernel> {

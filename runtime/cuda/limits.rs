@@ -1,0 +1,66 @@
+//! The limits of a launch, which are the same for every GPU that is supported. CUDA refuses a launch beyond them.
+
+use super::program::Launch;
+use super::nvrtc::Resources;
+
+/// The most blocks along x, y and z.
+const GRID: [u32; 3] = [i32::MAX.cast_unsigned(), 65_535, 65_535];
+
+/// The most threads of a block.
+const BLOCK: u32 = 1024;
+
+/// The most bytes of parameters. Newer drivers take more.
+const PARAMETERS: usize = 4096;
+
+/// The most bytes of shared memory that a kernel may declare.
+pub const SHARED: u32 = 48 * 1024;
+
+/// A device gives each warp registers in units of this size.
+const REGISTER_UNIT: u32 = 256;
+
+/// The registers of a multiprocessor, which are also the most that a block may have.
+pub const REGISTERS: u32 = 65_536;
+
+/// A grid whose sizes a launch can hold.
+///
+/// # Errors
+/// Why CUDA refuses it.
+pub(super) fn grid(blocks: [usize; 3]) -> Result<[u32; 3], String> {
+    for ((count, most), axis) in blocks.into_iter().zip(GRID).zip(["x", "y", "z"]) {
+        if !(1..=most as usize).contains(&count) {
+            return Err(format!("it has {count} blocks along {axis}, where CUDA takes 1 to {most}"));
+        }
+    }
+    Ok(blocks.map(|count| count as u32))
+}
+
+impl Launch {
+    /// Why CUDA refuses the launch, if it does. The sizes of the kernel are checked by [`Resources::refusal`].
+    pub fn refusal(&self) -> Option<String> {
+        if let Err(refusal) = grid(self.grid.map(|count| count as usize)) {
+            return Some(refusal);
+        }
+        if !(1..=BLOCK).contains(&self.block) {
+            return Some(format!("its blocks have {} threads, where CUDA takes 1 to {BLOCK}", self.block));
+        }
+        let bytes = 8 * self.arguments.len();
+        (bytes > PARAMETERS).then(|| format!("it has {bytes} bytes of parameters, where CUDA takes {PARAMETERS}"))
+    }
+}
+
+impl Resources {
+    /// The registers of a block of so many threads, as a device allocates them.
+    pub fn registers_of_block(&self, threads: u32) -> u32 {
+        threads.div_ceil(32) * (32 * self.registers).next_multiple_of(REGISTER_UNIT)
+    }
+
+    /// Why CUDA refuses to launch the kernel with blocks of so many threads, if it does.
+    pub fn refusal(&self, threads: u32) -> Option<String> {
+        let registers = self.registers_of_block(threads);
+        if registers > REGISTERS {
+            return Some(format!("a block takes {registers} registers, where CUDA takes {REGISTERS}"));
+        }
+        let shared = self.shared;
+        (shared > SHARED).then(|| format!("it has {shared} bytes of shared memory, where CUDA takes {SHARED}"))
+    }
+}

@@ -18,7 +18,7 @@ use crate::ops::random::RandomUniform;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::rotary::Rotary;
 use crate::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
-use crate::ops::shape::{Pad, Reshape, Transpose};
+use crate::ops::shape::{Concat, Pad, Reshape, Transpose};
 use crate::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use crate::ops::step::Accumulate;
 use smallvec::SmallVec;
@@ -50,6 +50,7 @@ fn elements() -> Vec<Sample> {
         Sample::new(Reshape, [float(&[3, 343])]).declared(f32_type(&[343, 3])),
         Sample::new(Pad { dim: 1, before: 2, value: Float::new(1.0) }, [float(&[3, 301])])
             .declared(f32_type(&[3, 305])),
+        Sample::new(Concat { dim: 1 }, [float(&[3, 201]), float(&[3, 140]), float(&[3, 2])]),
         Sample::new(dropout, [float(&[7, 301]), numbers()]),
         Sample::new(RandomUniform { id: 0, seed: 7, dim: 0 }, [numbers()]).declared(f32_type(&[7, 301])),
         Sample::new(adam, adam_operands),
@@ -72,10 +73,11 @@ fn rows() -> Vec<Sample> {
         let reduce = Reduce { kind: ReduceKind::Sum, dims: SmallVec::from_slice(&[dim]), keep: false };
         samples.push(Sample::new(reduce, [float(dims)]));
     }
-    let all = Reduce { kind: ReduceKind::Max, dims: SmallVec::from_slice(&[0, 1]), keep: false };
-    samples.push(Sample::new(all, [float(&[3, 9001])]));
-    for dims in [&[3u64, 1027][..], &[1031, 2]] {
-        let op = CumulativeSum { dim: if dims[1] == 2 { 0 } else { 1 }, exclusive: false, reverse: false };
+    // Rows that several blocks share.
+    let shared = Reduce { kind: ReduceKind::Max, dims: SmallVec::from_slice(&[0]), keep: false };
+    samples.push(Sample::new(shared, [float(&[131, 257])]));
+    for (dim, dims) in [(1, &[1u64, 4099]), (0, &[65, 301])] {
+        let op = CumulativeSum { dim, exclusive: false, reverse: false };
         samples.push(Sample::new(op, [float(dims)]));
     }
     samples
@@ -88,6 +90,9 @@ fn norms() -> Vec<Sample> {
         fill: Fill::Result(op, operands.to_vec(), result),
     };
     let (x, scale) = (|| float(&[302, 7]), || float(&[7]));
+    // The sums of a gradient over rows have a thread a column.
+    let (wide, of_column) = (|| float(&[5, 301]), || float(&[301]));
+    let of_row = |fill: Fill| Operand { ty: f32_type(&[5]), fill };
     let (mean, rstd) =
         (statistic(layer.clone().into(), &[0, 1, 1], 1), statistic(layer.clone().into(), &[0, 1, 1], 2));
     let root = statistic(rms.clone().into(), &[0, 1], 1);
@@ -99,6 +104,11 @@ fn norms() -> Vec<Sample> {
         Sample::new(LayerNormGrad, [x(), scale(), mean, rstd, x()]),
         Sample::new(rms, [x(), scale()]),
         Sample::new(RmsNormGrad, [x(), scale(), root, x()]),
+        Sample::new(
+            LayerNormGrad,
+            [wide(), of_column(), of_row(Fill::Normal), of_row(Fill::Positive), wide()],
+        ),
+        Sample::new(RmsNormGrad, [wide(), of_column(), of_row(Fill::Positive), wide()]),
         Sample::new(BatchStatistics, [plane()]),
         Sample::new(BatchNorm { eps }, [plane(), channels(), variance(), channels(), channels()]),
         Sample::new(BatchNormGrad { eps }, [plane(), channels(), variance(), channels(), plane()]),
@@ -124,8 +134,8 @@ fn indices() -> Vec<Sample> {
     vec![
         Sample::new(Gather { dim: 0 }, [float(&[6, 3]), indices(&[301], 6)]),
         // More keys than a block sorts.
-        Sample::new(GatherGrad { dim: 0 }, [indices(&[4099], 301), float(&[4099, 3])])
-            .declared(f32_type(&[301, 3])),
+        Sample::new(GatherGrad { dim: 0 }, [indices(&[4099], 301), float(&[4099, 7])])
+            .declared(f32_type(&[301, 7])),
         Sample::new(
             ScatterElements { dim: 0, kind: set },
             [float(&[301]), indices(&[307], 301), float(&[307])],
@@ -139,7 +149,7 @@ fn indices() -> Vec<Sample> {
 
 fn windows() -> Vec<Sample> {
     let windows = Windows::from_slice(&[Window { size: 3, stride: 2, dilation: 1, before: 1, after: 0 }]);
-    let x = || float(&[1, 3, 403]);
+    let x = || float(&[1, 5, 403]);
     let largest = Sample::new(MaxPool { windows: windows.clone() }, [x()]);
     let ty = largest.result_types().expect("samples are well-typed").remove(0);
     let dy = || Operand { ty: ty.clone(), fill: Fill::Normal };
@@ -149,7 +159,7 @@ fn windows() -> Vec<Sample> {
         largest,
         Sample::new(MaxPoolGrad { windows }, [x(), dy()]),
         Sample::new(mean, [x()]),
-        Sample::new(mean_gradient, [dy()]).declared(f32_type(&[1, 3, 403])),
+        Sample::new(mean_gradient, [dy()]).declared(f32_type(&[1, 5, 403])),
     ]
 }
 
@@ -161,32 +171,32 @@ fn products() -> Vec<Sample> {
         Sample::new(Rotary { interleaved: false }, [float(&[1, 1, 301, 6]), table(), table()]),
     ];
     samples.extend(experts());
-    // Tiles of 64 queries and keys, and of those that tensor cores take.
-    for width in [3, 64] {
-        samples.extend(attend([1, 2, 2, 77, 69, width], false));
-        samples.extend(attend([1, 2, 1, 77, 77, width], true));
-    }
+    // A prime number of queries and keys, whatever the tile; widths with and without tensor cores, and a mask.
+    samples.extend(attend([1, 2, 2, 79, 73, 3], false, Some(of(DType::F32, &[1, 1, 79, 73], Fill::Mask))));
+    samples.extend(attend([1, 2, 1, 79, 79, 3], true, None));
+    samples.extend(attend([1, 2, 2, 151, 149, 64], false, None));
     samples
 }
 
 /// Experts whose rows do not fill a tile.
 fn experts() -> [Sample; 2] {
-    let index = || of(DType::I64, &[70], Fill::Integers(0, 2));
-    let gradient = [index(), float(&[70, 21]), float(&[70, 67])];
+    let index = || of(DType::I64, &[71], Fill::Integers(0, 2));
+    let gradient = [index(), float(&[71, 21]), float(&[71, 67])];
     [
-        Sample::new(Experts { transposed: false }, [float(&[70, 21]), float(&[2, 21, 67]), index()]),
+        Sample::new(Experts { transposed: false }, [float(&[71, 21]), float(&[2, 21, 67]), index()]),
         Sample::new(ExpertsGrad, gradient).declared(f32_type(&[2, 21, 67])),
     ]
 }
 
 /// Attention of batch, query heads, key-value heads, queries, keys and width, and its gradient.
-fn attend([b, h, g, s, t, d]: [u64; 6], causal: bool) -> [Sample; 2] {
+fn attend([b, h, g, s, t, d]: [u64; 6], causal: bool, mask: Option<Operand>) -> [Sample; 2] {
     let scale = Float::new(0.3);
     let op = Attention { scale, causal };
-    let operands = [float(&[b, h, s, d]), float(&[b, g, t, d]), float(&[b, g, t, d])];
+    let operands: Vec<Operand> =
+        [float(&[b, h, s, d]), float(&[b, g, t, d]), float(&[b, g, t, d])].into_iter().chain(mask).collect();
     let result = |dims: &[u64], result| Operand {
         ty: f32_type(dims),
-        fill: Fill::Result(op.clone().into(), vec![0, 1, 2], result),
+        fill: Fill::Result(op.clone().into(), (0..operands.len()).collect(), result),
     };
     let more = [result(&[b, h, s, d], 0), result(&[b, h, s], 1), float(&[b, h, s, d])];
     let backward = operands.iter().cloned().chain(more).collect::<Vec<_>>();

@@ -84,8 +84,10 @@ template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N
 template <int N, class T> DEVICE Pack<T, N> load(const T* from) { return *(const Pack<T, N>*)from; }
 template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) { *(Pack<T, N>*)to = pack; }
 
-// Whether packs of `N` neighbours that lie these numbers of elements apart are aligned if the first of them is.
-template <int N, i64... Strides> constexpr bool in_packs = ((Strides % N == 0) && ...);
+// The elements that the alignment of a pack is.
+template <class T, int N> constexpr int aligned_to = (int)(alignof(Pack<T, N>) / sizeof(T));
+// Whether packs that lie these numbers of elements apart are aligned if the first of them is.
+template <class T, int N, i64... Strides> constexpr bool in_packs = ((Strides % aligned_to<T, N> == 0) && ...);
 
 template <i64... N> struct List {};
 

@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceError};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::program::Program;
 use ir::interp::Mode;
-use ir::ops::samples::{Sample, Through, samples};
+use ir::ops::samples::{Sample, Through, partial, samples};
 use ir::{DType, Module, Op};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -56,9 +56,9 @@ pub struct Verdict {
     pub problem: Option<String>,
 }
 
-/// The samples of all operators that are run by a device: constants are not.
+/// The samples of all operators that are run by a device, also those whose last block is partial. Constants are not run.
 pub fn all() -> Vec<Sample> {
-    samples().into_iter().filter(|sample| !matches!(sample.op, Op::Constant(_))).collect()
+    samples().into_iter().chain(partial()).filter(|sample| !matches!(sample.op, Op::Constant(_))).collect()
 }
 
 /// Runs samples in this process, in every type that they take, in these ways. Without cuDNN those that need it are left

@@ -1,10 +1,15 @@
 //! Holds commands to the memory that they say they read and write.
 //!
-//! A command runs twice, on memory of which everything that it does not say it reads was filled: with one byte, then with
-//! another. What comes out differently was made from memory that is not its to read. What is no longer as it was filled,
-//! outside of what it says it writes, is not its to write. Memories have guards at both ends, so that what is beyond them
-//! is seen as well.
+//! A command runs twice. Each of its operands and results is moved into a mapping of its own (`guarded.rs`), between pages
+//! that may not be touched: it ends at the pages behind it in one run, and begins at the pages before it in the other. The
+//! few bytes between it and the pages on its other side are filled with one byte, then with another. Results that differ
+//! between the runs were made from those bytes, and bytes that changed outside of the results are not the command's to
+//! write.
+//!
+//! Calls of libraries run in the device's memory itself. All of it that the call does not say it reads is filled in the same
+//! way.
 
+use super::guarded::{Guards, Side};
 use super::{Host, Memory, Queued, State};
 use crate::cuda::driver::{Address, DriverError, Touches};
 use crate::cuda::program::Place;
@@ -13,28 +18,34 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// What memory is filled with: numbers that are not finite, and the integer -1, and then zeros. What is written, and not
-/// read, is filled with the other one, so that what was copied from elsewhere is no longer as it was.
+/// The fillings of the two runs: numbers that are not finite, which are the integer -1, and zeros. Bytes that are written
+/// and not read are filled with the other byte than those that are neither, so that a copy from elsewhere changes them.
 pub(super) const FILLS: [[u8; 2]; 2] = [[0xff, 0], [0, 0xff]];
 
-/// Bytes before and after each memory that are nobody's.
-pub(super) const GUARD: usize = 4096;
-
-/// What a command says it touches of one memory, counted from the memory's first byte.
+/// The bytes of a memory that a command says it touches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Declared {
     /// Where the memory begins.
     pub(super) memory: Address,
-    /// What the memory is, for people.
+    /// The memory's name, for people.
     pub(super) name: &'static str,
-    /// The bytes that it reads.
-    pub(super) reads: Vec<Range<u64>>,
-    /// The bytes that it writes.
-    pub(super) writes: Vec<Range<u64>>,
+    /// The operands that lie in it.
+    pub(super) reads: Vec<Part>,
+    /// The results that lie in it.
+    pub(super) writes: Vec<Part>,
+}
+
+/// An operand or a result of a command.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Part {
+    /// Its number among those that the command reads, or writes.
+    pub(super) number: usize,
+    /// Its bytes, counted from the memory's first.
+    pub(super) bytes: Range<u64>,
 }
 
 impl Declared {
-    /// What a command says of each memory.
+    /// The bytes that a command says it touches, by memory.
     pub(super) fn of(touches: &Touches) -> Vec<Self> {
         let memories = [
             (Region::Arena, touches.arena, "the arena"),
@@ -42,8 +53,8 @@ impl Declared {
         ];
         let of = |(region, memory, name)| {
             let within = |places: &[Place]| {
-                let own = places.iter().filter(|place| place.region == region);
-                own.map(|place| place.bytes.clone()).collect()
+                let own = places.iter().enumerate().filter(|(_, place)| place.region == region);
+                own.map(|(number, place)| Part { number, bytes: place.bytes.clone() }).collect()
             };
             let (reads, writes) = (within(&touches.command.reads), within(&touches.command.writes));
             Self { memory, name, reads, writes }
@@ -64,9 +75,11 @@ impl Queued {
     }
 
     /// What it is, for people; and all that it is given.
-    fn described(&self) -> (String, String) {
+    pub(super) fn described(&self) -> (String, String) {
         match self {
-            Self::Launch { sizes, words, name, .. } => (name.clone(), format!("{sizes:?} {words:?}")),
+            Self::Launch { sizes, words, name, .. } => {
+                (name.clone(), format!("{sizes:?} {:?}", words.values))
+            }
             Self::Multiply { multiply, places, add } => {
                 let [m, k, n] = multiply.sizes;
                 (format!("a multiplication [{m}, {k}] [{k}, {n}]"), format!("{multiply:?} {places:?} {add}"))
@@ -91,38 +104,100 @@ impl Host {
         if !state.checked.insert(hasher.finish()) {
             return self.run(state, command.clone());
         }
-        let told = |stray: Stray| DriverError(format!("{name} {stray}"));
+        match command {
+            Queued::Library { .. } => self.run_in_place(state, declared, command),
+            _ => self.run_between_guards(state, declared, command),
+        }
+        .map_err(|stray| stray.of(&name))
+    }
+
+    /// Runs a command twice, its operands between guards.
+    fn run_between_guards(
+        &self,
+        state: &mut State,
+        declared: &[Declared],
+        command: &Queued,
+    ) -> Result<(), Error> {
+        state.guards = Guards::of(declared, state)?;
+        let originals: Vec<Address> = state.guards.mapped.iter().map(|mapped| mapped.original()).collect();
+        let mut held = Vec::new();
+        for mapped in &state.guards.mapped {
+            held.push(mapped.held(state.bytes(mapped.original(), Some(mapped.len()))?));
+        }
+        for side in [Side::Behind, Side::Before] {
+            state.guards.place(side);
+            let commands = command.between(state)?;
+            for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
+                held.fill(mapped.all(), mapped.start());
+            }
+            self.run(state, commands)?;
+            for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
+                held.look(mapped.all(), mapped.start())?;
+            }
+        }
+        state.guards = Guards::default();
+        for (held, original) in held.into_iter().zip(originals) {
+            let count = held.len();
+            held.restore(state.bytes(original, Some(count))?)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a command twice in the device's memory.
+    fn run_in_place(&self, state: &mut State, declared: &[Declared], command: &Queued) -> Result<(), Error> {
         let mut held = Vec::new();
         for declared in declared {
-            held.push(Held::of(declared, state.guarded(declared.memory)?));
+            let memory = state.whole(declared.memory)?;
+            held.push((Held::of(declared, &(0..memory.len() as u64), memory), memory));
         }
         for _ in FILLS {
-            for held in &mut held {
-                held.fill(state.guarded(held.memory)?);
-            }
+            held.iter_mut().for_each(|(held, memory)| held.fill(memory, 0));
             self.run(state, command.clone())?;
-            for held in &mut held {
-                held.look(state.guarded(held.memory)?).map_err(told)?;
-            }
+            held.iter_mut().try_for_each(|(held, memory)| held.look(memory, 0))?;
         }
-        for held in held {
-            let bytes = state.guarded(held.memory)?;
-            held.restore(bytes).map_err(told)?;
-        }
+        held.into_iter().try_for_each(|(held, memory)| held.restore(memory))?;
         Ok(())
     }
 }
 
-impl State {
-    /// The memory that begins at an address, with its guards.
-    fn guarded<'a>(&self, at: Address) -> Result<&'a mut [u8], DriverError> {
-        let memory = self.memory.iter().find(|memory| memory.start() == at);
-        let none = || DriverError(format!("no memory begins at {:#x}", at.0));
-        memory.map(Memory::guarded).ok_or_else(none)
+/// The end of a check that found something.
+enum Error {
+    Driver(DriverError),
+    Stray(Stray),
+}
+
+impl Error {
+    /// The driver's error of a command.
+    fn of(self, name: &str) -> DriverError {
+        match self {
+            Self::Driver(error) => error,
+            Self::Stray(stray) => DriverError(format!("{name} {stray}")),
+        }
     }
 }
 
-/// What a command did that it does not say.
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<Stray> for Error {
+    fn from(stray: Stray) -> Self {
+        Self::Stray(stray)
+    }
+}
+
+impl State {
+    /// The memory that begins at an address.
+    fn whole<'a>(&self, at: Address) -> Result<&'a mut [u8], DriverError> {
+        let memory = self.memory.iter().find(|memory| memory.start() == at);
+        let none = || DriverError(format!("no memory begins at {:#x}", at.0));
+        memory.map(Memory::all).ok_or_else(none)
+    }
+}
+
+/// An access that a command does not say it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stray {
     /// It writes this byte of a memory.
@@ -144,76 +219,83 @@ impl fmt::Display for Stray {
     }
 }
 
-/// A memory while a command is held to what it says of it. Ranges count the guard before it.
+/// Bytes of a memory while a command is held to its declaration. Ranges are counted from the first of them.
 pub(super) struct Held {
-    memory: Address,
     name: &'static str,
+    /// The place of the first byte in its memory.
+    first: u64,
     reads: Vec<Range<usize>>,
     writes: Vec<Range<usize>>,
-    /// What was there before.
+    /// The bytes before the check.
     saved: Vec<u8>,
-    /// What should be there after a run, where nothing is written.
+    /// The bytes that should be there after a run, with those around them.
     filled: Vec<u8>,
     runs: Vec<Run>,
 }
 
-/// What is where the command writes, one range after the other.
+/// The bytes that the command writes, one range after the other.
 struct Run {
     before: Vec<u8>,
     after: Vec<u8>,
 }
 
 impl Held {
-    /// Of a memory with its guards.
-    pub(super) fn of(declared: &Declared, bytes: &[u8]) -> Self {
-        let all = |ranges: &[Range<u64>]| {
-            let guarded = |range: &Range<u64>| GUARD + range.start as usize..GUARD + range.end as usize;
-            ranges.iter().map(guarded).collect()
+    /// Of the range of a memory that has these bytes.
+    pub(super) fn of(declared: &Declared, range: &Range<u64>, bytes: &[u8]) -> Self {
+        let within = |parts: &[Part]| {
+            let own = parts
+                .iter()
+                .map(|part| &part.bytes)
+                .filter(|own| range.start <= own.start && own.end <= range.end);
+            own.map(|own| (own.start - range.start) as usize..(own.end - range.start) as usize).collect()
         };
-        let (reads, writes) = (all(&declared.reads), all(&declared.writes));
         Self {
-            memory: declared.memory,
             name: declared.name,
-            reads,
-            writes,
+            first: range.start,
+            reads: within(&declared.reads),
+            writes: within(&declared.writes),
             saved: bytes.to_vec(),
-            filled: bytes.to_vec(),
+            filled: vec![],
             runs: vec![],
         }
     }
 
-    /// Fills the memory for the next run.
-    pub(super) fn fill(&mut self, bytes: &mut [u8]) {
+    /// How many bytes there are.
+    pub(super) fn len(&self) -> usize {
+        self.saved.len()
+    }
+
+    /// Fills memory for the next run; the bytes begin at `start` in it.
+    pub(super) fn fill(&mut self, memory: &mut [u8], start: usize) {
         let [foreign, written] = FILLS[self.runs.len()];
-        bytes.fill(foreign);
+        memory.fill(foreign);
+        let bytes = &mut memory[start..];
         for range in self.writes.iter().cloned() {
             bytes[range].fill(written);
         }
         for range in self.reads.iter().cloned() {
             bytes[range.clone()].copy_from_slice(&self.saved[range]);
         }
-        self.filled.copy_from_slice(bytes);
+        self.filled = memory.to_vec();
     }
 
-    /// Looks at what a run left.
-    pub(super) fn look(&mut self, bytes: &[u8]) -> Result<(), Stray> {
-        let before = self.written(&self.filled);
+    /// Looks at the memory after a run.
+    pub(super) fn look(&mut self, memory: &[u8], start: usize) -> Result<(), Stray> {
+        let (filled, bytes) = (&mut self.filled[start..], &memory[start..]);
+        let written =
+            |bytes: &[u8]| self.writes.iter().flat_map(|range| &bytes[range.clone()]).copied().collect();
+        self.runs.push(Run { before: written(filled), after: written(bytes) });
         for range in self.writes.iter().cloned() {
-            self.filled[range.clone()].copy_from_slice(&bytes[range]);
+            filled[range.clone()].copy_from_slice(&bytes[range]);
         }
-        self.runs.push(Run { before, after: self.written(bytes) });
-        if self.filled == bytes {
+        if self.filled == memory {
             return Ok(());
         }
-        let at = self.filled.iter().zip(bytes).position(|(filled, found)| filled != found);
-        Err(Stray::Writes(self.name, at.unwrap_or_default() as i64 - GUARD as i64))
+        let at = self.filled.iter().zip(memory).position(|(filled, found)| filled != found);
+        Err(Stray::Writes(self.name, self.first as i64 + at.unwrap_or_default() as i64 - start as i64))
     }
 
-    fn written(&self, bytes: &[u8]) -> Vec<u8> {
-        self.writes.iter().flat_map(|range| &bytes[range.clone()]).copied().collect()
-    }
-
-    /// Puts back what was there before the runs, and what they wrote.
+    /// Puts the results into the memory that the bytes are of, and the other bytes back.
     pub(super) fn restore(self, bytes: &mut [u8]) -> Result<(), Stray> {
         bytes.copy_from_slice(&self.saved);
         let [first, second] = &self.runs[..] else { unreachable!("there are two fills") };
@@ -222,7 +304,7 @@ impl Held {
             if after[0] == after[1] {
                 bytes[at] = after[0];
             } else if after != before {
-                return Err(Stray::Reads(self.name, at as i64 - GUARD as i64));
+                return Err(Stray::Reads(self.name, self.first as i64 + at as i64));
             }
             // Else nothing was written there: rows that lie apart have others between them.
         }
@@ -234,24 +316,27 @@ impl Held {
 mod tests {
     use super::*;
 
-    /// What a command makes of a memory of 16 bytes, of which it says that it reads 0 to 4 and writes 8 to 12.
+    /// Bytes before and after the memory.
+    const GUARD: usize = 32;
+
+    /// The result of a command on a memory of 16 bytes, of which it says that it reads 0 to 4 and writes 8 to 12.
     fn held(command: impl Fn(&mut [u8])) -> Result<Vec<u8>, Stray> {
-        let [reads, writes] = [0..4, 8..12].map(|range| std::iter::once(range).collect());
+        let [reads, writes] = [0..4, 8..12].map(|bytes| vec![Part { number: 0, bytes }]);
         let declared = Declared { memory: Address(0), name: "the arena", reads, writes };
-        let mut bytes = vec![0; 2 * GUARD + 16];
-        (0..16).for_each(|i| bytes[GUARD + i] = i as u8);
-        let mut held = Held::of(&declared, &bytes);
+        let mut bytes: Vec<u8> = (0..16).collect();
+        let mut memory = vec![0; 2 * GUARD + 16];
+        let mut held = Held::of(&declared, &(0..16), &bytes);
         for _ in FILLS {
-            held.fill(&mut bytes);
-            command(&mut bytes[GUARD..]);
-            held.look(&bytes)?;
+            held.fill(&mut memory, GUARD);
+            command(&mut memory[GUARD..]);
+            held.look(&memory, GUARD)?;
         }
         held.restore(&mut bytes)?;
-        Ok(bytes[GUARD..GUARD + 16].to_vec())
+        Ok(bytes)
     }
 
     #[test]
-    fn what_is_written_stays_and_nothing_else_changes() {
+    fn results_stay_and_nothing_else_changes() {
         let result = held(|bytes| {
             bytes[8] = bytes[3] + 40;
             bytes[11] = 0xff;
@@ -260,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_beyond_what_is_written_is_found() {
+    fn a_byte_beyond_the_results_is_found() {
         for (at, byte) in [(12, 0), (7, 0xff), (0, 9), (16, 1), (GUARD + 15, 1)] {
             let found = held(|bytes| bytes[at] = byte);
             assert_eq!(found, Err(Stray::Writes("the arena", at as i64)));
@@ -268,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_from_a_byte_that_is_not_read_is_found() {
+    fn results_that_are_made_from_a_byte_that_is_not_read_are_found() {
         for from in [4, 15, 16] {
             assert_eq!(held(|bytes| bytes[9] = bytes[from]), Err(Stray::Reads("the arena", 9)));
             assert_eq!(held(|bytes| bytes[9] = bytes[from] & 1), Err(Stray::Reads("the arena", 9)));

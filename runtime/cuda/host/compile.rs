@@ -1,5 +1,6 @@
 //! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
 
+use super::fault::{self, Fault};
 use crate::cuda::driver::DriverError;
 use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -17,6 +18,8 @@ const HOST: &str = include_str!("host.h");
 pub(super) struct Compiled {
     functions: Vec<Entry>,
     names: Vec<String>,
+    /// Ends the block that runs, from the stack of one of its fibers.
+    abandon: Abandon,
     /// The threads that a library counts are its own: one launch at a time.
     library: Arc<Mutex<Library>>,
 }
@@ -40,36 +43,47 @@ impl Libraries {
 }
 
 type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> *const c_char;
+type Abandon = unsafe extern "C" fn();
+
+/// Why a kernel did not come to its end.
+pub(super) enum Stop {
+    /// The stand-in's reason.
+    Text(String),
+    /// A fault of the processor.
+    Fault(Fault),
+}
 
 /// A kernel that can be run.
 #[derive(Clone)]
 pub(super) struct Function {
     entry: Entry,
+    abandon: Abandon,
     library: Arc<Mutex<Library>>,
 }
 
 impl Function {
-    /// Runs the kernel, given the grid's sizes, the block's size and the arguments.
+    /// Runs the kernel, given the numbers of `host::run` and the arguments.
     ///
     /// # Errors
-    /// Threads that do not meet where they wait; too much shared memory.
+    /// Threads that do not meet where they wait; too much shared memory; an access to memory that may not be touched.
     #[allow(unsafe_code)]
-    pub(super) fn run(&self, sizes: &[u32; 4], words: &[u64], order: u32) -> Result<(), String> {
+    pub(super) fn run(&self, sizes: &[u32; 5], words: &[u64], order: u32) -> Result<(), Stop> {
         let _one_at_a_time = self.library.lock().unwrap_or_else(|broken| broken.into_inner());
-        // SAFETY: the entry was written with the kernel, and takes these; what the kernel does with addresses is what is
-        // tested.
-        let fault = unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
-        if fault.is_null() {
+        // SAFETY: the entry was written with the kernel, and takes these. A kernel that touches memory which is not its own
+        // is a fault of what is tested; guards find most of them.
+        let run = || unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
+        let text = fault::caught(self.abandon, run).map_err(Stop::Fault)?;
+        if text.is_null() {
             return Ok(());
         }
         // SAFETY: the text is the library's until its next launch, which the lock keeps from beginning.
-        Err(unsafe { CStr::from_ptr(fault) }.to_string_lossy().into_owned())
+        Err(Stop::Text(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()))
     }
 }
 
 impl Compiled {
     pub(super) fn function(&self, kernel: usize) -> Function {
-        Function { entry: self.functions[kernel], library: self.library.clone() }
+        Function { entry: self.functions[kernel], abandon: self.abandon, library: self.library.clone() }
     }
 
     pub(super) fn name(&self, kernel: usize) -> &str {
@@ -112,6 +126,8 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     let flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique"];
     // Sums stay as they are written, one rounding a step, and pointers may be of any type.
     let flags = flags.into_iter().chain(["-ffp-contract=off", "-fno-strict-aliasing", "-w"]);
+    // An access whose address is not a multiple of its type's alignment is a trap, which needs no library.
+    let flags = flags.chain(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]);
     // A wait is known by the calls that lead to it: frames have pointers, and no wait is copied into several paths.
     let flags = flags.chain(["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-thread-jumps"]);
     let output = Command::new(&compiler).args(flags).arg("-o").arg(&to).arg(&from).output();
@@ -128,6 +144,9 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
         entry.map(|entry| *entry).map_err(|error| failed(&kernel.name, &error))
     };
     let functions = kernels.iter().map(function).collect::<Result<_, _>>()?;
+    // SAFETY: `host.h` has this function with this type.
+    let abandon = unsafe { library.get::<Abandon>(b"host_abandon") };
+    let abandon = *abandon.map_err(|error| failed("host_abandon", &error))?;
     let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
-    Ok(Compiled { functions, names, library: Arc::new(Mutex::new(library)) })
+    Ok(Compiled { functions, names, abandon, library: Arc::new(Mutex::new(library)) })
 }

@@ -86,6 +86,8 @@ inline Index block_size, grid_size;
 inline std::vector<size_t> shared_bytes;
 // Why a launch fails; empty if it does not.
 inline std::string fault;
+// How many blocks run at each end of the grid.
+inline uint64_t corners = ~0ull;
 
 extern "C" void host_switch(void** save, void* load);
 asm(R"(
@@ -246,6 +248,7 @@ inline bool run_blocks(unsigned at_once, unsigned order) {
     for (auto& block : alive) block.left = 0;
     do {
         for (unsigned i = 0; i < at_once; i++) {
+            if (begun == corners && count - corners > corners) begun = count - corners;
             // Blocks come in any order on a device.
             if (alive[i].left == 0 && begun < count) begin(alive[i], order % 2 ? count - 1 - begun : begun), begun++;
             if (alive[i].left > 0 && !advance(alive[i], own)) return false;
@@ -258,6 +261,7 @@ template <class... P, size_t... I>
 const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order, std::index_sequence<I...>) {
     grid_size = {sizes[0], sizes[1], sizes[2]};
     block_size = {sizes[3], 1, 1};
+    corners = sizes[4] ? sizes[4] : ~0ull;
     body = [=] { kernel(argument<P>(words[I])...); };
     fault.clear();
     shared_bytes.clear();
@@ -269,8 +273,8 @@ const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* wor
     return fault.c_str();
 }
 
-// Runs a kernel: `sizes` has the grid's three and the block's. In orders from 2 on, two or three blocks are alive at once.
-// Why it fails; null if it comes to its end.
+// Runs a kernel: `sizes` has the grid's three, the block's, and how many blocks run at each end of the grid; 0 stands for
+// all blocks. In orders from 2 on, two or three blocks are alive at once. Why it fails; null if it comes to its end.
 template <class... P>
 const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* words, unsigned order) {
     return run(kernel, sizes, words, order, std::index_sequence_for<P...>());
@@ -313,8 +317,9 @@ template <class T, class Of> auto of_warp(const T& own, Of of, AT_LINE) {
     return made;
 }
 
-// Copies as much, or zeros, when the thread waits for its copies.
+// Copies as much, or zeros, when the thread waits for its copies. Both addresses are multiples of the size.
 inline void copy_later(void* to, const void* from, size_t bytes) {
+    if (((uintptr_t)to | (uintptr_t)from) % bytes != 0) __builtin_trap();
     current->copies.push_back({to, from, bytes, current->groups});
 }
 inline void close_copies() { current->groups++; }
@@ -348,6 +353,14 @@ template <class T> T* shared(size_t place, size_t count) {
 }
 
 inline size_t next_place() { static size_t places = 0; return places++; }
+
+// Ends the block whose thread touched memory that it may not. The handler of the signal lets the thread go on here.
+extern "C" __attribute__((visibility("default"))) void host_abandon() {
+    fault = "an access to memory";
+    for (Fiber& fiber : block->fibers) fiber.done = true, fiber.waits = Waits::Nothing;
+    yield();
+    abort();
+}
 
 }  // namespace host
 

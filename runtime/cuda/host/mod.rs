@@ -8,7 +8,10 @@ mod capture;
 mod checked;
 mod compile;
 mod exchange;
+mod fault;
+mod guarded;
 mod multiply;
+mod pages;
 
 use super::driver::{
     Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
@@ -19,9 +22,11 @@ use crate::comm::Communicator;
 use crate::cpu;
 use crate::program::{Instruction, Region};
 use capture::{Capture, Warm};
-use checked::{Declared, GUARD};
-use compile::{Compiled, Libraries};
+use checked::Declared;
+use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
+use guarded::{Guards, Words};
+use pages::Pages;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,6 +48,8 @@ pub struct Host {
     /// Bytes that it holds; none: as many as there are.
     size: Option<u64>,
     compiled: Vec<Arc<Compiled>>,
+    /// For each loaded program, which entries of its tables are addresses.
+    tables: Vec<Arc<[bool]>>,
     libraries: Libraries,
     /// What it exchanges with other ranks through.
     communicator: Option<Arc<dyn Communicator>>,
@@ -53,6 +60,8 @@ pub struct Host {
     warm: Warm,
     /// Events whose last mark was in a capture: nothing outside may wait for them.
     inside: BTreeSet<Event>,
+    /// How many blocks run at each end of a grid; 0: all blocks.
+    corners: u32,
     /// Whether commands are held to what they say they read and write; and what the next one says.
     is_checked: bool,
     declared: Vec<Declared>,
@@ -74,26 +83,24 @@ struct State {
     left: Option<u64>,
     /// The commands that were checked, by their hashes.
     checked: BTreeSet<u64>,
+    /// The memory of a command that is being checked.
+    guards: Guards,
     failed: Option<DriverError>,
     stamped: BTreeMap<usize, Instant>,
 }
 
-/// Memory between two guards.
+/// A part of the device's memory.
 struct Memory {
-    words: Vec<Aligned>,
+    pages: Pages,
     bytes: u64,
 }
-
-#[derive(Clone, Copy)]
-#[repr(align(256))]
-struct Aligned(#[allow(dead_code)] [u8; 256]);
 
 #[derive(Clone)]
 enum Queued {
     Launch {
         kernel: compile::Function,
         sizes: [u32; 4],
-        words: Vec<u64>,
+        words: Words,
         name: String,
     },
     Multiply {
@@ -136,12 +143,14 @@ impl Host {
             order,
             size: None,
             compiled: vec![],
+            tables: vec![],
             libraries: Libraries::default(),
             communicator: None,
             capture: None,
             graphs: vec![],
             warm: Warm::default(),
             inside: BTreeSet::new(),
+            corners: 0,
             is_checked: false,
             declared: vec![],
             state: RefCell::default(),
@@ -173,6 +182,12 @@ impl Host {
     /// One that holds each command, the first time that it runs, to what it says it reads and writes.
     pub fn checked(self) -> Self {
         Self { is_checked: true, ..self }
+    }
+
+    /// One that runs so many blocks at each end of a grid, and no block between them: for tensors whose memory is never
+    /// touched but at their ends.
+    pub fn corners(self, blocks: u32) -> Self {
+        Self { corners: blocks, ..self }
     }
 
     /// Bytes that can be allocated.
@@ -238,11 +253,14 @@ impl Host {
 
     fn run(&self, state: &mut State, queued: Queued) -> Result<(), DriverError> {
         match queued {
-            Queued::Launch { kernel, sizes, words, name } => {
+            Queued::Launch { kernel, sizes: [x, y, z, threads], words, name } => {
+                let sizes = [x, y, z, threads, self.corners];
                 let failed = || DriverError(format!("{name}: its memory failed, as it was asked to"));
                 state.left = state.left.map(|left| left.checked_sub(1).ok_or_else(failed)).transpose()?;
-                let run = kernel.run(&sizes, &words, self.order.threads);
-                run.map_err(|fault| DriverError(format!("{name}: {fault}")))?;
+                kernel.run(&sizes, &words.values, self.order.threads).map_err(|stop| match stop {
+                    Stop::Text(text) => DriverError(format!("{name}: {text}")),
+                    Stop::Fault(fault) => DriverError(format!("{name} {}", state.described(fault))),
+                })?;
             }
             Queued::Multiply { multiply, places, add } => {
                 if let Some(refusal) = multiply.refused_epilogue() {
@@ -259,6 +277,7 @@ impl Host {
                     aux: part(places.aux)?,
                     sums: part(places.sums)?,
                 };
+                multiply::check_bounds(&multiply, &matrices)?;
                 multiply::multiply(&multiply, matrices, add);
             }
             Queued::Library { instruction, arena, constants, add } => {
@@ -287,16 +306,11 @@ impl Host {
 
 impl Memory {
     fn start(&self) -> Address {
-        Address((self.words.as_ptr() as usize + GUARD) as u64)
+        Address(self.pages.start() as u64)
     }
 
-    /// All of it, with its guards.
-    #[allow(unsafe_code)]
-    fn guarded<'a>(&self) -> &'a mut [u8] {
-        let (first, count) = (self.words.as_ptr() as *mut u8, self.words.len() * 256);
-        // SAFETY: the allocation is never moved nor freed before the driver is; slices of it are used one command at a
-        // time.
-        unsafe { std::slice::from_raw_parts_mut(first, count) }
+    fn all<'a>(&self) -> &'a mut [u8] {
+        &mut self.pages.all()[..self.bytes as usize]
     }
 }
 
@@ -314,15 +328,15 @@ impl State {
 
     /// The memory from an address on: so many bytes, or all there are.
     fn bytes<'a>(&self, at: Address, bytes: Option<usize>) -> Result<&'a mut [u8], DriverError> {
-        for memory in &self.memory {
-            let start = memory.start().0;
-            let Some(offset) = at.0.checked_sub(start).filter(|&offset| offset <= memory.bytes) else {
+        let memories = self.memory.iter().map(|memory| (memory.start(), memory.all()));
+        for (start, all) in memories.chain(self.guards.memories()) {
+            let Some(offset) = at.0.checked_sub(start.0).filter(|&offset| offset <= all.len() as u64) else {
                 continue;
             };
-            let left = (memory.bytes - offset) as usize;
-            let count = bytes.unwrap_or(left);
-            if count <= left {
-                return Ok(&mut memory.guarded()[GUARD + offset as usize..][..count]);
+            let left = &mut all[offset as usize..];
+            let count = bytes.unwrap_or(left.len());
+            if count <= left.len() {
+                return Ok(&mut left[..count]);
             }
         }
         Err(DriverError(format!("{bytes:?} bytes at {:#x} are not in the device's memory", at.0)))
@@ -340,8 +354,7 @@ impl Driver for Host {
         if bytes > free {
             return Err(DriverError(format!("cannot allocate {bytes} bytes: {free} are free")));
         }
-        let words = vec![Aligned([0; 256]); (bytes as usize + 2 * GUARD).div_ceil(256)];
-        let memory = Memory { words, bytes };
+        let memory = Memory { pages: Pages::new(bytes as usize)?, bytes };
         let address = memory.start();
         self.state.get_mut().memory.push(memory);
         Ok(address)
@@ -349,6 +362,7 @@ impl Driver for Host {
 
     fn load(&mut self, program: &CudaProgram) -> Result<Loaded, DriverError> {
         self.compiled.push(self.libraries.of(&program.kernels)?);
+        self.tables.push(program.tables.iter().map(guarded::is_address).collect());
         Ok(Loaded(self.compiled.len() - 1))
     }
 
@@ -429,7 +443,7 @@ impl Driver for Host {
         let queued = Queued::Launch {
             kernel: compiled.function(launch.kernel),
             sizes: [x, y, z, launch.block],
-            words: arguments.to_vec(),
+            words: Words::of(launch, arguments, &self.tables[loaded.0]),
             name,
         };
         self.push(stream, queued)

@@ -1,6 +1,7 @@
 //! cuBLASLt's part on the processor: matrices where the description says, sums in f32, of f64 in f64.
 
 use crate::cpu::{product_f32, product_f64};
+use crate::cuda::driver::DriverError;
 use crate::cuda::program::{Matrices, Multiply};
 use crate::program::Activation;
 use half::{bf16, f16};
@@ -17,6 +18,34 @@ pub(super) struct Memory<'a> {
     pub(super) addend: Option<&'a mut [u8]>,
     pub(super) aux: Option<&'a mut [u8]>,
     pub(super) sums: Option<&'a mut [u8]>,
+}
+
+/// Refuses a multiplication that touches bytes behind the memory of one of its sides.
+pub(super) fn check_bounds(multiply: &Multiply, memory: &Memory) -> Result<(), DriverError> {
+    let Multiply { sizes: [m, k, n], batch, dtype, out_dtype, epilogue, .. } = multiply;
+    let of = |matrices: &Matrices, dtype: DType, batch, sizes| {
+        let place = matrices.place(dtype, batch, sizes).bytes;
+        place.end - place.start
+    };
+    let result = |matrices: &Matrices| of(matrices, *out_dtype, 1, [*m, *n]);
+    let vector = |count: &usize| *count as u64 * out_dtype.bytes();
+    let sums = epilogue.sums.map(|(side, _)| vector([m, n][side as usize]));
+    let sides = [
+        ("its left side", Some(of(&multiply.lhs, *dtype, *batch, [*m, *k])), Some(memory.lhs.len())),
+        ("its right side", Some(of(&multiply.rhs, *dtype, *batch, [*k, *n])), Some(memory.rhs.len())),
+        ("its result", Some(of(&multiply.out, *out_dtype, *batch, [*m, *n])), Some(memory.out.len())),
+        ("its bias", epilogue.bias.map(|_| vector(n)), memory.bias.as_deref().map(<[u8]>::len)),
+        ("its addend", epilogue.addend.as_ref().map(result), memory.addend.as_deref().map(<[u8]>::len)),
+        ("the operand of GELU", epilogue.aux.as_ref().map(result), memory.aux.as_deref().map(<[u8]>::len)),
+        ("its sums", sums, memory.sums.as_deref().map(<[u8]>::len)),
+    ];
+    for (name, needed, given) in sides {
+        let beyond = needed.unwrap_or_default().saturating_sub(given.unwrap_or_default() as u64);
+        if beyond > 0 {
+            return Err(DriverError(format!("a multiplication touches {beyond} bytes behind {name}")));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn multiply(multiply: &Multiply, mut memory: Memory, add: bool) {

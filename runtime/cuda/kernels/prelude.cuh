@@ -84,6 +84,11 @@ template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N
 template <int N, class T> DEVICE Pack<T, N> load(const T* from) { return *(const Pack<T, N>*)from; }
 template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) { *(Pack<T, N>*)to = pack; }
 
+// The elements that the alignment of a pack is.
+template <class T, int N> constexpr int aligned_to = (int)(alignof(Pack<T, N>) / sizeof(T));
+// Whether packs that lie these numbers of elements apart are aligned if the first of them is.
+template <class T, int N, i64... Strides> constexpr bool in_packs = ((Strides % aligned_to<T, N> == 0) && ...);
+
 template <i64... N> struct List {};
 
 // Where the element with a row-major index stands: `Layout<List<sizes…>, List<strides…>>::at(index)`. `I` is the type
@@ -91,16 +96,20 @@ template <i64... N> struct List {};
 template <class Sizes, class Strides> struct Layout;
 template <i64 Size, i64 Stride> struct Layout<List<Size>, List<Stride>> {
     static constexpr i64 size = Size;
+    // Whether `N` divides the distance between any two elements.
+    template <int N> static constexpr bool apart = Size == 1 || Stride % N == 0;
     template <class I> DEVICE i64 at(I index) { return (i64)index * Stride; }
 };
 template <> struct Layout<List<>, List<>> {
     static constexpr i64 size = 1;
+    template <int N> static constexpr bool apart = true;
     template <class I> DEVICE i64 at(I) { return 0; }
 };
 template <i64 Size, i64 Next, i64... Sizes, i64 Stride, i64 NextStride, i64... Strides>
 struct Layout<List<Size, Next, Sizes...>, List<Stride, NextStride, Strides...>> {
     typedef Layout<List<Next, Sizes...>, List<NextStride, Strides...>> Inner;
     static constexpr i64 size = Size * Inner::size;
+    template <int N> static constexpr bool apart = (Size == 1 || Stride % N == 0) && Inner::template apart<N>;
     template <class I> DEVICE i64 at(I index) {
         const I inner = (I)Inner::size;
         return (i64)(index / inner) * Stride + Inner::at((I)(index % inner));

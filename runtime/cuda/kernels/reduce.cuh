@@ -30,6 +30,7 @@ template <class Gone, int SLICES> struct Slice {
 template <class Combine, class Gone, int N, int SLICES, class C, class T>
 DEVICE void run(const T* start, i64 own, i64 step, C (&total)[N]) {
     typedef Slice<Gone, SLICES> Own;
+    static_assert(Gone::template apart<aligned_to<T, N>>, "the packs that go are not aligned");
     const i64 first = Own::first(), end = Own::end();
     Pack<T, N> some = {};
     if (Gone::size > 0) some = load<N>(start + place<Gone>(first));
@@ -53,6 +54,7 @@ DEVICE void run(const T* start, i64 own, i64 step, C (&total)[N]) {
 // A group of `GROUP` threads an element of the result: neighbours combine neighbours.
 template <class Combine, class Kept, class Gone, class To, int N, int GROUP, int SLICES, class C, class T, class U>
 DEVICE void along(const T* from, U* to, C factor, i64 adds) {
+    static_assert(Kept::template apart<aligned_to<T, N>>, "the packs that stay are not aligned");
     const i64 own = (i64)blockIdx.x * (blockDim.x / GROUP) + threadIdx.x / GROUP;
     const bool is_there = own < Kept::size;
     C total[N];
@@ -70,6 +72,7 @@ DEVICE void along(const T* from, U* to, C factor, i64 adds) {
 // the same.
 template <class Combine, class Kept, class Gone, class To, int N, int ACROSS, int DOWN, int SLICES, class C, class T, class U>
 DEVICE void across(const T* from, U* to, C factor, i64 adds) {
+    static_assert(Kept::template apart<aligned_to<T, N>>, "the packs that stay are not aligned");
     const i64 first = (i64)blockIdx.x * ACROSS;
     const int column = threadIdx.x % ACROSS, row = threadIdx.x / ACROSS;
     SHARED(C, of_threads, ACROSS * DOWN * N);

@@ -42,6 +42,11 @@ template <int STEP, int N, class T> DEVICE Pack<T, N> of_table(const T* from) {
 template <i64 APART, int N, class X, class To, class Cos, int COS_STEP, class Sin, int SIN_STEP, class I, class T, class U>
 DEVICE void run(const T* x, const U* cos, const U* sin, T* out) {
     typedef Computed<T> C;
+    constexpr int OF_ROW = aligned_to<T, N>, OF_TABLE = aligned_to<U, N>;
+    static_assert(X::template apart<OF_ROW> && To::template apart<OF_ROW>, "a pack of a row is not aligned");
+    static_assert(APART % OF_ROW == 0, "a pack of a row's second elements is not aligned");
+    static_assert(COS_STEP != 1 || Cos::template apart<OF_TABLE>, "a pack of the cosines is not aligned");
+    static_assert(SIN_STEP != 1 || Sin::template apart<OF_TABLE>, "a pack of the sines is not aligned");
     const I own = (I)thread_index();
     if (own >= (I)To::size) return;
     Pairs<T, N, APART> pairs = Pairs<T, N, APART>::of(x + X::at(own));

@@ -42,6 +42,7 @@ template <i64 ROWS_, i64 SIZE_, int N_, int GROUP, int GROUPS_, bool HELD_> stru
     static constexpr i64 ROWS = ROWS_, SIZE = SIZE_, PACKS = SIZE / N_;
     static constexpr int N = N_, GROUPS = GROUPS_;
     static constexpr bool HELD = HELD_;
+    static_assert(SIZE % N == 0, "the packs of a row are not aligned");
     static_assert(HELD || GROUPS == 1, "a row that is not held has a block of its own, so no block is partial");
     // Packs of a thread.
     static constexpr int OWN = (int)((PACKS + GROUP - 1) / GROUP);

@@ -47,6 +47,7 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
     steps(&mut run, chain, instruction);
     run.line("}");
     for (i, target) in targets.iter().enumerate() {
+        run.line(dims.assertion(operands.len() + i, &results[i], width));
         run.line(format!("store({target} + {}, r{i});", dims.place(operands.len() + i)));
     }
     run.threads(count / width)
@@ -130,6 +131,13 @@ impl Dims {
         near && is_aligned(view, at_once) && { outer }.all(steps_fit)
     }
 
+    /// The condition that packs of a view are aligned wherever a thread begins, for the compiler.
+    fn assertion(&self, index: usize, view: &View, width: usize) -> String {
+        let outer = self.strides[index].iter().rev().skip(1).map(|stride| format!(", {stride}"));
+        let (ty, outer) = (stored(view.dtype), outer.collect::<String>());
+        format!("static_assert(in_packs<{ty}, {width}{outer}>, \"packs are not aligned\");")
+    }
+
     /// The place of a thread's first element in a view, as an expression.
     fn place(&self, view: usize) -> String {
         let terms = self.strides[view].iter().enumerate().filter(|(_, stride)| **stride != 0);
@@ -204,6 +212,7 @@ impl Read {
         match self {
             Self::One => run.line(format!("const {ty} p{index} = {source}[{place}];")),
             Self::Pack => {
+                run.line(dims.assertion(index, view, width));
                 run.line(format!("const Pack<{ty}, {width}> p{index} = load<{width}>({source} + {place});"));
             }
             // All operands are read before a result is written, which may take their place.

@@ -49,6 +49,15 @@ fn rows_along_any_dim() {
     }
 }
 
+/// Rows beside each other that do not fill the last block: its other threads must not read behind the tensor.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn a_partial_last_block_reads_nothing_behind_the_tensor() {
+    let mut w = Writer::default();
+    softmaxes(&mut w, DType::F32, &[1, 1200, 300], 1);
+    w.check(0);
+}
+
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn rows_without_a_sum_are_nan_and_their_gradient_is_zero_where_nothing_reads_them() {

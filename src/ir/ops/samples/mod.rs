@@ -1,6 +1,7 @@
 //! Sample calls of every operator, for the conformance tests of `ir` and of the backends, and for checks of a device where
 //! it is. Plain data, and programs of it.
 
+mod blocks;
 mod elementwise;
 mod products;
 mod program;
@@ -9,6 +10,7 @@ mod shapes;
 mod table;
 mod training;
 
+pub use blocks::partial;
 pub use program::Through;
 pub use table::samples;
 

@@ -4,7 +4,7 @@ use super::fuse::{self, Item};
 use super::parts::{Part, Whole};
 use super::policy::{self, Reads};
 use super::sums::Sum;
-use super::{LowerOptions, ranks, select};
+use super::{LowerOptions, Target, ranks, select};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
 use bytes::Bytes;
@@ -65,6 +65,7 @@ pub(super) struct Draft {
 /// A program being drafted.
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
+    pub(super) target: Target,
     pub(super) microbatches: Microbatches,
     pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
@@ -92,6 +93,7 @@ impl<'m> Drafts<'m> {
     ) -> Result<Self, Diagnostic> {
         let mut drafts = Self {
             module,
+            target: options.target,
             microbatches: options.microbatches,
             kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
@@ -260,7 +262,7 @@ impl<'m> Drafts<'m> {
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
         let count = node.operands.len();
         let operands = node.operands.iter().enumerate();
-        let operands = operands
+        let mut operands = operands
             .map(|(index, &value)| self.operand(value, policy::reads(&node.op, index, count), node, id))
             .collect::<Result<Vec<_>, _>>()?;
         let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
@@ -269,6 +271,9 @@ impl<'m> Drafts<'m> {
             let sizes = self.sizes(value);
             let layout = policy::result_layout(&node.op, index, &layouts, &sizes);
             results.push(self.place(value, layout));
+        }
+        if let Op::Contract(contract) = &node.op {
+            self.lay_for_multiplication(contract, id, &mut operands, &mut results[0]);
         }
         let direct = policy::can_accumulate(&node.op)
             && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);

@@ -4,7 +4,8 @@
 //! First, for a GPU, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in
 //! order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has a
 //! GPU's multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing,
-//! `parts` are written where they belong in a whole, `policy` says which kernel reads which layout, `constants` makes the bytes
+//! `parts` are written where they belong in a whole, `matrices` are copied
+//! for a GPU's multiplications, `policy` says which kernel reads which layout, `constants` makes the bytes
 //! that never change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values
 //! into the states' own buffers; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
@@ -15,6 +16,7 @@ mod draft;
 mod epilogue;
 mod fuse;
 mod join;
+mod matrices;
 mod parts;
 mod place;
 mod policy;

@@ -26,6 +26,7 @@ mod softmax;
 pub(crate) mod source;
 
 pub(crate) use collective::scratch as collective_scratch;
+pub(crate) use contract::batches;
 pub use order::races;
 
 use super::program::{Argument, Collective, Command, CudaProgram, Epilogue, Multiply, Place, Task};

@@ -67,7 +67,7 @@ impl Drafts<'_> {
     }
 }
 
-impl<'a> Tensors<'a> {
+impl Tensors<'_> {
     /// Whether cuBLASLt multiplies them as they lie.
     fn are_multiplied(&self) -> bool {
         cuda::lower::batches(&Plan::of(self.contract, self.layouts.clone())).is_some()

@@ -1,7 +1,8 @@
 // Rows times the matrix of the expert each belongs to.
 //
 // Rows are sorted by expert first, those of one in their order; those that no expert takes come last. Then blocks multiply
-// tiles: some rows of one expert with some columns of its matrix, or for the gradient a part of one matrix.
+// tiles: some rows of one expert with some columns of its matrix, or for the gradient a part of one matrix. These products
+// are plain sums, of any type; experts_mma.cuh has those of half types on tensor cores.
 
 namespace experts {
 

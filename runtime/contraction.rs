@@ -66,6 +66,16 @@ impl Plan {
         ])
     }
 
+    /// The contraction as batched multiplications, if its operands and its result are such matrices and its sums need no
+    /// loop.
+    pub(crate) fn batches(&self) -> Option<Batches> {
+        let strides = self.matrices().filter(|_| self.inner.is_empty())?;
+        let mut loops = self.outer.clone();
+        let largest = (0..loops.len()).max_by_key(|&i| loops[i].size);
+        let batch = largest.map_or(ONE, |i| loops.remove(i));
+        Some(Batches { strides, batch, loops })
+    }
+
     /// Whether it is one multiplication of such matrices.
     pub(crate) fn is_one(&self) -> bool {
         self.outer.is_empty() && self.inner.is_empty() && self.matrices().is_some()
@@ -135,6 +145,24 @@ fn matrix_strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Opti
     lines_of(columns, right, rows, down)
         .map(|down| [down, 1])
         .or_else(|| lines_of(rows, down, columns, right).map(|right| [1, right]))
+}
+
+/// A contraction as batched multiplications of matrices.
+#[derive(Clone, Debug)]
+pub(crate) struct Batches {
+    /// The strides of [`Plan::matrices`].
+    pub(crate) strides: [[i64; 2]; 3],
+    /// The batch of one multiplication: the largest of the outer loops.
+    pub(crate) batch: Run,
+    /// The other outer loops: each of their steps is a multiplication.
+    pub(crate) loops: Vec<Run>,
+}
+
+impl Batches {
+    /// The number of multiplications.
+    pub(crate) fn count(&self) -> usize {
+        self.loops.iter().map(|run| run.size).product()
+    }
 }
 
 /// Offsets after `step` of nested loops.

@@ -68,8 +68,8 @@ pub(super) struct Draft {
 /// A program being drafted.
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
+    pub(super) target: Target,
     pub(super) microbatches: Microbatches,
-    target: Target,
     pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
@@ -98,8 +98,8 @@ impl<'m> Drafts<'m> {
     ) -> Result<Self, Diagnostic> {
         let mut drafts = Self {
             module,
-            microbatches: options.microbatches,
             target: options.target,
+            microbatches: options.microbatches,
             kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
             constants: vec![],
@@ -268,7 +268,7 @@ impl<'m> Drafts<'m> {
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
         let count = node.operands.len();
         let operands = node.operands.iter().enumerate();
-        let operands = operands
+        let mut operands = operands
             .map(|(index, &value)| {
                 self.operand(value, policy::reads(&node.op, index, count, self.target), node, id)
             })
@@ -282,6 +282,9 @@ impl<'m> Drafts<'m> {
                 false => policy::result_layout(&node.op, index, &layouts, &sizes),
             };
             results.push(self.place(value, layout));
+        }
+        if let Op::Contract(contract) = &node.op {
+            self.lay_for_multiplication(contract, id, &mut operands, &mut results[0]);
         }
         let direct = policy::can_accumulate(&node.op)
             && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);

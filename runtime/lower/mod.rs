@@ -4,9 +4,11 @@
 //! First, for a GPU, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in
 //! order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has a
 //! GPU's multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing,
-//! `parts` are written where they belong in a whole, `policy` says which kernel reads which layout, `constants` makes the bytes
-//! that never change, `pad` keeps rows of logits aligned, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values
-//! into the states' own buffers; for a GPU, `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address.
+//! `parts` are written where they belong in a whole, `matrices` are copied for a GPU's multiplications, `pad` keeps rows of
+//! logits aligned, `policy` says which kernel reads which layout, `constants` makes the bytes that never change, `ranks` says what
+//! devices exchange, `sums` are kept over microbatches); `commit` brings new state values into the states' own buffers; for a
+//! GPU, `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place,
+//! plans the arena, and fixes every address.
 
 mod absorb;
 mod commit;
@@ -15,6 +17,7 @@ mod draft;
 mod epilogue;
 mod fuse;
 mod join;
+mod matrices;
 mod pad;
 mod parts;
 mod place;

@@ -1,4 +1,5 @@
-// Contractions of any layout and type, for what cuBLASLt does not take: integers, strides of which none is 1, few terms.
+// Contractions of any layout and type, for tensors that cuBLASLt does not take as they lie: small products, whose copies
+// would not pay.
 
 // One thread an element of the result. `Lhs` and `Rhs` have the place where an element's terms begin, for each element of
 // the result; `LhsTerms` and `RhsTerms` the terms.

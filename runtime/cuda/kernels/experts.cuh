@@ -1,7 +1,8 @@
 // Rows times the matrix of the expert each belongs to.
 //
 // Rows are sorted by expert first, those of one in their order; those that no expert takes come last. Then blocks multiply
-// tiles: some rows of one expert with some columns of its matrix, or for the gradient a part of one matrix.
+// tiles: some rows of one expert with some columns of its matrix, or for the gradient a part of one matrix. These products
+// are plain sums, of any type; experts_mma.cuh has those of half types on tensor cores.
 
 namespace experts {
 
@@ -119,14 +120,15 @@ DEVICE Sums<C> multiply(i64 terms, Left left, Right right) {
 // A tile's rows: of this expert, from this place in the order on.
 struct Tile { i32 expert, first, count; };
 
-// The tile with this number; there may be none, which no expert has. All threads of a warp must come here.
-template <i64 Experts> DEVICE Tile find(const i32* starts, i32 tile) {
+// The tile with this number, of tiles of at most `Size` rows; expert -1 if there are fewer tiles. All threads of a warp
+// must come here.
+template <i64 Experts, int Size> DEVICE Tile find(const i32* starts, i32 tile) {
     const i32 lane = threadIdx.x % 32;
     i32 before = 0;
     for (i32 base = 0; base <= Experts; base += 32) {
         const i32 expert = base + lane;
         const i32 rows = expert <= Experts ? starts[expert + 1] - starts[expert] : 0;
-        const i32 tiles = (rows + ROWS - 1) / ROWS;
+        const i32 tiles = (rows + Size - 1) / Size;
         i32 with = tiles;
         for (i32 offset = 1; offset < 32; offset *= 2) {
             const i32 other = __shfl_sync(0xffffffffu, with, (lane - offset) & 31);
@@ -137,8 +139,8 @@ template <i64 Experts> DEVICE Tile find(const i32* starts, i32 tile) {
         const i32 found = over_warp<Largest>(is_own ? expert : -1);
         if (found >= 0) {
             const i32 start = starts[found], left = starts[found + 1] - start;
-            const i32 first = over_warp<Largest>(is_own ? number * ROWS : -1);
-            return {found, start + first, left - first < ROWS ? left - first : ROWS};
+            const i32 first = over_warp<Largest>(is_own ? number * Size : -1);
+            return {found, start + first, left - first < Size ? left - first : Size};
         }
         before += __shfl_sync(0xffffffffu, with, 31);
     }
@@ -150,7 +152,7 @@ template <i64 Experts, i64 K, i64 N, bool Transposed, class T>
 DEVICE void multiply_rows(const T* x, const T* weights, const i32* order, const i32* starts, T* out) {
     typedef Computed<T> C;
     constexpr i64 across = (N + COLUMNS - 1) / COLUMNS;
-    const Tile tile = find<Experts>(starts, (i32)(blockIdx.x / across));
+    const Tile tile = find<Experts, ROWS>(starts, (i32)(blockIdx.x / across));
     if (tile.expert < 0) return;
     SHARED(i32, rows, ROWS);
     if (threadIdx.x < ROWS) rows[threadIdx.x] = (int)threadIdx.x < tile.count ? order[tile.first + threadIdx.x] : 0;

@@ -4,7 +4,7 @@ mod unfused;
 
 use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
 use super::{Libraries, Multiprocessors, Step, Unplaced};
-use crate::contraction::{Plan, shifted};
+use crate::contraction::{Batches, Plan, shifted};
 use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
 use crate::program::{FusedContract, Instruction, View};
@@ -145,20 +145,12 @@ pub(super) fn fused(
 fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multiply>> {
     let [dtype, out_dtype] = [views[0].dtype, views[2].dtype];
     let plan = Plan::of(contract, views.map(|view| view.layout.clone()));
+    let batches = batches(&plan).filter(|_| dtype.is_float())?;
+    let count = batches.count();
+    let Batches { strides, batch, loops } = batches;
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
-    if !dtype.is_float() || !plan.inner.is_empty() || sizes.contains(&0) {
-        return None;
-    }
-    let mut outer = plan.outer.clone();
-    let largest = (0..outer.len()).max_by_key(|&i| outer[i].size);
-    let batch = largest.map_or(crate::contraction::ONE, |i| outer.remove(i));
-    let steps: usize = outer.iter().map(|run| run.size).product();
-    if steps == 0 || steps > MOST || batch.size == 0 {
-        return None;
-    }
-    let strides = plan.matrices()?;
     let multiply = |step: usize| {
-        let starts = shifted(plan.offsets, &outer, step);
+        let starts = shifted(plan.offsets, &loops, step);
         let matrices = |tensor: usize| Matrices {
             region: views[tensor].region,
             start: views[tensor].base as i64 + starts[tensor] as i64 * views[tensor].dtype.bytes() as i64,
@@ -177,7 +169,16 @@ fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multipl
             epilogue: Epilogue::default(),
         }
     };
-    Some((0..steps).map(multiply).collect())
+    Some((0..count).map(multiply).collect())
+}
+
+/// A contraction of floats as multiplications by cuBLASLt. `None` if it does not take the matrices, if there would be too
+/// many multiplications, or if there is nothing to multiply.
+pub(crate) fn batches(plan: &Plan) -> Option<Batches> {
+    let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
+    let batches = plan.batches().filter(|_| !sizes.contains(&0))?;
+    let count = batches.count();
+    (count > 0 && count <= MOST && batches.batch.size > 0).then_some(batches)
 }
 
 /// A thread an element of the result.

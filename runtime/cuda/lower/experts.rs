@@ -1,51 +1,114 @@
-//! Rows times the matrix of the expert each belongs to.
+//! Rows times the matrix of the expert each belongs to: f16 and bf16 on tensor cores, other types in tiles of plain sums.
 
-use super::source::{BLOCK, EXPERTS, Run, address};
+use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, Run, address, is_aligned};
 use super::{Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::program::{Instruction, View};
 use ir::ops::experts::{Experts, ExpertsGrad};
-use ir::{Diagnostic, Op, Type};
+use ir::{DType, Diagnostic, Op, Type};
 
-/// What a block multiplies at once, as in the kernels.
-const ROWS: usize = 64;
+/// The columns of a block's tile, as in the kernels.
 const COLUMNS: usize = 128;
+
+/// The elements of a pack of 16 bytes in f16 and bf16.
+const PACK: usize = 8;
+
+/// Blocks that keep a large device busy.
+const ENOUGH: usize = 256;
+
+/// Rows of an expert from which on the rows that fill up its last tile of 128 cost little.
+const MANY_ROWS: usize = 512;
+
+/// The kernel that multiplies, and the size of its tiles.
+#[derive(Clone, Copy)]
+enum Tiles {
+    /// Tensor cores; a tile has 64 rows for each row of four warps.
+    Matrices { down: usize },
+    /// Plain sums, a tile of 64 rows.
+    Elements,
+}
+
+impl Tiles {
+    /// The kernel for tensors whose rows have these widths. Tensor cores take halves whose rows consist of whole, aligned
+    /// packs. `large` says whether tiles of 128 rows fit the problem.
+    fn of(views: [&View; 3], widths: [usize; 2], large: bool) -> Self {
+        let halves = matches!(views[0].dtype, DType::F16 | DType::BF16);
+        let packs = widths.iter().all(|width| width.is_multiple_of(PACK));
+        match halves && packs && views.into_iter().all(|view| is_aligned(view, 16)) {
+            true => Self::Matrices { down: if large { 2 } else { 1 } },
+            false => Self::Elements,
+        }
+    }
+
+    fn rows(self) -> usize {
+        match self {
+            Self::Matrices { down } => 64 * down,
+            Self::Elements => 64,
+        }
+    }
+
+    /// A kernel, by its name on tensor cores and without them.
+    fn run(self, name: &str) -> Run {
+        match self {
+            Self::Matrices { .. } => Run::of(format!("{name}_mma"), &EXPERTS_MMA),
+            Self::Elements => Run::of(name, &EXPERTS),
+        }
+    }
+
+    /// A call of a template with these first parameters.
+    fn call(self, function: &str, parameters: &str) -> String {
+        match self {
+            Self::Matrices { down } => format!("experts::{function}_mma<{parameters}, {down}>"),
+            Self::Elements => format!("experts::{function}<{parameters}>"),
+        }
+    }
+
+    /// So many blocks. Sums in registers leave room for 512 threads on a multiprocessor.
+    fn blocks(self, run: Run, count: usize) -> Run {
+        match self {
+            Self::Matrices { down } => run.blocks(count, 128 * down as u32).together(4 / down as u32),
+            Self::Elements => run.blocks(count, BLOCK),
+        }
+    }
+}
 
 pub(super) fn experts(op: &Experts, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, .. } = instruction;
-    let [x, weights, index] = [0, 1, 2].map(|operand| &operands[operand]);
-    let (rows, k, n) = (x.layout.sizes[0], x.layout.sizes[1], results[0].layout.sizes[1]);
+    let ([x, weights, index], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
+    let (rows, k, n) = (x.layout.sizes[0], x.layout.sizes[1], out.layout.sizes[1]);
     let experts = weights.layout.sizes[0];
     let whole = instruction.parts.as_ref().map(|parts| &parts.operands[1]);
-    let mut run = Run::of("experts", &EXPERTS);
+    let across = n.div_ceil(COLUMNS);
+    let large = rows >= MANY_ROWS * experts && rows / 128 * across >= ENOUGH;
+    let tiles = Tiles::of([x, weights, out], [k, n], large);
+    let mut run = tiles.run("experts");
     let [x, weights] = [x, weights].map(|view| run.reads(view));
     let [order, starts] = sorted(&mut run, instruction, rows);
-    let out = run.writes(&results[0]);
-    run.line(format!(
-        "experts::multiply_rows<{experts}, {k}, {n}, {}>({x}, {weights}, {order}, {starts}, {out});",
-        op.transposed
-    ));
-    // The last tile of each expert may have few rows, and so may that of the rows that none takes.
-    let tiles = rows / ROWS + (experts + 1).min(rows);
-    let run = run.blocks(tiles * n.div_ceil(COLUMNS), BLOCK);
+    let out = run.writes(out);
+    let call = tiles.call("multiply_rows", &format!("{experts}, {k}, {n}, {}", op.transposed));
+    run.line(format!("{call}({x}, {weights}, {order}, {starts}, {out});"));
+    // The last tile of each expert may have few rows, and so may the last tile of the rows that no expert takes.
+    let down = rows / tiles.rows() + (experts + 1).min(rows);
+    let run = tiles.blocks(run, down * across);
     Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
 }
 
 pub(super) fn experts_grad(_: &ExpertsGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, .. } = instruction;
-    let [index, rows, columns] = [0, 1, 2].map(|operand| &operands[operand]);
-    let sizes = &results[0].layout.sizes;
-    let (experts, k, n) = (sizes[0], sizes[1], sizes[2]);
+    let ([index, rows, columns], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
+    let [experts, k, n] = [0, 1, 2].map(|dim| out.layout.sizes[dim]);
     let whole = instruction.parts.as_ref().map(|parts| &parts.results[0]);
-    let mut run = Run::of("experts_grad", &EXPERTS);
+    let across = n.div_ceil(COLUMNS);
+    let large = experts * k.div_ceil(128) * across >= ENOUGH;
+    let tiles = Tiles::of([rows, columns, out], [k, n], large);
+    let mut run = tiles.run("experts_grad");
     let [rows, columns] = [rows, columns].map(|view| run.reads(view));
     let [order, starts] = sorted(&mut run, instruction, index.layout.len());
-    let out = run.writes(&results[0]);
+    let out = run.writes(out);
     let adds = run.adds(instruction);
-    run.line(format!(
-        "experts::sum_of_rows<{experts}, {k}, {n}>({rows}, {columns}, {order}, {starts}, {out}, {adds});"
-    ));
-    let run = run.blocks(experts * k.div_ceil(ROWS) * n.div_ceil(COLUMNS), BLOCK);
+    let call = tiles.call("sum_of_rows", &format!("{experts}, {k}, {n}"));
+    run.line(format!("{call}({rows}, {columns}, {order}, {starts}, {out}, {adds});"));
+    let run = tiles.blocks(run, experts * k.div_ceil(tiles.rows()) * across);
     Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
 }
 

@@ -28,6 +28,7 @@ mod softmax;
 pub(crate) mod source;
 
 pub(crate) use collective::scratch as collective_scratch;
+pub(crate) use contract::batches;
 pub use multiprocessors::Multiprocessors;
 pub use order::races;
 

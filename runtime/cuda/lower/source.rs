@@ -34,6 +34,7 @@ files! {
     DROPOUT "dropout.cuh";
     ELEMENTWISE "elementwise.cuh";
     EXPERTS "experts.cuh";
+    EXPERTS_MMA "experts_mma.cuh" after EXPERTS MMA;
     HALT "halt.cuh";
     INDEXING "indexing.cuh";
     LOSS "loss.cuh";

@@ -8,6 +8,7 @@ use crate::program::{Microbatches, Section, Target};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::LayerNorm;
 use ir::{Builder, DType, Module, Op, Type};
@@ -98,6 +99,27 @@ fn half_of_causal_attention_is_counted_and_each_part_of_its_gradient_for_itself(
         [4 * tensor + kept, 2 * tensor],
     ];
     assert_eq!(moved, expected);
+}
+
+/// The commands of experts on rows of these widths, with the units that do their operations.
+fn units_of_experts(dtype: DType, widths: [u64; 2]) -> Vec<(String, u64, Unit)> {
+    let (rows, experts, [k, n]) = (1024, 8, widths);
+    let types: [(DType, &[u64]); 3] = [(dtype, &[rows, k]), (dtype, &[experts, k, n]), (DType::I64, &[rows])];
+    let commands = of(&[(Experts { transposed: false }.into(), &[0, 1, 2])], &types);
+    commands.into_iter().map(|command| (command.kind, command.work.flops, command.work.unit)).collect()
+}
+
+#[test]
+fn experts_of_halves_are_computed_at_the_rate_of_matrices() {
+    let [sort, multiply] = &units_of_experts(DType::BF16, [512, 256])[..] else { panic!("two commands") };
+    assert_eq!((sort.0.as_str(), sort.1), ("sort", 0));
+    let flops = 2 * 1024 * 512 * 256;
+    assert_eq!(*multiply, ("experts_mma".into(), flops, Unit::Matrices(DType::BF16)));
+    // Packs of 16 bytes do not fit, or there are no tensor cores for the type.
+    for (dtype, widths) in [(DType::BF16, [512, 252]), (DType::BF16, [508, 256]), (DType::F32, [512, 256])] {
+        let plain = &units_of_experts(dtype, widths)[1];
+        assert_eq!((plain.0.as_str(), plain.2), ("experts", Unit::Elements(dtype)), "{dtype} {widths:?}");
+    }
 }
 
 #[test]

@@ -105,12 +105,16 @@ impl<'a> Works<'a> {
         all.chunks((all.len() / layers.max(1)).max(1))
     }
 
+    /// The unit that computes a launch of this instruction.
     fn unit(&self, launch: &Launch, instruction: &Instruction) -> Unit {
         let files = &self.cuda.kernels[launch.kernel].files;
-        if files.iter().any(|file| file.name == "mma.cuh") {
-            return Unit::Attention;
+        let dtype = instruction.results[0].dtype;
+        let on_tensor_cores = files.iter().any(|file| file.name == "mma.cuh");
+        match &instruction.kernel {
+            Kernel::Op(Op::Experts(_) | Op::ExpertsGrad(_)) if on_tensor_cores => Unit::Matrices(dtype),
+            _ if on_tensor_cores => Unit::Attention,
+            _ => Unit::Elements(dtype),
         }
-        Unit::Elements(instruction.results[0].dtype)
     }
 
     /// The part of an instruction that touches some of its tensors.

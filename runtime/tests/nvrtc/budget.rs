@@ -28,7 +28,7 @@ const QUARTER: u32 = 128;
 const ALL: u32 = 255;
 
 /// The most registers of a thread, by file; docs/GPU.md has them too.
-const BUDGETS: [(&str, u32); 22] = [
+const BUDGETS: [(&str, u32); 23] = [
     ("batch_norm.cuh", HALF),
     ("contract.cuh", HALF),
     ("copy.cuh", HALF),
@@ -46,6 +46,7 @@ const BUDGETS: [(&str, u32); 22] = [
     ("attention.cuh", QUARTER),
     ("det.cuh", QUARTER),
     ("experts.cuh", QUARTER),
+    ("experts_mma.cuh", QUARTER),
     ("norm.cuh", QUARTER),
     ("softmax.cuh", QUARTER),
     ("attention_grad.cuh", ALL),

@@ -3,6 +3,7 @@
 mod attention;
 mod batch_norm;
 mod check;
+mod contract;
 mod copy;
 mod det;
 mod dropout;

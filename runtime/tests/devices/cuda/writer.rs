@@ -109,6 +109,11 @@ impl Writer {
         results.to_vec()
     }
 
+    /// The program so far.
+    pub(super) fn module(&self) -> &Module {
+        &self.module
+    }
+
     /// What a GPU is given.
     pub(super) fn lowered(&self) -> Program {
         lower(&self.module, &self.options()).unwrap_or_else(|error| panic!("{error}"))

@@ -67,9 +67,16 @@ fn convolve([x, weight, strides, dilations, pads]: [&[u64]; 5]) -> [Sample; 3] {
 pub(super) fn experts() -> Vec<Sample> {
     let index = of(DType::I64, &[8], Fill::Integers(-4, 4));
     let wild = of(DType::I32, &[8], Fill::Integers(-6, 6));
-    let calls = [(false, [4, 6, 2], index), (true, [4, 2, 6], wild)];
+    let calls = [
+        (false, [4, 6, 2], index.clone()),
+        (true, [4, 2, 6], wild.clone()),
+        // Whole packs of 16 bytes in half types.
+        (false, [4, 16, 8], wild),
+        (true, [4, 8, 16], index),
+    ];
     let forward = |(transposed, weights, index): (bool, [u64; 3], Operand)| {
-        Sample::new(Experts { transposed }, [float(&[8, 6]), float(&weights), index])
+        let width = if transposed { weights[2] } else { weights[1] };
+        Sample::new(Experts { transposed }, [float(&[8, width]), float(&weights), index])
     };
     let gradient = |(_, weights, index): (bool, [u64; 3], Operand)| {
         let operands = [index, float(&[8, weights[1]]), float(&[8, weights[2]])];

@@ -74,7 +74,7 @@ impl Gpu {
         let Err(error) = cudnn.plan_instruction(instruction) else { return true };
         // The lines after the first list the graph.
         let reason = error.0.lines().next().unwrap_or_default().trim_end_matches(':');
-        self.notes.add("our own kernels run attention that cuDNN has no plan for", reason.to_owned());
+        self.notes.add("kernels run attention that cuDNN refuses", reason.to_owned());
         false
     }
 

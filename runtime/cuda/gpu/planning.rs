@@ -39,8 +39,8 @@ impl Gpu {
         let is_there = self.multiplier.is_some();
         match refused {
             Err(error) if is_there => {
-                let reason = format!("the epilogue{} of a multiplication: {error}", multiply.epilogue);
-                self.notes.add("cuBLASLt does not take, so that kernels do it", reason);
+                let reason = format!("{}: {error}", multiply.epilogue.to_string().trim_start());
+                self.notes.add("kernels run epilogues that cuBLASLt refuses", reason);
                 false
             }
             _ => true,

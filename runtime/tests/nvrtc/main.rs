@@ -3,6 +3,7 @@
 //! `TRAINYARD_CUDA_LIBS=FOLDER cargo test -p runtime --test nvrtc -- --ignored`
 
 mod budget;
+mod copies;
 
 use budget::faults;
 use ir::ops::samples::{Sample, Through, samples};

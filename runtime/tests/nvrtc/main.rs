@@ -4,6 +4,7 @@
 
 mod attention;
 mod budget;
+mod copies;
 
 use budget::faults;
 use ir::ops::samples::{Sample, Through, samples};

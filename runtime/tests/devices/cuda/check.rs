@@ -1,8 +1,8 @@
 //! The check of a device itself: on the stand-in, which passes, and with faults in its kernels, which are found.
 
 use ir::ops::samples::Sample;
-use runtime::cuda::check::rates::{Sizes, measure};
 use runtime::cuda::check::StandIn;
+use runtime::cuda::check::rates::{Sizes, measure};
 use runtime::cuda::check::samples::{Way, all, check};
 use runtime::cuda::check::search::Report;
 use runtime::cuda::host::Order;

@@ -151,6 +151,29 @@ fn the_widest_packs_are_chosen_that_sizes_strides_and_places_allow() {
     assert_eq!(kernel_of(DType::F32, &[64, 4], 0, &[1, 0]), "move: u32, 4, 1, 4");
 }
 
+/// Rows whose length and distance are multiples of a pack, but whose place is not.
+fn rows_at_an_odd_place(start: u64) -> Writer {
+    let mut w = Writer::default();
+    let x = w.floats(DType::BF16, &[8, 80]);
+    let x = w.built(|b| b.slice(x, 1, start, ir::Dim::known(64)).expect("it is as wide"));
+    w.typed(Reshape, &[x], &[Type::of(DType::BF16, &[8 * 64])]);
+    w
+}
+
+#[test]
+fn a_place_decides_how_much_is_read_at_once() {
+    for (start, read) in [(0, 8), (8, 8), (4, 4), (2, 2), (1, 1)] {
+        let text = text_of(rows_at_an_odd_place(start).lowered());
+        assert!(text.contains(&format!("u32, 8, {read}, 1>(")), "{start}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn rows_at_an_odd_place_are_copied() {
+    (0..5).for_each(|start| rows_at_an_odd_place(start).check(start as u32));
+}
+
 #[test]
 fn a_transpose_goes_by_tiles() {
     // Sizes, distances, and whether two halves are read and written at once.

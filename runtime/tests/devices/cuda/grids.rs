@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 /// Operators whose blocks share rows, channels and sums.
 fn operators(multiprocessors: u32) -> Writer {
-    let mut w = Writer { multiprocessors: Multiprocessors(multiprocessors), ..Writer::default() };
+    let mut w = Writer::default();
+    w.multiprocessors = Multiprocessors(multiprocessors);
     let sum = |dim: u32| Reduce { kind: ReduceKind::Sum, dims: [dim].into_iter().collect(), keep: false };
     let wide = w.numbers(DType::F32, &[2, 100_000], |x| x / 16.0);
     w.op(sum(1), &[wide]);

@@ -33,8 +33,8 @@ mod timeline;
 mod writer;
 
 use ir::ops::samples::{Sample, Through};
-use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::check::samples::{self, Way};
+use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::device::Device;

@@ -10,7 +10,8 @@
 //! way.
 
 use super::guarded::{Guards, Side};
-use super::{Host, Memory, Queued, State};
+use super::pages::Memory;
+use super::{Host, Queued, State};
 use crate::cuda::driver::{Address, DriverError, Touches};
 use crate::cuda::program::Place;
 use crate::program::Region;

@@ -26,7 +26,7 @@ use checked::Declared;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 use guarded::{Guards, Words};
-use pages::Pages;
+use pages::Memory;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -87,12 +87,6 @@ struct State {
     guards: Guards,
     failed: Option<DriverError>,
     stamped: BTreeMap<usize, Instant>,
-}
-
-/// A part of the device's memory.
-struct Memory {
-    pages: Pages,
-    bytes: u64,
 }
 
 #[derive(Clone)]
@@ -304,16 +298,6 @@ impl Host {
     }
 }
 
-impl Memory {
-    fn start(&self) -> Address {
-        Address(self.pages.start() as u64)
-    }
-
-    fn all<'a>(&self) -> &'a mut [u8] {
-        &mut self.pages.all()[..self.bytes as usize]
-    }
-}
-
 impl State {
     /// The next of a stream, unless it waits for a mark.
     fn take(&mut self, stream: Stream) -> Option<Queued> {
@@ -354,7 +338,7 @@ impl Driver for Host {
         if bytes > free {
             return Err(DriverError(format!("cannot allocate {bytes} bytes: {free} are free")));
         }
-        let memory = Memory { pages: Pages::new(bytes as usize)?, bytes };
+        let memory = Memory::new(bytes)?;
         let address = memory.start();
         self.state.get_mut().memory.push(memory);
         Ok(address)

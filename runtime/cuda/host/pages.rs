@@ -1,6 +1,6 @@
 //! Memory between pages that may not be touched: an access outside of it is a fault.
 
-use crate::cuda::driver::DriverError;
+use crate::cuda::driver::{Address, DriverError};
 use std::io;
 use std::ptr;
 
@@ -70,6 +70,29 @@ impl Pages {
         // SAFETY: the mapping stays where it is until it is dropped, which no user of a slice outlives: the driver keeps
         // its memories for its life, a check its own until its command is done. Slices are used one command at a time.
         unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut(self.start()), self.bytes) }
+    }
+}
+
+/// A part of the device's memory.
+pub(super) struct Memory {
+    pub(super) pages: Pages,
+    pub(super) bytes: u64,
+}
+
+impl Memory {
+    /// So many bytes.
+    pub(super) fn new(bytes: u64) -> Result<Self, DriverError> {
+        Ok(Self { pages: Pages::new(bytes as usize)?, bytes })
+    }
+
+    /// The address of its first byte.
+    pub(super) fn start(&self) -> Address {
+        Address(self.pages.start() as u64)
+    }
+
+    /// All of its bytes.
+    pub(super) fn all<'a>(&self) -> &'a mut [u8] {
+        &mut self.pages.all()[..self.bytes as usize]
     }
 }
 

@@ -1,12 +1,11 @@
 //! Faults of memory planted in kernels, which the stand-in reports as errors of the command: accesses beside an operand, and
 //! packs at addresses that are not aligned.
 
-use super::check::StandIn;
 use super::writer::Writer;
 use ir::DType;
 use ir::ops::elementwise::Unary;
 use ir::ops::softmax::Softmax;
-use runtime::cuda::check::Subject;
+use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::host::Order;
 use runtime::cuda::lower::lower as lower_for_cuda;
 use runtime::cuda::program::{File, Kernel};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 
 /// The error of a program whose kernels were changed; inputs are zeros.
 fn error_of(program: Program, change: fn(&mut Kernel)) -> String {
-    let subject = StandIn { order: Order::default(), change };
+    let subject = StandIn { change, ..StandIn::sound(Order::default()) };
     let cuda = lower_for_cuda(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
     let mut device = subject.with(cuda).unwrap_or_else(|error| panic!("{error}"));
     device.run(ProgramId(0), Section::Prepare).expect("nothing is prepared");
@@ -104,7 +103,7 @@ fn packs_whose_strides_are_no_multiples_of_their_width_do_not_compile() {
     let change = |kernel: &mut Kernel| {
         replace_in(kernel, "rows.cuh", "static constexpr int N = N_,", "static constexpr int N = 3,");
     };
-    let subject = StandIn { order: Order::default(), change };
+    let subject = StandIn { change, ..StandIn::sound(Order::default()) };
     let error = subject.with(cuda).err().map_or_else(String::new, |error| error.to_string());
     assert!(error.contains("the packs of a row are not aligned"), "{error}");
 }

@@ -56,13 +56,18 @@ fn is_covered(sample: &Sample) -> bool {
     runtime::cuda::lower::lower(Arc::new(program)).is_ok()
 }
 
-/// Every sample in single and half precision, on the stand-in.
+/// Every sample in single and half precision, on the stand-in. Large samples, those with a partial last block, are not run
+/// unfused as well: that would take the time of all others together.
 pub(crate) fn check(through: Through, unfused: bool, order: Order) {
     check_on(&StandIn::sound(order), Way { through, unfused });
 }
 
 fn check_on(subject: &impl Subject, way: Way) {
-    let report = samples::check(subject, &samples::all(), &[way], true);
+    let mut samples = samples::all();
+    if way.unfused {
+        samples.truncate(samples.len() - ir::ops::samples::partial().len());
+    }
+    let report = samples::check(subject, &samples, &[way], true);
     assert!(report.failures.is_empty(), "{:#?}", report.failures);
 }
 

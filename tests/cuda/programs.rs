@@ -23,8 +23,6 @@ const MULTIPLYING: [&str; 3] = ["contract", "attention", "experts"];
 
 /// Slow kernels that programs are known to have: the program, the kernel, a part of its node's name, the reason.
 const EXCEPTIONS: &[[&str; 4]] = &[
-    ["mixtral-8x7b-layer", "experts", "layers.0.experts", SCALAR_EXPERTS],
-    ["mixtral-8x7b-layer", "experts_grad", "layers.0.experts", SCALAR_EXPERTS],
     ["mixtral-8x7b-layer", "copy", "layers.0.experts.rows", "each row is copied for each of its two experts"],
     [
         "mixtral-8x7b-layer",
@@ -32,14 +30,8 @@ const EXCEPTIONS: &[[&str; 4]] = &[
         "layers.0.experts.out",
         "each row's gradient is copied for its two experts",
     ],
-    ["masked-layers", "attention", "attention", SCALAR_MASKS],
-    ["masked-layers", "attention_by_queries", "attention", SCALAR_MASKS],
-    ["masked-layers", "attention_by_keys", "attention", SCALAR_MASKS],
     ["masked-layers", "copy", "position_bias", "attention reads a bias in rows, and a lookup has heads last"],
 ];
-
-const SCALAR_EXPERTS: &str = "experts are multiplied without tensor cores";
-const SCALAR_MASKS: &str = "attention under a mask has no tensor cores";
 
 /// The programs, in the order of `bench::LARGE` and then of `bench::LAYERS`, lowered once for all tests.
 static LOWERED: [OnceLock<CudaProgram>; COUNT] = [const { OnceLock::new() }; COUNT];

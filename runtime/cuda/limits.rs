@@ -75,26 +75,22 @@ mod tests {
     #[test]
     fn launches_beyond_limits_are_refused() {
         let sound = Launch { kernel: 0, grid: [1; 3], block: 32, arguments: vec![] };
-        let refusal = |change: fn(&mut Launch)| {
-            let mut launch = sound.clone();
-            change(&mut launch);
-            launch.refusal().unwrap_or_default()
-        };
         assert_eq!(sound.refusal(), None);
-        let changes: [(fn(&mut Launch), &str); 7] = [
-            (
-                |launch| launch.grid[0] = 1 << 31,
-                "2147483648 blocks along x, where CUDA takes 1 to 2147483647",
-            ),
-            (|launch| launch.grid[1] = 65_536, "65536 blocks along y, where CUDA takes 1 to 65535"),
-            (|launch| launch.grid[2] = 65_536, "65536 blocks along z, where CUDA takes 1 to 65535"),
-            (|launch| launch.grid[0] = 0, "0 blocks along x"),
-            (|launch| launch.block = 1056, "1056 threads, where CUDA takes 1 to 1024"),
-            (|launch| launch.block = 0, "0 threads"),
-            (|launch| launch.arguments.resize(513, Argument::Number(0)), "4104 bytes of parameters"),
+        let grid = |grid| Launch { grid, ..sound.clone() };
+        let block = |block| Launch { block, ..sound.clone() };
+        let arguments = vec![Argument::Number(0); 513];
+        let beyond = [
+            (grid([1 << 31, 1, 1]), "2147483648 blocks along x, where CUDA takes 1 to 2147483647"),
+            (grid([1, 65_536, 1]), "65536 blocks along y, where CUDA takes 1 to 65535"),
+            (grid([1, 1, 65_536]), "65536 blocks along z, where CUDA takes 1 to 65535"),
+            (grid([0, 1, 1]), "0 blocks along x"),
+            (block(1056), "1056 threads, where CUDA takes 1 to 1024"),
+            (block(0), "0 threads"),
+            (Launch { arguments, ..sound.clone() }, "4104 bytes of parameters"),
         ];
-        for (change, part) in changes {
-            assert!(refusal(change).contains(part), "{part} is not in {}", refusal(change));
+        for (launch, part) in beyond {
+            let refusal = launch.refusal().unwrap_or_default();
+            assert!(refusal.contains(part), "{part} is not in {refusal}");
         }
     }
 

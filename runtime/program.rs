@@ -486,12 +486,10 @@ impl fmt::Display for Program {
             writeln!(f, "input {:?} {} {place}{}", input.name, input.ty, whole(&input.ty))?;
         }
         for (section, name) in Section::ALL {
-            match self.renewed {
-                renewed if renewed > 0 && section == Section::Prepare => {
-                    writeln!(f, "{name}, of which the update renews {renewed}:")?;
-                }
-                _ => writeln!(f, "{name}:")?,
-            }
+            let renewed = if section == Section::Prepare { self.renewed } else { 0 };
+            let note =
+                if renewed > 0 { format!(", of which the update renews {renewed}") } else { String::new() };
+            writeln!(f, "{name}{note}:")?;
             self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
         }
         let outputs = &mut self.outputs.iter();

@@ -19,9 +19,17 @@ pub struct Launches {
 }
 
 impl CudaProgram {
-    /// What one run of a section launches.
+    /// The commands of a section that every step runs: all but the casts of weights that the update of the step before has
+    /// renewed.
+    pub fn repeated(&self, section: Section) -> &[Command] {
+        let all = self.section(section);
+        let renewed = if section == Section::Prepare { self.program.renewed } else { 0 };
+        &all[all.partition_point(|command| command.instructions.end <= renewed)..]
+    }
+
+    /// The launches of one run of a section, in any step but the first.
     pub fn launches(&self, section: Section) -> Launches {
-        self.section(section).iter().map(Launches::of).fold(Launches::default(), Add::add)
+        self.repeated(section).iter().map(Launches::of).fold(Launches::default(), Add::add)
     }
 }
 

@@ -93,7 +93,7 @@ impl Roofline {
     pub fn of(cuda: &CudaProgram, accelerator: Accelerator, microbatches: u64) -> Self {
         let works = Works::new(cuda, microbatches > 1);
         let sections = Section::ALL.map(|(section, _)| {
-            let commands = repeated(cuda, section);
+            let commands = cuda.repeated(section);
             let cost = |command| cost(cuda, &accelerator, section, command, works.of(section, command));
             SectionCost::of(commands, commands.iter().map(cost).collect(), &accelerator)
         });
@@ -123,13 +123,6 @@ impl SectionCost {
         let computed: f64 = costs.iter().map(|cost| computing(accelerator, &cost.work)).sum();
         Self { commands: costs, seconds: last.max(moved).max(computed) }
     }
-}
-
-/// The commands of a section that every step runs: not the casts of weights that the update before has renewed.
-fn repeated(cuda: &CudaProgram, section: Section) -> &[Command] {
-    let all = cuda.section(section);
-    let renewed = if section == Section::Prepare { cuda.program.renewed } else { 0 };
-    &all[all.partition_point(|command| command.instructions.end <= renewed)..]
 }
 
 fn cost(

@@ -1,7 +1,7 @@
 //! Rows times the matrix of the expert each belongs to: f16 and bf16 on tensor cores, other types in tiles of plain sums.
 
 use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, Run, address, is_aligned};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::program::{Instruction, View};
 use ir::ops::experts::{Experts, ExpertsGrad};
@@ -12,9 +12,6 @@ const COLUMNS: usize = 128;
 
 /// The elements of a pack of 16 bytes in f16 and bf16.
 const PACK: usize = 8;
-
-/// Blocks that keep a large device busy.
-const ENOUGH: usize = 256;
 
 /// Rows of an expert from which on the rows that fill up its last tile of 128 cost little.
 const MANY_ROWS: usize = 512;
@@ -72,14 +69,18 @@ impl Tiles {
     }
 }
 
-pub(super) fn experts(op: &Experts, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn experts(
+    op: &Experts,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, .. } = instruction;
     let ([x, weights, index], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
     let (rows, k, n) = (x.layout.sizes[0], x.layout.sizes[1], out.layout.sizes[1]);
     let experts = weights.layout.sizes[0];
     let whole = instruction.parts.as_ref().map(|parts| &parts.operands[1]);
     let across = n.div_ceil(COLUMNS);
-    let large = rows >= MANY_ROWS * experts && rows / 128 * across >= ENOUGH;
+    let large = rows >= MANY_ROWS * experts && rows / 128 * across >= on.blocks();
     let tiles = Tiles::of([x, weights, out], [k, n], large);
     let mut run = tiles.run("experts");
     let [x, weights] = [x, weights].map(|view| run.reads(view));
@@ -93,13 +94,17 @@ pub(super) fn experts(op: &Experts, instruction: &Instruction) -> Result<Vec<Ste
     Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
 }
 
-pub(super) fn experts_grad(_: &ExpertsGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn experts_grad(
+    _: &ExpertsGrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     let Instruction { operands, results, .. } = instruction;
     let ([index, rows, columns], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
     let [experts, k, n] = [0, 1, 2].map(|dim| out.layout.sizes[dim]);
     let whole = instruction.parts.as_ref().map(|parts| &parts.results[0]);
     let across = n.div_ceil(COLUMNS);
-    let large = experts * k.div_ceil(128) * across >= ENOUGH;
+    let large = experts * k.div_ceil(128) * across >= on.blocks();
     let tiles = Tiles::of([rows, columns, out], [k, n], large);
     let mut run = tiles.run("experts_grad");
     let [rows, columns] = [rows, columns].map(|view| run.reads(view));

@@ -13,6 +13,11 @@ impl Default for Multiprocessors {
 }
 
 impl Multiprocessors {
+    /// The threads that all multiprocessors hold at once: 2,048 on each.
+    pub(super) fn threads(self) -> usize {
+        2048 * self.0.max(1) as usize
+    }
+
     /// Blocks that keep all multiprocessors busy, at least: two on each.
     pub(super) fn blocks(self) -> usize {
         2 * self.0.max(1) as usize

@@ -1,28 +1,34 @@
 //! The updates of optimizers.
 
-use super::Step;
 use super::source::{BLOCK, OPTIMIZER, Run, index_type, is_aligned, layout, stored};
+use super::{Multiprocessors, Step};
 use crate::program::{Instruction, View};
 use ir::Diagnostic;
 use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 
-/// Neighbours that a thread takes, one after the other, where there are more than fill a device.
+/// The most packs of neighbours that a thread updates, one after the other, if there are more packs than threads fill the device.
 const EACH: usize = 8;
-/// Threads that fill a large device.
-const FULL: usize = 1 << 18;
 
-pub(super) fn adam(op: &Adam, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn adam(
+    op: &Adam,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
     let numbers = format!("{:?}, {:?}, {:?}", op.beta1.get(), op.beta2.get(), op.eps.get());
-    Ok(update("adam", &format!("{}, ", op.decoupled), &numbers, &[0, 2, 3], &[4, 5, 6], instruction))
+    Ok(update("adam", &format!("{}, ", op.decoupled), &numbers, &[0, 2, 3], &[4, 5, 6], instruction, on))
 }
 
-pub(super) fn adagrad(op: &Adagrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    Ok(update("adagrad", "", &format!("{:?}", op.eps.get()), &[0, 2], &[3, 4], instruction))
+pub(super) fn adagrad(
+    op: &Adagrad,
+    instruction: &Instruction,
+    on: Multiprocessors,
+) -> Result<Vec<Step>, Diagnostic> {
+    Ok(update("adagrad", "", &format!("{:?}", op.eps.get()), &[0, 2], &[3, 4], instruction, on))
 }
 
-pub(super) fn sgd(op: &Sgd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn sgd(op: &Sgd, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let numbers = format!("{:?}", op.momentum.get());
-    Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction))
+    Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction, on))
 }
 
 /// Updates `tensors`, the parameter and its moments, by the gradient, operand 1. `flags` and `numbers` are the rule's, as
@@ -35,6 +41,7 @@ fn update(
     tensors: &[usize],
     scalars: &[usize],
     instruction: &Instruction,
+    on: Multiprocessors,
 ) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let old: Vec<&View> = tensors.iter().map(|&operand| &operands[operand]).collect();
@@ -63,7 +70,7 @@ fn update(
         "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {from_gradient}, from, to, {copy});"
     ));
     let packs = count / width;
-    let each = (packs / FULL).clamp(1, EACH);
+    let each = (packs / on.threads()).clamp(1, EACH);
     vec![Step::Run(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
 }
 

@@ -179,12 +179,15 @@ fn products() -> Vec<Sample> {
 }
 
 /// Experts whose rows do not fill a tile.
-fn experts() -> [Sample; 2] {
+fn experts() -> [Sample; 3] {
     let index = || of(DType::I64, &[71], Fill::Integers(0, 2));
+    // Whole packs of a half type, and three tiles of rows.
+    let packs = [of(DType::I64, &[9], Fill::Integers(0, 2)), float(&[9, 136]), float(&[9, 8])];
     let gradient = [index(), float(&[71, 21]), float(&[71, 67])];
     [
         Sample::new(Experts { transposed: false }, [float(&[71, 21]), float(&[2, 21, 67]), index()]),
         Sample::new(ExpertsGrad, gradient).declared(f32_type(&[2, 21, 67])),
+        Sample::new(ExpertsGrad, packs).declared(f32_type(&[2, 136, 8])),
     ]
 }
 

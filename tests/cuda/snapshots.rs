@@ -51,27 +51,30 @@ fn the_longest_elementwise_chain_of_bf16() {
         "chain",
         wide,
         &expect![[r#"
-        // 1 launches, the first of 4 x 1 x 1 blocks of 256
-        KERNEL(256) chain(const bf16* a0, const bf16* a1, bf16* a2) {
-            const u32 first = (u32)thread_index();
-            if (first >= 1024) return;
-            u32 rest = first;
-            const i64 i1 = (i64)(rest % 512u) * 8;
-            rest /= 512u;
-            const i64 i0 = (i64)rest * 1;
-            const Pack<bf16, 8> p0 = load<8>(a0 + i0 * 4096 + i1 * 1);
-            const Pack<bf16, 8> p1 = load<8>(a1 + i1 * 1);
-            Pack<bf16, 8> r0;
-            #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                const float x0 = widen(p0.at[e]);
-                const float x1 = widen(p1.at[e]);
-                const float t0 = rounded<bf16>(x0 + x1);
-                r0.at[e] = narrow<bf16>(t0);
+            // 1 launches, the first of 4 x 1 x 1 blocks of 256
+            KERNEL(256) chain(const bf16* a0, const bf16* a1, bf16* a2) {
+                const u32 first = (u32)thread_index();
+                if (first >= 1024) return;
+                u32 rest = first;
+                const i64 i1 = (i64)(rest % 512u) * 8;
+                rest /= 512u;
+                const i64 i0 = (i64)rest * 1;
+                static_assert(in_packs<bf16, 8, 4096>, "packs are not aligned");
+                const Pack<bf16, 8> p0 = load<8>(a0 + i0 * 4096 + i1 * 1);
+                static_assert(in_packs<bf16, 8, 0>, "packs are not aligned");
+                const Pack<bf16, 8> p1 = load<8>(a1 + i1 * 1);
+                Pack<bf16, 8> r0;
+                #pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    const float x0 = widen(p0.at[e]);
+                    const float x1 = widen(p1.at[e]);
+                    const float t0 = rounded<bf16>(x0 + x1);
+                    r0.at[e] = narrow<bf16>(t0);
+                }
+                static_assert(in_packs<bf16, 8, 4096>, "packs are not aligned");
+                store(a2 + i0 * 4096 + i1 * 1, r0);
             }
-            store(a2 + i0 * 4096 + i1 * 1, r0);
-        }
-    "#]],
+        "#]],
     );
 }
 
@@ -92,7 +95,7 @@ fn a_layer_norms_gradient_that_takes_in_what_goes_past_it() {
 #[test]
 fn attention_forward() {
     check(
-        "attention",
+        "attention_mma",
         |_| true,
         &expect![[r#"
         // 2 launches, the first of 8 x 1 x 1 blocks of 64
@@ -109,28 +112,29 @@ fn adamw_of_all_parameters_of_a_shape() {
         "adam_many",
         |_| true,
         &expect![[r#"
-        // 1 launches, the first of 16 x 1 x 8 blocks of 256
-        KERNEL(256) adam_many(const u64* a0) {
-            const u64* const own = a0 + (i64)blockIdx.z * 11;
-            {
-            const auto a0 = (const double*)own[0];
-            const auto a1 = (const double*)own[1];
-            const auto a2 = (const double*)own[2];
-            const auto a3 = (const float*)own[3];
-            const auto a4 = (const float*)own[4];
-            const auto a5 = (const float*)own[5];
-            const auto a6 = (const float*)own[6];
-            const auto a7 = (float*)own[7];
-            const auto a8 = (float*)own[8];
-            const auto a9 = (float*)own[9];
-            const auto a10 = (const u32*)own[10];
-            if (a10[1]) return;
-            const optimizer::Tensors<const float, 3> from = {{a3, a4, a5}};
-            const optimizer::Tensors<float, 3> to = {{a7, a8, a9}};
-            optimizer::adam<true, Layout<List<16384>, List<1>>, u32, 4>(0.9, 0.999, 1e-8, a0, a1, a2, a6, from, to);
+            // 1 launches, the first of 16 x 1 x 6 blocks of 256
+            KERNEL(256) adam_many(const u64* a0) {
+                const u64* const own = a0 + (i64)blockIdx.z * 12;
+                {
+                const auto a0 = (const double*)own[0];
+                const auto a1 = (const double*)own[1];
+                const auto a2 = (const double*)own[2];
+                const auto a3 = (const float*)own[3];
+                const auto a4 = (const float*)own[4];
+                const auto a5 = (const float*)own[5];
+                const auto a6 = (const float*)own[6];
+                const auto a7 = (float*)own[7];
+                const auto a8 = (float*)own[8];
+                const auto a9 = (float*)own[9];
+                const auto a10 = (bf16*)own[10];
+                const auto a11 = (const u32*)own[11];
+                if (a11[1]) return;
+                const optimizer::Tensors<const float, 3> from = {{a3, a4, a5}};
+                const optimizer::Tensors<float, 3> to = {{a7, a8, a9}};
+                optimizer::adam<true, Layout<List<16384>, List<1>>, u32, 4>(0.9, 0.999, 1e-8, a0, a1, a2, a6, from, to, optimizer::Copy<bf16, Layout<List<128, 128>, List<384, 1>>, u32, true>{a10});
+                }
             }
-        }
-    "#]],
+        "#]],
     );
 }
 
@@ -140,10 +144,10 @@ fn cross_entropy() {
         "cross_entropy",
         |_| true,
         &expect![[r#"
-        // 1 launches, the first of 8 x 1 x 1 blocks of 256
-        KERNEL(256) cross_entropy(const bf16* a0, const i64* a1, float* a2, double* a3, i64 a4) {
-            loss::rows<loss::Team<32>, false, 64, 512, 8>(a0, a1, a2, a3, a4, 0.0);
-        }
-    "#]],
+            // 1 launches, the first of 8 x 1 x 1 blocks of 256
+            KERNEL(256) cross_entropy(const bf16* a0, const i64* a1, float* a2, double* a3, i64 a4) {
+                loss::rows<loss::Team<32>, false, 64, 512, 512, 8>(a0, a1, a2, a3, a4, 0.0);
+            }
+        "#]],
     );
 }

@@ -83,19 +83,20 @@ template <i64 Size, class I, int N, class T> struct Neighbours<Layout<List<Size>
 struct NoCopy {};
 template <class T, int N> DEVICE void put(const NoCopy&, i64, const Pack<T, N>&) {}
 
-// A copy of the parameter in a half type, in the layout `To`, which counts elements in `I`.
-template <class H, class To, class I> struct Copy { H* to; };
-template <class H, class To, class I, class T, int N>
-DEVICE void put(const Copy<H, To, I>& copy, i64 first, const Pack<T, N>& parameter) {
-#pragma unroll
-    for (int e = 0; e < N; e++) copy.to[To::at((I)(first + e))] = narrow<H>(widen(parameter.at[e]));
-}
-template <class H, i64 Size, class I, class T, int N>
-DEVICE void put(const Copy<H, Layout<List<Size>, List<1>>, I>& copy, i64 first, const Pack<T, N>& parameter) {
+// A copy of the parameter in a half type, in the layout `To`, which counts elements in `I`. `IN_PACKS` says whether as many
+// neighbours as a thread has lie beside each other there, at an aligned place.
+template <class H, class To, class I, bool IN_PACKS> struct Copy { H* to; };
+template <class H, class To, class I, bool IN_PACKS, class T, int N>
+DEVICE void put(const Copy<H, To, I, IN_PACKS>& copy, i64 first, const Pack<T, N>& parameter) {
     Pack<H, N> half;
 #pragma unroll
     for (int e = 0; e < N; e++) half.at[e] = narrow<H>(widen(parameter.at[e]));
-    store(copy.to + first, half);
+    if (IN_PACKS) {
+        store(copy.to + To::at((I)first), half);
+        return;
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++) copy.to[To::at((I)(first + e))] = half.at[e];
 }
 
 // Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do.

@@ -48,7 +48,7 @@ fn update(
     let gradient = &operands[1];
     let count = gradient.layout.len();
     let (results, copies) = results.split_at(old.len());
-    let width = neighbours(&old, gradient, results, copies.first());
+    let width = neighbours(&old, gradient, results);
     let mut run = Run::of(rule, &OPTIMIZER);
     let scalars: Vec<String> = scalars.iter().map(|&operand| run.reads(&operands[operand])).collect();
     let from: Vec<String> = old.iter().map(|view| run.reads(view)).collect();
@@ -60,7 +60,9 @@ fn update(
     let copy = match copies.first() {
         Some(copy) => {
             let to = run.writes(copy);
-            format!("optimizer::Copy<{}, {}, {index}>{{{to}}}", stored(copy.dtype), layout(&copy.layout))
+            let (half, places, in_packs) =
+                (stored(copy.dtype), layout(&copy.layout), is_in_packs(copy, width));
+            format!("optimizer::Copy<{half}, {places}, {index}, {in_packs}>{{{to}}}")
         }
         None => "optimizer::NoCopy{}".into(),
     };
@@ -74,15 +76,18 @@ fn update(
     vec![Step::Run(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
 }
 
+/// Returns whether every pack of so many elements of a copy lies together, at an aligned place.
+fn is_in_packs(copy: &View, width: usize) -> bool {
+    let [ref outer @ .., (inner, 1)] = copy.layout.collapsed()[..] else { return false };
+    let steps_fit = outer.iter().all(|(_, stride)| stride.unsigned_abs().is_multiple_of(width));
+    inner.is_multiple_of(width) && steps_fit && is_aligned(copy, width * copy.dtype.bytes() as usize)
+}
+
 /// How many neighbours are read and written at once: 16 bytes of them, if everything allows it.
-fn neighbours(old: &[&View], gradient: &View, results: &[View], copy: Option<&View>) -> usize {
+fn neighbours(old: &[&View], gradient: &View, results: &[View]) -> usize {
     let width = 16 / gradient.dtype.bytes() as usize;
-    // A copy in rows is written element by element; one without holes is written in packs of as many elements.
-    let copy_fits = copy.is_none_or(|copy| {
-        copy.layout.collapsed().len() > 1 || is_aligned(copy, width * copy.dtype.bytes() as usize)
-    });
     let dense = gradient.layout.collapsed().len() == 1 && gradient.layout.is_dense();
     let moved = old.iter().copied().chain(results).chain(dense.then_some(gradient));
-    let aligned = { moved }.all(|view| is_aligned(view, 16));
-    if gradient.layout.len().is_multiple_of(width) && aligned && copy_fits { width } else { 1 }
+    let fits = gradient.layout.len().is_multiple_of(width) && { moved }.all(|view| is_aligned(view, 16));
+    if fits { width } else { 1 }
 }

@@ -92,14 +92,14 @@ fn large_problems_have_larger_tiles() {
     let mut w = Writer::default();
     let index = w.integers(DType::I64, &[600], 0..2);
     let x = w.numbers(DType::BF16, &[600, 8], |x| x / 8.0);
-    let weights = w.floats(DType::BF16, &[1, 8, 8192]);
+    let weights = w.floats(DType::BF16, &[1, 8, 8704]);
     w.op(Experts { transposed: false }, &[x, weights, index]);
     let index = w.integers(DType::I64, &[50], 0..9);
     let rows = w.numbers(DType::BF16, &[50, 384], |x| x / 8.0);
     let columns = w.numbers(DType::BF16, &[50, 1400], |x| x / 8.0);
     w.typed(ExpertsGrad, &[index, rows, columns], &[Type::of(DType::BF16, &[8, 384, 1400])]);
     let cuda = runtime::cuda::lower::lower(Arc::new(w.lowered())).unwrap_or_else(|error| panic!("{error}"));
-    for call in ["multiply_rows_mma<1, 8, 8192, false, 2>", "sum_of_rows_mma<8, 384, 1400, 2>"] {
+    for call in ["multiply_rows_mma<1, 8, 8704, false, 2>", "sum_of_rows_mma<8, 384, 1400, 2>"] {
         assert!(cuda.kernels.iter().any(|kernel| kernel.text.contains(call)), "{call}");
     }
     w.check(2);

@@ -54,8 +54,7 @@ struct Access {
     unsigned waits;
     // The thread's accesses by the same calls since its last wait: the turn of a loop.
     unsigned turn;
-    uintptr_t address;
-    size_t bytes;
+    uintptr_t address; size_t bytes;
 };
 
 struct Fiber {
@@ -107,10 +106,8 @@ inline std::vector<size_t> shared_bytes;
 inline std::string fault;
 // How many blocks run at each end of the grid.
 inline uint64_t corners = ~0ull;
-// The sectors of 32 bytes that the warps of the launch have touched, one access after the other; and how many they would
-// have touched if the bytes of each access were neighbours.
-struct Sectors { uint64_t touched, fewest; };
-inline Sectors sectors;
+// The sectors of 32 bytes that the accesses of the launch's warps touch, and the fewest that hold as many bytes.
+inline struct Sectors { uint64_t touched, fewest; } sectors;
 
 extern "C" void host_switch(void** save, void* load);
 asm(R"(
@@ -238,16 +235,14 @@ inline void count_sectors(const Access* first, const Access* last) {
 // Counts the sectors of a block that has ended.
 inline void count_sectors(Block& block) {
     for (auto& accesses : block.accesses) {
-        const auto key = [](const Access& access) { return std::make_tuple(access.waits, access.calls, access.turn); };
+        const auto key = [](const Access& access) { return std::tuple(access.waits, access.calls, access.turn); };
         std::sort(accesses.begin(), accesses.end(), [=](const Access& left, const Access& right) {
-            return std::make_pair(key(left), left.address) < std::make_pair(key(right), right.address);
+            return std::pair(key(left), left.address) < std::pair(key(right), right.address);
         });
-        const Access *first = accesses.data(), *const end = first + accesses.size();
-        while (first < end) {
-            const Access* last = first;
+        const Access *first = accesses.data(), *last = first, *const end = first + accesses.size();
+        for (; first < end; first = last) {
             while (last < end && key(*last) == key(*first)) last++;
             count_sectors(first, last);
-            first = last;
         }
         accesses.clear();
     }
@@ -258,6 +253,7 @@ inline void begin(Block& block, uint64_t number) {
     block.index.x = number % grid_size.x;
     block.index.y = number / grid_size.x % grid_size.y;
     block.index.z = number / ((uint64_t)grid_size.x * grid_size.y);
+    for (auto& accesses : block.accesses) accesses.clear();
     for (auto& memory : block.shared_memory) std::fill(memory.begin(), memory.end(), (char)0xff);
     for (size_t i = block_size.x; i < block.fibers.size(); i++) munmap(block.fibers[i].stack, STACK);
     block.fibers.resize(block_size.x);
@@ -322,8 +318,6 @@ const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* wor
     fault.clear();
     shared_bytes.clear();
     sectors = {};
-    for (auto& block : alive)
-        for (auto& accesses : block.accesses) accesses.clear();
     if (!run_blocks(order < 2 ? 1 : 2 + order % 2, order)) return fault.c_str();
     size_t shared = 0;
     for (size_t bytes : shared_bytes) shared += bytes;
@@ -347,11 +341,15 @@ __attribute__((always_inline)) inline uint64_t hash_of_calls() {
     return calls;
 }
 
-// Waits at a line. The stack's frames say which calls led here. No copy of a call may be made: threads would wait at both.
+// A function whose calls are known by where they are: no copy of a call may be made.
 #ifdef __clang__
-__attribute__((noduplicate))
+#define ONE_COPY __attribute__((noinline, noduplicate)) inline
+#else
+#define ONE_COPY __attribute__((noinline)) inline
 #endif
-__attribute__((noinline)) inline void wait(Waits waits, unsigned mask, const char* file, unsigned line) {
+
+// Waits at a line. Threads would wait at both copies of a call.
+ONE_COPY void wait(Waits waits, unsigned mask, const char* file, unsigned line) {
     current->site = {file, line, hash_of_calls()};
     current->warp_mask = mask;
     current->waited++;
@@ -382,12 +380,8 @@ template <class T, class Of> auto of_warp(const T& own, Of of, AT_LINE) {
     return made;
 }
 
-// Keeps a pack's access to global memory: one to shared memory or to the thread's own stack touches no sectors. No copy of
-// a call may be made: an access of a warp would fall into two.
-#ifdef __clang__
-__attribute__((noduplicate))
-#endif
-__attribute__((noinline)) inline void touch(const void* pack, size_t bytes) {
+// Keeps a pack's access to global memory. Accesses to shared memory and to the thread's own stack touch no sectors.
+ONE_COPY void touch(const void* pack, size_t bytes) {
     const uintptr_t address = (uintptr_t)pack;
     const auto within = [=](const char* start, size_t size) { return address - (uintptr_t)start < size; };
     if (within(current->stack, STACK)) return;

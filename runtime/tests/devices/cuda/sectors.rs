@@ -239,7 +239,7 @@ fn count(write: fn(&mut Writer), change: fn(&mut Kernel)) -> ByKernel {
     by_kernel.map(|(kernel, sectors)| ((files[&kernel], kernel), sectors)).collect()
 }
 
-/// The kernels that touch more sectors than their budgets allow, and the files of budgets that touch none.
+/// The kernels that touch more sectors than the budgets of their files allow. A file without a budget may touch none.
 fn excess(by_kernel: &ByKernel) -> Vec<String> {
     let mut excess = Vec::new();
     for ((file, kernel), Sectors { touched, fewest }) in by_kernel {
@@ -283,7 +283,7 @@ fn every_file_of_kernels_has_a_budget_or_a_reason() {
     }
 }
 
-/// The excess of softmax, with another pack for a thread's turn. All packs of a row are still taken.
+/// The excess of softmax with changed kernels.
 fn excess_of_packs(change: fn(&mut Kernel)) -> String {
     let write = |w: &mut Writer| {
         for dtype in TYPES {
@@ -294,7 +294,7 @@ fn excess_of_packs(change: fn(&mut Kernel)) -> String {
     excess(&count(write, change)).join("\n")
 }
 
-/// Puts another number of a thread's pack into `rows.cuh`.
+/// Gives the threads of `rows.cuh` other packs, by their numbers in the row.
 fn number_packs(kernel: &mut Kernel, number: &str) {
     const OLD: &str = "const int pack = i * GROUP + lane;";
     for file in kernel.files.iter_mut().filter(|file| file.name == "rows.cuh") {
@@ -305,7 +305,7 @@ fn number_packs(kernel: &mut Kernel, number: &str) {
     }
 }
 
-/// Packs of 16 bytes, of which neighbouring threads take such that are 128 bytes apart: each takes half a sector.
+/// Neighbouring threads take packs of 16 bytes that are 128 bytes apart: each pack is half a sector.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn packs_that_are_apart_exceed_a_budget() {
@@ -318,7 +318,8 @@ fn packs_that_are_apart_exceed_a_budget() {
     }
 }
 
-/// Each thread takes neighbours, one after the other: all of a row is touched, but each access of a warp is of packs apart.
+/// Each thread takes a run of packs, one after the other. All of a row is touched, but the packs of one access of a warp are
+/// apart.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn packs_in_runs_of_a_thread_exceed_a_budget() {

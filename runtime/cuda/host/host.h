@@ -219,7 +219,7 @@ inline bool release_block(Block& block) {
     return true;
 }
 
-// Counts the sectors that a warp touches in one access, by threads in the order of their addresses.
+// Counts the sectors of one access of a warp, given those of its threads in the order of their addresses.
 inline void count_sectors(const Access* first, const Access* last) {
     uintptr_t sectors_end = 0, bytes_end = 0, bytes = 0;
     for (const Access* access = first; access < last; access++) {

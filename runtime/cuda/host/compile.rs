@@ -1,6 +1,7 @@
 //! Kernels compiled for the processor: one shared library a program, by the C++ compiler that `CXX` names, or `c++`.
 
 use super::fault::{self, Fault};
+use super::sectors::{Counts, Sectors};
 use crate::cuda::driver::DriverError;
 use crate::cuda::program::{File, Kernel};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -18,6 +19,10 @@ const HOST: &str = include_str!("host.h");
 pub(super) struct Compiled {
     functions: Vec<Entry>,
     names: Vec<String>,
+    /// The sectors of the last launch.
+    sectors: SectorsOf,
+    /// The counts of sectors that a launch adds to, if they are counted.
+    counts: Option<Counts>,
     /// Ends the block that runs, from the stack of one of its fibers.
     abandon: Abandon,
     /// The threads that a library counts are its own: one launch at a time.
@@ -26,17 +31,25 @@ pub(super) struct Compiled {
 
 /// The kernels of programs, each compiled once for all that share this.
 #[derive(Clone, Default)]
-pub(super) struct Libraries(Arc<Mutex<BTreeMap<String, Arc<Compiled>>>>);
+pub(super) struct Libraries {
+    known: Arc<Mutex<BTreeMap<String, Arc<Compiled>>>>,
+    counts: Option<Counts>,
+}
 
 impl Libraries {
+    /// Libraries whose kernels count the sectors that they touch.
+    pub(super) fn counting(counts: Counts) -> Self {
+        Self { counts: Some(counts), ..Self::default() }
+    }
+
     /// The kernels, loaded.
     pub(super) fn of(&self, kernels: &[Kernel]) -> Result<Arc<Compiled>, DriverError> {
-        let mut known = self.0.lock().unwrap_or_else(|broken| broken.into_inner());
-        let source = source(kernels);
+        let mut known = self.known.lock().unwrap_or_else(|broken| broken.into_inner());
+        let source = source(kernels, self.counts.is_some());
         if let Some(compiled) = known.get(&source) {
             return Ok(compiled.clone());
         }
-        let compiled = Arc::new(compile(kernels, &source)?);
+        let compiled = Arc::new(compile(kernels, &source, self.counts.clone())?);
         known.insert(source, compiled.clone());
         Ok(compiled)
     }
@@ -44,6 +57,7 @@ impl Libraries {
 
 type Entry = unsafe extern "C" fn(*const u32, *const u64, u32) -> *const c_char;
 type Abandon = unsafe extern "C" fn();
+type SectorsOf = unsafe extern "C" fn(*mut u64);
 
 /// Why a kernel did not come to its end.
 pub(super) enum Stop {
@@ -58,6 +72,8 @@ pub(super) enum Stop {
 pub(super) struct Function {
     entry: Entry,
     abandon: Abandon,
+    sectors: SectorsOf,
+    counted: Option<(Counts, String)>,
     library: Arc<Mutex<Library>>,
 }
 
@@ -73,6 +89,12 @@ impl Function {
         // is a fault of what is tested; guards find most of them.
         let run = || unsafe { (self.entry)(sizes.as_ptr(), words.as_ptr(), order) };
         let text = fault::caught(self.abandon, run).map_err(Stop::Fault)?;
+        if let Some((counts, kernel)) = &self.counted {
+            let mut numbers = [0; 2];
+            // SAFETY: `host.h` has this function, which writes two numbers.
+            unsafe { (self.sectors)(numbers.as_mut_ptr()) };
+            counts.add(kernel, Sectors { touched: numbers[0], fewest: numbers[1] });
+        }
         if text.is_null() {
             return Ok(());
         }
@@ -83,7 +105,10 @@ impl Function {
 
 impl Compiled {
     pub(super) fn function(&self, kernel: usize) -> Function {
-        Function { entry: self.functions[kernel], abandon: self.abandon, library: self.library.clone() }
+        let counted = self.counts.clone().map(|counts| (counts, self.names[kernel].clone()));
+        let Self { abandon, sectors, .. } = *self;
+        let (entry, library) = (self.functions[kernel], self.library.clone());
+        Function { entry, abandon, sectors, counted, library }
     }
 
     pub(super) fn name(&self, kernel: usize) -> &str {
@@ -91,8 +116,8 @@ impl Compiled {
     }
 }
 
-/// All of a program's kernels as one source.
-fn source(kernels: &[Kernel]) -> String {
+/// All of a program's kernels as one source, which counts sectors or does not.
+fn source(kernels: &[Kernel], counts: bool) -> String {
     let mut files: Vec<&File> = Vec::new();
     // Each once, and after those that stand before it wherever it does.
     for file in kernels.iter().flat_map(|kernel| &kernel.files) {
@@ -100,7 +125,8 @@ fn source(kernels: &[Kernel]) -> String {
             files.push(file);
         }
     }
-    let mut text = format!("#line 1 \"host.h\"\n{HOST}\n");
+    let counts = if counts { "#define COUNT_SECTORS\n" } else { "" };
+    let mut text = format!("{counts}#line 1 \"host.h\"\n{HOST}\n");
     for file in files {
         let _ = writeln!(text, "#line 1 \"{}\"\n{}", file.name, file.text);
     }
@@ -117,7 +143,7 @@ fn source(kernels: &[Kernel]) -> String {
 }
 
 #[allow(unsafe_code)]
-fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
+fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<Compiled, DriverError> {
     let failed = |what: &str, error: &dyn std::fmt::Display| DriverError(format!("{what}: {error}"));
     let folder = tempfile::tempdir().map_err(|error| failed("a temporary folder", &error))?;
     let [from, to] = ["kernels.cpp", "kernels.so"].map(|name| folder.path().join(name));
@@ -147,6 +173,10 @@ fn compile(kernels: &[Kernel], source: &str) -> Result<Compiled, DriverError> {
     // SAFETY: `host.h` has this function with this type.
     let abandon = unsafe { library.get::<Abandon>(b"host_abandon") };
     let abandon = *abandon.map_err(|error| failed("host_abandon", &error))?;
+    // SAFETY: as above.
+    let sectors = unsafe { library.get::<SectorsOf>(b"host_sectors") };
+    let sectors = *sectors.map_err(|error| failed("host_sectors", &error))?;
     let names = kernels.iter().map(|kernel| kernel.name.clone()).collect();
-    Ok(Compiled { functions, names, abandon, library: Arc::new(Mutex::new(library)) })
+    let library = Arc::new(Mutex::new(library));
+    Ok(Compiled { functions, names, sectors, counts, abandon, library })
 }

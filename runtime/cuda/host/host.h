@@ -15,8 +15,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <string>
 #include <sys/mman.h>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,17 @@ inline bool operator!=(const Site& left, const Site& right) { return !(left == r
 // A copy that is under way, of a thread's group of that number.
 struct Copy { void* to; const void* from; size_t bytes; unsigned group; };
 
+// A thread's load or store of a pack of global memory. The accesses of a warp's threads that agree in the first three
+// fields are one access of the warp.
+struct Access {
+    // The calls that led to the access, and the waits of the thread before it.
+    uint64_t calls;
+    unsigned waits;
+    // The thread's accesses by the same calls since its last wait: the turn of a loop.
+    unsigned turn;
+    uintptr_t address; size_t bytes;
+};
+
 struct Fiber {
     void* stack_pointer = nullptr;
     char* stack = nullptr;
@@ -57,6 +70,9 @@ struct Fiber {
     std::vector<Copy> copies;
     // How many groups of copies the thread has closed.
     unsigned groups = 0;
+    // How often the thread has waited; and the waits and the turn of its next access, by the calls that lead to it.
+    unsigned waited = 0;
+    std::map<uint64_t, std::pair<unsigned, unsigned>> turns;
 };
 
 // What a warp's threads show each other.
@@ -71,6 +87,8 @@ struct Block {
     Exchange exchanges[32];
     // One piece of shared memory for each place that declares some.
     std::vector<std::vector<char>> shared_memory;
+    // The accesses of each warp, if they are counted.
+    std::vector<Access> accesses[32];
 };
 
 // The most blocks that are alive at once.
@@ -88,6 +106,8 @@ inline std::vector<size_t> shared_bytes;
 inline std::string fault;
 // How many blocks run at each end of the grid.
 inline uint64_t corners = ~0ull;
+// The sectors of 32 bytes that the accesses of the launch's warps touch, and the fewest that hold as many bytes.
+inline struct Sectors { uint64_t touched, fewest; } sectors;
 
 extern "C" void host_switch(void** save, void* load);
 asm(R"(
@@ -129,6 +149,8 @@ inline void prepare(Fiber& fiber) {
     fiber.waits = Waits::Nothing;
     fiber.copies.clear();
     fiber.groups = 0;
+    fiber.waited = 0;
+    fiber.turns.clear();
 }
 
 // The order in which threads run: 0 is by number, 1 the reverse, others are shuffled by it.
@@ -197,11 +219,41 @@ inline bool release_block(Block& block) {
     return true;
 }
 
+// Counts the sectors of one access of a warp, given those of its threads in the order of their addresses.
+inline void count_sectors(const Access* first, const Access* last) {
+    uintptr_t sectors_end = 0, bytes_end = 0, bytes = 0;
+    for (const Access* access = first; access < last; access++) {
+        const uintptr_t end = access->address + access->bytes, sector_end = (end + 31) / 32;
+        // Threads may touch the same bytes.
+        if (sector_end > sectors_end) sectors.touched += sector_end - std::max(sectors_end, access->address / 32);
+        if (end > bytes_end) bytes += end - std::max(bytes_end, access->address);
+        sectors_end = std::max(sectors_end, sector_end), bytes_end = std::max(bytes_end, end);
+    }
+    sectors.fewest += (bytes + 31) / 32;
+}
+
+// Counts the sectors of a block that has ended.
+inline void count_sectors(Block& block) {
+    for (auto& accesses : block.accesses) {
+        const auto key = [](const Access& access) { return std::tuple(access.waits, access.calls, access.turn); };
+        std::sort(accesses.begin(), accesses.end(), [=](const Access& left, const Access& right) {
+            return std::pair(key(left), left.address) < std::pair(key(right), right.address);
+        });
+        const Access *first = accesses.data(), *last = first, *const end = first + accesses.size();
+        for (; first < end; first = last) {
+            while (last < end && key(*last) == key(*first)) last++;
+            count_sectors(first, last);
+        }
+        accesses.clear();
+    }
+}
+
 // Begins the block with this number among all of the grid.
 inline void begin(Block& block, uint64_t number) {
     block.index.x = number % grid_size.x;
     block.index.y = number / grid_size.x % grid_size.y;
     block.index.z = number / ((uint64_t)grid_size.x * grid_size.y);
+    for (auto& accesses : block.accesses) accesses.clear();
     for (auto& memory : block.shared_memory) std::fill(memory.begin(), memory.end(), (char)0xff);
     for (size_t i = block_size.x; i < block.fibers.size(); i++) munmap(block.fibers[i].stack, STACK);
     block.fibers.resize(block_size.x);
@@ -224,7 +276,7 @@ inline bool advance(Block& own, const std::vector<unsigned>& turns) {
         host_switch(&scheduler, fiber.stack_pointer);
         own.left -= fiber.done;
     }
-    if (own.left == 0) return true;
+    if (own.left == 0) return count_sectors(own), true;
     if (release_warps(own)) return true;
     return fault.empty() && release_block(own);
 }
@@ -265,6 +317,7 @@ const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* wor
     body = [=] { kernel(argument<P>(words[I])...); };
     fault.clear();
     shared_bytes.clear();
+    sectors = {};
     if (!run_blocks(order < 2 ? 1 : 2 + order % 2, order)) return fault.c_str();
     size_t shared = 0;
     for (size_t bytes : shared_bytes) shared += bytes;
@@ -280,16 +333,26 @@ const char* run(void (*kernel)(P...), const unsigned* sizes, const uint64_t* wor
     return run(kernel, sizes, words, order, std::index_sequence_for<P...>());
 }
 
-// Waits at a line. The stack's frames say which calls led here. No copy of a call may be made: threads would wait at both.
-#ifdef __clang__
-__attribute__((noduplicate))
-#endif
-__attribute__((noinline)) inline void wait(Waits waits, unsigned mask, const char* file, unsigned line) {
+// A hash of the calls that led here, from the stack's frames.
+__attribute__((always_inline)) inline uint64_t hash_of_calls() {
     uint64_t calls = 0;
     for (void** frame = (void**)__builtin_frame_address(0); frame; frame = (void**)frame[0])
         calls = (calls ^ (uint64_t)frame[1]) * 0x9e3779b97f4a7c15ull;
-    current->site = {file, line, calls};
+    return calls;
+}
+
+// A function whose calls are known by where they are: no copy of a call may be made.
+#ifdef __clang__
+#define ONE_COPY __attribute__((noinline, noduplicate)) inline
+#else
+#define ONE_COPY __attribute__((noinline)) inline
+#endif
+
+// Waits at a line. Threads would wait at both copies of a call.
+ONE_COPY void wait(Waits waits, unsigned mask, const char* file, unsigned line) {
+    current->site = {file, line, hash_of_calls()};
     current->warp_mask = mask;
+    current->waited++;
     current->waits = waits;
     yield();
 }
@@ -317,9 +380,25 @@ template <class T, class Of> auto of_warp(const T& own, Of of, AT_LINE) {
     return made;
 }
 
+// Keeps a pack's access to global memory. Accesses to shared memory and to the thread's own stack touch no sectors.
+ONE_COPY void touch(const void* pack, size_t bytes) {
+    const uintptr_t address = (uintptr_t)pack;
+    const auto within = [=](const char* start, size_t size) { return address - (uintptr_t)start < size; };
+    if (within(current->stack, STACK)) return;
+    for (const auto& memory : block->shared_memory)
+        if (within(memory.data(), memory.size())) return;
+    const uint64_t calls = hash_of_calls();
+    auto& [waits, turn] = current->turns[calls];
+    if (waits != current->waited) waits = current->waited, turn = 0;
+    block->accesses[current->number / 32].push_back({calls, waits, turn++, address, bytes});
+}
+
 // Copies as much, or zeros, when the thread waits for its copies. Both addresses are multiples of the size.
 inline void copy_later(void* to, const void* from, size_t bytes) {
     if (((uintptr_t)to | (uintptr_t)from) % bytes != 0) __builtin_trap();
+#ifdef COUNT_SECTORS
+    if (from) touch(from, bytes);
+#endif
     current->copies.push_back({to, from, bytes, current->groups});
 }
 inline void close_copies() { current->groups++; }
@@ -354,6 +433,11 @@ template <class T> T* shared(size_t place, size_t count) {
 
 inline size_t next_place() { static size_t places = 0; return places++; }
 
+// The sectors of the last launch; zeros if they are not counted.
+extern "C" __attribute__((visibility("default"))) void host_sectors(uint64_t* to) {
+    to[0] = sectors.touched, to[1] = sectors.fewest;
+}
+
 // Ends the block whose thread touched memory that it may not. The handler of the signal lets the thread go on here.
 extern "C" __attribute__((visibility("default"))) void host_abandon() {
     fault = "an access to memory";
@@ -363,6 +447,10 @@ extern "C" __attribute__((visibility("default"))) void host_abandon() {
 }
 
 }  // namespace host
+
+#ifdef COUNT_SECTORS
+#define TOUCH(address, bytes) host::touch(address, bytes)
+#endif
 
 #define threadIdx (host::current->index)
 #define blockIdx (host::block->index)

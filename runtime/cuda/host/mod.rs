@@ -12,6 +12,7 @@ mod fault;
 mod guarded;
 mod multiply;
 mod pages;
+mod sectors;
 
 use super::driver::{
     Address, CollectiveTask, Driver, DriverError, Fetched, Graph, LibraryTask, Loaded, MultiplyPlaces, Room,
@@ -27,6 +28,7 @@ use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 use guarded::{Guards, Words};
 use pages::Memory;
+pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -81,8 +81,19 @@ template <class T> DEVICE T smaller(T x, T y) { return x < y || x != x ? x : y; 
 // Neighbours that are read and written together; those that take 16 bytes or a power of two less, at once.
 template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack { T at[N]; };
 
-template <int N, class T> DEVICE Pack<T, N> load(const T* from) { return *(const Pack<T, N>*)from; }
-template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) { *(Pack<T, N>*)to = pack; }
+// The stand-in counts the sectors of memory that packs touch, if a test asks for it.
+#ifndef TOUCH
+#define TOUCH(address, bytes)
+#endif
+
+template <int N, class T> DEVICE Pack<T, N> load(const T* from) {
+    TOUCH(from, sizeof(Pack<T, N>));
+    return *(const Pack<T, N>*)from;
+}
+template <int N, class T> DEVICE void store(T* to, const Pack<T, N>& pack) {
+    TOUCH(to, sizeof(Pack<T, N>));
+    *(Pack<T, N>*)to = pack;
+}
 
 // The elements that the alignment of a pack is.
 template <class T, int N> constexpr int aligned_to = (int)(alignof(Pack<T, N>) / sizeof(T));

@@ -25,6 +25,7 @@ mod reduce;
 mod renew;
 mod rotary;
 mod scatter;
+mod sectors;
 mod shape;
 mod softmax;
 mod sparse;

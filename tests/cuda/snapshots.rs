@@ -98,11 +98,11 @@ fn attention_forward() {
         "attention_mma",
         |_| true,
         &expect![[r#"
-        // 2 launches, the first of 8 x 1 x 1 blocks of 64
-        KERNEL(64, 8) attention(const bf16* a0, const bf16* a1, const bf16* a2, bf16* a3, float* a4, i64 a5) {
-            attention::forward<attention::Call<4, 1, 32, 32, 32, 32, true>, attention::Rows<12288, 32, 384>, attention::Rows<12288, 32, 384>, attention::Rows<12288, 32, 384>, attention::Rows<4096, 32, 128>, attention::NoMask, attention::Tile<float, 32, 8>, 1>(a0, a1, a2, (const u8*)0, a3, a4, (float)1.7677669529663687e-1, a5);
-        }
-    "#]],
+            // 2 launches, the first of 8 x 1 x 1 blocks of 128
+            KERNEL(128, 3) attention_mma(const bf16* a0, const bf16* a1, const bf16* a2, bf16* a3, float* a4, i64 a5) {
+                attention::forward_mma<attention::Call<4, 1, 32, 32, 32, 32, true>, attention::Rows<12288, 32, 384>, attention::Rows<12288, 32, 384>, attention::Rows<12288, 32, 384>, attention::Rows<4096, 32, 128>, attention::NoMask, false, 4, 64, 2>(a0, a1, a2, (const u8*)0, a3, a4, (float)1.7677669529663687e-1, a5);
+            }
+        "#]],
     );
 }
 

@@ -18,10 +18,16 @@ DEVICE float power_of_two(float x) { return exp2f(x); }
 typedef u64 Place;
 DEVICE Place place_of(const void* pointer) { return (Place)pointer; }
 
+// The row of a matrix. A device takes it at a multiple of 16 bytes alone.
+DEVICE const u16* row_at(Place row) {
+    if (row % 16 != 0) __builtin_trap();
+    return (const u16*)row;
+}
+
 // Four matrices: thread `8 i + j` says where row `j` of matrix `i` begins.
 DEVICE void load(u32 (&to)[4], Place row) {
     const u32 lane = threadIdx.x % 32;
-    host::of_warp((const u16*)row, [&](auto of) {
+    host::of_warp(row_at(row), [&](auto of) {
         for (u32 i = 0; i < 4; i++) memcpy(&to[i], of(8 * i + lane / 4) + 2 * (lane % 4), 4);
         return 0;
     });
@@ -30,7 +36,7 @@ DEVICE void load(u32 (&to)[4], Place row) {
 // The same, of the transposed matrices.
 DEVICE void load_transposed(u32 (&to)[4], Place row) {
     const u32 lane = threadIdx.x % 32, column = lane / 4, first = 2 * (lane % 4);
-    host::of_warp((const u16*)row, [&](auto of) {
+    host::of_warp(row_at(row), [&](auto of) {
         for (u32 i = 0; i < 4; i++) to[i] = of(8 * i + first)[column] | (u32)of(8 * i + first + 1)[column] << 16;
         return 0;
     });

@@ -3,6 +3,7 @@
 
 use super::writer::Writer;
 use ir::DType;
+use ir::ops::attention::Attention;
 use ir::ops::elementwise::Unary;
 use ir::ops::softmax::Softmax;
 use runtime::cuda::check::{StandIn, Subject};
@@ -90,6 +91,28 @@ fn a_pack_that_is_not_aligned_is_an_error() {
     assert!(error.contains("chain") && error.contains("not a multiple of its type's alignment"), "{error}");
     let error = error_of(negation(64), |kernel| replace(kernel, "store(a1 + ", "store(a1 + (first == 3) + "));
     assert!(error.contains("not a multiple of its type's alignment"), "{error}");
+}
+
+/// Rows of matrices for tensor cores, and asynchronous copies of 16 bytes, begin at multiples of 16 bytes.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn rows_and_copies_of_tensor_cores_that_are_not_aligned_are_errors() {
+    let attention = || {
+        let mut w = Writer::default();
+        let read = [(); 3].map(|()| w.floats(DType::BF16, &[1, 1, 40, 64]));
+        w.op(Attention { scale: 0.1.into(), causal: false }, &read);
+        w.lowered()
+    };
+    let faults: [fn(&mut Kernel); 2] = [
+        |kernel| {
+            replace_in(kernel, "mma.cuh", "(Place)(column % 64 * 2)) +", "(Place)(column % 64 * 2)) + 2 +")
+        },
+        |kernel| replace_in(kernel, "mma.cuh", "+ group * 8 : from", "+ group * 8 + 1 : from"),
+    ];
+    for fault in faults {
+        let error = error_of(attention(), fault);
+        assert!(error.contains("attention_mma") && error.contains("alignment"), "{error}");
+    }
 }
 
 /// A pack whose stride its width does not divide does not compile.

@@ -107,9 +107,9 @@ pub(super) fn attention() -> Vec<Sample> {
     samples.extend(attend(grouped, true, Some(of(DType::F32, &[2, 8, 1, 4], Fill::Mask))));
     samples.extend(masks.into_iter().flat_map(|mask| attend(plain, false, Some(mask))));
     // In half precision tensor cores take these: rows are whole packs of 16 bytes.
-    let packs = [1, 2, 1, 18, 18, 16, 8];
+    let packs = [2, 4, 2, 18, 18, 16, 8];
     samples.extend(attend(packs, true, Some(of(DType::Bool, &[1, 1, 18, 18], Fill::Mask))));
-    samples.extend(attend(packs, false, Some(of(DType::F32, &[1, 2, 18, 18], Fill::HugeMask))));
+    samples.extend(attend(packs, false, Some(of(DType::F32, &[1, 4, 18, 18], Fill::HugeMask))));
     samples
 }
 

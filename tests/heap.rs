@@ -23,6 +23,9 @@ const THREADS: usize = 2;
 /// What a thread may hold at a time, in bytes: blocks of a kernel, and what gemm packs, which the caches bound.
 const OF_A_THREAD: usize = 1 << 20;
 
+/// The steps that are measured.
+const STEPS: usize = 8;
+
 /// One test, since the heap is the process's: the threads of a device give their memory back some time after the device is
 /// gone, when another test would be measuring.
 #[test]
@@ -86,7 +89,7 @@ fn a_step_on_the_processor_holds_little_beside_the_arena() {
     }
 }
 
-/// The most bytes that a step holds on the heap, beside what was there before it.
+/// The bytes that a step holds on the heap at most, beside those that were there before it.
 fn taken(fixture: &Fixture, batch: u64) -> usize {
     let (source, plan) = fixture.source(batch, adamw());
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
@@ -106,11 +109,13 @@ fn taken(fixture: &Fixture, batch: u64) -> usize {
             cpu.run(id, section).expect("a step runs");
         }
     };
-    // What the first step takes and keeps: the threads and their memory for packed matrices.
-    step();
-    step();
-    HEAP.reset_peak_usage();
-    let before = HEAP.current_usage();
-    step();
-    HEAP.peak_usage() - before
+    let mut taken = || {
+        HEAP.reset_peak_usage();
+        let before = HEAP.current_usage();
+        step();
+        HEAP.peak_usage() - before
+    };
+    // A thread keeps memory of a cache's size from its first matrix on, and gets that matrix by chance in any step. So the
+    // least of several steps counts.
+    (0..STEPS).map(|_| taken()).min().expect("there are steps")
 }

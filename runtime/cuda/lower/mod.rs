@@ -72,7 +72,7 @@ impl Libraries for AbsentLibraries {}
 /// # Errors
 /// What has no kernel.
 pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Result<CudaProgram, Diagnostic> {
-    let mut kernels = Kernels::default();
+    let mut kernels = Kernels::of(program.memory.peak());
     let (mut sections, mut tables) = ([vec![], vec![], vec![]], vec![]);
     let mut halts = true;
     for (section, _) in Section::ALL {

@@ -269,13 +269,23 @@ impl Run {
 }
 
 /// The kernels of a program, each once.
-#[derive(Default)]
 pub(super) struct Kernels {
     kernels: Vec<Kernel>,
     by_name: BTreeMap<String, usize>,
+    /// Whether a device may hold the program. If none does, the program is refused for its memory when it is loaded, with
+    /// advice that an error about a launch lacks. So its launches may have too many blocks.
+    fits: bool,
 }
 
+/// More bytes than any GPU has.
+const MOST_MEMORY: u64 = 1 << 42;
+
 impl Kernels {
+    /// No kernel yet, of a program that needs so many bytes.
+    pub(super) fn of(bytes: u64) -> Self {
+        Self { kernels: vec![], by_name: BTreeMap::new(), fits: bytes <= MOST_MEMORY }
+    }
+
     /// The kernel that a run needs, by its index, and the run as a launch of it.
     ///
     /// # Errors
@@ -283,7 +293,11 @@ impl Kernels {
     pub(super) fn launch(&mut self, run: Run) -> Result<Launch, Diagnostic> {
         let refused =
             |refusal| Diagnostic::new(format!("the kernel `{}` cannot be launched: {refusal}", run.of));
-        let grid = limits::grid(run.grid).map_err(refused)?;
+        let grid = match limits::grid(run.grid) {
+            Err(refusal) if self.fits => return Err(refused(refusal)),
+            Err(_) => [1; 3],
+            Ok(grid) => grid,
+        };
         let bounds = [Some(run.block), run.together].into_iter().flatten().map(|bound| bound.to_string());
         let bounds = bounds.collect::<Vec<_>>().join(", ");
         let parameters = run.types.iter().enumerate().map(|(index, ty)| format!("{ty} a{index}"));

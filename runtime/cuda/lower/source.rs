@@ -278,7 +278,7 @@ pub(super) struct Kernels {
 }
 
 /// More bytes than any GPU has.
-const MOST_MEMORY: u64 = 1 << 42;
+const MOST_MEMORY: u64 = 1 << 45;
 
 impl Kernels {
     /// No kernel yet, of a program that needs so many bytes.

@@ -71,6 +71,7 @@ template <class Shape, bool CENTRED, class C> struct Columns {
 template <class Shape, bool CENTRED, class C> DEVICE void clear(Columns<Shape, CENTRED, C>& columns, C* blocks) {
     columns.sums = blocks + (i64)blockIdx.x * (columns.SUMS * Shape::SIZE);
     Shape::each([&](int i, i64 place) {
+        #pragma unroll
         for (int s = 0; s < columns.SUMS; s++) {
             const Pack<C, Shape::N> nothing = {};
             if (Shape::HELD) columns.held[s][i] = nothing;
@@ -94,6 +95,8 @@ template <class Shape, bool CENTRED, class C> DEVICE void finish(const Columns<S
     if (!Shape::HELD) return;
     constexpr i64 SIZE = Shape::SIZE;
     constexpr int GROUPS = Shape::GROUPS;
+    // Unrolled, so that the sums stay in registers.
+    #pragma unroll
     for (int s = 0; s < columns.SUMS; s++) {
         if (GROUPS == 1) {
             Shape::each([&](int i, i64 place) { store(columns.sums + s * SIZE + place, columns.held[s][i]); });

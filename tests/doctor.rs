@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");
 
-/// A statement that ends the process with a signal.
-const KILL: &str = "__builtin_trap();";
+/// A statement that ends the process with a signal that the stand-in does not catch.
+const KILL: &str = "abort();";
 
 /// A statement that never ends.
 const HANG: &str = "for (;;) asm volatile(\"\");";

@@ -93,11 +93,12 @@ pub(super) fn gradient(gradient: &Gradient) -> Vec<Run> {
     vec![by_queries(gradient), by_keys(gradient)]
 }
 
-/// Blocks of the gradient that share a multiprocessor. Wide rows need more than the 168 registers of three
-/// blocks; two blocks leave a thread 255. If no number is asked for, the assembler may spill to make room for
-/// a third block.
+/// Blocks of the gradient that share a multiprocessor. Wide rows, and any rows under a mask that is added, need
+/// more than the 168 registers of three blocks; two blocks leave a thread 255. If no number is asked for, the
+/// assembler may spill to make room for a third block.
 fn gradient_together(call: &Call) -> Option<u32> {
-    Some(if is_narrow(call) { 3 } else { 2 })
+    let adds = call.mask.is_some_and(|mask| mask.dtype.is_float());
+    Some(if is_narrow(call) && !adds { 3 } else { 2 })
 }
 
 /// Keys of a tile of the gradient of queries. Scores of 64 keys would spill in 168 registers.

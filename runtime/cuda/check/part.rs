@@ -96,9 +96,9 @@ impl FromStr for Part {
 pub enum Line {
     /// The kernels are compiled, and run from now on, at this pace.
     Loaded(String),
-    /// What was found of a sample.
+    /// The verdict on a sample.
     Verdict(Verdict),
-    /// What was measured for a task.
+    /// The rates of the task with this number.
     Rates(usize, Vec<Rate>),
     /// Nothing more comes, because of this error.
     Error(String),

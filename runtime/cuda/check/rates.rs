@@ -48,7 +48,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// What the stand-in measures in a second.
+    /// Sizes that the stand-in measures in a second.
     pub fn small() -> Self {
         let at_once = Duration::from_micros(1);
         Self { copy: 1 << 16, matmul: 32, attention: [1, 2, 32], widths: vec![64], at_once, repeats: 3 }

@@ -61,8 +61,8 @@ pub fn all() -> Vec<Sample> {
     samples().into_iter().chain(partial()).filter(|sample| !matches!(sample.op, Op::Constant(_))).collect()
 }
 
-/// Runs samples in this process, in every type that they take, in these ways. Without cuDNN those that need it are left
-/// out. On a GPU a fault spoils all later samples of the process; see [`super::process`].
+/// Runs samples in this process, in every type that they take, in these ways. Without cuDNN, samples that need it are
+/// left out. On a GPU a fault spoils all later samples of the process; see [`super::process`].
 pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[Way], cudnn: bool) -> Report {
     let (batches, skipped) = batches(samples, ways, cudnn);
     let mut report = search(&mut InProcess { subject, samples }, samples, &batches, "", &mut |_| ());
@@ -97,7 +97,7 @@ pub fn batches(samples: &[Sample], ways: &[Way], cudnn: bool) -> (Vec<Batch>, us
 /// Runs a batch as one program. `loaded` is called when the kernels are compiled, before anything runs.
 ///
 /// # Errors
-/// What cannot be lowered or compiled; what the device refuses.
+/// A sample cannot be lowered or compiled, or the device refuses it.
 pub fn run(
     subject: &impl Subject,
     samples: &[Sample],
@@ -141,7 +141,7 @@ impl<S: Subject> Runner for InProcess<'_, S> {
     }
 }
 
-/// The sample in a type. In f32 all of them, also those that have nothing in it.
+/// Returns the sample in a type. In f32 every sample is returned, also one that has no f32 tensor.
 pub(super) fn in_type(sample: &Sample, dtype: DType) -> Option<Sample> {
     if dtype == DType::F32 { Some(sample.clone()) } else { sample.in_type(dtype) }
 }

@@ -55,13 +55,13 @@ pub struct Failure {
     pub operands: Vec<String>,
     /// How the operands reach it.
     pub way: &'static str,
-    /// What is wrong.
+    /// The problem, for people.
     pub problem: String,
     /// The argument of `doctor --part` that runs it again.
     pub part: String,
 }
 
-/// What is told while a check runs.
+/// An event that is told while a check runs.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A batch could not be run; its halves are run now.

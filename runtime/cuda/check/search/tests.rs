@@ -4,7 +4,7 @@ use super::super::samples::{Way, all};
 use super::*;
 use ir::DType;
 
-/// What a planted sample does to its batch.
+/// The effect of a planted sample on its batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Plant {
     /// It differs.

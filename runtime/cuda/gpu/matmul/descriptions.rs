@@ -169,7 +169,7 @@ impl Drop for Description {
     }
 }
 
-/// What is asked of cuBLASLt while a multiplication is described.
+/// The name of the calls that describe a multiplication, in errors.
 const DESCRIBING: &str = "describing a multiplication";
 
 /// Sets an attribute of a description, a layout or a preference, by the function for it.

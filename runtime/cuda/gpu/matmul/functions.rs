@@ -146,7 +146,7 @@ impl Functions {
         Ok(())
     }
 
-    /// Turns a status into an error in cuBLASLt's own words; `what` says what was asked of it.
+    /// Turns a status into an error in cuBLASLt's own words. `what` names the call.
     #[allow(unsafe_code)]
     pub(super) fn check(&self, what: &str, status: Status) -> Result<(), DriverError> {
         if status == 0 {

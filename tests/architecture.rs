@@ -128,10 +128,10 @@ fn a_long_file_a_silent_file_and_an_empty_name_would_be_seen() {
     let long = "//! Long.\n".repeat(LONGEST_FILE + 1);
     assert_eq!(faults(Path::new("src/a.rs"), &long), ["src/a.rs: 801 lines, more than 800: split it"]);
     assert_eq!(
-        faults(Path::new("passes/utils/mod.rs"), "fn f() {}\n"),
+        faults(Path::new("passes/utils/edges.rs"), "fn f() {}\n"),
         [
-            "passes/utils/mod.rs: does not open with //! and what it is for",
-            "passes/utils/mod.rs: `utils` does not say what is inside"
+            "passes/utils/edges.rs: does not open with //! and what it is for",
+            "passes/utils/edges.rs: `utils` does not say what is inside"
         ]
     );
     assert_eq!(faults(Path::new("runtime/common.rs"), "//! C.\n").len(), 1);

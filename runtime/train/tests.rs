@@ -82,7 +82,7 @@ fn setup() -> Setup {
     std::fs::write(folder.path().join("corpus.txt"), text.join(" ")).unwrap();
     let schedule =
         Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5), ..Schedule::default() };
-    let program = include_str!("bigram.ir");
+    let program = include_str!("tests/bigram.ir");
     Setup {
         folder,
         program,
@@ -216,7 +216,7 @@ impl Setup {
     /// The training program and the evaluation program on the devices of their mesh. On several, what is evaluated is
     /// the training program without its updates.
     fn device(&self, module: &Module) -> Box<dyn Device> {
-        let mut forward = self.module(include_str!("bigram.forward.ir"), &[]);
+        let mut forward = self.module(include_str!("tests/bigram.forward.ir"), &[]);
         if module.mesh.devices() > 1 {
             forward = module.clone();
             forward.states.values_mut().for_each(|state| state.output = None);

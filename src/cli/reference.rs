@@ -1,4 +1,4 @@
-//! The table of flags in the README, generated from their definition so that it cannot be out of date.
+//! The table of flags in `docs/flags.md`, generated from the flags' definition so that it cannot be out of date.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 
 use super::Cli;
 
-/// Every flag of every subcommand as a Markdown table, in the order of `--help`, a shared flag once.
+/// Returns every flag of every subcommand as a Markdown table, in the order of `--help`. A shared flag has one row.
 pub fn flags_table() -> String {
     let mut cli = Cli::command();
     cli.build();

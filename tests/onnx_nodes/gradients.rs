@@ -46,23 +46,20 @@ pub(crate) struct Rule {
 
 /// The rules. That one applies is found by running.
 pub(crate) const RULES: &[Rule] = &[
-    Rule { name: EXCLUDED, why: "left out above" },
-    Rule { name: NO_INPUT, why: "no input is of floats" },
+    Rule { name: EXCLUDED, why: "excluded above" },
+    Rule { name: NO_INPUT, why: "no input has floats" },
     Rule {
         name: KNOWN,
-        why: "how many elements there are depends on the floats: a static program has them as constants",
+        why: "the number of elements depends on the floats, so a static program has the floats as constants",
     },
-    Rule { name: NO_OUTPUT, why: "no output of floats is computed from an input of floats" },
-    Rule {
-        name: FLAT,
-        why: "the gradient is zero, and so are the differences: signs, roundings, comparisons",
-    },
+    Rule { name: NO_OUTPUT, why: "no float output is computed from a float input" },
+    Rule { name: FLAT, why: "the gradient and the differences are zero: signs, roundings, comparisons" },
 ];
 
 const EXCLUDED: &str = "not compared";
-const NO_INPUT: &str = "integers alone";
+const NO_INPUT: &str = "only integers";
 const KNOWN: &str = "known at import";
-const NO_OUTPUT: &str = "no float depends on one";
+const NO_OUTPUT: &str = "no float result";
 const FLAT: &str = "flat";
 
 /// Why there is nothing to compare: a rule, or what is wrong.

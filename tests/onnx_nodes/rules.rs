@@ -1,22 +1,22 @@
-//! What is left out, and why. A test that no rule leaves out passes or fails.
+//! The rules that exclude tests. Every other test passes or fails.
 
 use super::case::{self, Case};
 use onnx::ElementType;
 use onnx::proto::{NodeProto, TensorProto, TypeProto, TypeProtoValue};
 use prost::Message;
 
-/// A rule: its name, and why it is one.
+/// A rule that excludes tests, with its reason.
 pub(crate) struct Rule {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
     applies: fn(&Case) -> bool,
 }
 
-/// The rules in order; the first that applies is the one.
+/// The rules in order. The first rule that applies to a test excludes it.
 pub(crate) const RULES: &[Rule] = &[
     Rule {
         name: "opsets before 7",
-        why: "the loader refuses them: they broadcast otherwise, and nothing has written them since 2017",
+        why: "the loader refuses them, because they broadcast by other rules, and no exporter has written them since 2017",
         applies: |case| {
             case.model
                 .opset_import
@@ -26,27 +26,27 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "other operator sets",
-        why: "`ai.onnx.ml` and `ai.onnx.preview.training`: trees and text, optimizers, which are a flag here",
+        why: "`ai.onnx.ml` has trees and text; `ai.onnx.preview.training` has optimizers, which are a flag of Trainyard",
         applies: |case| !case.graph().node.iter().all(|node| matches!(node.domain(), "" | "ai.onnx")),
     },
     Rule {
         name: "sequences and optionals",
-        why: "an input or output that is no tensor",
+        why: "an input or output is not a tensor",
         applies: |case| types(case).any(|ty| !matches!(ty.value, Some(TypeProtoValue::TensorType(_)))),
     },
     Rule {
         name: "strings",
-        why: "no element type of the core",
+        why: "the core has no such element type",
         applies: |case| has_type(case, |ty| ty == ElementType::String),
     },
     Rule {
         name: "complex numbers",
-        why: "no element type of the core",
+        why: "the core has no such element type",
         applies: |case| has_type(case, |ty| matches!(ty, ElementType::C64 | ElementType::C128)),
     },
     Rule {
         name: "floats of 8 bits or fewer",
-        why: "no element type of the core",
+        why: "the core has no such element type",
         applies: |case| {
             has_type(case, |ty| {
                 use ElementType::*;
@@ -56,7 +56,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "integers of less than a byte",
-        why: "no element type of the core",
+        why: "the core has no such element type",
         applies: |case| {
             has_type(case, |ty| {
                 matches!(ty, ElementType::U4 | ElementType::I4 | ElementType::U2 | ElementType::I2)
@@ -70,7 +70,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule {
         name: "random numbers",
-        why: "drawn otherwise here (Philox), so no number can be compared",
+        why: "Trainyard draws other numbers (Philox), so they cannot be compared",
         applies: |case| uses(case, RANDOM) || drops(case),
     },
     Rule {
@@ -83,7 +83,7 @@ pub(crate) const RULES: &[Rule] = &[
 const RANDOM: &[&str] =
     &["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
 
-/// The rule that leaves a test out.
+/// Returns the name of the rule that excludes a test.
 pub(crate) fn excluding(case: &Case) -> Option<&'static str> {
     RULES.iter().find(|rule| (rule.applies)(case)).map(|rule| rule.name)
 }

@@ -1,4 +1,4 @@
-//! The table of what becomes of each operator's tests.
+//! The page of the results of each operator's tests.
 
 use super::TESTS;
 use super::case::{Case, Outcome};
@@ -39,7 +39,7 @@ fn operator<'a>(case: &Case, by_name: &BTreeMap<&str, &'a Case>, own: &'a Case) 
     of.graph().node.first().map_or("(none)", |node| node.op_type())
 }
 
-/// The page, in Markdown.
+/// Returns the page, in Markdown.
 pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradients::Outcome]) -> String {
     let by_name: BTreeMap<&str, &Case> = cases.iter().map(|case| (case.name.as_str(), case)).collect();
     let mut operators: BTreeMap<&str, Counts> = BTreeMap::new();
@@ -60,11 +60,11 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradient
     }
     let mut page = format!(
         "# ONNX operators: the standard's own tests\n\n\
-         Generated: `BLESS=1 cargo test --test onnx_nodes`. Each of the {TESTS} backend node tests of ONNX 1.23.2 is\n\
-         imported and interpreted in f64, or, where floats become integers, in the types' own precision, and its outputs\n\
-         compared as ONNX's runner does (integers exactly; floats relative 1e-3, absolute 1e-7, or 2⁻²³ of the largest\n\
-         element, which the files' own numbers, of f32, are off by where terms cancel; of bf16 two units in the last\n\
-         place). A test whose operator is written out as its function counts for that operator.\n\n\
+         This page is generated: `BLESS=1 cargo test --test onnx_nodes`. Each of the {TESTS} backend node tests of ONNX 1.23.2 is\n\
+         imported and interpreted in f64. If floats become integers, the interpreter uses the types' own precision. The outputs\n\
+         are compared as ONNX's runner compares them: integers exactly, and floats with 1e-3 relative and 1e-7 absolute. Floats may\n\
+         also differ by 2⁻²³ of the largest element, because the files' own numbers are f32 and have this error if terms cancel. For\n\
+         bf16 the limit is two units in the last place. A test whose operator is written out as its function counts for that operator.\n\n\
          | operator | passed | excluded | failed |\n| --- | ---: | ---: | ---: |\n"
     );
     page += &total.row("**all**");
@@ -74,7 +74,7 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradient
         let count = rules.get(rule.name).copied().unwrap_or(0);
         writeln!(page, "| {} | {} | {count} |", rule.name, rule.why).expect("a string takes everything");
     }
-    page += "\n## Failed\n\n| operator | tests | what is said | the first |\n| --- | ---: | --- | --- |\n";
+    page += "\n## Failed\n\n| operator | tests | message | first test |\n| --- | ---: | --- | --- |\n";
     for ((operator, reason), names) in &failures {
         let reason = reason.lines().next().unwrap_or_default().replace('|', "\\|");
         writeln!(page, "| {operator} | {} | {reason} | `{}` |", names.len(), names[0])
@@ -83,7 +83,7 @@ pub(crate) fn render(cases: &[Case], outcomes: &[Outcome], gradients: &[gradient
     page + &rendered_gradients(cases, gradients)
 }
 
-/// What became of the gradients.
+/// The section of the page on gradients.
 fn rendered_gradients(cases: &[Case], outcomes: &[gradients::Outcome]) -> String {
     let right = |first_alone| {
         outcomes.iter().filter(|&outcome| *outcome == gradients::Outcome::Right { first_alone }).count()
@@ -91,10 +91,9 @@ fn rendered_gradients(cases: &[Case], outcomes: &[gradients::Outcome]) -> String
     let (first, all) = (right(true), right(false));
     let mut page = format!(
         "\n## Gradients\n\n\
-         Of {all} tests the float inputs are made parameters, and the derivatives of a random sum of the float outputs\n\
-         in two random directions are those of central finite differences, whose steps shrink until two agree. So are, of\n\
-         {first} tests, those of the first output: nothing is trained through the others, which are statistics of norms.\n\
-         The other tests:\n\n\
+         The float inputs of {all} tests become parameters. The test compares the derivatives of a random sum of the float outputs\n\
+         in two random directions with central finite differences, whose steps shrink until two agree. For {first} tests only the\n\
+         first output is compared, because nothing is trained through the others, which are statistics of norms. The other tests:\n\n\
          | rule | why | tests |\n| --- | --- | ---: |\n"
     );
     for rule in gradients::RULES {
@@ -110,7 +109,7 @@ fn rendered_gradients(cases: &[Case], outcomes: &[gradients::Outcome]) -> String
     });
     let wrong: String = wrong.collect();
     if !wrong.is_empty() {
-        page += &format!("\n| wrong | what is said |\n| --- | --- |\n{wrong}");
+        page += &format!("\n| wrong | message |\n| --- | --- |\n{wrong}");
     }
     page
 }

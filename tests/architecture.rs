@@ -7,13 +7,15 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The only arrows between packages of this workspace, dev- and build-dependencies included.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("files", &[]),
     ("ir", &[]),
     ("onnx", &["files", "ir"]),
     ("passes", &["ir"]),
     ("runtime", &["files", "ir"]),
-    ("trainyard", &["files", "ir", "onnx", "passes", "runtime"]),
+    ("testing", &["files", "ir", "onnx", "passes", "runtime", "trainyard"]),
+    // `testing` for tests alone: cargo refuses the cycle otherwise.
+    ("trainyard", &["files", "ir", "onnx", "passes", "runtime", "testing"]),
 ];
 
 /// No file is longer.
@@ -79,7 +81,7 @@ fn a_forbidden_arrow_would_be_seen() {
 /// Every `.rs` file of the packages, sorted.
 fn sources() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
-        ["src", "passes", "runtime", "tests"].map(|name| root().join(name)).into();
+        ["files", "src", "passes", "runtime", "testing", "tests"].map(|name| root().join(name)).into();
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).expect("a source folder can be read") {
@@ -106,6 +108,13 @@ fn faults(path: &Path, text: &str) -> Vec<String> {
     if !text.starts_with("//!") {
         faults.push(format!("{}: does not open with //! and what it is for", path.display()));
     }
+    if path.file_name().is_some_and(|name| name == "mod.rs") {
+        faults.push(format!("{}: the file of `module` is module.rs, beside its folder", path.display()));
+    }
+    let is_test = path.components().any(|part| part.as_os_str() == "tests");
+    if is_test && text.lines().any(|line| line.trim_start().starts_with("#[path")) {
+        faults.push(format!("{}: has #[path]: shared support belongs to testing/", path.display()));
+    }
     let names = path.components().filter_map(|part| Path::new(part.as_os_str()).file_stem()?.to_str());
     for name in names.filter(|name| EMPTY_NAMES.contains(name)) {
         faults.push(format!("{}: `{name}` does not say what is inside", path.display()));
@@ -113,14 +122,48 @@ fn faults(path: &Path, text: &str) -> Vec<String> {
     faults
 }
 
+/// Tests that have a file `tests/NAME.rs` and a folder `tests/NAME`.
+fn divided_tests(paths: &[PathBuf]) -> Vec<String> {
+    let is_divided = |path: &&PathBuf| {
+        let folder = path.with_extension("");
+        let is_target = path.parent().is_some_and(|parent| parent.ends_with("tests"));
+        is_target && paths.iter().any(|other| other.starts_with(&folder))
+    };
+    let fault =
+        |path: &PathBuf| format!("{}: a test of several files begins in tests/NAME/main.rs", path.display());
+    paths.iter().filter(is_divided).map(fault).collect()
+}
+
 #[test]
 fn source_files_are_short_and_open_with_what_they_are_for() {
-    let mut all = Vec::new();
-    for path in sources() {
-        let text = std::fs::read_to_string(&path).expect("a source file is text");
-        all.extend(faults(path.strip_prefix(root()).expect("it is below the root"), &text));
+    let sources = sources();
+    let below_root = |path: &PathBuf| path.strip_prefix(root()).expect("it is below the root").to_owned();
+    let paths: Vec<PathBuf> = sources.iter().map(below_root).collect();
+    let mut all = divided_tests(&paths);
+    for (source, path) in sources.iter().zip(&paths) {
+        let text = std::fs::read_to_string(source).expect("a source file is text");
+        all.extend(faults(path, &text));
     }
     assert_eq!(all, Vec::<String>::new());
+}
+
+#[test]
+fn a_module_or_a_test_in_another_place_would_be_seen() {
+    assert_eq!(
+        faults(Path::new("src/a/mod.rs"), "//! A.\n"),
+        ["src/a/mod.rs: the file of `module` is module.rs, beside its folder"]
+    );
+    assert_eq!(
+        faults(Path::new("passes/tests/a.rs"), "//! A.\n#[path = \"b/c.rs\"]\nmod c;\n"),
+        ["passes/tests/a.rs: has #[path]: shared support belongs to testing/"]
+    );
+    assert_eq!(faults(Path::new("runtime/a.rs"), "//! A.\n#[path = \"b/c.rs\"]\nmod c;\n"), [""; 0]);
+    let paths =
+        ["tests/a.rs", "tests/a/b.rs", "tests/c/main.rs", "tests/c/d.rs", "tests/c/d/e.rs", "tests/f.rs"];
+    assert_eq!(
+        divided_tests(&paths.map(PathBuf::from)),
+        ["tests/a.rs: a test of several files begins in tests/NAME/main.rs"]
+    );
 }
 
 #[test]

@@ -6,14 +6,9 @@
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-// The library of the fuzz targets, which is a package of its own.
-#[path = "../fuzz/src/lib.rs"]
-#[allow(unreachable_pub)]
-mod fuzz;
-
-use fuzz::choices::Choices;
-use fuzz::mutate;
-use fuzz::onnx_file::{Reached, train};
+use testing::fuzzing::choices::Choices;
+use testing::fuzzing::onnx_file::{Reached, train};
+use testing::fuzzing::{self, mutate};
 
 /// Rounds of changed files, when `FUZZ_ROUNDS` does not say otherwise.
 const ROUNDS: u64 = 1;
@@ -67,7 +62,7 @@ const LONGEST: usize = 1 << 16;
 
 /// The seeds of a target, and the inputs that once broke it.
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
-    let found = fuzz::TARGETS.into_iter().find(|(name, ..)| *name == target);
+    let found = fuzzing::TARGETS.into_iter().find(|(name, ..)| *name == target);
     let (_, seeds, _) = found.expect("there is such a target");
     [files("corpus", seeds), files("regressions", target)].concat()
 }
@@ -83,7 +78,7 @@ fn replay(target: &str) {
             let other = &corpus[choices.below(corpus.len())].1;
             let input =
                 if round == 0 { bytes.clone() } else { changed_for(target, bytes, other, &mut choices) };
-            if catch_unwind(|| fuzz::run(target, &input)).is_err() {
+            if catch_unwind(|| fuzzing::run(target, &input)).is_err() {
                 let kept = std::env::temp_dir().join(format!("{target}-{round}-{index}"));
                 std::fs::write(&kept, &input).expect("the temporary folder can be written to");
                 broken.push(format!("{} in round {round}: {}", path.display(), kept.display()));
@@ -159,7 +154,7 @@ fn every_target_is_replayed_and_has_a_binary() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let replays = std::fs::read_to_string(root.join("tests/fuzz_corpus.rs")).unwrap();
     let manifest = std::fs::read_to_string(root.join("fuzz/Cargo.toml")).unwrap();
-    for (name, ..) in fuzz::TARGETS {
+    for (name, ..) in fuzzing::TARGETS {
         assert!(replays.contains(&format!("replay(\"{name}\")")), "{name} is not replayed");
         assert!(manifest.contains(&format!("name = \"{name}\"")), "{name} has no binary");
     }

@@ -1,12 +1,8 @@
 //! The heap of a step: working memory of kernels beside the arena, which the plan of memory does not have, and the values of
 //! the interpreter, which are estimated before a step.
 
-#[allow(dead_code)] // each test file uses a part of it
-mod models;
-
 use ir::interp::{self, Missing, Mode, initial_states};
 use ir::{Module, Tensor};
-use models::{Fixture, adamw, done};
 use passes::Manager;
 use peak_alloc::PeakAlloc;
 use runtime::cpu::Cpu;
@@ -14,6 +10,7 @@ use runtime::device::{Device, ProgramId};
 use runtime::program::Section;
 use runtime::program::Target;
 use std::collections::BTreeMap;
+use testing::models::{self, Fixture, adamw, done};
 use trainyard::training::Programs;
 
 #[global_allocator]

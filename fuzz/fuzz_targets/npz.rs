@@ -1,4 +1,4 @@
 //! Fuzzes an archive of arrays, opened and read.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::run("npz", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| testing::fuzzing::run("npz", bytes));

@@ -1,11 +1,11 @@
 //! Fuzzes an ONNX file by its fields, from the import to one step of training.
 #![no_main]
 
-use fuzz::choices::Choices;
-use fuzz::mutate;
 use libfuzzer_sys::{fuzz_crossover, fuzz_mutator, fuzz_target, fuzzer_mutate};
+use testing::fuzzing::choices::Choices;
+use testing::fuzzing::mutate;
 
-fuzz_target!(|bytes: &[u8]| fuzz::run("onnx", bytes));
+fuzz_target!(|bytes: &[u8]| testing::fuzzing::run("onnx", bytes));
 
 fuzz_mutator!(|bytes: &mut [u8], size: usize, longest: usize, seed: u32| {
     let mut choices = Choices::new(seed.into());

@@ -13,7 +13,7 @@ static PANIC: Mutex<String> = Mutex::new(String::new());
 fuzz_target!(
     init: set_hook(Box::new(|panic| *PANIC.lock().unwrap() = panic.to_string())),
     |bytes: &[u8]| {
-        if catch_unwind(|| fuzz::run("tokenizer", bytes)).is_err() {
+        if catch_unwind(|| testing::fuzzing::run("tokenizer", bytes)).is_err() {
             eprintln!("{}", PANIC.lock().unwrap());
             std::process::abort();
         }

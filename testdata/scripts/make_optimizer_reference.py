@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Steps of PyTorch's optimizers under its schedulers, in f64: what `passes/tests/optimizers.rs` compares with.
+"""Steps of PyTorch's optimizers under its schedulers, in f64: what `passes/tests/transforms/optimizers.rs` compares with.
 
 Two parameters, a matrix and a bias, are given the same random gradients in every run. Writes testdata/optimizers.json.
 

@@ -1,9 +1,6 @@
 //! The programs that a GPU runs, on its stand-in: PyTorch's losses, as near as the CPU backend's, and in half precision what
 //! the interpreter computes; each command keeps to the memory that it says it touches. They need a C++ compiler.
 
-#[path = "../models/mod.rs"]
-#[allow(dead_code)] // each test file uses a part of it
-mod models;
 mod nvrtc;
 mod planted;
 mod programs;
@@ -11,10 +8,10 @@ mod ranks;
 mod snapshots;
 
 use ir::DType;
-use models::Fixture;
-use models::bench::Bench;
-use models::half::{check_half, check_half_loss, check_half_mean_loss};
-use models::losses::{check_losses, optimizers};
+use testing::models::bench::Bench;
+use testing::models::half::{check_half, check_half_loss, check_half_mean_loss};
+use testing::models::losses::{check_losses, optimizers};
+use testing::models::{self, Fixture};
 use trainyard::cli::verify::Mode;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;

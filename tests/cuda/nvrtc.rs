@@ -1,10 +1,14 @@
-//! The kernels of the models' programs compile for devices, within their budgets: with NVRTC, which needs no GPU.
+//! The kernels of the models' programs, and those of single operators, compile for devices, within their budgets: with NVRTC,
+//! which needs no GPU.
+//!
+//! `TRAINYARD_CUDA_LIBS=FOLDER cargo test --test cuda nvrtc -- --ignored`
 
-#[path = "../../runtime/tests/nvrtc/budget.rs"]
+mod attention;
 mod budget;
+mod copies;
+mod occupancy;
+mod operators;
 
-use crate::models::bench::{self, Bench};
-use crate::models::{self, Fixture, adamw, done, split};
 use crate::programs;
 use budget::faults;
 use ir::{DType, Module};
@@ -16,6 +20,8 @@ use runtime::cuda::program::Kernel;
 use runtime::lower::{LowerOptions, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use testing::models::bench::{self, Bench};
+use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::pipeline::Plan;
 
 const MODELS: [&Fixture; 6] = [

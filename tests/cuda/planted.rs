@@ -1,8 +1,6 @@
 //! Faults planted in a GPU's program, each with what finds it: the check of the order, numbers that are not PyTorch's, or
 //! memory that a command touches without saying so.
 
-use crate::models::losses::{losses, numbers};
-use crate::models::{self, adamw, done};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::cuda::lower::{lower, races};
@@ -10,6 +8,8 @@ use runtime::cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use runtime::lower::Target;
 use runtime::program::{Instruction, Program, Section, View};
 use std::sync::Arc;
+use testing::models::losses::{losses, numbers};
+use testing::models::{self, adamw, done};
 use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;

@@ -1,8 +1,6 @@
 //! What a GPU runs for a step of a large model in bf16: no slow kernel does much of the work. The work of a command is
 //! that of the roofline.
 
-use crate::models::bench;
-use crate::models::done;
 use ir::{DType, Module};
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::{CudaProgram, Kernel};
@@ -11,6 +9,8 @@ use runtime::lower::{LowerOptions, Target};
 use runtime::program::Section;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use testing::models::bench;
+use testing::models::done;
 
 /// Floating-point operations that a kernel without tensor cores may do in one launch.
 const MOST_FLOPS: u64 = 1_000_000_000;

@@ -1,10 +1,10 @@
 //! Models on stand-ins of several GPUs, a rank each: PyTorch's losses, as near as those of the CPU backend's ranks.
 
-use crate::models::losses::{check_losses, optimizers};
-use crate::models::{self, Fixture, adamw, split};
 use ir::DType;
 use passes::precision::Precision;
 use runtime::lower::{LowerOptions, Target, lower};
+use testing::models::losses::{check_losses, optimizers};
+use testing::models::{self, Fixture, adamw, split};
 use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
 

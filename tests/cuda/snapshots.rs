@@ -1,7 +1,6 @@
 //! A few kernels as they are written for GPT-2 in bf16, and how they are launched: so that a review sees what a change makes of
 //! them. `UPDATE_EXPECT=1` writes them anew.
 
-use crate::models::{self, adamw, done};
 use expect_test::{Expect, expect};
 use ir::DType;
 use passes::precision::Precision;
@@ -9,6 +8,7 @@ use runtime::cuda::lower::lower;
 use runtime::cuda::program::{CudaProgram, Kernel, Launch, Task};
 use runtime::lower::{LowerOptions, Target};
 use std::sync::{Arc, LazyLock};
+use testing::models::{self, adamw, done};
 use trainyard::pipeline::Plan;
 
 static GPT2: LazyLock<CudaProgram> = LazyLock::new(|| {

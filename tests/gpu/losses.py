@@ -24,7 +24,7 @@ SGD = ("--optimizer", "momentum:momentum=0.9", "--lr", "0.05")
 
 @dataclass(frozen=True)
 class Fixture:
-    """An export and PyTorch's losses; the bounds are those of tests/models/mod.rs for the CPU backend: how far a loss may be
+    """An export and PyTorch's losses; the bounds are those of testing/models.rs for the CPU backend: how far a loss may be
     from PyTorch's in f32, for SGD, and for the first and the last ten of AdamW."""
 
     file: str

@@ -1,0 +1,13 @@
+//! The passes on programs: written by hand, drawn at random, and as text in `testdata/filetests`.
+
+mod batch;
+mod canonicalize;
+mod collectives;
+mod filetests;
+mod gradients;
+mod manager;
+mod meshes;
+mod optimizers;
+mod parameters;
+mod precision;
+mod steps;

@@ -1,0 +1,9 @@
+//! Programs: their text, the verifier, and the interpreter on one device and on ranks.
+
+mod conformance;
+mod hostile;
+mod random_programs;
+mod ranks;
+mod text;
+mod verify;
+mod verify_placed;

@@ -1,0 +1,63 @@
+//! Config files.
+
+use clap::{ArgMatches, CommandFactory};
+use std::sync::LazyLock;
+use trainyard::cli::{Cli, Command, ParseError};
+use trainyard::config::Settings;
+use trainyard::config::file::ConfigFile;
+
+/// A `trainyard.toml`: the settings that it means to `compile` are checked, and are the same when they are written and
+/// read again.
+pub(super) fn config(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Some(settings) = read(text) else { return };
+    let _ = settings.check();
+    let Ok(written) = settings.to_toml() else { return };
+    let again = read(&written).unwrap_or_else(|| panic!("what was written is refused:\n{written}"));
+    assert_eq!(lasting(again), lasting(settings), "writing and reading changed the settings:\n{written}");
+}
+
+/// The settings of a config file, `None` if it is refused.
+fn read(text: &str) -> Option<Settings> {
+    static COMMAND: LazyLock<clap::Command> = LazyLock::new(|| {
+        let mut command = Cli::command();
+        command.build();
+        command
+    });
+    static NOTHING_GIVEN: LazyLock<ArgMatches> = LazyLock::new(|| {
+        COMMAND
+            .clone()
+            .get_matches_from(["trainyard", "compile", "model.onnx"])
+            .remove_subcommand()
+            .unwrap()
+            .1
+    });
+    let file = match ConfigFile::parse("trainyard.toml", text) {
+        Ok(file) => file,
+        Err(errors) => {
+            assert!(!errors.is_empty(), "a file is refused without a reason");
+            return None;
+        }
+    };
+    let compile = COMMAND.find_subcommand("compile").expect("there is such a subcommand");
+    let arguments = file.arguments_for(compile, &NOTHING_GIVEN);
+    let before = ["trainyard", "compile"].map(str::to_owned);
+    let arguments = before.into_iter().chain(arguments).chain(["model.onnx".to_owned()]);
+    // Each key was tried, and all of them together: the subcommand takes the same flags.
+    let cli = match Cli::parse_with_config(arguments) {
+        Ok(cli) => cli,
+        Err(ParseError::Settings(_)) => return None,
+        Err(ParseError::Usage(error)) => panic!("a key is taken, and its flag is not: {error}"),
+    };
+    match cli.command {
+        Command::Compile(compile) => Some(compile.settings),
+        other => panic!("`compile` was parsed as {other:?}"),
+    }
+}
+
+/// The settings without those of one call, which are not written.
+fn lasting(mut settings: Settings) -> Settings {
+    (settings.run.resume, settings.run.profile) = (None, false);
+    (settings.look, settings.out) = Default::default();
+    settings
+}

@@ -1,0 +1,27 @@
+//! Programs as text.
+
+use ir::{Module, verify};
+use runtime::lower::{LowerOptions, lower};
+
+/// A program as text: what the parser takes is printed as text that means the same, and what the verifier accepts can
+/// be lowered, or is refused.
+pub(super) fn text(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(module) = ir::text::parse_unchecked(text) {
+        round_trip(&module, ir::text::parse_unchecked);
+        let _ = verify::verify(&module);
+    }
+    if let Ok(module) = ir::text::parse(text) {
+        round_trip(&module, ir::text::parse);
+        if verify::verify(&module).is_ok() {
+            let _ = lower(&module, &LowerOptions::default());
+        }
+    }
+}
+
+fn round_trip(module: &Module, parse: impl FnOnce(&str) -> Result<Module, ir::Diagnostic>) {
+    let printed = ir::text::print(module);
+    let again =
+        parse(&printed).unwrap_or_else(|error| panic!("what was printed is refused: {error}\n{printed}"));
+    assert_eq!(ir::text::print(&again), printed, "printing and parsing changed the program");
+}

@@ -1,0 +1,17 @@
+//! Support that several test files share, and the functions that are fuzzed. A dependency of tests alone.
+
+pub mod fuzzing;
+pub mod layers;
+pub mod models;
+pub mod planted;
+pub mod running;
+pub mod training;
+pub mod verification;
+pub mod workplace;
+
+use std::path::{Path, PathBuf};
+
+/// A file or folder of the repository's `testdata`.
+pub fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata").join(name)
+}

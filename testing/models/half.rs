@@ -1,0 +1,83 @@
+//! A compiled model's step in half precision against the interpreter that rounds each value.
+
+use super::losses::machine;
+use super::{Fixture, adamw, done};
+use ir::{DType, Module, Tensor};
+use passes::precision::Precision;
+use trainyard::cli::verify::Mode;
+use trainyard::pipeline::Plan;
+use trainyard::verification::compare::{FLOOR, largest};
+use trainyard::verification::execute::{Execution, Machine, Tensors, with_tensors};
+use trainyard::verification::inputs;
+
+/// The loss is within 1e-3 of the interpreter's, and gradients point where its do.
+pub fn check_half(fixture: &Fixture, mode: Mode) {
+    for compute in [DType::BF16, DType::F16] {
+        let (what, [given, typed]) = steps(fixture, mode, compute, 2, machine);
+        check_loss(&what, &given, &typed);
+        check_gradients(&what, &given, &typed);
+    }
+}
+
+/// The same of the loss alone, in this type.
+pub fn check_half_loss(fixture: &Fixture, mode: Mode, compute: DType) {
+    let (what, [given, typed]) = steps(fixture, mode, compute, 2, machine);
+    check_loss(&what, &given, &typed);
+}
+
+/// The same of the mean loss of so many microbatches; their commands are not held to what they say they touch, which takes
+/// long.
+pub fn check_half_mean_loss(fixture: &Fixture, mode: Mode, compute: DType, microbatches: u64) {
+    let (what, [given, typed]) = steps(fixture, mode, compute, microbatches, unchecked);
+    check_loss(&what, &given, &typed);
+}
+
+/// Makes a program's machine in a mode.
+type Make = for<'m> fn(&'m Module, Mode, usize, &Tensors) -> Machine<'m>;
+
+fn unchecked<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Tensors) -> Machine<'m> {
+    done(Machine::new(module, mode, microbatches, start))
+}
+
+/// A step of so many microbatches in a mode, and by the interpreter.
+fn steps(
+    fixture: &Fixture,
+    mode: Mode,
+    compute: DType,
+    microbatches: u64,
+    make: Make,
+) -> (String, [Execution; 2]) {
+    let precision = Precision { compute, ..Precision::default() };
+    let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+    let subject = fixture.compiled(fixture.batch, plan);
+    let module = with_tensors(subject.compilation.training.clone(), &subject.tensors);
+    let microbatches = done(inputs::draw(&module, 5, microbatches));
+    let executions = [mode, Mode::Typed]
+        .map(|mode| done(make(&module, mode, microbatches.len(), &subject.start).last_step(&microbatches)));
+    (format!("{} in {compute}, mode {}", fixture.file, mode.name()), executions)
+}
+
+fn check_loss(what: &str, given: &Execution, typed: &Execution) {
+    let [ours, theirs] = [given, typed].map(|run| run.loss().expect("a step has a loss"));
+    assert!((ours - theirs).abs() <= 1e-3 * theirs.abs(), "{what}: a loss of {ours}, not of {theirs}");
+}
+
+/// Gradients have a cosine of 0.999 at least, but for those that are zero but for rounding.
+fn check_gradients(what: &str, given: &Execution, typed: &Execution) {
+    let is_gradient = |name: &str| name.starts_with("grad.");
+    let (given, typed) = (given.last_outputs(is_gradient), typed.last_outputs(is_gradient));
+    assert!(given.keys().eq(typed.keys()), "{what}");
+    let floor = FLOOR * largest(typed.values());
+    let above = || typed.iter().filter(|(_, gradient)| largest([*gradient].into_iter()) > floor);
+    assert!(above().count() + 4 >= typed.len() && above().count() > 15, "{what}: little is left to compare");
+    for (name, gradient) in above() {
+        let cosine = cosine(&given[name], gradient);
+        assert!(cosine >= 0.999, "{what}: `{name}` has a cosine of {cosine}");
+    }
+}
+
+fn cosine(a: &Tensor, b: &Tensor) -> f64 {
+    let (a, b) = (a.numbers(), b.numbers());
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt()
+}

@@ -1,0 +1,92 @@
+//! A run of the binary that is going on: watched, stopped, killed.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::workplace::Ended;
+
+/// No run of a test takes longer, on however loaded a machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A run that is going on.
+pub struct Running {
+    child: Child,
+    errors: BufReader<ChildStderr>,
+    text: String,
+}
+
+impl Running {
+    /// Starts a command.
+    pub fn start(mut command: Command) -> Self {
+        let mut child =
+            command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it can be started");
+        let errors = BufReader::new(child.stderr.take().expect("standard error is piped"));
+        Self { child, errors, text: String::new() }
+    }
+
+    /// Waits until standard error has a line that begins so.
+    pub fn wait_for_line(&mut self, beginning: &str) {
+        loop {
+            let before = self.text.len();
+            let read = self.errors.read_line(&mut self.text).expect("standard error can be read");
+            assert!(read > 0, "it ended before it said {beginning:?}:\n{}", self.text);
+            if self.text[before..].starts_with(beginning) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a file has so many lines.
+    pub fn wait_for_lines(&mut self, file: &Path, lines: usize) {
+        let begun = Instant::now();
+        while fs::read(file).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < lines {
+            let ended = self.child.try_wait().expect("the process can be asked for");
+            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "{} has no {lines} lines", file.display());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Sends a signal that it can catch.
+    pub fn signal(&self, name: &str) {
+        // A shell has `kill` built in; a small system has no other.
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
+        assert!(sent.expect("sh can be started").success());
+    }
+
+    /// Kills it in the middle of its work.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        assert_eq!(self.wait().status.signal(), Some(9), "it ended before it was killed");
+    }
+
+    /// Kills it unless it has ended.
+    pub fn kill_if_running(mut self) -> Ended {
+        self.child.kill().expect("it can be killed");
+        self.wait()
+    }
+
+    /// A line of /proc/PID/status, in bytes; `None` when the process has ended.
+    pub fn memory(&self, field: &str) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        let kibibytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kibibytes << 10)
+    }
+
+    /// Whether it is still running.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("the process can be asked for").is_none()
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Ended {
+        self.errors.read_to_string(&mut self.text).expect("standard error can be read");
+        let status = self.child.wait().expect("the process can be waited for");
+        Ended { status, stderr: self.text }
+    }
+}

@@ -1,0 +1,67 @@
+//! A run as `trainyard compile --train` makes it, with a part exchanged: another schedule than flags give, or a device
+//! that fails.
+
+use crate::workplace::Workplace;
+use passes::Manager;
+use runtime::device::Device;
+use runtime::train::Surroundings;
+use std::sync::atomic::AtomicBool;
+use trainyard::cli::report::Failure;
+use trainyard::cli::{Cli, Command};
+use trainyard::compilation::{Source, open};
+use trainyard::config::ResumePlace;
+use trainyard::output::Folder;
+use trainyard::pipeline::Plan;
+use trainyard::sizes;
+use trainyard::training::{self, Programs, Setup};
+
+/// A device in place of a run's own.
+pub type Exchange<'a> = &'a dyn Fn(Box<dyn Device + Send>) -> Box<dyn Device + Send>;
+
+/// Trains `gpt2-fresh` for 16 steps of one microbatch on the workplace's `text.txt`, into its folder `run`.
+pub fn train(
+    place: &Workplace,
+    flags: &str,
+    plan: impl FnOnce(&mut Plan),
+    device: Exchange,
+) -> Result<(), Failure> {
+    let [model, text] =
+        ["testdata/gpt2-fresh.onnx", "text.txt"].map(|name| place.path(name).display().to_string());
+    let words =
+        ["trainyard", "compile", &model, "--train", &text].into_iter().chain(flags.split_whitespace());
+    let cli = Cli::parse_with_config(words).unwrap_or_else(|error| panic!("{error:?}"));
+    let Command::Compile(compile) = cli.command else { panic!("not a compile") };
+    let settings = &compile.settings;
+    let model = open(&compile.model)?;
+    let sizes = sizes::bindings(&model, &settings.shapes, None, settings.parallel.data_ranks())?;
+    let source = Source::import(&compile.model, model, &sizes)?;
+    let mut passes = Plan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
+    plan(&mut passes);
+    let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
+    let programs = Programs::lower(&compilation, 1, runtime::program::Target::Cpu)?;
+    let loader = training::open_data(&compilation.forward, settings, 1)?;
+    let folder = Folder::new(&place.path("run"));
+    let start = if settings.run.resume.is_some() {
+        let here = ResumePlace { folder: folder.path().to_owned(), step: None };
+        let start = training::go_on(&compilation, settings, &loader, &here, drop)?;
+        training::cut_back(&folder, &start, false, drop)?;
+        start
+    } else {
+        let weights = training::weights(&compilation, &source.imported, settings, drop)?;
+        training::start(&compilation, settings, &loader, weights)?
+    };
+    let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);
+    folder.write(&[])?;
+    let setup = Setup {
+        compilation: &compilation,
+        programs: &programs,
+        loader: &loader,
+        settings,
+        folder: &folder,
+        steps: STEPS,
+        surroundings: Surroundings::default(),
+    };
+    training::train(setup, device, start, &AtomicBool::new(false)).map(drop)
+}
+
+const STEPS: u64 = 16;

@@ -1,0 +1,41 @@
+//! Bad input: what the binary is given is wrong, or the machine fails it. Each time it says what is wrong, where, and
+//! what would work; it ends with the right exit code, and leaves nothing half written.
+
+mod data;
+mod disk;
+mod flags;
+mod model;
+mod npz;
+mod numbers;
+
+use crate::TRAINYARD;
+use expect_test::Expect;
+use testing::workplace::{Ended, Workplace};
+
+const FRESH: &str = "compile testdata/gpt2-fresh.onnx --microbatch 32 --train text.txt";
+
+fn place() -> Workplace {
+    Workplace::with_text(TRAINYARD, 10_000)
+}
+
+/// It ends with exit code 2 and this message, and leaves everything as it was.
+#[track_caller]
+fn refused(place: &Workplace, arguments: &str, expected: Expect) {
+    let before = place.contents();
+    let ended = place.run(arguments);
+    failed(&ended, expected);
+    assert!(before == place.contents(), "trainyard {arguments}: it left {:?}", place.contents().keys());
+}
+
+/// It ends with exit code 2 and this message.
+#[track_caller]
+fn failed(ended: &Ended, expected: Expect) {
+    expected.assert_eq(&ended.errors());
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+}
+
+/// Files in a run's folder that nothing but a run that is going on should have.
+fn half_written(place: &Workplace) -> Vec<String> {
+    let half = |name: &String| name.contains("tmp") || name.contains("partial");
+    place.contents().into_keys().filter(half).collect()
+}

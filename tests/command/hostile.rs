@@ -1,0 +1,21 @@
+//! Hostile files and hostile surroundings: a model that asks for more memory than any machine has, names that steer a
+//! terminal, an error stream that is full, a limit on file sizes, numbers of threads and ranks that no machine has, graphs
+//! that are deep. Each ends with an exit code and a message of the binary, never with a panic or a kill.
+
+mod depth;
+mod limits;
+mod memory;
+mod models;
+mod names;
+mod streams;
+mod tokenizers;
+
+use testing::workplace::Ended;
+
+/// Asserts that it ended by itself with exit code 2, and gives the message.
+#[track_caller]
+fn refused(ended: &Ended) -> String {
+    let text = ended.errors();
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    text
+}

@@ -1,0 +1,50 @@
+//! Graphs that are deep: each node reads the one before it. Nothing may take a frame of the stack for each node, nor look
+//! at the whole graph for each node: the time of `compile` by the length is measured by `benches/chains.py`.
+
+use super::models::{File, node, value, weight};
+use crate::TRAINYARD;
+use testing::workplace::Workplace;
+
+const NODES: usize = 20_000;
+
+/// `x · w`, followed by so many nodes of an operator, each with the other operands.
+fn chain(op_type: &str, others: &[&str]) -> File {
+    let mut nodes = vec![node("MatMul", &["x", "w"], "v0")];
+    for at in 0..NODES {
+        let from = format!("v{at}");
+        nodes.push(node(op_type, &[&[from.as_str()], others].concat(), &format!("v{}", at + 1)));
+    }
+    let mut tensors = vec![weight("w", &[4, 3])];
+    tensors.extend(others.iter().map(|name| weight(name, &[3])));
+    let output = value(&format!("v{NODES}"), &["2", "3"]);
+    File { nodes, tensors, input: value("x", &["2", "4"]), output }
+}
+
+fn is_compiled(name: &str, file: File, operator: &str) {
+    let place = Workplace::new(TRAINYARD);
+    place.write("chain.onnx", &file.bytes());
+    place.succeed("compile chain.onnx -o plan");
+    let text = String::from_utf8(place.read("plan/program.ir")).expect("a program is UTF-8");
+    let nodes = text.lines().filter(|line| line.contains(&format!(" = {operator} "))).count();
+    assert!(nodes >= NODES, "{name}: {nodes} nodes are left of {NODES}");
+}
+
+#[test]
+fn a_deep_chain_of_elementwise_nodes_is_compiled() {
+    is_compiled("tanh", chain("Tanh", &[]), "tanh");
+}
+
+#[test]
+fn a_tensor_that_is_added_at_every_depth_is_one_parameter() {
+    is_compiled("add", chain("Add", &["b"]), "add");
+}
+
+#[test]
+fn a_deep_chain_is_interpreted() {
+    let place = Workplace::new(TRAINYARD);
+    place.write("chain.onnx", &chain("Tanh", &[]).bytes());
+    place.succeed("verify chain.onnx");
+    // So many of them in f32 differ from the exact numbers by more than the tolerance: code 3, and no overflow of the stack.
+    let ended = place.run("verify chain.onnx --mode cpu");
+    assert!(matches!(ended.status.code(), Some(0 | 3)), "{}", ended.stderr);
+}

@@ -1,0 +1,103 @@
+//! Patterns found in every model, and what keeps those from being found that nearly were.
+
+use expect_test::expect;
+use serde_json::{Value, json};
+
+use super::{check, inspect, json};
+
+/// What `inspect` counts in a model, and what it nearly finds.
+#[track_caller]
+fn found(model: &str, flags: &[&str], expected: Value) {
+    let path = format!("models/{model}.onnx");
+    let inspection = json(&[&[path.as_str()], flags].concat());
+    assert_eq!(inspection["program"]["patterns"], expected, "{model}");
+    assert_eq!(inspection["near_misses"], Value::Null, "{model}");
+}
+
+#[test]
+fn gpt2_has_its_patterns_in_every_export() {
+    let patterns = json!({ "attention": 2, "cross_entropy": 1, "gelu_tanh": 2, "layer_norm": 5 });
+    for model in
+        ["dynamo", "dynamo-op23", "dynamo-noopt", "legacy-mask"].map(|exporter| format!("gpt2.{exporter}"))
+    {
+        found(&model, &[], patterns.clone());
+    }
+    for model in ["gpt2-loss.dynamo", "gpt2-fp16.dynamo", "gpt2-dropout.legacy"] {
+        found(model, &[], patterns.clone());
+    }
+    found("gpt2.dynamo-dyn", &["--bind", "batch=2,seq=32"], patterns);
+}
+
+#[test]
+fn llama_has_its_patterns_in_every_export() {
+    let patterns = json!({ "attention": 2, "cross_entropy": 1, "rms_norm": 5, "rotary": 4, "silu": 2 });
+    for model in ["llama.dynamo", "llama.dynamo-op23", "llama.legacy-mask"] {
+        found(model, &[], patterns.clone());
+    }
+    found("llama.dynamo-dyn", &["--bind", "batch=2,seq=32"], patterns);
+}
+
+#[test]
+fn bert_has_its_patterns_in_every_export() {
+    let patterns = json!({ "attention": 2, "cross_entropy": 1, "gelu": 3, "layer_norm": 6 });
+    found("bert.dynamo", &[], patterns.clone());
+    found("bert.legacy-dyn", &["--bind", "batch=2,seq=32"], patterns);
+}
+
+#[test]
+fn attention_of_t5_has_its_bias_in_every_export() {
+    let patterns = json!({ "attention": 3, "cross_entropy": 1, "rms_norm": 7 });
+    let bindings = ["--bind", "batch=2,seq=32,dseq=24"];
+    for (model, flags) in [("t5.dynamo", &[][..]), ("t5.dynamo-dyn", &bindings)] {
+        found(model, flags, patterns.clone());
+        let path = format!("models/{model}.onnx");
+        let arguments = [&[path.as_str(), "--after", "canonicalize"], flags].concat();
+        let module = inspect(&arguments).output().expect("the pass is there").text;
+        let module = ir::text::parse(&module).expect("the text parses");
+        let attention = |(_, node): (_, &ir::Node)| match &node.op {
+            ir::Op::Attention(op) => Some((node.operands.len(), op.causal)),
+            _ => None,
+        };
+        let mut found: Vec<(usize, bool)> = module.nodes().filter_map(attention).collect();
+        found.sort_unstable();
+        // Across, in the encoder with its bias, and in the decoder with its bias, where later positions are hidden.
+        assert_eq!(found, [(3, false), (4, false), (4, true)], "{model}");
+    }
+}
+
+#[test]
+fn the_experts_of_mixtral_are_found() {
+    let patterns = json!({
+        "attention": 2, "cross_entropy": 1, "experts": 4, "rms_norm": 5, "rotary": 4, "silu": 2
+    });
+    found("mixtral.dynamo", &[], patterns.clone());
+    found("mixtral.dynamo-dyn", &["--bind", "batch=2,seq=32"], patterns);
+}
+
+#[test]
+fn all_96_layers_of_gpt3_have_their_patterns() {
+    let patterns = json!({ "attention": 96, "cross_entropy": 1, "gelu_tanh": 96, "layer_norm": 193 });
+    for model in ["gpt3-175b-noweights", "gpt3-175b-noweights-op23"] {
+        found(model, &["--microbatch", "16"], patterns.clone());
+    }
+}
+
+#[test]
+fn models_without_patterns_have_their_loss() {
+    for model in ["mlp.dynamo", "mlp.legacy", "mlp-loss.dynamo", "resnet.dynamo", "resnet.legacy-trainmode"] {
+        found(model, &[], json!({ "cross_entropy": 1 }));
+    }
+    found("mlp.dynamo-dyn", &["--bind", "batch=8"], json!({ "cross_entropy": 1 }));
+}
+
+#[test]
+fn why_tells_how_often_a_pattern_was_found() {
+    check(
+        &["models/gpt2.dynamo.onnx", "--why", "attention", "--why", "rms_norm"],
+        expect![[r#"
+            `attention` was found 2 times, and nowhere nearly
+
+            `rms_norm` was not found, and nowhere nearly
+        "#]],
+    );
+}

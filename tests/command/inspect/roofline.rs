@@ -1,0 +1,173 @@
+//! `--target`: a step predicted on a device that is not here.
+
+use serde_json::Value;
+
+use super::{inspect, json, read};
+
+const SMALL: &str = "models/gpt2.dynamo.onnx";
+
+fn numbers(all: &Value, key: &str) -> Vec<f64> {
+    let list = all.as_array().expect("it is a list");
+    list.iter().map(|one| one[key].as_f64().expect("it is a number")).collect()
+}
+
+/// What users and scripts rely on: every launch is told, and times add up to more than they overlap to.
+#[test]
+fn every_command_of_a_step_is_told_once() {
+    let found = json(&[SMALL, "--target", "h200", "--global-batch", "6"]);
+    let roofline = &found["roofline"];
+    assert_eq!(roofline["microbatches"], 3);
+    let runs = |section: &Value| if section["section"] == "microbatch" { 3 } else { 1 };
+    let sections = roofline["sections"].as_array().expect("they are a list");
+    let mut launches = 0;
+    for section in sections {
+        let number = |key: &str| section[key].as_u64().expect("it is a number");
+        let kinds = ["kernels", "multiplications", "libraries", "collectives"];
+        let own: u64 = kinds.into_iter().map(number).sum();
+        let commands = roofline["commands"].as_array().expect("they are a list");
+        let told = commands.iter().filter(|command| command["section"] == section["section"]).count();
+        assert_eq!(own, told as u64, "{section}");
+        launches += own * runs(section);
+    }
+    assert_eq!(roofline["launches"], launches);
+    let by_kind: f64 = numbers(&roofline["kinds"], "launches").iter().sum();
+    assert_eq!(by_kind as u64, launches);
+    let [step, in_turn] =
+        ["step_ms", "in_turn_ms"].map(|key| roofline[key].as_f64().expect("it is a number"));
+    let by_kind: f64 = numbers(&roofline["kinds"], "ms").iter().sum();
+    assert!((by_kind - in_turn).abs() < 1e-9 * in_turn, "{by_kind} {in_turn}");
+    assert!(step < in_turn, "gradients of weights overlap: {step} {in_turn}");
+    // 2 samples of 32 tokens, three times.
+    assert_eq!((&roofline["samples"], &roofline["tokens"]), (&(2 * 32 * 3).into(), &true.into()));
+}
+
+/// 72·B·L·s·h²·(1 + s/(12h) + v/(12Lh)) operations (arXiv 2205.05198, with half of the scores for causal attention).
+#[test]
+fn a_models_operations_are_those_of_the_published_formula() {
+    let found = json(&["models/gpt3-175b-noweights.onnx", "--bf16", "--target", "h200"]);
+    let (layers, s, h, v) = (96.0, 2048.0, 12288.0, 51200.0);
+    let published = 72.0 * layers * s * h * h * (1.0 + s / (12.0 * h) + v / (12.0 * layers * h));
+    let counted = found["roofline"]["model_flops"].as_f64().expect("it is a number");
+    assert!((counted / published - 1.0).abs() < 1e-6, "{counted} {published}");
+}
+
+/// Megatron-LM's 137 TFLOP/s of a model of 1.7 B on an A100 (arXiv 2104.04473) are below what is predicted of one of 1.5 B,
+/// which is below what one multiplication attains.
+#[test]
+fn a_prediction_lies_between_what_was_published_and_what_one_multiplication_attains() {
+    let flags =
+        ["bench/gpt2-1.5b.onnx", "--bind", "seq=1024", "--microbatch", "16", "--bf16", "--target", "a100"];
+    let mfu = json(&flags)["roofline"]["mfu"].as_f64().expect("it is a number");
+    assert!((137.0 / 312.0..271.2 / 312.0).contains(&mfu), "{mfu}");
+}
+
+#[test]
+fn a_step_is_told_in_words() {
+    let text = read(&[
+        "bench/gpt2-124m.onnx",
+        "--bind",
+        "seq=1024",
+        "--microbatch",
+        "16",
+        "--bf16",
+        "--target",
+        "h200",
+    ]);
+    let expected = [
+        "\non H200 SXM: a step in ",
+        " tokens a second, MFU ",
+        " % of 13.1 TFLOP\n",
+        " launches, ",
+        "\n    microbatch    1 x   ",
+        "\nthe longest\n",
+        "compute  multiply [1, 16384, 768, 50304]  at node \"node_linear_48\" (MatMul, opset 23)\n",
+        " that take less; --format json has all\n",
+    ];
+    for expected in expected {
+        assert!(text.contains(expected), "no `{expected}` in\n{text}");
+    }
+}
+
+#[test]
+fn a_faster_memory_makes_a_shorter_step() {
+    let step = |target: &str| {
+        let found = json(&[SMALL, "--microbatch", "64", "--target", target]);
+        found["roofline"]["step_ms"].as_f64().expect("it is a number")
+    };
+    let usual = step("h200");
+    assert!(step("h200:bandwidth=0.01") > 2.0 * usual, "{usual}");
+    assert!(step("h200:launch=20") > 2.0 * usual, "{usual}");
+}
+
+#[test]
+fn a_timeline_has_every_command_within_its_step() {
+    let output = inspect(&[SMALL, "--target", "a100", "--format", "perfetto"]).output().expect("it is drawn");
+    let timeline: Value = serde_json::from_str(&output.text).expect("it is JSON");
+    let roofline = &json(&[SMALL, "--target", "a100"])["roofline"];
+    let events = timeline["traceEvents"].as_array().expect("they are a list");
+    let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert_eq!(spans.len(), roofline["commands"].as_array().expect("they are a list").len());
+    let end = |span: &&Value| span["ts"].as_f64().expect("a time") + span["dur"].as_f64().expect("a time");
+    let last = spans.iter().map(end).fold(0.0, f64::max);
+    let step = roofline["step_ms"].as_f64().expect("it is a number") * 1e3;
+    assert!(last <= step + 1e-6 && last > 0.5 * step, "{last} {step}");
+    let tracks: std::collections::BTreeSet<u64> =
+        spans.iter().filter_map(|span| span["tid"].as_u64()).collect();
+    assert_eq!(tracks, [0, 1].into());
+}
+
+/// What two data ranks send each other is what the passes count.
+#[test]
+fn collectives_are_sent_by_links() {
+    let found = json(&[SMALL, "--mesh", "dp=2", "--target", "h200"]);
+    let commands = found["roofline"]["commands"].as_array().expect("they are a list");
+    let sent: u64 = commands.iter().filter_map(|command| command["sent"].as_u64()).sum();
+    assert!(sent > 0);
+    assert_eq!(found["step"]["mesh"]["communication"]["bytes"], sent);
+}
+
+#[test]
+fn a_timeline_needs_a_device() {
+    let refused = read(&[SMALL, "--format", "perfetto"]);
+    assert!(refused.contains("say on which device: --target h200"), "{refused}");
+}
+
+#[test]
+fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().display().to_string();
+    let write =
+        |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("it is written");
+    let program = read(&[SMALL, "--after", "simplify"]);
+    write("program.ir", &program);
+    write("plan.json", r#"{"microbatches": 2}"#);
+    let step = |step: u64, ms: f64| {
+        format!(
+            r#"{{"step":{step},"loss":1.0,"lr":0.1,"grad_norm":1.0,"tokens_per_s":1.0,"step_ms":{ms},"skipped":false}}"#
+        ) + "\n"
+    };
+    write("metrics.jsonl", &[step(0, 9000.0), step(1, 20.0), step(2, 20.0)].concat());
+    write("config.toml", "device = \"cpu\"\n");
+    let text = read(&[&path, "--target", "h200"]);
+    assert!(text.contains("the run was not on a GPU (--device cuda): 20.00 ms a step"), "{text}");
+    write("config.toml", "device = \"cuda\"\n");
+    let text = read(&[&path, "--target", "h200"]);
+    assert!(text.contains("the run took 20.00 ms a step, "), "{text}");
+    let found = json(&[&path, "--target", "h200"]);
+    assert_eq!(
+        (&found["roofline"]["microbatches"], &found["run"]["median_step_ms"]),
+        (&2.into(), &20.0.into())
+    );
+}
+
+/// Attention that cuDNN is not asked for is named with the reason, and so is its gradient.
+#[test]
+fn attention_by_our_own_kernels_is_named_with_the_reason() {
+    let single = read(&[SMALL, "--target", "h200"]);
+    let reason = "by our own kernels: 2 x, f32 (cuDNN is asked for attention in f16 and bf16)\n";
+    for kind in ["attention", "gradient of attention"] {
+        assert!(single.contains(&format!("\n  {kind} {reason}")), "{single}");
+    }
+    let half = read(&[SMALL, "--bf16", "--target", "h100"]);
+    assert!(!half.contains("by our own kernels"), "{half}");
+}

@@ -1,0 +1,19 @@
+//! The program as a user meets it: its flags and config files, whole runs of the binary and what they leave behind, and the
+//! answer to every mistake.
+
+mod bad_input;
+mod cli;
+mod data;
+mod doctor;
+mod durability;
+mod hostile;
+mod inspect;
+mod opt;
+mod readme;
+mod run;
+mod samples;
+mod told;
+mod walkthrough;
+
+/// The binary.
+const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");

@@ -1,0 +1,143 @@
+//! The README and the pages that it opens: the table of flags in `docs/flags.md` is the one that the flags' definition gives
+//! (`BLESS=1` writes it), the runs on several devices in `docs/training.md` go as the page says, and links lead to files.
+
+use crate::TRAINYARD;
+use std::path::{Path, PathBuf};
+
+use testing::workplace::Workplace;
+use trainyard::cli::reference::flags_table;
+
+const START: &str = "<!-- flags: generated, `BLESS=1 cargo test --test command readme` -->\n";
+const END: &str = "<!-- end of flags -->\n";
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns the path and the text of a page, by its path in the repository.
+fn page(name: &str) -> (PathBuf, String) {
+    let path = repository().join(name);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+    (path, text)
+}
+
+#[test]
+fn the_flags_in_the_documents_are_those_of_the_program() {
+    let (path, flags) = page("docs/flags.md");
+    let (before, rest) = flags.split_once(START).expect("the page marks the start of the table");
+    let (written, after) = rest.split_once(END).expect("the page marks the end of the table");
+    let table = flags_table();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, format!("{before}{START}{table}{END}{after}"))
+            .expect("the page can be written");
+        return;
+    }
+    let only_in = |one: &str, other: &str| -> Vec<String> {
+        one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
+    };
+    assert!(
+        written == table,
+        "docs/flags.md is out of date: BLESS=1 cargo test --test command readme\nmissing: {:#?}\ntoo much: {:#?}",
+        only_in(&table, written),
+        only_in(written, &table)
+    );
+}
+
+/// The commands on a quarter of the samples, a hundredth of the steps, and little of the text.
+#[test]
+fn a_run_on_four_ranks_goes_on_on_one_device_and_on_four_others() {
+    let (_, training) = page("docs/training.md");
+    let commands = training.lines().filter_map(|line| line.strip_prefix("    trainyard "));
+    let commands: Vec<String> = commands
+        .filter(|command| command.ends_with("-o ranks") || command.contains("--resume=ranks"))
+        .map(|command| {
+            let cut = [
+                ("testdata/kjv.txt", "text.txt"),
+                ("00 ", " "),
+                ("--microbatch 4 ", "--microbatch 1 "),
+                (" 16 ", " 4 "),
+            ];
+            cut.iter().fold(format!("{command} "), |command, (from, to)| command.replace(from, to))
+        })
+        .collect();
+    let [ranks, one, four] = commands.as_slice() else { panic!("{commands:?}") };
+    assert!(ranks.contains("--mesh dp=2,tp=2 --zero 1 --bf16"), "{ranks}");
+    assert!(!one.contains("--mesh") && four.contains("--mesh dp=4"), "{one} {four}");
+
+    let place = Workplace::with_text(TRAINYARD, 8_000);
+    let losses = |run: &str, command: &str| -> Vec<f64> {
+        place.succeed(command);
+        place.metrics(run).iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+    };
+    let whole = losses("whole", &one.replace("--resume=ranks -o one", "-o whole"));
+    assert_eq!(whole.len(), 6);
+    assert!(whole[5] < whole[0], "{whole:?}");
+    for (run, command, expected) in
+        [("ranks", ranks, &whole[..3]), ("one", one, &whole[3..]), ("four", four, &whole[3..])]
+    {
+        let losses = losses(run, command);
+        assert_eq!(losses.len(), 3, "{run}");
+        let apart = losses.iter().zip(expected).map(|(loss, expected)| (loss - expected).abs());
+        let worst = apart.fold(0.0, f64::max);
+        assert!(worst < 2e-3, "{run}: {losses:?}, not {expected:?}");
+    }
+}
+
+/// `.ci/run` takes the two commands of the quick start from the README: its first two indented lines.
+#[test]
+fn the_first_two_indented_lines_of_the_readme_train_and_test() {
+    let (_, readme) = page("README.md");
+    let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("    ")).take(2).collect();
+    let [train, test] = commands.as_slice() else { panic!("{commands:?}") };
+    assert!(
+        train.starts_with("cargo run --release -- compile testdata/gpt2-bytes.onnx --train testdata/"),
+        "{train}"
+    );
+    assert_eq!(*test, "cargo test --workspace");
+}
+
+/// The links of a page to files of the repository: path and heading. Links to other sites are left out.
+fn links(text: &str) -> Vec<(&str, &str)> {
+    let targets = text.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0));
+    let own = targets.filter(|target| !target.contains("://"));
+    own.map(|target| target.split_once('#').unwrap_or((target, ""))).collect()
+}
+
+/// The name under which a heading can be linked to.
+fn anchor(heading: &str) -> String {
+    let kept = heading
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+        .collect::<String>();
+    kept.replace(' ', "-")
+}
+
+#[test]
+fn links_between_documents_lead_to_files_and_headings() {
+    let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+        .map(|name| repository().join(name))
+        .into();
+    for folder in ["docs", "docs/adr"] {
+        let entries = std::fs::read_dir(repository().join(folder)).expect("the folder can be read");
+        let paths = entries.map(|entry| entry.expect("the folder can be read").path());
+        pages.extend(paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    }
+    let mut followed = 0;
+    for path in &pages {
+        let text = std::fs::read_to_string(path).expect("the page can be read");
+        for (file, heading) in links(&text) {
+            let linked =
+                if file.is_empty() { path.clone() } else { path.parent().expect("a folder").join(file) };
+            assert!(linked.exists(), "{}: there is no {file}", path.display());
+            if !heading.is_empty() {
+                let text = std::fs::read_to_string(&linked).expect("the linked page can be read");
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let found = headings.any(|line| anchor(line.trim_start_matches('#').trim()) == heading);
+                assert!(found, "{}: {file} has no heading #{heading}", path.display());
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed >= 20, "{followed} links");
+}

@@ -1,0 +1,57 @@
+//! Attention on tensor cores keeps within its registers and its shared memory for every kind of head and mask.
+
+use super::budget::faults;
+use super::operators::{ARCHITECTURES, nvrtc};
+use ir::ops::attention::{Attention, AttentionGrad};
+use ir::{Builder, DType, Module, Op, Type, ValueId};
+use runtime::cuda::program::Kernel;
+use runtime::lower::{LowerOptions, Target, lower};
+use std::sync::Arc;
+
+/// Attention and its gradient on 8 heads of 1024 positions, of queries and keys of one width and of values of another.
+fn module([width, value_width]: [u64; 2], mask: Option<DType>, causal: bool) -> Module {
+    let mut module = Module::new("attention");
+    let wide = |width| Type::of(DType::BF16, &[1, 8, 1024, width]);
+    let mut types = vec![wide(width), wide(width), wide(value_width)];
+    types.extend(mask.map(|dtype| Type::of(dtype, &[1, 1, 1024, 1024])));
+    types.push(wide(value_width));
+    let inputs = types.into_iter().enumerate().map(|(i, ty)| module.add_input(format!("{i}"), ty, false));
+    let mut operands: Vec<ValueId> = inputs.collect();
+    let dout = operands.pop().expect("the last is the gradient");
+    let scale = 0.125.into();
+    let results = push(&mut module, Attention { scale, causal }, &operands);
+    operands.extend(results);
+    operands.push(dout);
+    push(&mut module, AttentionGrad { scale, causal }, &operands);
+    module
+}
+
+/// An operator whose results are outputs.
+fn push(module: &mut Module, op: impl Into<Op>, operands: &[ValueId]) -> Vec<ValueId> {
+    let mut b = Builder::new(module, "test");
+    let results = b.push_typed(op, operands, &[]).unwrap_or_else(|error| panic!("{error}"));
+    b.finish();
+    for &result in &results {
+        let count = module.outputs.len();
+        module.add_output(format!("{count}"), result);
+    }
+    results.to_vec()
+}
+
+fn kernels(module: &Module) -> Vec<Kernel> {
+    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+    let program = lower(module, &options).unwrap_or_else(|error| panic!("{error}"));
+    runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}")).kernels
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn attention_of_every_width_and_mask_spills_nothing() {
+    let widths = [[32, 32], [64, 64], [80, 80], [96, 96], [128, 128], [64, 128]];
+    let masks = [(None, true), (None, false), (Some(DType::Bool), false), (Some(DType::F32), true)];
+    let modules = widths.iter().flat_map(|widths| masks.map(|(mask, causal)| module(*widths, mask, causal)));
+    let kernels: Vec<Kernel> = modules.flat_map(|module| kernels(&module)).collect();
+    assert_eq!(kernels.iter().filter(|kernel| kernel.name.contains("_mma_")).count(), 3 * 4 * widths.len());
+    let faults = faults(&nvrtc(), &kernels, &ARCHITECTURES);
+    assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n\n"));
+}

@@ -1,0 +1,179 @@
+//! What kernels may take of a multiprocessor: nothing spills or is in local memory, a launch fits a device, a thread has at
+//! most so many registers, and a multiprocessor holds at least so many threads at once, by the file that the kernel is an
+//! instance of. The kernels of single operators and those of models are held to the same.
+//!
+//! A multiprocessor has 65536 registers for at most 2048 threads: of 32 a thread all find a place, of 64 half of them, of
+//! 128 a quarter; and a thread has 255 at most. Kernels that wait for memory need many threads, to do something meanwhile;
+//! kernels that multiply what they hold need registers instead. Shared memory and the size of a block may leave fewer
+//! threads than registers do, but not fewer than the file's share.
+
+use super::occupancy::{Table, resident};
+use runtime::cuda::limits::REGISTERS;
+use runtime::cuda::nvrtc::{Nvrtc, Resources};
+use runtime::cuda::program::Kernel;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread;
+
+/// Half of the threads find a place: what passes memory on.
+const HALF: u32 = 64;
+
+/// A quarter: what holds a row or a few sums in registers.
+const QUARTER: u32 = 128;
+
+/// All that a thread can have: what multiplies tiles in registers.
+const ALL: u32 = 255;
+
+/// The most registers of a thread, by file; docs/GPU.md has them too.
+const BUDGETS: [(&str, u32); 23] = [
+    ("batch_norm.cuh", HALF),
+    ("contract.cuh", HALF),
+    ("copy.cuh", HALF),
+    ("dropout.cuh", HALF),
+    ("elementwise.cuh", HALF),
+    ("halt.cuh", HALF),
+    ("indexing.cuh", HALF),
+    ("loss.cuh", HALF),
+    ("optimizer.cuh", HALF),
+    ("pool.cuh", HALF),
+    ("reduce.cuh", HALF),
+    ("rotary.cuh", HALF),
+    ("scatter.cuh", HALF),
+    ("shape.cuh", HALF),
+    ("attention.cuh", QUARTER),
+    ("det.cuh", QUARTER),
+    ("experts.cuh", QUARTER),
+    ("experts_mma.cuh", QUARTER),
+    ("norm.cuh", QUARTER),
+    ("softmax.cuh", QUARTER),
+    ("attention_grad.cuh", ALL),
+    ("attention_mma.cuh", ALL),
+    ("attention_mma_grad.cuh", ALL),
+];
+
+/// Kernels that are compiled together: what stands before them is read once.
+const TOGETHER: usize = 12;
+
+/// The kernels of a file, compiled for an architecture together.
+struct Part<'a> {
+    kernels: &'a [&'a Kernel],
+    architecture: &'a str,
+}
+
+/// What is wrong with kernels for these architectures. Prints the most registers of each file.
+pub(super) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) -> Vec<String> {
+    let mut by_files: BTreeMap<Vec<&str>, Vec<&Kernel>> = BTreeMap::new();
+    for kernel in kernels {
+        by_files.entry(kernel.files.iter().map(|file| file.name).collect()).or_default().push(kernel);
+    }
+    let parts = by_files.values().flat_map(|kernels| kernels.chunks(TOGETHER));
+    let parts = parts
+        .flat_map(|kernels| architectures.iter().map(move |&architecture| Part { kernels, architecture }));
+    let parts = Mutex::new(parts);
+    let next = || parts.lock().expect("no thread panics with it").next();
+    let take = || std::iter::from_fn(next).flat_map(|part| part.compiled(nvrtc)).collect::<Vec<_>>();
+    let compiled = thread::scope(|scope| {
+        let other = scope.spawn(take);
+        let mut compiled = take();
+        compiled.extend(other.join().expect("it does not panic"));
+        compiled
+    });
+    let mut table = Table::default();
+    let mut faults = Vec::new();
+    for (kernel, architecture, resources) in compiled {
+        match resources {
+            Ok(resources) => {
+                table.add(own_file(kernel), architecture, resources, threads(kernel).unwrap_or_default());
+                faults.extend(fault(kernel, architecture, resources));
+            }
+            Err(error) => faults.push(error),
+        }
+    }
+    println!("{} kernels\n{table}", kernels.len());
+    faults
+}
+
+impl<'a> Part<'a> {
+    /// What each kernel takes, or why it does not compile.
+    fn compiled(&self, nvrtc: &Nvrtc) -> Vec<(&'a Kernel, &'a str, Result<Resources, String>)> {
+        let Ok(together) = nvrtc.compile(&joined(self.kernels), self.architecture) else {
+            // Which of them it is.
+            let alone = |kernel: &&'a Kernel| {
+                let compiled = nvrtc.compile(kernel, self.architecture);
+                let resources = compiled.map(|cubin| cubin.resources).map_err(|error| error.to_string());
+                (*kernel, self.architecture, resources)
+            };
+            return self.kernels.iter().map(alone).collect();
+        };
+        let all = Resources::of_each(&together.log);
+        let of = |kernel: &&'a Kernel| {
+            let missing = || format!("the assembler says nothing of {}", kernel.name);
+            (*kernel, self.architecture, all.get(&kernel.name).copied().ok_or_else(missing))
+        };
+        self.kernels.iter().map(of).collect()
+    }
+}
+
+/// Kernels of a file as one.
+fn joined(kernels: &[&Kernel]) -> Kernel {
+    let texts = kernels.iter().map(|kernel| format!("#line 1 \"{}\"\n{}", kernel.name, kernel.text));
+    Kernel { text: texts.collect(), ..kernels[0].clone() }
+}
+
+/// The file that a kernel is an instance of.
+fn own_file(kernel: &Kernel) -> &'static str {
+    kernel.files.last().map_or("", |file| file.name)
+}
+
+/// The threads of a block, which a kernel's bounds have.
+fn threads(kernel: &Kernel) -> Option<u32> {
+    let (_, bounds) = kernel.text.split_once("KERNEL(")?;
+    bounds.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// What is wrong with what a kernel takes.
+pub(super) fn fault(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
+    let problem = problem(kernel, architecture, resources)?;
+    Some(format!("{} for {architecture} {problem}\n{}", kernel.name, kernel.text))
+}
+
+fn problem(kernel: &Kernel, architecture: &str, resources: Resources) -> Option<String> {
+    let own = own_file(kernel);
+    let Some((_, budget)) = BUDGETS.iter().find(|(file, _)| *file == own) else {
+        return Some(format!("{own} has no budget of registers"));
+    };
+    let Some(threads) = threads(kernel) else {
+        return Some("does not say how many threads its blocks have".into());
+    };
+    let Resources { registers, stack, .. } = resources;
+    let spills = resources.spill_stores + resources.spill_loads;
+    if spills > 0 {
+        return Some(format!("spills {spills} bytes"));
+    }
+    if stack > local(kernel) {
+        return Some(format!("has {stack} bytes of local memory"));
+    }
+    if let Some(refusal) = resources.refusal(threads) {
+        return Some(format!("cannot be launched: {refusal}"));
+    }
+    // Of a kernel that was compiled, the assembler says how many registers it takes: some.
+    if !(1..=*budget).contains(&registers) {
+        return Some(format!("takes {registers} registers, of {budget} that kernels of {own} may take"));
+    }
+    let (resident, least) = (resident(architecture, resources, threads), least(*budget));
+    (resident < least).then(|| {
+        format!("leaves {resident} threads on a multiprocessor, of {least} that kernels of {own} must leave")
+    })
+}
+
+/// The bytes of local memory that a kernel may have. CUDA's own sine, cosine and tangent keep the parts of a large angle in
+/// an array of 32 bytes.
+fn local(kernel: &Kernel) -> u32 {
+    let is_called = |function: &&str| kernel.text.contains(*function);
+    if ["sin(", "cos(", "tan("].iter().any(is_called) { 32 } else { 0 }
+}
+
+/// The threads that a multiprocessor holds at least of kernels with this budget of registers.
+fn least(budget: u32) -> u32 {
+    REGISTERS / budget.next_power_of_two()
+}

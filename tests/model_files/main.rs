@@ -1,0 +1,8 @@
+//! ONNX files: ONNX's own node tests, files that are refused, and trained values that go back into a file.
+
+mod archive;
+mod bad_models;
+mod export;
+mod nodes;
+mod optimizers;
+mod state_dict;

@@ -1,0 +1,46 @@
+//! Half precision on the CPU backend: near the interpreter that rounds each value, and near fp32 where a model is trained.
+
+use crate::TRAINYARD;
+use testing::models::half::check_half;
+use testing::models::{BERT_DYNAMO, GPT2_DYNAMO, LLAMA_DYNAMO};
+use testing::workplace::Workplace;
+use trainyard::cli::verify::Mode;
+
+#[test]
+fn gpt2_in_half_is_what_the_interpreter_rounds() {
+    check_half(&GPT2_DYNAMO, Mode::Cpu);
+}
+
+#[test]
+fn llama_in_half_is_what_the_interpreter_rounds() {
+    check_half(&LLAMA_DYNAMO, Mode::Cpu);
+}
+
+#[test]
+fn bert_in_half_is_what_the_interpreter_rounds() {
+    check_half(&BERT_DYNAMO, Mode::Cpu);
+}
+
+/// The README's model on the README's text, at a rate at which rounding does not grow into another run.
+const RUN: &str = "compile testdata/gpt2-bytes.onnx --train testdata/kjv.txt --eval eval.txt --microbatch 4 --steps 200 \
+                   --lr 1e-3 --lr-schedule cosine:warmup=20 --optimizer adamw:beta2=0.95 --weight-decay 0.1 --clip 1";
+
+#[test]
+#[ignore = "longer"] // three runs of 200 steps
+fn a_model_of_bytes_learns_as_much_in_half_precision() {
+    let place = Workplace::new(TRAINYARD);
+    place.write("eval.txt", &place.read("testdata/kjv.txt")[..2000]);
+    let [plain, bf16, fp16] = ["fp32", "bf16", "fp16"].map(|precision| {
+        place.succeed(&format!("{RUN} --precision {precision} -o {precision}"));
+        let metrics = place.metrics(precision);
+        assert_eq!(metrics.len(), 200);
+        let loss = |step: &serde_json::Value| step["loss"].as_f64().expect("a loss");
+        assert!(loss(&metrics[199]) < 0.8 * loss(&metrics[0]), "{precision} does not learn");
+        let end = metrics[180..].iter().map(loss).sum::<f64>() / 20.0;
+        println!("{precision}: {end}");
+        end
+    });
+    for (name, loss) in [("bf16", bf16), ("fp16", fp16)] {
+        assert!((loss - plain).abs() <= 0.01 * plain, "{name} ends at {loss}, fp32 at {plain}");
+    }
+}

@@ -1,0 +1,48 @@
+//! How much a GPU is told in a step: launches are counted, which takes no GPU.
+
+use ir::DType;
+use passes::Manager;
+use passes::bind::Bind;
+use passes::precision::Precision;
+use runtime::lower::{LowerOptions, Target};
+use runtime::program::{Microbatches, Section};
+use std::path::Path;
+use std::sync::Arc;
+use testing::models::{adamw, done};
+use trainyard::compilation::Source;
+use trainyard::pipeline::Plan;
+use trainyard::verification::Subject;
+
+/// Launches of a step in bf16 of a model of `testdata/bench`, 8 sequences of 1024 tokens.
+fn launches(model: &str) -> usize {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/bench").join(model);
+    let sizes = [("batch", 8), ("seq", 1024)].map(|(name, size)| (name.to_owned(), size));
+    let sizes = sizes.into_iter().collect();
+    let source = done(Source::load(&path, &sizes));
+    let plan = Plan {
+        bind: Bind { sizes },
+        optimizer: adamw(),
+        precision: Precision { compute: DType::BF16, ..Precision::default() },
+        ..Plan::default()
+    };
+    let compilation = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
+    let options =
+        LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
+    let step = trainyard::training::step(&compilation.training);
+    let program = runtime::lower::lower(&step, &options).unwrap_or_else(|error| panic!("{error}"));
+    let cuda = runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
+    Section::ALL.iter().map(|(section, _)| cuda.launches(*section).total()).sum()
+}
+
+/// All of a step: embeddings, layers, loss and update, by the number of layers.
+#[test]
+fn gpt2_takes_at_most_25_launches_a_layer() {
+    let count = launches("gpt2-124m.onnx");
+    assert!(count <= 12 * 25, "{count}");
+}
+
+#[test]
+fn llama_takes_at_most_31_launches_a_layer() {
+    let count = launches("llama-1b.onnx");
+    assert!(count <= 16 * 31, "{count}");
+}

@@ -1,0 +1,19 @@
+//! The models of `testdata`, compiled and trained: beside PyTorch, in half precision, in microbatches and on ranks; and their
+//! memory, collectives and launches.
+
+mod bytes_per_rank;
+mod collective_counts;
+mod faults;
+mod half;
+mod launches;
+mod losses;
+mod memory;
+mod microbatches;
+mod parity;
+mod precision;
+mod ranks;
+mod sharding;
+mod skipped_steps;
+
+/// The binary.
+const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");

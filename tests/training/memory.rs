@@ -1,0 +1,103 @@
+//! The memory of the models in `testdata`: how near the plan of the arena comes to what is alive at its fullest.
+
+use ir::DType;
+use onnx::{Dim, Model};
+use passes::Manager;
+use passes::bind::{BATCH, Bind};
+use passes::precision::Precision;
+use passes::spmd::Spmd;
+use runtime::program::Memory;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use testing::models::{self, adamw, done, split};
+use trainyard::compilation::{self, Source};
+use trainyard::pipeline::Plan;
+use trainyard::training::Programs;
+
+/// A way to train a model: its name, what it is computed in, how it is split, and the microbatches of a step.
+type Way = (&'static str, DType, &'static str, u64);
+
+const WAYS: [Way; 6] = [
+    ("plain", DType::F32, "", 1),
+    ("microbatches", DType::F32, "", 4),
+    ("bf16", DType::BF16, "", 1),
+    ("dp and tp", DType::F32, "mesh=dp:2*tp:2", 1),
+    ("zero 3", DType::F32, "mesh=dp:2, zero=3", 1),
+    ("all together", DType::BF16, "mesh=dp:2*tp:2, zero=1", 4),
+];
+
+const PAGE: u64 = 4096;
+
+#[test]
+fn the_arena_of_every_model_is_at_most_3_percent_above_what_is_alive() {
+    let files = files();
+    assert!(files.len() > 15, "{files:?}");
+    for file in files {
+        // Of a large model, the two that differ most.
+        let large = file.file_name().is_some_and(|name| name.to_string_lossy().contains("175b"));
+        let ways = WAYS.into_iter().filter(|way| !large || ["plain", "all together"].contains(&way.0));
+        for way in ways {
+            let Memory { states, arena, lower_bound, .. } = memory(&file, way);
+            let what = format!("{} {}: {arena} bytes, {lower_bound} alive", file.display(), way.0);
+            assert!(states <= lower_bound && lower_bound <= arena, "{what}");
+            // Of the smallest, what alignment alone takes may be more.
+            assert!(arena <= lower_bound + (lower_bound / 100 * 3).max(PAGE), "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_same_model_gets_the_same_plan() {
+    let file = models::path("bert.dynamo.onnx");
+    let [once, again] = [0, 1].map(|_| programs(&file, WAYS[5]));
+    assert_eq!(once.training.to_string(), again.training.to_string());
+    assert_eq!(once.training.hash, again.training.hash);
+}
+
+/// The models that can be compiled.
+fn files() -> Vec<PathBuf> {
+    let testdata = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata");
+    let in_folder = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).expect("the folder is there");
+        entries.map(|entry| entry.expect("it can be read").path()).collect::<Vec<_>>()
+    };
+    let mut files = [in_folder(&testdata), in_folder(&testdata.join("models"))].concat();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "onnx"));
+    // Refused: numbers on a grid are not trained.
+    files.retain(|file| file.file_stem().is_none_or(|stem| stem != "quantized"));
+    files.sort();
+    files
+}
+
+/// What a device allocates to train a model so.
+fn memory(file: &Path, way: Way) -> Memory {
+    programs(file, way).training.memory
+}
+
+fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
+    let model = done(compilation::open(file));
+    let sizes = sizes(&model);
+    let spmd = if mesh.is_empty() { Spmd::default() } else { split(mesh) };
+    let precision = Precision { compute, ..Precision::default() };
+    let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
+    let source = done(Source::import(file, model, &plan.bind.sizes));
+    let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
+    done(Programs::lower(&compilation, microbatches, runtime::program::Target::Cpu))
+}
+
+/// Four samples; 32 for every other dim that the file leaves open.
+fn sizes(model: &Model) -> BTreeMap<String, u64> {
+    let mut sizes = BTreeMap::from([(BATCH.to_owned(), 4)]);
+    for dims in model.graph.inputs.iter().filter_map(|input| input.ty.tensor()?.dims.as_ref()) {
+        for (index, dim) in dims.iter().enumerate() {
+            if let Dim::Named(name) = dim {
+                sizes.insert(name.clone(), if index == 0 { 4 } else { 32 });
+            }
+        }
+    }
+    // The batch has one name.
+    if sizes.values().filter(|&&size| size == 4).count() > 1 {
+        sizes.remove(BATCH);
+    }
+    sizes
+}

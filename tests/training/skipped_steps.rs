@@ -1,0 +1,136 @@
+//! Overflows in fp16: one rank's skips the step on all, and the scale finds its way; the driver trains through them, and
+//! says so where no scale helps.
+
+use crate::TRAINYARD;
+use expect_test::expect;
+use ir::tensor::Elements;
+use ir::{DType, Tensor};
+use passes::precision::{EXHAUSTED, Precision, SCALE, SKIPPED, Scaling};
+use testing::models::{self, Fixture, adamw, done, split};
+use testing::training::train;
+use testing::workplace::Workplace;
+use trainyard::cli::report::{Severity, render};
+use trainyard::cli::verify::Mode;
+use trainyard::pipeline::Plan;
+use trainyard::verification::execute::{Execution, Machine, Tensors};
+use trainyard::verification::{Subject, inputs};
+
+/// So large a scale that every gradient overflows, where there is one; it grows soon after it fits.
+const TOO_LARGE: Scaling = Scaling {
+    initial: 16_777_216.0,
+    growth: 2.0,
+    interval: 4,
+    backoff: 0.5,
+    hysteresis: 2,
+    min: 1.0,
+    max: 16_777_216.0,
+};
+
+fn fp16(scaling: Scaling) -> Precision {
+    Precision { compute: DType::F16, scaling, ..Precision::default() }
+}
+
+const SAMPLES: usize = 8;
+const STEPS: usize = 30;
+
+/// A step's samples, of which only those count whose places are in `counts`: the others' gradients are zero.
+fn samples(subject: &Subject, counts: std::ops::Range<usize>) -> Tensors {
+    let mut inputs = done(inputs::draw(&subject.compilation.forward, 3, 1)).remove(0);
+    let labels = inputs.get_mut("labels").expect("the loss takes labels");
+    let per_sample = labels.len() / SAMPLES;
+    let Elements::Int(labels) = &mut labels.elements else { panic!("labels are integers") };
+    for (place, label) in labels.iter_mut().enumerate() {
+        if !counts.contains(&(place / per_sample)) {
+            *label = -100;
+        }
+    }
+    inputs
+}
+
+/// What becomes of the steps of a run on the same samples.
+struct Steps {
+    skipped: Vec<bool>,
+    scales: Vec<f64>,
+    losses: Vec<f64>,
+}
+
+/// Runs steps, and checks that one that is skipped changes no state but the scaler's.
+fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
+    let inputs = samples(subject, counts);
+    let mut machine = done(Machine::new(&subject.compilation.training, Mode::Cpu, 1, &subject.start));
+    let mut before = subject.start.clone();
+    let mut steps = Steps { skipped: vec![], scales: vec![], losses: vec![] };
+    for step in 0..STEPS {
+        let Execution { outputs, states } = done(machine.step(std::slice::from_ref(&inputs)));
+        let skipped = outputs[SKIPPED][0].bools()[0];
+        assert!(!outputs[EXHAUSTED][0].bools()[0], "the scale can always get smaller");
+        let changed = |name: &String, tensor: &Tensor| before[name] != *tensor && !name.starts_with(SCALE);
+        let changed = states.iter().filter(|(name, tensor)| changed(name, tensor)).count();
+        assert!(if skipped { changed == 0 } else { changed > 3 }, "step {step} changes {changed} states");
+        steps.skipped.push(skipped);
+        steps.scales.push(states[SCALE].item());
+        steps.losses.push(outputs["loss"][0].item());
+        before = states;
+    }
+    steps
+}
+
+/// The samples of one rank overflow; the other has no gradient but zero. That the ranks agree on what they all have is
+/// checked where a state is read.
+#[test]
+fn an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_recovers() {
+    let gpt2 = Fixture { file: "../gpt2-fresh", ..models::GPT2_DYNAMO };
+    let compiled = |spmd: &str| {
+        let plan = Plan { optimizer: adamw(), precision: fp16(TOO_LARGE), ..Plan::default() };
+        gpt2.compiled(SAMPLES as u64, Plan { spmd: split(spmd), ..plan })
+    };
+    let alone = compiled("");
+    let of_rank = [0..SAMPLES / 2, SAMPLES / 2..SAMPLES];
+    let expected = of_rank.clone().map(|counts| run(&alone, counts));
+    let zeros = compiled("mesh=dp:2");
+    assert_eq!(run(&zeros, 0..0).skipped, [false; STEPS], "without labels no gradient overflows");
+    for options in
+        ["mesh=dp:2", "mesh=dp:2, zero=1", "mesh=dp:2, zero=2", "mesh=dp:2, zero=3", "mesh=dp:2*tp:2"]
+    {
+        let subject = compiled(options);
+        for (rank, expected) in expected.iter().enumerate() {
+            let steps = run(&subject, of_rank[rank].clone());
+            let first = steps.skipped.iter().position(|skipped| !skipped).expect("a scale that fits");
+            assert!(first > 3, "{options}: only {first} steps are skipped");
+            // The first skip is forgiven, every later one halves the scale.
+            let halved = (0..first).map(|skip| TOO_LARGE.initial * 0.5f64.powi(skip as i32));
+            assert_eq!(steps.scales[..first], halved.collect::<Vec<_>>(), "{options}");
+            // It grows again, overflows again, and shrinks once more, while the model learns.
+            assert!(steps.skipped[first..].contains(&true), "{options}: it never grew: {:?}", steps.scales);
+            assert!(steps.losses[STEPS - 1] < 0.9 * steps.losses[0], "{options}: {:?}", steps.losses);
+            assert_eq!(steps.skipped, expected.skipped, "{options}: others than on one device");
+            assert_eq!(steps.scales, expected.scales, "{options}");
+        }
+    }
+}
+
+#[test]
+fn the_driver_trains_through_skipped_steps_and_gives_up_where_no_scale_helps() {
+    let place = Workplace::with_text(TRAINYARD, 8_000);
+    let flags = "--microbatch 4 --mesh dp=2 --zero 1 --save-every 2 --lr 1e-2";
+    let train = |place: &Workplace, scaling| {
+        train(place, flags, |plan| plan.precision = fp16(scaling), &|device| device)
+    };
+    done(train(&place, Scaling { interval: 2000, ..TOO_LARGE }));
+    let metrics = place.metrics("run");
+    let skipped: Vec<bool> = metrics.iter().map(|step| step["skipped"].as_bool().expect("a word")).collect();
+    let first = skipped.iter().position(|skipped| !skipped).expect("a scale that fits");
+    assert!((3..10).contains(&first) && skipped[10..] == [false; 6], "{skipped:?}");
+
+    let place = Workplace::with_text(TRAINYARD, 8_000);
+    let failure = train(&place, Scaling { min: TOO_LARGE.initial / 4.0, ..TOO_LARGE });
+    let failure = failure.expect_err("every gradient overflows");
+    assert_eq!(failure.exit_code(), 2);
+    let told = render(Severity::Error, &failure.diagnostics(), false);
+    expect![[r#"
+        error: the gradients of step 3 are not finite, and the loss scale of 4194304 can get no smaller: `contract` of node "node_view_26" (Reshape, opset 20) made NaN on rank 0; before it, `contract` of node "node_linear" (MatMul, opset 20) made -inf
+          = `run/checkpoints/step-2` is from before that; --bf16 has the range of fp32; else a smaller --lr, a longer warm-up or --clip may help
+    "#]].assert_eq(&told.replace(&place.path("").display().to_string(), ""));
+    assert_eq!(place.checkpoints("run"), [2]);
+    assert!(place.metrics("run").iter().all(|step| step["skipped"] == true));
+}

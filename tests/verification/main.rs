@@ -1,0 +1,13 @@
+//! `trainyard verify`: the compiled step of every kind of model, on one device and on meshes, is the step of the
+//! untransformed graph, and planted faults are found.
+
+mod batch_norm;
+mod dropout;
+mod mesh;
+mod mesh_faults;
+mod random;
+mod recurrent;
+mod verify;
+
+/// The binary.
+const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");

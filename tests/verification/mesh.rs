@@ -1,0 +1,240 @@
+//! Meshes: a model split over devices computes what it does on one, whichever axes split it; a run on local ranks goes on
+//! with other devices than it began with; what cannot be split is refused with what could be.
+
+use crate::TRAINYARD;
+use expect_test::{Expect, expect};
+use passes::optimizer::Algorithm;
+use testing::models::{self, path};
+use testing::verification;
+use testing::workplace::Workplace;
+use trainyard::cli::report::{Severity, render};
+use trainyard::pipeline::Plan;
+use trainyard::verification::compare::Kind;
+use trainyard::verification::report::Report;
+
+/// What `trainyard verify ARGUMENTS` finds, the first argument a file of `testdata/models` without its ending; or what the
+/// user would read.
+fn verify(arguments: &str) -> Result<Report, String> {
+    let (model, flags) = arguments.split_once(' ').unwrap_or((arguments, ""));
+    let model = path(&format!("{model}.onnx"));
+    verification::verify(&model, flags).map_err(|failure| {
+        let text = render(Severity::Error, &failure.diagnostics(), false);
+        assert_eq!(failure.exit_code(), 2, "{text}");
+        text.replace(&model.display().to_string(), "MODEL")
+    })
+}
+
+#[track_caller]
+fn check_passes(arguments: &str) -> Report {
+    let report = verify(arguments).unwrap_or_else(|error| panic!("{arguments}: {error}"));
+    assert!(report.passed && report.failed() == 0, "{arguments}:\n{report}");
+    assert!(report.differences.iter().any(|difference| difference.kind == Kind::Gradient));
+    report
+}
+
+#[track_caller]
+fn check_error(arguments: &str, expected: Expect) {
+    expected.assert_eq(&verify(arguments).expect_err(arguments));
+}
+
+/// The transformer exports and an MLP, each with a batch that two data ranks share.
+const MODELS: [&str; 4] = ["mlp.dynamo", "gpt2.dynamo", "llama.dynamo", "bert.dynamo"];
+
+#[test]
+fn data_ranks_compute_what_one_device_does() {
+    for model in MODELS {
+        for mesh in ["dp=2", "dp=4", "dp.outer=2,dp.inner=2"] {
+            check_passes(&format!("{model} --microbatch 2 --mesh {mesh} --tolerance 1e-10"));
+        }
+    }
+}
+
+#[test]
+fn tensor_ranks_compute_what_one_device_does() {
+    for model in MODELS {
+        for mesh in ["tp=2", "tp=4"] {
+            check_passes(&format!("{model} --microbatch 2 --mesh {mesh} --tolerance 1e-10"));
+        }
+    }
+}
+
+#[test]
+fn both_together_compute_what_one_device_does_in_microbatches_and_clipped() {
+    for model in MODELS {
+        for flags in [
+            "--global-batch 4 --tolerance 1e-10",
+            "--global-batch 12 --clip 0.01 --tolerance 1e-10",
+            "--mode cpu",
+        ] {
+            check_passes(&format!("{model} --microbatch 2 --mesh dp=2,tp=2 {flags}"));
+        }
+    }
+}
+
+#[test]
+fn every_stage_of_zero_computes_what_one_device_does() {
+    for model in MODELS {
+        for zero in 1..=3 {
+            for mesh in ["dp=2", "dp=2,tp=2"] {
+                let flags = format!("--mesh {mesh} --zero {zero} --global-batch 8 --microbatch 2");
+                check_passes(&format!("{model} {flags} --tolerance 1e-10"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_states_of_every_optimizer_are_shared_and_split() {
+    let group = "--group *mlp*:lr=0.5,weight-decay=0.3 --lr-schedule wsd:warmup=0,decay=1,min=1e-4";
+    // With its own eps, Adagrad would move parameters by gradients that are zero but for rounding.
+    let optimizers = ["sgd", "momentum", "nesterov", "adagrad:eps=1e-8", "adam", "adamw"];
+    assert!(Algorithm::ALL.iter().zip(optimizers).all(|((_, name), optimizer)| optimizer.starts_with(name)));
+    assert_eq!(Algorithm::ALL.len(), optimizers.len());
+    for optimizer in optimizers {
+        for flags in
+            ["--mesh dp=2,tp=2 --zero 1", "--mesh dp=2 --zero 3 --bf16 --clip 0.1", "--mesh tp=2 --fp16"]
+        {
+            let flags = format!("--optimizer {optimizer} {flags} {group} --global-batch 4 --microbatch 2");
+            check_passes(&format!("gpt2.dynamo {flags} --tolerance 1e-10"));
+        }
+    }
+}
+
+#[test]
+fn half_precision_is_exact_where_rounding_is_left_out() {
+    for flags in ["--bf16", "--fp16 --clip 0.1", "--bf16 --grad-dtype bf16 --mesh dp=2,tp=2 --zero 1"] {
+        check_passes(&format!("gpt2.dynamo {flags} --tolerance 1e-10"));
+    }
+}
+
+#[test]
+fn what_cannot_be_split_says_what_could_be() {
+    check_error(
+        "gpt2.dynamo --mesh tp=3",
+        expect![[r#"
+        error: tp=3 does not divide the 4 heads of an attention
+          --> node "node_scaled_dot_product_attention" (MatMul, opset 20)
+          = tp can be 1, 2, 4
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --bind batch=3 --mesh dp=2",
+        expect![[r#"
+        error: 2 data ranks cannot share a batch of 3 (--bind batch=3)
+          = the nearest that they can: --bind batch=2 or --bind batch=4
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --microbatch 2 --bind batch=2 --mesh dp=2",
+        expect![[r#"
+        error: --microbatch 2 on 2 data ranks contradicts --bind batch=2
+          = give one of the two
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh dp=2 --microbatch 2 --global-batch 6",
+        expect![[r#"
+        error: a global batch of 6 is no whole number of microbatches of 2 on 2 data ranks
+          = the nearest that is: --global-batch 4 or 8
+          = or --microbatch 1 or 3
+    "#]],
+    );
+    check_error(
+        "gpt2.dynamo --mesh tp=2 --shard nothing*=tp",
+        expect![[r#"
+        error: --shard nothing*=tp: no state has such a name
+          = names are like m.transformer.h.0.ln_1.weight, m.transformer.h.0.ln_1.bias, m.transformer.h.0.attn.c_attn.weight[:,0..128], m.transformer.h.0.attn.c_attn.weight[:,128..256], m.transformer.h.0.attn.c_attn.weight[:,256..384], m.transformer.h.0.attn.c_attn.bias[0..128], m.transformer.h.0.attn.c_attn.bias[128..256], m.transformer.h.0.attn.c_attn.bias[256..384]
+    "#]],
+    );
+    check_error(
+        "mlp.dynamo --mesh tp=2 --shard *0.weight=tp,- --shard *weight=-,tp",
+        expect![[r#"
+        error: --shard *0.weight=tp,- and --shard *weight=-,tp both fit `m.net.0.weight`
+          = leave one out, or narrow its pattern
+    "#]],
+    );
+    check_error(
+        "mlp.dynamo --mesh tp=2 --shard *0.weight=tp",
+        expect![[r#"
+        error: --shard *0.weight=tp: `m.net.0.weight` is f32[128, 64], whose dims are not the 1 given, as in the file
+    "#]],
+    );
+    check_error(
+        "mlp.dynamo --mesh tp=3 --shard *0.weight=tp,-",
+        expect![[r#"
+        error: --shard *0.weight=tp,-: a dim of size 128 of `m.net.0.weight` does not divide by 3
+          = it divides by 1, 2, 4, 8, 16, 32, 64
+    "#]],
+    );
+}
+
+#[test]
+fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
+    // One that is cut into states; the copy of a tied table, which lies the other way; one that has a better name.
+    for (file, rule, states, sharding) in [
+        ("gpt2.dynamo", "m.transformer.h.*.attn.c_attn.weight=tp,-", 6, "{tp, -}"),
+        ("../gpt2-fresh", "val_312=tp,-", 1, "{-, tp}"),
+        ("llama.legacy-mask", "onnx::MatMul_596=tp,-", 1, "{tp, -}"),
+    ] {
+        let spmd = models::split(&format!("mesh=tp:2, shard=\"{rule}\""));
+        let fixture = models::Fixture { file, bindings: &[], ..models::GPT2_DYNAMO };
+        let shardings = fixture.compiled(2, Plan { spmd, ..Plan::default() }).compilation.shardings;
+        let asked = format!("`tp`: asked for by --shard {rule}");
+        let asked: Vec<_> = shardings.iter().filter(|report| report.reasons.contains(&asked)).collect();
+        assert_eq!(asked.len(), states, "{file}: {asked:?}");
+        assert!(asked.iter().all(|report| report.sharding == sharding), "{file}: {asked:?}");
+        check_passes(&format!("{file} --mesh tp=2 --shard {rule} --tolerance 1e-10"));
+    }
+}
+
+/// The loss of each step.
+fn losses(place: &Workplace, run: &str) -> Vec<f64> {
+    place.metrics(run).iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
+}
+
+#[track_caller]
+fn assert_near(ours: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(ours.len(), expected.len());
+    let apart = ours.iter().zip(expected).map(|(ours, expected)| (ours - expected).abs());
+    let worst = apart.fold(0.0, f64::max);
+    assert!(worst <= tolerance, "{worst:e} apart:\n{ours:?}\n{expected:?}");
+}
+
+/// Six steps of 16 samples, which the flags cut.
+const RUN: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --global-batch 16 --lr 2e-3 --clip 1 --seed 7";
+
+#[test]
+fn a_run_on_local_ranks_goes_on_on_one_device_and_on_another_mesh() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    place.succeed(&format!("{RUN} --microbatch 16 --steps 6 -o whole"));
+    let whole = losses(&place, "whole");
+    let first = place.succeed(&format!("{RUN} --microbatch 4 --mesh dp=2,tp=2 --zero 1 --steps 3 -o run"));
+    assert!(first.stderr.contains("mesh: dp=2 x tp=2, 4 ranks as threads"), "{}", first.stderr);
+    assert_near(&losses(&place, "run"), &whole[..3], 1e-5);
+    for (run, flags) in [
+        ("one", "--microbatch 8"),
+        ("other", "--microbatch 2 --mesh dp=4 --zero 3"),
+        ("tensor", "--mesh tp=4 --microbatch 16"),
+    ] {
+        place.succeed(&format!("{RUN} {flags} --steps 6 --resume=run -o {run}"));
+        assert_near(&losses(&place, run), &whole[3..], 1e-4);
+    }
+    place.succeed(&format!("{RUN} --microbatch 1 --mesh dp=4,tp=2 --zero 2 --steps 6 -o run --resume"));
+    assert_near(&losses(&place, "run"), &whole, 1e-4);
+    assert_eq!(place.checkpoints("run"), [3, 6]);
+}
+
+#[test]
+fn data_that_ranks_cannot_share_is_refused_before_anything_is_written() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    let before = place.contents();
+    let ended = place.run(&format!("{RUN} --mesh dp=3 --microbatch 5"));
+    expect![[r#"
+        error: a global batch of 16 is no whole number of microbatches of 5 on 3 data ranks
+          = the nearest that is: --global-batch 15 or 30
+    "#]]
+    .assert_eq(&ended.errors());
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+    assert!(before == place.contents());
+}

@@ -1,0 +1,134 @@
+//! Numbers that differ between correct programs: biases that a batch norm cancels, half precision at kinks, steps that fp16
+//! skips, and weights in half.
+
+use ir::{At, Builder, DType, Module, Phase};
+use passes::Manager;
+use passes::precision::Precision;
+use testing::models::{self, Fixture, adamw, done};
+use testing::testdata;
+use testing::verification::{passing, verify};
+use trainyard::cli::verify::Mode;
+use trainyard::pipeline::Plan;
+use trainyard::verification::compare::{Difference, Kind};
+use trainyard::verification::report::Report;
+use trainyard::verification::rounding::Rounding;
+use trainyard::verification::{Subject, Tested, inputs};
+
+/// Convolutions with biases, each before a batch norm, ReLUs and a max pooling.
+const CONVOLUTIONS: Fixture =
+    Fixture { file: "../verify/convolutions", bindings: &[], parameters: 10, ..models::RESNET_TRAINMODE };
+
+fn gradient<'a>(report: &'a Report, name: &str) -> &'a Difference {
+    let is_it = |difference: &&Difference| difference.kind == Kind::Gradient && difference.name == name;
+    report.differences.iter().find(is_it).expect("it is compared")
+}
+
+#[test]
+fn biases_that_a_batch_norm_cancels_are_compared_with_rounding() {
+    let convolutions = testdata("verify/convolutions.onnx");
+    for flags in ["--mode cpu", "--mode cpu --optimizer adagrad"] {
+        let report = passing(&convolutions, flags);
+        for bias in ["0.bias", "4.bias"] {
+            let bias = gradient(&report, bias);
+            assert!(bias.error > report.tolerance, "{report}");
+            assert!(bias.rounding.expect("rounding was measured").is_all, "{report}");
+        }
+        assert_eq!(report.explained(), 2, "{report}");
+        assert!(report.to_string().contains("zero but for rounding, which makes"), "{report}");
+        assert!(report.to_string().ends_with("above 1e-5, but 2 that rounding alone explains\n"), "{report}");
+    }
+    // A tolerance of the user is taken as it is.
+    let report = done(verify(&convolutions, "--mode cpu --tolerance 1e-5"));
+    assert!(!report.passed && report.explained() == 0, "{report}");
+    // In f64 there is next to no rounding, and none is measured.
+    let report = passing(&convolutions, "");
+    assert!(report.differences.iter().all(|difference| difference.rounding.is_none()), "{report}");
+    // PyTorch's numbers are f32 here.
+    let numbers = testdata("verify/convolutions.npz");
+    let report = passing(&convolutions, &format!("--against {}", numbers.display()));
+    assert!(gradient(&report, "0.bias").error > report.tolerance, "{report}");
+}
+
+#[test]
+fn half_precision_at_kinks_is_compared_with_rounding() {
+    for flags in ["--bf16 --mode cpu", "--fp16 --mode cpu", "--bf16 --mode typed", "--fp16 --mode typed"] {
+        let report = passing(&testdata("verify/convolutions.onnx"), flags);
+        let weight = gradient(&report, "0.weight");
+        assert!(weight.error > report.tolerance, "{report}");
+        assert!(!weight.rounding.expect("rounding was measured").is_all, "{report}");
+    }
+}
+
+/// The differences of a program whose reported gradient of a tensor is multiplied, once rounding has explained some.
+fn with_wrong_gradient(name: &str, factor: f64, compute: DType, tolerance: f64) -> Vec<Difference> {
+    let (source, plan) = CONVOLUTIONS.source(CONVOLUTIONS.batch, adamw());
+    let plan = Plan { precision: Precision { compute, ..Precision::default() }, ..plan };
+    let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
+    let subject = done(Subject::new(plan, compilation, 0, Default::default()));
+    let microbatches = done(inputs::draw(&subject.compilation.forward, 0, 1));
+    let reference = done(subject.reference(&source));
+    let expected = done(subject.run_reference(&reference, &microbatches));
+    let mut module = subject.compilation.training.clone();
+    multiply_output(&mut module, &format!("grad.{name}"), factor);
+    let tested = Tested { module: &module, cut: true };
+    let execution = done(subject.run(tested, Mode::Cpu, &microbatches));
+    let mut differences = done(subject.compare(&execution, true, (&reference, &expected)));
+    let mut rounding = Rounding::new(&source, &subject, &microbatches, true);
+    done(rounding.explain(&mut differences, tolerance, |difference| difference.name.clone()));
+    differences
+}
+
+fn multiply_output(module: &mut Module, name: &str, factor: f64) {
+    let at = module.outputs.iter().position(|output| output.name == name).expect("it is trained");
+    let mut b = Builder::new(module, "test");
+    b.at(At::End(Phase::Update));
+    let gradient = b.module().outputs[at].value;
+    let wrong = b.scale(gradient, factor).expect("a gradient is a float");
+    b.tables().outputs[at].value = wrong;
+    b.finish();
+}
+
+#[test]
+fn rounding_does_not_explain_a_wrong_gradient() {
+    let fails = |name: &str, differences: &[Difference], tolerance: f64| {
+        let is_it = |one: &&Difference| one.kind == Kind::Gradient && one.name == name;
+        differences.iter().find(is_it).expect("it is compared").fails(tolerance)
+    };
+    for (name, compute, factor, tolerance) in [
+        ("0.weight", DType::F32, 1.001, 1e-5),
+        ("1.weight", DType::F32, 1.001, 1e-5),
+        ("0.weight", DType::BF16, -1.0, 5e-2),
+        // The bias is zero but for rounding: wrong by as much as other gradients are large.
+        ("0.bias", DType::F32, 1e5, 1e-5),
+    ] {
+        let differences = with_wrong_gradient(name, factor, compute, tolerance);
+        assert!(fails(name, &differences, tolerance), "{name} in {compute}: {differences:?}");
+        let others = differences.iter().filter(|one| one.kind == Kind::Gradient && one.name != name);
+        assert!(others.into_iter().all(|one| !one.fails(tolerance)), "{name} in {compute}: {differences:?}");
+    }
+}
+
+#[test]
+fn fp16_takes_a_loss_scale_at_which_no_gradient_overflows() {
+    // At the first scale of a run, 65536, the gradients overflow.
+    let report = passing(&testdata("models/resnet.legacy-trainmode.onnx"), "--fp16 --mode cpu");
+    assert_eq!(report.smaller_loss_scale, Some(32768.0), "{report}");
+    assert!(!report.overflows);
+    assert!(
+        report.to_string().contains("loss scale 32768: the gradients overflow f16 at a larger one"),
+        "{report}"
+    );
+    let report = passing(&testdata("models/mlp.dynamo.onnx"), "--fp16 --mode cpu");
+    assert_eq!(report.smaller_loss_scale, None, "{report}");
+}
+
+#[test]
+fn models_with_weights_in_half_are_verified_in_every_mode() {
+    for model in ["verify/bf16.onnx", "models/gpt2-fp16.dynamo.onnx"] {
+        for flags in
+            ["", "--mode typed", "--mode cpu", "--mode cpu --bf16", "--mode cpu --optimizer momentum"]
+        {
+            passing(&testdata(model), flags);
+        }
+    }
+}

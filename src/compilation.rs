@@ -1,6 +1,6 @@
 //! From a model file to the programs that train and evaluate it.
 
-use crate::cli::report::Failure;
+use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::training;
 use anyhow::anyhow;

@@ -1,8 +1,8 @@
 //! A run: the compiled programs on a device, fed with the user's data.
 
-use crate::cli::report::Failure;
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
+use crate::failure::Failure;
 use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;

@@ -15,7 +15,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use training::train;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use workplace::Workplace;
 
 /// Ranks of which one fails in a step: as ranks do then, they give its error once, and nothing afterwards.

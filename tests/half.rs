@@ -8,7 +8,7 @@ mod workplace;
 
 use models::half::check_half;
 use models::{BERT_DYNAMO, GPT2_DYNAMO, LLAMA_DYNAMO};
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use workplace::Workplace;
 
 #[test]

@@ -10,8 +10,8 @@ mod workplace;
 use expect_test::expect;
 use models::losses::{check_losses, losses, machine, numbers, optimizers};
 use models::{Fixture, adamw, done, path, split};
-use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::{Subject, against};
 use workplace::Workplace;
 

@@ -13,7 +13,7 @@ mod workplace;
 use expect_test::{Expect, expect};
 use models::path;
 use passes::optimizer::Algorithm;
-use trainyard::cli::report::{Severity, render};
+use trainyard::diagnostics::{Severity, render};
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;

@@ -19,8 +19,8 @@ use passes::precision::Precision;
 use passes::spmd::{AxisSize, Spmd};
 use planted::Planted;
 use smallvec::smallvec;
-use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
 

@@ -7,8 +7,9 @@ mod verification;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::compilation::Source;
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 
 fn model(name: &str) -> PathBuf {
     verification::testdata(&format!("{name}.onnx"))

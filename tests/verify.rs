@@ -19,9 +19,9 @@ use ir::{At, Builder, DType, Module, Op, Phase, Role, Type};
 use models::path;
 use planted::Planted;
 use std::path::Path;
-use trainyard::cli::report::{Severity, render};
-use trainyard::cli::verify::Mode;
 use trainyard::cli::{Cli, Command};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
 use trainyard::verification::report::Report;
 

@@ -4,15 +4,15 @@ pub mod file;
 pub mod matching;
 pub mod untrained;
 
+use super::Mode;
 use super::assumptions::TrainedThere;
 use super::compare::{self, Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::inputs;
 use super::report::Match;
 use super::{Subject, Tested};
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
 use crate::compilation::Compilation;
+use crate::failure::Failure;
 use crate::feed;
 use file::Numbers;
 use ir::tensor::Elements;

@@ -1,7 +1,7 @@
 //! Running a program step by step: in the interpreter, on the CPU backend, or on the stand-in of a GPU.
 
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
+use super::Mode;
+use crate::failure::Failure;
 use crate::memory;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};

@@ -15,7 +15,7 @@ use models::Fixture;
 use models::bench::Bench;
 use models::half::{check_half, check_half_loss, check_half_mean_loss};
 use models::losses::{check_losses, optimizers};
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;
 

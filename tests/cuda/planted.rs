@@ -10,7 +10,8 @@ use runtime::cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use runtime::lower::Target;
 use runtime::program::{Instruction, Program, Section, View};
 use std::sync::Arc;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 

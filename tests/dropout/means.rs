@@ -7,8 +7,8 @@ use crate::models::{self, Fixture, done};
 use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
 use passes::{Manager, PassContext, Pipeline};
-use trainyard::cli::verify::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::{Machine, Tensors};
 

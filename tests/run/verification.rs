@@ -1,8 +1,9 @@
 //! `trainyard verify` as a test calls it.
 
 use std::path::{Path, PathBuf};
-use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::cli::{Cli, Command};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::verification::report::Report;
 
 /// Runs `trainyard verify FILE FLAGS`.

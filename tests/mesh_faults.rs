@@ -226,7 +226,7 @@ fn three_reductions_for_one_are_right_and_are_counted() {
             let reduced: Vec<ValueId> = reduced.collect();
             reduced[1..].iter().fold(reduced[0], |sum, &addend| add(b, sum, addend))
         });
-        passes::dead::remove_dead(module, "fault");
+        passes::rewriting::dead::remove_dead(module, "fault");
     };
     let stages = planted.stages_with("spmd", apart);
     assert!(planted.differences(&stages, Mode::Exact)[0].error <= 1e-9);

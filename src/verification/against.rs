@@ -19,7 +19,7 @@ use ir::tensor::Elements;
 use ir::{DType, Diagnostic, Module, Tensor};
 use matching::{By, Found, Ours, Theirs};
 use passes::loss::METRIC;
-use passes::parameters::ParameterReport;
+use passes::reports::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
 

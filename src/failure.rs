@@ -1,6 +1,10 @@
 //! Why a command cannot go on.
 
 use ir::Diagnostic;
+use runtime::checkpoint::CheckpointError;
+use runtime::device::DeviceError;
+use runtime::train::TrainError;
+use std::error::Error;
 
 /// Why a subcommand could not go on.
 #[derive(Debug)]
@@ -35,9 +39,9 @@ impl Failure {
         match self {
             Self::User(diagnostics) => diagnostics.clone(),
             Self::Fault(error) => {
-                let causes = error.chain().skip(1);
-                let told = causes.fold(Diagnostic::of_lines(error), |told, cause| {
-                    let Diagnostic { message, origin, notes } = Diagnostic::of_lines(&cause);
+                let mut errors = error.chain().map(diagnostic);
+                let told = errors.next().unwrap_or_default();
+                let told = errors.fold(told, |told, Diagnostic { message, origin, notes }| {
                     let place = origin.map(|origin| format!("at {origin}"));
                     let told = told.note(format!("because {message}"));
                     place.into_iter().chain(notes).fold(told, Diagnostic::note)
@@ -56,6 +60,17 @@ impl Failure {
     }
 }
 
+/// The diagnostic of an error: with the notes that errors of this program carry, else with a note for each line after the
+/// first of its text.
+fn diagnostic(error: &(dyn Error + 'static)) -> Diagnostic {
+    let told = error.downcast_ref().cloned();
+    let told = told.or_else(|| error.downcast_ref::<passes::Failure>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<TrainError>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<CheckpointError>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<DeviceError>().map(Diagnostic::from));
+    told.unwrap_or_else(|| Diagnostic::of_lines(&error.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
@@ -65,8 +80,9 @@ mod tests {
 
     #[test]
     fn every_line_of_a_fault_is_a_part_of_its_own() {
-        let cause = anyhow::anyhow!("no kernel\n  --> node \"/Add\"\n  = a note\nline 1: error");
-        let failure = Failure::from(cause.context("cannot compile\n  = another"));
+        let cause =
+            Diagnostic::new("no kernel").at("node \"/Add\"").note("a note").note_lines("line 1: error\n");
+        let failure = Failure::from(anyhow::Error::new(cause).context("cannot compile\nanother"));
         expect![[r#"
             error: cannot compile
               = another

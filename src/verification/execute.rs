@@ -219,7 +219,7 @@ fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Executio
 
 /// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
 fn refused(error: DeviceError) -> Failure {
-    let diagnostic = Diagnostic::of_lines(&error);
+    let diagnostic = Diagnostic::from(&error);
     match too_large(&error) {
         Some(large) => diagnostic.note(large.told()).into(),
         None => diagnostic.into(),

@@ -12,10 +12,10 @@
 //! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase stand as they were; the backward phase
 //! opens with the constant that it starts from, which [`crate::precision`] scales.
 
-use crate::dead::remove_dead;
+use crate::arguments::Arguments;
 use crate::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT, part};
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
 use ir::ops::elementwise::{Binary, Compare, Select};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;

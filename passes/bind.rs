@@ -11,10 +11,11 @@ mod rebuild;
 mod samples;
 mod trace;
 
-use crate::dead::remove_dead;
+use crate::arguments::Arguments;
+use crate::fold;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
-use crate::{fold, local};
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::local;
 use ir::{Changed, Diagnostic, Level, Module, Type};
 use std::collections::{BTreeMap, BTreeSet};
 

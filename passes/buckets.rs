@@ -11,8 +11,8 @@
 //!
 //! Invariants: operands and results stay; every node stays in its phase, after what makes its operands.
 
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
 use ir::ops::collective::{Change, Collective};
 use ir::{
     At, AxisId, Builder, Changed, DType, Diagnostic, Module, Node, NodeId, Op, PartialKind, Phase, Type,

@@ -15,11 +15,10 @@ mod term;
 #[cfg(test)]
 mod tests;
 
-pub use near::NearMiss;
-
-use crate::egraph::{Limits, Problem, Rule, saturate};
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::reports::NearMiss;
+use crate::rewriting::egraph::{Limits, Problem, Rule, saturate};
 use egg::Id;
 use graph::{Ask, ENode, Graph, Head, Typing};
 use ir::ops::{Cost, Operator};

@@ -20,9 +20,9 @@ mod split;
 pub use decision::Decision;
 pub use price::Rates;
 
-use crate::egraph::{Limits, Problem, saturate};
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::egraph::{Limits, Problem, saturate};
 use decision::Search;
 use graph::{ENode, Graph, Place, Program};
 use insert::insert;

@@ -11,10 +11,10 @@
 
 pub mod mask;
 
+use crate::arguments::Arguments;
 use crate::bind::{Carry, find_samples};
-use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
 use ir::ops::constant::Iota;
 use ir::ops::dropout::Dropout as Operator;
 use ir::ops::elementwise::Binary;

@@ -4,12 +4,12 @@
 //! in the program. Invariants: floats of the file, but for single numbers, are never folded through, because they
 //! may become parameters; what the program computes does not change.
 
-use crate::constants::{Constants, Known, Literals, all_equal};
-use crate::dead::remove_dead;
-use crate::local;
-use crate::numbers::meant_in;
+use crate::analysis::constants::{Constants, Known, Literals, all_equal};
+use crate::analysis::numbers::meant_in;
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::local;
 use ir::ops::constant::Constant;
 use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId};
 use std::collections::BTreeSet;

@@ -1,38 +1,39 @@
 //! The passes: everything that changes a program between its import and its lowering.
 //!
-//! [`registry`] lists them, one line each; [`manager`] runs them, verifies after each and shows what they did; every
-//! other module is one pass. A pass decides first (pure, the decision prints) and then applies what it decided.
+//! [`pass`] has their trait and the context that they share, [`arguments`] their options as text, [`reports`] what they
+//! found, as data; `analysis` and [`rewriting`] hold the parts that several passes use. Every other module is one pass,
+//! and imports none of the three that use all passes: [`registry`] lists them, one line each; [`pipeline`] is a list of them;
+//! [`manager`] runs them, verifies after each and shows what they did. A pass decides first (pure, the decision prints)
+//! and then applies what it decided.
 
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod analysis;
+pub mod arguments;
 pub mod autodiff;
 pub mod batch_norm;
 pub mod bind;
 pub mod buckets;
 pub mod canonicalize;
 pub mod collectives;
-mod constants;
-pub mod dead;
 pub mod dropout;
-mod egraph;
 pub mod fold;
-mod local;
 pub mod loss;
 pub mod manager;
-mod numbers;
 pub mod optimizer;
 pub mod parameters;
 pub mod pass;
-pub mod pattern;
 pub mod pipeline;
 pub mod precision;
 pub mod registry;
-pub mod schedule;
+pub mod reports;
+pub mod rewriting;
 pub mod simplify;
 pub mod spmd;
 
+pub use arguments::Arguments;
 pub use manager::{Failure, Manager, Timing};
 pub use pass::{PassContext, Transform};
-pub use pipeline::{Arguments, Pipeline};
+pub use pipeline::Pipeline;
 pub use registry::Pass;

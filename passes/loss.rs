@@ -20,9 +20,10 @@ pub use own::Own;
 pub use prediction::Prediction;
 pub use terms::{Addend, Class, Divisor, Factor, Objective, Weight};
 
+use crate::arguments::Arguments;
 use crate::bind::SUMS_OVER_BATCH;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::reports::LossReport;
 use ir::ops::loss::CrossEntropy;
 use ir::{At, Builder, Changed, Diagnostic, Level, Module, Op, Phase, ValueId};
 use linear::{Facts, through_views};
@@ -105,15 +106,6 @@ impl Transform for Loss {
         cx.loss = Some(LossReport { text: decision.to_string(), doubt: decision.doubt() });
         apply(module, self, &decision)
     }
-}
-
-/// The description of the loss for the user.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LossReport {
-    /// The objective, and how it was recognised.
-    pub text: String,
-    /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
-    pub doubt: Option<Diagnostic>,
 }
 
 /// A loss that the compiler adds.

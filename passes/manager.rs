@@ -47,25 +47,48 @@ pub struct Failure {
     pub reproducer: Option<PathBuf>,
 }
 
+impl Failure {
+    /// The sentence that blames the compiler.
+    fn fault_text(&self) -> String {
+        format!("pass `{}` made a program that is not valid; this is a bug of the compiler", self.pass)
+    }
+
+    /// The pass, and how to see the failure again.
+    fn notes(&self) -> Vec<String> {
+        let again =
+            self.reproducer.as_ref().map(|path| format!("`trainyard opt {}` does it again", path.display()));
+        [format!("in pass `{}`", self.pass)].into_iter().chain(again).collect()
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.fault {
-            writeln!(
-                f,
-                "pass `{}` made a program that is not valid; this is a bug of the compiler",
-                self.pass
-            )?;
+            writeln!(f, "{}", self.fault_text())?;
         }
         let texts: Vec<String> = self.diagnostics.iter().map(Diagnostic::to_string).collect();
-        write!(f, "{}\n  = in pass `{}`", texts.join("\n"), self.pass)?;
-        match &self.reproducer {
-            Some(path) => write!(f, "\n  = `trainyard opt {}` does it again", path.display()),
-            None => Ok(()),
-        }
+        f.write_str(&texts.join("\n"))?;
+        self.notes().iter().try_for_each(|note| write!(f, "\n  = {note}"))
     }
 }
 
 impl std::error::Error for Failure {}
+
+/// All diagnostics in one, with the place of the failure.
+impl From<&Failure> for Diagnostic {
+    fn from(failure: &Failure) -> Self {
+        let mut diagnostics = failure.diagnostics.iter().cloned();
+        let mut told = match failure.fault {
+            true => Self::new(failure.fault_text()),
+            false => diagnostics.next().unwrap_or_default(),
+        };
+        for Diagnostic { message, origin, notes } in diagnostics {
+            let place = origin.map(|origin| format!("at {origin}"));
+            told.notes.extend([message].into_iter().chain(place).chain(notes));
+        }
+        failure.notes().into_iter().fold(told, Self::note)
+    }
+}
 
 impl Manager {
     /// Runs the passes in order and calls `after` with the number, from 0, and the pass, after each.

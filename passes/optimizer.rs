@@ -7,15 +7,15 @@
 
 mod algorithm;
 mod group;
+pub mod schedule;
 mod update;
 
 pub use algorithm::Algorithm;
 pub use group::{Group, settings};
 
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
 use crate::precision::SKIPPED;
-use crate::schedule::Schedule;
 use algorithm::not_negative;
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
@@ -24,6 +24,7 @@ use ir::{
     At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId, Type,
     TypeError, ValueId,
 };
+use schedule::Schedule;
 use std::collections::BTreeMap;
 use std::fmt;
 use update::{Scalars, build_update};

@@ -16,14 +16,14 @@ mod ties;
 mod views;
 
 pub use evidence::{Evidence, Finding};
-pub use report::{ParameterReport, ParameterSpec, RowRole, StateView, Tie, specs};
+pub use report::{ParameterSpec, specs};
 pub use ties::TiedRow;
 pub use views::Cut;
 
-use crate::dead::remove_dead;
-use crate::local;
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::local;
 use ir::{
     Blob, Builder, Changed, Claim, Data, DataId, Diagnostic, Initializer, Level, Module, Op, Phase, Role,
     ValueId,

@@ -1,10 +1,7 @@
 //! The trait of passes, and the context that passes share while they run.
 
-use crate::canonicalize::NearMiss;
-use crate::loss::LossReport;
-use crate::parameters::ParameterReport;
-use crate::pipeline::Arguments;
-use crate::spmd::ShardingReport;
+use crate::arguments::Arguments;
+use crate::reports::{LossReport, NearMiss, ParameterReport, ShardingReport};
 use ir::{Changed, Diagnostic, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,17 +34,17 @@ pub struct PassContext {
     pub vectors: BTreeSet<String>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
-    /// The role of each float tensor of the file; filled by [`crate::parameters`].
+    /// The role of each float tensor of the file; filled by `parameters`.
     pub parameters: Vec<ParameterReport>,
-    /// Where a pattern was nearly found, and why not; filled by [`crate::canonicalize`].
+    /// Where a pattern was nearly found, and why not; filled by `canonicalize`.
     pub near_misses: Vec<NearMiss>,
-    /// How each input and state lies over the mesh; filled by [`crate::spmd`].
+    /// How each input and state lies over the mesh; filled by `spmd`.
     pub shardings: Vec<ShardingReport>,
-    /// The batch that the constants of the file were made for; filled by [`crate::bind`].
+    /// The batch that the constants of the file were made for; filled by `bind`.
     pub exported_batch: Option<u64>,
-    /// The objective; filled by [`crate::loss`].
+    /// The objective; filled by `loss`.
     pub loss: Option<LossReport>,
-    /// The number of passes that have run, over all parts of a pipeline; kept by [`crate::Manager`].
+    /// The number of passes that have run, over all parts of a pipeline; counted by the manager.
     pub passes_run: usize,
 }
 

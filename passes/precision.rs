@@ -12,8 +12,8 @@ pub mod classes;
 pub mod decide;
 mod scaling;
 
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
 use ir::{Changed, DType, Diagnostic, Level, Module};
 
 pub use decide::{Decision, decide};

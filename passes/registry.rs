@@ -1,7 +1,7 @@
 //! The list of passes, one line each.
 
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
 use crate::{
     autodiff, bind, buckets, canonicalize, collectives, dropout, fold, loss, optimizer, parameters,
     precision, simplify, spmd,

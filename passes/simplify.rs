@@ -5,10 +5,10 @@
 
 mod cse;
 
-use crate::dead::remove_dead;
-use crate::local;
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
+use crate::rewriting::local;
 use ir::{Changed, Diagnostic, Module};
 
 pub use cse::{Merge, decide as decide_merges};

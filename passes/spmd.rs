@@ -22,11 +22,10 @@ mod zero;
 
 pub use asked::Shard;
 pub use mesh::AxisSize;
-pub use report::ShardingReport;
 
-use crate::dead::remove_dead;
+use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::pipeline::Arguments;
+use crate::rewriting::dead::remove_dead;
 use ir::factors::FactorKind;
 use ir::{At, AxisRole, Builder, Changed, Diagnostic, Level, Mesh, Module, NodeId, NodeRef, Operator};
 use propagation::{Layouts, Rules};

@@ -305,3 +305,16 @@ impl DeviceError {
         Self::Kernel(Box::new(diagnostic))
     }
 }
+
+impl From<&DeviceError> for ir::Diagnostic {
+    fn from(error: &DeviceError) -> Self {
+        match error {
+            DeviceError::Collectives(diagnostic) | DeviceError::Kernel(diagnostic) => (**diagnostic).clone(),
+            DeviceError::Rank { rank, source } => {
+                let told = Self::from(&**source);
+                Self { message: format!("rank {rank}: {}", told.message), ..told }
+            }
+            error => Self::of_lines(&error.to_string()),
+        }
+    }
+}

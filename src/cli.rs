@@ -22,10 +22,11 @@ pub use completions::Completions;
 pub use doctor::Doctor;
 pub use inspect::Inspect;
 pub use opt::Opt;
-pub use report::{Failure, Outcome};
+pub use report::Outcome;
 pub use verify::Verify;
 
 use crate::config::file::ConfigFile;
+use crate::failure::Failure;
 use crate::hardware;
 
 /// A compiler that trains ONNX models

@@ -1,16 +1,17 @@
 //! From a model file to the programs that train and evaluate it.
 
-use crate::cli::report::Failure;
+use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::training;
 use anyhow::anyhow;
 use ir::{Diagnostic, Module, View};
 use onnx::{ImportOptions, Imported, Model};
-use passes::canonicalize::NearMiss;
-use passes::loss::{LossReport, UNSMOOTHED};
-use passes::parameters::{ParameterReport, RowRole};
-use passes::pattern::matches as fits;
-use passes::spmd::ShardingReport;
+use passes::arguments::pattern::matches as fits;
+use passes::loss::UNSMOOTHED;
+use passes::reports::LossReport;
+use passes::reports::NearMiss;
+use passes::reports::ShardingReport;
+use passes::reports::{ParameterReport, RowRole};
 use passes::{Manager, PassContext, Pipeline, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -225,7 +226,7 @@ pub(crate) fn evaluation(training: &Module) -> Result<Module, ir::TypeError> {
     module.states.values_mut().for_each(|state| state.output = None);
     passes::dropout::remove(&mut module)?;
     passes::batch_norm::use_running_statistics(&mut module);
-    passes::dead::remove_dead(&mut module, "evaluation");
+    passes::rewriting::dead::remove_dead(&mut module, "evaluation");
     Ok(module)
 }
 

@@ -13,7 +13,7 @@ use crate::compilation::{Compilation, Source};
 use bytes::Bytes;
 use ir::{Diagnostic, visible};
 use onnx::{Model, Tensor, TensorSource, WriteError};
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole};
 use runtime::checkpoint::StateSource;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -236,7 +236,7 @@ fn told(error: WriteError) -> Vec<Diagnostic> {
                 notes: problem.notes,
             })
             .collect(),
-        other => vec![Diagnostic::of_error(&other)],
+        other => vec![Diagnostic::new(other.to_string())],
     }
 }
 

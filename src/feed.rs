@@ -30,7 +30,7 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Diagnosti
     let evaluation = compilation::evaluation(module)?;
     let mut training = module.clone();
     training.outputs.retain(|output| evaluation.output(&output.name).is_some());
-    passes::dead::remove_dead(&mut training, "samples");
+    passes::rewriting::dead::remove_dead(&mut training, "samples");
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 

@@ -26,8 +26,8 @@ pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
-use crate::cli::report::Failure;
 use crate::compilation::{self, Compilation, Source};
+use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::sizes;
 use ir::{Diagnostic, Module};

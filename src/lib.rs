@@ -6,7 +6,9 @@
 pub mod cli;
 pub mod compilation;
 pub mod config;
+pub mod diagnostics;
 pub mod export;
+pub mod failure;
 pub mod feed;
 pub mod hardware;
 pub mod initialization;

@@ -3,7 +3,7 @@
 use crate::compilation::Compilation;
 use crate::inspection::Shares;
 use crate::training::{self, Programs};
-use passes::parameters::RowRole;
+use passes::reports::RowRole;
 use serde::Serialize;
 
 /// The plan of a run.

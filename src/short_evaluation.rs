@@ -3,8 +3,8 @@
 //! The whole plan runs again, so that the states have the same names, types and shardings; where they have not, or where the
 //! batch cannot be bound to that size, the samples are left out of the evaluation, and the user is told why.
 
-use crate::cli::report::Failure;
 use crate::compilation::{Compilation, Source};
+use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::sizes;
 use ir::{Definition, Diagnostic, Module, Op, Type, ValueId};

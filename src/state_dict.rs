@@ -63,7 +63,7 @@ fn joined(mut first: RawTensor, second: &RawTensor) -> Option<RawTensor> {
 /// # Errors
 /// As [`runtime::checkpoint::load_weights`].
 pub fn load_weights(path: &Path, module: &Module, imported: &Imported) -> Result<Weights, Diagnostic> {
-    let mut file = TensorFile::open(path).map_err(|error| Diagnostic::of_error(&error))?;
+    let mut file = TensorFile::open(path)?;
     if !file.holds_states() {
         take_apart(&mut file, module, &imported.state_dict)?;
     }
@@ -86,7 +86,7 @@ fn take_apart(file: &mut TensorFile, module: &Module, state_dict: &StateDict) ->
         let mut target = Target { name, sizes, value: None, elements: 0 };
         for author in &names {
             let Some(ty) = file.ty(author) else { continue };
-            let bytes = file.read(author).map_err(|error| Diagnostic::of_error(&error))?;
+            let bytes = file.read(author)?;
             let value = bytes.zip(ty.sizes());
             let value = value.and_then(|(bytes, sizes)| RawTensor::new(ty.dtype, sizes, bytes.into()));
             value.and_then(|value| target.put(entries[author], &value, &rows));

@@ -1,8 +1,8 @@
 //! A run: the compiled programs on a device, fed with the user's data.
 
-use crate::cli::report::Failure;
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
+use crate::failure::Failure;
 use crate::feed;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
@@ -149,7 +149,7 @@ pub fn step(module: &Module) -> Module {
     let mut module = module.clone();
     let wanted = outputs(&module);
     module.outputs.retain(|output| wanted.contains(&output.name));
-    passes::dead::remove_dead(&mut module, "train");
+    passes::rewriting::dead::remove_dead(&mut module, "train");
     module
 }
 
@@ -450,9 +450,9 @@ pub(crate) fn failure(error: TrainError) -> Failure {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
             let note = "a smaller --microbatch takes less; --global-batch keeps the step the same";
-            Failure::User(vec![Diagnostic::of_error(&error).note(note)])
+            Failure::User(vec![Diagnostic::from(error).note(note)])
         }
         TrainError::Device(_) => Failure::Fault(error.into()),
-        error => Failure::User(vec![Diagnostic::of_error(&error)]),
+        error => Failure::User(vec![error.into()]),
     }
 }

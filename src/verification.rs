@@ -12,13 +12,15 @@ pub mod compare;
 pub mod execute;
 pub mod inputs;
 pub mod layout;
+mod mode;
 pub mod report;
 pub mod rounding;
 mod update;
 
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
+pub use mode::Mode;
+
 use crate::compilation::{Compilation, Source};
+use crate::failure::Failure;
 use crate::memory;
 use crate::pipeline::Plan;
 use compare::Difference;

@@ -13,8 +13,9 @@ use passes::spmd::Spmd;
 use passes::{Manager, Pipeline};
 use runtime::checkpoint::StateBytes;
 use std::path::PathBuf;
-use trainyard::cli::report::{Failure, Severity, render};
 use trainyard::compilation::Source;
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Subject;
 

@@ -2,8 +2,11 @@
 
 use crate::testdata;
 use std::path::Path;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::cli::{Cli, Command};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::verification::report::Report;
 
 /// Runs `trainyard verify FILE FLAGS` in this process.

@@ -8,8 +8,9 @@ use std::fs;
 use std::path::Path;
 
 use files::fault::{Fault, count, inject};
-use trainyard::cli::report::{Failure, Outcome};
+use trainyard::cli::report::Outcome;
 use trainyard::cli::{Cli, ParseError};
+use trainyard::failure::Failure;
 
 /// Three epochs of a model with batch norms, which is exported in both forms; a checkpoint every two steps.
 const RUN: &str = "compile testdata/short-batch.onnx --train testdata/short-batch.npz --microbatch 4 --steps 4 \

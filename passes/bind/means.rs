@@ -3,7 +3,7 @@
 
 use super::Bind;
 use super::trace::{Carry, batch, find_samples};
-use crate::constants::Constants;
+use crate::analysis::constants::Constants;
 use crate::pass::Transform;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};

@@ -2,7 +2,7 @@
 
 use super::Bind;
 use super::trace::{Carry, Decision, OneSample};
-use crate::constants::{Literals, all_equal, is_candidate};
+use crate::analysis::constants::{Literals, all_equal, is_candidate};
 use crate::pass::Transform;
 use ir::ops::constant::Constant;
 use ir::{

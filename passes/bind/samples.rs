@@ -2,7 +2,7 @@
 //! constant. Such a lookup is a gather along the other dims, whatever the batch.
 
 use super::Bind;
-use crate::constants::{Constants, Known, Literals};
+use crate::analysis::constants::{Constants, Known, Literals};
 use crate::pass::Transform;
 use ir::ops::constant::Constant;
 use ir::ops::indexing::{Gather, GatherNd};

@@ -1,6 +1,6 @@
 //! Which dim of which value carries the batch.
 
-use crate::constants::{Constants, Known};
+use crate::analysis::constants::{Constants, Known};
 use ir::factors::{FactorId, FactorKind};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{

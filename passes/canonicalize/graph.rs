@@ -6,7 +6,7 @@
 
 use super::near::Seen;
 use super::stored::Tables;
-use crate::egraph::{self, Sound, Symbol};
+use crate::rewriting::egraph::{self, Sound, Symbol};
 use egg::{Analysis, DidMerge, Id};
 use ir::ops::{Inference, Operator};
 use ir::{Data, Module, Op, Type, ValueId};

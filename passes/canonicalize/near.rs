@@ -4,20 +4,10 @@
 //! same value is found; what two conditions stand in the way of is likely to be something else.
 
 use super::graph::{Ask, ENode, Graph};
+use crate::reports::NearMiss;
 use egg::Id;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// A place where a pattern was nearly found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NearMiss {
-    /// The operator that would have stood there.
-    pub pattern: &'static str,
-    /// Where in the file.
-    pub origin: Arc<str>,
-    /// What is in the way.
-    pub reason: String,
-}
 
 /// What rules have met, by e-class and pattern.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ mod view;
 
 use super::graph::{ENode, Graph, Head, Typing};
 use super::term::Term;
-use crate::egraph::Rule;
+use crate::rewriting::egraph::Rule;
 
 /// Every rule, in the order it is tried.
 pub(super) fn all<'m>() -> Vec<Rule<Head, Typing<'m>>> {

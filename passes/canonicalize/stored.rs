@@ -1,7 +1,7 @@
 //! Reading the bytes of constants through views, for rules that ask what a table holds.
 
 use super::graph::{Ask, Graph};
-use crate::constants::any_element;
+use crate::analysis::constants::any_element;
 use egg::Id;
 use ir::ops::Interp;
 use ir::tensor::Elements;

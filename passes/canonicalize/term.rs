@@ -1,7 +1,7 @@
 //! Terms: what a rule says a class is equal to; and the macros to find and to write them.
 
 use super::graph::Head;
-use crate::egraph;
+use crate::rewriting::egraph;
 use ir::ops::Float;
 use ir::ops::constant::Splat;
 use ir::{DType, Op, Type};
@@ -27,7 +27,7 @@ pub(super) fn result(index: u32, tuple: Term) -> Term {
 
 /// A scalar. Computed numbers are rounded, so that two ways to compute one meet.
 pub(super) fn scalar(like: &Type, value: f64) -> Term {
-    let value = if like.dtype == DType::F64 { value } else { crate::numbers::rounded(value) };
+    let value = if like.dtype == DType::F64 { value } else { crate::analysis::numbers::rounded(value) };
     let splat = Splat { value: Float::new(value) };
     typed(splat, [], Type::scalar(like.dtype))
 }

@@ -2,7 +2,7 @@
 
 use super::graph::{ENode, Graph, Head, Typing};
 use super::{exits, insert, price, rules, stood, stored};
-use crate::egraph::{Limits, Problem, saturate};
+use crate::rewriting::egraph::{Limits, Problem, saturate};
 use ir::{DType, Module, NodeId, Phase, testing};
 
 /// The cost of the program that comes out, after the rules were applied or without any.

@@ -5,7 +5,7 @@
 //! stage, copy) is part of a node, so what must stay apart does.
 
 use super::rows::{self, Dims};
-use crate::egraph::{self, Sound, Symbol};
+use crate::rewriting::egraph::{self, Sound, Symbol};
 use egg::{Analysis, DidMerge, Id};
 use ir::factors::{FactorId, Factors};
 use ir::ops::Operator;

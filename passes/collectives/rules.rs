@@ -16,7 +16,7 @@
 
 use super::graph::{Ask, Call, ENode, Graph, Head, Place, Program, Split, Term, TypeId};
 use super::split::{Tensor, add_axes, differs, split};
-use crate::egraph;
+use crate::rewriting::egraph;
 use egg::Id;
 use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Op, PartialKind, Phase, Type};

@@ -1,7 +1,7 @@
 //! Sums and means over the samples of a microbatch: which values are one, and what they read.
 
+use crate::analysis::constants::Constants;
 use crate::bind::{Carry, batch, find_samples};
-use crate::constants::Constants;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{Diagnostic, Module, Node, NodeId, Op, Role, ValueId};

@@ -1,6 +1,6 @@
 //! The rules by which a parameter moves, and how they are written in a pipeline.
 
-use crate::pipeline::Arguments;
+use crate::arguments::Arguments;
 
 /// The rule by which a parameter moves.
 #[derive(Clone, Copy, Debug, PartialEq)]

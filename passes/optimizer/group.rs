@@ -1,7 +1,7 @@
 //! Parameters that are treated otherwise than the rest: a share of the learning rate, a weight decay of their own.
 
 use super::algorithm::not_negative;
-use crate::pattern;
+use crate::arguments::pattern;
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,7 +1,7 @@
 //! Weighs a claim about a tensor against its uses.
 
 use super::{Evidence, Finding};
-use crate::constants::{any_element, first_elements};
+use crate::analysis::constants::{any_element, first_elements};
 use ir::{Claim, Data, DataId, Module};
 
 /// Decides on a tensor by its claim and by `found`, the evidence of its uses.

@@ -1,7 +1,7 @@
 //! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
 
 use super::paths::{Paths, is_view, large_dims};
-use crate::constants::{any_element, first_elements};
+use crate::analysis::constants::{any_element, first_elements};
 use ir::ops::elementwise::Binary;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;

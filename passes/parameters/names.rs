@@ -1,8 +1,8 @@
 //! Names of states, and which of them the user's patterns freeze.
 
 use super::{Parameters, Row};
+use crate::arguments::pattern::matches;
 use crate::pass::PassContext;
-use crate::pattern::matches;
 use ir::{DataId, Diagnostic, Module};
 use std::collections::BTreeSet;
 

@@ -85,7 +85,7 @@ fn step(module: &Module, node: &Node) -> Option<ViewStep> {
 fn are_whole(module: &Module, data: &Data, part: &Cut, steps: &[(ViewStep, Vec<ValueId>)]) -> bool {
     if let [(ViewStep::Slice { dim, start: 0, length: 1 }, _)] = steps
         && part.view.is_empty()
-        && crate::constants::equal_along(data, *dim as usize) == Some(true)
+        && crate::analysis::constants::equal_along(data, *dim as usize) == Some(true)
     {
         return true;
     }
@@ -121,7 +121,7 @@ pub(super) fn copies(data: &Data, view: &View) -> Vec<View> {
         return alone();
     };
     let size = data.ty.dims[*dim as usize].size().unwrap_or(1);
-    if crate::constants::equal_along(data, *dim as usize) != Some(true) {
+    if crate::analysis::constants::equal_along(data, *dim as usize) != Some(true) {
         return alone();
     }
     let copy = |start| {

@@ -7,8 +7,8 @@
 use super::Precision;
 use super::classes::{Reads, moves, reads};
 use super::decide::{Decision, Kept};
-use crate::dead::remove_dead;
 use crate::pass::Transform;
+use crate::rewriting::dead::remove_dead;
 use ir::ops::constant::Splat;
 use ir::ops::elementwise::Cast;
 use ir::ops::step::Accumulate;

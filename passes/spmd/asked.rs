@@ -1,8 +1,8 @@
 //! Shardings that the user fixed: `--shard 'PATTERN=DIMS'`.
 
 use super::propagation::{Cause, Layouts, Rules};
+use crate::arguments::pattern;
 use crate::pass::PassContext;
-use crate::pattern;
 use ir::{AxisId, Diagnostic, Mesh, Module, State, ValueId, ViewStep};
 use std::collections::BTreeMap;
 use std::fmt;

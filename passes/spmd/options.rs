@@ -1,7 +1,7 @@
 //! The pass's options as text: `spmd(mesh=dp:2*tp:2, zero=1, sequence-parallel, shard=PATTERN:-*tp)`.
 
 use super::{AxisSize, Spmd};
-use crate::pipeline::Arguments;
+use crate::arguments::Arguments;
 
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Spmd, String> {
     let mesh = arguments.take("mesh").unwrap_or_default();

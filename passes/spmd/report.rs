@@ -2,18 +2,8 @@
 
 use super::propagation::Layouts;
 use super::zero::Demands;
+use crate::reports::ShardingReport;
 use ir::{AxisId, Mesh, Module, ValueId};
-
-/// How a named value is sharded, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardingReport {
-    /// The state's or input's name.
-    pub name: String,
-    /// Its sharding as text prints it: `{dp, -}`.
-    pub sharding: String,
-    /// For each axis what split it.
-    pub reasons: Vec<String>,
-}
 
 /// A report for every input and state.
 pub(super) fn shardings(

@@ -3,7 +3,6 @@
 use super::description::StateRow;
 use ir::visible;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The rows of two state tables that do not agree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +34,20 @@ impl Differences {
         differences
     }
 
+    /// A note for each kind of difference.
+    pub fn notes(&self) -> Vec<String> {
+        let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
+        let other = |(wanted, found): &(StateRow, StateRow)| {
+            format!("`{}` is {} here and {} there", visible(&wanted.name), wanted.what(), found.what())
+        };
+        let notes = [
+            list("missing in the checkpoint", &rows(&self.missing)),
+            list("not in this program", &rows(&self.unexpected)),
+            list("different", &self.different.iter().map(other).collect::<Vec<_>>()),
+        ];
+        notes.into_iter().flatten().collect()
+    }
+
     /// Whether the tables agree.
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.different.is_empty()
@@ -44,26 +57,10 @@ impl Differences {
 /// The most rows that are listed of each kind.
 const LISTED: usize = 8;
 
-fn list(f: &mut fmt::Formatter<'_>, title: &str, rows: &[String]) -> fmt::Result {
-    if rows.is_empty() {
-        return Ok(());
-    }
+fn list(title: &str, rows: &[String]) -> Option<String> {
     let more = rows.len().saturating_sub(LISTED);
     let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-    write!(f, "\n  = {title}: {}{more}", rows[..rows.len().min(LISTED)].join(", "))
-}
-
-/// A line for each kind of difference, each after a line break.
-impl fmt::Display for Differences {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
-        let other = |(wanted, found): &(StateRow, StateRow)| {
-            format!("`{}` is {} here and {} there", visible(&wanted.name), wanted.what(), found.what())
-        };
-        list(f, "missing in the checkpoint", &rows(&self.missing))?;
-        list(f, "not in this program", &rows(&self.unexpected))?;
-        list(f, "different", &self.different.iter().map(other).collect::<Vec<_>>())
-    }
+    (!rows.is_empty()).then(|| format!("{title}: {}{more}", rows[..rows.len().min(LISTED)].join(", ")))
 }
 
 #[cfg(test)]
@@ -80,7 +77,7 @@ mod tests {
         let wanted = [row("a", &[2]), row("b", &[2, 3]), row("c", &[4])];
         let found = [row("c", &[4]), row("b", &[3, 2]), row("d", &[5])];
         let differences = Differences::between(&wanted, &found);
-        let text = differences.to_string();
+        let text = differences.notes().join("\n");
         assert!(text.contains("missing in the checkpoint: `a` f32[2]"), "{text}");
         assert!(text.contains("not in this program: `d` f32[5]"), "{text}");
         assert!(text.contains("`b` is f32[2, 3] parameter here and f32[3, 2] parameter there"), "{text}");
@@ -90,7 +87,7 @@ mod tests {
     #[test]
     fn a_long_list_is_cut_and_says_how_much() {
         let wanted: Vec<StateRow> = (0..20).map(|i| row(&format!("layer.{i}"), &[1])).collect();
-        let text = Differences::between(&wanted, &[]).to_string();
+        let text = Differences::between(&wanted, &[]).notes().join("\n");
         assert!(text.ends_with("and 12 more"), "{text}");
     }
 }

@@ -3,19 +3,19 @@
 use super::compare::Differences;
 use super::fingerprint::DataFingerprint;
 use crate::data::{DataError, one_line};
-use ir::visible;
+use ir::{Diagnostic, visible};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint that cannot be written, read or used. Its text may have several lines, as [`ir::Diagnostic`] lays them out;
-/// names and paths in it are escaped.
+/// A checkpoint that cannot be written, read or used. Its text is one line, in which names and paths are escaped; the
+/// [`Diagnostic`] made from it also has its notes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The file system refused, most often for want of space.
     #[error(
-        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {}\n  = {}",
-        shown(path), visible(&source.to_string()), kept_text(.kept)
+        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {}",
+        shown(path), visible(&source.to_string())
     )]
     Write {
         /// Where it was to be.
@@ -38,9 +38,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The newest checkpoint cannot be read, so that nobody knows whether it is whole.
-    #[error(
-        "{source}\n  = this checkpoint may be whole: make the file readable, or choose an older checkpoint with --resume=DIR@STEP"
-    )]
+    #[error("{source}")]
     OutOfReach {
         /// The error.
         source: Box<CheckpointError>,
@@ -73,8 +71,9 @@ pub enum CheckpointError {
     },
     /// Bytes that are not those that were written.
     #[error(
-        "`{}` is damaged: the bytes of `{}` do not have the checksum that they were written with{}",
-        shown(path), visible(tensor), whole_text(.whole)
+        "`{}` is damaged: the bytes of `{}` do not have the checksum that they were written with",
+        shown(path),
+        visible(tensor)
     )]
     Damaged {
         /// The file.
@@ -97,14 +96,7 @@ pub enum CheckpointError {
         found: u64,
     },
     /// The state table is not this program's.
-    #[error(
-        "`{}` is a checkpoint of another program (`{}`):{differences}\n  = go on with the model and the flags of \
-         the first run; or take only its weights, with --weights {}/{}",
-        shown(path),
-        visible(module),
-        shown(path),
-        super::STATES
-    )]
+    #[error("`{}` is a checkpoint of another program (`{}`):", shown(path), visible(module))]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
@@ -114,11 +106,7 @@ pub enum CheckpointError {
         differences: Differences,
     },
     /// Other training data.
-    #[error(
-        "`{}` was made with other data, of {then}; this run has {now}\n  = go on with the data of the first run, or start a \
-         new one",
-        shown(path)
-    )]
+    #[error("`{}` was made with other data, of {then}; this run has {now}", shown(path))]
     OtherData {
         /// The checkpoint.
         path: PathBuf,
@@ -151,18 +139,61 @@ pub enum CheckpointError {
     },
 }
 
+impl CheckpointError {
+    /// Why, and what to do about it; one thought each.
+    fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Write { kept, .. } => vec![kept_text(kept)],
+            Self::OutOfReach { source } => {
+                let advice = "this checkpoint may be whole: make the file readable, or choose an older checkpoint with --resume=DIR@STEP";
+                source.notes().into_iter().chain([advice.to_owned()]).collect()
+            }
+            Self::Damaged { whole, .. } => whole.iter().map(|path| whole_text(path)).collect(),
+            Self::OtherModel { path, differences, .. } => {
+                let advice = format!(
+                    "go on with the model and the flags of the first run; or take only its weights, with --weights {}/{}",
+                    shown(path),
+                    super::STATES
+                );
+                differences.notes().into_iter().chain([advice]).collect()
+            }
+            Self::OtherData { .. } => {
+                vec!["go on with the data of the first run, or start a new one".to_owned()]
+            }
+            Self::Read { .. }
+            | Self::Remove { .. }
+            | Self::NoStep { .. }
+            | Self::Malformed { .. }
+            | Self::Version { .. }
+            | Self::Data(_)
+            | Self::State { .. }
+            | Self::ReservedName { .. } => vec![],
+        }
+    }
+}
+
+impl From<&CheckpointError> for Diagnostic {
+    fn from(error: &CheckpointError) -> Self {
+        error.notes().into_iter().fold(Self::new(error.to_string()), Self::note)
+    }
+}
+
+impl From<CheckpointError> for Diagnostic {
+    fn from(error: CheckpointError) -> Self {
+        (&error).into()
+    }
+}
+
 /// A path on one line.
 fn shown(path: &Path) -> String {
     visible(&path.display().to_string()).into_owned()
 }
 
-fn whole_text(whole: &Option<PathBuf>) -> String {
-    whole.as_ref().map_or_else(String::new, |path| {
-        let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
-        let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
-        let run = shown(run.unwrap_or(path));
-        format!("\n  = the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", shown(path))
-    })
+fn whole_text(path: &Path) -> String {
+    let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
+    let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
+    let run = shown(run.unwrap_or(path));
+    format!("the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", shown(path))
 }
 
 fn kept_text(kept: &Option<PathBuf>) -> String {
@@ -204,7 +235,7 @@ mod tests {
             assert!(!text.contains(ir::is_hidden) && text.contains(r"\n  = all is well \u{202e}"), "{text}");
         }
         let differences = Differences::default();
-        let error = CheckpointError::OtherModel { path, module: reason, differences }.to_string();
-        assert_eq!(error.lines().count(), 2, "{error}");
+        let error = Diagnostic::from(CheckpointError::OtherModel { path, module: reason, differences });
+        assert_eq!(error.to_string().lines().count(), 2, "{error}");
     }
 }

@@ -130,7 +130,7 @@ mod tests {
             let file = checkpoints.path(2).join(name);
             fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink(&file, &file).unwrap();
-            let error = checkpoints.latest().unwrap_err().to_string();
+            let error = ir::Diagnostic::from(checkpoints.latest().unwrap_err()).to_string();
             assert!(error.starts_with(&format!("cannot read `{}`", file.display())), "{error}");
             assert!(error.contains("may be whole") && error.contains("--resume=DIR@STEP"), "{error}");
             checkpoints.at(1).unwrap();
@@ -155,8 +155,8 @@ mod tests {
             *bytes.last_mut().unwrap() ^= 1;
             fs::write(&path, bytes).unwrap();
         }
-        let error =
-            checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err().to_string();
+        let error = checkpoints.latest().unwrap().checkpoint.unwrap().load(&module()).unwrap_err();
+        let error = ir::Diagnostic::from(error).to_string();
         let run = checkpoints.folder.parent().unwrap().display();
         assert!(error.contains("step-3/state.safetensors` is damaged: the bytes of `half`"), "{error}");
         assert!(

@@ -197,7 +197,7 @@ mod tests {
         let (_folder, checkpoints) = saved(&[1]);
         let other = module_with(&[("weight", DType::F32, &[3, 2]), ("bias", DType::F32, &[2])]);
         let checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
-        let error = checkpoint.load(&other).unwrap_err().to_string();
+        let error = ir::Diagnostic::from(checkpoint.load(&other).unwrap_err()).to_string();
         assert!(error.contains("missing in the checkpoint: `bias` f32[2]"), "{error}");
         assert!(
             error.contains("not in this program: `empty` f32[0, 4], `half` bf16[3], `step` i64[]"),

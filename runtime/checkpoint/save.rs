@@ -210,7 +210,7 @@ mod tests {
         let (_folder, checkpoints) = run();
         let save = || checkpoints.save(&module(), &description(20), &values(2));
         for at in 0..4 {
-            let text = inject(at, Fault::Full, save).unwrap_err().to_string();
+            let text = ir::Diagnostic::from(inject(at, Fault::Full, save).unwrap_err()).to_string();
             assert!(text.contains("step 20") && text.contains("bytes: "), "{text}");
             let earlier = checkpoints.path(10);
             assert!(text.contains(&format!("`{}` is whole", earlier.display())), "{text}");

@@ -1,9 +1,9 @@
 //! `--weights FILE.safetensors`: values of parameters and buffers by name, and a list of what did not match.
 
+use super::StateBytes;
 use super::matching::{self, Lies, Match};
 use super::raw_view::RawTensor;
 use super::tensor_file::TensorFile;
-use super::{CheckpointError, StateBytes};
 use bytes::Bytes;
 use ir::{Diagnostic, Module, Role, ViewStep, visible};
 use smallvec::smallvec;
@@ -53,7 +53,7 @@ pub fn load_weights(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
-    let file = TensorFile::open(path).map_err(|error| Diagnostic::of_error(&error))?;
+    let file = TensorFile::open(path)?;
     weights_of(&file, module, aliases)
 }
 
@@ -66,7 +66,6 @@ pub fn weights_of(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
-    let told = |error: CheckpointError| Diagnostic::of_error(&error);
     let matching = matching::decide(module, file, aliases);
     let mut values = StateBytes::new();
     let mut refused = matching.refused;
@@ -76,7 +75,7 @@ pub fn weights_of(
     for found in matching.matches {
         // States that are slices of one tensor follow each other: it is read once.
         if last.0 != found.tensor {
-            last = (found.tensor.clone(), file.read(&found.tensor).map_err(told)?.unwrap_or_default().into());
+            last = (found.tensor.clone(), file.read(&found.tensor)?.unwrap_or_default().into());
         }
         match value(module, &found, file, last.1.clone()) {
             Some(bytes) => {

@@ -5,17 +5,16 @@ use crate::checkpoint::CheckpointError;
 use crate::data::{DataError, one_line};
 use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
-use ir::visible;
+use ir::{Diagnostic, visible};
 use std::path::PathBuf;
 
-/// A run that cannot begin or go on.
+/// A run that cannot begin or go on. Its text is one line; the [`Diagnostic`] made from it also has its notes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// The loss or the gradient is NaN or infinite.
     #[error(
-        "{what} of step {step} is {value}{}\n  = {}",
-        cause_text(.cause), kept_text(.kept, .cause)
+        "{what} of step {step} is {value}{}", cause_text(.cause)
     )]
     NotFinite {
         /// The step, from 0.
@@ -30,7 +29,7 @@ pub enum TrainError {
         kept: Option<PathBuf>,
     },
     /// An update made a state infinite or NaN.
-    #[error("{} made {}\n  = {}", updates_text(*.since, *.step), .state, spoilt_text(.kept))]
+    #[error("{} made {}", updates_text(*.since, *.step), .state)]
     StateNotFinite {
         /// The step after whose update the state is not finite, from 0.
         step: u64,
@@ -43,8 +42,8 @@ pub enum TrainError {
     },
     /// The gradient is not finite though the loss is scaled as little as it may be.
     #[error(
-        "the gradients of step {step} are not finite, and the loss scale of {scale} can get no smaller{}\n  = {}",
-        cause_text(.cause), scale_text(.kept)
+        "the gradients of step {step} are not finite, and the loss scale of {scale} can get no smaller{}",
+        cause_text(.cause)
     )]
     ScaleExhausted {
         /// The step, from 0.
@@ -83,7 +82,7 @@ pub enum TrainError {
         microbatch: u64,
     },
     /// No checkpoint to go on from.
-    #[error("there is no checkpoint to go on from in `{}`{}", path.display(), damaged_text(.damaged))]
+    #[error("there is no checkpoint to go on from in `{}`", path.display())]
     NoCheckpoint {
         /// Where there should be one.
         path: PathBuf,
@@ -91,7 +90,7 @@ pub enum TrainError {
         damaged: Vec<CheckpointError>,
     },
     /// A file that the run reads was changed.
-    #[error("{}\n  = {}", visible(&changed.to_string()), changed_text(.kept))]
+    #[error("{}", visible(&changed.to_string()))]
     Changed {
         /// The file and its change.
         changed: files::FileChanged,
@@ -100,8 +99,7 @@ pub enum TrainError {
     },
     /// The run's folder has another name, or is no more.
     #[error(
-        "the folder `{}` was moved or removed while the run was writing into it\n  = put it back and go on with --resume; what \
-         was saved there is whole",
+        "the folder `{}` was moved or removed while the run was writing into it",
         path.display()
     )]
     FolderGone {
@@ -120,6 +118,44 @@ pub enum TrainError {
     /// The metrics could not be written or cut back.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
+}
+
+impl TrainError {
+    /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
+    fn notes(&self) -> Vec<String> {
+        match self {
+            Self::NotFinite { cause, kept, .. } => vec![kept_text(kept, cause)],
+            Self::StateNotFinite { kept, .. } => vec![spoilt_text(kept)],
+            Self::ScaleExhausted { kept, .. } => vec![scale_text(kept)],
+            Self::NoCheckpoint { damaged, .. } => damaged.iter().flat_map(damaged_notes).collect(),
+            Self::Changed { kept, .. } => vec![changed_text(kept)],
+            Self::FolderGone { .. } => {
+                vec!["put it back and go on with --resume; what was saved there is whole".to_owned()]
+            }
+            Self::Checkpoint(error) => Diagnostic::from(error).notes,
+            Self::Lacks { .. }
+            | Self::Unfed { .. }
+            | Self::Microbatch { .. }
+            | Self::Device(_)
+            | Self::Data(_)
+            | Self::Metrics(_) => vec![],
+        }
+    }
+}
+
+impl From<&TrainError> for Diagnostic {
+    fn from(error: &TrainError) -> Self {
+        match error {
+            TrainError::Device(error) => (&**error).into(),
+            error => error.notes().into_iter().fold(Self::new(error.to_string()), Self::note),
+        }
+    }
+}
+
+impl From<TrainError> for Diagnostic {
+    fn from(error: TrainError) -> Self {
+        (&error).into()
+    }
 }
 
 impl From<DeviceError> for TrainError {
@@ -198,6 +234,8 @@ fn changed_text(kept: &Option<PathBuf>) -> String {
     }
 }
 
-fn damaged_text(damaged: &[CheckpointError]) -> String {
-    damaged.iter().map(|error| format!("\n  = {error}")).collect()
+/// A damaged checkpoint as notes.
+fn damaged_notes(error: &CheckpointError) -> Vec<String> {
+    let Diagnostic { message, notes, .. } = error.into();
+    [message].into_iter().chain(notes).collect()
 }

@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::ranks::Ranks;
 use crate::ranks::testing::Faulty;
 use ir::interp::Missing;
-use ir::{DType, Module};
+use ir::{DType, Diagnostic, Module};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,6 +34,11 @@ use std::time::Duration;
 const GLOBAL_BATCH: u64 = 4;
 const SEQUENCE: u64 = 8;
 const VOCABULARY: u64 = 256;
+
+/// The text of an error with its notes.
+fn told(error: impl Into<Diagnostic>) -> String {
+    error.into().to_string()
+}
 
 /// A folder with a corpus, and the settings of a run in it.
 struct Setup {

@@ -15,11 +15,13 @@ use runtime::program::Target;
 use runtime::room::TooLarge;
 use runtime::train::Surroundings;
 
-use super::report::{self, Failure, Outcome, Severity, tell};
+use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
 use super::summary;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::{DataSource, Length, Settings};
+use crate::diagnostics::Severity;
+use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::output::Folder;

@@ -4,7 +4,8 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use super::Cli;
-use super::report::{self, Failure, Outcome};
+use super::report::{self, Outcome};
+use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:

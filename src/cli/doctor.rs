@@ -15,7 +15,8 @@ use serde::Serialize;
 
 use self::check::Check;
 use self::facts::Facts;
-use super::report::{self, Failure, Outcome, tell};
+use super::report::{self, Outcome, tell};
+use crate::failure::Failure;
 use crate::hardware;
 
 const EXAMPLES: &str = "\

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
 
-use super::report::{self, Failure, Outcome};
+use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
 use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes, TargetDevice};
+use crate::failure::Failure;
 use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;

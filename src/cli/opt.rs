@@ -8,9 +8,11 @@ use clap::Args;
 use ir::{Diagnostic, Module};
 use passes::{PassContext, Pipeline};
 
-use super::report::{self, Failure, Outcome, Severity};
+use super::report::{self, Outcome};
 use crate::compilation;
 use crate::config::{Look, Seed};
+use crate::diagnostics::Severity;
+use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -9,6 +9,8 @@ use ir::{Diagnostic, is_hidden, visible};
 use serde::Serialize;
 
 use super::ParseError;
+use crate::diagnostics::{Severity, render};
+use crate::failure::Failure;
 
 /// How a subcommand ended when nothing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,60 +22,6 @@ pub enum Outcome {
     /// `compile` was asked to stop before the last step, by Ctrl-C or SIGTERM, and saved: exit code 130, as a shell gives a
     /// program that Ctrl-C ended.
     Stopped,
-}
-
-/// Why a subcommand could not go on.
-#[derive(Debug)]
-pub enum Failure {
-    /// The user can mend it: exit code 2.
-    User(Vec<Diagnostic>),
-    /// The user cannot: exit code 1.
-    Fault(anyhow::Error),
-}
-
-impl From<Diagnostic> for Failure {
-    fn from(diagnostic: Diagnostic) -> Self {
-        Self::User(vec![diagnostic])
-    }
-}
-
-impl From<Vec<Diagnostic>> for Failure {
-    fn from(diagnostics: Vec<Diagnostic>) -> Self {
-        Self::User(diagnostics)
-    }
-}
-
-impl From<anyhow::Error> for Failure {
-    fn from(error: anyhow::Error) -> Self {
-        Self::Fault(error)
-    }
-}
-
-impl Failure {
-    /// The diagnostics to show.
-    pub fn diagnostics(&self) -> Vec<Diagnostic> {
-        match self {
-            Self::User(diagnostics) => diagnostics.clone(),
-            Self::Fault(error) => {
-                let causes = error.chain().skip(1);
-                let told = causes.fold(Diagnostic::of_lines(error), |told, cause| {
-                    let Diagnostic { message, origin, notes } = Diagnostic::of_lines(&cause);
-                    let place = origin.map(|origin| format!("at {origin}"));
-                    let told = told.note(format!("because {message}"));
-                    place.into_iter().chain(notes).fold(told, Diagnostic::note)
-                });
-                vec![told.note("this is a fault of trainyard or of the machine, not of the model")]
-            }
-        }
-    }
-
-    /// 2 for a user's mistake, 1 for a fault.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Self::User(_) => 2,
-            Self::Fault(_) => 1,
-        }
-    }
 }
 
 /// Prints how a subcommand ended, to standard error, and gives the exit code.
@@ -143,15 +91,6 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
     Ok(escaped + "\n")
 }
 
-/// What stands before a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Severity {
-    /// It stops here.
-    Error,
-    /// It goes on.
-    Warning,
-}
-
 /// Prints diagnostics to standard error, in colour when it is a terminal and `NO_COLOR` is not set.
 pub fn print(severity: Severity, diagnostics: &[Diagnostic]) {
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -179,90 +118,4 @@ pub(super) fn tell_lines(text: &str) {
 /// code.
 fn write_error(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
-}
-
-/// Diagnostics as text, an empty line between two. Every part is one line: hidden characters, which a hostile file's
-/// names may have, are escaped.
-pub fn render(severity: Severity, diagnostics: &[Diagnostic], coloured: bool) -> String {
-    let paint = |code: &str, text: &str| match coloured {
-        true => format!("\x1b[{code}m{text}\x1b[0m"),
-        false => text.to_owned(),
-    };
-    let heading = match severity {
-        Severity::Error => paint("1;31", "error:"),
-        Severity::Warning => paint("1;33", "warning:"),
-    };
-    let mut text = String::new();
-    for (index, diagnostic) in diagnostics.iter().enumerate() {
-        let gap = if index > 0 { "\n" } else { "" };
-        let _ = writeln!(text, "{gap}{heading} {}", visible(diagnostic.message.trim_end()));
-        if let Some(origin) = &diagnostic.origin {
-            let _ = writeln!(text, "  {} {}", paint("34", "-->"), visible(origin));
-        }
-        for note in &diagnostic.notes {
-            let _ = writeln!(text, "  {} {}", paint("34", "="), visible(note.trim_end()));
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use expect_test::expect;
-
-    use super::*;
-
-    #[test]
-    fn a_diagnostic_says_what_where_and_what_to_do() {
-        let diagnostic = Diagnostic::new("cannot bind dim `batch` to 3")
-            .at("gpt2.onnx, node \"/h.0/attn\" (Reshape, opset 20)")
-            .note("it is 2 in the file");
-        expect![[r#"
-            error: cannot bind dim `batch` to 3
-              --> gpt2.onnx, node "/h.0/attn" (Reshape, opset 20)
-              = it is 2 in the file
-
-            error: another
-        "#]]
-        .assert_eq(&render(Severity::Error, &[diagnostic, Diagnostic::new("another")], false));
-    }
-
-    #[test]
-    fn a_hostile_name_cannot_steer_the_terminal() {
-        let diagnostic = Diagnostic::new("no operator `\x1b[2J\x07`").note("two\nlines, and \u{202e}back");
-        expect![[r"
-            warning: no operator `\u{1b}[2J\u{7}`
-              = two\nlines, and \u{202e}back
-        "]]
-        .assert_eq(&render(Severity::Warning, &[diagnostic], false));
-    }
-
-    #[test]
-    fn every_line_of_a_fault_is_a_part_of_its_own() {
-        let cause = anyhow::anyhow!("no kernel\n  --> node \"/Add\"\n  = a note\nline 1: error");
-        let failure = Failure::from(cause.context("cannot compile\n  = another"));
-        expect![[r#"
-            error: cannot compile
-              = another
-              = because no kernel
-              = at node "/Add"
-              = a note
-              = line 1: error
-              = this is a fault of trainyard or of the machine, not of the model
-        "#]]
-        .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
-    }
-
-    #[test]
-    fn a_fault_shows_its_causes_and_exits_with_1() {
-        let error = anyhow::anyhow!("no space left").context("cannot save checkpoints/step-10");
-        let failure = Failure::from(error);
-        assert_eq!(failure.exit_code(), 1);
-        expect![[r"
-            error: cannot save checkpoints/step-10
-              = because no space left
-              = this is a fault of trainyard or of the machine, not of the model
-        "]]
-        .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
-    }
 }

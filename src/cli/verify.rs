@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ir::{DType, Diagnostic, Module};
 use runtime::checkpoint::StateBytes;
 
-use super::report::{self, Failure, Outcome, Severity};
+use super::report::{self, Outcome};
 use crate::compilation::{self, Compilation, Source};
 use crate::config::value::positive;
 use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::diagnostics::Severity;
+use crate::failure::Failure;
 use crate::hardware;
 use crate::initialization;
 use crate::pipeline::{Flags, Plan};
@@ -22,7 +24,7 @@ use crate::verification::compare::{Difference, Kind};
 use crate::verification::execute::Execution;
 use crate::verification::report::Report;
 use crate::verification::rounding::{self, Rounding};
-use crate::verification::{Subject, Tested, assumptions, inputs};
+use crate::verification::{Mode, Subject, Tested, assumptions, inputs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -97,20 +99,6 @@ pub struct Verify {
     pub look: Look,
 }
 
-/// How `verify` runs the transformed program.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// The interpreter in f64
-    #[default]
-    Exact,
-    /// The interpreter, rounded to each value's type
-    Typed,
-    /// The CPU backend
-    Cpu,
-    /// The program that a GPU runs, run on the processor: slow, and needs a C++ compiler (CXX, or c++)
-    Cuda,
-}
-
 impl Verify {
     /// The largest error that passes, for the compiled program.
     pub fn tolerance(&self, module: &Module) -> f64 {
@@ -123,18 +111,6 @@ impl Verify {
             DType::F16 => 5e-3,
             _ => 1e-5,
         })
-    }
-}
-
-impl Mode {
-    /// The name of the flag's value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Typed => "typed",
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-        }
     }
 }
 

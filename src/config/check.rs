@@ -1,7 +1,7 @@
 //! What no single flag can see: flags that need each other, or contradict each other.
 
 use ir::Diagnostic;
-use passes::schedule::Curve;
+use passes::optimizer::schedule::Curve;
 
 use super::Settings;
 

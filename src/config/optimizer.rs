@@ -7,8 +7,8 @@ mod schedule;
 use std::str::FromStr;
 
 use clap::Args;
+use passes::optimizer::schedule::Schedule;
 use passes::optimizer::{Algorithm, Decay, Group};
-use passes::schedule::Schedule;
 use serde::Serialize;
 
 use super::value::{ValueError, below_one, not_negative, one_of, positive, serialize_name};

@@ -4,7 +4,7 @@ use crate::sizes;
 use ir::{Diagnostic, Module};
 use onnx::{Model, Problem, TensorBytes, Value};
 use passes::Timing;
-use passes::canonicalize::NearMiss;
+use passes::reports::NearMiss;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;

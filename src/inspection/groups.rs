@@ -3,7 +3,7 @@
 use super::units::count;
 use ir::visible;
 use passes::optimizer::{Group, settings};
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole};
 use serde::Serialize;
 use std::fmt;
 

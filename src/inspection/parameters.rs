@@ -2,7 +2,7 @@
 
 use ir::{Module, Role, State};
 use onnx::StateDict;
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,12 +101,12 @@ type States<'a> = BTreeMap<&'a str, &'a State>;
 
 impl TensorRow {
     fn of(report: &ParameterReport, states: &States, names: &BTreeMap<&str, Vec<&str>>) -> Self {
-        let part = |part: &passes::parameters::StateView| PartFacts {
+        let part = |part: &passes::reports::StateView| PartFacts {
             state: part.state.clone(),
             ty: states.get(part.state.as_str()).map(|state| state.ty.to_string()).unwrap_or_default(),
             view: ir::text::view_text(&part.view),
         };
-        let tie = |tie: &passes::parameters::Tie| TieFacts {
+        let tie = |tie: &passes::reports::Tie| TieFacts {
             to: tie.data.clone(),
             permutation: tie.permutation.clone(),
         };

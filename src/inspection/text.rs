@@ -3,7 +3,7 @@
 use super::parameters::{ParameterFacts, TensorRow, TieFacts};
 use super::units::{bytes, count, flops, grouped};
 use super::{FileFacts, Inspection, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
-use crate::cli::report::{Severity, render};
+use crate::diagnostics::{Severity, render};
 use ir::visible;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -7,7 +7,7 @@ use super::text::details;
 use super::units::grouped;
 use crate::config::nearest::edit_distance;
 use ir::{Diagnostic, Role, visible};
-use passes::spmd::ShardingReport;
+use passes::reports::ShardingReport;
 use serde::Serialize;
 use std::collections::BTreeSet;
 

@@ -29,26 +29,10 @@ impl Diagnostic {
         self
     }
 
-    /// The diagnostic that an error's text is laid out as: a message, and parts on lines of their own, each behind
-    /// `  --> ` or `  = `. Other line breaks belong to their part.
-    pub fn of_error(error: &impl fmt::Display) -> Self {
-        let text = error.to_string();
-        let mut notes = text.split("\n  = ");
-        let head = notes.next().unwrap_or_default();
-        let diagnostic = match head.split_once("\n  --> ") {
-            Some((message, origin)) => Self::new(message).at(origin),
-            None => Self::new(head),
-        };
-        notes.fold(diagnostic, Self::note)
-    }
-
-    /// As [`Self::of_error`], of a text that has a compiler's lines: each line after the first of a part is a note. Names in
-    /// such a text must be escaped already.
-    pub fn of_lines(error: &impl fmt::Display) -> Self {
-        let Self { message, origin, notes } = Self::of_error(error);
-        let (first, others) = message.split_once('\n').unwrap_or((&message, ""));
-        let told = Self { origin, ..Self::new(first) }.note_lines(others);
-        notes.iter().fold(told, |told, note| told.note_lines(note))
+    /// The diagnostic of a text of several lines, such as a compiler's: the first is the message, each other one a note.
+    pub fn of_lines(text: &str) -> Self {
+        let (first, others) = text.split_once('\n').unwrap_or((text, ""));
+        Self::new(first).note_lines(others)
     }
 
     /// Adds every line of a longer text, such as a compiler's, as a note of its own.
@@ -97,19 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn an_errors_text_becomes_its_parts_again() {
-        let diagnostic = Diagnostic::new("m").at("o").note("one").note("two");
-        assert_eq!(Diagnostic::of_error(&diagnostic), diagnostic);
-        assert_eq!(Diagnostic::of_error(&"m\nmore"), Diagnostic::new("m\nmore"));
-    }
-
-    #[test]
-    fn a_compilers_lines_become_notes_beside_the_parts() {
-        let diagnostic = Diagnostic::of_lines(&"failed\na.cu:1: error\n  here\n  --> node\n  = try\nmore\n");
-        assert_eq!(
-            diagnostic.to_string(),
-            "failed\n  --> node\n  = a.cu:1: error\n  =   here\n  = try\n  = more"
-        );
+    fn the_first_line_of_a_text_is_the_message() {
+        let diagnostic = Diagnostic::of_lines("failed\na.cu:1: error\n  here\n");
+        assert_eq!(diagnostic.to_string(), "failed\n  = a.cu:1: error\n  =   here");
+        assert_eq!(Diagnostic::of_lines("failed"), Diagnostic::new("failed"));
     }
 
     #[test]

@@ -4,22 +4,22 @@ pub mod file;
 pub mod matching;
 pub mod untrained;
 
+use super::Mode;
 use super::assumptions::TrainedThere;
 use super::compare::{self, Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::inputs;
 use super::report::Match;
 use super::{Subject, Tested};
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
 use crate::compilation::Compilation;
+use crate::failure::Failure;
 use crate::feed;
 use file::Numbers;
 use ir::tensor::Elements;
 use ir::{DType, Diagnostic, Module, Tensor};
 use matching::{By, Found, Ours, Theirs};
 use passes::loss::METRIC;
-use passes::parameters::ParameterReport;
+use passes::reports::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
 

@@ -4,8 +4,8 @@
 //! the original module (`--against`) can tell that one of these is not what the module's author meant.
 
 use ir::{Claim, visible};
-use passes::loss::LossReport;
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::LossReport;
+use passes::reports::{ParameterReport, RowRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;

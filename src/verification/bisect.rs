@@ -1,12 +1,12 @@
 //! Which pass broke it: the program after each pass, finished with as few passes as will do, against the reference.
 
+use super::Mode;
 use super::compare::Difference;
 use super::execute::{Execution, Tensors};
 use super::rounding::Rounding;
 use super::{Subject, Tested};
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
 use crate::compilation;
+use crate::failure::Failure;
 use ir::Module;
 use passes::parameters::Parameters;
 use passes::{Manager, Transform};

@@ -1,7 +1,7 @@
 //! Running a program step by step: in the interpreter, on the CPU backend, or on the stand-in of a GPU.
 
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
+use super::Mode;
+use crate::failure::Failure;
 use crate::memory;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};
@@ -219,7 +219,7 @@ fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Executio
 
 /// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
 fn refused(error: DeviceError) -> Failure {
-    let diagnostic = Diagnostic::of_lines(&error);
+    let diagnostic = Diagnostic::from(&error);
     match too_large(&error) {
         Some(large) => diagnostic.note(large.told()).into(),
         None => diagnostic.into(),

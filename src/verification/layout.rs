@@ -4,7 +4,7 @@
 use super::execute::Tensors;
 use ir::tensor::Elements;
 use ir::{Diagnostic, Tensor, View};
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole};
 
 /// The trained tensors of a file, and the states that hold them.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,13 +7,13 @@
 //! rounding unit first (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002, 1997). The samples are taken only when an
 //! error is above the tolerance, and until they explain it.
 
+use super::Mode;
 use super::compare::{self, Difference, Kind, RoundingError};
 use super::execute::{Execution, Tensors, finite_step, with_tensors};
 use super::layout::Layout;
 use super::{Subject, other_states};
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
 use crate::compilation::Source;
+use crate::failure::Failure;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Tensor, random};
 use std::collections::BTreeMap;

@@ -4,11 +4,11 @@
 //! rounding, Adam's first step goes by the sign of the rounding, and two correct programs differ by the whole learning
 //! rate. The gradients themselves are compared with the reference's, so that no error goes unseen.
 
+use super::Mode;
 use super::execute::{Execution, Machine, Tensors};
 use super::layout::Layout;
-use crate::cli::report::Failure;
-use crate::cli::verify::Mode;
 use crate::compilation::{self, TensorFacts};
+use crate::failure::Failure;
 use ir::ops::step::Accumulate;
 use ir::{At, Builder, DType, Diagnostic, Level, Module, Phase, Role};
 use passes::optimizer::Optimizer;

@@ -6,7 +6,7 @@ use passes::optimizer::Optimizer;
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::lower::Target;
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::{Machine, Tensors};

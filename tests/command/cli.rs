@@ -9,11 +9,11 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use expect_test::{Expect, expect};
+use passes::optimizer::schedule::{Curve, Schedule};
 use passes::optimizer::{Algorithm, Decay};
-use passes::schedule::{Curve, Schedule};
-use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
 use trainyard::config::{DataSource, InitRule, InputSource, Length, PrecisionChoice, Resume, Settings};
+use trainyard::diagnostics::{Severity, render};
 
 /// Parses `trainyard ARGUMENTS`, split at spaces outside single quotes.
 fn parse(arguments: &str) -> Result<Cli, ParseError> {

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use expect_test::{Expect, expect};
 use serde_json::Value;
-use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command, Inspect};
+use trainyard::diagnostics::{Severity, render};
 
 fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata")

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use expect_test::{Expect, expect};
-use trainyard::cli::report::{Severity, render};
 use trainyard::cli::{Cli, Command, Opt};
+use trainyard::diagnostics::{Severity, render};
 
 const PROGRAM: &str = r#"// run: autodiff optimizer(sgd, lr=0.1) simplify
 trainyard-ir 1

@@ -12,7 +12,7 @@ use testing::models::bench::Bench;
 use testing::models::half::{check_half, check_half_loss, check_half_mean_loss};
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture};
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::verification::execute::Machine;
 use trainyard::verification::inputs;
 

@@ -10,7 +10,8 @@ use runtime::program::{Instruction, Program, Section, View};
 use std::sync::Arc;
 use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done};
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 

@@ -5,8 +5,9 @@ use passes::precision::Precision;
 use runtime::lower::{LowerOptions, Target, lower};
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture, adamw, split};
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 
 /// 20 losses on a mesh, `dp:2*tp:2`, with more of the pass's options.
 fn check(fixture: &Fixture, mesh: &str, more: &str) {

@@ -5,7 +5,7 @@ use ir::interp::{self, Missing, Mode};
 use ir::{DType, Module, Op, Role, Tensor, Type};
 use onnx::Model;
 use passes::Manager;
-use passes::parameters::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole};
 use runtime::checkpoint::{StateBytes, TensorFile};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use testing::models::done;
 use testing::training::train;
 use testing::workplace::Workplace;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 
 /// Ranks of which one fails in a step: as ranks do then, they give its error once, and nothing afterwards.
 struct Failing {

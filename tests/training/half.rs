@@ -4,7 +4,7 @@ use crate::TRAINYARD;
 use testing::models::half::check_half;
 use testing::models::{BERT_DYNAMO, GPT2_DYNAMO, LLAMA_DYNAMO};
 use testing::workplace::Workplace;
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 
 #[test]
 fn gpt2_in_half_is_what_the_interpreter_rounds() {

@@ -9,9 +9,10 @@ use passes::precision::{EXHAUSTED, Precision, SCALE, SKIPPED, Scaling};
 use testing::models::{self, Fixture, adamw, done, split};
 use testing::training::train;
 use testing::workplace::Workplace;
-use trainyard::cli::report::{Severity, render};
-use trainyard::cli::verify::Mode;
+use trainyard::diagnostics::{Severity, render};
+use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::execute::{Execution, Machine, Tensors};
 use trainyard::verification::{Subject, inputs};
 

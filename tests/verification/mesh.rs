@@ -7,7 +7,7 @@ use passes::optimizer::Algorithm;
 use testing::models::{self, path};
 use testing::verification;
 use testing::workplace::Workplace;
-use trainyard::cli::report::{Severity, render};
+use trainyard::diagnostics::{Severity, render};
 use trainyard::pipeline::Plan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;

@@ -12,8 +12,9 @@ use testing::layers::{change, makers, reductions};
 use testing::models;
 use testing::planted::Planted;
 use testing::verification;
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
 
@@ -219,7 +220,7 @@ fn three_reductions_for_one_are_right_and_are_counted() {
             let reduced: Vec<ValueId> = reduced.collect();
             reduced[1..].iter().fold(reduced[0], |sum, &addend| add(b, sum, addend))
         });
-        passes::dead::remove_dead(module, "fault");
+        passes::rewriting::dead::remove_dead(module, "fault");
     };
     let stages = planted.stages_with("spmd", apart);
     assert!(planted.differences(&stages, Mode::Exact)[0].error <= 1e-9);

@@ -4,8 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use testing::verification;
-use trainyard::cli::report::{Failure, Severity, render};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 use trainyard::compilation::Source;
+use trainyard::diagnostics::{Severity, render};
+use trainyard::failure::Failure;
 
 fn model(name: &str) -> PathBuf {
     testing::testdata(&format!("{name}.onnx"))

@@ -10,9 +10,11 @@ use ir::{At, Builder, DType, Module, Op, Phase, Role, Type};
 use std::path::Path;
 use testing::models::{self, path};
 use testing::planted::Planted;
-use trainyard::cli::report::{Severity, render};
-use trainyard::cli::verify::Mode;
+use trainyard::diagnostics::{Severity, render};
+use trainyard::verification::Mode;
 use trainyard::cli::{Cli, Command};
+use trainyard::diagnostics::{Severity, render};
+use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
 use trainyard::verification::report::Report;
 

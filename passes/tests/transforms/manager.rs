@@ -101,7 +101,7 @@ proptest! {
         warmup in 0u64..100,
     ) {
         let parameters = passes::parameters::Parameters { freeze: patterns, ..Default::default() };
-        let schedule = passes::schedule::Schedule { warmup, ..Default::default() };
+        let schedule = passes::optimizer::schedule::Schedule { warmup, ..Default::default() };
         let optimizer = passes::optimizer::Optimizer { lr, clip, schedule, ..Default::default() };
         let written = Pipeline { passes: vec![parameters.into(), optimizer.into(), passes::simplify::Simplify.into()] };
         prop_assert_eq!(written.to_string().parse::<Pipeline>(), Ok(written));

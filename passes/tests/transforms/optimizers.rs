@@ -4,7 +4,7 @@
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Diagnostic, Module, Tensor};
 use passes::optimizer::Algorithm;
-use passes::schedule::Curve;
+use passes::optimizer::schedule::Curve;
 use passes::{Manager, PassContext, Pipeline};
 use serde_json::Value;
 use std::collections::BTreeMap;

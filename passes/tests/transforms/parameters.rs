@@ -3,7 +3,8 @@
 use ir::interp::{self, Missing, Mode};
 use ir::{Blob, DType, Module, Tensor, random, view};
 use passes::canonicalize::Canonicalize;
-use passes::parameters::{ParameterReport, Parameters, RowRole, Set, specs};
+use passes::parameters::{Parameters, Set, specs};
+use passes::reports::{ParameterReport, RowRole};
 use passes::{Pass, PassContext};
 use std::collections::BTreeMap;
 

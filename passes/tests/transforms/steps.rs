@@ -2,7 +2,7 @@
 
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::{Blob, DType, Module, Tensor, random};
-use passes::schedule::{Curve, Schedule};
+use passes::optimizer::schedule::{Curve, Schedule};
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 

@@ -15,7 +15,7 @@ fn a_loss_that_is_not_finite_is_told_with_its_step_and_node_and_keeps_the_checkp
     run.edits = vec![(RATE, "value = 1e30}")];
     run.schedule.save_every = Some(1);
     let error = run.go().unwrap_err();
-    let text = error.to_string();
+    let text = told(error);
     assert!(text.starts_with("the loss of step 1 is "), "{text}");
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
     assert!(text.contains("step-1` is from before that"), "{text}");
@@ -30,7 +30,7 @@ fn a_loss_that_is_not_finite_is_told_with_its_step_and_node_and_keeps_the_checkp
 fn a_gradient_that_is_not_finite_is_told_with_its_node_though_the_loss_is() {
     let mut run = setup();
     (run.program, run.microbatches) = (include_str!("root_of_square.ir"), 2);
-    let text = run.go().unwrap_err().to_string();
+    let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the gradient's norm of step 0 is NaN: "), "{text}");
     // The step of the fused chain is named, and what made the infinity before it.
     assert!(text.contains("`mul` of node \"/square\" (Mul, opset 18) made NaN"), "{text}");
@@ -48,7 +48,8 @@ fn a_weight_that_an_update_spoilt_is_named() {
         panic!("{error}");
     };
     assert_eq!(name, "embedding.weight");
-    assert!(error.to_string().contains("no checkpoint was made before that"), "{error}");
+    let text = told(error);
+    assert!(text.contains("no checkpoint was made before that"), "{text}");
 }
 
 /// A state that no loss reads, and that every step multiplies by 1000.
@@ -75,20 +76,20 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     let mut run = setup();
     run.edits = DRIFT.to_vec();
     run.schedule.save_every = Some(2);
-    let text = run.go().unwrap_err().to_string();
+    let text = told(run.go().unwrap_err());
     assert!(text.starts_with("an update of the steps 2 to 3 made the buffer `drift` inf\n"), "{text}");
     assert!(text.contains("step-2` is from before that"), "{text}");
     let names: Vec<_> = std::fs::read_dir(run.checkpoints().folder()).unwrap().collect();
     assert_eq!(names.len(), 1, "{names:?}");
     assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), 2);
     run.schedule.save_every = Some(1);
-    let text = run.go().unwrap_err().to_string();
+    let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the update of step 2 made the buffer `drift` inf\n"), "{text}");
 
     // A weight that the next step would read is told in the same way, and without a checkpoint from before.
     let mut run = setup();
     (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e39}")], Some(1));
-    let text = run.go().unwrap_err().to_string();
+    let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the update of step 0 made the parameter `embedding.weight` "), "{text}");
     assert!(text.contains("no checkpoint was made before that"), "{text}");
     assert_eq!(std::fs::read_dir(run.checkpoints().folder()).unwrap().count(), 0);
@@ -140,7 +141,7 @@ fn a_mask_of_the_file_is_not_the_cause_of_a_loss_that_is_not_finite() {
     run.edits.push((RATE, "value = 1e30}"));
     let mask = [0.0, f32::NEG_INFINITY, 0.0].map(f32::to_le_bytes).concat();
     run.given = StateBytes::from([("drift".to_owned(), mask.into())]);
-    let text = run.go().unwrap_err().to_string();
+    let text = told(run.go().unwrap_err());
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
 }
 
@@ -155,7 +156,8 @@ fn a_save_that_fails_ends_the_run_and_leaves_the_one_before() {
         Some((run, error))
     });
     let (mut run, error) = failed.expect("the save is one of the first operations");
-    assert!(error.to_string().contains("step-5` is whole"), "{error}");
+    let text = told(error);
+    assert!(text.contains("step-5` is whole"), "{text}");
     run.resume = true;
     assert_eq!(run.go().unwrap().steps, 20);
     assert_eq!(run.metrics().len(), 20);
@@ -169,7 +171,7 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_cut_off() {
     (run.resume, run.schedule.steps) = (true, 6);
     run.edits =
         vec![("head.bias", "lm_head.bias"), ("state @step : i64[] counter", "state @step : i64[] rng")];
-    let error = run.go().unwrap_err().to_string();
+    let error = told(run.go().unwrap_err());
     assert!(error.contains("missing in the checkpoint: `adam.m(lm_head.bias)` f32[256]"), "{error}");
     assert!(error.contains("not in this program: `adam.m(head.bias)` f32[256]"), "{error}");
     assert!(error.contains("`step` is i64[] rng here and i64[] counter there"), "{error}");
@@ -184,7 +186,7 @@ fn other_data_and_another_global_batch_are_refused() {
     run.resume = true;
     let text = std::fs::read_to_string(run.corpus()).unwrap();
     std::fs::write(run.corpus(), text.replace("heaven", "heavens")).unwrap();
-    let error = run.go().unwrap_err().to_string();
+    let error = told(run.go().unwrap_err());
     assert!(error.contains("was made with other data"), "{error}");
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
@@ -210,7 +212,7 @@ fn other_data_and_another_global_batch_are_refused() {
 fn a_folder_without_a_checkpoint_cannot_be_gone_on_from() {
     let mut run = setup();
     run.resume = true;
-    let error = run.go().unwrap_err().to_string();
+    let error = told(run.go().unwrap_err());
     assert!(error.starts_with("there is no checkpoint to go on from in"), "{error}");
 }
 

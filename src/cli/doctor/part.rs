@@ -1,6 +1,7 @@
 //! `doctor --part`: a part of a check, run in this process for the `doctor --check` that started it.
 
-use crate::cli::report::{Failure, Outcome};
+use crate::cli::report::Outcome;
+use crate::failure::Failure;
 use crate::signals;
 use ir::Diagnostic;
 use runtime::cuda::check::part::Part;

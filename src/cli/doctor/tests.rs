@@ -1,6 +1,7 @@
 //! What `doctor` writes of machines that are made up, and that every failure shows.
 
 use super::*;
+use crate::diagnostics::{Severity, render};
 use expect_test::expect;
 use runtime::cuda::check::rates::Rate;
 use runtime::cuda::check::search;
@@ -268,5 +269,5 @@ fn a_check_without_a_gpu_says_what_is_missing_and_where_it_was_looked_for() {
           = looked in the system's own folders, /opt/cuda/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds others
           = --device cpu trains on the processor; `trainyard doctor` says what this machine has
     "#]]
-    .assert_eq(&report::render(report::Severity::Error, &failure.diagnostics(), false));
+    .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
 }

@@ -1,6 +1,6 @@
 //! `--lr-schedule NAME[:warmup=,decay=,min=,steps=]`.
 
-use passes::schedule::{Curve, Schedule};
+use passes::optimizer::schedule::{Curve, Schedule};
 use serde::Serializer;
 
 use crate::config::value::{Spec, ValueError, count_from, name_of, not_negative, unknown_name};

@@ -9,7 +9,7 @@ use crate::verification::Subject;
 use crate::verification::compare::largest;
 use crate::verification::rounding::unit;
 use ir::Tensor;
-use passes::parameters::RowRole;
+use passes::reports::RowRole;
 use serde::Serialize;
 
 /// A tensor that has a gradient there and is not trained here.

@@ -1,7 +1,7 @@
 //! What keeps a model from being trained is told: operators that are missing, dims without a size, no loss, a broken file.
 
 use expect_test::expect;
-use trainyard::cli::report::Failure;
+use trainyard::failure::Failure;
 
 use super::{check, inspect, json, models};
 

@@ -7,8 +7,9 @@ use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
 use passes::{Manager, PassContext, Pipeline};
 use testing::models::{self, Fixture, done};
-use trainyard::cli::verify::Mode;
+use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
+use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::{Machine, Tensors};
 

@@ -1,6 +1,6 @@
 //! Learning-rate schedules: the rate of a step as scalar nodes, computed on the device from the step counter.
 
-use crate::pipeline::Arguments;
+use crate::arguments::Arguments;
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::{Builder, DType, TypeError, ValueId};
 

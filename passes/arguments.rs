@@ -1,0 +1,182 @@
+//! The options of passes as text: `(next-token, ignore=-1)`, with quotes around words that have special characters.
+
+pub mod pattern;
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The options of one pass as text: `key=value` pairs, and values without a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments {
+    /// Key, empty if there is none, and value, in the order written.
+    entries: Vec<(String, String)>,
+}
+
+impl Arguments {
+    /// Adds `key=value`; an empty key adds a bare value.
+    pub fn push(&mut self, key: &str, value: impl fmt::Display) {
+        self.entries.push((key.into(), value.to_string()));
+    }
+
+    /// Adds `key=value` unless it is the default.
+    pub fn push_unless<T: fmt::Display + PartialEq>(&mut self, default: &T, key: &str, value: &T) {
+        if value != default {
+            self.push(key, value);
+        }
+    }
+
+    /// Adds the bare word if `set`.
+    pub fn push_flag(&mut self, word: &str, set: bool) {
+        if set {
+            self.push("", word);
+        }
+    }
+
+    /// The text of a key, which is then used up.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        let at = self.entries.iter().position(|(k, _)| k == key)?;
+        Some(self.entries.remove(at).1)
+    }
+
+    /// The texts of all entries of a key, in order.
+    pub fn take_all(&mut self, key: &str) -> Vec<String> {
+        std::iter::from_fn(|| self.take(key)).collect()
+    }
+
+    /// Everything that is left, with its keys.
+    pub fn take_rest(&mut self) -> Vec<(String, String)> {
+        std::mem::take(&mut self.entries)
+    }
+
+    /// The key of the first entry that is left, or its value if it has none.
+    pub(crate) fn first_left(&self) -> Option<&str> {
+        self.entries.first().map(|(key, value)| if key.is_empty() { &**value } else { &**key })
+    }
+
+    /// The value of a key, or the default if it is not there.
+    pub fn value<T: FromStr>(&mut self, key: &str, default: T) -> Result<T, String> {
+        match self.take(key) {
+            Some(text) => text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`")),
+            None => Ok(default),
+        }
+    }
+
+    /// Whether the bare word is there.
+    pub fn flag(&mut self, word: &str) -> bool {
+        match self.entries.iter().position(|(key, value)| key.is_empty() && value == word) {
+            Some(at) => {
+                self.entries.remove(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The first of these words that stands bare, with what it means.
+    pub fn word<T: Copy>(&mut self, words: &[(T, &str)]) -> Option<T> {
+        words.iter().find(|(_, word)| self.flag(word)).map(|(meaning, _)| *meaning)
+    }
+}
+
+impl fmt::Display for Arguments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.entries.is_empty() {
+            return Ok(());
+        }
+        let text = |(key, value): &(String, String)| {
+            if key.is_empty() { quoted(value) } else { format!("{}={}", quoted(key), quoted(value)) }
+        };
+        write!(f, "({})", self.entries.iter().map(text).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Characters that end a bare word.
+fn is_special(c: char) -> bool {
+    matches!(c, ',' | '(' | ')' | '"' | '=') || c.is_whitespace()
+}
+
+fn quoted(text: &str) -> String {
+    if !text.is_empty() && !text.contains(is_special) {
+        return text.into();
+    }
+    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{escaped}\"")
+}
+
+/// Reads the text of passes, one after the other.
+pub(crate) struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// A reader that stands before the first pass of the text.
+    pub(crate) fn new(text: &'a str) -> Self {
+        Self { rest: text.trim_start() }
+    }
+
+    /// Whether no pass is left.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Reads the next pass: its name and its options.
+    pub(crate) fn pass(&mut self) -> Result<(String, Arguments), String> {
+        let name = self.word()?;
+        let mut arguments = Arguments::default();
+        if self.eat('(') {
+            while !self.eat(')') {
+                let first = self.word()?;
+                if self.eat('=') {
+                    arguments.entries.push((first, self.word()?));
+                } else {
+                    arguments.entries.push((String::new(), first));
+                }
+                if !self.eat(',') && !self.rest.starts_with(')') {
+                    return Err(format!(
+                        "pass `{name}`: `,` or `)` should follow its options, not `{}`",
+                        self.rest
+                    ));
+                }
+            }
+        }
+        Ok((name, arguments))
+    }
+
+    fn eat(&mut self, c: char) -> bool {
+        let rest = self.rest.strip_prefix(c);
+        self.rest = rest.unwrap_or(self.rest).trim_start();
+        rest.is_some()
+    }
+
+    fn word(&mut self) -> Result<String, String> {
+        if let Some(rest) = self.rest.strip_prefix('"') {
+            self.rest = rest;
+            return self.quoted();
+        }
+        let end = self.rest.find(is_special).unwrap_or(self.rest.len());
+        if end == 0 {
+            return Err(format!("a word should stand before `{}`", self.rest));
+        }
+        let word = self.rest[..end].to_string();
+        self.rest = self.rest[end..].trim_start();
+        Ok(word)
+    }
+
+    fn quoted(&mut self) -> Result<String, String> {
+        let (mut word, mut escaped) = (String::new(), false);
+        for (at, c) in self.rest.char_indices() {
+            match c {
+                '"' if !escaped => {
+                    self.rest = self.rest[at + 1..].trim_start();
+                    return Ok(word);
+                }
+                '\\' if !escaped => escaped = true,
+                _ => {
+                    word.push(c);
+                    escaped = false;
+                }
+            }
+        }
+        Err("a `\"` is not closed".into())
+    }
+}

@@ -1,0 +1,39 @@
+//! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own.
+
+mod parameters;
+
+pub use parameters::{ParameterReport, RowRole, StateView, Tie};
+
+use ir::Diagnostic;
+use std::sync::Arc;
+
+/// The description of the loss for the user.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossReport {
+    /// The objective, and how it was recognised.
+    pub text: String,
+    /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
+    pub doubt: Option<Diagnostic>,
+}
+
+/// A place where a pattern was nearly found.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NearMiss {
+    /// The operator that would have stood there.
+    pub pattern: &'static str,
+    /// Where in the file.
+    pub origin: Arc<str>,
+    /// What is in the way.
+    pub reason: String,
+}
+
+/// How a named value is sharded, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardingReport {
+    /// The state's or input's name.
+    pub name: String,
+    /// Its sharding as text prints it: `{dp, -}`.
+    pub sharding: String,
+    /// For each axis what split it.
+    pub reasons: Vec<String>,
+}

@@ -1,0 +1,110 @@
+//! Why a command cannot go on.
+
+use ir::Diagnostic;
+use runtime::checkpoint::CheckpointError;
+use runtime::device::DeviceError;
+use runtime::train::TrainError;
+use std::error::Error;
+
+/// Why a subcommand could not go on.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user can mend it: exit code 2.
+    User(Vec<Diagnostic>),
+    /// The user cannot: exit code 1.
+    Fault(anyhow::Error),
+}
+
+impl From<Diagnostic> for Failure {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self::User(vec![diagnostic])
+    }
+}
+
+impl From<Vec<Diagnostic>> for Failure {
+    fn from(diagnostics: Vec<Diagnostic>) -> Self {
+        Self::User(diagnostics)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Fault(error)
+    }
+}
+
+impl Failure {
+    /// The diagnostics to show.
+    pub fn diagnostics(&self) -> Vec<Diagnostic> {
+        match self {
+            Self::User(diagnostics) => diagnostics.clone(),
+            Self::Fault(error) => {
+                let mut errors = error.chain().map(diagnostic);
+                let told = errors.next().unwrap_or_default();
+                let told = errors.fold(told, |told, Diagnostic { message, origin, notes }| {
+                    let place = origin.map(|origin| format!("at {origin}"));
+                    let told = told.note(format!("because {message}"));
+                    place.into_iter().chain(notes).fold(told, Diagnostic::note)
+                });
+                vec![told.note("this is a fault of trainyard or of the machine, not of the model")]
+            }
+        }
+    }
+
+    /// 2 for a user's mistake, 1 for a fault.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::User(_) => 2,
+            Self::Fault(_) => 1,
+        }
+    }
+}
+
+/// The diagnostic of an error: with the notes that errors of this program carry, else with a note for each line after the
+/// first of its text.
+fn diagnostic(error: &(dyn Error + 'static)) -> Diagnostic {
+    let told = error.downcast_ref().cloned();
+    let told = told.or_else(|| error.downcast_ref::<passes::Failure>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<TrainError>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<CheckpointError>().map(Diagnostic::from));
+    let told = told.or_else(|| error.downcast_ref::<DeviceError>().map(Diagnostic::from));
+    told.unwrap_or_else(|| Diagnostic::of_lines(&error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::diagnostics::{Severity, render};
+
+    #[test]
+    fn every_line_of_a_fault_is_a_part_of_its_own() {
+        let cause =
+            Diagnostic::new("no kernel").at("node \"/Add\"").note("a note").note_lines("line 1: error\n");
+        let failure = Failure::from(anyhow::Error::new(cause).context("cannot compile\nanother"));
+        expect![[r#"
+            error: cannot compile
+              = another
+              = because no kernel
+              = at node "/Add"
+              = a note
+              = line 1: error
+              = this is a fault of trainyard or of the machine, not of the model
+        "#]]
+        .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
+    }
+
+    #[test]
+    fn a_fault_shows_its_causes_and_exits_with_1() {
+        let error = anyhow::anyhow!("no space left").context("cannot save checkpoints/step-10");
+        let failure = Failure::from(error);
+        assert_eq!(failure.exit_code(), 1);
+        expect![[r"
+            error: cannot save checkpoints/step-10
+              = because no space left
+              = this is a fault of trainyard or of the machine, not of the model
+        "]]
+        .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
+    }
+}

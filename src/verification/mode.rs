@@ -1,0 +1,29 @@
+//! How a program is run to be compared with the reference: the values of `--mode`.
+
+use clap::ValueEnum;
+
+/// How `verify` runs the transformed program.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The interpreter in f64
+    #[default]
+    Exact,
+    /// The interpreter, rounded to each value's type
+    Typed,
+    /// The CPU backend
+    Cpu,
+    /// The program that a GPU runs, run on the processor: slow, and needs a C++ compiler (CXX, or c++)
+    Cuda,
+}
+
+impl Mode {
+    /// The name of the flag's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Typed => "typed",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}

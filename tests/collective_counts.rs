@@ -6,7 +6,7 @@ mod layers;
 mod models;
 
 use ir::ops::collective::Collective;
-use ir::{DType, Module, Node, Op, Phase, Role, State, ValueId};
+use ir::{DType, Module, Movement, Node, Op, Phase, Role, State, ValueId};
 use layers::{Reductions, change, reductions, stored};
 use models::{Fixture, adamw, done};
 use passes::optimizer::Optimizer;
@@ -167,9 +167,7 @@ fn is_lookup(module: &Module, node: &Node) -> bool {
 fn phases_that_gather(module: &Module, state: ValueId) -> u64 {
     let state = stored(module, state);
     let needs = |phase: Phase| {
-        let is_view = |op: &Op| {
-            matches!(op, Op::Transpose(_) | Op::Reshape(_) | Op::Slice(_) | Op::Cast(_) | Op::Collective(_))
-        };
+        let is_view = |op: &Op| op.movement().is_part_of_state() || op.movement() == Movement::Resharded;
         let nodes = module.nodes().map(|(_, node)| node).filter(|node| node.phase == phase);
         let mut nodes = nodes.filter(|node| !is_view(&node.op) && !is_lookup(module, node));
         nodes.any(|node| {

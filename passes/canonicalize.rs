@@ -23,7 +23,8 @@ use egg::Id;
 use graph::{Ask, ENode, Graph, Head, Typing};
 use ir::ops::{Cost, Operator};
 use ir::{
-    At, Builder, Changed, Diagnostic, Inference, Module, Node, NodeId, Op, Phase, Signature, Type, ValueId,
+    At, Builder, Changed, Diagnostic, Inference, Module, Movement, Node, NodeId, Op, Phase, Signature, Type,
+    ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -216,8 +217,9 @@ fn price(graph: &Graph, stored: &BTreeSet<Id>, node: &ENode) -> u64 {
     const PRESENCE: u64 = 1000;
     let Some(op) = node.op() else { return 1 };
     let free = match op {
-        Op::Reshape(_) | Op::Constant(_) | Op::Splat(_) => true,
-        Op::Slice(_) | Op::Transpose(_) => stored.contains(&graph.find(node.args[0])),
+        Op::Constant(_) | Op::Splat(_) => true,
+        op if op.movement() == Movement::Reshaped => true,
+        op if op.movement().is_part() => stored.contains(&graph.find(node.args[0])),
         _ => false,
     };
     if free {
@@ -241,7 +243,7 @@ fn stored(graph: &Graph) -> BTreeSet<Id> {
         for node in &class.nodes {
             match node.op() {
                 Some(Op::Constant(_)) => pending.push(class.id),
-                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_)) => {
+                Some(op) if op.movement().is_part() => {
                     views.entry(graph.find(node.args[0])).or_default().push(class.id);
                 }
                 _ => {}

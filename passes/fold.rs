@@ -11,7 +11,9 @@ use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
 use ir::ops::constant::Constant;
-use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Op, Tensor, TypeError, ValueId};
+use ir::{
+    At, Builder, Changed, Definition, Diagnostic, Module, Movement, NodeId, Op, Tensor, TypeError, ValueId,
+};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -88,14 +90,11 @@ pub fn decide(module: &Module) -> Decision {
 }
 
 /// What was stretched into this value, unless that is as simple as a constant can be.
-fn computed(module: &Module, mut value: ValueId) -> Option<ValueId> {
-    loop {
-        let node = module.producer(value)?;
-        match &node.op {
-            Op::Broadcast(_) => value = node.operands[0],
-            Op::Constant(_) | Op::Splat(_) | Op::Iota(_) => return None,
-            _ => return Some(value),
-        }
+fn computed(module: &Module, value: ValueId) -> Option<ValueId> {
+    let value = module.viewed(value, |movement| movement == Movement::Repeated);
+    match module.producer(value)?.op {
+        Op::Constant(_) | Op::Splat(_) | Op::Iota(_) => None,
+        _ => Some(value),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::compilation;
 use ir::ops::elementwise::Compare;
-use ir::{Definition, Diagnostic, Module, NodeId, Op, Role, State, ValueId};
+use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, Role, State, ValueId};
 use passes::bind::where_samples_meet;
 use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
@@ -67,14 +67,12 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
 }
 
 /// The cross-entropy that a value is a result of, seen through casts and reshapes, and which result.
-fn cross_entropy(module: &Module, mut value: ValueId) -> Option<(NodeId, u32)> {
-    loop {
-        let Definition::Node(id, result) = module.value(value).definition else { return None };
-        match module.node(id).op {
-            Op::CrossEntropy(_) => return Some((id, result)),
-            Op::Reshape(_) | Op::Cast(_) => value = module.node(id).operands[0],
-            _ => return None,
+fn cross_entropy(module: &Module, value: ValueId) -> Option<(NodeId, u32)> {
+    match module.value(module.viewed(value, Movement::keeps_order)).definition {
+        Definition::Node(id, result) if matches!(module.node(id).op, Op::CrossEntropy(_)) => {
+            Some((id, result))
         }
+        _ => None,
     }
 }
 
@@ -122,18 +120,10 @@ fn sizes(module: &Module, value: ValueId, name: &str) -> Result<Vec<u64>, Diagno
 }
 
 /// The input that a value is, seen through views and casts.
-fn source_input(module: &Module, mut value: ValueId) -> Option<usize> {
-    loop {
-        match module.value(value).definition {
-            Definition::Input(input) => return Some(input as usize),
-            Definition::State(_) => return None,
-            Definition::Node(node, _) => match module.node(node).op {
-                Op::Reshape(_) | Op::Transpose(_) | Op::Cast(_) | Op::Broadcast(_) | Op::Slice(_) => {
-                    value = module.node(node).operands[0];
-                }
-                _ => return None,
-            },
-        }
+fn source_input(module: &Module, value: ValueId) -> Option<usize> {
+    match module.value(module.viewed(value, Movement::is_view)).definition {
+        Definition::Input(input) => Some(input as usize),
+        Definition::State(_) | Definition::Node(..) => None,
     }
 }
 

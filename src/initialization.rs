@@ -156,7 +156,7 @@ impl<'m> Graph<'m> {
                 let node = self.module.node(id);
                 match &node.op {
                     _ if node.phase > Phase::Forward => {}
-                    op if is_view(op) => stack.push(node.results[0]),
+                    op if op.movement().is_view() => stack.push(node.results[0]),
                     Op::InTraining(_) => stack.push(node.results[0]),
                     // What carries a running statistic on says nothing of what it is.
                     Op::Binary(_) if state.output.is_some() => {}
@@ -233,7 +233,7 @@ impl<'m> Graph<'m> {
                     }
                     (Op::Binary(Binary::Add | Binary::Mul | Binary::Div), None) => true,
                     (Op::Dropout(_), _) => true,
-                    (op, None) => is_view(op),
+                    (op, None) => op.movement().is_view(),
                     _ => false,
                 };
                 if follows && seen.insert(node.results[0]) {
@@ -263,11 +263,6 @@ impl<'m> Graph<'m> {
 
 fn number(value: ValueId) -> usize {
     value.as_u32() as usize
-}
-
-/// Whether an operator only moves elements of its operand, or converts them.
-fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::sizes;
-use ir::{Definition, Diagnostic, Module, Op, Type, ValueId};
+use ir::{Diagnostic, Module, Movement, Op, Type, ValueId};
 use passes::Manager;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -112,14 +112,10 @@ fn weight(module: &Module, class: usize) -> Option<ValueId> {
 }
 
 /// The number that a value is whatever the batch holds, if it is one.
-fn constant(module: &Module, mut value: ValueId) -> Option<f64> {
-    loop {
-        let Definition::Node(id, _) = module.value(value).definition else { return None };
-        match &module.node(id).op {
-            Op::Splat(splat) => return Some(splat.value.get()),
-            Op::Reshape(_) | Op::Cast(_) | Op::Broadcast(_) => value = module.node(id).operands[0],
-            _ => return None,
-        }
+fn constant(module: &Module, value: ValueId) -> Option<f64> {
+    match &module.producer(module.viewed(value, Movement::is_view))?.op {
+        Op::Splat(splat) => Some(splat.value.get()),
+        _ => None,
     }
 }
 

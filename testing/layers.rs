@@ -2,7 +2,7 @@
 //! weights the contractions read that made its addends; a layer is a numbered module among the names of the states.
 
 use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Definition, Module, Node, NodeId, Op, Phase, StateId, ValueId};
+use ir::{AxisId, Definition, Module, Movement, Node, NodeId, Op, Phase, StateId, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The reductions of activations over one axis in a microbatch, by what they belong to.
@@ -133,19 +133,11 @@ fn weights(module: &Module, node: NodeId) -> BTreeSet<StateId> {
 }
 
 /// The state behind a value that is one but for its layout, its type and where it lies.
-pub fn stored(module: &Module, mut value: ValueId) -> Option<StateId> {
-    loop {
-        let id = match module.value(value).definition {
-            Definition::State(state) => return Some(state),
-            Definition::Node(id, _) => id,
-            Definition::Input(_) => return None,
-        };
-        match module.node(id).op {
-            Op::Cast(_) | Op::Transpose(_) | Op::Reshape(_) | Op::Slice(_) | Op::Collective(_) => {
-                value = module.node(id).operands[0];
-            }
-            _ => return None,
-        }
+pub fn stored(module: &Module, value: ValueId) -> Option<StateId> {
+    let passed = |movement: Movement| movement.is_part_of_state() || movement == Movement::Resharded;
+    match module.value(module.viewed(value, passed)).definition {
+        Definition::State(state) => Some(state),
+        Definition::Node(..) | Definition::Input(_) => None,
     }
 }
 

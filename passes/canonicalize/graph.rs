@@ -102,8 +102,8 @@ impl Analysis<ENode> for Typing<'_> {
         let types = infer(graph, node).expect("terms are checked before they are added");
         let splat = match node.op() {
             Some(Op::Splat(splat)) => Some(splat.value.get()),
-            // A broadcast or reshape of equal elements has equal elements.
-            Some(Op::Broadcast(_) | Op::Reshape(_)) => graph[node.args[0]].data.splat,
+            // Equal elements in another layout are equal elements.
+            Some(op) if op.movement().is_layout() => graph[node.args[0]].data.splat,
             _ => None,
         };
         Facts { types, splat }

@@ -86,7 +86,7 @@ pub(super) fn is_stored(g: &Graph, class: Id) -> bool {
         for node in g[class].nodes.iter().filter(|_| !tried.contains(&class)) {
             match node.op() {
                 Some(Op::Constant(_)) => return true,
-                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_)) => {
+                Some(op) if op.movement().is_layout() => {
                     pending.push(g.find(node.args[0]));
                 }
                 _ => {}
@@ -141,7 +141,7 @@ fn seen_through(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> Option<Tensor
                 vec![]
             }
             Op::Splat(_) | Op::Iota(_) => vec![],
-            Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
+            op if op.movement().is_layout() => {
                 vec![seen_through(g, node.args[0], tried)?]
             }
             _ => return None,

@@ -8,7 +8,7 @@ use super::graph::{Ask, ENode, Graph, Head, Place, TypeId, TypeIds};
 use egg::Id;
 use ir::ops::collective::{Change, Collective};
 use ir::ops::{Cost, Operator};
-use ir::{Op, Phase, Signature, Type};
+use ir::{Movement, Op, Phase, Signature, Type};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -132,7 +132,8 @@ fn picoseconds(bytes: u64, rate: u64) -> u64 {
 /// Views and constants are no kernels. A slice of what no node makes is a view of it.
 fn is_free(graph: &Graph, node: &ENode) -> bool {
     match &node.head {
-        Head::Op(Op::Reshape(_) | Op::Constant(_) | Op::Splat(_), ..) => true,
+        Head::Op(Op::Constant(_) | Op::Splat(_), ..) => true,
+        Head::Op(op, ..) if op.movement() == Movement::Reshaped => true,
         Head::Op(Op::Collective(Collective::AllSlice), ..) => {
             let source = |node: &ENode| matches!(node.head, Head::Leaf(_) | Head::Op(Op::Constant(_), ..));
             graph[node.args[0]].nodes.iter().any(source)

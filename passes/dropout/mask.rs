@@ -11,7 +11,7 @@ use ir::ops::Float;
 use ir::ops::dropout::Dropout;
 use ir::ops::elementwise::{Binary, Compare, Unary};
 use ir::ops::random::RandomUniform;
-use ir::{At, Builder, Module, Node, NodeId, Op, TypeError, ValueId};
+use ir::{At, Builder, Module, Movement, Node, NodeId, Op, TypeError, ValueId};
 use smallvec::SmallVec;
 
 /// A mask that a dropout of ones can stand for.
@@ -173,9 +173,8 @@ impl Graph<'_> {
             let node = self.module.producer(value)?;
             match &node.op {
                 Op::Splat(splat) => return Some(splat.value.get()),
-                Op::Broadcast(_) | Op::Reshape(_) => value = node.operands[0],
-                Op::Cast(cast) if cast.to.is_float() => value = node.operands[0],
-                _ => return None,
+                Op::Cast(cast) if !cast.to.is_float() => return None,
+                _ => value = self.module.view_source(value, Movement::is_view)?,
             }
         }
     }

@@ -118,9 +118,8 @@ impl<'m> Facts<'m> {
             Op::CrossEntropy(_) if value != node.results[2] => {
                 self.meets_all(node.operands[0]).then_some(Linear::Sum)
             }
-            Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Broadcast(_) | Op::Unary(Unary::Neg) => {
-                self.linear(node.operands[0])
-            }
+            op if op.movement().is_layout() => self.linear(node.operands[0]),
+            Op::Unary(Unary::Neg) => self.linear(node.operands[0]),
             // A float that is cut to an integer is no sum any more.
             Op::Cast(_) if self.module.ty(value).dtype.is_float() => self.linear(node.operands[0]),
             Op::Cast(_) if self.module.ty(node.operands[0]).dtype.is_integer() => {
@@ -229,7 +228,7 @@ fn before_view(module: &Module, value: ValueId) -> Option<ValueId> {
     let node = module.producer(value)?;
     let single = || module.ty(node.operands[0]).numel() == Some(1);
     let is_view = match &node.op {
-        Op::Reshape(_) | Op::Cast(_) => true,
+        op if op.movement().keeps_order() => true,
         Op::Broadcast(_) => module.ty(value).numel() == Some(1) && single(),
         Op::Reduce(_) => single(),
         _ => false,

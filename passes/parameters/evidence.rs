@@ -1,6 +1,6 @@
 //! The evidence of a tensor's uses: is it trained, or a mask, a table, a number?
 
-use super::paths::{Paths, is_view, large_dims};
+use super::paths::{Paths, large_dims};
 use crate::analysis::constants::{any_element, first_elements};
 use ir::ops::elementwise::Binary;
 use ir::ops::reduce::{Reduce, ReduceKind};
@@ -149,7 +149,7 @@ impl<'m> Search<'m> {
             let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
             for &id in uses {
                 let node = self.module.node(id);
-                if is_view(&node.op) || self.joins_tensors(node) {
+                if node.op.movement().is_view() || self.joins_tensors(node) {
                     let longer = match &node.op {
                         Op::Slice(slice) => chains.extended(slices, slice),
                         _ => slices,
@@ -289,7 +289,8 @@ impl<'m> Search<'m> {
             let uses = if seen.insert(value) { &self.uses[value][..] } else { &[] };
             for &id in uses {
                 let reader = self.module.node(id);
-                if is_view(&reader.op) || matches!(reader.op, Op::Concat(_)) || through(&reader.op) {
+                let is_view = reader.op.movement().is_view();
+                if is_view || matches!(reader.op, Op::Concat(_)) || through(&reader.op) {
                     stack.push(reader.results[0]);
                 } else {
                     readers.push((reader, value));

@@ -117,7 +117,7 @@ fn origin(module: &Module, origins: &SecondaryMap<ValueId, Origin>, id: NodeId, 
     let from_integers = node.operands.iter().all(|value| of(value).from_integers);
     let made = Origin { varies, from_integers, ..Origin::default() };
     match &node.op {
-        op if is_view(op) => {
+        op if op.movement().is_view() => {
             let Origin { scores, contraction, viewed, .. } = of(&node.operands[0]);
             Origin { scores, contraction, viewed: Some(viewed.unwrap_or(node.operands[0])), ..made }
         }
@@ -148,7 +148,7 @@ fn readers(
 ) -> SecondaryMap<ValueId, Readers> {
     let mut readers: SecondaryMap<ValueId, Readers> = SecondaryMap::new();
     for (_, node) in module.nodes().rev() {
-        let passed = is_view(&node.op) || matches!(node.op, Op::Concat(_)) || through(&node.op);
+        let passed = node.op.movement().is_view() || matches!(node.op, Op::Concat(_)) || through(&node.op);
         let read = match passed {
             true => readers[node.results[0]],
             false => Readers { any: true, other: !wanted(&node.op) },
@@ -159,11 +159,6 @@ fn readers(
         }
     }
     readers
-}
-
-/// Whether an operator only moves elements of its one operand, or converts them.
-pub(super) fn is_view(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_))
 }
 
 /// The dims of more than one element, counted from the last: `[0]` is a vector that broadcasts along all but the

@@ -5,7 +5,7 @@
 //! and cheaper to repeat than to keep. A value that was widened is never narrowed again: its half value is still there.
 
 use super::Precision;
-use super::classes::{Reads, moves, reads};
+use super::classes::{Reads, reads};
 use super::decide::{Decision, Kept};
 use crate::pass::Transform;
 use crate::rewriting::dead::remove_dead;
@@ -152,7 +152,8 @@ impl<'m> Casts<'_, 'm> {
             Op::Cast(_) if self.decision.kept(value) == Kept::Free => {
                 self.b.at(At::After(id)).one(Cast { to: half }, &node.operands)
             }
-            op if moves(op) && self.decision.kept(value) == Kept::Free => {
+            // An operator that moves elements unchanged can as well move them in half.
+            op if op.movement().is_unchanged() && self.decision.kept(value) == Kept::Free => {
                 let mut operands = node.operands.clone();
                 for operand in &mut operands {
                     *operand = self.half(*operand)?;

@@ -132,11 +132,3 @@ pub fn reads(op: &Op, index: usize, count: usize) -> Reads {
         _ => Reads::Own,
     }
 }
-
-/// Whether an operator only moves elements, so that it may as well move them in another type.
-pub fn moves(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_)
-    )
-}

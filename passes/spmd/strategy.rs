@@ -7,7 +7,7 @@
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
-use ir::{AxisId, Definition, Module, NodeId, Op, Phase, ValueId};
+use ir::{AxisId, Definition, Module, Movement, NodeId, Op, Phase, ValueId};
 use std::collections::BTreeSet;
 
 const EVERYWHERE: [Phase; 4] = [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Update];
@@ -100,18 +100,10 @@ struct Seed {
 }
 
 /// The state behind a value that is one but for its layout and element type.
-fn stored(module: &Module, mut value: ValueId) -> Option<ir::StateId> {
-    loop {
-        match module.value(value).definition {
-            Definition::State(state) => return Some(state),
-            Definition::Node(node, _) => match (&module.node(node).op, &module.node(node).operands[..]) {
-                (Op::Cast(_) | Op::Transpose(_) | Op::Reshape(_) | Op::Slice(_), [operand]) => {
-                    value = *operand
-                }
-                _ => return None,
-            },
-            Definition::Input(_) => return None,
-        }
+fn stored(module: &Module, value: ValueId) -> Option<ir::StateId> {
+    match module.value(module.viewed(value, Movement::is_part_of_state)).definition {
+        Definition::State(state) => Some(state),
+        Definition::Node(..) | Definition::Input(_) => None,
     }
 }
 

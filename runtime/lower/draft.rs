@@ -225,7 +225,7 @@ impl<'m> Drafts<'m> {
                     Op::Collective(collective) => return self.collective(*id, node, *collective),
                     _ if self.summed_views.contains(*id) => return Ok(()),
                     Op::Concat(_) if self.wholes[node.results[0]].is_some() => self.concatenate(*id, node)?,
-                    Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_) => {
+                    op if op.movement().is_layout() => {
                         let located = self.locate(node.operands[0])?;
                         let view = self.view(*id, located);
                         self.located[node.results[0]] = Some(view);

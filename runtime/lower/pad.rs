@@ -10,7 +10,7 @@ use super::fuse::Item;
 use super::readers::Readers;
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
-use ir::{DType, Module, Op, ValueId};
+use ir::{DType, Module, Movement, Op, ValueId};
 
 /// The elements of a half type in 16 bytes.
 const PACK: usize = 8;
@@ -65,11 +65,8 @@ fn product(module: &Module, item: &Item, padded: &EntitySet<ValueId>) -> Option<
 }
 
 /// The value that a value is a reshape of.
-fn source(module: &Module, mut value: ValueId) -> ValueId {
-    while let Some(node) = module.producer(value).filter(|node| matches!(node.op, Op::Reshape(_))) {
-        value = node.operands[0];
-    }
-    value
+fn source(module: &Module, value: ValueId) -> ValueId {
+    module.viewed(value, |movement| movement == Movement::Reshaped)
 }
 
 /// Whether rows along the last dim are long, and no multiple of 16 bytes.

@@ -6,7 +6,7 @@ use super::{LowerOptions, Target, select};
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
 use ir::ops::shape::Concat;
-use ir::{Diagnostic, Module, Node, NodeId, Op, ValueId};
+use ir::{Diagnostic, Module, Movement, Node, NodeId, Op, ValueId};
 
 /// Where a value is written that is a part of another.
 #[derive(Clone, Debug)]
@@ -37,19 +37,10 @@ pub(super) fn made_by_kernel(
     held: &EntitySet<ValueId>,
     value: ValueId,
 ) -> Option<(ValueId, Vec<NodeId>)> {
-    let (mut base, mut views) = (value, vec![]);
-    loop {
-        let ir::Definition::Node(id, _) = module.value(base).definition else { return None };
-        match &module.node(id).op {
-            Op::Reshape(_) | Op::Transpose(_) => {
-                views.push(id);
-                base = module.node(id).operands[0];
-            }
-            op => {
-                return (writes_anywhere(op) && !held.contains(base)).then_some((base, views));
-            }
-        }
-    }
+    let views = module.views(value, Movement::is_rearrangement).map(|(view, _)| view).collect();
+    let base = module.viewed(value, Movement::is_rearrangement);
+    let is_free = writes_anywhere(&module.producer(base)?.op) && !held.contains(base);
+    is_free.then_some((base, views))
 }
 
 impl Drafts<'_> {

@@ -4,7 +4,7 @@ use super::draft::{Draft, Drafts, Located};
 use crate::layout::Layout;
 use crate::program::{Kernel, Microbatches, Section};
 use cranelift_entity::EntitySet;
-use ir::{Definition, Diagnostic, Node, NodeId, Op, ValueId};
+use ir::{Definition, Diagnostic, Movement, Node, NodeId, Op, ValueId};
 
 /// A sum over microbatches: an `accumulate`, read through views back to what a kernel makes.
 #[derive(Clone, Debug)]
@@ -28,17 +28,14 @@ impl Drafts<'_> {
         let accumulates = self.module.nodes().filter(|(id, _)| live.contains(*id));
         let mut found = Vec::new();
         for (_, node) in accumulates.filter(|(_, node)| matches!(node.op, Op::Accumulate(_))) {
-            let (mut base, mut views) = (node.operands[0], vec![]);
-            while let Definition::Node(id, _) = self.module.value(base).definition
-                && let producer = self.module.node(id)
-                && matches!(producer.op, Op::Reshape(_) | Op::Transpose(_))
-                && producer.phase.is_microbatch()
-                && alone(base)
-            {
-                views.push(id);
-                base = producer.operands[0];
-            }
-            views.reverse();
+            let is_passed = |&(id, _): &(NodeId, ValueId)| {
+                let view = self.module.node(id);
+                view.phase.is_microbatch() && alone(view.results[0])
+            };
+            let views = self.module.views(node.operands[0], Movement::is_rearrangement);
+            let views: Vec<_> = views.take_while(is_passed).collect();
+            let base = views.last().map_or(node.operands[0], |&(_, source)| source);
+            let views = views.into_iter().rev().map(|(view, _)| view).collect();
             found.push((base, Sum { value: node.results[0], views, alone: alone(base) }));
         }
         found.into_iter().for_each(|(base, sum)| self.sums[base].push(sum));

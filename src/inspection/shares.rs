@@ -2,7 +2,7 @@
 
 use super::collectives::local_bytes;
 use super::units::bytes;
-use ir::{AxisRole, Definition, Mesh, Module, Op, Phase, Role, Sharding, Type, ValueId};
+use ir::{AxisRole, Definition, Mesh, Module, Movement, Op, Phase, Role, Sharding, Type, ValueId};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -113,16 +113,8 @@ impl<'m> Roots<'m> {
         Self { module }
     }
 
-    fn root(&self, mut value: ValueId) -> ValueId {
-        while let Some(node) = self.module.producer(value) {
-            match node.op {
-                Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Broadcast(_) => {
-                    value = node.operands[0]
-                }
-                _ => break,
-            }
-        }
-        value
+    fn root(&self, value: ValueId) -> ValueId {
+        self.module.viewed(value, Movement::is_layout)
     }
 
     /// What nodes of some phases read.

@@ -5,6 +5,7 @@ pub mod cost;
 pub mod in_place;
 pub mod liveness;
 pub mod memory_plan;
+mod views;
 
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};

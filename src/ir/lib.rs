@@ -42,7 +42,10 @@ pub use entity::{DataId, NodeId, StateId, ValueId};
 pub use factors::Factors;
 pub use mesh::{Axis, AxisId, AxisRole, Mesh};
 pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
-pub use ops::{Cost, GradientError, Gradients, Inference, NodeRef, Op, Operator, Signature};
+pub use ops::{
+    Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
+    Signature,
+};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};

@@ -4,7 +4,7 @@
 //! table can go stale: use lists and the like are computed from the module when they are needed ([`Module::uses`]).
 
 use crate::state::State;
-use crate::{Data, DataId, Mesh, NodeId, Op, StateId, Type, ValueId};
+use crate::{Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, StateId, Type, ValueId};
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -117,6 +117,26 @@ pub struct Node {
     pub origin: Arc<str>,
     /// The last pass that touched it.
     pub by: Arc<str>,
+}
+
+impl Node {
+    /// The roles of the operands, in their order. Panics if the operator does not take as many operands as the node has,
+    /// which no verified program contains.
+    pub fn roles(&self) -> SmallVec<[OperandRole; 8]> {
+        let roles = self.op.operands().roles(self.operands.len());
+        roles.unwrap_or_else(|| panic!("`{}` has {} operands", self.op.name(), self.operands.len()))
+    }
+
+    /// The role of an operand.
+    pub fn role(&self, index: usize) -> OperandRole {
+        self.roles()[index]
+    }
+
+    /// The first operand of a role, if the node has one.
+    pub fn operand(&self, role: OperandRole) -> Option<ValueId> {
+        let roles = self.op.operands().roles(self.operands.len())?;
+        roles.iter().position(|&other| other == role).map(|index| self.operands[index])
+    }
 }
 
 /// Something a step is fed.

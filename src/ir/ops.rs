@@ -1,6 +1,6 @@
 //! The operators: an enum of small attribute structs, one file a family.
 //!
-//! A family's file says everything the compiler needs to know of an operator, in five functions ([`Operator`]),
+//! A family's file says everything the compiler needs to know of an operator, in six functions ([`Operator`]),
 //! none of which has a default. The list at the end of this file gives each its variant, its name in text, and
 //! the attributes that text prints and parses.
 
@@ -21,7 +21,9 @@ pub mod elementwise;
 pub mod experts;
 pub mod indexing;
 pub mod loss;
+pub mod movement;
 pub mod norm;
+pub mod operands;
 pub mod optimizer;
 pub mod pool;
 pub mod random;
@@ -36,14 +38,20 @@ pub mod step;
 
 pub use attribute::{Attribute, Float, Labels};
 pub use list::Op;
+pub use movement::Movement;
+pub use operands::{OperandRole, Operands};
 
 use crate::edit::Builder;
 use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId};
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
-/// What the compiler knows of an operator: five things, in this order, and nothing elsewhere in `ir`.
+/// What the compiler knows of an operator: six things, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
+    /// The role of each operand, and how the operands' elements move into the result if the operator computes no new
+    /// elements.
+    fn operands(&self) -> Operands;
+
     /// The types of the results. An operator whose result type does not follow from its operands (reshape,
     /// broadcast, slice, pad, iota, constant, random_uniform) reads `declared` and checks it. Shardings are not looked at.
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError>;
@@ -66,6 +74,13 @@ pub trait Operator {
     /// conformance test asks it of every operator that declares one.
     fn partition(&self, _b: &mut Builder, _node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         Err(TypeError::new("has no factor that needs a partition rule"))
+    }
+}
+
+impl Op {
+    /// How the elements of the operands become those of the result.
+    pub fn movement(&self) -> Movement {
+        self.operands().movement()
     }
 }
 

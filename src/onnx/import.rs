@@ -415,7 +415,7 @@ fn tensor_entry(module: &mut Module, tensor: &Tensor, dtype: DType, claim: Optio
 
 /// The number that all elements of a value are, if it is made as such or is the one element of a constant.
 fn constant_number(cx: &Context, value: ValueId) -> Option<f64> {
-    // Through casts and changes of shape; a loop, because a file may have very many in a row.
+    // Through casts and layouts; a loop, because a file may have very many in a row.
     let (mut value, mut truncated) = (value, false);
     loop {
         let node = cx.b.module().producer(value)?;
@@ -425,7 +425,7 @@ fn constant_number(cx: &Context, value: ValueId) -> Option<f64> {
                 let row = &cx.b.module().data[constant.data];
                 (row.ty.numel() == Some(1)).then(|| ir::interp::file_tensor(row))??.item()
             }
-            ir::Op::Reshape(_) | ir::Op::Broadcast(_) => {
+            op if op.movement().is_layout() => {
                 value = *node.operands.first()?;
                 continue;
             }

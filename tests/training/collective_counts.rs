@@ -2,7 +2,7 @@
 //! over a data axis the volumes of ZeRO's stages.
 
 use ir::ops::collective::Collective;
-use ir::{DType, Module, Node, Op, Phase, Role, State, ValueId};
+use ir::{DType, Module, Movement, Node, Op, Phase, Role, State, ValueId};
 use passes::optimizer::Optimizer;
 use passes::precision::Precision;
 use passes::spmd::Spmd;
@@ -163,9 +163,7 @@ fn is_lookup(module: &Module, node: &Node) -> bool {
 fn phases_that_gather(module: &Module, state: ValueId) -> u64 {
     let state = stored(module, state);
     let needs = |phase: Phase| {
-        let is_view = |op: &Op| {
-            matches!(op, Op::Transpose(_) | Op::Reshape(_) | Op::Slice(_) | Op::Cast(_) | Op::Collective(_))
-        };
+        let is_view = |op: &Op| op.movement().is_part_of_state() || op.movement() == Movement::Resharded;
         let nodes = module.nodes().map(|(_, node)| node).filter(|node| node.phase == phase);
         let mut nodes = nodes.filter(|node| !is_view(&node.op) && !is_lookup(module, node));
         nodes.any(|node| {

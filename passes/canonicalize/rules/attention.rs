@@ -276,9 +276,7 @@ fn is_finite(g: &Graph, class: Id, tried: &mut BTreeSet<Id>) -> bool {
                 Some(Op::Constant(_)) => stored::is_finite(g, class),
                 Some(Op::Cast(_)) => !g.ty(node.args[0]).dtype.is_float(),
                 Some(Op::Binary(Mul)) => node.args.iter().all(|&factor| is_finite(g, factor, tried)),
-                Some(Op::Reshape(_) | Op::Transpose(_) | Op::Broadcast(_) | Op::Slice(_)) => {
-                    is_finite(g, node.args[0], tried)
-                }
+                Some(op) if op.movement().is_layout() => is_finite(g, node.args[0], tried),
                 _ => false,
             })
 }

@@ -82,7 +82,7 @@ fn limit(module: &Module, input: ValueId) -> Option<u64> {
         let dim = |dims: &[ir::Dim], index: usize| dims.get(index).and_then(ir::Dim::size);
         let indexed = node.operands.first().map(|&table| &module.ty(table).dims[..]).unwrap_or_default();
         let rows = match &node.op {
-            Op::Reshape(_) | Op::Transpose(_) | Op::Slice(_) | Op::Cast(_) | Op::Broadcast(_) if reads(0) => {
+            op if op.movement().is_view() && reads(0) => {
                 same.extend(&node.results);
                 None
             }

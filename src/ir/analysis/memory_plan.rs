@@ -11,7 +11,7 @@ mod sweep;
 pub use placement::{ALIGNMENT, Buffer, Overlap, Placement, aligned, check, lower_bound, place};
 
 use super::{Lifetime, in_place, liveness};
-use crate::{Diagnostic, Module, Op, ValueId};
+use crate::{Diagnostic, Module, Movement, ValueId};
 use cranelift_entity::SecondaryMap;
 
 /// The memory of a module: which values share a buffer, and where each buffer lies.
@@ -43,7 +43,7 @@ impl MemoryPlan {
         for (position, (_, node)) in module.nodes().enumerate() {
             let mut taken = vec![false; node.operands.len()];
             for (index, &result) in node.results.iter().enumerate() {
-                let alias = matches!(node.op, Op::Reshape(_));
+                let alias = node.op.movement() == Movement::Reshaped;
                 let candidates = in_place::candidates(&node.op).iter().filter(|(_, r)| *r == index);
                 let shared = candidates.filter(|(operand, _)| !taken[*operand]).find(|(operand, _)| {
                     let operand = node.operands[*operand];
@@ -104,7 +104,8 @@ fn last_reads(module: &Module) -> SecondaryMap<ValueId, u32> {
     module.roots().for_each(|root| last[root] = u32::MAX);
     for (position, (_, node)) in module.nodes().enumerate().collect::<Vec<_>>().into_iter().rev() {
         for &operand in &node.operands {
-            let through = if matches!(node.op, Op::Reshape(_)) { last[node.results[0]] } else { 0 };
+            let is_alias = node.op.movement() == Movement::Reshaped;
+            let through = if is_alias { last[node.results[0]] } else { 0 };
             last[operand] = last[operand].max(through).max(position as u32);
         }
     }

@@ -160,6 +160,11 @@ impl<'a> Scores<'a> {
 }
 
 impl Operator for Attention {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Query, OperandRole::Key, OperandRole::Value, OperandRole::Mask])
+            .optional(OperandRole::Mask)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         Ok(check(self.causal, types.operands)?.into())
     }
@@ -283,6 +288,19 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 }
 
 impl Operator for AttentionGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Query,
+            OperandRole::Key,
+            OperandRole::Value,
+            OperandRole::Mask,
+            OperandRole::Output,
+            OperandRole::LogSumExp,
+            OperandRole::Gradient,
+        ])
+        .optional(OperandRole::Mask)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let Some((forward, [out, logsumexp, dout])) = types.operands.split_last_chunk::<3>() else {
             let count = types.operands.len();

@@ -96,6 +96,10 @@ fn rstd(variance: &[f64], eps: Float) -> Vec<f64> {
 }
 
 impl Operator for BatchStatistics {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let statistic = Type::new(x.dtype, [channels(x)?.clone()]);
@@ -180,6 +184,16 @@ impl Operator for BatchStatistics {
 }
 
 impl Operator for BatchNorm {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Data,
+            OperandRole::Mean,
+            OperandRole::Variance,
+            OperandRole::Scale,
+            OperandRole::Bias,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, mean, variance, scale, bias] = types.operands()?;
         let operands = [("mean", mean), ("variance", variance), ("scale", scale), ("bias", bias)];
@@ -214,6 +228,16 @@ impl Operator for BatchNorm {
 }
 
 impl Operator for BatchNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Data,
+            OperandRole::Mean,
+            OperandRole::Variance,
+            OperandRole::Scale,
+            OperandRole::Gradient,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, mean, variance, scale, dy] = types.operands()?;
         let operands = [("mean", mean), ("variance", variance), ("scale", scale)];
@@ -256,6 +280,10 @@ impl Operator for BatchNormGrad {
 }
 
 impl Operator for InTraining {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::State]).moving(Movement::Same)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [training, evaluation] = types.operands()?;
         if !training.same_shape(evaluation) {

@@ -128,6 +128,10 @@ impl Collective {
 }
 
 impl Operator for Collective {
+    fn operands(&self) -> Operands {
+        Operands::any(&[OperandRole::Data]).moving(Movement::Resharded)
+    }
+
     /// The operands' types in the shardings that are declared, which the verifier's level `placed` checks.
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         if types.operands.is_empty() || types.operands.len() != types.declared.len() {

@@ -34,6 +34,10 @@ fn declared(types: &Inference) -> Result<Vec<Type>, TypeError> {
 macro_rules! source {
     ($name:ident, $rule:expr, |$op:ident, $types:ident| $check:expr, |$self:ident, $cx:ident| $interp:expr) => {
         impl Operator for $name {
+            fn operands(&self) -> Operands {
+                Operands::new(&[])
+            }
+
             fn infer(&self, $types: &Inference) -> Result<Vec<Type>, TypeError> {
                 let $op = self;
                 $check?;

@@ -80,6 +80,10 @@ impl Contract {
 }
 
 impl Operator for Contract {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [lhs, rhs] = types.operands()?;
         self.check()?;

@@ -180,6 +180,10 @@ fn cost(signature: &Signature, weight: &Type, y: &Type) -> Cost {
 }
 
 impl Operator for Conv {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Weight])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, weight] = types.operands()?;
         Ok(vec![self.windows().infer(x, weight)?])
@@ -213,6 +217,10 @@ impl Operator for Conv {
 }
 
 impl Operator for ConvGradInput {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Weight, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([weight, dy], x) = (types.operands()?, types.declared()?);
         self.windows().check_gradient(x, weight, dy)?;
@@ -244,6 +252,10 @@ impl Operator for ConvGradInput {
 }
 
 impl Operator for ConvGradWeight {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x, dy], weight) = (types.operands()?, types.declared()?);
         self.windows().check_gradient(x, weight, dy)?;

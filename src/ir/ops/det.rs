@@ -36,6 +36,10 @@ pub fn determinant(mut matrix: Vec<f64>, n: usize) -> f64 {
 }
 
 impl Operator for Det {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         match x.dims.split_last_chunk::<2>() {

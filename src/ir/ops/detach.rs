@@ -8,6 +8,10 @@ use super::*;
 pub struct Detach;
 
 impl Operator for Detach {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Same)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         Ok(vec![Type::new(x.dtype, x.dims.clone())])

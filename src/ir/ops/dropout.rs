@@ -25,6 +25,10 @@ pub struct Dropout {
 }
 
 impl Operator for Dropout {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Samples]).optional(OperandRole::Samples)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let (x, numbers) = match types.operands {
             [x] => (x, None),

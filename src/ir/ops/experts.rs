@@ -22,6 +22,10 @@ pub struct Experts {
 pub struct ExpertsGrad;
 
 impl Operator for Experts {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Weight, OperandRole::Indices])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, weights, index] = types.operands()?;
         check_indices(index)?;
@@ -73,6 +77,10 @@ impl Operator for Experts {
 }
 
 impl Operator for ExpertsGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Indices, OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([index, rows, columns], weights) = (types.operands()?, types.declared()?);
         check_indices(index)?;

@@ -122,6 +122,10 @@ fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<
 }
 
 impl Operator for Gather {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [data, indices] = types.operands()?;
         Ok(vec![Type::new(data.dtype, gathered_dims(data, indices, self.dim)?)])
@@ -161,6 +165,10 @@ fn reading(signature: &Signature) -> Cost {
 }
 
 impl Operator for GatherGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([indices, updates], data) = (types.operands()?, types.declared()?);
         let dims = gathered_dims(data, indices, self.dim)?;
@@ -199,6 +207,10 @@ impl Operator for GatherGrad {
 }
 
 impl Operator for GatherElements {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [data, indices] = types.operands()?;
         check_indices(indices)?;
@@ -282,6 +294,10 @@ impl GatherNd {
 }
 
 impl Operator for GatherNd {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [data, indices] = types.operands()?;
         let indexed = self.indexed(data, indices)?;

@@ -91,6 +91,13 @@ macro_rules! operators {
         }
 
         impl Operator for Op {
+            fn operands(&self) -> Operands {
+                match self {
+                    $( Self::$variant(op) => op.operands(), )*
+                    $( Self::$kinds(op) => op.operands(), )*
+                }
+            }
+
             fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
                 let inferred = match self {
                     $( Self::$variant(op) => op.infer(types), )*

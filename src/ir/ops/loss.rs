@@ -59,6 +59,10 @@ fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
 }
 
 impl Operator for CrossEntropy {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Labels])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [logits, labels] = types.operands()?;
         let positions = positions(logits, labels)?;
@@ -157,6 +161,15 @@ impl CrossEntropy {
 }
 
 impl Operator for CrossEntropyGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Data,
+            OperandRole::Labels,
+            OperandRole::LogSumExp,
+            OperandRole::Gradient,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [logits, labels, logsumexp, dsum] = types.operands()?;
         let positions = positions(logits, labels)?;

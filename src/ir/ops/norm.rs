@@ -66,6 +66,10 @@ fn mean(x: impl ExactSizeIterator<Item = f64>) -> f64 {
 }
 
 impl Operator for LayerNorm {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Scale, OperandRole::Bias])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, scale, bias] = types.operands()?;
         let leading = leading(x, scale)?;
@@ -106,6 +110,16 @@ impl Operator for LayerNorm {
 }
 
 impl Operator for LayerNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Data,
+            OperandRole::Scale,
+            OperandRole::Mean,
+            OperandRole::InverseDeviation,
+            OperandRole::Gradient,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, scale, mean, rstd, dy] = types.operands()?;
         let leading = leading(x, scale)?;
@@ -151,6 +165,10 @@ impl Operator for LayerNormGrad {
 }
 
 impl Operator for RmsNorm {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Scale])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, scale] = types.operands()?;
         let leading = leading(x, scale)?;
@@ -186,6 +204,15 @@ impl Operator for RmsNorm {
 }
 
 impl Operator for RmsNormGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Data,
+            OperandRole::Scale,
+            OperandRole::InverseDeviation,
+            OperandRole::Gradient,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, scale, rstd, dy] = types.operands()?;
         expect("rstd", rstd, x.dtype, leading(x, scale)?)?;

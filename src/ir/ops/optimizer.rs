@@ -62,6 +62,18 @@ fn parameter<const N: usize>(types: &Inference, same: usize) -> Result<Type, Typ
 }
 
 impl Operator for Adam {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Weight,
+            OperandRole::Gradient,
+            OperandRole::State,
+            OperandRole::State,
+            OperandRole::LearningRate,
+            OperandRole::WeightDecay,
+            OperandRole::Step,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         Ok(vec![parameter::<7>(types, 4)?; 3])
     }
@@ -110,6 +122,16 @@ fn decayed(weight_decay: f64, gradient: f64, parameter: f64) -> f64 {
 }
 
 impl Operator for Sgd {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Weight,
+            OperandRole::Gradient,
+            OperandRole::State,
+            OperandRole::LearningRate,
+            OperandRole::WeightDecay,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         Ok(vec![parameter::<5>(types, 3)?; 2])
     }
@@ -145,6 +167,16 @@ impl Operator for Sgd {
 }
 
 impl Operator for Adagrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[
+            OperandRole::Weight,
+            OperandRole::Gradient,
+            OperandRole::State,
+            OperandRole::LearningRate,
+            OperandRole::WeightDecay,
+        ])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         Ok(vec![parameter::<5>(types, 3)?; 2])
     }

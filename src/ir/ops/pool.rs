@@ -238,6 +238,10 @@ fn divisor(windows: &Windows, count_padding: bool, covered: &[usize]) -> f64 {
 }
 
 impl Operator for MaxPool {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         Ok(vec![Type::new(x.dtype, positions(&self.windows, x)?)])
@@ -267,6 +271,10 @@ impl Operator for MaxPool {
 }
 
 impl Operator for MaxPoolGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, dy] = types.operands()?;
         expect(dy, x, &positions(&self.windows, x)?)?;
@@ -301,6 +309,10 @@ impl Operator for MaxPoolGrad {
 }
 
 impl Operator for MaxPoolIndices {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         Ok(vec![Type::new(DType::I64, positions(&self.windows, x)?)])
@@ -329,6 +341,10 @@ impl Operator for MaxPoolIndices {
 }
 
 impl Operator for AvgPool {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         Ok(vec![Type::new(x.dtype, positions(&self.windows, x)?)])
@@ -360,6 +376,10 @@ impl Operator for AvgPool {
 }
 
 impl Operator for AvgPoolGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([dy], x) = (types.operands()?, types.declared()?);
         expect(dy, x, &positions(&self.windows, x)?)?;

@@ -20,6 +20,10 @@ pub struct RandomUniform {
 }
 
 impl Operator for RandomUniform {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Samples]).optional(OperandRole::Samples)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ty = types.declared()?;
         if !ty.dtype.is_float() {

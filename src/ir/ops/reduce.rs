@@ -76,6 +76,10 @@ impl Reduce {
 }
 
 impl Operator for Reduce {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let kind = self.kind.print();
@@ -201,6 +205,10 @@ impl Operator for Reduce {
 }
 
 impl Operator for CumulativeSum {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         if x.dtype == DType::Bool || self.dim as usize >= x.ndim() {

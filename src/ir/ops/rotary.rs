@@ -37,6 +37,10 @@ impl Rotary {
 }
 
 impl Operator for Rotary {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Cosines, OperandRole::Sines])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, cos, sin] = types.operands()?;
         if !x.dtype.is_float() || !cos.dtype.is_float() || cos.dtype != sin.dtype {

@@ -259,6 +259,10 @@ fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
 }
 
 impl Operator for ScatterElements {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         self.kind.infer(types, &GatherElements { dim: self.dim })
     }
@@ -299,6 +303,10 @@ impl Operator for ScatterElements {
 }
 
 impl Operator for ScatterNd {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         self.kind.infer(types, &GatherNd { batch_dims: self.batch_dims })
     }
@@ -348,6 +356,10 @@ impl Operator for ScatterNd {
 }
 
 impl Operator for GatherElementsGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         infer_gradient(types, &GatherElements { dim: self.dim })
     }
@@ -374,6 +386,10 @@ impl Operator for GatherElementsGrad {
 }
 
 impl Operator for GatherNdGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         infer_gradient(types, &GatherNd { batch_dims: self.batch_dims })
     }

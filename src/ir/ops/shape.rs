@@ -73,6 +73,10 @@ fn dim_of(ty: &Type, dim: u32) -> Result<&Dim, TypeError> {
 }
 
 impl Operator for Reshape {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Reshaped)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         if product(&x.dims).is_none() || product(&x.dims) != product(&to.dims) || x.dtype != to.dtype {
@@ -157,6 +161,10 @@ fn run_words(from: &[Dim], to: &[Dim], next: &mut u32, operand: &mut Vec<String>
 }
 
 impl Operator for Transpose {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Permuted)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let mut sorted = self.permutation.clone();
@@ -197,6 +205,10 @@ impl Operator for Transpose {
 }
 
 impl Operator for Broadcast {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Repeated)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         if x.dtype != to.dtype || broadcast(&x.dims, &to.dims)? != to.dims {
@@ -239,6 +251,10 @@ impl Slice {
 }
 
 impl Operator for Slice {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Cut)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         let size = dim_of(x, self.dim)?;
@@ -306,6 +322,10 @@ impl Operator for Slice {
 }
 
 impl Operator for Concat {
+    fn operands(&self) -> Operands {
+        Operands::any(&[OperandRole::Data]).moving(Movement::Joined)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [first, rest @ ..] = types.operands else {
             return Err(TypeError::new("takes at least one operand"));
@@ -373,6 +393,10 @@ impl Operator for Concat {
 }
 
 impl Operator for Pad {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Padded)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         let size = dim_of(x, self.dim)?;

@@ -91,6 +91,10 @@ fn by_rows(cx: &Interp, dim: u32, row: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Vec<
 }
 
 impl Operator for Softmax {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         normalised::<1>(self.dim, types)
     }
@@ -133,6 +137,10 @@ impl Operator for Softmax {
 }
 
 impl Operator for SoftmaxGrad {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Output, OperandRole::Gradient])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         normalised::<2>(self.dim, types)
     }
@@ -180,6 +188,10 @@ impl Operator for SoftmaxGrad {
 }
 
 impl Operator for LogSoftmax {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         normalised::<1>(self.dim, types)
     }

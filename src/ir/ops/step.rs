@@ -8,6 +8,10 @@ use super::*;
 pub struct Accumulate;
 
 impl Operator for Accumulate {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         if !x.dtype.is_float() {

@@ -3,7 +3,7 @@
 use super::Check;
 use crate::factors::Factors;
 use crate::ops::{Op, Operator};
-use crate::{AxisId, Mesh, Module, Node, NodeId, PartialKind, Type, ValueId};
+use crate::{AxisId, Mesh, Module, Movement, Node, NodeId, PartialKind, Type, ValueId};
 use std::collections::BTreeSet;
 
 /// Invariant 9.
@@ -82,15 +82,9 @@ fn linear_over(module: &Module, node: &Node, factors: &Factors, axis: AxisId) ->
 }
 
 /// Whether a value is zeros by construction.
-pub(super) fn is_zero(module: &Module, mut value: ValueId) -> bool {
-    while let Some(node) = module.producer(value) {
-        match &node.op {
-            Op::Splat(splat) => return splat.value.get() == 0.0,
-            Op::Broadcast(_) | Op::Reshape(_) => value = node.operands[0],
-            _ => return false,
-        }
-    }
-    false
+pub(super) fn is_zero(module: &Module, value: ValueId) -> bool {
+    let source = module.producer(module.viewed(value, Movement::is_layout));
+    source.is_some_and(|node| matches!(&node.op, Op::Splat(splat) if splat.value.get() == 0.0))
 }
 
 /// The axes of more than one device over which a value is partial, if there is one.

@@ -206,7 +206,8 @@ impl Generator<'_, '_> {
             if self.b.ty(result).dtype != DType::F32 || hidden {
                 self.reported.push(result);
             } else {
-                let bounded = if moves(&op) { result } else { self.b.one(Unary::Tanh, &[result])? };
+                let bounded =
+                    if op.movement().is_unchanged() { result } else { self.b.one(Unary::Tanh, &[result])? };
                 self.pool.push(bounded);
             }
         }
@@ -345,12 +346,4 @@ fn jumps(op: &Op) -> bool {
         Op::Binary(binary) => matches!(binary, Binary::Mod),
         _ => false,
     }
-}
-
-/// Whether an operator moves elements and makes none larger.
-fn moves(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Broadcast(_) | Op::Concat(_) | Op::Pad(_) | Op::Reshape(_) | Op::Slice(_) | Op::Transpose(_)
-    )
 }

@@ -106,6 +106,10 @@ fn modulo(x: f64, y: f64) -> f64 {
 }
 
 impl Operator for Binary {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
         if x.dtype == DType::Bool || (self.float_only() && !x.dtype.is_float()) {

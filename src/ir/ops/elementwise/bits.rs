@@ -52,6 +52,10 @@ impl Bitwise {
 }
 
 impl Operator for Bitwise {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
         if !x.dtype.is_integer() {
@@ -84,6 +88,10 @@ impl Operator for Bitwise {
 }
 
 impl Operator for Bitcast {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Reinterpreted)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         if x.dtype.bytes() != self.to.bytes() || self.to == DType::Bool {

@@ -12,6 +12,10 @@ pub struct Cast {
 }
 
 impl Operator for Cast {
+    fn operands(&self) -> Operands {
+        Operands::view(Movement::Converted)
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         Ok(vec![Type::new(self.to, x.dims.clone())])

@@ -53,6 +53,10 @@ impl Compare {
 }
 
 impl Operator for Compare {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
         Ok(vec![Type::new(DType::Bool, broadcast(&x.dims, &y.dims)?)])
@@ -96,6 +100,10 @@ impl Logical {
 }
 
 impl Operator for Logical {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
         if x.dtype != DType::Bool {
@@ -128,6 +136,10 @@ impl Operator for Logical {
 }
 
 impl Operator for Select {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Condition, OperandRole::Data, OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [condition, x, y] = types.operands()?;
         if condition.dtype != DType::Bool || x.dtype != y.dtype {

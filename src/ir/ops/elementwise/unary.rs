@@ -120,6 +120,10 @@ pub(super) fn gelu_tanh_inner(x: f64) -> f64 {
 }
 
 impl Operator for Unary {
+    fn operands(&self) -> Operands {
+        Operands::new(&[OperandRole::Data])
+    }
+
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let fits = match self {

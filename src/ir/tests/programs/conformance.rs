@@ -6,6 +6,7 @@
 mod composed;
 mod differences;
 mod hostile;
+mod operands;
 mod padding;
 mod partition;
 mod splitting;
@@ -26,9 +27,10 @@ fn every_operator_does_what_it_declares() {
     let sampled: BTreeSet<&str> = samples.iter().map(|sample| sample.op.name()).collect();
     let missing: Vec<&str> = Op::names().into_iter().filter(|name| !sampled.contains(name)).collect();
     assert!(missing.is_empty(), "operators without a sample in ops/samples: {missing:?}");
-    let mut failures = Vec::new();
+    let mut failures = operands::check_numbers(&samples);
     for sample in &samples {
         let checks = [
+            ("operands", operands::check(&sample.op.operands(), sample)),
             ("types", types(sample, &sample.result_types().expect("samples are well-typed"))),
             ("attributes", attributes(sample)),
             ("gradient", differences::check(sample, &Operator::gradient)),

@@ -1,0 +1,126 @@
+//! The operands of an operator: the role of each, and how their elements move into the result.
+
+use super::Movement;
+use smallvec::SmallVec;
+
+/// The role of an operand in its operator. [`crate::Role`] is the role of a state in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OperandRole {
+    /// The tensor that the operator transforms: activations, logits, the table of a gather.
+    Data,
+    /// The left side of a contraction or of a function of two operands.
+    Lhs,
+    /// The right side of a contraction or of a function of two operands.
+    Rhs,
+    /// The trained weights of a convolution, of experts, or that an optimizer updates.
+    Weight,
+    /// The scale of a norm, by which normalised elements are multiplied.
+    Scale,
+    /// The bias of a norm, which is added to normalised and scaled elements.
+    Bias,
+    /// The mean that a norm subtracts.
+    Mean,
+    /// The variance that a norm divides by the root of.
+    Variance,
+    /// The reciprocal of a norm's deviation, kept from the forward phase.
+    InverseDeviation,
+    /// The queries of attention.
+    Query,
+    /// The keys of attention.
+    Key,
+    /// The values of attention.
+    Value,
+    /// The mask of attention: booleans that keep, or floats that are added to scores.
+    Mask,
+    /// The cosines of a rotary embedding.
+    Cosines,
+    /// The sines of a rotary embedding.
+    Sines,
+    /// The booleans that choose between two operands.
+    Condition,
+    /// Integers that choose elements of a dim: rows of a table, or an expert for each row.
+    Indices,
+    /// The elements that a scatter writes.
+    Updates,
+    /// The class of each position of a loss.
+    Labels,
+    /// The result of the forward operator, kept for its gradient.
+    Output,
+    /// The logarithms of sums of exponentials of the forward operator, kept for its gradient.
+    LogSumExp,
+    /// The gradient of the forward operator's result, or, for an optimizer, of the weight.
+    Gradient,
+    /// A state: an optimizer's moment, or a running statistic that an evaluation reads.
+    State,
+    /// The learning rate.
+    LearningRate,
+    /// The weight decay.
+    WeightDecay,
+    /// The number of the step.
+    Step,
+    /// The numbers of the samples that random numbers are drawn for.
+    Samples,
+}
+
+/// The declaration of an operator's operands, as [`super::Operator::operands`] gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operands {
+    /// The roles in the order of the operands.
+    roles: &'static [OperandRole],
+    count: Count,
+    movement: Movement,
+}
+
+/// The number of operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    /// One for each role.
+    Fixed,
+    /// One for each role; the operand of this role may be missing.
+    Optional(OperandRole),
+    /// One or more, all of the only role.
+    Any,
+}
+
+impl Operands {
+    /// One operand for each role, from which the operator computes new elements.
+    pub const fn new(roles: &'static [OperandRole]) -> Self {
+        Self { roles, count: Count::Fixed, movement: Movement::Computed }
+    }
+
+    /// One or more operands of one role.
+    pub const fn any(role: &'static [OperandRole; 1]) -> Self {
+        Self { roles: role, count: Count::Any, movement: Movement::Computed }
+    }
+
+    /// One operand of data, whose elements move into the result in this way.
+    pub const fn view(movement: Movement) -> Self {
+        Self { roles: &[OperandRole::Data], count: Count::Fixed, movement }
+    }
+
+    /// The same operands, of which the operand of this role may be missing.
+    pub const fn optional(self, role: OperandRole) -> Self {
+        Self { count: Count::Optional(role), ..self }
+    }
+
+    /// The same operands, whose elements move into the result in this way.
+    pub const fn moving(self, movement: Movement) -> Self {
+        Self { movement, ..self }
+    }
+
+    /// How the elements of the operands move into the result.
+    pub const fn movement(&self) -> Movement {
+        self.movement
+    }
+
+    /// The roles of `count` operands in their order; `None` if the operator does not take so many.
+    pub fn roles(&self, count: usize) -> Option<SmallVec<[OperandRole; 8]>> {
+        let missing = match self.count {
+            Count::Any => return (count > 0).then(|| SmallVec::from_elem(self.roles[0], count)),
+            Count::Optional(role) if count + 1 == self.roles.len() => Some(role),
+            Count::Fixed | Count::Optional(_) => None,
+        };
+        let roles: SmallVec<_> = self.roles.iter().copied().filter(|role| Some(*role) != missing).collect();
+        (roles.len() == count).then_some(roles)
+    }
+}

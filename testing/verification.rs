@@ -2,8 +2,6 @@
 
 use crate::testdata;
 use std::path::Path;
-use trainyard::diagnostics::{Severity, render};
-use trainyard::failure::Failure;
 use trainyard::cli::{Cli, Command};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;

@@ -37,8 +37,9 @@ use std::time::Instant;
 /// How the stand-in does what a device leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// The order of a block's threads: 0 by number, 1 the reverse, others are shuffled by it. Blocks run backwards in an odd
-    /// order. From 2 on two or three blocks are alive at once, and take turns where their threads wait.
+    /// The order of a block's threads: 0 by number, 1 the reverse, others are shuffled by it. In an odd order blocks run
+    /// backwards, and a warp runs ahead of the others until it waits for its block. From 2 on two or three blocks are alive
+    /// at once, and take turns where their threads wait.
     pub threads: u32,
     /// The stream that is served first.
     pub first: Option<Stream>,

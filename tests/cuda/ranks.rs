@@ -5,7 +5,6 @@ use passes::precision::Precision;
 use runtime::lower::{LowerOptions, Target, lower};
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture, adamw, split};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 

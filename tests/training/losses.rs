@@ -6,7 +6,6 @@ use expect_test::expect;
 use testing::models::losses::{check_losses, losses, machine, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, path, split};
 use testing::workplace::Workplace;
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::{Subject, against};

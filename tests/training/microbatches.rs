@@ -5,7 +5,6 @@ use passes::Manager;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use testing::models::{self, Fixture, adamw, done, path};
-use trainyard::verification::Mode;
 use trainyard::compilation::Source;
 use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};

@@ -5,7 +5,6 @@ use ir::Tensor;
 use std::collections::BTreeSet;
 use testing::models::losses::{check_losses, losses, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, momentum, split};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::Subject;

@@ -8,7 +8,6 @@ use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use testing::models::configurations::{Configuration, pairwise};
 use testing::models::{self, Fixture, adamw, done, momentum};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{FLOOR, error, largest};

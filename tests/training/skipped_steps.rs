@@ -10,7 +10,6 @@ use testing::models::{self, Fixture, adamw, done, split};
 use testing::training::train;
 use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::execute::{Execution, Machine, Tensors};

@@ -12,7 +12,6 @@ use testing::layers::{change, makers, reductions};
 use testing::models;
 use testing::planted::Planted;
 use testing::verification;
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::Kind;

@@ -4,8 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use testing::verification;
-use trainyard::diagnostics::{Severity, render};
-use trainyard::failure::Failure;
 use trainyard::compilation::Source;
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;

@@ -10,8 +10,6 @@ use ir::{At, Builder, DType, Module, Op, Phase, Role, Type};
 use std::path::Path;
 use testing::models::{self, path};
 use testing::planted::Planted;
-use trainyard::diagnostics::{Severity, render};
-use trainyard::verification::Mode;
 use trainyard::cli::{Cli, Command};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::verification::Mode;

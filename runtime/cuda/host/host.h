@@ -1,7 +1,8 @@
 // CUDA's threads on a processor: a fiber for each thread of a block. A kernel runs as on a device, but slowly; threads take
 // turns only where they wait for each other, in an order that the caller chooses, so that a kernel which forgets to wait
-// shows it. In some orders several blocks are alive at once and take turns where their threads wait, so that a kernel
-// whose blocks count on running one after the other shows it.
+// shows it. In some orders warps take turns where they wait, in others a warp runs ahead until it waits for its block. In
+// some orders several blocks are alive at once and take turns where their threads wait, so that a kernel whose blocks
+// count on running one after the other shows it.
 //
 // A device lets threads meet in a wait only if all of them execute it. So every wait has a site, and a launch fails whose
 // threads wait at different sites, or for threads that never come.
@@ -66,7 +67,8 @@ struct Fiber {
     unsigned warp_mask = 0;
     Site site;
     bool done = false;
-    // A copy is made when its thread waits for it: one that nobody waits for is never there.
+    // A copy is made when its thread waits for it. A thread that ends with copies under way is a fault: on a device they
+    // arrive at any time, also in memory that holds something else by then.
     std::vector<Copy> copies;
     // How many groups of copies the thread has closed.
     unsigned groups = 0;
@@ -126,6 +128,8 @@ inline void yield() { Fiber* own = current; host_switch(&own->stack_pointer, sch
 
 inline void enter() {
     body();
+    if (!current->copies.empty() && fault.empty())
+        fault = "thread " + std::to_string(current->number) + " ends without a wait for its copies";
     current->done = true;
     yield();
     abort();
@@ -153,7 +157,11 @@ inline void prepare(Fiber& fiber) {
     fiber.turns.clear();
 }
 
-// The order in which threads run: 0 is by number, 1 the reverse, others are shuffled by it.
+// Whether in this order a warp runs ahead of the others of its block until it waits for the block or ends.
+inline bool runs_ahead(unsigned order) { return order % 2 == 1; }
+
+// The order in which threads run: 0 is by number, 1 the reverse, others are shuffled by it. The threads of a warp that runs
+// ahead follow one another.
 inline std::vector<unsigned> turns(unsigned count, unsigned order) {
     std::vector<unsigned> turns(count);
     for (unsigned i = 0; i < count; i++) turns[i] = order == 1 ? count - 1 - i : i;
@@ -162,6 +170,13 @@ inline std::vector<unsigned> turns(unsigned count, unsigned order) {
         state = state * 1664525u + 1013904223u;
         std::swap(turns[i - 1], turns[(state >> 8) % i]);
     }
+    if (!runs_ahead(order)) return turns;
+    // Warps are ordered by the first turn of any of their threads.
+    std::vector<size_t> first((count + 31) / 32);
+    for (size_t turn = turns.size(); turn-- > 0;) first[turns[turn] / 32] = turn;
+    std::stable_sort(turns.begin(), turns.end(), [&](unsigned left, unsigned right) {
+        return first[left / 32] < first[right / 32];
+    });
     return turns;
 }
 
@@ -186,25 +201,28 @@ inline std::string parted(const char* group, const Fiber* fibers, size_t count, 
     return "";
 }
 
+// Lets a warp go on if its threads all wait at one site. Whether they do.
+inline bool release_warp(Block& block, size_t number) {
+    const size_t count = std::min<size_t>(block.fibers.size() - 32 * number, 32);
+    Fiber* const warp = &block.fibers[32 * number];
+    const auto at_wait = [](const Fiber& fiber) { return fiber.waits == Waits::Warp; };
+    const Fiber* waiting = std::find_if(warp, warp + count, at_wait);
+    if (waiting == warp + count) return false;
+    fault = parted("warp", warp, count, *waiting);
+    const unsigned all = ~0u >> (32 - count);
+    for (size_t i = 0; i < count && fault.empty(); i++)
+        if ((warp[i].warp_mask & all) != all)
+            fault = "the mask of a wait at " + text_of(warp[i].site) + " leaves out threads of the warp";
+    if (!fault.empty()) return false;
+    for (size_t i = 0; i < count; i++) warp[i].waits = Waits::Nothing;
+    return true;
+}
+
 // Lets the warps go on whose threads all wait at one site. Whether there was one.
 inline bool release_warps(Block& block) {
     bool released = false;
-    for (size_t first = 0; first < block.fibers.size(); first += 32) {
-        const size_t count = std::min<size_t>(block.fibers.size() - first, 32);
-        Fiber* const warp = &block.fibers[first];
-        const auto at_wait = [](const Fiber& fiber) { return fiber.waits == Waits::Warp; };
-        const Fiber* waiting = std::find_if(warp, warp + count, at_wait);
-        if (waiting == warp + count) continue;
-        fault = parted("warp", warp, count, *waiting);
-        const unsigned all = ~0u >> (32 - count);
-        for (size_t i = 0; i < count && fault.empty(); i++)
-            if ((warp[i].warp_mask & all) != all)
-                fault = "the mask of a wait at " + text_of(warp[i].site) + " leaves out threads of the warp";
-        if (!fault.empty()) return false;
-        for (size_t i = 0; i < count; i++) warp[i].waits = Waits::Nothing;
-        released = true;
-    }
-    return released;
+    for (size_t warp = 0; 32 * warp < block.fibers.size() && fault.empty(); warp++) released |= release_warp(block, warp);
+    return released && fault.empty();
 }
 
 // Lets the block go on if all of its threads wait at one barrier. Whether they do.
@@ -265,17 +283,31 @@ inline void begin(Block& block, uint64_t number) {
     }
 }
 
-// Runs each thread of a block until it waits, and lets those go on that have met. Whether the block goes on or has ended; it
-// does neither where threads do not meet.
-inline bool advance(Block& own, const std::vector<unsigned>& turns) {
-    block = &own;
-    for (unsigned turn : turns) {
-        Fiber& fiber = own.fibers[turn];
+// Runs each of these threads until it waits or ends.
+inline void run_threads(Block& own, const unsigned* turn, const unsigned* end) {
+    for (; turn < end; turn++) {
+        Fiber& fiber = own.fibers[*turn];
         if (fiber.done || fiber.waits != Waits::Nothing) continue;
         current = &fiber;
         host_switch(&scheduler, fiber.stack_pointer);
         own.left -= fiber.done;
     }
+}
+
+// Runs the threads of a block until they wait, and lets those go on that have met. Whether the block goes on or has ended;
+// it does neither where threads do not meet.
+inline bool advance(Block& own, const std::vector<unsigned>& turns, bool ahead) {
+    block = &own;
+    const unsigned *turn = turns.data(), *const end = turn + turns.size();
+    if (!ahead) run_threads(own, turn, end);
+    while (ahead && turn < end && fault.empty()) {
+        const unsigned* const first = turn;
+        const unsigned warp = *first / 32;
+        while (turn < end && *turn / 32 == warp) turn++;
+        do run_threads(own, first, turn);
+        while (fault.empty() && release_warp(own, warp));
+    }
+    if (!fault.empty()) return false;
     if (own.left == 0) return count_sectors(own), true;
     if (release_warps(own)) return true;
     return fault.empty() && release_block(own);
@@ -303,7 +335,7 @@ inline bool run_blocks(unsigned at_once, unsigned order) {
             if (begun == corners && count - corners > corners) begun = count - corners;
             // Blocks come in any order on a device.
             if (alive[i].left == 0 && begun < count) begin(alive[i], order % 2 ? count - 1 - begun : begun), begun++;
-            if (alive[i].left > 0 && !advance(alive[i], own)) return false;
+            if (alive[i].left > 0 && !advance(alive[i], own, runs_ahead(order))) return false;
         }
     } while (begun < count || std::any_of(alive, alive + at_once, [](const Block& block) { return block.left > 0; }));
     return true;

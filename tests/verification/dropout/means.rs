@@ -7,7 +7,6 @@ use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
 use passes::{Manager, PassContext, Pipeline};
 use testing::models::{self, Fixture, done};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};

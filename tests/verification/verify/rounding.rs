@@ -7,7 +7,6 @@ use passes::precision::Precision;
 use testing::models::{self, Fixture, adamw, done};
 use testing::testdata;
 use testing::verification::{passing, verify};
-use trainyard::verification::Mode;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};

@@ -326,3 +326,22 @@ fn packs_in_runs_of_a_thread_exceed_a_budget() {
     let excess = excess_of_packs(|kernel| number_packs(kernel, "lane * OWN + i"));
     assert!(excess.contains("touches 16384 sectors, where 8192 hold"), "{excess}");
 }
+
+/// Each thread takes a pack of every second 16 bytes, and after a wait the packs between them. The same calls lead to both
+/// accesses; the wait makes two of them, of which each touches half a sector a pack.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn packs_that_a_wait_keeps_apart_exceed_a_budget() {
+    let write = |w: &mut Writer| {
+        let x = w.floats(DType::F32, &[2048]);
+        w.op(Unary::Exp, &[x]);
+    };
+    let by_kernel = count(write, |kernel| {
+        let start = kernel.text.find("{\n").expect("a body") + 2;
+        let body = "for (int i = 0; i < 2; i++) {\nconst int at = (2 * threadIdx.x + i) * 4;\n\
+            store(a1 + at, load<4>(a0 + at));\n__syncthreads();\n}\n}\n";
+        kernel.text.replace_range(start.., body);
+    });
+    let excess = excess(&by_kernel).join("\n");
+    assert!(excess.contains("touches 2048 sectors, where 1024 hold"), "{excess}");
+}

@@ -9,7 +9,7 @@ use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::ops::norm::LayerNorm;
 use ir::ops::optimizer::Sgd;
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::ops::shape::Pad;
+use ir::ops::shape::{Pad, Reshape};
 use ir::ops::softmax::{Softmax, SoftmaxGrad};
 use ir::{Builder, DType, Module, Op, Type, ValueId};
 use runtime::cuda::driver::{Address, Driver, DriverError};
@@ -268,7 +268,7 @@ fn rows_across_and_copies_count_beyond_31_bits() {
     let mut b = Builder::new(&mut large.module, "test");
     let turned = b.transpose(square, &[1, 0]).expect("a permutation");
     b.finish();
-    large.op(ir::ops::shape::Reshape, &[turned], &[Type::of(DType::F32, &[sides[0] * sides[1]])]);
+    large.op(Reshape, &[turned], &[Type::of(DType::F32, &[sides[0] * sides[1]])]);
     let mut sparse = large.load(|_| ());
     let last = 2 * 64 * inner - 1;
     sparse.set(0, last, 2.0);
@@ -291,6 +291,45 @@ fn rows_across_and_copies_count_beyond_31_bits() {
     sparse.assert(3, end, 3.0);
     sparse.assert(3, end - 1, 4.0);
     sparse.assert(3, 1, 5.0);
+}
+
+/// The sizes of a tensor of more elements than 32 bits count. Its rows are odd: a copy moves one element a thread.
+const STRIDED: [u64; 3] = [1 << 15, (1 << 16) + 1, 3];
+
+/// The last row, from a copy that exchanges the outer dims.
+fn last_row_of_a_strided_copy(change: fn(&mut Kernel)) -> Result<[f32; 3], DriverError> {
+    let mut large = Large::new();
+    let x = large.floats(&STRIDED);
+    let mut b = Builder::new(&mut large.module, "test");
+    let turned = b.transpose(x, &[1, 0, 2]).expect("a permutation");
+    b.finish();
+    let count = STRIDED.iter().product();
+    large.op(Reshape, &[turned], &[Type::of(DType::F32, &[count])]);
+    let mut sparse = large.load(change);
+    let last = [3, 2, 1].map(|back| count - back);
+    for (element, value) in last.into_iter().zip([2.0, 3.0, 4.0]) {
+        sparse.set(0, element, value);
+    }
+    sparse.run()?;
+    Ok(last.map(|element| sparse.get(0, element)))
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn strided_copies_count_beyond_32_bits() {
+    let last = last_row_of_a_strided_copy(|_| ()).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(last, [2.0, 3.0, 4.0]);
+}
+
+/// The test finds an index of 32 bits.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn an_index_of_a_strided_copy_that_overflows_is_found() {
+    let last = last_row_of_a_strided_copy(|kernel| {
+        assert!(kernel.text.contains("i64, 1, 1, 1>("), "{}", kernel.text);
+        kernel.text = kernel.text.replace("i64, 1, 1, 1>(", "u32, 1, 1, 1>(");
+    });
+    assert!(!matches!(last, Ok([2.0, 3.0, 4.0])), "{last:?}");
 }
 
 #[test]

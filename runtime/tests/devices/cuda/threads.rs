@@ -151,6 +151,43 @@ fn mma() -> &'static File {
     files.find(|file| file.name == "mma.cuh").expect("attention in bf16 takes tensor cores")
 }
 
+/// Each warp shows a number in both of two rounds, without a barrier between its reads in the first and its write in the
+/// second. The threads of a warp wait for each other there, and warps that take turns have all read by then. A warp that
+/// runs ahead writes too early.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn shared_memory_that_is_written_again_too_early_is_found() {
+    let body = |wait: &str| {
+        format!(
+            "SHARED(float, of_warps, 8);\nfloat sum = 0;\nfor (int round = 1; round <= 2; round++) {{\n\
+             if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = round;\n__syncthreads();\n\
+             for (int i = 0; i < 8; i++) sum += of_warps[i];\n{wait}();\n}}\na1[thread_index()] = sum;"
+        )
+    };
+    let sums = |wait, threads| run(with_body(&body(wait)), threads).expect("it runs")[..512].to_vec();
+    for threads in 0..4 {
+        assert_eq!(sums("__syncthreads", threads), [24.0; 512]);
+        let is_ahead = threads % 2 == 1;
+        assert_eq!(sums("__syncwarp", threads) != [24.0; 512], is_ahead, "order {threads}");
+    }
+}
+
+/// On a device copies arrive at any time.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn copies_that_no_thread_waits_for_are_found() {
+    let body = |wait: &str| {
+        format!("SHARED(mma::Room, room, 8);\nmma::copy(room, a0, true);\n{wait}\na1[threadIdx.x] = 1;")
+    };
+    let cuda = |wait| {
+        let mut cuda = with_body(&body(wait));
+        cuda.kernels[0].files.push(mma());
+        cuda
+    };
+    run(cuda("mma::wait_for_copies();"), 0).expect("it waits");
+    assert_fails(cuda(""), &["chain_", "thread 0 ends without a wait for its copies"]);
+}
+
 /// Blocks that add to one number after another are right as long as one ends before the next begins.
 #[test]
 #[ignore = "needs a C++ compiler"]

@@ -39,6 +39,13 @@ fn kernels_know_which_part_a_gpu_has() {
     ]);
 }
 
+/// A block of keys that no query sees waits for its copies before results take their place.
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn tensor_cores_know_which_queries_a_gpu_has() {
+    on_stand_ins(&[operators::split_queries_of_halves_see_the_keys_before_them]);
+}
+
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn steps_on_gpus_are_those_of_one_device() {

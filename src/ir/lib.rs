@@ -23,6 +23,7 @@ pub mod module;
 pub mod ops;
 pub mod random;
 pub mod state;
+pub mod step_output;
 mod sugar;
 pub mod tensor;
 #[doc(hidden)]
@@ -44,6 +45,7 @@ pub use mesh::{Axis, AxisId, AxisRole, Mesh};
 pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
 pub use ops::{Cost, GradientError, Gradients, Inference, NodeRef, Op, Operator, Signature};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
+pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

@@ -10,7 +10,7 @@ mod group;
 pub mod schedule;
 mod update;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Hyperparameter, Range};
 pub use group::{Group, settings};
 
 use crate::arguments::Arguments;
@@ -49,6 +49,9 @@ pub struct Optimizer {
     pub keep_gradients: bool,
 }
 
+/// The learning rate of an optimizer for which none is given.
+pub const DEFAULT_LEARNING_RATE: f64 = 1e-3;
+
 /// Which parameters decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
@@ -64,7 +67,7 @@ impl Default for Optimizer {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::ADAMW,
-            lr: 1e-3,
+            lr: DEFAULT_LEARNING_RATE,
             schedule: Schedule::default(),
             weight_decay: 0.0,
             decay: Decay::Matrices,

@@ -10,11 +10,13 @@ use crate::root;
 
 /// Arrows that no package has: its folder, the module that may not import, the modules that it may not import. `*` is every
 /// module that is not among those.
-const FORBIDDEN: [(&str, &str, &[&str]); 2] = [
+const FORBIDDEN: [(&str, &str, &[&str]); 3] = [
     // The library does not know the command line.
     ("src", "*", &["cli"]),
     // The training loop runs on every device alike.
     ("runtime", "train", &["cpu", "cuda"]),
+    // Lowering knows a target by its contracts.
+    ("runtime", "lower", &["cpu"]),
 ];
 
 /// The folders of packages whose modules import each other in no circle.

@@ -13,7 +13,6 @@
 //! opens with the constant that it starts from, which [`crate::precision`] scales.
 
 use crate::arguments::Arguments;
-use crate::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT, part};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::elementwise::{Binary, Compare, Select};
@@ -21,7 +20,7 @@ use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, Operator,
-    Phase, Role, StateId, TypeError, ValueId,
+    Phase, Role, Scalar, ScalarPart, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -49,7 +48,7 @@ impl Transform for Autodiff {
         let decision = decide(module)?;
         let changed = apply(module, self, &decision)?;
         let trained: BTreeSet<&str> =
-            module.outputs.iter().filter_map(|output| output.name.strip_prefix("grad.")).collect();
+            module.outputs.iter().filter_map(|output| StepOutput::gradient_of(&output.name)).collect();
         for state in module.states.values().filter(|state| state.role == Role::Parameter) {
             if !trained.contains(state.name.as_str()) {
                 let warning =
@@ -102,7 +101,7 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported {
         return Err(Diagnostic::new("the program has a backward phase already"));
     }
-    let mut classes = classes(module, "loss")?;
+    let mut classes = classes(module, Scalar::Loss)?;
     if classes.is_empty() {
         let error = Diagnostic::new("there is no output `loss.sum` to train by");
         return Err(error.note("run `loss` first"));
@@ -127,22 +126,23 @@ pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
 }
 
 /// The classes of a scalar that the loss pass took apart.
-fn classes(module: &Module, name: &str) -> Result<Vec<Class>, Diagnostic> {
-    let output = |index, of| module.output(&part(name, index, of)).map(|output| output.value);
-    let number = |index, of| {
-        let node = output(index, of).and_then(|value| module.producer(value));
+fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
+    let named = |class, part| StepOutput::Part { scalar, class, part };
+    let output = |class, part| module.step_output(named(class, part)).map(|output| output.value);
+    let number = |class, part| {
+        let node = output(class, part).and_then(|value| module.producer(value));
         node.map_or(0.0, |node| if let Op::Splat(splat) = &node.op { splat.value.get() } else { 0.0 })
     };
     let mut classes = Vec::new();
-    while let Some(sum) = output(classes.len(), SUM) {
+    while let Some(sum) = output(classes.len(), ScalarPart::Sum) {
         let index = classes.len();
         let missing = || {
-            let weight = part(name, index, WEIGHT);
+            let weight = named(index, ScalarPart::Weight);
             Diagnostic::new(format!("there is no output `{weight}` to train by")).note("run `loss` first")
         };
-        let weight = output(index, WEIGHT).ok_or_else(missing)?;
+        let weight = output(index, ScalarPart::Weight).ok_or_else(missing)?;
         let nominal = nominal(module, weight)?;
-        let (floor, epsilon) = (number(index, FLOOR), number(index, EPSILON));
+        let (floor, epsilon) = (number(index, ScalarPart::Floor), number(index, ScalarPart::Epsilon));
         classes.push(Class { sum, weight, floor, epsilon, nominal, path: vec![] });
     }
     Ok(classes)
@@ -189,14 +189,14 @@ pub fn apply(module: &mut Module, options: &Autodiff, decision: &Decision) -> Re
     let mut b = Builder::new(module, Autodiff::NAME);
     let sums = accumulate(&mut b, &decision.classes)?;
     let loss = value(&mut b, &sums)?;
-    b.tables().add_output("loss", loss);
+    b.tables().add_output(StepOutput::Loss, loss);
     let gradients = match &decision.classes[..] {
         classes @ ([] | [_]) => each_class(&mut b, decision, classes, &sums)?,
         classes if options.whole => all_classes(&mut b, decision, classes)?,
         classes => each_class(&mut b, decision, classes, &sums)?,
     };
     for (state, gradient) in gradients {
-        let name = format!("grad.{}", b.module().states[state].name);
+        let name = StepOutput::Gradient(&b.module().states[state].name).to_string();
         b.tables().add_output(name, gradient);
     }
     metrics(&mut b)?;
@@ -420,22 +420,30 @@ fn value(b: &mut Builder, sums: &[Sums]) -> Result<ValueId, TypeError> {
 
 /// Reports the scalars of the model that are not trained: the output `metric.NAME` in the update.
 fn metrics(b: &mut Builder) -> Result<(), Diagnostic> {
-    let end = format!(".{SUM}");
-    let names: Vec<String> = b.module().outputs.iter().map(|output| output.name.clone()).collect();
-    let metrics = names.iter().filter_map(|name| name.strip_suffix(&end).filter(|n| n.starts_with(METRIC)));
+    let outputs = b.module().outputs.iter();
+    let metrics: Vec<String> =
+        outputs.filter_map(|output| metric_with_sum(b.module(), &output.name)).collect();
     for name in metrics {
-        // `NAME.1.sum` is a class of `NAME`.
-        let is_class = |(name, index): (&str, &str)| {
-            index.parse::<usize>().is_ok() && names.contains(&part(name, 0, SUM))
-        };
-        if name.rsplit_once('.').is_some_and(is_class) {
-            continue;
-        }
-        let classes = classes(b.module(), name)?;
+        let classes = classes(b.module(), Scalar::Metric(&name))?;
         let sums = accumulate(b, &classes)?;
         b.at(At::End(Phase::Update));
         let value = value(b, &sums)?;
-        b.tables().add_output(name, value);
+        b.tables().add_output(StepOutput::Metric(&name), value);
     }
     Ok(())
+}
+
+/// The scalar of the model whose first class has an output as its sum.
+fn metric_with_sum(module: &Module, output: &str) -> Option<String> {
+    let Some(StepOutput::Part { scalar: Scalar::Metric(name), class, part: ScalarPart::Sum }) =
+        StepOutput::of(output)
+    else {
+        return None;
+    };
+    let first = StepOutput::Part { scalar: Scalar::Metric(name), class: 0, part: ScalarPart::Sum };
+    match class {
+        0 => Some(name.to_owned()),
+        // A scalar may be called `NAME.1` itself.
+        class => module.step_output(first).is_none().then(|| format!("{name}.{class}")),
+    }
 }

@@ -14,7 +14,6 @@ mod own;
 mod prediction;
 mod terms;
 
-pub use build::{EPSILON, FLOOR, SUM, UNSMOOTHED, WEIGHT, part};
 pub use kind::LossKind;
 pub use own::Own;
 pub use prediction::Prediction;
@@ -25,7 +24,9 @@ use crate::bind::SUMS_OVER_BATCH;
 use crate::pass::{PassContext, Transform};
 use crate::reports::LossReport;
 use ir::ops::loss::CrossEntropy;
-use ir::{At, Builder, Changed, Diagnostic, Level, Module, Op, Phase, ValueId};
+use ir::{
+    At, Builder, Changed, Diagnostic, Level, Module, Op, Phase, Scalar, ScalarPart, StepOutput, ValueId,
+};
 use linear::{Facts, through_views};
 use std::fmt;
 use terms::Recognizer;
@@ -46,9 +47,6 @@ pub const NAME: &str = "loss";
 
 /// The label that PyTorch ignores by default.
 pub const IGNORE_INDEX: i64 = -100;
-
-/// Stands before the name of a scalar of the model that is reported and not trained.
-pub const METRIC: &str = "metric.";
 
 impl Default for Loss {
     fn default() -> Self {
@@ -193,12 +191,10 @@ impl Decision {
 /// Finds the loss, or the output to make one of. `exported` is the batch that the file was exported with, if it is not that
 /// of the module.
 pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<Decision, Diagnostic> {
-    if module.level != Level::Imported || module.output("loss.sum").is_some() {
+    if module.level != Level::Imported || module.step_output(StepOutput::loss(0, ScalarPart::Sum)).is_some() {
         return Err(Diagnostic::new("the program has a loss to train by already"));
     }
-    let is_reserved =
-        |output: &&ir::Output| output.name.starts_with("loss.") || output.name.starts_with(METRIC);
-    if let Some(output) = module.outputs.iter().find(is_reserved) {
+    if let Some(output) = module.outputs.iter().find(|output| StepOutput::reserves(&output.name)) {
         let error =
             Diagnostic::new(format!("output `{}` has a name that outputs of a step have", output.name));
         return Err(
@@ -318,11 +314,12 @@ pub fn apply(module: &mut Module, options: &Loss, decision: &Decision) -> Result
         }
     };
     // A training program reports the mean over the global batch as `loss`.
-    b.tables().outputs.retain(|output| output.name != own && output.name != "loss");
-    build::add_outputs(&mut b, "loss", &classes)?;
+    let reported = StepOutput::Loss.to_string();
+    b.tables().outputs.retain(|output| output.name != own && output.name != reported);
+    build::add_outputs(&mut b, Scalar::Loss, &classes)?;
     for (name, objective) in &decision.metrics {
         let classes = build::objective(&mut b, objective, decision.batch)?;
-        build::add_outputs(&mut b, &format!("{METRIC}{name}"), &classes)?;
+        build::add_outputs(&mut b, Scalar::Metric(name), &classes)?;
     }
     Ok(b.finish())
 }

@@ -10,19 +10,18 @@ mod group;
 pub mod schedule;
 mod update;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Hyperparameter, Range};
 pub use group::{Group, settings};
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::precision::SKIPPED;
 use algorithm::not_negative;
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Select, Unary};
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId, Type,
-    TypeError, ValueId,
+    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId,
+    StepOutput, Type, TypeError, ValueId,
 };
 use schedule::Schedule;
 use std::collections::BTreeMap;
@@ -50,6 +49,9 @@ pub struct Optimizer {
     pub keep_gradients: bool,
 }
 
+/// The learning rate of an optimizer for which none is given.
+pub const DEFAULT_LEARNING_RATE: f64 = 1e-3;
+
 /// Which parameters decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
@@ -65,7 +67,7 @@ impl Default for Optimizer {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::ADAMW,
-            lr: 1e-3,
+            lr: DEFAULT_LEARNING_RATE,
             schedule: Schedule::default(),
             weight_decay: 0.0,
             decay: Decay::Matrices,
@@ -175,7 +177,7 @@ pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<
     }
     let gradients = module.outputs.iter();
     let gradients: BTreeMap<&str, ValueId> =
-        gradients.filter_map(|output| Some((output.name.strip_prefix("grad.")?, output.value))).collect();
+        gradients.filter_map(|output| Some((StepOutput::gradient_of(&output.name)?, output.value))).collect();
     let mut updates = Vec::new();
     for (state, row) in module.states.iter().filter(|(_, row)| row.role == Role::Parameter) {
         let Some(&gradient) = gradients.get(row.name.as_str()) else { continue };
@@ -227,14 +229,14 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     b.at(At::End(Phase::Update)).origin("optimizer");
     let step = build_step(&mut b)?;
     let lr = options.schedule.build(&mut b, options.lr, step.before)?;
-    b.tables().add_output("lr", lr);
+    b.tables().add_output(StepOutput::LearningRate, lr);
     let gradients: Vec<ValueId> = decision.updates.iter().map(|update| update.gradient).collect();
-    let norm = match b.module().output("grad_norm") {
+    let norm = match b.module().step_output(StepOutput::GradientNorm) {
         // Where the loss is scaled, the norm has told whether the gradients are finite.
         Some(output) => output.value,
         None => {
             let norm = build_norm(&mut b, &gradients)?;
-            b.tables().add_output("grad_norm", norm);
+            b.tables().add_output(StepOutput::GradientNorm, norm);
             norm
         }
     };
@@ -258,11 +260,11 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         let scalars = Scalars { lr, weight_decay, decays: update.weight_decay != 0.0, step: step.after };
         build_update(&mut b, options.algorithm, update.state, gradient, &scalars)?;
     }
-    if let Some(skipped) = b.module().output(SKIPPED).map(|output| output.value) {
+    if let Some(skipped) = b.module().step_output(StepOutput::Skipped).map(|output| output.value) {
         build_skip(&mut b, skipped)?;
     }
     if !options.keep_gradients {
-        b.tables().outputs.retain(|output| !output.name.starts_with("grad."));
+        b.tables().outputs.retain(|output| StepOutput::gradient_of(&output.name).is_none());
     }
     Ok(b.finish())
 }

@@ -17,7 +17,7 @@ use crate::pass::{PassContext, Transform};
 use ir::{Changed, DType, Diagnostic, Level, Module};
 
 pub use decide::{Decision, decide};
-pub use scaling::{EXHAUSTED, SCALE, SKIPPED};
+pub use scaling::SCALE;
 
 /// The pass. By default it changes nothing.
 #[derive(Clone, Debug, PartialEq)]

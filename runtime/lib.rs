@@ -21,4 +21,5 @@ pub mod program;
 pub mod progress;
 pub mod ranks;
 pub mod room;
+mod safetensors_types;
 pub mod train;

@@ -4,10 +4,9 @@ use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::training;
 use anyhow::anyhow;
-use ir::{Diagnostic, Module, View};
+use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
-use passes::loss::UNSMOOTHED;
 use passes::reports::LossReport;
 use passes::reports::NearMiss;
 use passes::reports::ShardingReport;
@@ -145,7 +144,7 @@ impl Source {
 impl Forward {
     /// Whether the loss has several classes, each with a weight of its own.
     pub fn has_classes(&self) -> bool {
-        self.module.output(&passes::loss::part("loss", 1, passes::loss::SUM)).is_some()
+        self.module.step_output(StepOutput::loss(1, ScalarPart::Sum)).is_some()
     }
 
     /// Runs the second half of a plan, which makes the whole step.
@@ -210,15 +209,13 @@ impl Compilation {
     }
 }
 
-/// The output with the sum of the losses of a microbatch.
-const LOSS_SUM: &str = "loss.sum";
-
 /// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is drawn, no label is
 /// smoothed, and batch norms use their running statistics.
 pub(crate) fn evaluation(training: &Module) -> Result<Module, ir::TypeError> {
     let mut module = training.clone();
-    if let Some(unsmoothed) = module.output(UNSMOOTHED).map(|output| output.value) {
-        let sum = module.outputs.iter_mut().filter(|output| output.name == LOSS_SUM);
+    if let Some(unsmoothed) = module.step_output(StepOutput::UnsmoothedSum).map(|output| output.value) {
+        let name = StepOutput::loss(0, ScalarPart::Sum).to_string();
+        let sum = module.outputs.iter_mut().filter(|output| output.name == name);
         sum.for_each(|output| output.value = unsmoothed);
     }
     let wanted = training::evaluation_outputs(&module);

@@ -28,7 +28,7 @@ pub use look::Look;
 pub use loss::Loss;
 pub use optimizer::Optimizer;
 pub use out::Out;
-pub use parallel::{MeshAxes, Parallel, ShardRule};
+pub use parallel::{MeshAxes, Parallel};
 pub use precision::{Precision, PrecisionChoice};
 pub use run::{Export, Length, Resume, ResumePlace, Run};
 pub use shapes::{Bindings, Shapes};

@@ -2,7 +2,7 @@
 
 use crate::compilation;
 use ir::ops::elementwise::Compare;
-use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, Role, State, ValueId};
+use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, Role, ScalarPart, State, StepOutput, ValueId};
 use passes::bind::where_samples_meet;
 use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
@@ -36,8 +36,8 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Diagnosti
 
 /// Why the loss of a program, or a state, depends on samples whose labels are ignored, as a sentence; `None` if it does not.
 fn counts_fill(module: &Module, labels: &str) -> Option<String> {
-    let loss = ["loss.sum", "loss.weight"].map(|name| {
-        let (node, result) = cross_entropy(module, module.output(name)?.value)?;
+    let loss = [ScalarPart::Sum, ScalarPart::Weight].map(|part| {
+        let (node, result) = cross_entropy(module, module.step_output(StepOutput::loss(0, part))?.value)?;
         let reads = source_input(module, module.node(node).operands[1])?;
         (module.inputs[reads].name == labels).then_some((node, result))
     });
@@ -49,7 +49,7 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
             );
         }
     }
-    if module.output(&passes::loss::part("loss", 1, passes::loss::SUM)).is_some() {
+    if module.step_output(StepOutput::loss(1, ScalarPart::Sum)).is_some() {
         return Some("the loss has a term that no label leaves a sample out of".into());
     }
     let is_carried_on = |state: &State| state.role == Role::Buffer && state.output.is_some();

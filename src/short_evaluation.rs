@@ -7,7 +7,7 @@ use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::sizes;
-use ir::{Diagnostic, Module, Movement, Op, Type, ValueId};
+use ir::{Definition, Diagnostic, Module, Movement, Op, ScalarPart, StepOutput, Type, ValueId};
 use passes::Manager;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -107,8 +107,7 @@ fn batch(module: &Module) -> Option<u64> {
 
 /// The weight of a class of the loss.
 fn weight(module: &Module, class: usize) -> Option<ValueId> {
-    let name = if class == 0 { "loss.weight".to_owned() } else { format!("loss.{class}.weight") };
-    module.output(&name).map(|output| output.value)
+    module.step_output(StepOutput::loss(class, ScalarPart::Weight)).map(|output| output.value)
 }
 
 /// The number that a value is whatever the batch holds, if it is one.

@@ -9,10 +9,8 @@ use crate::short_evaluation::ShortEvaluation;
 use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
-use ir::{Diagnostic, Module, Phase};
+use ir::{Diagnostic, Module, Phase, Scalar, ScalarPart, StepOutput};
 use onnx::Imported;
-use passes::loss::{EPSILON, FLOOR, METRIC, SUM, WEIGHT};
-use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
     initial_states,
@@ -37,9 +35,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// The outputs that the loop reads.
-const TRAINING_OUTPUTS: [&str; 4] = ["loss", "lr", "grad_norm", "loss.sum"];
+const TRAINING_OUTPUTS: [StepOutput; 4] = [
+    StepOutput::Loss,
+    StepOutput::LearningRate,
+    StepOutput::GradientNorm,
+    StepOutput::Part { scalar: Scalar::Loss, class: 0, part: ScalarPart::Sum },
+];
 /// Those that it reads where the loss is scaled.
-const SCALING_OUTPUTS: [&str; 3] = [SKIPPED, SCALE, EXHAUSTED];
+const SCALING_OUTPUTS: [StepOutput; 3] =
+    [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted];
 
 /// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
@@ -127,21 +131,20 @@ pub fn lower_step(
 
 /// The outputs of a step that the loop reads.
 fn outputs(module: &Module) -> Vec<String> {
-    let scaling = SCALING_OUTPUTS.into_iter().filter(|name| module.output(name).is_some());
+    let scaling = SCALING_OUTPUTS.into_iter().filter(|output| module.step_output(*output).is_some());
     let is_metric = |output: &&ir::Output| {
-        output.name.starts_with(METRIC) && module.phase_of(output.value) == Phase::Update
+        StepOutput::metric_of(&output.name).is_some() && module.phase_of(output.value) == Phase::Update
     };
     let metrics = module.outputs.iter().filter(is_metric).map(|output| output.name.clone());
-    TRAINING_OUTPUTS.into_iter().chain(scaling).map(str::to_owned).chain(metrics).collect()
+    TRAINING_OUTPUTS.into_iter().chain(scaling).map(String::from).chain(metrics).collect()
 }
 
 /// The outputs that an evaluation reads: the classes of the loss.
 pub(crate) fn evaluation_outputs(module: &Module) -> Vec<String> {
-    let parts = [SUM, WEIGHT, FLOOR, EPSILON];
-    let names = |index| parts.into_iter().map(move |part| passes::loss::part("loss", index, part));
-    let is_there = |name: &String| module.output(name).is_some();
-    let classes = (0..).take_while(|&index| is_there(&passes::loss::part("loss", index, SUM)));
-    classes.flat_map(names).filter(is_there).collect()
+    let parts = |class| ScalarPart::ALL.into_iter().map(move |part| StepOutput::loss(class, part));
+    let is_there = |output: &StepOutput| module.step_output(*output).is_some();
+    let classes = (0..).take_while(|&class| is_there(&StepOutput::loss(class, ScalarPart::Sum)));
+    classes.flat_map(parts).filter(is_there).map(String::from).collect()
 }
 
 /// What runs of a program when it is trained: what the model gives beside its loss is left out.

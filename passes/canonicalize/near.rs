@@ -17,11 +17,11 @@ pub(super) struct Seen {
 }
 
 /// Whether nothing is unmet where a rule has found the shape of a pattern at `n`; what is unmet is kept for the user.
-pub(super) fn holds<const N: usize>(
+pub(super) fn holds(
     g: &Graph,
     n: &ENode,
     pattern: &'static str,
-    unmet: [Option<String>; N],
+    unmet: impl IntoIterator<Item = Option<String>>,
 ) -> bool {
     let mut unmet = unmet.into_iter().flatten();
     let (first, more) = (unmet.next(), unmet.next().is_some());

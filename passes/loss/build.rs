@@ -1,9 +1,6 @@
-//! Builds the outputs that a scalar is trained and reported by.
+//! Builds the outputs that a scalar is trained and reported by: the parts of its classes ([`ir::Scalar`]).
 //!
-//! Class 0 of a scalar `NAME` has the outputs `NAME.sum` and `NAME.weight`; class `i` has `NAME.i.sum` and
-//! `NAME.i.weight`. The value over several microbatches is `Σ sum / (max(Σ weight, floor) + epsilon)` of each class, added up.
-//! A floor or an epsilon that is not 0 is a constant in the output `NAME.floor`, `NAME.i.epsilon` and so on. A sum that
-//! nothing divides has the weight 0 and the floor 1.
+//! A floor or an epsilon that is not 0 is a constant. A sum that nothing divides has the weight 0 and the floor 1.
 
 use super::prediction::{Prediction, labels};
 use super::terms::{Addend, Class, Divisor, Objective};
@@ -11,19 +8,7 @@ use super::{Criterion, IGNORE_INDEX, Loss};
 use ir::ops::Float;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::loss::CrossEntropy;
-use ir::{Builder, DType, Diagnostic, TypeError, ValueId};
-
-/// The output with the sum of the losses without label smoothing, which an evaluation reads in place of `loss.sum`.
-pub const UNSMOOTHED: &str = "loss.unsmoothed";
-
-/// The parts of a class.
-pub const SUM: &str = "sum";
-/// See [`SUM`].
-pub const WEIGHT: &str = "weight";
-/// See [`SUM`].
-pub const FLOOR: &str = "floor";
-/// See [`SUM`].
-pub const EPSILON: &str = "epsilon";
+use ir::{Builder, DType, Diagnostic, Scalar, ScalarPart, StepOutput, TypeError, ValueId};
 
 /// The scalars of a class.
 pub(super) struct Scalars {
@@ -40,11 +25,6 @@ impl Scalars {
     }
 }
 
-/// The name of a part of class `index` of a scalar.
-pub fn part(name: &str, index: usize, part: &str) -> String {
-    if index == 0 { format!("{name}.{part}") } else { format!("{name}.{index}.{part}") }
-}
-
 /// The scalars of each class of an objective.
 pub(super) fn objective(
     b: &mut Builder,
@@ -55,14 +35,15 @@ pub(super) fn objective(
 }
 
 /// Adds the outputs of a scalar.
-pub(super) fn add_outputs(b: &mut Builder, name: &str, classes: &[Scalars]) -> Result<(), TypeError> {
-    for (index, class) in classes.iter().enumerate() {
-        b.tables().add_output(part(name, index, SUM), class.sum);
-        b.tables().add_output(part(name, index, WEIGHT), class.weight);
-        for (bound, number) in [FLOOR, EPSILON].into_iter().zip(class.bounds) {
+pub(super) fn add_outputs(b: &mut Builder, scalar: Scalar, classes: &[Scalars]) -> Result<(), TypeError> {
+    for (class, Scalars { sum, weight, bounds }) in classes.iter().enumerate() {
+        let output = |part| StepOutput::Part { scalar, class, part };
+        b.tables().add_output(output(ScalarPart::Sum), *sum);
+        b.tables().add_output(output(ScalarPart::Weight), *weight);
+        for (bound, &number) in [ScalarPart::Floor, ScalarPart::Epsilon].into_iter().zip(bounds) {
             if number != 0.0 {
                 let number = b.scalar(DType::F64, number)?;
-                b.tables().add_output(part(name, index, bound), number);
+                b.tables().add_output(output(bound), number);
             }
         }
     }
@@ -146,7 +127,7 @@ fn cross_entropy(b: &mut Builder, options: &Loss, logits: ValueId) -> Result<Sca
     let scalars = Scalars::quotient(results[0], results[1]);
     if options.label_smoothing != 0.0 {
         let plain = b.push(smoothed(0.0), &[logits, labels])?[0];
-        b.tables().add_output(UNSMOOTHED, plain);
+        b.tables().add_output(StepOutput::UnsmoothedSum, plain);
     }
     Ok(scalars)
 }

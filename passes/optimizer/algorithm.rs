@@ -30,6 +30,26 @@ pub enum Algorithm {
     },
 }
 
+/// A number that belongs to an algorithm, under its name in text.
+#[derive(Debug, PartialEq)]
+pub struct Hyperparameter<'a> {
+    /// Its name.
+    pub name: &'static str,
+    /// The number.
+    pub value: &'a mut f64,
+    /// The numbers that it may be.
+    pub range: Range,
+}
+
+/// The numbers that a hyperparameter may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// At least 0 and below 1.
+    Share,
+    /// A small number that keeps a divisor from 0; an optimizer of a file may have the epsilon 0.
+    Epsilon,
+}
+
 impl Algorithm {
     /// AdamW with PyTorch's defaults.
     pub const ADAMW: Self = Self::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, decoupled: true };
@@ -45,30 +65,40 @@ impl Algorithm {
         (Self::ADAMW, "adamw"),
     ];
 
-    pub(super) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(match arguments.word(&Self::ALL).unwrap_or(Self::ADAMW) {
-            Self::Sgd { momentum, nesterov } => {
-                Self::Sgd { momentum: arguments.value("momentum", momentum)?, nesterov }
+    /// The algorithm of that name, with default hyperparameters.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, other)| *other == name).map(|(algorithm, _)| algorithm)
+    }
+
+    /// The hyperparameters that its text gives, to be read and set.
+    pub fn hyperparameters(&mut self) -> Vec<Hyperparameter<'_>> {
+        let share = |name, value| Hyperparameter { name, value, range: Range::Share };
+        let epsilon = |value| Hyperparameter { name: "eps", value, range: Range::Epsilon };
+        match self {
+            Self::Sgd { momentum, nesterov: _ } => vec![share("momentum", momentum)],
+            Self::Adagrad { eps } => vec![epsilon(eps)],
+            Self::Adam { beta1, beta2, eps, decoupled: _ } => {
+                vec![share("beta1", beta1), share("beta2", beta2), epsilon(eps)]
             }
-            Self::Adagrad { eps } => Self::Adagrad { eps: arguments.value("eps", eps)? },
-            Self::Adam { beta1, beta2, eps, decoupled } => Self::Adam {
-                beta1: arguments.value("beta1", beta1)?,
-                beta2: arguments.value("beta2", beta2)?,
-                eps: arguments.value("eps", eps)?,
-                decoupled,
-            },
-        })
+        }
+    }
+
+    pub(super) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let mut algorithm = arguments.word(&Self::ALL).unwrap_or(Self::ADAMW);
+        for Hyperparameter { name, value, .. } in algorithm.hyperparameters() {
+            *value = arguments.value(name, *value)?;
+        }
+        Ok(algorithm)
     }
 
     pub(super) fn print(&self, arguments: &mut Arguments) {
         arguments.push("", self.name());
-        match *self {
-            Self::Sgd { momentum, .. } => arguments.push("momentum", momentum),
-            Self::Adagrad { eps } => arguments.push_unless(&1e-10, "eps", &eps),
-            Self::Adam { beta1, beta2, eps, .. } => {
-                arguments.push_unless(&0.9, "beta1", &beta1);
-                arguments.push_unless(&0.999, "beta2", &beta2);
-                arguments.push_unless(&1e-8, "eps", &eps);
+        // The rule with a momentum goes by two names, so its momentum is always written.
+        let always = matches!(self, Self::Sgd { .. });
+        let (mut given, mut default) = (*self, Self::named(self.name()).unwrap_or(*self));
+        for (given, default) in given.hyperparameters().into_iter().zip(default.hyperparameters()) {
+            if always || given.value != default.value {
+                arguments.push(given.name, *given.value);
             }
         }
     }
@@ -86,21 +116,20 @@ impl Algorithm {
     }
 
     /// Refuses numbers with which no step makes sense.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let share = |name: &str, value: f64| match (0.0..1.0).contains(&value) {
-            true => Ok(()),
-            false => Err(format!("{name} is {value}; it must be at least 0 and below 1")),
-        };
-        match *self {
-            Self::Sgd { momentum: 0.0, nesterov: true } => {
-                Err("Nesterov's rule needs a momentum above 0".to_string())
-            }
-            Self::Sgd { momentum, .. } => share("momentum", momentum),
-            Self::Adagrad { eps } => not_negative("eps", eps),
-            Self::Adam { beta1, beta2, eps, .. } => {
-                share("beta1", beta1).and(share("beta2", beta2)).and(not_negative("eps", eps))
-            }
+    pub fn check(&self) -> Result<(), String> {
+        if let Self::Sgd { momentum: 0.0, nesterov: true } = self {
+            return Err("nesterov's rule needs a momentum above 0".to_string());
         }
+        let mut given = *self;
+        given.hyperparameters().into_iter().try_for_each(
+            |Hyperparameter { name, value, range }| match range {
+                Range::Share if !(0.0..1.0).contains(value) => {
+                    Err(format!("{name} is {value}; it must be at least 0 and below 1"))
+                }
+                Range::Share => Ok(()),
+                Range::Epsilon => not_negative(name, *value),
+            },
+        )
     }
 }
 

@@ -9,15 +9,12 @@ use crate::optimizer::build_norm;
 use crate::pass::Transform;
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::{
-    At, Builder, DType, Diagnostic, Initializer, Module, Op, Phase, Role, StateId, Type, TypeError, ValueId,
+    At, Builder, DType, Diagnostic, Initializer, Module, Op, Phase, Role, StateId, StepOutput, Type,
+    TypeError, ValueId,
 };
 
-/// The output that says whether this step changes no state but the scaler's.
-pub const SKIPPED: &str = "skipped";
-/// The state with the scale, and the output with the scale of this step.
+/// The state with the scale.
 pub const SCALE: &str = "loss_scale";
-/// The output that says that the step is skipped though its scale is the smallest there may be.
-pub const EXHAUSTED: &str = "loss_scale.exhausted";
 
 /// The states of the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,10 +76,13 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
     let smallest = b.scalar(DType::F32, options.min)?;
     let at_minimum = b.one(Compare::LessEqual, &[scale, smallest])?;
     let exhausted = b.one(Logical::And, &[skipped, at_minimum])?;
-    for (name, value) in
-        [("grad_norm", norm), (SKIPPED, skipped), (SCALE, this_scale), (EXHAUSTED, exhausted)]
-    {
-        b.tables().add_output(name, value);
+    for (output, value) in [
+        (StepOutput::GradientNorm, norm),
+        (StepOutput::Skipped, skipped),
+        (StepOutput::LossScale, this_scale),
+        (StepOutput::ScaleExhausted, exhausted),
+    ] {
+        b.tables().add_output(output, value);
     }
     let next = build_next(&mut b, options, skipped, [scale, good_steps, hysteresis])?;
     for (state, value) in [scaler.scale, scaler.good_steps, scaler.hysteresis].into_iter().zip(next) {
@@ -98,7 +98,7 @@ fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<ValueId>, TypeError> {
     let mut gradients = Vec::new();
     for index in 0..b.module().outputs.len() {
         let output = &b.module().outputs[index];
-        if !output.name.starts_with("grad.") {
+        if StepOutput::gradient_of(&output.name).is_none() {
             continue;
         }
         let gradient = output.value;

@@ -17,23 +17,32 @@ pub struct Shard {
     pub dims: Vec<Vec<String>>,
 }
 
-/// `h.*.c_fc.weight=-,tp`: `-` for no axis, `dp*tp` for several.
+/// `h.*.c_fc.weight=-,tp`: `-` for no axis, `dp*tp` for several. No axis stands twice.
 impl FromStr for Shard {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let error =
-            || format!("`{text}` is no sharding: it should be PATTERN=DIMS, such as `h.*.weight=-,tp`");
-        let (pattern, dims) = text.rsplit_once('=').ok_or_else(error)?;
-        let dim = |text: &str| match text.trim() {
-            "" => Err(error()),
-            "-" => Ok(vec![]),
-            axes => Ok(axes.split('*').map(|axis| axis.trim().to_string()).collect()),
+        let Some((pattern, dims)) = text.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty()) else {
+            return Err(format!("`{text}` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'"));
         };
-        if pattern.is_empty() {
-            return Err(error());
+        let mut seen: Vec<&str> = Vec::new();
+        let mut shard = Self { pattern: pattern.to_owned(), dims: Vec::new() };
+        for dim in dims.split(',').map(str::trim) {
+            let axes: Vec<&str> = if dim == "-" { vec![] } else { dim.split('*').map(str::trim).collect() };
+            for axis in &axes {
+                if axis.is_empty() {
+                    return Err(format!(
+                        "`{dims}` has a dim without an axis; `-` stands for none, as in -,tp"
+                    ));
+                }
+                if seen.contains(axis) {
+                    return Err(format!("axis `{axis}` stands twice in `{dims}`"));
+                }
+                seen.push(axis);
+            }
+            shard.dims.push(axes.into_iter().map(str::to_owned).collect());
         }
-        Ok(Self { pattern: pattern.into(), dims: dims.split(',').map(dim).collect::<Result<_, _>>()? })
+        Ok(shard)
     }
 }
 

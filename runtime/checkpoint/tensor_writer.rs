@@ -2,7 +2,7 @@
 //! <https://github.com/huggingface/safetensors#format>; the checksums are a word of the file's metadata, which other
 //! readers pass over.
 
-use super::tensor_file::safetensors_type;
+use crate::safetensors_types;
 use files::Checksum;
 use ir::DType;
 use safetensors::Dtype;
@@ -80,7 +80,7 @@ impl<'a> TensorLayout<'a> {
         out.write_all(&self.header(&checksums))?;
         for row in &self.rows {
             let bytes = value(row)?;
-            let ty = type_text(safetensors_type(row.dtype), &row.dims);
+            let ty = type_text(safetensors_types::stored(row.dtype), &row.dims);
             checksums.insert(row.name.clone(), sum_text(&ty, &bytes));
             out.write_all(&bytes)?;
         }
@@ -92,7 +92,7 @@ impl<'a> TensorLayout<'a> {
     /// Sums of the right length.
     fn no_checksums(&self) -> Checksums {
         let zeros = "0".repeat(Checksum::DIGITS);
-        let type_text = |row: &TensorRow| type_text(safetensors_type(row.dtype), &row.dims);
+        let type_text = |row: &TensorRow| type_text(safetensors_types::stored(row.dtype), &row.dims);
         self.rows.iter().map(|row| (row.name.clone(), format!("{zeros} {}", type_text(row)))).collect()
     }
 
@@ -106,7 +106,8 @@ impl<'a> TensorLayout<'a> {
             let begin = end;
             end += row.bytes() as usize;
             let shape = row.dims.iter().map(|&size| size as usize).collect();
-            let info = TensorInfo { dtype: safetensors_type(row.dtype), shape, data_offsets: (begin, end) };
+            let info =
+                TensorInfo { dtype: safetensors_types::stored(row.dtype), shape, data_offsets: (begin, end) };
             (row.name.as_str(), Entry::Tensor(info))
         });
         let entries = [(METADATA, Entry::Words(&words))].into_iter().chain(tensors).collect();
@@ -136,28 +137,7 @@ impl Serialize for Header<'_> {
 /// An element type and sizes as checksums have them: `F32[2,3]`. The text is a part of the file format.
 pub(super) fn type_text(dtype: Dtype, dims: &[u64]) -> String {
     let dims: Vec<String> = dims.iter().map(u64::to_string).collect();
-    format!("{}[{}]", type_name(dtype), dims.join(","))
-}
-
-/// The name that the format has for an element type. The text of the library may change. Types that this program does not
-/// know are never written.
-fn type_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F64 => "F64",
-        Dtype::F32 => "F32",
-        Dtype::F16 => "F16",
-        Dtype::BF16 => "BF16",
-        Dtype::I64 => "I64",
-        Dtype::I32 => "I32",
-        Dtype::I16 => "I16",
-        Dtype::I8 => "I8",
-        Dtype::U64 => "U64",
-        Dtype::U32 => "U32",
-        Dtype::U16 => "U16",
-        Dtype::U8 => "U8",
-        Dtype::BOOL => "BOOL",
-        _ => "OTHER",
-    }
+    format!("{}[{}]", safetensors_types::name(dtype), dims.join(","))
 }
 
 /// The checksum of a tensor and its type: `0123456789abcdef F32[2,3]`. The sum is of the type too, so that the two belong
@@ -206,9 +186,6 @@ mod tests {
         expect_test::expect!["83e65bd4bf966613 F32[2,3]"].assert_eq(&sum(Dtype::F32, &[2, 3]));
         expect_test::expect!["18636cdadf4efe70 I64[3]"].assert_eq(&sum(Dtype::I64, &[3]));
         expect_test::expect!["31adf49fdce8f0cb U8[]"].assert_eq(&sum(Dtype::U8, &[]));
-        for ty in DType::ALL {
-            assert_eq!(type_name(safetensors_type(ty)), safetensors_type(ty).to_string());
-        }
     }
 
     #[test]

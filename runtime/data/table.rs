@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use ir::DType;
 
+use crate::safetensors_types;
+
 use super::array::Array;
 use super::column::Column;
 use super::element::{self, Scalar};
@@ -209,31 +211,13 @@ fn read_safetensors(bytes: &Bytes) -> Result<Entries, String> {
     let file = safetensors::SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
     let entries = file.tensors().into_iter().map(|(name, tensor)| {
         let dims = tensor.shape().iter().map(|&dim| dim as u64).collect();
-        let array = safetensors_dtype(tensor.dtype())
+        let unknown = || format!("holds {:?}, which is not supported", tensor.dtype());
+        let array = safetensors_types::loaded(tensor.dtype())
+            .ok_or_else(unknown)
             .and_then(|dtype| TableArray::new(dtype, dims, bytes.slice_ref(tensor.data())));
         (name, array.map(Entry::Mapped))
     });
     Ok(entries.collect())
-}
-
-fn safetensors_dtype(dtype: safetensors::Dtype) -> Result<DType, String> {
-    use safetensors::Dtype as Stored;
-    Ok(match dtype {
-        Stored::F64 => DType::F64,
-        Stored::F32 => DType::F32,
-        Stored::F16 => DType::F16,
-        Stored::BF16 => DType::BF16,
-        Stored::I64 => DType::I64,
-        Stored::I32 => DType::I32,
-        Stored::I16 => DType::I16,
-        Stored::I8 => DType::I8,
-        Stored::U64 => DType::U64,
-        Stored::U32 => DType::U32,
-        Stored::U16 => DType::U16,
-        Stored::U8 => DType::U8,
-        Stored::BOOL => DType::Bool,
-        other => return Err(format!("holds {other:?}, which is not supported")),
-    })
 }
 
 #[cfg(test)]

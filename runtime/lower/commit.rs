@@ -35,16 +35,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
     }
     for (due, from) in copies {
         let to = Located { buffer: due.buffer, dtype: from.dtype, layout: Layout::dense(&from.layout.sizes) };
-        drafts.instructions.push(Draft {
-            section,
-            kernel: Kernel::Copy,
-            operands: vec![from],
-            results: vec![to],
-            accumulates: false,
-            parts: None,
-            node: due.node,
-            origin: due.origin,
-        });
+        drafts.copy_to(from, to, section, due.node, due.origin);
     }
 }
 

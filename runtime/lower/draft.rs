@@ -188,6 +188,7 @@ impl<'m> Drafts<'m> {
         to
     }
 
+    /// Drafts a copy to a place of the same sizes and type.
     pub(super) fn copy_to(
         &mut self,
         from: Located,

@@ -3,9 +3,10 @@
 use super::error::TrainError;
 use super::outputs::output;
 use crate::program::{Program, Section};
+use ir::{ScalarPart, StepOutput};
 
-/// Where an evaluation program has the classes of its loss: indices of outputs. Class 0 is `loss.sum`, `loss.weight`,
-/// `loss.floor` and `loss.epsilon`, class 1 `loss.1.sum` and so on; a floor and an epsilon may be left out.
+/// Where an evaluation program has the classes of its loss: indices of the outputs of their parts, of which the floor and the
+/// epsilon may be left out.
 #[derive(Clone, Debug)]
 pub(super) struct LossClasses {
     classes: Vec<[Option<usize>; 4]>,
@@ -27,19 +28,17 @@ impl LossClasses {
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
         let mut classes = Vec::new();
         loop {
-            let name = |part: &str| match classes.len() {
-                0 => format!("loss.{part}"),
-                class => format!("loss.{class}.{part}"),
-            };
-            if !classes.is_empty() && program.output(&name("sum")).is_none() {
+            let named = |part| StepOutput::loss(classes.len(), part);
+            let found = |part| program.output(&named(part).to_string());
+            if !classes.is_empty() && found(ScalarPart::Sum).is_none() {
                 return Ok(Self { classes });
             }
-            let needed = |part| output(program, &name(part), Section::Microbatch).map(Some);
+            let needed = |part| output(program, named(part), Section::Microbatch).map(Some);
             let class = [
-                needed("sum")?,
-                needed("weight")?,
-                program.output(&name("floor")),
-                program.output(&name("epsilon")),
+                needed(ScalarPart::Sum)?,
+                needed(ScalarPart::Weight)?,
+                found(ScalarPart::Floor),
+                found(ScalarPart::Epsilon),
             ];
             classes.push(class);
         }

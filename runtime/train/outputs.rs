@@ -2,6 +2,7 @@
 
 use super::error::TrainError;
 use crate::program::{Program, Section};
+use ir::{ScalarPart, StepOutput};
 
 /// Where the numbers are that the loop reads: indices of outputs.
 #[derive(Clone)]
@@ -27,10 +28,10 @@ impl Outputs {
     /// Those of a training program.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
         Ok(Self {
-            loss: output(program, "loss", Section::Update)?,
-            lr: output(program, "lr", Section::Update)?,
-            grad_norm: output(program, "grad_norm", Section::Update)?,
-            microbatch_loss: output(program, "loss.sum", Section::Microbatch)?,
+            loss: output(program, StepOutput::Loss, Section::Update)?,
+            lr: output(program, StepOutput::LearningRate, Section::Update)?,
+            grad_norm: output(program, StepOutput::GradientNorm, Section::Update)?,
+            microbatch_loss: output(program, StepOutput::loss(0, ScalarPart::Sum), Section::Microbatch)?,
             scaling: scaling_outputs(program)?,
             metrics: metrics(program),
         })
@@ -50,22 +51,24 @@ impl ScalingOutputs {
 
 fn metrics(program: &Program) -> Vec<(String, usize)> {
     let outputs = program.outputs.iter().enumerate().filter(|(_, output)| output.section == Section::Update);
-    let metric = |(index, name): (usize, &str)| Some((name.strip_prefix("metric.")?.to_owned(), index));
-    outputs.filter_map(|(index, output)| metric((index, &output.name))).collect()
+    let metric = |(index, name)| Some((StepOutput::metric_of(name)?.to_owned(), index));
+    outputs.filter_map(|(index, output)| metric((index, output.name.as_str()))).collect()
 }
 
 fn scaling_outputs(program: &Program) -> Result<Option<ScalingOutputs>, TrainError> {
-    if program.output("skipped").is_none() {
+    if program.output(&StepOutput::Skipped.to_string()).is_none() {
         return Ok(None);
     }
     let [skipped, scale, exhausted] =
-        ["skipped", "loss_scale", "loss_scale.exhausted"].map(|name| output(program, name, Section::Update));
+        [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted]
+            .map(|name| output(program, name, Section::Update));
     Ok(Some(ScalingOutputs { skipped: skipped?, scale: scale?, exhausted: exhausted? }))
 }
 
-pub(super) fn output(program: &Program, name: &str, section: Section) -> Result<usize, TrainError> {
-    let found = program.output(name).filter(|&index| program.outputs[index].section == section);
-    found.ok_or_else(|| lacks(program, "output", name))
+pub(super) fn output(program: &Program, output: StepOutput, section: Section) -> Result<usize, TrainError> {
+    let name = output.to_string();
+    let found = program.output(&name).filter(|&index| program.outputs[index].section == section);
+    found.ok_or_else(|| lacks(program, "output", &name))
 }
 
 pub(super) fn lacks(program: &Program, what: &'static str, name: &str) -> TrainError {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use passes::optimizer::schedule::Schedule;
-use passes::optimizer::{Algorithm, Decay, Group};
+use passes::optimizer::{Algorithm, DEFAULT_LEARNING_RATE, Decay, Group};
 use serde::Serialize;
 
 use super::value::{ValueError, below_one, not_negative, one_of, positive, serialize_name};
@@ -66,9 +66,6 @@ pub struct Optimizer {
     #[arg(long)]
     pub untied: bool,
 }
-
-/// The learning rate without `--lr`.
-pub const DEFAULT_LEARNING_RATE: f64 = 1e-3;
 
 const DECAYS: [(Decay, &str); 2] = [(Decay::All, "all"), (Decay::Matrices, "matrices")];
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::Args;
 use ir::{AxisRole, Diagnostic, Mesh};
 use passes::spmd::{AxisSize, Shard, Spmd};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::nearest::nearest;
 use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text};
@@ -29,9 +29,9 @@ pub struct Parallel {
     pub sequence_parallel: bool,
     /// Split the parameters whose name matches the glob as DIMS says: for each dim of the file's tensor an axis,
     /// several (dp*tp) or none (-); may be repeated
-    #[arg(long, value_name = "PATTERN=DIMS")]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shard: Vec<ShardRule>,
+    #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
+    pub shard: Vec<Shard>,
 }
 
 fn zero(text: &str) -> Result<u64, ValueError> {
@@ -45,15 +45,6 @@ fn zero(text: &str) -> Result<u64, ValueError> {
 /// `dp=2,tp=2`: axes and their sizes. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshAxes(Vec<(String, u64)>);
-
-/// `h.*.weight=-,tp`: how the parameters of some names are split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardRule {
-    /// A glob over names.
-    pub pattern: String,
-    /// For each dim the axes that split it, major first.
-    pub dims: Vec<Vec<String>>,
-}
 
 /// The names of axes, without suffixes.
 const AXES: [&str; 5] = ["dp", "tp", "pp", "ep", "cp"];
@@ -109,45 +100,19 @@ impl fmt::Display for MeshAxes {
     }
 }
 
-impl FromStr for ShardRule {
-    type Err = ValueError;
+serialize_as_text!(MeshAxes);
 
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let Some((pattern, dims)) = text.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty()) else {
-            return Err(ValueError::new(format!(
-                "`{text}` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'"
-            )));
-        };
-        let mut seen: Vec<&str> = Vec::new();
-        let mut rule = Self { pattern: pattern.to_owned(), dims: Vec::new() };
-        for dim in dims.split(',').map(str::trim) {
-            let axes: Vec<&str> = if dim == "-" { vec![] } else { dim.split('*').collect() };
-            for axis in &axes {
-                if axis.is_empty() {
-                    return Err(ValueError::new(format!(
-                        "`{dims}` has a dim without an axis; `-` stands for none, as in -,tp"
-                    )));
-                }
-                known_axis(axis)?;
-                if seen.contains(axis) {
-                    return Err(ValueError::new(format!("axis `{axis}` stands twice in `{dims}`")));
-                }
-                seen.push(axis);
-            }
-            rule.dims.push(axes.into_iter().map(str::to_owned).collect());
-        }
-        Ok(rule)
-    }
+/// Reads how the parameters of some names are split, over axes that a mesh may have.
+fn shard(text: &str) -> Result<Shard, ValueError> {
+    let shard: Shard = text.parse().map_err(ValueError::new)?;
+    shard.dims.iter().flatten().try_for_each(|axis| known_axis(axis))?;
+    Ok(shard)
 }
 
-impl fmt::Display for ShardRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dim = |axes: &Vec<String>| if axes.is_empty() { "-".to_owned() } else { axes.join("*") };
-        write!(f, "{}={}", self.pattern, self.dims.iter().map(dim).collect::<Vec<_>>().join(","))
-    }
+/// Writes shardings so that [`shard`] reads them back.
+fn serialize_shards<S: Serializer>(shards: &[Shard], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(shards.iter().map(Shard::to_string))
 }
-
-serialize_as_text!(MeshAxes, ShardRule);
 
 impl Parallel {
     /// The axes of more than one device with their sizes, outermost first. Empty on one device.
@@ -169,7 +134,7 @@ impl Parallel {
     }
 
     /// How parameters are split as the user says, axes of one device left out.
-    pub fn rules(&self) -> Vec<ShardRule> {
+    pub fn rules(&self) -> Vec<Shard> {
         let axes = self.axes();
         let splits = |axis: &String| axes.iter().any(|(name, _)| name == axis);
         let mut rules = self.shard.clone();
@@ -180,12 +145,11 @@ impl Parallel {
     /// The pass that these flags ask for.
     pub fn pass(&self) -> Spmd {
         let axis = |(name, size)| AxisSize { name, size };
-        let rule = |ShardRule { pattern, dims }| Shard { pattern, dims };
         Spmd {
             mesh: self.axes().into_iter().map(axis).collect(),
             zero: self.zero as u8,
             sequence_parallel: self.sequence_parallel,
-            shard: self.rules().into_iter().map(rule).collect(),
+            shard: self.rules(),
         }
     }
 
@@ -238,7 +202,7 @@ impl Parallel {
     }
 
     /// A rule that names an axis which the mesh does not have.
-    fn unknown_axis(&self, rule: &ShardRule) -> Option<Diagnostic> {
+    fn unknown_axis(&self, rule: &Shard) -> Option<Diagnostic> {
         let known: Vec<&str> = self.named().map(|(name, _)| name.as_str()).collect();
         let axis = rule.dims.iter().flatten().find(|axis| !known.contains(&axis.as_str()))?;
         let error = Diagnostic::new(format!("--shard '{rule}': {} no axis `{axis}`", self.mesh_has()));

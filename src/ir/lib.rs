@@ -23,6 +23,7 @@ pub mod module;
 pub mod ops;
 pub mod random;
 pub mod state;
+pub mod step_output;
 mod sugar;
 pub mod tensor;
 #[doc(hidden)]
@@ -47,6 +48,7 @@ pub use ops::{
     Signature,
 };
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
+pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;
 pub use types::{PartialKind, Sharding, Span, Type, TypeError};
 pub use visible::{is_hidden, visible};

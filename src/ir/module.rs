@@ -4,7 +4,7 @@
 //! table can go stale: use lists and the like are computed from the module when they are needed ([`Module::uses`]).
 
 use crate::state::State;
-use crate::{Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, StateId, Type, ValueId};
+use crate::{Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, StateId, StepOutput, Type, ValueId};
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ pub struct Input {
 /// Something a step reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Name, as in the file, or `loss`, `loss_weight`, `grad_norm`, `lr`, `grad.NAME`.
+    /// Name, as in the file, or that of a [`StepOutput`].
     pub name: String,
     /// Its value. Of a microbatch phase: reported once per microbatch; else once a step.
     pub value: ValueId,
@@ -295,6 +295,11 @@ impl Module {
     /// The output of that name.
     pub fn output(&self, name: &str) -> Option<&Output> {
         self.outputs.iter().find(|output| output.name == name)
+    }
+
+    /// The output that the compiler adds under that name.
+    pub fn step_output(&self, output: StepOutput) -> Option<&Output> {
+        self.output(&output.to_string())
     }
 
     /// The state of that name.

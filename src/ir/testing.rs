@@ -13,8 +13,8 @@ use crate::ops::reduce::{Reduce, ReduceKind};
 use crate::ops::shape::{Concat, Pad};
 use crate::ops::{Float, Labels};
 use crate::{
-    Blob, DType, Data, DataId, Dim, Initializer, Module, Role, StateId, Tensor, Type, TypeError, ValueId,
-    ViewStep, random,
+    Blob, DType, Data, DataId, Dim, Initializer, Module, Role, ScalarPart, StateId, StepOutput, Tensor, Type,
+    TypeError, ValueId, ViewStep, random,
 };
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,8 +39,8 @@ pub fn program(seed: u64, dtype: DType, steps: usize) -> Module {
     let (y, sum, weight) = generator.scalar().expect("the generator builds what operators take");
     generator.b.finish();
     module.add_output("y", y);
-    module.add_output("loss.sum", sum);
-    module.add_output("loss.weight", weight);
+    module.add_output(StepOutput::loss(0, ScalarPart::Sum), sum);
+    module.add_output(StepOutput::loss(0, ScalarPart::Weight), weight);
     module
 }
 

@@ -16,9 +16,8 @@ use crate::failure::Failure;
 use crate::feed;
 use file::Numbers;
 use ir::tensor::Elements;
-use ir::{DType, Diagnostic, Module, Tensor};
+use ir::{DType, Diagnostic, Module, StepOutput, Tensor};
 use matching::{By, Found, Ours, Theirs};
-use passes::loss::METRIC;
 use passes::reports::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
@@ -175,7 +174,7 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
             outcome.unmatched_there.push(name.clone());
             continue;
         };
-        let is_loss = name == "loss";
+        let is_loss = StepOutput::of(name) == Some(StepOutput::Loss);
         if is_loss && !numbers.labels && module.input("labels").is_some() {
             outcome.unmatched_there.push(name.clone());
             continue;
@@ -186,18 +185,14 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
         let kind = if is_loss { Kind::Loss } else { Kind::Output };
         outcome.differences.push(Difference::new(kind, name, error));
     }
-    let internal = |name: &str| {
-        ["loss", "grad.", METRIC].iter().any(|start| name.starts_with(start))
-            || name == "lr"
-            || name == "grad_norm"
-    };
     let missing = module.outputs.iter().map(|output| &output.name);
-    let missing = missing.filter(|name| !internal(name) && !numbers.outputs.contains_key(*name));
+    let missing =
+        missing.filter(|name| StepOutput::of(name).is_none() && !numbers.outputs.contains_key(*name));
     outcome.unmatched_here.extend(missing.map(|name| format!("output {name}")));
 }
 
 fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Numbers) -> Result<(), Diagnostic> {
-    let reported = outcome.execution.last_outputs(|name| name.starts_with("grad."));
+    let reported = outcome.execution.last_outputs(|name| StepOutput::gradient_of(name).is_some());
     let (ours, gradients) = ours(subject, &reported)?;
     let theirs = theirs(numbers);
     let found = matching::find(&ours, &theirs);
@@ -274,9 +269,11 @@ fn ours(subject: &Subject, reported: &Tensors) -> Result<(Vec<Ours>, Vec<Option<
         let (value, gradient) = match tensor.parts.as_slice() {
             [part] if part.views.len() > 1 => (
                 subject.start.get(&part.state).cloned(),
-                reported.get(&format!("grad.{}", part.state)).cloned(),
+                reported.get(&StepOutput::Gradient(&part.state).to_string()).cloned(),
             ),
-            _ => (subject.tensors.get(&tensor.name).cloned(), tensor.assemble("grad.", reported)?),
+            _ => {
+                (subject.tensors.get(&tensor.name).cloned(), tensor.assemble(StepOutput::GRADIENT, reported)?)
+            }
         };
         let missing = || Diagnostic::new(format!("`{}` has no value", tensor.name));
         ours.push(Ours { names, value: value.ok_or_else(missing)? });

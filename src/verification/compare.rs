@@ -7,9 +7,8 @@
 
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, Part};
-use ir::Tensor;
 use ir::interp::StepOutputs;
-use passes::loss::{EPSILON, FLOOR as SMALLEST, METRIC, SUM, WEIGHT};
+use ir::{Scalar, ScalarPart, StepOutput, Tensor};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -129,9 +128,9 @@ pub fn largest<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> f64 {
 /// in the tensors of the file; those of `reference` are these tensors.
 pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Vec<Difference> {
     let mut differences = outputs(tested, reference);
-    let gradients = |name: &str| name.starts_with(GRADIENT);
+    let gradients = |name: &str| StepOutput::gradient_of(name).is_some();
     let (ours, theirs) = (tested.last_outputs(gradients), reference.last_outputs(gradients));
-    parts(&mut differences, Kind::Gradient, layout, (GRADIENT, ""), (&ours, &theirs));
+    parts(&mut differences, Kind::Gradient, layout, (StepOutput::GRADIENT, ""), (&ours, &theirs));
     let (ours, theirs) = (&tested.states, &reference.states);
     parts(&mut differences, Kind::Parameter, layout, ("", ""), (ours, theirs));
     for (prefix, suffix) in slots(theirs) {
@@ -147,8 +146,6 @@ pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Ve
     differences
 }
 
-const GRADIENT: &str = "grad.";
-
 /// Largest error first.
 pub fn sort(differences: &mut [Difference]) {
     differences
@@ -163,12 +160,25 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
     };
     let (ours, theirs) = (names(&tested.outputs), names(&reference.outputs));
     // A scalar may be taken apart in another way; what counts is the whole.
-    let skipped = |name: &str| name.starts_with(GRADIENT) || ours != theirs && is_class(name);
+    let skipped = |name: &str| StepOutput::gradient_of(name).is_some() || ours != theirs && is_class(name);
     for (name, expected) in reference.outputs.iter().filter(|(name, _)| !skipped(name)) {
-        let kind = match name.as_str() {
-            "loss" | "loss.sum" | "loss.weight" => Kind::Loss,
-            "lr" | "grad_norm" => Kind::Scalar,
-            _ => Kind::Output,
+        let kind = match StepOutput::of(name) {
+            Some(StepOutput::Loss) => Kind::Loss,
+            Some(StepOutput::Part { scalar: Scalar::Loss, class: 0, part }) => match part {
+                ScalarPart::Sum | ScalarPart::Weight => Kind::Loss,
+                ScalarPart::Floor | ScalarPart::Epsilon => Kind::Output,
+            },
+            Some(StepOutput::LearningRate | StepOutput::GradientNorm) => Kind::Scalar,
+            Some(
+                StepOutput::Gradient(_)
+                | StepOutput::Part { .. }
+                | StepOutput::UnsmoothedSum
+                | StepOutput::Metric(_)
+                | StepOutput::Skipped
+                | StepOutput::LossScale
+                | StepOutput::ScaleExhausted,
+            )
+            | None => Kind::Output,
         };
         let given = tested.outputs.get(name).filter(|given| given.len() == expected.len());
         let error = given.map_or(f64::INFINITY, |given| {
@@ -182,8 +192,7 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
 
 /// Whether an output is a part of a scalar of one microbatch.
 fn is_class(name: &str) -> bool {
-    (name.starts_with("loss.") || name.starts_with(METRIC))
-        && [SUM, WEIGHT, SMALLEST, EPSILON].iter().any(|part| name.rsplit('.').next() == Some(part))
+    matches!(StepOutput::of(name), Some(StepOutput::Part { .. }))
 }
 
 /// The names that an optimizer's states have around a parameter's: `adam.m(` and `)`.

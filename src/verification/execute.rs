@@ -5,8 +5,8 @@ use crate::failure::Failure;
 use crate::memory;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};
-use ir::{Blob, DType, Diagnostic, Module, State, Tensor, Type};
-use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
+use ir::{Blob, DType, Diagnostic, Module, State, StepOutput, Tensor, Type};
+use passes::precision::SCALE;
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
 use runtime::device::{self, Device, DeviceError, ProgramId};
@@ -38,22 +38,25 @@ impl Execution {
 
     /// The loss scale of the step, where the loss is scaled.
     pub fn loss_scale(&self) -> Option<f64> {
-        self.outputs.get(SCALE)?.last().map(Tensor::item)
+        self.last(StepOutput::LossScale).map(Tensor::item)
     }
 
     /// Whether the gradients are not finite even at the smallest loss scale.
     pub fn overflows(&self) -> bool {
-        self.says(EXHAUSTED)
+        self.says(StepOutput::ScaleExhausted)
     }
 
-    fn says(&self, output: &str) -> bool {
-        let said = self.outputs.get(output).and_then(|values| values.last());
-        said.is_some_and(|said| said.numbers().iter().any(|&number| number != 0.0))
+    fn last(&self, output: StepOutput) -> Option<&Tensor> {
+        self.outputs.get(&output.to_string())?.last()
+    }
+
+    fn says(&self, output: StepOutput) -> bool {
+        self.last(output).is_some_and(|said| said.numbers().iter().any(|&number| number != 0.0))
     }
 
     /// The mean loss of the step.
     pub fn loss(&self) -> Option<f64> {
-        self.outputs.get("loss")?.last().filter(|loss| loss.len() == 1).map(Tensor::item)
+        self.last(StepOutput::Loss).filter(|loss| loss.len() == 1).map(Tensor::item)
     }
 }
 
@@ -147,7 +150,7 @@ pub fn finite_step(
     loop {
         let execution = Machine::new(module, mode, microbatches.len(), &start)?.last_step(microbatches)?;
         match execution.loss_scale() {
-            Some(scale) if execution.says(SKIPPED) && !execution.says(EXHAUSTED) => {
+            Some(scale) if execution.says(StepOutput::Skipped) && !execution.overflows() => {
                 let smaller = Tensor::splat(DType::F32, vec![], scale * backoff);
                 start.to_mut().insert(SCALE.to_owned(), smaller);
             }

@@ -10,7 +10,7 @@ use super::layout::Layout;
 use crate::compilation::{self, TensorFacts};
 use crate::failure::Failure;
 use ir::ops::step::Accumulate;
-use ir::{At, Builder, DType, Diagnostic, Level, Module, Phase, Role};
+use ir::{At, Builder, DType, Diagnostic, Level, Module, Phase, Role, StepOutput};
 use passes::optimizer::Optimizer;
 use passes::{Manager, Pipeline};
 
@@ -22,11 +22,11 @@ pub(super) fn expected(
     tested: &Execution,
     facts: &TensorFacts,
 ) -> Result<Tensors, Failure> {
-    let reported = tested.last_outputs(|name| name.starts_with("grad."));
+    let reported = tested.last_outputs(|name| StepOutput::gradient_of(name).is_some());
     let mut gradients = Tensors::new();
     for tensor in &layout.tensors {
-        if let Some(gradient) = tensor.assemble("grad.", &reported)? {
-            gradients.insert(format!("grad.{}", tensor.name), gradient);
+        if let Some(gradient) = tensor.assemble(StepOutput::GRADIENT, &reported)? {
+            gradients.insert(StepOutput::Gradient(&tensor.name).to_string(), gradient);
         }
     }
     let module = program(reference, optimizer, &gradients, facts)?;
@@ -53,14 +53,14 @@ fn program(
     b.at(At::End(Phase::Update));
     for (name, input) in inputs {
         // The compiled program may keep weights of the file in f32 that are half there: the gradient is f32 too.
-        let parameter = name.strip_prefix("grad.").and_then(|name| reference.state(name));
+        let parameter = StepOutput::gradient_of(&name).and_then(|name| reference.state(name));
         let dtype = parameter.map_or(b.ty(input).dtype, |parameter| reference.states[parameter].ty.dtype);
         let sum = b.one(Accumulate, &[input]).and_then(|sum| b.cast(sum, dtype)).map_err(Diagnostic::from)?;
         b.tables().add_output(name, sum);
     }
     // A training program reports its loss; this one has none to tell.
     let loss = b.scalar(DType::F64, 0.0).map_err(Diagnostic::from)?;
-    b.tables().add_output("loss", loss);
+    b.tables().add_output(StepOutput::Loss, loss);
     b.tables().level = Level::Training;
     b.finish();
     let pipeline = Pipeline { passes: vec![optimizer.clone().into()] };

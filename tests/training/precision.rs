@@ -3,7 +3,7 @@
 use ir::interp::{self, Missing, Mode};
 use ir::{DType, Module, Op, Phase};
 use passes::Pipeline;
-use passes::precision::{Precision, SKIPPED, Scaling};
+use passes::precision::{Precision, Scaling};
 use passes::registry::Pass;
 use passes::simplify::Simplify;
 use passes::{autodiff::Autodiff, optimizer::Optimizer};
@@ -66,7 +66,7 @@ fn losses(module: &Module, mode: Mode, microbatches: &[Tensors]) -> Vec<f64> {
     let mut states = interp::initial_states(module, 0, Missing::Draw).expect("the weights are here");
     let step = |_| {
         let outputs = interp::step(module, mode, &mut states, microbatches).expect("the program runs");
-        let skipped = outputs.get(SKIPPED).is_some_and(|skipped| skipped[0].bools()[0]);
+        let skipped = outputs.get("skipped").is_some_and(|skipped| skipped[0].bools()[0]);
         assert!(!skipped, "the gradients fit");
         outputs["loss"][0].item()
     };

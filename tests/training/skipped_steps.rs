@@ -6,7 +6,7 @@ use expect_test::expect;
 use ir::tensor::Elements;
 use ir::{DType, Tensor};
 use passes::precision::{EXHAUSTED, Precision, SCALE, SKIPPED, Scaling};
-use testing::models::{self, Fixture, adamw, done, split};
+use testing::models::{Fixture, adamw, done, self, split};
 use testing::training::train;
 use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
@@ -62,8 +62,8 @@ fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
     let mut steps = Steps { skipped: vec![], scales: vec![], losses: vec![] };
     for step in 0..STEPS {
         let Execution { outputs, states } = done(machine.step(std::slice::from_ref(&inputs)));
-        let skipped = outputs[SKIPPED][0].bools()[0];
-        assert!(!outputs[EXHAUSTED][0].bools()[0], "the scale can always get smaller");
+        let skipped = outputs["skipped"][0].bools()[0];
+        assert!(!outputs["loss_scale.exhausted"][0].bools()[0], "the scale can always get smaller");
         let changed = |name: &String, tensor: &Tensor| before[name] != *tensor && !name.starts_with(SCALE);
         let changed = states.iter().filter(|(name, tensor)| changed(name, tensor)).count();
         assert!(if skipped { changed == 0 } else { changed > 3 }, "step {step} changes {changed} states");

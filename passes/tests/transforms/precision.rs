@@ -3,7 +3,6 @@
 use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::ops::elementwise::Cast;
 use ir::{Blob, DType, Module, Op, Phase, Role, Tensor, random, testing};
-use passes::precision::{EXHAUSTED, SCALE, SKIPPED};
 use passes::{Manager, PassContext, Pipeline};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -173,11 +172,11 @@ fn an_overflow_skips_the_step_and_the_scale_finds_its_size() {
     for number in 0..40 {
         let before = states.clone();
         let outputs = step(&module, Mode::Typed, &mut states, number);
-        let skipped = outputs[SKIPPED][0].bools()[0];
+        let skipped = outputs["skipped"][0].bools()[0];
         history.push(if skipped { 'x' } else { '.' });
         assert_eq!(outputs["grad_norm"][0].item().is_finite(), !skipped);
-        assert_eq!(outputs[SCALE][0].item(), scaler.scale, "step {number}: {history}");
-        assert!(!outputs[EXHAUSTED][0].bools()[0]);
+        assert_eq!(outputs["loss_scale"][0].item(), scaler.scale, "step {number}: {history}");
+        assert!(!outputs["loss_scale.exhausted"][0].bools()[0]);
         for (id, state) in module.states.iter().filter(|(_, state)| state.role != Role::Scaler) {
             assert!(states[&id].numbers().iter().all(|x| x.is_finite()), "{}", state.name);
             let changed = states[&id] != before[&id];
@@ -195,7 +194,7 @@ fn a_scale_that_can_get_no_smaller_says_so() {
     let pipeline = format!("autodiff precision(fp16, initial=1e9, min=1e9, max=1e9) {ADAMW}");
     let module = compile(classifier(1.0), &pipeline);
     let outputs = step(&module, Mode::Typed, &mut start(&module), 0);
-    assert!(outputs[SKIPPED][0].bools()[0] && outputs[EXHAUSTED][0].bools()[0]);
+    assert!(outputs["skipped"][0].bools()[0] && outputs["loss_scale.exhausted"][0].bools()[0]);
 }
 
 #[test]

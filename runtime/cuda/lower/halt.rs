@@ -7,16 +7,28 @@ use super::source::{HALT, Run};
 use super::{Draft, Step};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, OutputSlot, Program, Section};
+use ir::{Scalar, ScalarPart, StepOutput};
 use smallvec::{SmallVec, smallvec};
 
 /// The outputs that end a run: numbers that are not finite, bools that are true. A program that skips a step by itself looks at
 /// its gradient's norm itself.
 fn is_watched(program: &Program, output: &OutputSlot) -> bool {
-    let skips = program.output("skipped").is_some();
-    match output.name.as_str() {
-        "loss.sum" | "loss_scale.exhausted" => true,
-        "grad_norm" => !skips,
-        _ => false,
+    let skips = program.output(&StepOutput::Skipped.to_string()).is_some();
+    match StepOutput::of(&output.name) {
+        Some(StepOutput::Part { scalar: Scalar::Loss, class: 0, part: ScalarPart::Sum })
+        | Some(StepOutput::ScaleExhausted) => true,
+        Some(StepOutput::GradientNorm) => !skips,
+        Some(
+            StepOutput::Loss
+            | StepOutput::LearningRate
+            | StepOutput::Gradient(_)
+            | StepOutput::Part { .. }
+            | StepOutput::UnsmoothedSum
+            | StepOutput::Metric(_)
+            | StepOutput::Skipped
+            | StepOutput::LossScale,
+        )
+        | None => false,
     }
 }
 

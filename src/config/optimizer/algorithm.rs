@@ -1,6 +1,6 @@
 //! `--optimizer NAME[:key=value,…]`, with PyTorch's defaults.
 
-use passes::optimizer::Algorithm;
+use passes::optimizer::{Algorithm, Hyperparameter, Range};
 use serde::Serializer;
 
 use crate::config::value::{Spec, ValueError, below_one, positive, unknown_name};
@@ -8,43 +8,33 @@ use crate::config::value::{Spec, ValueError, below_one, positive, unknown_name};
 /// Reads an update rule.
 pub(super) fn parse(text: &str) -> Result<Algorithm, ValueError> {
     let spec = Spec::parse(text)?;
-    let Some((default, _)) = Algorithm::ALL.into_iter().find(|(_, name)| *name == spec.name) else {
+    let Some(mut algorithm) = Algorithm::named(spec.name) else {
         return Err(unknown_name("optimizer", spec.name, &Algorithm::ALL.map(|(_, name)| name)));
     };
-    match default {
-        Algorithm::Sgd { momentum, nesterov } => {
-            let spec = spec.allow(&["momentum"])?;
-            match spec.take("momentum", momentum, below_one)? {
-                0.0 if nesterov => Err(ValueError::new("nesterov's rule needs a momentum above 0")),
-                momentum => Ok(Algorithm::Sgd { momentum, nesterov }),
-            }
-        }
-        Algorithm::Adagrad { eps } => {
-            let spec = spec.allow(&["eps"])?;
-            Ok(Algorithm::Adagrad { eps: spec.take("eps", eps, positive)? })
-        }
-        Algorithm::Adam { beta1, beta2, eps, decoupled } => {
-            let spec = spec.allow(&["beta1", "beta2", "eps"])?;
-            Ok(Algorithm::Adam {
-                beta1: spec.take("beta1", beta1, below_one)?,
-                beta2: spec.take("beta2", beta2, below_one)?,
-                eps: spec.take("eps", eps, positive)?,
-                decoupled,
-            })
-        }
+    let hyperparameters = algorithm.hyperparameters();
+    let known: Vec<&str> = hyperparameters.iter().map(|hyperparameter| hyperparameter.name).collect();
+    let spec = spec.allow(&known)?;
+    for Hyperparameter { name, value, range } in hyperparameters {
+        *value = match range {
+            Range::Share => spec.take(name, *value, below_one),
+            Range::Epsilon => spec.take(name, *value, positive),
+        }?;
     }
+    algorithm.check().map_err(ValueError::new)?;
+    Ok(algorithm)
 }
 
 /// Writes an update rule, all its numbers shown, so that [`parse`] reads it back.
 pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&match algorithm {
-        Algorithm::Sgd { momentum, nesterov } => {
-            format!("{}:momentum={momentum:?}", if *nesterov { "nesterov" } else { "sgd" })
+    let name = match algorithm {
+        // With its momentum written, it is the same rule.
+        Algorithm::Sgd { nesterov: false, .. } => "sgd",
+        Algorithm::Sgd { nesterov: true, .. } | Algorithm::Adagrad { .. } | Algorithm::Adam { .. } => {
+            algorithm.name()
         }
-        Algorithm::Adagrad { eps } => format!("adagrad:eps={eps:?}"),
-        Algorithm::Adam { beta1, beta2, eps, decoupled } => {
-            let name = if *decoupled { "adamw" } else { "adam" };
-            format!("{name}:beta1={beta1:?},beta2={beta2:?},eps={eps:?}")
-        }
-    })
+    };
+    let mut algorithm = *algorithm;
+    let numbers = algorithm.hyperparameters().into_iter();
+    let numbers: Vec<String> = numbers.map(|number| format!("{}={:?}", number.name, number.value)).collect();
+    serializer.collect_str(&format!("{name}:{}", numbers.join(",")))
 }

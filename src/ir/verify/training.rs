@@ -3,7 +3,7 @@
 use super::Check;
 use crate::module::{Node, Phase};
 use crate::ops::Op;
-use crate::{NodeId, Role, ValueId};
+use crate::{NodeId, Role, StepOutput, ValueId};
 
 /// Invariants 10 to 13.
 pub(super) fn check(c: &mut Check) {
@@ -73,7 +73,7 @@ fn state_outputs(c: &mut Check) {
 }
 
 fn loss(c: &mut Check) {
-    match c.module.output("loss") {
+    match c.module.step_output(StepOutput::Loss) {
         None => c.fault("a training program has an output `loss`"),
         Some(loss) => {
             let ty = c.module.ty(loss.value);

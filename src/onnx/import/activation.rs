@@ -6,25 +6,24 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
+use super::gate::Gate;
 use ir::ValueId;
 use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
 
 /// Above this `log(1 + eˣ)` is x to 1e-13, and `eˣ` is still far from the largest f32.
 const SOFTPLUS_LINEAR: f64 = 30.0;
 
-/// Activations of one operand.
+/// Activations of one operand: those that a gate may have too, and others.
 pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
-    let alpha = |default: f64| call.float("alpha").unwrap_or(default);
+    let (given, beta) = (call.float("alpha"), call.float("beta"));
+    let alpha = |default: f64| given.unwrap_or(default);
     one(match call.op() {
         "Celu" => celu(cx, x, alpha(1.0))?,
-        "Elu" => elu(cx, x, alpha(1.0))?,
-        "HardSigmoid" => hard_sigmoid(cx, x, alpha(0.2), call.float("beta").unwrap_or(0.5))?,
         "HardSwish" => {
             let gate = hard_sigmoid(cx, x, 1.0 / 6.0, 0.5)?;
             cx.binary(Binary::Mul, x, gate)?
         }
-        "LeakyRelu" => leaky_relu(cx, x, alpha(0.01))?,
         "Mish" => {
             let soft = softplus(cx, x)?;
             let gate = cx.unary(Unary::Tanh, soft)?;
@@ -36,11 +35,8 @@ pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
             cx.binary_with(Binary::Mul, elu, call.float("gamma").unwrap_or(1.050_701_022_148_132_3))?
         }
         "Shrink" => shrink(cx, x, call.float("lambd").unwrap_or(0.5), call.float("bias").unwrap_or(0.0))?,
-        "Softplus" => softplus(cx, x)?,
-        "Softsign" => softsign(cx, x)?,
         "Swish" => swish(cx, x, alpha(1.0))?,
-        "ThresholdedRelu" => thresholded_relu(cx, x, alpha(1.0))?,
-        other => return Err(Problem::new(format!("`{other}` is not an activation"))),
+        name => Gate::named(name, given, beta)?.of(cx, x)?,
     })
 }
 
@@ -78,17 +74,20 @@ pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) 
 
 /// `x` where it is not negative, else `αx`
 pub(super) fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
+    sloped(cx, x, |cx| cx.binary_with(Binary::Mul, x, alpha))
+}
+
+/// `x` where it is not negative, else the value that `scaled` builds
+fn sloped(cx: &mut Context, x: ValueId, scaled: impl FnOnce(&mut Context) -> Built) -> Built {
     let negative = cx.compare_with(Compare::Less, x, 0.0)?;
-    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
+    let scaled = scaled(cx)?;
     cx.choose(negative, scaled, x)
 }
 
 /// PRelu: as LeakyRelu, with a slope that broadcasts onto x.
 pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
     let (x, slope) = (cx.value(call, 0)?, cx.value(call, 1)?);
-    let negative = cx.compare_with(Compare::Less, x, 0.0)?;
-    let scaled = cx.binary(Binary::Mul, x, slope)?;
-    one(cx.choose(negative, scaled, x)?)
+    one(sloped(cx, x, |cx| cx.binary(Binary::Mul, x, slope))?)
 }
 
 /// `log(1 + eˣ)`; x itself where that is the same.

@@ -1,5 +1,5 @@
-//! Activations that an attribute names: those of the gates of recurrent layers, and those that ONNX Runtime fuses into
-//! a multiplication or a convolution.
+//! Activations by name: those of the gates of recurrent layers, those that ONNX Runtime fuses into a multiplication or a
+//! convolution, and those of nodes of their own.
 
 use super::activation;
 use super::arithmetic::Built;
@@ -49,15 +49,7 @@ impl Gate {
     /// The activations of these names. Alphas and betas are one list each for all that have one, in their order.
     pub(super) fn all(names: &[&str], alphas: &[f64], betas: &[f64]) -> Result<Vec<Self>, Problem> {
         let (mut alphas, mut betas) = (alphas.iter().copied(), betas.iter().copied());
-        let gates = names.iter().map(|name| {
-            let known = KINDS.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
-            let &(_, kind, alpha, beta) = known
-                .ok_or_else(|| Problem::new(format!("has the activation `{name}`, which is unknown")))?;
-            let number = |list: &mut dyn Iterator<Item = f64>, default: Option<f64>| {
-                default.map_or(0.0, |default| list.next().unwrap_or(default))
-            };
-            Ok(Self { kind, alpha: number(&mut alphas, alpha), beta: number(&mut betas, beta) })
-        });
+        let gates = names.iter().map(|name| Self::take(name, &mut alphas, &mut betas));
         let gates = gates.collect::<Result<Vec<_>, Problem>>()?;
         match (alphas.len(), betas.len()) {
             (0, 0) => Ok(gates),
@@ -66,6 +58,25 @@ impl Gate {
                 alphas + betas
             ))),
         }
+    }
+
+    /// The activation of that name, with the numbers that it takes of those given.
+    pub(super) fn named(name: &str, alpha: Option<f64>, beta: Option<f64>) -> Result<Self, Problem> {
+        Self::take(name, &mut alpha.into_iter(), &mut beta.into_iter())
+    }
+
+    fn take(
+        name: &str,
+        alphas: &mut dyn Iterator<Item = f64>,
+        betas: &mut dyn Iterator<Item = f64>,
+    ) -> Result<Self, Problem> {
+        let known = KINDS.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
+        let &(_, kind, alpha, beta) =
+            known.ok_or_else(|| Problem::new(format!("has the activation `{name}`, which is unknown")))?;
+        let number = |list: &mut dyn Iterator<Item = f64>, default: Option<f64>| {
+            default.map_or(0.0, |default| list.next().unwrap_or(default))
+        };
+        Ok(Self { kind, alpha: number(alphas, alpha), beta: number(betas, beta) })
     }
 
     /// The activation of a value.

@@ -1,8 +1,9 @@
 //! RotaryEmbedding (opset 23), and the gate that goes with it in many feed-forward blocks, SwiGLU.
 
+use super::activation;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::Binary;
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
@@ -123,13 +124,6 @@ fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Pro
 /// SwiGLU (Shazeer, arXiv 2002.05202): `a·sigmoid(αa)·b`.
 pub(super) fn swiglu(cx: &mut Context, call: &Call) -> Outputs {
     let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
-    let alpha = call.float("alpha").unwrap_or(1.0);
-    let gate = if alpha == 1.0 {
-        cx.unary(Unary::Silu, a)?
-    } else {
-        let scaled = cx.binary_with(Binary::Mul, a, alpha)?;
-        let share = cx.unary(Unary::Sigmoid, scaled)?;
-        cx.binary(Binary::Mul, a, share)?
-    };
+    let gate = activation::swish(cx, a, call.float("alpha").unwrap_or(1.0))?;
     one(cx.binary(Binary::Mul, gate, b)?)
 }

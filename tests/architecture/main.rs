@@ -1,4 +1,7 @@
-//! The shape of the code, checked: which package depends on which, and that files stay small and say what they are.
+//! The shape of the code, checked: which package depends on which, which module of a package on which, and that files stay small and
+//! say what they are.
+
+mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

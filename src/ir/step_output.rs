@@ -1,0 +1,210 @@
+//! The outputs of a step that the compiler adds to those of the model, and their names in a program.
+
+use std::fmt;
+
+/// An output that a pass adds, and that another pass or the runtime reads. Its text is the output's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepOutput<'a> {
+    /// `loss`: the mean loss over the global batch, of the update.
+    Loss,
+    /// `lr`: the learning rate of this step.
+    LearningRate,
+    /// `grad_norm`: the norm of all gradients, before clipping.
+    GradientNorm,
+    /// `grad.NAME`: the gradient of the parameter `NAME`.
+    Gradient(&'a str),
+    /// `loss.sum`, `loss.1.weight`, `metric.NAME.floor`: a part of a class of a scalar, of one microbatch.
+    Part {
+        /// The scalar.
+        scalar: Scalar<'a>,
+        /// The class, from 0; that of 0 is left out in the name.
+        class: usize,
+        /// The part.
+        part: ScalarPart,
+    },
+    /// `loss.unsmoothed`: the sum of the losses without label smoothing, which an evaluation reads in place of `loss.sum`.
+    UnsmoothedSum,
+    /// `metric.NAME`: a scalar of the model that is not trained, over the global batch.
+    Metric(&'a str),
+    /// `skipped`: whether this step changes no state but the scaler's.
+    Skipped,
+    /// `loss_scale`: the loss scale of this step.
+    LossScale,
+    /// `loss_scale.exhausted`: whether the step is skipped though its scale is the smallest there may be.
+    ScaleExhausted,
+}
+
+/// A scalar that is the sum of its classes, each a sum over positions divided by a weight.
+///
+/// Its value over several microbatches is `Σ sum / (max(Σ weight, floor) + epsilon)` of each class, added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar<'a> {
+    /// The loss, `loss`.
+    Loss,
+    /// Another scalar of the model, `metric.NAME`.
+    Metric(&'a str),
+}
+
+/// A part of a class of a [`Scalar`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScalarPart {
+    /// `sum`: the sum over the positions.
+    Sum,
+    /// `weight`: the divisor, such as the number of positions.
+    Weight,
+    /// `floor`: the smallest divisor; there is no such output where it is 0.
+    Floor,
+    /// `epsilon`: a number added to the divisor; there is no such output where it is 0.
+    Epsilon,
+}
+
+const LOSS: &str = "loss";
+const METRIC: &str = "metric.";
+
+impl ScalarPart {
+    /// All parts.
+    pub const ALL: [Self; 4] = [Self::Sum, Self::Weight, Self::Floor, Self::Epsilon];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Weight => "weight",
+            Self::Floor => "floor",
+            Self::Epsilon => "epsilon",
+        }
+    }
+}
+
+impl<'a> StepOutput<'a> {
+    /// The part of a name before that of a parameter.
+    pub const GRADIENT: &'static str = "grad.";
+
+    /// The outputs whose names hold no other name.
+    const FIXED: [StepOutput<'static>; 7] = [
+        StepOutput::Loss,
+        StepOutput::LearningRate,
+        StepOutput::GradientNorm,
+        StepOutput::UnsmoothedSum,
+        StepOutput::Skipped,
+        StepOutput::LossScale,
+        StepOutput::ScaleExhausted,
+    ];
+
+    /// A part of a class of the loss.
+    pub fn loss(class: usize, part: ScalarPart) -> Self {
+        Self::Part { scalar: Scalar::Loss, class, part }
+    }
+
+    /// The output of that name; `None` for one of the model. `metric.a.1.sum` is taken for the sum of class 1 of `a`, though a
+    /// scalar may be called `a.1`, or `a.1.sum`.
+    pub fn of(name: &'a str) -> Option<Self> {
+        if let Some(fixed) = Self::FIXED.into_iter().find(|output| output.to_string() == name) {
+            return Some(fixed);
+        }
+        if let Some(state) = Self::gradient_of(name) {
+            return Some(Self::Gradient(state));
+        }
+        let parts = name.rsplit_once('.').and_then(|(class, part)| {
+            let part = ScalarPart::ALL.into_iter().find(|known| known.name() == part)?;
+            let (scalar, class) = class_of(class)?;
+            Some(Self::Part { scalar, class, part })
+        });
+        parts.or_else(|| Self::metric_of(name).map(Self::Metric))
+    }
+
+    /// The parameter whose gradient the output of that name is.
+    pub fn gradient_of(name: &'a str) -> Option<&'a str> {
+        name.strip_prefix(Self::GRADIENT)
+    }
+
+    /// The scalar of the model that the output of that name reports, if it is an output of the update; a part of a scalar is
+    /// one of a microbatch, and may have such a name too.
+    pub fn metric_of(name: &'a str) -> Option<&'a str> {
+        name.strip_prefix(METRIC)
+    }
+
+    /// Whether no output of a model may have that name, since it would be taken for one of a step.
+    pub fn reserves(name: &str) -> bool {
+        name.starts_with(METRIC) || name.strip_prefix(LOSS).is_some_and(|rest| rest.starts_with('.'))
+    }
+}
+
+/// The scalar and its class in the name of a part, before the part.
+fn class_of(name: &str) -> Option<(Scalar<'_>, usize)> {
+    let numbered = name.rsplit_once('.').and_then(|(scalar, text)| {
+        let class: usize = text.parse().ok()?;
+        (class > 0 && class.to_string() == text).then_some((scalar, class))
+    });
+    let (scalar, class) = numbered.unwrap_or((name, 0));
+    match scalar {
+        LOSS => Some((Scalar::Loss, class)),
+        scalar => Some((Scalar::Metric(scalar.strip_prefix(METRIC)?), class)),
+    }
+}
+
+impl fmt::Display for Scalar<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss => f.write_str(LOSS),
+            Self::Metric(name) => write!(f, "{METRIC}{name}"),
+        }
+    }
+}
+
+impl fmt::Display for StepOutput<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss => f.write_str(LOSS),
+            Self::LearningRate => f.write_str("lr"),
+            Self::GradientNorm => f.write_str("grad_norm"),
+            Self::Gradient(state) => write!(f, "{}{state}", Self::GRADIENT),
+            Self::Part { scalar, class: 0, part } => write!(f, "{scalar}.{}", part.name()),
+            Self::Part { scalar, class, part } => write!(f, "{scalar}.{class}.{}", part.name()),
+            Self::UnsmoothedSum => f.write_str("loss.unsmoothed"),
+            Self::Metric(name) => Scalar::Metric(name).fmt(f),
+            Self::Skipped => f.write_str("skipped"),
+            Self::LossScale => f.write_str("loss_scale"),
+            Self::ScaleExhausted => f.write_str("loss_scale.exhausted"),
+        }
+    }
+}
+
+/// The output's name.
+impl From<StepOutput<'_>> for String {
+    fn from(output: StepOutput) -> Self {
+        output.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_gives_the_output_that_it_was_made_of() {
+        let metric = Scalar::Metric("a.b");
+        let parts = ScalarPart::ALL.into_iter().flat_map(|part| {
+            [(Scalar::Loss, 0), (Scalar::Loss, 12), (metric, 0), (metric, 3)]
+                .map(|(scalar, class)| StepOutput::Part { scalar, class, part })
+        });
+        let named = [StepOutput::Gradient("loss.sum"), StepOutput::Metric("mse"), StepOutput::Metric("1")];
+        for output in StepOutput::FIXED.into_iter().chain(parts).chain(named) {
+            assert_eq!(StepOutput::of(&output.to_string()), Some(output), "{output}");
+        }
+    }
+
+    #[test]
+    fn an_output_of_the_model_is_none_of_the_step() {
+        for name in
+            ["logits", "sum", "loss.0.sum", "loss.01.sum", "loss.a.sum", "loss.other", "losses.sum", "Loss"]
+        {
+            assert_eq!(StepOutput::of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_loss_are_reserved() {
+        assert!(StepOutput::reserves("loss.x") && StepOutput::reserves("metric.x"));
+        assert!(!["loss", "losses", "lr", "metric"].into_iter().any(StepOutput::reserves));
+    }
+}

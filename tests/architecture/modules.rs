@@ -1,0 +1,345 @@
+//! Arrows between the top-level modules of a package, read from the paths `crate::…` and `super::…` in its source files.
+//!
+//! The files are found as the compiler finds them, from `lib.rs` on; items under `#[cfg(test)]` are left out, since a test may
+//! use more than the code that it tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::root;
+
+/// Arrows that no package has: its folder, the module that may not import, the modules that it may not import. `*` is every
+/// module that is not among those.
+const FORBIDDEN: [(&str, &str, &[&str]); 3] = [
+    // The library does not know the command line.
+    ("src", "*", &["cli"]),
+    // The training loop runs on every device alike.
+    ("runtime", "train", &["cpu", "cuda"]),
+    // Lowering knows a target by its contracts.
+    ("runtime", "lower", &["cpu"]),
+];
+
+/// The folders of packages whose modules import each other in no circle.
+const WITHOUT_CIRCLES: [&str; 1] = ["passes"];
+
+/// The modules of `passes` that are no pass.
+const BESIDE_PASSES: [&str; 9] = [
+    "analysis",
+    "arguments",
+    "batch_norm",
+    "manager",
+    "pass",
+    "pipeline",
+    "registry",
+    "reports",
+    "rewriting",
+];
+
+/// The top-level modules of a package, each with those that it imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// Code as identifiers and single characters, without comments, strings, characters in quotes, and items under
+/// `#[cfg(test)]`.
+fn tokens(text: &str) -> Vec<String> {
+    let mut tokens: Vec<String> = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let word = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let length = match passed_over(rest) {
+            Some(length) => length,
+            None if word > 0 => {
+                tokens.push(rest[..word].to_owned());
+                word
+            }
+            None => {
+                tokens.push(first.to_string());
+                first.len_utf8()
+            }
+        };
+        rest = &rest[length..];
+    }
+    without_tests(&tokens)
+}
+
+/// The length of the space, comment, string or quoted character that the text begins with.
+fn passed_over(text: &str) -> Option<usize> {
+    let first = text.chars().next()?;
+    let after =
+        |start: usize, end: &str| text[start..].find(end).map_or(text.len(), |at| start + at + end.len());
+    if first.is_whitespace() {
+        return Some(first.len_utf8());
+    }
+    if text.starts_with("//") {
+        return Some(after(2, "\n"));
+    }
+    if text.starts_with("/*") {
+        return Some(after(2, "*/"));
+    }
+    if let Some(raw) = text.strip_prefix("br").or(text.strip_prefix('r')) {
+        let hashes = raw.len() - raw.trim_start_matches('#').len();
+        if raw[hashes..].starts_with('"') {
+            return Some(after(text.len() - raw.len() + hashes + 1, &format!("\"{}", "#".repeat(hashes))));
+        }
+    }
+    if first == '"' {
+        let mut escaped = false;
+        let end = text[1..].find(|c| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        });
+        return Some(end.map_or(text.len(), |end| end + 2));
+    }
+    let quoted = text.strip_prefix('\'')?;
+    if quoted.starts_with('\\') {
+        return Some(after(3, "'"));
+    }
+    let length = 1 + quoted.chars().next()?.len_utf8();
+    // Otherwise it is a lifetime.
+    text[length..].starts_with('\'').then_some(length + 1)
+}
+
+/// The tokens without the items under `#[cfg(test)]`.
+fn without_tests(tokens: &[String]) -> Vec<String> {
+    let attribute = ["#", "[", "cfg", "(", "test", ")", "]"];
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if !tokens[at..].iter().map(String::as_str).take(attribute.len()).eq(attribute) {
+            kept.push(tokens[at].clone());
+            at += 1;
+            continue;
+        }
+        let mut depth = 0;
+        let end = tokens[at..].iter().position(|token| {
+            depth += i32::from(token == "{") - i32::from(token == "}");
+            depth == 0 && (token == ";" || token == "}")
+        });
+        at = end.map_or(tokens.len(), |end| at + end + 1);
+    }
+    kept
+}
+
+/// Whether the tokens go on with `::` at an index.
+fn is_path_at(tokens: &[String], at: usize) -> bool {
+    tokens.get(at..at + 2).is_some_and(|pair| pair.iter().all(|token| token == ":"))
+}
+
+/// The first segments of the paths at an index: one, or those in braces.
+fn heads(tokens: &[String], at: usize) -> Vec<String> {
+    if tokens.get(at).is_none_or(|token| token != "{") {
+        return tokens.get(at).cloned().into_iter().collect();
+    }
+    let (mut depth, mut heads) = (0, Vec::new());
+    for (index, token) in tokens.iter().enumerate().skip(at) {
+        match token.as_str() {
+            "{" => depth += 1,
+            "}" => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        if depth == 1 && (token == "," || index == at) {
+            heads.extend(tokens.get(index + 1).cloned());
+        }
+    }
+    heads
+}
+
+/// The top-level names of the crate that the code of a module imports. `depth` is the number of segments of its path.
+fn imported(tokens: &[String], depth: usize) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for start in 0..tokens.len() {
+        let continues = start > 1 && is_path_at(tokens, start - 2);
+        if continues || !is_path_at(tokens, start + 1) {
+            continue;
+        }
+        let (mut at, mut supers) = (start, 0);
+        while tokens.get(at).is_some_and(|token| token == "super") && is_path_at(tokens, at + 1) {
+            (at, supers) = (at + 3, supers + 1);
+        }
+        match tokens[start].as_str() {
+            "crate" => names.extend(heads(tokens, start + 3)),
+            "super" if supers == depth => names.extend(heads(tokens, at)),
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The modules that the code declares, without those of tests.
+fn declared(tokens: &[String]) -> Vec<String> {
+    let declarations = tokens.windows(3).filter(|window| window[0] == "mod" && window[2] == ";");
+    declarations.map(|window| window[1].clone()).collect()
+}
+
+/// The names that `lib.rs` takes from its modules, with the module of each.
+fn reexported(tokens: &[String]) -> BTreeMap<String, String> {
+    let uses = (0..tokens.len()).filter(|&at| tokens[at] == "use" && is_path_at(tokens, at + 2));
+    uses.flat_map(|at| heads(tokens, at + 4).into_iter().map(move |name| (name, tokens[at + 1].clone())))
+        .collect()
+}
+
+/// The imports of a package whose `lib.rs` lies in the root of what `read` reads.
+fn imports(read: &dyn Fn(&Path) -> Option<String>) -> Imports {
+    let library = tokens(&read(Path::new("lib.rs")).expect("a package has a lib.rs"));
+    let reexported = reexported(&library);
+    let mut imports: Imports = declared(&library).into_iter().map(|name| (name, BTreeSet::new())).collect();
+    let mut open: Vec<PathBuf> = imports.keys().map(PathBuf::from).collect();
+    let mut found = Vec::new();
+    while let Some(module) = open.pop() {
+        let path = module.with_extension("rs");
+        let text = read(&path).unwrap_or_else(|| panic!("{} is declared and not there", path.display()));
+        let tokens = tokens(&text);
+        open.extend(declared(&tokens).into_iter().map(|name| module.join(name)));
+        let top = module.iter().next().expect("a module has a name").to_string_lossy().into_owned();
+        found.extend(imported(&tokens, module.iter().count()).into_iter().map(|name| (top.clone(), name)));
+    }
+    for (top, name) in found {
+        let module = reexported.get(&name).unwrap_or(&name);
+        if *module != top && imports.contains_key(module) {
+            imports.entry(top).or_default().insert(module.clone());
+        }
+    }
+    imports
+}
+
+/// The imports of a package of this workspace.
+fn imports_of(folder: &str) -> Imports {
+    let folder = root().join(folder);
+    let imports = imports(&|path| std::fs::read_to_string(folder.join(path)).ok());
+    assert!(imports.values().map(BTreeSet::len).sum::<usize>() > 10, "hardly an import was found");
+    imports
+}
+
+/// The imports that a row of [`FORBIDDEN`] does not allow.
+fn forbidden(imports: &Imports, from: &str, to: &[&str]) -> Vec<String> {
+    let mut forbidden = Vec::new();
+    for (module, imported) in imports {
+        let is_bound = if from == "*" { !to.contains(&module.as_str()) } else { from == module };
+        let imported = imported.iter().filter(|name| is_bound && to.contains(&name.as_str()));
+        forbidden.extend(imported.map(|name| format!("{module} -> {name}")));
+    }
+    forbidden
+}
+
+/// The imports that lie on or between circles.
+fn circles(imports: &Imports) -> Vec<String> {
+    let mut left = imports.clone();
+    loop {
+        let is_imported = |name: &String| left.values().any(|imported| imported.contains(name));
+        let ends = left.iter().filter(|(name, imported)| imported.is_empty() || !is_imported(name));
+        let ends: BTreeSet<String> = ends.map(|(name, _)| name.clone()).collect();
+        if ends.is_empty() {
+            break;
+        }
+        left.retain(|name, _| !ends.contains(name));
+        left.values_mut().for_each(|imported| imported.retain(|name| !ends.contains(name)));
+    }
+    left.iter().flat_map(|(from, to)| to.iter().map(move |to| format!("{from} -> {to}"))).collect()
+}
+
+/// The modules in the list of passes: `Bind(bind::Bind)` has the module `bind`.
+fn listed_passes(registry: &str) -> BTreeSet<String> {
+    let tokens = tokens(registry);
+    let rows = tokens.windows(7).filter(|window| {
+        window[1] == "(" && window[3] == ":" && window[4] == ":" && window[5] == window[0] && window[6] == ")"
+    });
+    rows.map(|window| window[2].clone()).collect()
+}
+
+#[test]
+fn modules_import_each_other_only_along_the_arrows() {
+    for (folder, from, to) in FORBIDDEN {
+        let imports = imports_of(folder);
+        let named = to.iter().chain([&from]).filter(|name| **name != "*");
+        named.for_each(|name| assert!(imports.contains_key(*name), "{folder} has no module `{name}`"));
+        assert_eq!(forbidden(&imports, from, to), [""; 0], "in {folder}");
+    }
+    for folder in WITHOUT_CIRCLES {
+        assert_eq!(circles(&imports_of(folder)), [""; 0], "in {folder}");
+    }
+}
+
+#[test]
+fn a_module_of_passes_is_a_pass_or_known_to_be_none() {
+    let registry =
+        std::fs::read_to_string(root().join("passes/registry.rs")).expect("the list of passes is text");
+    let mut expected = listed_passes(&registry);
+    assert!(expected.len() > 10, "{expected:?}");
+    expected.extend(BESIDE_PASSES.map(str::to_owned));
+    assert_eq!(imports_of("passes").into_keys().collect::<BTreeSet<_>>(), expected);
+}
+
+/// The imports of a package with these files.
+fn planted(files: &[(&str, &str)]) -> Imports {
+    let read = |path: &Path| {
+        files.iter().find(|(name, _)| Path::new(name) == path).map(|(_, text)| text.to_string())
+    };
+    imports(&read)
+}
+
+#[test]
+fn an_arrow_to_the_command_line_would_be_seen() {
+    let imports = planted(&[
+        ("lib.rs", "pub mod cli;\npub mod training;\nmod verification;"),
+        ("cli.rs", "mod report;\nuse crate::training::run;"),
+        ("cli/report.rs", "use super::super::verification;"),
+        (
+            "training.rs",
+            "fn f(_: crate::verification::A) { let text = \"crate::verification\"; crate::cli::report::tell(text) }",
+        ),
+        ("verification.rs", "mod compare;"),
+        ("verification/compare.rs", "use super::super::{cli::verify::Mode, training};"),
+    ]);
+    assert_eq!(forbidden(&imports, "*", &["cli"]), ["training -> cli", "verification -> cli"]);
+    assert_eq!(
+        forbidden(&imports, "verification", &["cli", "training"]),
+        ["verification -> cli", "verification -> training"]
+    );
+    assert_eq!(imports["training"], BTreeSet::from(["cli", "verification"].map(str::to_owned)));
+    assert_eq!(imports["cli"], BTreeSet::from(["training", "verification"].map(str::to_owned)));
+}
+
+#[test]
+fn an_arrow_of_a_test_a_comment_or_a_string_is_none() {
+    let imports = planted(&[
+        ("lib.rs", "mod cuda;\nmod train;\n"),
+        ("cuda.rs", ""),
+        (
+            "train.rs",
+            "//! As [`crate::cuda`].\n#[cfg(test)]\nmod tests;\n/* crate::cuda */ mod step;\n\
+             #[cfg(test)]\nuse crate::cuda::{Graph, Stream};\n\
+             const TEXT: &str = r#\"a \" crate::cuda\"#;\nfn f<'a>(_: &'a str) -> char { '\"' }",
+        ),
+        ("train/step.rs", "use super::f;\n#[cfg(test)]\nmod tests { fn g() { crate::cuda::run() } }"),
+    ]);
+    assert_eq!(forbidden(&imports, "train", &["cuda"]), [""; 0]);
+}
+
+#[test]
+fn a_circle_would_be_seen() {
+    let files = [
+        (
+            "lib.rs",
+            "mod loss;\nmod pass;\nmod registry;\nmod reports;\npub use pass::{PassContext, Transform};",
+        ),
+        ("loss.rs", "mod own;\nuse crate::reports::Report;"),
+        ("loss/own.rs", "use crate::PassContext;"),
+        ("pass.rs", "use crate::{reports::{Report, loss}};"),
+        ("registry.rs", "use crate::{loss, pass};"),
+        ("reports.rs", ""),
+    ];
+    assert_eq!(circles(&planted(&files)), [""; 0]);
+    let mut circular = files;
+    circular[3].1 = "use super::loss::Report;";
+    assert_eq!(circles(&planted(&circular)), ["loss -> pass", "pass -> loss"]);
+}
+
+#[test]
+fn the_list_of_passes_is_read() {
+    let registry =
+        "use crate::loss;\npasses! {\n    Bind(bind::Bind)\n    Loss(loss::Loss)\n}\nfn f() { Some(a::B) }";
+    assert_eq!(listed_passes(registry), BTreeSet::from(["bind", "loss"].map(str::to_owned)));
+}

@@ -19,8 +19,8 @@ use ir::ops::elementwise::{Binary, Compare, Select};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::step::Accumulate;
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, Operator,
-    Phase, Role, Scalar, ScalarPart, StateId, StepOutput, TypeError, ValueId,
+    At, Builder, Changed, DType, Diagnostic, GradientError, Level, Module, NodeId, NodeRef, Op, OperandRole,
+    Operator, Phase, Role, Scalar, ScalarPart, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -174,7 +174,7 @@ fn path(module: &Module, parameters: &[StateId], loss: ValueId) -> Vec<NodeId> {
 fn nominal(module: &Module, weight: ValueId) -> Result<u64, Diagnostic> {
     let Some(node) = module.producer(weight) else { return Ok(1) };
     let counted = match &node.op {
-        Op::CrossEntropy(_) => module.ty(node.operands[1]),
+        Op::CrossEntropy(_) => module.ty(node[OperandRole::Labels]),
         Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }) => module.ty(node.operands[0]),
         Op::Splat(splat) => return Ok((splat.value.get() as u64).max(1)),
         _ => return Ok(1),

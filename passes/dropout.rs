@@ -102,7 +102,7 @@ fn settable(module: &Module) -> BTreeSet<u32> {
         _ => false,
     };
     let id = |(_, node): (NodeId, &ir::Node)| match &node.op {
-        Op::Dropout(op) if !is_one(node.operands[0]) => Some(op.id),
+        Op::Dropout(op) if !is_one(node[ir::OperandRole::Data]) => Some(op.id),
         _ => None,
     };
     module.nodes().filter_map(id).collect()

@@ -2,7 +2,7 @@
 
 use crate::compilation;
 use ir::ops::elementwise::Compare;
-use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, Role, ScalarPart, State, StepOutput, ValueId};
+use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, OperandRole, Role, ScalarPart, State, StepOutput, ValueId};
 use passes::bind::where_samples_meet;
 use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
@@ -38,7 +38,7 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Diagnosti
 fn counts_fill(module: &Module, labels: &str) -> Option<String> {
     let loss = [ScalarPart::Sum, ScalarPart::Weight].map(|part| {
         let (node, result) = cross_entropy(module, module.step_output(StepOutput::loss(0, part))?.value)?;
-        let reads = source_input(module, module.node(node).operands[1])?;
+        let reads = source_input(module, module.node(node)[OperandRole::Labels])?;
         (module.inputs[reads].name == labels).then_some((node, result))
     });
     match loss {
@@ -80,13 +80,13 @@ fn cross_entropy(module: &Module, value: ValueId) -> Option<(NodeId, u32)> {
 fn label(module: &Module) -> Result<Option<LabelSpec>, Diagnostic> {
     for (_, node) in module.nodes() {
         let Op::CrossEntropy(loss) = &node.op else { continue };
-        let Some(input) = source_input(module, node.operands[1]) else { continue };
+        let Some(input) = source_input(module, node[OperandRole::Labels]) else { continue };
         let name = module.inputs[input].name.clone();
         let value = module.inputs[input].value;
         return Ok(Some(LabelSpec {
             dtype: module.ty(value).dtype,
             dims: sizes(module, value, &name)?,
-            classes: module.ty(node.operands[0]).dims.last().and_then(ir::Dim::size),
+            classes: module.ty(node[OperandRole::Data]).dims.last().and_then(ir::Dim::size),
             ignore_index: Some(loss.ignore_index),
             name,
         }));
@@ -136,8 +136,8 @@ fn vocabulary(module: &Module, input: ValueId) -> Option<u64> {
     let reads = module.nodes().filter_map(|(_, node)| match &node.op {
         Op::Gather(gather) => {
             let Definition::Input(read) = module.value(input).definition else { return None };
-            let from_input = source_input(module, node.operands[1]) == Some(read as usize);
-            from_input.then(|| module.ty(node.operands[0]).dims[gather.dim as usize].size())?
+            let from_input = source_input(module, node[OperandRole::Indices]) == Some(read as usize);
+            from_input.then(|| module.ty(node[OperandRole::Data]).dims[gather.dim as usize].size())?
         }
         _ => None,
     });

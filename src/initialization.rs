@@ -7,7 +7,7 @@
 use crate::compilation::Compilation;
 use crate::config::InitRule;
 use ir::ops::elementwise::Binary;
-use ir::{Definition, Initializer, Module, Node, NodeId, Op, Phase, State, ValueId};
+use ir::{Definition, Initializer, Module, Node, NodeId, Op, OperandRole, Phase, State, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -177,22 +177,16 @@ impl<'m> Graph<'m> {
     fn use_as(&self, state: &State, node: &Node, index: usize) -> Use {
         let by_dims = |vector: Use| if self.is_vector(state) { vector } else { Use::Table };
         match &node.op {
-            Op::LayerNorm(_) | Op::RmsNorm(_) => {
-                if index == 1 {
-                    Use::Scale
-                } else {
-                    Use::Bias
-                }
-            }
-            // x, mean, variance, scale, bias: running statistics start as those of a standard normal.
-            Op::BatchNorm(_) => match index {
-                2 | 3 => Use::Scale,
+            // Running statistics start as the mean and the variance of a standard normal.
+            Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_) => match node.role(index) {
+                OperandRole::Scale | OperandRole::Variance => Use::Scale,
                 _ => Use::Bias,
             },
             Op::Binary(Binary::Add | Binary::Sub) => by_dims(Use::Bias),
             Op::Binary(_) => by_dims(Use::Scale),
             Op::Contract(contract) => {
-                let labels = if index == 0 { &contract.lhs } else { &contract.rhs };
+                let is_left = node.role(index) == OperandRole::Lhs;
+                let labels = if is_left { &contract.lhs } else { &contract.rhs };
                 let dims = &self.module.ty(node.operands[index]).dims;
                 let summed = labels.0.iter().zip(dims).filter(|(label, _)| !contract.out.0.contains(label));
                 let sizes = summed.map(|(_, dim)| dim.size().unwrap_or(1));

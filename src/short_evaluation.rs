@@ -59,7 +59,7 @@ impl Compiled<'_> {
         let forwards = [&self.compilation.forward, &short.forward];
         let weights = (0..).map_while(|class| {
             let [of_whole, of_short] = forwards.map(|forward| weight(forward, class));
-            Some([constant(forwards[0], of_whole?), constant(forwards[1], of_short?)])
+            Some([forwards[0].splat_number(of_whole?), forwards[1].splat_number(of_short?)])
         });
         let shares = weights.map(share).collect();
         Ok(ShortEvaluation { module: short.evaluation, shares })
@@ -108,14 +108,6 @@ fn batch(module: &Module) -> Option<u64> {
 /// The weight of a class of the loss.
 fn weight(module: &Module, class: usize) -> Option<ValueId> {
     module.step_output(StepOutput::loss(class, ScalarPart::Weight)).map(|output| output.value)
-}
-
-/// The number that a value is whatever the batch holds, if it is one.
-fn constant(module: &Module, value: ValueId) -> Option<f64> {
-    match &module.producer(module.viewed(value, Movement::is_view))?.op {
-        Op::Splat(splat) => Some(splat.value.get()),
-        _ => None,
-    }
 }
 
 /// The first of what was found wrong: the reader wants to know why, not all of it.

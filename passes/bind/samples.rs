@@ -6,7 +6,7 @@ use crate::analysis::constants::{Constants, Known, Literals};
 use crate::pass::Transform;
 use ir::ops::constant::Constant;
 use ir::ops::indexing::{Gather, GatherNd};
-use ir::{At, Builder, Changed, Dim, Module, Node, NodeId, Op, Tensor, TypeError, ValueId};
+use ir::{At, Builder, Changed, Dim, Module, Node, NodeId, Op, OperandRole, Tensor, TypeError, ValueId};
 
 /// A lookup `data[b, indices[..]]` for every sample `b`.
 struct Lookup {
@@ -46,12 +46,12 @@ fn decide(module: &Module) -> Vec<Lookup> {
 
 /// `data[b, ..]` where the indices have the number `b`, in dim 0 of the indices.
 fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
-    let data = node.operands[0];
+    let data = node[OperandRole::Data];
     let dims = module.ty(data).dims.to_vec();
     if constants.known(data) == Known::Constant {
         return None;
     }
-    let table = constants.value(node.operands[1])?;
+    let table = constants.value(node[OperandRole::Indices])?;
     let (&samples, &width) = (table.sizes.first()?, table.sizes.last()?);
     if dims.first()?.size() != Some(samples as u64) || table.sizes.len() < 2 || width < 2 || table.is_empty()
     {
@@ -75,11 +75,11 @@ fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node
 
 /// `data[b·n + ..]` where the data were flattened from `[b, n]`, with the sample `b` in dim 0 of the indices.
 fn by_position(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
-    let data = node.operands[0];
+    let data = node[OperandRole::Data];
     if constants.known(data) != Known::Nothing {
         return None;
     }
-    let table = constants.value(node.operands[1])?;
+    let table = constants.value(node[OperandRole::Indices])?;
     let &samples = table.sizes.first()?;
     let flattened = module.producer(data).filter(|node| matches!(node.op, Op::Reshape(_)))?;
     let before = module.ty(flattened.operands[0]).dims.first()?.size();

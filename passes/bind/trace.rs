@@ -4,8 +4,8 @@ use crate::analysis::constants::{Constants, Known};
 use ir::factors::{FactorId, FactorKind};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{
-    Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, Operator, PartialKind, Tensor, Type,
-    ValueId,
+    Definition, Diagnostic, Dim, Factors, Module, Node, NodeId, Op, OperandRole, Operator, PartialKind,
+    Tensor, Type, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -287,7 +287,7 @@ impl<'m> Trace<'m> {
         let value = node.operands[operand];
         // A dim of size one stretches by itself.
         let known = self.carries.contains_key(&value) || self.drawn.contains(&value);
-        if self.from == 1 && !known && stretches(&node.op, operand) {
+        if self.from == 1 && !known && stretches(&node.op, node.role(operand)) {
             return Ok(());
         }
         // A stretched constant is stretched to the new batch; any other is computed for one sample.
@@ -360,7 +360,7 @@ fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
         let own = match &node.op {
             Op::RandomUniform(_) => true,
             // A mask.
-            Op::Dropout(_) => is_splat(node.operands[0]),
+            Op::Dropout(_) => is_splat(node[OperandRole::Data]),
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Cast(_) | Op::Select(_) => {
                 let mut others = node.operands.iter().filter(|operand| !drawn.contains(*operand));
                 let any = node.operands.iter().any(|operand| drawn.contains(operand));
@@ -376,12 +376,12 @@ fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
 }
 
 /// Whether an operator stretches an operand's dims of size one by itself.
-fn stretches(op: &Op, operand: usize) -> bool {
+fn stretches(op: &Op, operand: OperandRole) -> bool {
     match op {
         Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => true,
         Op::Select(_) | Op::Broadcast(_) => true,
-        Op::Rotary(_) => operand > 0,
-        Op::Attention(_) => operand == 3,
+        Op::Rotary(_) => matches!(operand, OperandRole::Cosines | OperandRole::Sines),
+        Op::Attention(_) => operand == OperandRole::Mask,
         _ => false,
     }
 }

@@ -11,7 +11,7 @@ use ir::ops::Float;
 use ir::ops::dropout::Dropout;
 use ir::ops::elementwise::{Binary, Compare, Unary};
 use ir::ops::random::RandomUniform;
-use ir::{At, Builder, Module, Movement, Node, NodeId, Op, TypeError, ValueId};
+use ir::{At, Builder, Module, Node, NodeId, Op, TypeError, ValueId};
 use smallvec::SmallVec;
 
 /// A mask that a dropout of ones can stand for.
@@ -94,12 +94,12 @@ impl Graph<'_> {
         let (id, keep) = match &reader.op {
             // Rounded down, a number plus the share is 1 where it is at least what is dropped.
             Op::Binary(Binary::Add) => {
-                let keep = self.number(other(reader, numbers)?)?;
+                let keep = self.module.splat_number(other(reader, numbers)?)?;
                 let (floor, node) = self.only_reader(reader.results[0])?;
                 matches!(node.op, Op::Unary(Unary::Floor)).then_some((floor, keep))?
             }
             Op::Compare(compare) => {
-                let limit = self.number(other(reader, numbers)?)?;
+                let limit = self.module.splat_number(other(reader, numbers)?)?;
                 let below = match compare {
                     Compare::Less | Compare::LessEqual => true,
                     Compare::Greater | Compare::GreaterEqual => false,
@@ -153,7 +153,7 @@ impl Graph<'_> {
             Op::Binary(Binary::Mul) => 1.0 / keep,
             _ => return false,
         };
-        let number = other(node, x).and_then(|other| self.number(other));
+        let number = other(node, x).and_then(|other| self.module.splat_number(other));
         number.is_some_and(|number| (number - expected).abs() <= 1e-6 * expected.abs())
     }
 
@@ -165,18 +165,6 @@ impl Graph<'_> {
 
     fn is_output(&self, value: ValueId) -> bool {
         self.module.roots().any(|root| root == value)
-    }
-
-    /// The number that all elements of a value equal.
-    fn number(&self, mut value: ValueId) -> Option<f64> {
-        loop {
-            let node = self.module.producer(value)?;
-            match &node.op {
-                Op::Splat(splat) => return Some(splat.value.get()),
-                Op::Cast(cast) if !cast.to.is_float() => return None,
-                _ => value = self.module.view_source(value, Movement::is_view)?,
-            }
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::analysis::constants::Constants;
 use crate::bind::{Carry, batch, find_samples};
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
-use ir::{Diagnostic, Module, Node, NodeId, Op, Role, ValueId};
+use ir::{Diagnostic, Module, Node, NodeId, Op, OperandRole, Role, ValueId};
 use std::collections::BTreeMap;
 
 /// How the values of microbatches make the value of all their samples together.
@@ -116,7 +116,7 @@ impl<'m> Facts<'m> {
     fn linear_in(&mut self, id: NodeId, node: &Node, value: ValueId) -> Option<Linear> {
         match &node.op {
             Op::CrossEntropy(_) if value != node.results[2] => {
-                self.meets_all(node.operands[0]).then_some(Linear::Sum)
+                self.meets_all(node[OperandRole::Data]).then_some(Linear::Sum)
             }
             op if op.movement().is_layout() => self.linear(node.operands[0]),
             Op::Unary(Unary::Neg) => self.linear(node.operands[0]),
@@ -185,7 +185,7 @@ impl<'m> Facts<'m> {
             match &node.op {
                 Op::Reduce(_) => elements = of_sample(operand),
                 // It sums over the labels.
-                Op::CrossEntropy(_) => return of_sample(node.operands[1]).max(1),
+                Op::CrossEntropy(_) => return of_sample(node[OperandRole::Labels]).max(1),
                 Op::Contract(_) => break,
                 // Behind the reductions are the elements.
                 _ if elements > 1 && self.module.ty(value).numel() != Some(1) => break,

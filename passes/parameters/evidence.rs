@@ -5,7 +5,7 @@ use crate::analysis::constants::{any_element, first_elements};
 use ir::ops::elementwise::Binary;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Slice;
-use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, ValueId};
+use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, OperandRole, ValueId};
 use smallvec::SmallVec;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,16 +175,20 @@ impl<'m> Search<'m> {
         let place = if node.origin.is_empty() { String::new() } else { format!(", {}", node.origin) };
         let other = || node.operands[1 - found.operand];
         let parameter = |what: &str| Evidence::Parameter(format!("{what}{place}"));
-        match (&node.op, found.operand) {
-            (Op::Rotary(_), 1 | 2) => Evidence::Constant(format!("rotary table{place}")),
-            (Op::Attention(_), 3) => on_scores(data, &place),
+        match (&node.op, node.role(found.operand)) {
+            (Op::Rotary(_), OperandRole::Cosines | OperandRole::Sines) => {
+                Evidence::Constant(format!("rotary table{place}"))
+            }
+            (Op::Attention(_), OperandRole::Mask) => on_scores(data, &place),
             (Op::Attention(_), _) => Evidence::Ambiguous(format!("read as a query, key or value{place}")),
-            (Op::LayerNorm(_) | Op::RmsNorm(_), 1) => parameter("scale of a norm"),
-            (Op::LayerNorm(_), 2) => parameter("bias of a norm"),
-            (Op::BatchNorm(_), 1 | 2) => Evidence::Constant(format!("running statistic of a norm{place}")),
-            (Op::BatchNorm(_), 3) => parameter("scale of a norm"),
-            (Op::BatchNorm(_), 4) => parameter("bias of a norm"),
-            (Op::Conv(_), 1) | (Op::ConvGradInput(_), 0) if self.varies(other()) => {
+            (Op::BatchNorm(_), OperandRole::Mean | OperandRole::Variance) => {
+                Evidence::Constant(format!("running statistic of a norm{place}"))
+            }
+            (Op::LayerNorm(_) | Op::RmsNorm(_) | Op::BatchNorm(_), OperandRole::Scale) => {
+                parameter("scale of a norm")
+            }
+            (Op::LayerNorm(_) | Op::BatchNorm(_), OperandRole::Bias) => parameter("bias of a norm"),
+            (Op::Conv(_) | Op::ConvGradInput(_), OperandRole::Weight) if self.varies(other()) => {
                 parameter("weight of a convolution")
             }
             (Op::Contract(_), _) if !self.varies(other()) => {
@@ -194,14 +198,16 @@ impl<'m> Search<'m> {
                 Evidence::Constant(format!("frequencies of a rotary table{place}"))
             }
             (Op::Contract(_), _) => parameter("weight of a contraction"),
-            (Op::Experts(_), 1) => parameter("matrices of experts"),
-            (Op::Gather(_), 0) if self.is_rotary_lookup(node) && data.may_be_rotary() => Evidence::Constant(
-                format!("table that is looked up and multiplied in, as rotary tables are{place}"),
-            ),
-            (Op::Gather(_), 0) if self.weighs_classes(node) => {
+            (Op::Experts(_), OperandRole::Weight) => parameter("matrices of experts"),
+            (Op::Gather(_), OperandRole::Data) if self.is_rotary_lookup(node) && data.may_be_rotary() => {
+                Evidence::Constant(format!(
+                    "table that is looked up and multiplied in, as rotary tables are{place}"
+                ))
+            }
+            (Op::Gather(_), OperandRole::Data) if self.weighs_classes(node) => {
                 Evidence::Constant(format!("weights of classes in a loss{place}"))
             }
-            (Op::Gather(_), 0) => parameter("table of a gather"),
+            (Op::Gather(_), OperandRole::Data) => parameter("table of a gather"),
             (Op::Binary(Binary::Sub | Binary::Div | Binary::Mul), _) if self.normalises_input(found) => {
                 Evidence::Constant(format!("normalises an input{place}"))
             }
@@ -310,7 +316,7 @@ impl<'m> Search<'m> {
     fn is_rotary_lookup(&self, gather: &Node) -> bool {
         let readers = self.readers(gather, |_| false);
         let turns = |(reader, value): &(&Node, ValueId)| match &reader.op {
-            Op::Rotary(_) => reader.operands[0] != *value,
+            Op::Rotary(_) => reader[OperandRole::Data] != *value,
             Op::Binary(Binary::Mul) => {
                 let other = reader.operands[usize::from(reader.operands[0] == *value)];
                 other != *value && self.varies(other) && !large_dims(self.module, other).is_empty()
@@ -322,8 +328,8 @@ impl<'m> Search<'m> {
 
     /// Whether what is looked up is a number for each label, of which terms of a loss are multiples and that are added up.
     fn weighs_classes(&self, gather: &Node) -> bool {
-        let numbers = self.module.ty(gather.operands[0]).ndim() == 1;
-        let labels = matches!(self.viewed(gather.operands[1]), Definition::Input(_));
+        let numbers = self.module.ty(gather[OperandRole::Data]).ndim() == 1;
+        let labels = matches!(self.viewed(gather[OperandRole::Indices]), Definition::Input(_));
         let readers = self.readers(gather, |op| matches!(op, Op::Select(_)));
         let weighs = |(reader, _): &(&Node, ValueId)| {
             matches!(&reader.op, Op::Binary(Binary::Mul) | Op::Reduce(Reduce { kind: ReduceKind::Sum, .. }))

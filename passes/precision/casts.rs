@@ -79,7 +79,7 @@ impl<'m> Casts<'_, 'm> {
         if self.b.ty(value).dtype != DType::F32 {
             return Ok(value);
         }
-        match reads(&node.op, index, node.operands.len()) {
+        match reads(&node.op, node.role(index)) {
             Reads::Own if self.decision.in_half(id) => self.half(value),
             Reads::Any if self.decision.kept(value) == Kept::Half => self.half(value),
             Reads::Any => Ok(value),

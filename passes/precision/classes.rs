@@ -12,10 +12,10 @@
 //! statistics in f32) and the lists of PyTorch's autocast. Every match is exhaustive: an operator without a class does
 //! not compile.
 
-use ir::Op;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::ops::scatter::ScatterKind;
+use ir::{Op, OperandRole};
 
 /// In which type an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,18 +117,16 @@ fn class_of_unary(unary: Unary) -> Class {
     }
 }
 
-/// How a node of `count` operands reads the one with this index, if that is a float.
-pub fn reads(op: &Op, index: usize, count: usize) -> Reads {
-    match op {
-        Op::Attention(_) if index == 3 => Reads::Any,
-        // q, k, v, [mask,] out, logsumexp, d out
-        Op::AttentionGrad(_) if index + 2 == count => Reads::Full,
-        Op::AttentionGrad(_) if index == 3 && count == 7 => Reads::Any,
-        // logsumexp and the gradient of the sum are f32 in any case.
-        Op::CrossEntropyGrad(_) if index > 0 => Reads::Full,
-        // The tables may be of another type than what they turn.
-        Op::Rotary(_) if index > 0 => Reads::Full,
-        Op::Cast(_) => Reads::Any,
+/// How an operator reads its operand of this role, if that is a float.
+pub fn reads(op: &Op, role: OperandRole) -> Reads {
+    match (op, role) {
+        (Op::Attention(_) | Op::AttentionGrad(_), OperandRole::Mask) => Reads::Any,
+        // Sums of exponentials, and the gradient of a loss, are f32 in any case.
+        (Op::AttentionGrad(_), OperandRole::LogSumExp) => Reads::Full,
+        (Op::CrossEntropyGrad(_), OperandRole::LogSumExp | OperandRole::Gradient) => Reads::Full,
+        // The tables may have another type than the data that they turn.
+        (Op::Rotary(_), OperandRole::Cosines | OperandRole::Sines) => Reads::Full,
+        (Op::Cast(_), _) => Reads::Any,
         _ => Reads::Own,
     }
 }

@@ -4,7 +4,8 @@ use super::classes::{Class, Reads, class, reads};
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::interp::file_tensor;
 use ir::{
-    DType, Inference, Module, Node, NodeId, Op, Operator, Phase, Role, Tensor, Type, TypeError, ValueId,
+    DType, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type, TypeError,
+    ValueId,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -126,20 +127,23 @@ impl Walk<'_> {
 
     /// The types of the operands that are to have the type that the node computes in.
     fn own(&self, node: &Node) -> impl Iterator<Item = Kept> {
-        let count = node.operands.len();
-        let own = node.operands.iter().enumerate().filter(move |&(index, &value)| {
-            self.is_full_float(value) && reads(&node.op, index, count) == Reads::Own
-        });
-        own.map(|(_, &value)| self.decision.kept[value])
+        let own =
+            node.operands.iter().zip(node.roles()).filter(move |&(&value, role)| {
+                self.is_full_float(value) && reads(&node.op, role) == Reads::Own
+            });
+        own.map(|(&value, _)| self.decision.kept[value])
     }
 
     fn computes_in_half(&self, node: &Node, stateful: bool) -> bool {
-        let first = |kept| node.operands.first().is_some_and(|&value| self.decision.kept[value] == kept);
         match class(&node.op) {
             Class::Half => stateful && self.own(node).next().is_some(),
             Class::Lookup => {
-                let parameter = self.stateful.contains(node.operands[0]) && first(Kept::Free);
-                first(Kept::Half) || parameter
+                let table = node[OperandRole::Data];
+                match self.decision.kept[table] {
+                    Kept::Half => true,
+                    Kept::Free => self.stateful.contains(table),
+                    Kept::Full => false,
+                }
             }
             Class::Follow => {
                 let follows = |kept: Kept| kept != Kept::Full;
@@ -154,16 +158,15 @@ impl Walk<'_> {
     fn kept_of_half(&self, node: &Node) -> Result<Vec<Kept>, TypeError> {
         let half = self.decision.half;
         let lowered = |ty: &Type| if ty.dtype == DType::F32 { ty.with_dtype(half) } else { ty.clone() };
-        let count = node.operands.len();
-        let operand = |(index, &value): (usize, &ValueId)| {
+        let operand = |(role, &value): (OperandRole, &ValueId)| {
             let ty = self.module.ty(value);
-            match reads(&node.op, index, count) {
+            match reads(&node.op, role) {
                 Reads::Own => lowered(ty),
                 Reads::Any if self.decision.kept[value] == Kept::Half => lowered(ty),
                 Reads::Any | Reads::Full => ty.clone(),
             }
         };
-        let operands: Vec<Type> = node.operands.iter().enumerate().map(operand).collect();
+        let operands: Vec<Type> = node.roles().into_iter().zip(&node.operands).map(operand).collect();
         let declared: Vec<Type> = node.results.iter().map(|&value| lowered(self.module.ty(value))).collect();
         let results = node.op.infer(&Inference { operands: &operands, declared: &declared })?;
         let kept = |ty: &Type| if ty.dtype == half { Kept::Half } else { Kept::Full };
@@ -176,7 +179,7 @@ impl Walk<'_> {
         let rest = match class {
             Class::Source if self.holds(node) => Kept::Free,
             // 0 and 1.
-            Class::Convert if self.module.ty(node.operands[0]).dtype == DType::Bool => Kept::Free,
+            Class::Convert if self.module.ty(node[OperandRole::Data]).dtype == DType::Bool => Kept::Free,
             Class::Source | Class::Convert | Class::Update => Kept::Full,
             _ if self.own(node).all(|kept| kept == Kept::Free) => Kept::Free,
             _ => Kept::Full,
@@ -184,7 +187,9 @@ impl Walk<'_> {
         let mut kept = vec![rest; node.results.len()];
         match class {
             Class::Norm if stateful && rest == Kept::Full => kept[0] = Kept::Half,
-            Class::NormGrad if self.decision.kept[node.operands[0]] == Kept::Half => kept[0] = Kept::Half,
+            Class::NormGrad if self.decision.kept[node[OperandRole::Data]] == Kept::Half => {
+                kept[0] = Kept::Half;
+            }
             _ => {}
         }
         kept

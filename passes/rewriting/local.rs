@@ -5,7 +5,8 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::{Interp, Labels};
 use ir::types::broadcast;
 use ir::{
-    At, Builder, Changed, Diagnostic, Level, Module, Node, NodeId, Op, Operator, Tensor, TypeError, ValueId,
+    At, Builder, Changed, Diagnostic, Level, Module, Node, NodeId, Op, OperandRole, Operator, Tensor,
+    TypeError, ValueId,
 };
 use std::collections::BTreeSet;
 
@@ -86,12 +87,12 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             _ => None,
         },
         Op::Contract(contract) => without_transposes(b, node, contract)?,
-        Op::Gather(gather) => match producer_in_phase(b, node, operand(1)) {
+        Op::Gather(gather) => match producer_in_phase(b, node, node[OperandRole::Indices]) {
             // What is looked up once is stretched, not looked up again.
             Some(Node { op: Op::Broadcast(_), operands, .. })
-                if b.ty(operands[0]).ndim() == b.ty(operand(1)).ndim() =>
+                if b.ty(operands[0]).ndim() == b.ty(node[OperandRole::Indices]).ndim() =>
             {
-                let once = b.one(node.op.clone(), &[operand(0), operands[0]])?;
+                let once = b.one(node.op.clone(), &[node[OperandRole::Data], operands[0]])?;
                 Some(b.broadcast(once, b.ty(result).dims.clone())?)
             }
             // One after the other from the first: the positions of a sequence.
@@ -120,14 +121,14 @@ fn first_ones(
     counted: u32,
     result: ValueId,
 ) -> Result<Option<ValueId>, TypeError> {
-    let [table, indices] = [0, 1].map(|i| b.ty(node.operands[i]).clone());
+    let [table, indices] = [OperandRole::Data, OperandRole::Indices].map(|role| b.ty(node[role]).clone());
     let length = &indices.dims[counted as usize];
     let one_line = indices.numel().is_some() && indices.numel() == length.size();
     let within = length.size().zip(table.dims[dim as usize].size()).is_some_and(|(n, all)| n <= all);
     if !one_line || !within || !table.sharding.is_whole() || !indices.sharding.is_whole() {
         return Ok(None);
     }
-    let first = b.slice(node.operands[0], dim, 0, length.clone())?;
+    let first = b.slice(node[OperandRole::Data], dim, 0, length.clone())?;
     b.reshape(first, b.ty(result).dims.clone()).map(Some)
 }
 

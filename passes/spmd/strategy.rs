@@ -7,7 +7,7 @@
 
 use super::propagation::{Cause, Layouts, Rules, Scope, propagate};
 use ir::factors::{DimFactors, FactorAxes, FactorId, FactorKind};
-use ir::{AxisId, Definition, Module, Movement, NodeId, Op, Phase, ValueId};
+use ir::{AxisId, Definition, Module, Movement, NodeId, Op, OperandRole, Phase, ValueId};
 use std::collections::BTreeSet;
 
 const EVERYWHERE: [Phase; 4] = [Phase::Prepare, Phase::Forward, Phase::Backward, Phase::Update];
@@ -152,9 +152,9 @@ fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Opti
 /// A table of weights whose rows are looked up and that has many more rows than columns.
 fn vocabulary(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Option<Seed> {
     let (module, node) = (rules.module, rules.module.node(id));
-    let table = node.operands[0];
-    stored(module, table)?;
     let Op::Gather(gather) = &node.op else { return None };
+    let table = node[OperandRole::Data];
+    stored(module, table)?;
     let (dim, ty) = (gather.dim as usize, module.ty(table));
     let (rows, all) = (ty.dims[dim].size()?, ty.numel()?);
     let split = axes.iter().any(|&axis| layouts.uses(table, axis));

@@ -10,7 +10,7 @@ use super::fuse::Item;
 use super::readers::Readers;
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
-use ir::{DType, Module, Movement, Op, ValueId};
+use ir::{DType, Module, Movement, Op, OperandRole, ValueId};
 
 /// The elements of a half type in 16 bytes.
 const PACK: usize = 8;
@@ -56,7 +56,9 @@ fn product(module: &Module, item: &Item, padded: &EntitySet<ValueId>) -> Option<
                     (is_alone(&roles.columns) || is_alone(&roles.rows)).then_some(made)
                 }
                 // It is written where the logits are.
-                Op::CrossEntropyGrad(_) => padded.contains(source(module, node.operands[0])).then_some(made),
+                Op::CrossEntropyGrad(_) => {
+                    padded.contains(source(module, node[OperandRole::Data])).then_some(made)
+                }
                 _ => None,
             }
         }
@@ -82,7 +84,8 @@ fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
         match &node.op {
             Op::Contract(_) => true,
             Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => {
-                node.operands[1..].iter().all(|&other| other != value)
+                let mut operands = node.roles().into_iter().zip(&node.operands);
+                operands.all(|(role, &other)| role == OperandRole::Data || other != value)
             }
             Op::Reshape(_) => {
                 let made = node.results[0];

@@ -7,6 +7,7 @@ use crate::state::State;
 use crate::{Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, StateId, StepOutput, Type, ValueId};
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
+use std::ops::Index;
 use std::sync::Arc;
 
 /// A program with everything it refers to.
@@ -132,10 +133,20 @@ impl Node {
         self.roles()[index]
     }
 
-    /// The first operand of a role, if the node has one.
+    /// The first operand of a role, if the node has one. `node[role]` is that of a role that the operator always has.
     pub fn operand(&self, role: OperandRole) -> Option<ValueId> {
         let roles = self.op.operands().roles(self.operands.len())?;
         roles.iter().position(|&other| other == role).map(|index| self.operands[index])
+    }
+}
+
+impl Index<OperandRole> for Node {
+    type Output = ValueId;
+
+    /// The first operand of a role. Panics if the node has none.
+    fn index(&self, role: OperandRole) -> &ValueId {
+        let index = self.roles().iter().position(|&other| other == role);
+        &self.operands[index.unwrap_or_else(|| panic!("`{}` has no operand `{role:?}`", self.op.name()))]
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::memory;
 use ir::interp::{self, Missing, Mode, bytes_of};
 use ir::tensor::Elements;
-use ir::{Blob, DType, Diagnostic, Module, Op, Tensor, Type, ValueId, random};
+use ir::{Blob, DType, Diagnostic, Module, Op, OperandRole, Tensor, Type, ValueId, random};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -78,20 +78,21 @@ fn numbers(ty: &Type, seed: u64, name: &str, float: impl Fn(f64) -> f64, limit: 
 fn limit(module: &Module, input: ValueId) -> Option<u64> {
     let (mut same, mut limit) = (BTreeSet::from([input]), None::<u64>);
     for (_, node) in module.nodes() {
-        let reads = |index: usize| node.operands.get(index).is_some_and(|operand| same.contains(operand));
+        let reads = |role: OperandRole| node.operand(role).is_some_and(|operand| same.contains(&operand));
         let dim = |dims: &[ir::Dim], index: usize| dims.get(index).and_then(ir::Dim::size);
-        let indexed = node.operands.first().map(|&table| &module.ty(table).dims[..]).unwrap_or_default();
+        let indexed =
+            node.operand(OperandRole::Data).map(|table| &module.ty(table).dims[..]).unwrap_or_default();
         let rows = match &node.op {
-            op if op.movement().is_view() && reads(0) => {
+            op if op.movement().is_view() && reads(OperandRole::Data) => {
                 same.extend(&node.results);
                 None
             }
-            Op::Gather(gather) if reads(1) => dim(indexed, gather.dim as usize),
-            Op::GatherElements(gather) if reads(1) => dim(indexed, gather.dim as usize),
-            Op::GatherNd(_) if reads(1) => indexed.iter().filter_map(ir::Dim::size).min(),
-            Op::ScatterElements(scatter) if reads(1) => dim(indexed, scatter.dim as usize),
-            Op::ScatterNd(_) if reads(1) => indexed.iter().filter_map(ir::Dim::size).min(),
-            Op::CrossEntropy(_) if reads(1) => indexed.last().and_then(ir::Dim::size),
+            Op::Gather(gather) if reads(OperandRole::Indices) => dim(indexed, gather.dim as usize),
+            Op::GatherElements(gather) if reads(OperandRole::Indices) => dim(indexed, gather.dim as usize),
+            Op::GatherNd(_) if reads(OperandRole::Indices) => indexed.iter().filter_map(ir::Dim::size).min(),
+            Op::ScatterElements(scatter) if reads(OperandRole::Indices) => dim(indexed, scatter.dim as usize),
+            Op::ScatterNd(_) if reads(OperandRole::Indices) => indexed.iter().filter_map(ir::Dim::size).min(),
+            Op::CrossEntropy(_) if reads(OperandRole::Labels) => indexed.last().and_then(ir::Dim::size),
             _ => None,
         };
         limit = [limit, rows].into_iter().flatten().min();

@@ -2,7 +2,7 @@
 //!
 //! [`crate::view`] is another thing: the steps that cut a state out of a tensor of the file.
 
-use crate::{Definition, Module, Movement, NodeId, ValueId};
+use crate::{Definition, Module, Movement, NodeId, Op, ValueId};
 
 impl Module {
     /// The value that `value` is a view of, one node back, if the movement of that node is of the class `passed`.
@@ -33,5 +33,21 @@ impl Module {
     /// The value behind all views of the class `passed`: `value` itself if it is no view.
     pub fn viewed(&self, value: ValueId, passed: impl Fn(Movement) -> bool) -> ValueId {
         self.views(value, passed).last().map_or(value, |(_, source)| source)
+    }
+
+    /// The number that all elements of a value equal because a `splat` makes it, seen through layouts and through casts to
+    /// floats, whose rounding is left out.
+    pub fn splat_number(&self, value: ValueId) -> Option<f64> {
+        let mut source = value;
+        loop {
+            source = self.viewed(source, Movement::is_layout);
+            match &self.producer(source)?.op {
+                Op::Splat(splat) => return Some(splat.value.get()),
+                Op::Cast(cast) if cast.to.is_float() => {
+                    source = self.view_source(source, Movement::is_view)?
+                }
+                _ => return None,
+            }
+        }
     }
 }

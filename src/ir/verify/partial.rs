@@ -3,7 +3,7 @@
 use super::Check;
 use crate::factors::Factors;
 use crate::ops::{Op, Operator};
-use crate::{AxisId, Mesh, Module, Movement, Node, NodeId, PartialKind, Type, ValueId};
+use crate::{AxisId, Mesh, Module, Node, NodeId, PartialKind, Type, ValueId};
 use std::collections::BTreeSet;
 
 /// Invariant 9.
@@ -83,8 +83,7 @@ fn linear_over(module: &Module, node: &Node, factors: &Factors, axis: AxisId) ->
 
 /// Whether a value is zeros by construction.
 pub(super) fn is_zero(module: &Module, value: ValueId) -> bool {
-    let source = module.producer(module.viewed(value, Movement::is_layout));
-    source.is_some_and(|node| matches!(&node.op, Op::Splat(splat) if splat.value.get() == 0.0))
+    module.splat_number(value) == Some(0.0)
 }
 
 /// The axes of more than one device over which a value is partial, if there is one.

@@ -11,7 +11,7 @@ use crate::record::{has_folded_norm, shortened};
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
-use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, Role, StateId, Type, ValueId};
+use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, StateId, Type, ValueId};
 
 /// BatchNormalization.
 pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
@@ -143,7 +143,7 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     let by_the_batch =
         |value: ValueId| module.producer(value).is_some_and(|node| matches!(node.op, Op::InTraining(_)));
     let norms = module.nodes().filter(|(_, node)| matches!(node.op, Op::BatchNorm(_)));
-    let fixed: Vec<_> = norms.filter(|(_, node)| !by_the_batch(node.operands[1])).collect();
+    let fixed: Vec<_> = norms.filter(|(_, node)| !by_the_batch(node[OperandRole::Mean])).collect();
     let (_, first) = fixed.first()?;
     let count = fixed.len();
     let warning = Diagnostic::new(format!(
@@ -254,7 +254,7 @@ mod tests {
         let module = imported(&[node.clone(), node]);
         assert_eq!(module.states.len(), 2);
         let running = module.nodes().filter(|(_, node)| matches!(node.op, Op::InTraining(_)));
-        let running: Vec<ValueId> = running.map(|(_, node)| node.operands[1]).collect();
+        let running: Vec<ValueId> = running.map(|(_, node)| node[OperandRole::State]).collect();
         let inputs: Vec<ValueId> = module.states.values().map(|state| state.input).collect();
         assert_eq!(running[..2], inputs);
         assert!(running[2..].iter().all(|value| module.producer(*value).is_some()));

@@ -2,10 +2,9 @@
 //! passes and by the runtime's lowering.
 
 pub mod cost;
-pub mod in_place;
 pub mod liveness;
 pub mod memory_plan;
 
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};
-pub use memory_plan::{Buffer, MemoryPlan, Overlap, Placement};
+pub use memory_plan::{Buffer, Overlap, Placement};

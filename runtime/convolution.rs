@@ -1,6 +1,8 @@
 //! The scratch of a convolution on the CPU: lowering plans it, the kernel divides it. Counted in numbers of the type that
 //! is computed in.
 
+use crate::kernel_contract::Unplaced;
+use crate::target::Multiprocessors;
 use ir::ops::conv::{Geometry, Side};
 use ir::{DType, Op};
 use std::ops::Range;
@@ -13,6 +15,14 @@ const LEAST_WINDOWS: usize = 128;
 pub(crate) const MOST_SHARES: usize = 16;
 /// The most numbers for all tasks together, unless a single one needs more.
 const MOST_SCRATCH: usize = 1 << 20;
+
+/// Returns the f32 numbers of scratch that a convolution or a gradient of it takes.
+pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let (sizes, result) = ([0, 1].map(|operand| &operands[operand].layout.sizes[..]), &results[0]);
+    let convolution = Convolution::of(op, result.dtype, sizes, &result.layout.sizes);
+    let width = if result.dtype == DType::F64 { 2 } else { 1 };
+    convolution.expect("the contracts of convolutions name this").scratch() * width
+}
 
 /// A convolution as its kernel runs it.
 #[derive(Clone, Debug)]

@@ -4,25 +4,30 @@
 //! Results do not depend on the number of threads: work is divided by sizes alone wherever the division shows.
 
 mod arena;
+mod backend;
 mod call;
+mod contracts;
 mod element;
 mod gemm;
 mod kernels;
 mod math;
 mod non_finite;
+mod scratch;
 mod simd;
 mod storage;
 mod walk;
 
+pub(crate) use backend::CpuBackend;
 pub(crate) use kernels::copy::gather;
 pub(crate) use non_finite::{Kind, kind_of, worst};
 
 use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
-use crate::program::{Instruction, Microbatches, Program, Section, Target};
+use crate::program::{Instruction, Microbatches, Program, Section};
 use crate::ranks::Rank;
 use crate::room;
+use crate::target::Target;
 use arena::{Arena, Constants};
 use call::Place;
 use std::borrow::Cow;
@@ -55,7 +60,7 @@ impl Cpu {
     /// No memory, no threads, a program for several devices.
     pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
-            return Err(devices_error(program, 1));
+            return Err(DeviceError::devices(program, 1));
         }
         Self::has_room(&programs, 1)?;
         Self::with(programs, threads, None)
@@ -320,10 +325,4 @@ fn product<T: math::Real>([m, k, n]: [usize; 3], lhs: &[T], rhs: &[T]) -> Vec<T>
     let [lhs_rows, rhs_rows] = [k, n].map(gemm::Matrix::with_rows);
     gemm::gemm([m, k, n], (&mut out, rhs_rows), (lhs, lhs_rows), (rhs, rhs_rows), how);
     out
-}
-
-/// A program that was not made for so many devices.
-pub(crate) fn devices_error(program: &Program, given: u64) -> DeviceError {
-    let (mesh, devices) = (Box::new(program.mesh.clone()), program.mesh.devices());
-    DeviceError::Devices { program: program.name.clone(), mesh, devices, given }
 }

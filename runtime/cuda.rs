@@ -1,9 +1,10 @@
 //! NVIDIA GPUs. CUDA's libraries are opened at run time, so one binary runs with and without them.
 //!
-//! `lower` writes a program as commands and kernels (`program`); `device` gives them to a driver (`driver`), which is
+//! `lower` writes a program as commands and kernels (`program`), `backend` answers what lowering asks before; `device` gives them to a driver (`driver`), which is
 //! the real one (`gpu`) or its stand-in on the processor (`host`). Kernels are compiled by NVRTC (`nvrtc`) and kept on disk
 //! (`cache`).
 
+mod backend;
 pub mod cache;
 pub mod check;
 mod clock;
@@ -28,4 +29,5 @@ pub mod roofline;
 mod room;
 mod symbols;
 
+pub(crate) use backend::CudaBackend;
 pub use graphs::Pace;

@@ -254,15 +254,15 @@ pub enum DeviceError {
     /// Something has no kernel on this device.
     #[error(transparent)]
     Kernel(Box<ir::Diagnostic>),
-    /// A GPU's driver refuses.
-    #[error("{}{error}{}", of_operator(operator, origin, *late), if *late { SYNCHRONOUS } else { "" })]
+    /// The driver of a device that computes by itself refuses.
+    #[error("{}{message}{}", of_operator(operator, origin, *late), if *late { SYNCHRONOUS } else { "" })]
     Driver {
         /// The operator that was run, if one was.
         operator: String,
         /// The ONNX node it came from.
         origin: Arc<str>,
         /// What the driver says.
-        error: crate::cuda::driver::DriverError,
+        message: String,
         /// Whether something that the GPU was given earlier may be at fault instead: it tells late.
         late: bool,
     },
@@ -295,9 +295,15 @@ impl DeviceError {
         Err(Self::Size { name: name.into(), ty: Box::new(ty.clone()), taken, given })
     }
 
-    /// A GPU's driver refuses, whatever the operator.
-    pub(crate) fn driver(error: crate::cuda::driver::DriverError) -> Self {
-        Self::Driver { operator: String::new(), origin: "".into(), error, late: false }
+    /// A program is not for so many devices.
+    pub(crate) fn devices(program: &Program, given: u64) -> Self {
+        let (mesh, devices) = (Box::new(program.mesh.clone()), program.mesh.devices());
+        Self::Devices { program: program.name.clone(), mesh, devices, given }
+    }
+
+    /// A driver refuses, whatever the operator.
+    pub(crate) fn driver(error: impl fmt::Display) -> Self {
+        Self::Driver { operator: String::new(), origin: "".into(), message: error.to_string(), late: false }
     }
 
     /// Something has no kernel.

@@ -3,6 +3,7 @@
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod backend;
 pub mod check;
 pub mod checkpoint;
 pub mod comm;
@@ -12,6 +13,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod data;
 pub mod device;
+mod kernel_contract;
 pub mod layout;
 pub mod lower;
 pub mod memory;
@@ -22,4 +24,5 @@ pub mod progress;
 pub mod ranks;
 pub mod room;
 mod safetensors_types;
+pub mod target;
 pub mod train;

@@ -1,14 +1,15 @@
 //! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
 //! parts of the tensors.
 //!
-//! First, for a GPU, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in
-//! order: `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has a
-//! GPU's multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing,
-//! `parts` are written where they belong in a whole, `matrices` are copied for a GPU's multiplications, `pad` keeps rows of
-//! logits aligned, `policy` says which kernel reads which layout, `constants` makes the bytes that never change, `ranks` says what
-//! devices exchange, `sums` are kept over microbatches); `commit` brings new state values into the states' own buffers; for a
-//! GPU, `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place,
-//! plans the arena, and fixes every address.
+//! The device is a [`Backend`](crate::backend::Backend): no step knows more of it than this trait says. First, for a backend
+//! that wants it, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in order:
+//! `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has
+//! multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels
+//! read and write the layouts of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for
+//! multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices
+//! exchange, `sums` are kept over microbatches); `commit` brings new state values into the states' own buffers; `renew` has
+//! optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena,
+//! and fixes every address.
 
 mod absorb;
 mod commit;
@@ -21,16 +22,15 @@ mod matrices;
 mod pad;
 mod parts;
 mod place;
-mod policy;
 mod ranks;
 mod readers;
 mod renew;
 mod select;
 mod sums;
 
-use crate::cuda::lower::Multiprocessors;
-pub use crate::program::Target;
 use crate::program::{Microbatches, Program, Section};
+use crate::target::Multiprocessors;
+pub use crate::target::Target;
 use draft::Drafts;
 use ir::{Diagnostic, Module};
 use readers::Readers;
@@ -60,17 +60,17 @@ pub struct LowerOptions<'a> {
 /// Errors: unbound dims, constants whose bytes are not here, outputs that do not exist, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     check(module, options)?;
-    let absorbed =
-        (options.target == Target::Cuda).then(|| join::contractions(absorb::casts(module), options));
-    let module = absorbed.as_ref().unwrap_or(module);
+    let backend = options.target.backend();
+    let rewritten = backend.rewrites_programs().then(|| join::contractions(absorb::casts(module), options));
+    let module = rewritten.as_ref().unwrap_or(module);
     let live = select::live_nodes(module, options);
     let readers = Readers::new(module, &live, options);
-    let mut items = fuse::items(module, &live, &readers, options.unfused);
-    if options.target == Target::Cuda && !options.unfused && !options.without_epilogues {
-        items = epilogue::items(module, &readers, options.microbatches, items);
+    let mut items = fuse::items(module, backend, &live, &readers, options.unfused);
+    if !options.unfused && !options.without_epilogues {
+        items = epilogue::items(module, backend, &readers, options.microbatches, items);
     }
     let mut drafts = Drafts::new(module, options, &live)?;
-    if options.target == Target::Cuda {
+    if backend.pads_rows() {
         drafts.padded = pad::rows(&drafts, &items, &readers);
     }
     for (section, _) in Section::ALL {
@@ -79,7 +79,7 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
         }
         commit::finish_section(&mut drafts, section);
     }
-    let renewed = if options.target == Target::Cuda { renew::weights(&mut drafts) } else { 0 };
+    let renewed = renew::weights(&mut drafts);
     place::program(drafts, options, renewed)
 }
 

@@ -1,8 +1,8 @@
 //! The lowered program: a flat list of instructions over one arena, every offset fixed. One program serves all ranks of
 //! a mesh: each runs it on its own parts of the tensors.
 
-use crate::cuda::lower::Multiprocessors;
 use crate::layout::Layout;
+use crate::target::{Multiprocessors, Target};
 use bytes::Bytes;
 use ir::ops::collective::Collective;
 use ir::ops::contract::Contract;
@@ -72,16 +72,6 @@ impl From<Phase> for Section {
     }
 }
 
-/// A kind of device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Target {
-    /// The CPU backend.
-    #[default]
-    Cpu,
-    /// A GPU, or its stand-in.
-    Cuda,
-}
-
 /// How many microbatches a step may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatches {
@@ -143,7 +133,7 @@ pub enum Kernel {
     Op(Op),
     /// A chain of elementwise operators, run block by block.
     Elementwise(Chain),
-    /// A contraction and what is done to its result before it is stored; on a GPU alone.
+    /// A contraction with its epilogue, on a backend whose multiplications have epilogues.
     Contract(Box<FusedContract>),
     /// The operand's elements in the result's layout.
     Copy,

@@ -14,7 +14,7 @@ mod tests;
 
 use crate::comm::local::Local;
 use crate::comm::{CommError, Communicator, check};
-use crate::cpu::{Cpu, devices_error};
+use crate::cpu::Cpu;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Program, Section};
@@ -78,7 +78,7 @@ impl Ranks<Cpu> {
     pub fn new(programs: Vec<Arc<Program>>, threads: Option<usize>) -> Result<Self, DeviceError> {
         let devices = programs.first().map_or(1, |program| program.mesh.devices());
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != devices) {
-            return Err(devices_error(program, devices));
+            return Err(DeviceError::devices(program, devices));
         }
         Self::with(vec![programs; devices as usize], threads, |communicator| communicator)
     }

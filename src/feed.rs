@@ -2,7 +2,10 @@
 
 use crate::compilation;
 use ir::ops::elementwise::Compare;
-use ir::{Definition, Diagnostic, Module, Movement, NodeId, Op, OperandRole, Role, ScalarPart, State, StepOutput, ValueId};
+use ir::{
+    Definition, Diagnostic, Module, Movement, NodeId, Op, OperandRole, Role, ScalarPart, State, StepOutput,
+    ValueId,
+};
 use passes::bind::where_samples_meet;
 use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 

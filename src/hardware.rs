@@ -6,9 +6,8 @@ use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
-use runtime::cuda::lower::Multiprocessors;
 use runtime::cuda::probe::{Driver, Probe, probe};
-use runtime::program::Target;
+use runtime::target::{Multiprocessors, Target};
 
 /// A device that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::Plan;
 use crate::sizes;
-use ir::{Definition, Diagnostic, Module, Movement, Op, ScalarPart, StepOutput, Type, ValueId};
+use ir::{Diagnostic, Module, ScalarPart, StepOutput, Type, ValueId};
 use passes::Manager;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -16,16 +16,16 @@ use runtime::checkpoint::{
     initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus, without_epilogues};
-use runtime::cuda::lower::Multiprocessors;
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
-use runtime::program::{Microbatches, Program, Target};
+use runtime::program::{Microbatches, Program};
 use runtime::progress::Progress;
 use runtime::ranks;
 use runtime::room::TooLarge;
+use runtime::target::{Multiprocessors, Target};
 use runtime::train::{
     EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, resume,
 };

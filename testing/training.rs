@@ -38,7 +38,7 @@ pub fn train(
     let mut passes = Plan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
-    let programs = Programs::lower(&compilation, 1, runtime::program::Target::Cpu)?;
+    let programs = Programs::lower(&compilation, 1, runtime::target::Target::Cpu)?;
     let loader = training::open_data(&compilation.forward, settings, 1)?;
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {

@@ -8,7 +8,7 @@ use peak_alloc::PeakAlloc;
 use runtime::cpu::Cpu;
 use runtime::device::{Device, ProgramId};
 use runtime::program::Section;
-use runtime::program::Target;
+use runtime::target::Target;
 use std::collections::BTreeMap;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::training::Programs;

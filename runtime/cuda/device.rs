@@ -1,15 +1,15 @@
 //! A GPU as a device: programs that share one arena, run through a driver.
 
 use super::clock::Clock;
-use super::driver::{Address, Driver, Fetched};
+use super::driver::{Address, Driver, DriverError, Fetched};
 use super::graphs::{Known, Pace, Stretch};
 use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream};
 use super::ready::Ready;
-use crate::cpu::devices_error;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{Program, Section, Target, View};
+use crate::program::{Program, Section, View};
 use crate::ranks::Rank;
+use crate::target::Target;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -44,7 +44,7 @@ impl<D: Driver> Cuda<D> {
     /// A program for another kind of device, or for several; what the driver refuses.
     pub fn with(driver: D, programs: Vec<CudaProgram>) -> Result<Self, DeviceError> {
         if let Some(cuda) = programs.iter().find(|cuda| cuda.program.mesh.devices() != 1) {
-            return Err(devices_error(&cuda.program, 1));
+            return Err(DeviceError::devices(&cuda.program, 1));
         }
         Self::of_rank(driver, programs, 0)
     }
@@ -75,8 +75,8 @@ impl<D: Driver> Cuda<D> {
             driver.write(tables, &bytes)?;
             Ok(ready)
         };
-        let programs =
-            programs.into_iter().map(ready).collect::<Result<_, _>>().map_err(DeviceError::driver)?;
+        let programs = programs.into_iter().map(ready).collect::<Result<_, DriverError>>();
+        let programs = programs.map_err(DeviceError::driver)?;
         Ok(Self {
             driver,
             programs,
@@ -152,7 +152,7 @@ impl<D: Driver> Cuda<D> {
             done.map_err(|error| {
                 let instruction = &ready.cuda.program.section(section)[command.instructions.start];
                 let (operator, origin) = (instruction.name(), instruction.origin.clone());
-                DeviceError::Driver { operator, origin, error, late: false }
+                DeviceError::Driver { operator, origin, message: error.to_string(), late: false }
             })?;
         }
         Ok(())

@@ -116,8 +116,8 @@ impl<D: Driver> Cuda<D> {
     /// A refusal of what would be done as a graph; of a device that works it says how to do without.
     fn uncaptured(&self, error: DeviceError) -> DeviceError {
         let mut error = self.blamed(error);
-        if let DeviceError::Driver { late: false, error, .. } = &mut error {
-            error.0 += WITHOUT;
+        if let DeviceError::Driver { late: false, message, .. } = &mut error {
+            message.push_str(WITHOUT);
         }
         error
     }

@@ -6,6 +6,7 @@ mod batch_norm;
 mod chain;
 mod collective;
 mod contract;
+pub(super) mod contracts;
 mod copy;
 mod det;
 mod dropout;
@@ -27,14 +28,14 @@ mod shape;
 mod softmax;
 pub(crate) mod source;
 
-pub(crate) use collective::scratch as collective_scratch;
-pub(crate) use contract::batches;
-pub use multiprocessors::Multiprocessors;
+pub(super) use collective::scratch as exchange_scratch;
+pub(super) use contract::batches;
 pub use order::races;
 
 use super::program::{Collective, Command, CudaProgram, Multiply, Place, Task};
-use crate::layout::Layout;
+use crate::kernel_contract::Unplaced;
 use crate::program::{Instruction, Kernel, Program, Section, View};
+use crate::target::Multiprocessors;
 use ir::{DType, Diagnostic, Op};
 use smallvec::SmallVec;
 use source::{Kernels, Run};
@@ -205,56 +206,12 @@ fn missing(what: &str) -> Diagnostic {
 
 /// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.
 pub(crate) fn reads_half(op: &Op, index: usize) -> bool {
-    match op {
-        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::Reduce(_) => index == 0,
-        // x, and d y.
-        Op::LayerNormGrad(_) => index == 0 || index == 4,
-        Op::RmsNormGrad(_) => index == 0 || index == 3,
-        _ => false,
-    }
+    contracts::contract(op, 0).reads_half(index)
 }
 
 /// Whether the kernel of an operator writes result `index` as `to`, though the operator makes `made`.
 pub(crate) fn writes_as(op: &Op, index: usize, made: DType, to: DType) -> bool {
-    let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
-    match op {
-        // cuBLASLt adds up in f32 anyway.
-        Op::Contract(_) => half(made) && to == DType::F32,
-        Op::LayerNorm(_) | Op::RmsNorm(_) | Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => {
-            index == 0 && made == DType::F32 && half(to)
-        }
-        _ => false,
-    }
-}
-
-/// A tensor that has no place yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Unplaced {
-    pub(crate) dtype: DType,
-    pub(crate) layout: Layout,
-}
-
-/// The f32 numbers of scratch that an instruction's kernels take on a GPU of this size.
-pub(crate) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
-    match op {
-        Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => norm::scratch(op, operands, results, on),
-        Op::BatchNorm(_) | Op::BatchNormGrad(_) | Op::BatchStatistics(_) => {
-            batch_norm::scratch(op, operands, on)
-        }
-        Op::AttentionGrad(_) => attention::scratch(op, operands, results),
-        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
-            scatter::scratch(op, operands, results)
-        }
-        Op::ScatterElements(_) | Op::ScatterNd(_) => scatter::scratch(op, operands, results),
-        Op::CrossEntropy(_) => loss::scratch(op, operands, results),
-        Op::CumulativeSum(_) => shape::scratch(op, operands, results),
-        Op::Experts(_) | Op::ExpertsGrad(_) => experts::scratch(op, operands, results),
-        Op::MaxPoolGrad(op) => pool::scratch(op, operands, results),
-        Op::Det(_) => det::scratch(operands),
-        Op::Reduce(reduce) => reduce::scratch(reduce, operands, results, on),
-        Op::Contract(contract) => contract::scratch(contract, operands, results, on),
-        _ => 0,
-    }
+    contracts::contract(op, 0).writes_as(index, made, to)
 }
 
 /// The kernels of an operator.

@@ -57,7 +57,7 @@ pub(super) fn check(programs: &[Arc<Program>]) -> Result<(), DeviceError> {
     let devices = programs.first().map_or(1, |program| program.mesh.devices());
     for program in programs {
         if program.mesh.devices() != devices {
-            return Err(crate::cpu::devices_error(program, devices));
+            return Err(DeviceError::devices(program, devices));
         }
         ranks::meet(&vec![&**program; devices as usize])?;
     }

@@ -2,10 +2,10 @@
 //! where nobody reads the old one any more.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
+use crate::backend::Backend;
 use crate::layout::Layout;
 use crate::program::{Kernel, Section};
-use ir::analysis::in_place;
-use ir::{Definition, Module, NodeId, Op, State, ValueId};
+use ir::{Definition, Module, NodeId, State, ValueId};
 use std::sync::Arc;
 
 /// The section after which a value is there.
@@ -138,16 +138,14 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
         && accesses.last_reader[due.buffer].is_none_or(|reader| reader <= at)
         && (0..maker.operands.len())
             .filter(|&i| maker.operands[i].buffer == due.buffer)
-            .all(|i| may_overwrite(maker, i, result))
+            .all(|i| may_overwrite(drafts.backend, maker, i, result))
 }
 
 /// Whether a result may be written over an operand: the kernel allows it, and both are laid out alike.
-pub(super) fn may_overwrite(draft: &Draft, operand: usize, result: usize) -> bool {
+pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize, result: usize) -> bool {
     let (from, to) = (&draft.operands[operand], &draft.results[result]);
     let allowed = match &draft.kernel {
-        // What a gradient is added to: see `Added`.
-        Kernel::Op(Op::GatherGrad(_)) => (operand, result) == (2, 0),
-        Kernel::Op(op) => in_place::candidates(op).contains(&(operand, result)),
+        Kernel::Op(op) => backend.contract(op, draft.operands.len()).may_overwrite(operand, result),
         Kernel::Elementwise(_) => true,
         // Other devices read the operand of a collective while its result is written.
         Kernel::Contract(_) => false,

@@ -1,11 +1,12 @@
 //! Drafts: instructions over buffers that have no address yet.
 
-use super::fuse::{self, Item};
+use super::fuse::Item;
 use super::pad;
 use super::parts::{Part, Whole};
-use super::policy::{self, Reads};
 use super::sums::Sum;
-use super::{LowerOptions, Target, ranks, select};
+use super::{LowerOptions, ranks, select};
+use crate::backend::Backend;
+use crate::kernel_contract::{KernelContract, OperandLayout};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
 use bytes::Bytes;
@@ -68,7 +69,7 @@ pub(super) struct Draft {
 /// A program being drafted.
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
-    pub(super) target: Target,
+    pub(super) backend: &'static dyn Backend,
     pub(super) microbatches: Microbatches,
     pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
@@ -98,7 +99,7 @@ impl<'m> Drafts<'m> {
     ) -> Result<Self, Diagnostic> {
         let mut drafts = Self {
             module,
-            target: options.target,
+            backend: options.target.backend(),
             microbatches: options.microbatches,
             kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
@@ -131,6 +132,11 @@ impl<'m> Drafts<'m> {
         Ok(drafts)
     }
 
+    /// The contract of the kernel that runs an operator with so many operands.
+    pub(super) fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        self.backend.contract(op, operands)
+    }
+
     /// Bound sizes of a device's part of a value.
     pub(super) fn sizes(&self, value: ValueId) -> Sizes {
         let sizes = self.module.ty(value).local(&self.module.mesh).unwrap_or_default();
@@ -158,7 +164,7 @@ impl<'m> Drafts<'m> {
     pub(super) fn operand(
         &mut self,
         value: ValueId,
-        reads: Reads,
+        reads: OperandLayout,
         node: &Node,
         id: NodeId,
     ) -> Result<Located, Diagnostic> {
@@ -267,28 +273,26 @@ impl<'m> Drafts<'m> {
 
     /// A node with a kernel of its own.
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
-        let count = node.operands.len();
+        let contract = self.contract(&node.op, node.operands.len());
         let operands = node.operands.iter().enumerate();
         let mut operands = operands
-            .map(|(index, &value)| {
-                self.operand(value, policy::reads(&node.op, index, count, self.target), node, id)
-            })
+            .map(|(index, &value)| self.operand(value, contract.reads(index), node, id))
             .collect::<Result<Vec<_>, _>>()?;
         let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
         let mut results = Vec::new();
-        for (index, &value) in node.results.iter().enumerate() {
+        for &value in &node.results {
             let sizes = self.sizes(value);
             let layout = match self.padded.contains(value) {
                 true => pad::layout(&sizes),
-                false => policy::result_layout(&node.op, index, &layouts, &sizes),
+                false => contract.result_layout(&layouts, &sizes),
             };
             results.push(self.place(value, layout));
         }
-        if let Op::Contract(contract) = &node.op {
-            self.lay_for_multiplication(contract, id, &mut operands, &mut results[0]);
+        if let Op::Contract(product) = &node.op {
+            self.lay_for_multiplication(product, id, &mut operands, &mut results[0]);
         }
-        let direct = policy::can_accumulate(&node.op)
-            && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
+        let direct =
+            contract.accumulates && matches!(self.sums[node.results[0]].as_slice(), [sum] if sum.alone);
         let signature = self.module.signature(node);
         let is_split = signature.operands.iter().chain(&signature.results).any(|ty| !ty.sharding.is_whole());
         self.instructions.push(Draft {
@@ -297,7 +301,7 @@ impl<'m> Drafts<'m> {
             operands,
             results: results.clone(),
             accumulates: direct,
-            parts: (is_split && policy::depends_on_position(&node.op)).then(|| Box::new(signature)),
+            parts: (is_split && node.op.depends_on_position()).then(|| Box::new(signature)),
             node: id,
             origin: node.origin.clone(),
         });
@@ -323,7 +327,7 @@ impl<'m> Drafts<'m> {
         let sizes = self.sizes(made[0]);
         for &id in nodes {
             let node = module.node(id);
-            debug_assert!(fuse::is_elementwise(&node.op));
+            debug_assert!(self.contract(&node.op, node.operands.len()).in_chains);
             let mut sources = SmallVec::new();
             for &value in &node.operands {
                 let step = made[..steps.len()].iter().position(|&m| m == value);
@@ -347,7 +351,7 @@ impl<'m> Drafts<'m> {
             });
         }
         let layouts: Vec<Layout> = operands.iter().map(|operand| operand.layout.clone()).collect();
-        let layout = policy::chain_layout(&layouts, &sizes);
+        let layout = chain_layout(&layouts, &sizes);
         operands.iter_mut().for_each(|operand| operand.layout = operand.layout.broadcast(&sizes));
         let stores: SmallVec<[u32; 2]> = made
             .iter()
@@ -375,4 +379,11 @@ impl<'m> Drafts<'m> {
         }
         Ok(())
     }
+}
+
+/// The layout of a chain's results: that of the first operand of the chain's sizes that has no holes.
+fn chain_layout(operands: &[Layout], sizes: &[usize]) -> Layout {
+    let order =
+        operands.iter().filter(|layout| layout.sizes.as_slice() == sizes).find_map(Layout::memory_order);
+    order.map_or_else(|| Layout::dense(sizes), |order| Layout::in_order(sizes, &order))
 }

@@ -1,12 +1,12 @@
-//! What a GPU's matrix multiplication does beside it: contractions take in the elementwise nodes that follow, and the sums
-//! over rows of what they read.
+//! Epilogues, where the backend's multiplications have them: contractions take in the elementwise nodes that follow, and the
+//! sums over the rows of their operands. Gradients take in the addition that reads them, where their contracts allow it.
 //!
-//! `out = activation(lhs · rhs + bias + addend)`: a contraction takes the head of the chain that reads it, as far as that
-//! is of this form; what is left of the chain stays one. The gradient of a bias is a sum over the same rows as that of
-//! the weight, so one kernel makes both. The gradients of norms and look-ups add to what is there.
+//! `out = activation(lhs · rhs + bias + addend)`: a contraction takes the head of the chain that reads it, as far as the head
+//! is of this form. The rest of the chain stays a chain. The gradient of a bias is a sum over the same rows as the gradient of
+//! the weight, so one kernel makes both.
 //!
-//! What takes a part of a chain in runs where the chain does. So it moves there, if all that reads what else it makes
-//! comes later.
+//! A contraction that absorbs part of a chain takes the chain's place in the program order. It may move there if all readers
+//! of its other results come later.
 
 mod added;
 mod heads;
@@ -15,33 +15,34 @@ mod sums;
 use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
 use super::pad;
-use super::policy::Reads;
 use super::readers::Readers;
+use crate::backend::{Backend, EpilogueLimits};
 use crate::contraction::Plan;
+use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
 use cranelift_entity::SecondaryMap;
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, ValueId};
 
-/// A contraction with what it does besides.
+/// A contraction with its epilogue.
 #[derive(Clone, Debug)]
 pub(super) struct Fused {
-    /// The contraction, and then the nodes that it takes in.
+    /// The contraction, followed by the nodes that it takes in.
     pub(super) nodes: Vec<NodeId>,
     /// One number a column, added to every row.
     bias: Option<ValueId>,
     /// A tensor of the result's dims that is added.
     addend: Option<ValueId>,
-    /// What is done then.
+    /// The activation, which comes last.
     activation: Activation,
-    /// What the gradient of an activation reads: what it was applied to.
+    /// The argument of the activation, which the activation's gradient reads.
     aux: Option<ValueId>,
-    /// What is stored.
+    /// The result.
     pub(super) out: ValueId,
-    /// What an activation was applied to, if that is stored too.
+    /// The argument of the activation, if it is stored too.
     pub(super) kept: Option<ValueId>,
-    /// The sum over its rows of this operand (0 or 1), and the value that is.
+    /// The operand (0 or 1) that is summed over its rows, and the sum.
     sums: Option<(u32, ValueId)>,
 }
 
@@ -61,44 +62,47 @@ impl Fused {
     }
 }
 
-/// A gradient with what its first result is added to: of a norm what came by the residual connection, of a look-up what the
-/// table's other use makes.
+/// A gradient whose first result is added to another gradient: for a norm, the one of the residual connection; for a look-up,
+/// the one of the table's other use.
 #[derive(Clone, Debug)]
 pub(super) struct Added {
     /// The gradient and the addition.
     pub(super) nodes: [NodeId; 2],
-    /// What is added.
+    /// The other gradient.
     addend: ValueId,
     /// The sum.
     out: ValueId,
 }
 
-/// The items with contractions that do more than multiply, and gradients that add.
+/// Returns the items with epilogues, and with gradients that add.
 pub(super) fn items(
     module: &Module,
+    backend: &dyn Backend,
     readers: &Readers,
     microbatches: Microbatches,
     mut items: Vec<Item>,
 ) -> Vec<Item> {
-    let search = Search { module, readers };
+    let search = Search { module, backend, readers };
+    let Some(limits) = backend.epilogues() else { return search.with_additions(items) };
     let fused = |items: &[Item]| items.iter().filter(|item| matches!(item, Item::Contract(_))).count();
-    // What is left of a sum of several products is a chain again, which another of them may take.
+    // The rest of a sum of several products is a chain again, which another product may take.
     loop {
         let before = fused(&items);
-        items = search.with_heads(items);
+        items = search.with_heads(items, limits);
         if fused(&items) == before {
             break;
         }
     }
     items = search.with_additions(items);
     match microbatches {
-        Microbatches::One => search.with_sums(items),
+        Microbatches::One => search.with_sums(items, limits),
         Microbatches::Many => items,
     }
 }
 
 struct Search<'m> {
     module: &'m Module,
+    backend: &'m dyn Backend,
     readers: &'m Readers,
 }
 
@@ -174,16 +178,20 @@ fn is_matrix_product(module: &Module, contraction: NodeId) -> bool {
         && node.operands.iter().all(|&operand| some(operand))
 }
 
-/// Whether one multiplication makes a contraction, and cuBLASLt takes epilogues of it. In half types each row has to begin at
-/// a multiple of four bytes.
-fn takes_epilogues(module: &Module, contraction: NodeId) -> bool {
+/// Whether one multiplication makes a contraction, and the rows of its matrices begin where epilogues want them.
+fn takes_epilogues(module: &Module, limits: EpilogueLimits, contraction: NodeId) -> bool {
     let node = module.node(contraction);
     let fits = |&value: &ValueId| {
         let ty = module.ty(value);
         let last = ty.dims.last().and_then(Dim::size).unwrap_or_default();
-        !matches!(ty.dtype, DType::F16 | DType::BF16) || last.is_multiple_of(2)
+        last.is_multiple_of(elements(limits.row_bytes, ty.dtype))
     };
     is_matrix_product(module, contraction) && node.operands.iter().chain(&node.results).all(fits)
+}
+
+/// The elements of a type in so many bytes, at least one.
+fn elements(bytes: u64, dtype: DType) -> u64 {
+    (bytes / dtype.bytes()).max(1)
 }
 
 /// Whether a tensor has more than one row, where rows are along its last dim.
@@ -193,12 +201,14 @@ fn has_rows(module: &Module, value: ValueId) -> bool {
 }
 
 impl Drafts<'_> {
-    /// Drafts a contraction that does more than multiply.
+    /// Drafts a contraction with an epilogue.
     pub(super) fn fused_contract(&mut self, fused: &Fused) -> Result<(), Diagnostic> {
         let module = self.module;
         let id = fused.nodes[0];
         let node = module.node(id);
-        let Op::Contract(contract) = &node.op else { unreachable!("only contractions are fused") };
+        let (Op::Contract(contract), Some(limits)) = (&node.op, self.backend.epilogues()) else {
+            unreachable!("contractions are fused, where they have epilogues")
+        };
         let made = [Some(fused.out), fused.kept, fused.sums.map(|(_, sum)| sum)];
         let made: Vec<ValueId> = made.into_iter().flatten().collect();
         let mut operands = vec![self.locate(node.operands[0])?, self.locate(node.operands[1])?];
@@ -209,7 +219,7 @@ impl Drafts<'_> {
         let mut results: Vec<Located> =
             made.iter().map(|&value| self.place(value, layout(self, value))).collect();
         if let Some(kept) = fused.kept
-            && !is_in_rows_of(8, &results[1].layout)
+            && !begins_evenly(&results[1], limits.argument_row_bytes)
         {
             results[1] = self.allocate(module.ty(kept).dtype, Layout::dense(&self.sizes(kept)));
         }
@@ -217,7 +227,7 @@ impl Drafts<'_> {
         // Views whose rows no stride reaches through are copied, and so is what would be written so.
         if !is_one(contract, &operands, &results[..matrices]) {
             for (operand, &value) in operands.iter_mut().zip(&node.operands) {
-                *operand = self.operand(value, Reads::Dense, node, id)?;
+                *operand = self.operand(value, OperandLayout::Dense, node, id)?;
             }
         }
         if !is_one(contract, &operands, &results[..matrices]) {
@@ -228,21 +238,21 @@ impl Drafts<'_> {
             results = made.iter().map(dense).collect();
         }
         for operand in &mut operands {
-            if !begins_evenly(operand) {
+            if !begins_evenly(operand, limits.row_bytes) {
                 *operand = self.copy(operand.clone(), node.phase.into(), id, node.origin.clone());
             }
         }
         for result in &mut results[..matrices] {
-            if !begins_evenly(result) {
+            if !begins_evenly(result, limits.row_bytes) {
                 *result = self.allocate(result.dtype, Layout::dense(&result.layout.sizes));
             }
         }
         for value in [fused.bias, fused.addend].into_iter().flatten() {
-            operands.push(self.operand(value, Reads::Dense, node, id)?);
+            operands.push(self.operand(value, OperandLayout::Dense, node, id)?);
         }
         if let Some(value) = fused.aux {
-            let aux = self.operand(value, Reads::Dense, node, id)?;
-            let aligned = is_in_rows_of(8, &aux.layout);
+            let aux = self.operand(value, OperandLayout::Dense, node, id)?;
+            let aligned = begins_evenly(&aux, limits.argument_row_bytes);
             let section = node.phase.into();
             operands.push(if aligned { aux } else { self.copy(aux, section, id, node.origin.clone()) });
         }
@@ -265,7 +275,7 @@ impl Drafts<'_> {
         let node = module.node(id);
         let mut operands = Vec::new();
         for &value in node.operands.iter().chain([&added.addend]) {
-            operands.push(self.operand(value, Reads::Dense, node, id)?);
+            operands.push(self.operand(value, OperandLayout::Dense, node, id)?);
         }
         let made = [added.out].into_iter().chain(node.results[1..].iter().copied());
         let dense = |value: ValueId| {
@@ -310,14 +320,10 @@ fn is_one(contract: &Contract, operands: &[Located], made: &[Located]) -> bool {
     made.iter().all(|out| Plan::of(contract, layouts(out)).is_one())
 }
 
-/// Whether each row of a matrix of an epilogue begins where cuBLASLt takes it: in half types at a multiple of four bytes.
-fn begins_evenly(matrix: &Located) -> bool {
-    !matches!(matrix.dtype, DType::F16 | DType::BF16) || is_in_rows_of(2, &matrix.layout)
-}
-
-/// Whether each row begins at a multiple of so many elements. cuBLASLt keeps the argument of GELU, of a half type, in rows of
-/// eight.
-fn is_in_rows_of(elements: isize, layout: &Layout) -> bool {
+/// Whether each row of a matrix begins at a multiple of so many bytes.
+fn begins_evenly(matrix: &Located, bytes: u64) -> bool {
+    let elements = elements(bytes, matrix.dtype) as isize;
     let aligned = |distance: isize| distance % elements == 0;
-    aligned(layout.offset) && layout.strides.iter().all(|&stride| stride == 1 || aligned(stride))
+    let Layout { strides, offset, .. } = &matrix.layout;
+    aligned(*offset) && strides.iter().all(|&stride| stride == 1 || aligned(stride))
 }

@@ -5,9 +5,10 @@
 
 use super::epilogue::{Added, Fused};
 use super::readers::Readers;
+use crate::backend::{Backend, ChainLimits};
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::{Module, Node, NodeId, Op, ValueId};
+use ir::{Module, Node, NodeId, ValueId};
 
 /// What becomes one instruction, or none.
 #[derive(Clone, Debug)]
@@ -16,9 +17,9 @@ pub(super) enum Item {
     Node(NodeId),
     /// Elementwise nodes in order, and the results among theirs that are stored.
     Chain { nodes: Vec<NodeId>, stored: Vec<ValueId> },
-    /// A contraction that does more than multiply.
+    /// A contraction with an epilogue.
     Contract(Box<Fused>),
-    /// A norm's gradient whose first result is added to something.
+    /// A gradient whose first result is added to another.
     Added(Box<Added>),
 }
 
@@ -38,25 +39,6 @@ impl Item {
     }
 }
 
-/// The most nodes of a chain: their blocks should stay in the first-level cache.
-const LONGEST: usize = 16;
-/// The most results of a chain.
-const MOST_STORED: usize = 4;
-
-/// Whether an operator maps elements to elements.
-pub(super) fn is_elementwise(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Bitwise(_)
-            | Op::Compare(_)
-            | Op::Logical(_)
-            | Op::Select(_)
-            | Op::Cast(_)
-    )
-}
-
 struct Chain {
     /// In reverse order.
     nodes: Vec<NodeId>,
@@ -68,13 +50,19 @@ struct Chain {
 /// The live nodes as items, in an order in which everything is made before it is read.
 pub(super) fn items(
     module: &Module,
+    backend: &dyn Backend,
     live: &EntitySet<NodeId>,
     readers: &Readers,
     unfused: bool,
 ) -> Vec<Item> {
-    let mut fusion = Fusion { module, unfused, readers, chains: vec![], chain_of: SecondaryMap::new() };
+    let limits = if unfused { ChainLimits { operators: 1, results: 1 } } else { backend.chain_limits() };
+    let mut fusion = Fusion { module, limits, readers, chains: vec![], chain_of: SecondaryMap::new() };
+    let in_chains = |id: &NodeId| {
+        let node = module.node(*id);
+        backend.contract(&node.op, node.operands.len()).in_chains
+    };
     let order: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
-    for &id in order.iter().rev().filter(|&&id| is_elementwise(&module.node(id).op)) {
+    for &id in order.iter().rev().filter(|id| in_chains(id)) {
         fusion.assign(id);
     }
     let Fusion { mut chains, chain_of, .. } = fusion;
@@ -93,7 +81,7 @@ pub(super) fn items(
 
 struct Fusion<'m> {
     module: &'m Module,
-    unfused: bool,
+    limits: ChainLimits,
     readers: &'m Readers,
     chains: Vec<Chain>,
     chain_of: SecondaryMap<NodeId, Option<u32>>,
@@ -128,9 +116,6 @@ impl Fusion<'_> {
     }
 
     fn reading_chain(&self, node: &Node) -> Option<u32> {
-        if self.unfused {
-            return None;
-        }
         let result = node.results[0];
         let fits = |reader: &&NodeId| {
             let reader = self.module.node(**reader);
@@ -144,8 +129,8 @@ impl Fusion<'_> {
             self.chain_of[*reader] == Some(index) || self.readers.position[*reader] > chain.position
         };
         let stored = chain.stored.len() + usize::from(self.is_read_outside(result, index));
-        let fits = chain.nodes.len() < LONGEST
-            && stored <= MOST_STORED
+        let fits = chain.nodes.len() < self.limits.operators
+            && stored <= self.limits.results
             && self.readers.of[result].iter().all(in_time);
         fits.then_some(index)
     }

@@ -1,13 +1,10 @@
-//! Operands of a contraction that cuBLASLt does not take as they lie: strided copies make a multiplication of it, where
-//! the product is large enough.
-//!
-//! A matrix needs rows and columns of one stride each, and one of these strides is 1. Without a copy the contraction would
-//! run on a kernel that computes one element of the result a thread.
+//! Operands of a contraction that the backend's matrix multiplication does not take as they lie: strided copies make a
+//! multiplication of it, where the product is large enough. Without a copy the contraction would run on a scalar kernel, which
+//! computes one element of the result a thread.
 
-use super::Target;
 use super::draft::{Drafts, Located};
+use crate::backend::Backend;
 use crate::contraction::Plan;
-use crate::cuda;
 use crate::layout::{Layout, Sizes};
 use ir::NodeId;
 use ir::ops::Labels;
@@ -25,14 +22,14 @@ const FLOPS_PER_BYTE: usize = 8;
 struct Tensors<'a> {
     contract: &'a Contract,
     layouts: [Layout; 3],
+    backend: &'a dyn Backend,
 }
 
 /// The tensors that get another place: left side, right side, result.
 type Moved = [bool; 3];
 
 impl Drafts<'_> {
-    /// Gives the operands and the result of a GPU's contraction layouts of which cuBLASLt takes the matrices, if that
-    /// pays.
+    /// Gives the operands and the result of a contraction layouts that the backend multiplies, if that pays.
     pub(super) fn lay_for_multiplication(
         &mut self,
         contract: &Contract,
@@ -42,8 +39,8 @@ impl Drafts<'_> {
     ) {
         let node = self.module.node(id);
         let layouts = [&operands[0], &operands[1], &*result].map(|tensor| tensor.layout.clone());
-        let tensors = Tensors { contract, layouts };
-        if self.target != Target::Cuda || !result.dtype.is_float() || tensors.are_multiplied() {
+        let tensors = Tensors { contract, layouts, backend: self.backend };
+        if !result.dtype.is_float() || tensors.are_multiplied() {
             return;
         }
         // A result costs a copy only where it belongs to a concatenation.
@@ -68,12 +65,12 @@ impl Drafts<'_> {
 }
 
 impl Tensors<'_> {
-    /// Whether cuBLASLt multiplies them as they lie.
+    /// Whether the backend multiplies them as they lie.
     fn are_multiplied(&self) -> bool {
-        cuda::lower::batches(&Plan::of(self.contract, self.layouts.clone())).is_some()
+        self.backend.multiplies(&Plan::of(self.contract, self.layouts.clone()))
     }
 
-    /// The tensors as cuBLASLt multiplies them, with the least bytes copied. `None` if no copy pays. `bytes` has the
+    /// The tensors as the backend multiplies them, with the least bytes copied. `None` if no copy pays. `bytes` has the
     /// bytes of each tensor's copy.
     fn moved(&self, bytes: [usize; 3]) -> Option<Self> {
         let copied = |moved: &Moved| -> usize {
@@ -91,7 +88,7 @@ impl Tensors<'_> {
 
     /// The tensors with some of them in other places: each without holes, its matrices one after the other.
     fn with(&self, moved: Moved) -> Self {
-        let Self { contract, layouts: [lhs, rhs, out] } = self;
+        let Self { contract, layouts: [lhs, rhs, out], backend } = self;
         let roles = contract.roles();
         let out = match moved[2] {
             true => in_order(&contract.out, out, [&roles.batch, &roles.rows, &roles.columns]),
@@ -111,12 +108,12 @@ impl Tensors<'_> {
             true => in_order(&contract.rhs, rhs, [&batch, &summed, &columns]),
             false => rhs.clone(),
         };
-        Self { contract, layouts: [lhs, rhs, out] }
+        Self { contract, layouts: [lhs, rhs, out], backend: *backend }
     }
 
     /// The operations of the contraction.
     fn flops(&self) -> usize {
-        let Self { contract, layouts: [lhs, _, out] } = self;
+        let Self { contract, layouts: [lhs, _, out], .. } = self;
         let size = |label: &u8| lhs.sizes[position(&contract.lhs, *label)];
         contract.roles().summed.iter().map(size).fold(out.len().saturating_mul(2), usize::saturating_mul)
     }

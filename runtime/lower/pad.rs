@@ -8,9 +8,10 @@
 use super::draft::Drafts;
 use super::fuse::Item;
 use super::readers::Readers;
+use crate::kernel_contract::{OperandLayout, WritableStrides};
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
-use ir::{DType, Module, Movement, Op, OperandRole, ValueId};
+use ir::{DType, Module, Movement, Op, ValueId};
 
 /// The elements of a half type in 16 bytes.
 const PACK: usize = 8;
@@ -23,7 +24,7 @@ pub(super) fn rows(drafts: &Drafts, items: &[Item], readers: &Readers) -> Entity
     let module = drafts.module;
     let mut padded = EntitySet::new();
     for item in items {
-        let Some(value) = product(module, item, &padded) else { continue };
+        let Some(value) = product(drafts, item, &padded) else { continue };
         let half = matches!(module.ty(value).dtype, DType::F16 | DType::BF16);
         let is_part = drafts.parts[value].is_some();
         if half && !is_part && is_uneven(&drafts.sizes(value)) && is_read_in_rows(drafts, readers, value) {
@@ -43,7 +44,8 @@ pub(super) fn layout(sizes: &[usize]) -> Layout {
 }
 
 /// The result of an item that a multiplication writes, or the gradient of such logits.
-fn product(module: &Module, item: &Item, padded: &EntitySet<ValueId>) -> Option<ValueId> {
+fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<ValueId> {
+    let module = drafts.module;
     match item {
         Item::Contract(fused) => fused.kept.is_none().then_some(fused.out),
         Item::Node(id) => {
@@ -55,11 +57,13 @@ fn product(module: &Module, item: &Item, padded: &EntitySet<ValueId>) -> Option<
                     let is_alone = |labels: &[u8]| labels == [*last];
                     (is_alone(&roles.columns) || is_alone(&roles.rows)).then_some(made)
                 }
-                // It is written where the logits are.
-                Op::CrossEntropyGrad(_) => {
-                    padded.contains(source(module, node[OperandRole::Data])).then_some(made)
+                // The gradient of logits is written where the logits are.
+                op => {
+                    let writes_rows =
+                        drafts.contract(op, node.operands.len()).can_write(WritableStrides::Rows);
+                    let of_logits = padded.contains(source(module, *node.operands.first()?));
+                    (writes_rows && of_logits).then_some(made)
                 }
-                _ => None,
             }
         }
         Item::Chain { .. } | Item::Added(_) => None,
@@ -83,16 +87,16 @@ fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
         let node = module.node(reader);
         match &node.op {
             Op::Contract(_) => true,
-            Op::CrossEntropy(_) | Op::CrossEntropyGrad(_) => {
-                let mut operands = node.roles().into_iter().zip(&node.operands);
-                operands.all(|(role, &other)| role == OperandRole::Data || other != value)
-            }
             Op::Reshape(_) => {
                 let made = node.results[0];
                 drafts.sizes(made).last() == drafts.sizes(value).last()
                     && is_read_in_rows(drafts, readers, made)
             }
-            _ => false,
+            op => {
+                let contract = drafts.contract(op, node.operands.len());
+                let mut operands = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
+                operands.all(|(index, _)| contract.reads(index) == OperandLayout::Rows)
+            }
         }
     };
     !readers.held.contains(value) && readers.of[value].iter().all(takes)

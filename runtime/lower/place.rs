@@ -1,14 +1,15 @@
 //! Addresses: dying buffers are taken over in place, the rest is planned into one arena, and every view is fixed.
 
+use super::LowerOptions;
 use super::commit::{may_overwrite, section_of};
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
-use super::policy;
-use super::{LowerOptions, Target};
+use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
-    ConstantSlot, InputSlot, Instruction, Memory, Microbatches, OutputSlot, Program, Region, Section,
+    ConstantSlot, InputSlot, Instruction, Kernel, Memory, Microbatches, OutputSlot, Program, Region, Section,
     StateSlot, View,
 };
+use crate::target::Multiprocessors;
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
 use ir::text::type_text;
@@ -16,7 +17,7 @@ use ir::{DType, Diagnostic, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Fixes the addresses of a drafted program, of which the update renews so many instructions of `prepare`.
+/// Fixes the addresses of a drafted program. `renewed` instructions at the start of `prepare` are renewed by the update.
 pub(super) fn program(
     mut drafts: Drafts,
     options: &LowerOptions,
@@ -25,7 +26,7 @@ pub(super) fn program(
     drafts.instructions.sort_by_key(|draft| draft.section);
     let scratch = scratch(&mut drafts, options);
     let positions = Positions::of(&drafts.instructions);
-    let mut lifetimes = lifetimes(&drafts, &scratch, &positions, options.target);
+    let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
     let (addresses, memory) = addresses(&drafts, &lifetimes, options)?;
     let view = |located: &Located| {
@@ -87,10 +88,25 @@ pub(super) fn program(
 
 /// A buffer for the scratch of each instruction that needs some.
 fn scratch(drafts: &mut Drafts, options: &LowerOptions) -> Vec<Option<Located>> {
-    let wanted: Vec<usize> =
-        drafts.instructions.iter().map(|draft| policy::scratch(draft, options)).collect();
+    let on = options.multiprocessors;
+    let wanted: Vec<usize> = drafts.instructions.iter().map(|draft| numbers(drafts, draft, on)).collect();
     let buffer = |numbers| (numbers > 0).then(|| drafts.allocate(DType::F32, Layout::dense(&[numbers])));
     wanted.into_iter().map(buffer).collect()
+}
+
+/// The f32 numbers of scratch that an instruction takes.
+fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
+    let unplaced = |all: &[Located]| {
+        let one = |one: &Located| Unplaced { dtype: one.dtype, layout: one.layout.clone() };
+        all.iter().map(one).collect::<Vec<_>>()
+    };
+    let (operands, results) = (unplaced(&draft.operands), unplaced(&draft.results));
+    match &draft.kernel {
+        Kernel::Op(op) => drafts.contract(op, operands.len()).scratch(op, &operands, &results, on),
+        Kernel::Collective(exchange) => drafts.backend.exchange_scratch(exchange, &operands, &results),
+        Kernel::Elementwise(_) | Kernel::Contract(_) => 0,
+        Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => 0,
+    }
 }
 
 /// The buffer whose place a buffer takes in the end.
@@ -136,16 +152,8 @@ impl Positions {
     }
 }
 
-/// Bytes of what a GPU's update keeps to its end: where no place is used twice, one launch makes the norms of all gradients.
-const SMALL: u64 = 4096;
-
 /// The lifetime of every buffer that does not take another's place.
-fn lifetimes(
-    drafts: &Drafts,
-    scratch: &[Option<Located>],
-    positions: &Positions,
-    target: Target,
-) -> Vec<Option<Lifetime>> {
+fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions) -> Vec<Option<Lifetime>> {
     let repeated = match drafts.microbatches {
         // What has been read for the last time no other microbatch reads again.
         Microbatches::One => 0..0,
@@ -168,9 +176,8 @@ fn lifetimes(
             let buffer = root(located.buffer);
             used[buffer] = true;
             lifetimes.access(buffer, positions.of_instruction(index, draft.section));
-            if target == Target::Cuda
-                && draft.section == Section::Update
-                && drafts.buffers[buffer].bytes <= SMALL
+            if draft.section == Section::Update
+                && drafts.backend.keeps_in_update(drafts.buffers[buffer].bytes)
             {
                 lifetimes.access(buffer, positions.start_of_update());
                 lifetimes.access(buffer, positions.after(Section::Update));
@@ -195,7 +202,7 @@ fn lifetimes(
 
 /// Lets results take the place of operands that are read for the last time where the results are made.
 fn share_in_place(drafts: &mut Drafts, positions: &Positions, lifetimes: &mut [Option<Lifetime>]) {
-    let Drafts { buffers, instructions, .. } = drafts;
+    let Drafts { buffers, instructions, backend, .. } = drafts;
     for (index, draft) in instructions.iter().enumerate() {
         let position = positions.of_instruction(index, draft.section);
         for result in 0..draft.results.len() {
@@ -207,7 +214,7 @@ fn share_in_place(drafts: &mut Drafts, positions: &Positions, lifetimes: &mut [O
             let fits = |&operand: &usize| {
                 let old = root(buffers, draft.operands[operand].buffer);
                 let others = || draft.operands.iter().filter(|other| root(buffers, other.buffer) == old);
-                may_overwrite(draft, operand, result)
+                may_overwrite(*backend, draft, operand, result)
                     && buffers[old].kind == BufferKind::Result
                     && buffers[old].bytes == buffers[new].bytes
                     && lifetimes[old].is_some_and(|lifetime| lifetime.last == position)

@@ -3,7 +3,7 @@
 //! Every device gets the same program. What depends on which one it is, its place along the axes, it puts in itself.
 
 use super::draft::{Draft, Drafts, Located};
-use super::policy::Reads;
+use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
 use crate::program::{Exchange, Kernel, Moved, Part};
 use ir::ops::collective::{Change, Collective};
@@ -92,7 +92,7 @@ impl Drafts<'_> {
             if Collective::of(&change) != Some(kind) {
                 return Err(bug(format!("`{}` changes a sharding as it does not", node.op.name())));
             }
-            operands.push(self.operand(from, Reads::Dense, node, id)?);
+            operands.push(self.operand(from, OperandLayout::Dense, node, id)?);
             let result = self.allocate(new.dtype, Layout::dense(&self.sizes(to)));
             self.located[to] = Some(result.clone());
             results.push(result);

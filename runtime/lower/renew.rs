@@ -31,10 +31,11 @@ pub(super) fn weights(drafts: &mut Drafts) -> usize {
 fn updates(drafts: &Drafts) -> BTreeMap<BufferId, usize> {
     let instructions = drafts.instructions.iter().enumerate();
     let updates = instructions.filter_map(|(index, draft)| {
-        let is_update = matches!(draft.kernel, Kernel::Op(Op::Adam(_) | Op::Sgd(_) | Op::Adagrad(_)));
+        let Kernel::Op(op) = &draft.kernel else { return None };
+        let writes_copy = drafts.contract(op, draft.operands.len()).writes_half_copy;
         let weight = drafts.buffers[draft.results.first()?.buffer].merged?;
         let is_state = matches!(drafts.buffers[weight].kind, BufferKind::State(_));
-        (is_update && is_state && draft.section == Section::Update).then_some((weight, index))
+        (writes_copy && is_state && draft.section == Section::Update).then_some((weight, index))
     });
     updates.collect()
 }

@@ -11,8 +11,8 @@ use ir::Diagnostic;
 use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
-use runtime::program::Target;
 use runtime::room::TooLarge;
+use runtime::target::Target;
 use runtime::train::Surroundings;
 
 use super::report::{self, Outcome, tell};

@@ -32,8 +32,7 @@ impl Compile {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
-    use runtime::cuda::lower::Multiprocessors;
-    use runtime::program::Target;
+    use runtime::target::{Multiprocessors, Target};
 
     #[test]
     fn a_smaller_microbatch_that_fits_is_named_with_what_it_takes() {

@@ -8,7 +8,7 @@ use crate::sizes;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::{Diagnostic, Module, Phase, Role};
-use runtime::program::Target;
+use runtime::target::Target;
 use serde::Serialize;
 
 /// A step of training.

@@ -2,11 +2,10 @@
 //! passes and by the runtime's lowering.
 
 pub mod cost;
-pub mod in_place;
 pub mod liveness;
 pub mod memory_plan;
 mod views;
 
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};
-pub use memory_plan::{Buffer, MemoryPlan, Overlap, Placement};
+pub use memory_plan::{Buffer, Overlap, Placement};

@@ -6,6 +6,7 @@
 
 mod attribute;
 mod list;
+mod position;
 
 pub mod attention;
 pub mod batch_norm;

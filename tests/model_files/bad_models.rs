@@ -150,7 +150,7 @@ fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
         failure.diagnostics()
     })?;
     let programs =
-        Programs::lower(&compiled, 1, runtime::program::Target::Cpu).map_err(|problem| vec![problem])?;
+        Programs::lower(&compiled, 1, runtime::target::Target::Cpu).map_err(|problem| vec![problem])?;
     let spec = model_spec(&compiled.forward).map_err(|problem| vec![problem])?;
     let options = runtime::data::LoaderOptions::default();
     let loader = runtime::data::Loader::new(&spec, &runtime::data::DataSource::Synthetic, &options);

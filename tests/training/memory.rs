@@ -82,7 +82,7 @@ fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
     let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
-    done(Programs::lower(&compilation, microbatches, runtime::program::Target::Cpu))
+    done(Programs::lower(&compilation, microbatches, runtime::target::Target::Cpu))
 }
 
 /// Four samples; 32 for every other dim that the file leaves open.

@@ -3,7 +3,7 @@
 mod matrices;
 
 use super::source::{ATTENTION, ATTENTION_GRAD, Run, address, computed, is_aligned};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
@@ -53,8 +53,8 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
 }
 
 /// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or those that tensor cores take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let (Op::AttentionGrad(_), Some(dq)) = (op, results.first()) else { return 0 };
+pub(super) fn scratch(_: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let dq = &results[0];
     let (heads, queries) = (dq.layout.sizes[0] * dq.layout.sizes[1], dq.layout.sizes[2]);
     let numbers = if operands[0].dtype == DType::F64 { 6 } else { 3 };
     // One at least: where there are no queries it is there, and not used.

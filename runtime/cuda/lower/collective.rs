@@ -127,7 +127,7 @@ fn by_piece(layout: &Layout, dim: usize, pieces: usize) -> Layout {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(crate) fn scratch(exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(in crate::cuda) fn scratch(exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
     let lie = operands.iter().zip(results).map(|(from, to)| (from.dtype, [&from.layout, &to.layout]));
     ways(exchange, lie).1.div_ceil(4) as usize
 }

@@ -9,7 +9,7 @@ use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
 use crate::program::{FusedContract, Instruction, View};
 use ir::ops::contract::Contract;
-use ir::{DType, Diagnostic};
+use ir::{DType, Diagnostic, Op};
 
 /// Multiplications that a contraction may become; more take longer to start than one kernel to run.
 const MOST: usize = 16;
@@ -100,12 +100,8 @@ fn packs(mut terms: Layout, width: usize) -> Layout {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(
-    contract: &Contract,
-    operands: &[Unplaced],
-    results: &[Unplaced],
-    on: Multiprocessors,
-) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
+    let Op::Contract(contract) = op else { unreachable!("the contract of contractions names this") };
     let layouts = [&operands[0].layout, &operands[1].layout, &results[0].layout];
     let width = if results[0].dtype == DType::F64 { 2 } else { 1 };
     terms(contract, layouts).map_or(0, |terms| slices(terms.len(), on) * width)

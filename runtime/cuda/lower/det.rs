@@ -1,11 +1,11 @@
 //! Determinants.
 
 use super::source::{BLOCK, DET, Run, address};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::Instruction;
-use ir::Diagnostic;
 use ir::ops::det::Det;
+use ir::{Diagnostic, Op};
 
 /// Rows of a matrix that registers hold, and of one that shared memory does.
 const IN_REGISTERS: usize = 5;
@@ -36,7 +36,7 @@ fn rows(layout: &Layout) -> usize {
 }
 
 /// The f32 numbers of scratch that the kernel takes: matrices in f64 that nothing else holds.
-pub(super) fn scratch(operands: &[Unplaced]) -> usize {
+pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
     let x = &operands[0].layout;
     if rows(x) > IN_SHARED { 2 * x.len() } else { 0 }
 }

@@ -138,12 +138,24 @@ fn sorted(run: &mut Run, instruction: &Instruction, rows: usize) -> [String; 2] 
     [scratch, &starts].map(|view| run.parameter("i32*", address(view)))
 }
 
-/// The f32 numbers of scratch that the kernels take: a place for each row, and the start of each expert's rows, of those
-/// that none takes, and the end.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
-    let (index, weights) = match op {
-        Op::Experts(_) => (&operands[2], &operands[1]),
-        _ => (&operands[0], &results[0]),
-    };
+/// The f32 numbers of scratch that the kernels of experts take.
+pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
+    let (index, weights) = (&operands[2], &operands[1]);
+    starts(index, weights)
+}
+
+/// The f32 numbers of scratch that the kernels of the weights' gradient take.
+pub(super) fn scratch_of_gradient(
+    _: &Op,
+    operands: &[Unplaced],
+    results: &[Unplaced],
+    _: Multiprocessors,
+) -> usize {
+    let (index, weights) = (&operands[0], &results[0]);
+    starts(index, weights)
+}
+
+/// A place for each row, and the start of each expert's rows, of the rows that no expert takes, and the end.
+fn starts(index: &Unplaced, weights: &Unplaced) -> usize {
     index.layout.len() + weights.layout.sizes[0] + 2
 }

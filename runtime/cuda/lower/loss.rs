@@ -2,7 +2,7 @@
 
 use super::indexing::span;
 use super::source::{LOSS, Run, address, is_aligned, stored};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::program::{Instruction, View};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
@@ -110,10 +110,7 @@ pub(super) fn cross_entropy_grad(
     Ok(vec![Step::Run(rows.launch(run))])
 }
 
-/// The f32 numbers of scratch that the kernels take: an f64 a row.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], _results: &[Unplaced]) -> usize {
-    match op {
-        Op::CrossEntropy(_) => operands[1].layout.len().saturating_mul(2),
-        _ => 0,
-    }
+/// The f32 numbers of scratch that the kernels of the loss take: an f64 a row.
+pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
+    operands[1].layout.len().saturating_mul(2)
 }

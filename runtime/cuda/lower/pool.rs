@@ -1,10 +1,10 @@
 //! Pooling over windows.
 
 use super::source::{POOL, Run, address, stored};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::program::{Instruction, View};
-use ir::Diagnostic;
 use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
+use ir::{Diagnostic, Op};
 
 pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (x, y) = (&instruction.operands[0], &instruction.results[0]);
@@ -63,7 +63,8 @@ pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Resu
 }
 
 /// The f32 numbers of scratch that the kernels take: the place of each window's largest element.
-pub(super) fn scratch(op: &MaxPoolGrad, operands: &[Unplaced], _: &[Unplaced]) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
+    let Op::MaxPoolGrad(op) = op else { unreachable!("the contract of this gradient names this") };
     let [x, y] = [0, 1].map(|operand| &operands[operand].layout);
     let slides = Slides::of(&op.windows, &x.sizes, &y.sizes);
     y.len() * if slides.index == "i64" { 2 } else { 1 }

@@ -6,8 +6,8 @@ use super::source::{REDUCE, Run, address, layout, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::Instruction;
-use ir::DType;
 use ir::ops::reduce::{Reduce, ReduceKind};
+use ir::{DType, Op};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -59,12 +59,8 @@ pub(super) fn sums(dtype: DType) -> DType {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(
-    reduce: &Reduce,
-    operands: &[Unplaced],
-    results: &[Unplaced],
-    on: Multiprocessors,
-) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: Multiprocessors) -> usize {
+    let Op::Reduce(reduce) = op else { unreachable!("the contract of reductions names this") };
     let (from, to) = (&operands[0], &results[0]);
     if to.layout.is_empty() {
         return 0;

@@ -6,7 +6,7 @@
 use super::copy::{copy, moved};
 use super::indexing::{Way, neighbours, sizes};
 use super::source::{INDEXING, Run, SCATTER, address, computed, index_type, word};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, View};
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
@@ -53,7 +53,7 @@ fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
 }
 
 /// The f32 numbers of scratch that the kernels take.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let result = &results[0];
     let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> Way, argument| {
         of([&result.layout.sizes, &indices.layout.sizes], argument)
@@ -64,7 +64,7 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced]) -> u
         Op::GatherNdGrad(op) => (sizes(&operands[0], Way::coordinates, op.batch_dims), ScatterKind::Add),
         Op::ScatterElements(op) => (sizes(&operands[1], Way::elements, op.dim), op.kind),
         Op::ScatterNd(op) => (sizes(&operands[1], Way::coordinates, op.batch_dims), op.kind),
-        _ => return 0,
+        other => unreachable!("`{}` scatters nothing", other.name()),
     };
     Room::of(&way, kind, result.dtype).end
 }

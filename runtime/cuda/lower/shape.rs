@@ -2,7 +2,7 @@
 
 use super::copy::between;
 use super::source::{BLOCK, Run, SHAPE, address, computed, index_type, is_aligned, layout, stored, word};
-use super::{Step, Unplaced};
+use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::layout::{Layout, Sizes};
 use crate::program::{Instruction, View};
@@ -166,8 +166,8 @@ impl Rows {
 }
 
 /// The f32 numbers of scratch that the kernels take: a sum for each chunk.
-pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced]) -> usize {
-    let Op::CumulativeSum(op) = op else { return 0 };
+pub(super) fn scratch(op: &Op, operands: &[Unplaced], _: &[Unplaced], _: Multiprocessors) -> usize {
+    let Op::CumulativeSum(op) = op else { unreachable!("the contract of cumulative sums names this") };
     let Unplaced { dtype, layout } = &operands[0];
     let rows = Rows::of(op, layout);
     let width = if sums_of(*dtype) == "float" { 1 } else { 2 };

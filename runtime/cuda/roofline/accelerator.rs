@@ -1,7 +1,7 @@
 //! Devices as a model of cost sees them: what their data sheets promise, and what of that kernels attain.
 
 use super::work::Unit;
-use crate::cuda::lower::Multiprocessors;
+use crate::target::Multiprocessors;
 use ir::DType;
 
 /// A device. Rates are a second's: bytes, or floating-point operations.

@@ -1,4 +1,4 @@
-//! Gradients of norms and of look-ups that take in the addition that reads them.
+//! Gradients, as those of norms and of look-ups, that take in the addition that reads them.
 
 use super::{Added, Moves, Search};
 use crate::lower::fuse::Item;
@@ -23,11 +23,13 @@ impl Search<'_> {
         moves.apply(self.module, items)
     }
 
-    /// The addition that alone reads what a gradient gives, if the other side is of the same type.
+    /// The addition that is the only reader of a gradient's first result, if its other operand has the same type.
     fn addition(&self, item: &Item) -> Option<Added> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
-        let (Op::LayerNormGrad(_) | Op::RmsNormGrad(_) | Op::GatherGrad(_)) = &node.op else { return None };
+        if !self.backend.contract(&node.op, node.operands.len()).adds_operand {
+            return None;
+        }
         let made = node.results[0];
         let reader = self.readers.only(made)?;
         let add = self.module.node(reader);
@@ -37,8 +39,8 @@ impl Search<'_> {
             _ => return None,
         };
         let ty = self.module.ty(made);
-        // A norm's kernel adds whatever its rows are part of; indices count along the whole.
-        let whole = !matches!(node.op, Op::GatherGrad(_)) || ty.sharding.is_whole();
+        // A norm's kernel adds to any part; a look-up's indices count along the whole.
+        let whole = !node.op.depends_on_position() || ty.sharding.is_whole();
         let alike = whole && self.module.ty(addend) == ty && add.phase == node.phase;
         alike.then(|| Added { nodes: [*id, reader], addend, out: add.results[0] })
     }

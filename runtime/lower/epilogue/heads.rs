@@ -1,22 +1,23 @@
 //! Contractions that take in the head of the chain that reads them.
 
-use super::{Fused, Moves, Search, has_rows, takes_epilogues};
+use super::{Fused, Moves, Search, elements, has_rows, takes_epilogues};
+use crate::backend::EpilogueLimits;
 use crate::lower::fuse::Item;
 use crate::program::Activation;
 use ir::ops::elementwise::{Binary, Unary};
-use ir::{DType, Dim, NodeId, Op, ValueId};
+use ir::{Dim, NodeId, Op, ValueId};
 
 impl Search<'_> {
     /// Contractions take in the heads of the chains that read them.
-    pub(super) fn with_heads(&self, items: Vec<Item>) -> Vec<Item> {
+    pub(super) fn with_heads(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut moves = Moves::none(&items);
         // The last contraction that a chain reads comes right before it; what others made is added.
         for (index, item) in items.iter().enumerate().rev() {
-            let Some(id) = self.rows_of(item) else { continue };
+            let Some(id) = self.rows_of(item, limits) else { continue };
             let reader = self.readers.of[self.module.node(id).results[0]].first();
             let chain = reader.and_then(|&reader| moves.chain(&items, index, reader));
             let Some((at, nodes)) = chain else { continue };
-            if let Some(fused) = self.head(id, nodes)
+            if let Some(fused) = self.head(id, nodes, limits)
                 && fused.kept.is_none_or(|kept| self.is_read_from(kept, at, &moves))
             {
                 moves.takers[at] = Some(Item::Contract(Box::new(fused)));
@@ -28,22 +29,22 @@ impl Search<'_> {
 
     /// The contraction of an item, if its columns are the last dim of what it makes, so that a row of it is a row of a
     /// matrix.
-    fn rows_of(&self, item: &Item) -> Option<NodeId> {
+    fn rows_of(&self, item: &Item, limits: EpilogueLimits) -> Option<NodeId> {
         let Item::Node(id) = item else { return None };
         let Op::Contract(contract) = &self.module.node(*id).op else { return None };
         let roles = contract.roles();
         let by_rows = roles.columns.len() == 1 && !roles.rows.is_empty();
         let last = contract.out.0.last() == roles.columns.last();
-        (by_rows && last && takes_epilogues(self.module, *id)).then_some(*id)
+        (by_rows && last && takes_epilogues(self.module, limits, *id)).then_some(*id)
     }
 
-    /// What a contraction takes of a chain that reads it: the longest head of the right form, if there is any.
-    fn head(&self, id: NodeId, nodes: &[NodeId]) -> Option<Fused> {
+    /// The contraction with the longest head of the right form of a chain that reads it, if there is any.
+    fn head(&self, id: NodeId, nodes: &[NodeId], limits: EpilogueLimits) -> Option<Fused> {
         let phase = |node: NodeId| self.module.node(node).phase;
         let mut fused = Fused::plain(self.module, id);
         while fused.activation == Activation::None
             && let Some(node) = self.next(&fused, nodes)
-            && self.take(&mut fused, node, nodes)
+            && self.take(&mut fused, node, nodes, limits)
         {}
         (fused.nodes.len() > 1 && phase(id) == phase(nodes[0])).then_some(fused)
     }
@@ -59,13 +60,13 @@ impl Search<'_> {
     }
 
     /// Takes a node in, if it is of the form.
-    fn take(&self, fused: &mut Fused, id: NodeId, nodes: &[NodeId]) -> bool {
+    fn take(&self, fused: &mut Fused, id: NodeId, nodes: &[NodeId], limits: EpilogueLimits) -> bool {
         let node = self.module.node(id);
         let (made, result) = (fused.out, node.results[0]);
         let ty = self.module.ty(made);
-        // cuBLASLt has GELU for half types, and keeps and reads what it is applied to in rows of 16 bytes.
         let columns = ty.dims.last().and_then(Dim::size).unwrap_or_default();
-        let has_gelu = matches!(ty.dtype, DType::F16 | DType::BF16) && columns.is_multiple_of(8);
+        let in_rows = columns.is_multiple_of(elements(limits.argument_row_bytes, ty.dtype));
+        let has_gelu = limits.activated.contains(&ty.dtype) && in_rows;
         let within = |value: ValueId| nodes.iter().any(|&node| self.module.node(node).results[0] == value);
         let other = match node.operands[..] {
             [first, second] if first == made && second != made => Some(second),

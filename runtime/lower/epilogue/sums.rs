@@ -1,13 +1,14 @@
 //! Contractions that sum over all rows of an operand, and take in the reductions of it that do as well.
 
 use super::{Fused, Search, has_rows, takes_epilogues};
+use crate::backend::EpilogueLimits;
 use crate::lower::fuse::Item;
 use ir::ops::reduce::ReduceKind;
 use ir::{NodeId, Op, ValueId};
 
 impl Search<'_> {
     /// Contractions take in sums over the rows of what they read.
-    pub(super) fn with_sums(&self, items: Vec<Item>) -> Vec<Item> {
+    pub(super) fn with_sums(&self, items: Vec<Item>, limits: EpilogueLimits) -> Vec<Item> {
         let mut items: Vec<Option<Item>> = items.into_iter().map(Some).collect();
         for index in 0..items.len() {
             let Some((reduce, operand)) = items[index].as_ref().and_then(|item| self.row_sum(item)) else {
@@ -18,7 +19,7 @@ impl Search<'_> {
                 item.nodes().iter().any(|&node| self.module.node(node).operands.contains(&made))
             };
             let found = items.iter().enumerate().find_map(|(at, item)| {
-                let (contraction, side) = self.sums_rows_of(item.as_ref()?, operand)?;
+                let (contraction, side) = self.sums_rows_of(item.as_ref()?, operand, limits)?;
                 let [node, sum] = [contraction, reduce].map(|node| self.module.node(node));
                 // What reads the sum must come after the contraction.
                 let in_time = at < index || !items[index..at].iter().flatten().any(reads);
@@ -36,7 +37,7 @@ impl Search<'_> {
     }
 
     /// The contraction of an item, if it makes a matrix and sums over all rows of this value, and which operand that is.
-    fn sums_rows_of(&self, item: &Item, value: ValueId) -> Option<(NodeId, u32)> {
+    fn sums_rows_of(&self, item: &Item, value: ValueId, limits: EpilogueLimits) -> Option<(NodeId, u32)> {
         let Item::Node(id) = item else { return None };
         let node = self.module.node(*id);
         let Op::Contract(contract) = &node.op else { return None };
@@ -49,7 +50,7 @@ impl Search<'_> {
         // cuBLASLt refuses sums of one term, and a single sum.
         let columns = self.module.ty(value).dims.last()?.size();
         let sums = has_rows(self.module, value) && columns != Some(1);
-        (matrix && all && sums && takes_epilogues(self.module, *id)).then_some((*id, side as u32))
+        (matrix && all && sums && takes_epilogues(self.module, limits, *id)).then_some((*id, side as u32))
     }
 
     /// A reduction over all dims but the last, and what it reads.

@@ -4,7 +4,6 @@
 use super::*;
 use crate::comm::local::Local;
 use crate::cpu::Cpu;
-use crate::cuda::driver::DriverError;
 use crate::device::{Later, NonFinite};
 use crate::ranks::Rank;
 use std::borrow::Cow;
@@ -31,7 +30,7 @@ struct Late {
 
 impl Late {
     fn come_to(&self, call: Call) -> Result<(), DeviceError> {
-        let failed = || DeviceError::driver(DriverError("an illegal address".into()));
+        let failed = || DeviceError::driver("an illegal address");
         if self.fails_at == Some(call) { Err(failed()) } else { Ok(()) }
     }
 }

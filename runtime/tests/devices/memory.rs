@@ -2,14 +2,14 @@
 
 use crate::compare::{bytes, device};
 use crate::training::{seed_with_parameters, training_program};
+use ir::analysis::Lifetime;
 use ir::analysis::memory_plan::{self, Buffer};
-use ir::analysis::{Lifetime, MemoryPlan};
 use ir::interp::{self, Missing};
 use ir::ops::elementwise::Unary;
 use ir::{At, Builder, DType, Initializer, Module, Phase, Role, Type, testing};
 use proptest::prelude::*;
 use runtime::device::{ProgramId, step};
-use runtime::lower::{LowerOptions, lower};
+use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::{Kernel, Microbatches, Program, Section};
 
 fn buffers() -> impl Strategy<Value = Vec<Buffer>> {
@@ -47,11 +47,12 @@ proptest! {
     }
 
     #[test]
-    fn the_plan_of_a_module_bounds_the_plan_of_its_program(seed in any::<u64>()) {
+    fn the_arena_of_a_random_program_is_as_large_as_the_plan_says(seed in any::<u64>()) {
         let module = training_program(seed, DType::F32, true);
-        let plan = MemoryPlan::of(&module).expect("dims are bound");
-        prop_assert_eq!(memory_plan::check(&plan.buffers, &plan.placement.offsets), Ok(()));
-        prop_assert!(plan.placement.peak >= plan.placement.lower_bound);
+        for target in [Target::Cpu, Target::Cuda] {
+            let program = lower(&module, &LowerOptions { target, ..LowerOptions::default() });
+            assert_plan_is_exact(&program.expect("it lowers"));
+        }
     }
 }
 

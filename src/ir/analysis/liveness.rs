@@ -91,8 +91,7 @@ pub fn microbatch_positions(module: &Module) -> Range<u32> {
 ///
 /// States live always. Inputs are there when a microbatch begins. What a microbatch reports lives until it ends, what
 /// a step reports until that ends. A value that is accumulated is added where it is made, and the sum lives from the
-/// first microbatch to its last use in `update`. Every value is a buffer of its own here; sharing is
-/// [`super::memory_plan`]'s.
+/// first microbatch to its last use in `update`. Every value is a buffer of its own here.
 pub fn values(module: &Module) -> SecondaryMap<ValueId, Option<Lifetime>> {
     let microbatch = microbatch_positions(module);
     let end = (module.order().len() as u32).saturating_sub(1);

@@ -7,8 +7,9 @@ use ir::ops::contract::Contract;
 use ir::ops::norm::{LayerNorm, LayerNormGrad};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::softmax::Softmax;
-use runtime::cuda::lower::{Multiprocessors, lower};
+use runtime::cuda::lower::lower;
 use runtime::cuda::program::Task;
+use runtime::target::Multiprocessors;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

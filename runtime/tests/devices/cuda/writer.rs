@@ -6,9 +6,9 @@ use ir::interp::Mode;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Tensor, Type, ValueId, random};
 use runtime::cuda::host::Order;
-use runtime::cuda::lower::Multiprocessors;
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Program;
+use runtime::target::Multiprocessors;
 
 /// A program that is being written: every result of an operator is an output.
 pub(super) struct Writer {

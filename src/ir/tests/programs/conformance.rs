@@ -9,6 +9,7 @@ mod hostile;
 mod operands;
 mod padding;
 mod partition;
+mod position;
 mod splitting;
 
 use ir::factors::{FactorKind, Factors};
@@ -36,6 +37,7 @@ fn every_operator_does_what_it_declares() {
             ("gradient", differences::check(sample, &Operator::gradient)),
             ("factors", splitting::check(sample, &sample.op.factors(&signature(sample)))),
             ("zeros", padding::check(sample, &sample.op.factors(&signature(sample)))),
+            ("position", position::check(sample, sample.op.depends_on_position())),
         ];
         let failed = checks.into_iter().filter_map(|(name, result)| Some((name, result.err()?)));
         failures.extend(failed.map(|(name, message)| format!("{name} of {}: {message}", describe(sample))));
@@ -226,6 +228,17 @@ fn a_part_that_does_not_know_its_place_is_caught() {
         }
     }
     assert!(caught >= 8, "only {caught} samples depend on where their parts lie");
+}
+
+#[test]
+fn every_dependence_on_a_position_that_is_forgotten_is_caught() {
+    let dependent: Vec<Sample> =
+        samples().into_iter().filter(|sample| sample.op.depends_on_position()).collect();
+    let names: BTreeSet<&str> = dependent.iter().map(|sample| sample.op.name()).collect();
+    // Dropout whose samples have no numbers yet keeps everything everywhere: another sample of it shows the dependence.
+    let caught = dependent.iter().filter(|sample| position::check(sample, false).is_err());
+    assert_eq!(caught.map(|sample| sample.op.name()).collect::<BTreeSet<_>>(), names);
+    assert!(names.len() >= 10, "{names:?}");
 }
 
 #[test]

@@ -1,0 +1,60 @@
+//! The seam between lowering and backends: all that lowering asks of the device that a program is for.
+//!
+//! Lowering knows a backend as this trait alone. A backend implements it once, and [`Target`](crate::target::Target) names the
+//! implementation.
+
+use crate::contraction::Plan;
+use crate::kernel_contract::{KernelContract, Unplaced};
+use crate::program::Exchange;
+use ir::{DType, Op};
+
+/// A kind of device, as lowering sees it.
+pub(crate) trait Backend: Sync {
+    /// Returns the contract of the kernel that runs an operator with so many operands.
+    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op>;
+
+    /// Returns the f32 numbers of scratch that an exchange with other devices takes.
+    fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize;
+
+    /// Returns the limits of a chain of elementwise operators.
+    fn chain_limits(&self) -> ChainLimits;
+
+    /// Whether a program is rewritten for this backend before it is lowered: kernels absorb casts, as far as their contracts
+    /// allow, and contractions that read the same tensor become one.
+    fn rewrites_programs(&self) -> bool;
+
+    /// Returns the limits of the epilogues of a multiplication. `None` if multiplications have no epilogues.
+    fn epilogues(&self) -> Option<EpilogueLimits>;
+
+    /// Whether its matrix multiplication computes a contraction of tensors that lie so. Lowering copies other operands, where
+    /// that pays.
+    fn multiplies(&self, plan: &Plan) -> bool;
+
+    /// Whether the rows of half-precision products begin at multiples of 16 bytes, so that multiplications read and write them
+    /// faster.
+    fn pads_rows(&self) -> bool;
+
+    /// Whether a buffer of so many bytes that the update accesses lives through the whole update. Instructions whose buffers
+    /// share no place can run as one.
+    fn keeps_in_update(&self, bytes: u64) -> bool;
+}
+
+/// The limits of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChainLimits {
+    /// The most operators.
+    pub(crate) operators: usize,
+    /// The most results.
+    pub(crate) results: usize,
+}
+
+/// The limits of the epilogues of a multiplication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EpilogueLimits {
+    /// The bytes at a multiple of which each row of a matrix begins.
+    pub(crate) row_bytes: u64,
+    /// The types of results that an activation is applied to.
+    pub(crate) activated: &'static [DType],
+    /// The bytes at a multiple of which each row of an activation's argument begins, where that is stored or read.
+    pub(crate) argument_row_bytes: u64,
+}

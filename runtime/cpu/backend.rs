@@ -1,0 +1,48 @@
+//! What lowering asks of the processor.
+
+use super::contracts;
+use crate::backend::{Backend, ChainLimits, EpilogueLimits};
+use crate::contraction::Plan;
+use crate::kernel_contract::{KernelContract, Unplaced};
+use crate::program::Exchange;
+use ir::Op;
+
+/// The processor, as lowering sees it.
+pub(crate) struct CpuBackend;
+
+impl Backend for CpuBackend {
+    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        contracts::contract(op, operands)
+    }
+
+    /// Ranks read each other's operands where they lie.
+    fn exchange_scratch(&self, _: &Exchange, _: &[Unplaced], _: &[Unplaced]) -> usize {
+        0
+    }
+
+    /// The blocks of a chain's operators stay in the first-level cache.
+    fn chain_limits(&self) -> ChainLimits {
+        ChainLimits { operators: 16, results: 4 }
+    }
+
+    fn rewrites_programs(&self) -> bool {
+        false
+    }
+
+    fn epilogues(&self) -> Option<EpilogueLimits> {
+        None
+    }
+
+    /// Its kernel loops over what no stride reaches through.
+    fn multiplies(&self, _: &Plan) -> bool {
+        true
+    }
+
+    fn pads_rows(&self) -> bool {
+        false
+    }
+
+    fn keeps_in_update(&self, _: u64) -> bool {
+        false
+    }
+}

@@ -1,0 +1,71 @@
+//! The contracts of the processor's kernels, operator by operator.
+
+use super::scratch;
+use crate::convolution;
+use crate::kernel_contract::KernelContract;
+use ir::Op;
+use ir::ops::reduce::ReduceKind;
+
+/// Returns the contract of the kernel that runs an operator with so many operands.
+pub(super) fn contract(op: &Op, operands: usize) -> KernelContract<'_> {
+    use KernelContract as Kernel;
+    match op {
+        Op::Unary(_) | Op::Cast(_) => Kernel::elementwise().in_place(&[(0, 0)]),
+        Op::Binary(_) | Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) => {
+            Kernel::elementwise().in_place(&[(0, 0), (1, 0)])
+        }
+        Op::Select(_) => Kernel::elementwise().in_place(&[(0, 0), (1, 0), (2, 0)]),
+        Op::Contract(contract) => Kernel::product(contract).accumulating().with_scratch(scratch::contraction),
+        Op::Reduce(reduce) => {
+            Kernel::strided().accumulating_if(matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean))
+        }
+        Op::Attention(_) => Kernel::attention(),
+        Op::AttentionGrad(_) => Kernel::attention_grad(operands),
+        Op::Rotary(_) => Kernel::rotary(),
+        Op::Adam(_) => Kernel::optimizer(&[(0, 0), (2, 1), (3, 2)]),
+        Op::Adagrad(_) | Op::Sgd(_) => Kernel::optimizer(&[(0, 0), (2, 1)]),
+        Op::Dropout(_) | Op::LogSoftmax(_) | Op::Softmax(_) => Kernel::dense().in_place(&[(0, 0)]),
+        Op::CrossEntropyGrad(_) => Kernel::dense().in_place(&[(0, 0)]),
+        Op::SoftmaxGrad(_) => Kernel::dense().in_place(&[(0, 0), (1, 0)]),
+        Op::Conv(_) | Op::ConvGradInput(_) => Kernel::dense().with_scratch(convolution::scratch),
+        Op::ConvGradWeight(_) => Kernel::dense().accumulating().with_scratch(convolution::scratch),
+        Op::Experts(_) => Kernel::dense().with_scratch(scratch::experts),
+        Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(scratch::experts_grad),
+        Op::GatherElementsGrad(_) | Op::GatherGrad(_) | Op::GatherNdGrad(_) => Kernel::dense().accumulating(),
+        Op::Accumulate(_)
+        | Op::Bitcast(_)
+        | Op::Broadcast(_)
+        | Op::Concat(_)
+        | Op::Detach(_)
+        | Op::InTraining(_)
+        | Op::Pad(_)
+        | Op::Reshape(_)
+        | Op::Slice(_)
+        | Op::Transpose(_) => Kernel::strided(),
+        Op::AvgPool(_)
+        | Op::AvgPoolGrad(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormGrad(_)
+        | Op::BatchStatistics(_)
+        | Op::Collective(_)
+        | Op::Constant(_)
+        | Op::CrossEntropy(_)
+        | Op::CumulativeSum(_)
+        | Op::Det(_)
+        | Op::Gather(_)
+        | Op::GatherElements(_)
+        | Op::GatherNd(_)
+        | Op::Iota(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormGrad(_)
+        | Op::MaxPool(_)
+        | Op::MaxPoolGrad(_)
+        | Op::MaxPoolIndices(_)
+        | Op::RandomUniform(_)
+        | Op::RmsNorm(_)
+        | Op::RmsNormGrad(_)
+        | Op::ScatterElements(_)
+        | Op::ScatterNd(_)
+        | Op::Splat(_) => Kernel::dense(),
+    }
+}

@@ -1,0 +1,50 @@
+//! The scratch of the processor's kernels, in f32 numbers.
+
+use crate::kernel_contract::Unplaced;
+use crate::target::Multiprocessors;
+use ir::ops::Labels;
+use ir::{DType, Op};
+
+/// The most f32 numbers of scratch that a contraction gets: 4 MiB.
+const MOST_SCRATCH: usize = 1 << 20;
+/// Multiplications of one contraction that have scratch of their own, at most.
+const MOST_SHARES: usize = 16;
+
+/// Returns the scratch of a contraction. One of f16 or bf16 widens its operands there and adds up there, whole ones if they are
+/// small, else tile by tile.
+pub(super) fn contraction(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let Op::Contract(contract) = op else { unreachable!("it is in the contract of contractions") };
+    if !matches!(results[0].dtype, DType::F16 | DType::BF16) {
+        return 0;
+    }
+    let size = |label: &u8| {
+        let of = |labels: &Labels, tensor: &Unplaced| {
+            Some(tensor.layout.sizes[labels.0.iter().position(|l| l == label)?])
+        };
+        of(&contract.lhs, &operands[0]).or_else(|| of(&contract.rhs, &operands[1])).unwrap_or(1)
+    };
+    let product = |labels: &[u8]| labels.iter().map(size).fold(1, usize::saturating_mul);
+    let roles = contract.roles();
+    let [rows, columns, summed] = [&roles.rows, &roles.columns, &roles.summed].map(|labels| product(labels));
+    let pairs = [(rows, summed), (summed, columns), (rows, columns)];
+    let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
+    numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+}
+
+/// Returns the scratch of experts: the rows of both sides laid together, and a matrix.
+pub(super) fn experts(_: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let (x, y) = (&operands[0].layout.sizes, &results[0].layout.sizes);
+    rows_and_matrix([x[0], x[1], y[1]], results[0].dtype)
+}
+
+/// Returns the scratch of the gradient of experts' weights, which is that of experts.
+pub(super) fn experts_grad(_: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let (rows, columns) = (&operands[1].layout.sizes, &operands[2].layout.sizes);
+    rows_and_matrix([rows[0], rows[1], columns[1]], results[0].dtype)
+}
+
+fn rows_and_matrix([rows, k, n]: [usize; 3], dtype: DType) -> usize {
+    let width = if dtype == DType::F64 { 2 } else { 1 };
+    let numbers = rows.saturating_mul(k.saturating_add(n)).saturating_add(k.saturating_mul(n));
+    numbers.saturating_mul(width)
+}

@@ -1,0 +1,51 @@
+//! What lowering asks of a GPU.
+
+use super::lower::{self, contracts};
+use crate::backend::{Backend, ChainLimits, EpilogueLimits};
+use crate::contraction::Plan;
+use crate::kernel_contract::{KernelContract, Unplaced};
+use crate::program::Exchange;
+use ir::{DType, Op};
+
+/// NVIDIA's GPUs and their stand-in, as lowering sees them.
+pub(crate) struct CudaBackend;
+
+/// The bytes up to which the update keeps a buffer to its end: where no place is used twice, one launch makes the norms of
+/// all gradients.
+const KEPT_IN_UPDATE: u64 = 4096;
+
+impl Backend for CudaBackend {
+    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        contracts::contract(op, operands)
+    }
+
+    fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
+        lower::exchange_scratch(exchange, operands, results)
+    }
+
+    fn chain_limits(&self) -> ChainLimits {
+        ChainLimits { operators: 16, results: 4 }
+    }
+
+    fn rewrites_programs(&self) -> bool {
+        true
+    }
+
+    /// cuBLASLt has GELU for half types alone.
+    fn epilogues(&self) -> Option<EpilogueLimits> {
+        Some(EpilogueLimits { row_bytes: 4, activated: &[DType::F16, DType::BF16], argument_row_bytes: 16 })
+    }
+
+    /// A matrix needs rows and columns of one stride each, and one of these strides is 1.
+    fn multiplies(&self, plan: &Plan) -> bool {
+        lower::batches(plan).is_some()
+    }
+
+    fn pads_rows(&self) -> bool {
+        true
+    }
+
+    fn keeps_in_update(&self, bytes: u64) -> bool {
+        bytes <= KEPT_IN_UPDATE
+    }
+}

@@ -1,0 +1,376 @@
+//! Kernel contracts: all that lowering must know of a backend's kernel of an operator, as one record.
+//!
+//! Each backend answers in one exhaustive match (`cpu/contracts.rs`, `cuda/contracts.rs`), so that a new operator does not
+//! compile without an answer. A record starts as that of a family ([`KernelContract::dense`] and its neighbours) and says where
+//! the kernel can do more. Facts of an operator's meaning are no part of a contract: whether the numbers of a device's part
+//! depend on the place of that part says [`Op::depends_on_position`](ir::Op::depends_on_position).
+
+use crate::layout::{Layout, Sizes};
+use crate::target::Multiprocessors;
+use ir::ops::contract::Contract;
+use ir::{DType, Op};
+
+/// The contract of one kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelContract<'op> {
+    /// The layouts that it reads of its operands.
+    reads: OperandLayouts,
+    /// The layout in which it writes its results, where nothing else is asked of it.
+    writes: ResultLayout<'op>,
+    /// The strides with which it can write its results instead.
+    strides: WritableStrides,
+    /// Pairs (operand, result) such that the result may overwrite the operand while it is computed, provided both are laid
+    /// out alike: every element of the result depends, of that operand, on elements that the kernel has read by the time it
+    /// writes (the element itself, or its row).
+    in_place: &'static [(usize, usize)],
+    /// Whether chains compute the operator, element by element.
+    pub(crate) in_chains: bool,
+    /// Whether the kernel can add to what its only result holds.
+    pub(crate) accumulates: bool,
+    /// Whether the kernel takes one operand more, the last, and adds it to its first result.
+    pub(crate) adds_operand: bool,
+    /// Whether the kernel writes, as one result more, a half-precision copy of its first result.
+    pub(crate) writes_half_copy: bool,
+    /// The operands that the kernel reads as f16 or bf16 too, where the operator takes f32.
+    reads_half: &'static [usize],
+    /// The types in which the kernel writes its first result, besides the operator's own.
+    also_writes: OtherType,
+    /// The f32 numbers of scratch that the kernel takes.
+    scratch: Scratch,
+}
+
+/// The f32 numbers of scratch that the kernel of an operator takes for operands and results, on a GPU of this size if it is for
+/// one.
+pub(crate) type Scratch = fn(&Op, &[Unplaced], &[Unplaced], Multiprocessors) -> usize;
+
+/// A tensor that has no place yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Unplaced {
+    pub(crate) dtype: DType,
+    pub(crate) layout: Layout,
+}
+
+/// The layouts that a kernel reads of an operand; operands that lie otherwise are copied first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OperandLayout {
+    /// Any strides.
+    Any,
+    /// Any, as long as neighbours along the last dim are neighbours in memory.
+    InnerContiguous,
+    /// Rows along the last dim, each without holes, one after the other at one distance.
+    Rows,
+    /// Row-major without holes.
+    Dense,
+}
+
+impl OperandLayout {
+    /// Whether a kernel reads an operand that lies so.
+    pub(crate) fn accepts(self, layout: &Layout) -> bool {
+        match self {
+            Self::Any => true,
+            Self::InnerContiguous => layout.is_inner_contiguous(),
+            Self::Rows => layout.is_dense() || layout.is_in_rows(),
+            Self::Dense => layout.is_dense(),
+        }
+    }
+}
+
+/// The layouts that a kernel reads of each operand.
+#[derive(Clone, Copy, Debug)]
+struct OperandLayouts {
+    /// Of all operands without an exception.
+    all: OperandLayout,
+    /// Of operands at these indices.
+    except: &'static [(usize, OperandLayout)],
+}
+
+/// The layout in which a kernel writes its results.
+#[derive(Clone, Copy, Debug)]
+enum ResultLayout<'op> {
+    /// Row-major without holes.
+    Dense,
+    /// Results of four dims `[batch, head, position, feature]` lie in the order batch, position, head, feature, into which
+    /// transformers turn them next. Others are row-major.
+    HeadsAfterPositions,
+    /// In the order of the dims of the first operand, if its last dim is the innermost one there.
+    AsFirstOperand,
+    /// A contraction's.
+    Product(&'op Contract),
+}
+
+/// The strides with which a kernel can write a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum WritableStrides {
+    /// Those of the layout that the contract gives.
+    Own,
+    /// Those of rows along the last dim at any one distance, too.
+    Rows,
+    /// Any.
+    Any,
+}
+
+/// Another type in which a kernel writes a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherType {
+    None,
+    /// f16 or bf16 in place of f32.
+    Half,
+    /// f32 in place of f16 or bf16.
+    Wide,
+}
+
+/// Families of kernels.
+impl<'op> KernelContract<'op> {
+    /// A kernel that reads and writes tensors without holes in row-major order.
+    pub(crate) const fn dense() -> Self {
+        Self {
+            reads: OperandLayouts { all: OperandLayout::Dense, except: &[] },
+            writes: ResultLayout::Dense,
+            strides: WritableStrides::Own,
+            in_place: &[],
+            in_chains: false,
+            accumulates: false,
+            adds_operand: false,
+            writes_half_copy: false,
+            reads_half: &[],
+            also_writes: OtherType::None,
+            scratch: |_, _, _, _| 0,
+        }
+    }
+
+    /// A kernel that reads any strides.
+    pub(crate) const fn strided() -> Self {
+        Self { reads: OperandLayouts { all: OperandLayout::Any, except: &[] }, ..Self::dense() }
+    }
+
+    /// A step of a chain.
+    pub(crate) const fn elementwise() -> Self {
+        Self { in_chains: true, ..Self::strided() }
+    }
+
+    /// A multiplication.
+    pub(crate) const fn product(contract: &'op Contract) -> Self {
+        Self { writes: ResultLayout::Product(contract), ..Self::strided() }
+    }
+
+    /// Attention. Its operands are `q`, `k`, `v`, and perhaps a mask.
+    pub(crate) const fn attention() -> Self {
+        Self {
+            reads: OperandLayouts { all: OperandLayout::InnerContiguous, except: &[(3, OperandLayout::Any)] },
+            writes: ResultLayout::HeadsAfterPositions,
+            ..Self::dense()
+        }
+    }
+
+    /// The gradient of attention. Its operands are `q`, `k`, `v`, perhaps a mask, the output, the logsumexp, and the output's
+    /// gradient.
+    pub(crate) const fn attention_grad(operands: usize) -> Self {
+        let except: &[_] = match operands {
+            7 => &[(3, OperandLayout::Any), (5, OperandLayout::Dense)],
+            _ => &[(4, OperandLayout::Dense)],
+        };
+        let reads = OperandLayouts { all: OperandLayout::InnerContiguous, except };
+        Self { reads, writes: ResultLayout::HeadsAfterPositions, ..Self::dense() }
+    }
+
+    /// Rotary embeddings.
+    pub(crate) const fn rotary() -> Self {
+        let reads = OperandLayouts { all: OperandLayout::InnerContiguous, except: &[] };
+        Self { reads, writes: ResultLayout::AsFirstOperand, ..Self::dense() }
+    }
+
+    /// An optimizer, which overwrites the weight and its other states. The gradient may lie as a contraction left it.
+    pub(crate) const fn optimizer(in_place: &'static [(usize, usize)]) -> Self {
+        let reads = OperandLayouts { all: OperandLayout::Dense, except: &[(1, OperandLayout::Any)] };
+        Self { reads, in_place, ..Self::dense() }
+    }
+
+    /// A kernel that reads its first operand in rows at any distance.
+    pub(crate) const fn by_rows() -> Self {
+        let reads = OperandLayouts { all: OperandLayout::Dense, except: &[(0, OperandLayout::Rows)] };
+        Self { reads, ..Self::dense() }
+    }
+}
+
+/// What a kernel can do besides.
+impl KernelContract<'_> {
+    /// It can write a result over an operand.
+    pub(crate) const fn in_place(self, in_place: &'static [(usize, usize)]) -> Self {
+        Self { in_place, ..self }
+    }
+
+    /// It can write results with these strides.
+    pub(crate) const fn writing(self, strides: WritableStrides) -> Self {
+        Self { strides, ..self }
+    }
+
+    /// It can add to what its result holds, if this holds.
+    pub(crate) const fn accumulating_if(self, accumulates: bool) -> Self {
+        Self { accumulates, ..self }
+    }
+
+    /// It can add to what its result holds.
+    pub(crate) const fn accumulating(self) -> Self {
+        self.accumulating_if(true)
+    }
+
+    /// It can add one operand more.
+    pub(crate) const fn adding_operand(self) -> Self {
+        Self { adds_operand: true, ..self }
+    }
+
+    /// It can write a half-precision copy of its first result.
+    pub(crate) const fn writing_half_copy(self) -> Self {
+        Self { writes_half_copy: true, ..self }
+    }
+
+    /// It can read these operands as f16 or bf16.
+    pub(crate) const fn reading_half(self, reads_half: &'static [usize]) -> Self {
+        Self { reads_half, ..self }
+    }
+
+    /// It can write its first result, which is f32, as f16 or bf16.
+    pub(crate) const fn writing_half(self) -> Self {
+        Self { also_writes: OtherType::Half, ..self }
+    }
+
+    /// It can write its first result, which is f16 or bf16, as f32.
+    pub(crate) const fn writing_wide(self) -> Self {
+        Self { also_writes: OtherType::Wide, ..self }
+    }
+
+    /// It takes scratch.
+    pub(crate) const fn with_scratch(self, scratch: Scratch) -> Self {
+        Self { scratch, ..self }
+    }
+}
+
+/// Questions that lowering asks.
+impl KernelContract<'_> {
+    /// Returns the layouts that the kernel reads of an operand.
+    pub(crate) fn reads(&self, operand: usize) -> OperandLayout {
+        let OperandLayouts { all, except } = self.reads;
+        except.iter().find(|(index, _)| *index == operand).map_or(all, |(_, layout)| *layout)
+    }
+
+    /// Returns the layout in which the kernel writes a result of these sizes, given the layouts of its operands.
+    pub(crate) fn result_layout(&self, operands: &[Layout], sizes: &[usize]) -> Layout {
+        match self.writes {
+            ResultLayout::HeadsAfterPositions if sizes.len() == 4 => Layout::in_order(sizes, &[0, 2, 1, 3]),
+            ResultLayout::Dense | ResultLayout::HeadsAfterPositions => Layout::dense(sizes),
+            ResultLayout::AsFirstOperand => {
+                let order = operands[0].memory_order();
+                match order.filter(|order| order.last() == Some(&(sizes.len() - 1))) {
+                    Some(order) => Layout::in_order(sizes, &order),
+                    None => Layout::dense(sizes),
+                }
+            }
+            ResultLayout::Product(contract) => product_layout(contract, sizes),
+        }
+    }
+
+    /// Whether the kernel can write results with these strides.
+    pub(crate) fn can_write(&self, strides: WritableStrides) -> bool {
+        self.strides >= strides
+    }
+
+    /// Whether the kernel may write a result over an operand that is laid out alike.
+    pub(crate) fn may_overwrite(&self, operand: usize, result: usize) -> bool {
+        self.in_place.contains(&(operand, result))
+    }
+
+    /// Whether the kernel of an operator that computes in f32 reads an operand as f16 or bf16 as well.
+    pub(crate) fn reads_half(&self, operand: usize) -> bool {
+        self.reads_half.contains(&operand)
+    }
+
+    /// Whether the kernel writes a result as `to`, though the operator makes `made`.
+    pub(crate) fn writes_as(&self, result: usize, made: DType, to: DType) -> bool {
+        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        result == 0
+            && match self.also_writes {
+                OtherType::None => false,
+                OtherType::Half => made == DType::F32 && is_half(to),
+                OtherType::Wide => is_half(made) && to == DType::F32,
+            }
+    }
+
+    /// Returns the f32 numbers of scratch that the kernel takes for `op`, the operator that the contract is for.
+    pub(crate) fn scratch(
+        &self,
+        op: &Op,
+        operands: &[Unplaced],
+        results: &[Unplaced],
+        on: Multiprocessors,
+    ) -> usize {
+        (self.scratch)(op, operands, results, on)
+    }
+}
+
+/// The layout of a contraction's result: row-major if rows and columns of the multiplication each keep to one stride there;
+/// else batch, rows and columns one after the other, so that one multiplication makes it.
+fn product_layout(contract: &Contract, sizes: &[usize]) -> Layout {
+    let roles = contract.roles();
+    let dim = |label: &u8| contract.out.0.iter().position(|l| l == label).unwrap_or_default();
+    let dims = |labels: &[u8]| labels.iter().map(dim).collect::<Sizes>();
+    let dense = Layout::dense(sizes);
+    let one_stride = |labels: &[u8]| dense.transpose(&dims(labels)).collapsed().len() <= 1;
+    if one_stride(&roles.rows) && one_stride(&roles.columns) {
+        return dense;
+    }
+    let order: Sizes =
+        [&roles.batch, &roles.rows, &roles.columns].into_iter().flat_map(|labels| dims(labels)).collect();
+    Layout::in_order(sizes, &order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Target;
+    use ir::ops::samples::{Sample, samples};
+
+    /// Returns the claim of a contract that does not fit operands and results of a sample, if there is one.
+    fn misfit(contract: &KernelContract, sample: &Sample) -> Option<&'static str> {
+        let (operands, results) =
+            (sample.operand_types(), sample.result_types().expect("samples are well-typed"));
+        let count = operands.len() + usize::from(contract.adds_operand);
+        let fits = |&(operand, result): &(usize, usize)| operand < count && result < results.len();
+        let exists = |&operand: &usize| operand < operands.len();
+        let claims = [
+            ("overwrites an operand that it has not", !contract.in_place.iter().all(fits)),
+            ("reads an operand in half precision that it has not", !contract.reads_half.iter().all(exists)),
+            ("adds to one of several results", contract.accumulates && results.len() > 1),
+            ("copies a result that is no weight", contract.writes_half_copy && results[0] != operands[0]),
+            ("is a step of a chain with several results", contract.in_chains && results.len() > 1),
+        ];
+        claims.into_iter().find_map(|(claim, wrong)| wrong.then_some(claim))
+    }
+
+    #[test]
+    fn contracts_fit_their_operators() {
+        for target in [Target::Cpu, Target::Cuda] {
+            for sample in samples() {
+                let contract = target.backend().contract(&sample.op, sample.operands.len());
+                assert_eq!(misfit(&contract, &sample), None, "{:?} for {target:?}", sample.op);
+            }
+        }
+    }
+
+    #[test]
+    fn a_claim_that_does_not_fit_is_found() {
+        let sample =
+            |name| samples().into_iter().find(|sample| sample.op.name() == name).expect("it is sampled");
+        let dense = KernelContract::dense();
+        let planted = [
+            (dense.in_place(&[(1, 0)]), "softmax"),
+            (dense.in_place(&[(0, 3)]), "adam"),
+            (dense.reading_half(&[4]), "rms_norm_grad"),
+            (dense.accumulating(), "layer_norm_grad"),
+            (dense.writing_half_copy(), "gather"),
+            (KernelContract::elementwise(), "attention"),
+        ];
+        for (contract, name) in planted {
+            assert!(misfit(&contract, &sample(name)).is_some(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The kinds of devices, and the backend of each: the only place that names the backends to lowering.
+
+use crate::backend::Backend;
+use crate::{cpu, cuda};
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The CPU backend.
+    #[default]
+    Cpu,
+    /// A GPU, or its stand-in.
+    Cuda,
+}
+
+impl Target {
+    /// The backend that programs for this kind of device are lowered for.
+    pub(crate) fn backend(self) -> &'static dyn Backend {
+        match self {
+            Self::Cpu => &cpu::CpuBackend,
+            Self::Cuda => &cuda::CudaBackend,
+        }
+    }
+}
+
+/// The number of a GPU's multiprocessors: its size, by which kernels whose blocks share work choose their number of blocks.
+///
+/// Scratch is sized and grids are chosen for the same number, which a program carries with it: a program for a small GPU runs
+/// on a large one too, but leaves a part of it idle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Multiprocessors(pub u32);
+
+impl Default for Multiprocessors {
+    /// 132, as an H100 and an H200 have: for programs whose GPU is not known.
+    fn default() -> Self {
+        Self(132)
+    }
+}

@@ -1,0 +1,78 @@
+//! Operators whose numbers depend on the place of a part.
+//!
+//! This is a fact of an operator's meaning, which [`Operator::interp`](super::Operator::interp) has: such an operator asks
+//! [`Interp`](super::Interp) for spans. All kernels of such an operator are told the place of a device's part, whatever the
+//! backend. The conformance test compares the answers with `interp`.
+
+use super::Op;
+
+impl Op {
+    /// Whether the numbers that a device computes from its parts of the operands depend on the place of these parts in the
+    /// whole tensors.
+    pub fn depends_on_position(&self) -> bool {
+        match self {
+            // Indices count along the whole dim.
+            Self::Gather(_) | Self::GatherElements(_) | Self::GatherElementsGrad(_) | Self::GatherGrad(_) => {
+                true
+            }
+            Self::ScatterElements(_) | Self::CrossEntropyGrad(_) => true,
+            Self::Experts(_) | Self::ExpertsGrad(_) => true,
+            // A random number belongs to the place of its element in the whole.
+            Self::Dropout(_) | Self::RandomUniform(_) => true,
+            // A query sees the keys up to its own place.
+            Self::Attention(attention) => attention.causal,
+            Self::AttentionGrad(attention) => attention.causal,
+            // A part has elements of its own.
+            Self::Constant(_) | Self::Iota(_) => true,
+            Self::Accumulate(_)
+            | Self::Adagrad(_)
+            | Self::Adam(_)
+            | Self::AvgPool(_)
+            | Self::AvgPoolGrad(_)
+            | Self::BatchNorm(_)
+            | Self::BatchNormGrad(_)
+            | Self::BatchStatistics(_)
+            | Self::Binary(_)
+            | Self::Bitcast(_)
+            | Self::Bitwise(_)
+            | Self::Broadcast(_)
+            | Self::Cast(_)
+            | Self::Collective(_)
+            | Self::Compare(_)
+            | Self::Concat(_)
+            | Self::Contract(_)
+            | Self::Conv(_)
+            | Self::ConvGradInput(_)
+            | Self::ConvGradWeight(_)
+            | Self::CrossEntropy(_)
+            | Self::CumulativeSum(_)
+            | Self::Det(_)
+            | Self::Detach(_)
+            | Self::GatherNd(_)
+            | Self::GatherNdGrad(_)
+            | Self::InTraining(_)
+            | Self::LayerNorm(_)
+            | Self::LayerNormGrad(_)
+            | Self::LogSoftmax(_)
+            | Self::Logical(_)
+            | Self::MaxPool(_)
+            | Self::MaxPoolGrad(_)
+            | Self::MaxPoolIndices(_)
+            | Self::Pad(_)
+            | Self::Reduce(_)
+            | Self::Reshape(_)
+            | Self::RmsNorm(_)
+            | Self::RmsNormGrad(_)
+            | Self::Rotary(_)
+            | Self::ScatterNd(_)
+            | Self::Select(_)
+            | Self::Sgd(_)
+            | Self::Slice(_)
+            | Self::Softmax(_)
+            | Self::SoftmaxGrad(_)
+            | Self::Splat(_)
+            | Self::Transpose(_)
+            | Self::Unary(_) => false,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Dependence on the place of a part: whether `interp` gives other numbers for the same operands elsewhere in larger tensors.
+
+use super::{Check, close, interp};
+use ir::ops::samples::Sample;
+use ir::ops::{Interp, Parts};
+use ir::{Operator, Span, Type};
+use smallvec::SmallVec;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Numbers that depend on the place of a part are declared to.
+pub(crate) fn check(sample: &Sample, depends: bool) -> Check {
+    match depends || !moves(sample) {
+        true => Ok(()),
+        false => Err("the numbers of a part depend on its place, which is not declared".into()),
+    }
+}
+
+/// Whether the results differ where all tensors are the second halves of larger ones along some dim, or there are none.
+fn moves(sample: &Sample) -> bool {
+    let results = sample.result_types().expect("samples are well-typed");
+    let operands = sample.fill(1);
+    let here = interp(sample, &operands, &results);
+    let most = results.iter().chain(&sample.operand_types()).map(Type::ndim).max().unwrap_or(0);
+    (0..most).any(|dim| {
+        let second_half = |ty: &Type| {
+            let sizes = ty.sizes().expect("samples have bound dims").into_iter().enumerate();
+            let span = |(own, size)| match own == dim {
+                true => Span { start: size, size: 2 * size },
+                false => Span { start: 0, size },
+            };
+            sizes.map(span).collect::<SmallVec<[Span; 4]>>()
+        };
+        let parts = Parts {
+            operands: sample.operand_types().iter().map(second_half).collect(),
+            results: results.iter().map(second_half).collect(),
+        };
+        let operands: Vec<_> = operands.iter().collect();
+        let call = Interp { operands: &operands, results: &results, data: &sample.data, parts: Some(&parts) };
+        // Indices may lie in no place of the other half.
+        let there = catch_unwind(AssertUnwindSafe(|| sample.op.interp(&call)));
+        there.map_or(true, |there| there.iter().zip(&here).any(|(there, here)| !close(there, here)))
+    })
+}

@@ -6,8 +6,8 @@
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod absorb;
 pub mod autodiff;
-pub mod batch_norm;
 pub mod bind;
 pub mod buckets;
 pub mod canonicalize;
@@ -16,7 +16,11 @@ mod constants;
 pub mod dead;
 pub mod dropout;
 mod egraph;
+pub mod evaluation;
 pub mod fold;
+pub mod initialize;
+pub mod join;
+pub mod keep;
 mod local;
 pub mod loss;
 pub mod manager;
@@ -31,6 +35,7 @@ pub mod registry;
 pub mod schedule;
 pub mod simplify;
 pub mod spmd;
+pub mod update;
 
 pub use manager::{Failure, Manager, Timing};
 pub use pass::{PassContext, Transform};

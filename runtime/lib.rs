@@ -20,5 +20,6 @@ pub mod profile;
 pub mod program;
 pub mod progress;
 pub mod ranks;
+mod rewrites;
 pub mod room;
 pub mod train;

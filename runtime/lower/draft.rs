@@ -5,7 +5,7 @@ use super::pad;
 use super::parts::{Part, Whole};
 use super::policy::{self, Reads};
 use super::sums::Sum;
-use super::{LowerOptions, Target, ranks, select};
+use super::{LowerOptions, Target, ranks};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
 use bytes::Bytes;
@@ -70,7 +70,6 @@ pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) target: Target,
     pub(super) microbatches: Microbatches,
-    pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
     pub(super) instructions: Vec<Draft>,
@@ -85,7 +84,7 @@ pub(super) struct Drafts<'m> {
     pub(super) summed_views: EntitySet<NodeId>,
     /// Results whose rows are padded.
     pub(super) padded: EntitySet<ValueId>,
-    /// Where the kept outputs are, once their section is drafted.
+    /// Where the outputs are, once their section is drafted.
     pub(super) outputs: Vec<Option<Located>>,
 }
 
@@ -100,7 +99,6 @@ impl<'m> Drafts<'m> {
             module,
             target: options.target,
             microbatches: options.microbatches,
-            kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
             constants: vec![],
             instructions: vec![],

@@ -16,11 +16,11 @@ use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
 use super::pad;
 use super::policy::Reads;
-use super::readers::Readers;
 use crate::contraction::Plan;
 use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
 use cranelift_entity::SecondaryMap;
+use ir::analysis::Readers;
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, ValueId};
 

@@ -7,9 +7,9 @@
 
 use super::draft::Drafts;
 use super::fuse::Item;
-use super::readers::Readers;
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
+use ir::analysis::Readers;
 use ir::{DType, Module, Op, ValueId};
 
 /// The elements of a half type in 16 bytes.

@@ -2,11 +2,12 @@
 
 use super::draft::{Drafts, Located};
 use super::fuse::is_elementwise;
-use super::{LowerOptions, Target, select};
+use super::{LowerOptions, Target};
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
+use ir::analysis::{held_values, made_by_kernel};
 use ir::ops::shape::Concat;
-use ir::{Diagnostic, Module, Node, NodeId, Op, ValueId};
+use ir::{Diagnostic, Node, NodeId, Op, ValueId};
 
 /// Where a value is written that is a part of another.
 #[derive(Clone, Debug)]
@@ -26,30 +27,8 @@ pub(super) struct Whole {
 }
 
 /// Whether the kernels of an operator write results with any strides.
-fn writes_anywhere(op: &Op) -> bool {
+pub(crate) fn writes_anywhere(op: &Op) -> bool {
     is_elementwise(op) || matches!(op, Op::Contract(_) | Op::AttentionGrad(_) | Op::Rotary(_))
-}
-
-/// What a kernel makes that a value is a view of, and the views between, the last first; none if that must lie as the
-/// kernel says, or is held on to.
-pub(super) fn made_by_kernel(
-    module: &Module,
-    held: &EntitySet<ValueId>,
-    value: ValueId,
-) -> Option<(ValueId, Vec<NodeId>)> {
-    let (mut base, mut views) = (value, vec![]);
-    loop {
-        let ir::Definition::Node(id, _) = module.value(base).definition else { return None };
-        match &module.node(id).op {
-            Op::Reshape(_) | Op::Transpose(_) => {
-                views.push(id);
-                base = module.node(id).operands[0];
-            }
-            op => {
-                return (writes_anywhere(op) && !held.contains(base)).then_some((base, views));
-            }
-        }
-    }
 }
 
 impl Drafts<'_> {
@@ -59,7 +38,7 @@ impl Drafts<'_> {
             return;
         }
         let module = self.module;
-        let held = select::held(module, options);
+        let held = held_values(module);
         for (_, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
             let Op::Concat(concat) = &node.op else { continue };
             let Some(parts) = self.parts_of(node, concat, &held) else { continue };
@@ -84,7 +63,7 @@ impl Drafts<'_> {
         let mut start = 0;
         let mut parts: Vec<(ValueId, Part)> = Vec::new();
         for &operand in &node.operands {
-            let (base, views) = made_by_kernel(self.module, held, operand)?;
+            let (base, views) = made_by_kernel(self.module, held, operand, writes_anywhere)?;
             let length = self.sizes(operand)[dim];
             let own = layout.slice(dim, start, 1, length);
             start += length as i64;

@@ -16,6 +16,7 @@ use runtime::cuda::program::Kernel;
 use runtime::lower::{LowerOptions, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use trainyard::lowering;
 use trainyard::pipeline::Plan;
 
 const MODELS: [&Fixture; 6] = [
@@ -40,7 +41,7 @@ fn training(fixture: &Fixture, compute: DType) -> Module {
 
 fn kernels(module: &Module) -> Vec<Kernel> {
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    done(lower(Arc::new(done(runtime::lower::lower(module, &options))))).kernels
+    done(lower(Arc::new(done(lowering::lower(module, &options))))).kernels
 }
 
 /// The architectures that the kernels of small models are compiled for. Kernels of large models are compiled for sm_100a too.

@@ -4,8 +4,9 @@ use crate::models::losses::{check_losses, optimizers};
 use crate::models::{self, Fixture, adamw, split};
 use ir::DType;
 use passes::precision::Precision;
-use runtime::lower::{LowerOptions, Target, lower};
+use runtime::lower::{LowerOptions, Target};
 use trainyard::cli::verify::Mode;
+use trainyard::lowering::lower;
 use trainyard::pipeline::Plan;
 
 /// 20 losses on a mesh, `dp:2*tp:2`, with more of the pass's options.

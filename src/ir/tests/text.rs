@@ -349,7 +349,7 @@ fn decorated(seed: u64, names: &[String]) -> Module {
         state.output = (i % 2 == 0).then_some(state.input);
         last = Some(id);
     }
-    module.level = Level::ALL[pick(9) % 3].0;
+    module.level = Level::ALL[pick(9) % Level::ALL.len()].0;
     let x = module.inputs[0].value;
     let mut b = Builder::new(&mut module, &names[names.len() - 1]);
     for (i, (phase, _)) in Phase::ALL.into_iter().enumerate() {

@@ -33,8 +33,8 @@ fn case(seed: u64) -> (DType, bool) {
 
 #[test]
 fn random_steps_have_kernels_when_they_are_rewritten() {
-    let mut absorbed = 0;
-    for seed in 0..400 {
+    let mut rewritten = 0;
+    for seed in 0..200 {
         let (dtype, many) = case(seed);
         // Every other program has casts of its own.
         let (dtype, precision) = if seed % 2 == 0 { (DType::F32, "precision(bf16)") } else { (dtype, "") };
@@ -43,18 +43,18 @@ fn random_steps_have_kernels_when_they_are_rewritten() {
         let microbatches = if many { Microbatches::Many } else { Microbatches::One };
         let program = lowered(&module, microbatches);
         let as_it_is = LowerOptions { target: Target::Cuda, microbatches, ..LowerOptions::default() };
-        absorbed += usize::from(program.hash != done(runtime::lower::lower(&module, &as_it_is)).hash);
+        rewritten += usize::from(program.hash != done(runtime::lower::lower(&module, &as_it_is)).hash);
         let cuda = runtime::cuda::lower::lower(Arc::new(program));
         assert!(cuda.is_ok(), "seed {seed}: {}", cuda.unwrap_err());
     }
-    assert!(absorbed >= 20, "only {absorbed} programs are rewritten");
+    assert!(rewritten >= 10, "only {rewritten} programs are rewritten");
 }
 
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn random_steps_compute_what_the_interpreter_does_when_they_are_rewritten() {
     let mut checked = 0;
-    for seed in 0..40 {
+    for seed in 0..24 {
         let (dtype, many) = case(seed);
         let Some(module) = training_program(seed, dtype, "autodiff optimizer(sgd, lr=0.05)") else {
             continue;
@@ -65,5 +65,5 @@ fn random_steps_compute_what_the_interpreter_does_when_they_are_rewritten() {
         assert_agrees(&module, Order::default(), Mode::Typed, &[step], |dtype| 8.0 * unit(dtype));
         checked += 1;
     }
-    assert!(checked >= 20, "only {checked} programs have parameters");
+    assert!(checked >= 10, "only {checked} programs have parameters");
 }

@@ -9,16 +9,20 @@
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod absorb;
 mod analysis;
 pub mod arguments;
 pub mod autodiff;
-pub mod batch_norm;
 pub mod bind;
 pub mod buckets;
 pub mod canonicalize;
 pub mod collectives;
 pub mod dropout;
+pub mod evaluation;
 pub mod fold;
+pub mod initialize;
+pub mod join;
+pub mod keep;
 pub mod loss;
 pub mod manager;
 pub mod optimizer;
@@ -31,6 +35,7 @@ pub mod reports;
 pub mod rewriting;
 pub mod simplify;
 pub mod spmd;
+pub mod update;
 
 pub use arguments::Arguments;
 pub use manager::{Failure, Manager, Timing};

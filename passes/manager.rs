@@ -3,7 +3,7 @@
 use crate::pass::PassContext;
 use crate::pipeline::Pipeline;
 use crate::registry::Pass;
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Kernels, Module};
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ impl Manager {
     ) -> Result<Vec<Timing>, Failure> {
         let mut timings = Vec::new();
         for (index, pass) in pipeline.passes.iter().enumerate() {
-            let before = module.clone();
+            let before = self.keeps_before().then(|| module.clone());
             let start = Instant::now();
             let result = pass.run(module, cx);
             timings.push(Timing { pass: pass.name(), time: start.elapsed() });
@@ -111,10 +111,12 @@ impl Manager {
             };
             diagnostics.map_err(|(diagnostics, fault)| {
                 let dir = self.reproducer.as_ref().or(self.fault_reproducer.as_ref().filter(|_| fault));
-                let reproducer = dir.and_then(|dir| reproduce(dir, pass, &before).ok());
+                let before = dir.zip(before.as_ref());
+                let target = cx.kernels.map(Kernels::target);
+                let reproducer = before.and_then(|(dir, before)| reproduce(dir, pass, target, before).ok());
                 Failure { pass: pass.name(), diagnostics, fault, reproducer }
             })?;
-            self.show(cx.passes_run, pass, &before, module).map_err(|error| {
+            self.show(cx.passes_run, pass, before.as_ref(), module).map_err(|error| {
                 let diagnostics = vec![Diagnostic::new(format!("the program cannot be written: {error}"))];
                 Failure { pass: pass.name(), diagnostics, fault: false, reproducer: None }
             })?;
@@ -124,8 +126,13 @@ impl Manager {
         Ok(timings)
     }
 
-    fn show(&self, number: usize, pass: &Pass, before: &Module, module: &Module) -> io::Result<()> {
-        let changed = || self.print_changed && before != module;
+    /// Whether the program before a pass is looked at after it.
+    fn keeps_before(&self) -> bool {
+        self.print_changed || self.reproducer.is_some() || self.fault_reproducer.is_some()
+    }
+
+    fn show(&self, number: usize, pass: &Pass, before: Option<&Module>, module: &Module) -> io::Result<()> {
+        let changed = || self.print_changed && before != Some(module);
         if self.print_after.iter().any(|name| name == pass.name()) || changed() {
             // An error stream that is full or closed is no reason to stop.
             let _ = writeln!(io::stderr().lock(), "// after {pass}\n{}", ir::text::print(module));
@@ -138,10 +145,12 @@ impl Manager {
     }
 }
 
-/// Writes the program that a pass failed on; the first line is the pipeline that does it again.
-fn reproduce(dir: &Path, pass: &Pass, before: &Module) -> io::Result<PathBuf> {
+/// Writes the program that a pass failed on; the first line is the pipeline that does it again, the second the target, if it
+/// is for one.
+fn reproduce(dir: &Path, pass: &Pass, target: Option<&str>, before: &Module) -> io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
     let path = dir.join("reproducer.ir");
-    std::fs::write(&path, format!("// run: {pass}\n{}", ir::text::print(before)))?;
+    let target = target.map_or_else(String::new, |target| format!("// target: {target}\n"));
+    std::fs::write(&path, format!("// run: {pass}\n{target}{}", ir::text::print(before)))?;
     Ok(path)
 }

@@ -2,7 +2,7 @@
 
 use crate::arguments::Arguments;
 use crate::reports::{LossReport, NearMiss, ParameterReport, ShardingReport};
-use ir::{Changed, Diagnostic, Module};
+use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pass: its options, how they are written in a pipeline, and what it does.
@@ -32,6 +32,8 @@ pub struct PassContext {
     pub authors: BTreeMap<String, String>,
     /// Rows of the data table that hold vectors, although they have more dims: they decay as biases do.
     pub vectors: BTreeSet<String>,
+    /// Facts about the kernels of the target, where a program is made ready for one.
+    pub kernels: Option<&'static dyn Kernels>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// The role of each float tensor of the file; filled by `parameters`.
@@ -49,6 +51,13 @@ pub struct PassContext {
 }
 
 impl PassContext {
+    /// The facts about the target's kernels. Errors: no target is given.
+    pub fn kernels(&self) -> Result<&'static dyn Kernels, Diagnostic> {
+        let missing =
+            || Diagnostic::new("the pass writes a program for the kernels of a target, and none is given");
+        self.kernels.ok_or_else(|| missing().note("give one: --target cuda"))
+    }
+
     /// Adds a warning.
     pub fn warn(&mut self, warning: Diagnostic) {
         self.warnings.push(warning);

@@ -12,6 +12,12 @@ pub struct Pipeline {
     pub passes: Vec<Pass>,
 }
 
+impl<P: Into<Pass>> From<P> for Pipeline {
+    fn from(pass: P) -> Self {
+        Self { passes: vec![pass.into()] }
+    }
+}
+
 impl FromStr for Pipeline {
     type Err = String;
 

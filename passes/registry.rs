@@ -3,8 +3,8 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    autodiff, bind, buckets, canonicalize, collectives, dropout, fold, loss, optimizer, parameters,
-    precision, simplify, spmd,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, initialize, join,
+    keep, loss, optimizer, parameters, precision, simplify, spmd, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -75,6 +75,7 @@ passes! {
     Canonicalize(canonicalize::Canonicalize)
     Parameters(parameters::Parameters)
     Loss(loss::Loss)
+    Initialize(initialize::Initialize)
     Autodiff(autodiff::Autodiff)
     Precision(precision::Precision)
     Optimizer(optimizer::Optimizer)
@@ -82,6 +83,11 @@ passes! {
     Spmd(spmd::Spmd)
     Collectives(collectives::Collectives)
     Buckets(buckets::Buckets)
+    Evaluation(evaluation::Evaluation)
+    Update(update::Update)
+    Keep(keep::Keep)
+    Absorb(absorb::Absorb)
+    Join(join::Join)
 }
 
 impl fmt::Display for Pass {

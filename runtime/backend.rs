@@ -6,7 +6,7 @@
 use crate::contraction::Plan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::program::Exchange;
-use ir::{DType, Op};
+use ir::{DType, Kernels, Op};
 
 /// A kind of device, as lowering sees it.
 pub(crate) trait Backend: Sync {
@@ -19,9 +19,11 @@ pub(crate) trait Backend: Sync {
     /// Returns the limits of a chain of elementwise operators.
     fn chain_limits(&self) -> ChainLimits;
 
-    /// Whether a program is rewritten for this backend before it is lowered: kernels absorb casts, as far as their contracts
-    /// allow, and contractions that read the same tensor become one.
-    fn rewrites_programs(&self) -> bool;
+    /// Returns the passes that rewrite a program for this backend before it is lowered, as the text of a pipeline.
+    fn rewrites(&self) -> &'static str;
+
+    /// Returns the facts about kernels that these passes ask for. `None` if there are no such passes.
+    fn kernels(&self) -> Option<&'static dyn Kernels>;
 
     /// Returns the limits of the epilogues of a multiplication. `None` if multiplications have no epilogues.
     fn epilogues(&self) -> Option<EpilogueLimits>;

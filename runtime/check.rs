@@ -133,7 +133,21 @@ pub fn differences(
     steps: &[Vec<Microbatch>],
     tolerance: impl Fn(DType) -> f64,
 ) -> Result<Vec<Difference>, Unchecked> {
-    let program = lower(module, options)?;
+    differences_of(make, mode, module, lower(module, options)?, steps, tolerance)
+}
+
+/// As [`differences`], with a program that was lowered from the module after passes had rewritten it.
+///
+/// # Errors
+/// What cannot be interpreted or run.
+pub fn differences_of(
+    make: Make,
+    mode: Mode,
+    module: &Module,
+    program: Program,
+    steps: &[Vec<Microbatch>],
+    tolerance: impl Fn(DType) -> f64,
+) -> Result<Vec<Difference>, Unchecked> {
     let mut expected_states = interp::initial_states(module, 1, Missing::Draw)?;
     expected_states.values_mut().for_each(|tensor| *tensor = tensor.clone().rounded());
     let mut device = make(program).map_err(Unchecked::Device)?;

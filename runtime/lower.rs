@@ -1,47 +1,40 @@
 //! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
 //! parts of the tensors.
 //!
-//! The device is a [`Backend`](crate::backend::Backend): no step knows more of it than this trait says. First, for a backend
-//! that wants it, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in order:
-//! `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has
-//! multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels
-//! read and write the layouts of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for
-//! multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices
-//! exchange, `sums` are kept over microbatches); `commit` brings new state values into the states' own buffers; `renew` has
-//! optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena,
-//! and fixes every address.
+//! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target.
+//! Nodes on which nothing depends are left out. The device is a [`Backend`](crate::backend::Backend): no step knows more of it
+//! than this trait says. In order: `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do the work that
+//! follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the layouts
+//! of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications, `pad` keeps rows
+//! of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices exchange, `sums` are kept over
+//! microbatches); `commit` brings new state values into the states' own buffers; `renew` has optimizers write the casts of the
+//! weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
-mod absorb;
 mod commit;
 mod constants;
 mod draft;
 mod epilogue;
 mod fuse;
-mod join;
 mod matrices;
 mod pad;
 mod parts;
 mod place;
 mod ranks;
-mod readers;
 mod renew;
-mod select;
 mod sums;
 
 use crate::program::{Microbatches, Program, Section};
 use crate::target::Multiprocessors;
 pub use crate::target::Target;
 use draft::Drafts;
+use ir::analysis::{Readers, live_nodes};
 use ir::{Diagnostic, Module};
-use readers::Readers;
 
 /// How to lower.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowerOptions<'a> {
     /// How many microbatches a step has.
     pub microbatches: Microbatches,
-    /// The outputs to keep; `None` keeps all. What nobody wants is not computed.
-    pub outputs: Option<&'a [&'a str]>,
     /// A program whose states this one shares: states of the same name lie at the same place, so that both can run
     /// on one device in turns (evaluation between the steps of training).
     pub states_of: Option<&'a Program>,
@@ -57,14 +50,12 @@ pub struct LowerOptions<'a> {
 
 /// Lowers a module.
 ///
-/// Errors: unbound dims, constants whose bytes are not here, outputs that do not exist, states that `states_of` lacks.
+/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
-    check(module, options)?;
+    check(module)?;
     let backend = options.target.backend();
-    let rewritten = backend.rewrites_programs().then(|| join::contractions(absorb::casts(module), options));
-    let module = rewritten.as_ref().unwrap_or(module);
-    let live = select::live_nodes(module, options);
-    let readers = Readers::new(module, &live, options);
+    let live = live_nodes(module);
+    let readers = Readers::new(module, &live);
     let mut items = fuse::items(module, backend, &live, &readers, options.unfused);
     if !options.unfused && !options.without_epilogues {
         items = epilogue::items(module, backend, &readers, options.microbatches, items);
@@ -84,12 +75,7 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
 }
 
 /// What can be said before anything is drafted.
-fn check(module: &Module, options: &LowerOptions) -> Result<(), Diagnostic> {
-    for name in options.outputs.unwrap_or_default() {
-        if module.output(name).is_none() {
-            return Err(Diagnostic::new(format!("the program has no output `{name}`")));
-        }
-    }
+fn check(module: &Module) -> Result<(), Diagnostic> {
     for (_, node) in module.nodes() {
         for &value in node.results.iter().chain(&node.operands) {
             let ty = module.ty(value);

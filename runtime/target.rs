@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::{cpu, cuda};
+use ir::Kernels;
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,12 +15,25 @@ pub enum Target {
 }
 
 impl Target {
+    /// Every target, with its name.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Cpu, "cpu"), (Self::Cuda, "cuda")];
+
     /// The backend that programs for this kind of device are lowered for.
     pub(crate) fn backend(self) -> &'static dyn Backend {
         match self {
             Self::Cpu => &cpu::CpuBackend,
             Self::Cuda => &cuda::CudaBackend,
         }
+    }
+
+    /// The rewrites that make a program ready for [`crate::lower::lower`], as the text of a pipeline of passes.
+    pub fn rewrites(self) -> &'static str {
+        self.backend().rewrites()
+    }
+
+    /// The facts about its kernels that the rewrites ask for. `None` for a target that wants no rewrites.
+    pub fn kernels(self) -> Option<&'static dyn Kernels> {
+        self.backend().kernels()
     }
 }
 

@@ -1,16 +1,14 @@
 //! From a model file to the programs that train and evaluate it.
 
 use crate::failure::Failure;
+use crate::lowering::Lowering;
 use crate::pipeline::Plan;
-use crate::training;
 use anyhow::anyhow;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
-use passes::reports::LossReport;
-use passes::reports::NearMiss;
-use passes::reports::ShardingReport;
-use passes::reports::{ParameterReport, RowRole};
+use passes::evaluation::Evaluation;
+use passes::reports::{LossReport, NearMiss, ParameterReport, RowRole, ShardingReport};
 use passes::{Manager, PassContext, Pipeline, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -57,8 +55,10 @@ pub struct Compilation {
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
     pub timings: Vec<Timing>,
-    /// The passes that ran.
+    /// The passes that made the step.
     pub pipeline: Pipeline,
+    /// The number of passes that have run, that of the evaluation included.
+    passes_run: usize,
 }
 
 /// The file's names and records of its tensors, by tensor name.
@@ -162,8 +162,10 @@ impl Forward {
             after(done + i + 1, name, module);
         })?);
         follow_padding(&mut cx.parameters, &forward, &module);
+        let mut evaluation = module.clone();
+        run(manager, &Evaluation.into(), &mut evaluation, &mut cx, |_, _, _| {})?;
         Ok(Compilation {
-            evaluation: evaluation(&module).map_err(|error| Failure::Fault(anyhow!(error)))?,
+            evaluation,
             training: module,
             forward,
             tensors: TensorFacts { aliases: cx.aliases, vectors: cx.vectors },
@@ -174,11 +176,17 @@ impl Forward {
             warnings: cx.warnings,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
+            passes_run: cx.passes_run,
         })
     }
 }
 
 impl Compilation {
+    /// The lowering of these programs, by a manager that shows the passes for it behind those that have run.
+    pub fn lowering<'a>(&self, manager: &'a Manager) -> Lowering<'a> {
+        Lowering::new(manager, self.passes_run)
+    }
+
     /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.
     pub fn doubt(&self, microbatches: u64) -> Option<&Diagnostic> {
         self.loss.as_ref().filter(|_| microbatches > 1)?.doubt.as_ref()
@@ -207,24 +215,6 @@ impl Compilation {
         }
         Ok(tensors)
     }
-}
-
-/// What of a step its loss takes: the outputs that an evaluation reads; no state changes, nothing is drawn, no label is
-/// smoothed, and batch norms use their running statistics.
-pub(crate) fn evaluation(training: &Module) -> Result<Module, ir::TypeError> {
-    let mut module = training.clone();
-    if let Some(unsmoothed) = module.step_output(StepOutput::UnsmoothedSum).map(|output| output.value) {
-        let name = StepOutput::loss(0, ScalarPart::Sum).to_string();
-        let sum = module.outputs.iter_mut().filter(|output| output.name == name);
-        sum.for_each(|output| output.value = unsmoothed);
-    }
-    let wanted = training::evaluation_outputs(&module);
-    module.outputs.retain(|output| wanted.contains(&output.name));
-    module.states.values_mut().for_each(|state| state.output = None);
-    passes::dropout::remove(&mut module)?;
-    passes::batch_norm::use_running_statistics(&mut module);
-    passes::rewriting::dead::remove_dead(&mut module, "evaluation");
-    Ok(module)
 }
 
 /// States that were padded so that they divide over devices are cut from the file's tensors with this padding at the

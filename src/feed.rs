@@ -1,12 +1,16 @@
 //! What the loader must know of a program: its inputs, its labels, and the tables that token ids index.
 
 use crate::compilation;
+use crate::failure::Failure;
 use ir::ops::elementwise::Compare;
 use ir::{
     Definition, Diagnostic, Module, Movement, NodeId, Op, OperandRole, Role, ScalarPart, State, StepOutput,
     ValueId,
 };
 use passes::bind::where_samples_meet;
+use passes::evaluation::{self, Evaluation};
+use passes::keep::Keep;
+use passes::{Manager, PassContext, Pipeline};
 use runtime::data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 
 /// The inputs and labels of a program that has its loss. Errors: dims that are not bound.
@@ -29,11 +33,14 @@ pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
 }
 
 /// Why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
-pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Diagnostic> {
-    let evaluation = compilation::evaluation(module)?;
-    let mut training = module.clone();
-    training.outputs.retain(|output| evaluation.output(&output.name).is_some());
-    passes::rewriting::dead::remove_dead(&mut training, "samples");
+pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> {
+    let made_by = |pipeline: Pipeline| {
+        let (mut module, mut cx) = (module.clone(), PassContext::default());
+        compilation::run(&Manager::default(), &pipeline, &mut module, &mut cx, |_, _, _| {})?;
+        Ok::<_, Failure>(module)
+    };
+    let training = made_by(Keep { outputs: evaluation::outputs(module) }.into())?;
+    let evaluation = made_by(Evaluation.into())?;
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 

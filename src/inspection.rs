@@ -258,22 +258,23 @@ impl Inspection {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                self.predict(&compilation.training, step.microbatches, question);
+                self.predict(&compilation.training, step.microbatches, question)?;
                 self.step = Some(step);
             }
-            Err(diagnostic) => self.reasons.push(Told::diagnostic(&diagnostic)),
+            Err(failure) => self.reasons.extend(told(failure)?),
         }
         self.module = Some(compilation.training);
         Ok(())
     }
 
     /// Predicts a step on the device that was asked about. What has no kernel there is a reason.
-    fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) {
-        let Some(target) = &question.target else { return };
+    fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
+        let Some(target) = &question.target else { return Ok(()) };
         match RooflineFacts::of(training, microbatches, target) {
             Ok(roofline) => self.roofline = Some(roofline),
-            Err(diagnostic) => self.reasons.push(Told::diagnostic(&diagnostic)),
+            Err(failure) => self.reasons.extend(told(failure)?),
         }
+        Ok(())
     }
 
     /// Runs the passes up to the one that decides what is a parameter.
@@ -321,6 +322,11 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
     let mut passes: Vec<Pass> =
         known.passes.into_iter().chain(rest.into_iter().flat_map(|rest| rest.passes)).collect();
     let Some(last) = passes.iter().position(|pass| pass.name() == after) else {
+        if unbound.is_empty() {
+            let error =
+                format!("--after {after}: the pass is not among those that make a step by these flags");
+            return Err(Diagnostic::new(error).into());
+        }
         let error = Diagnostic::new(format!("--after {after}: the pass runs once all dims are bound"));
         return Err(error.note(bind_hint(&unbound)).into());
     };

@@ -13,6 +13,7 @@ use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
 use passes::dropout::Dropout;
 use passes::fold::Fold;
+use passes::initialize::Initialize;
 use passes::loss::Loss;
 use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
@@ -33,6 +34,8 @@ pub struct Plan {
     pub parameters: Parameters,
     /// What is minimised.
     pub loss: Loss,
+    /// The weights before step 0, where they are not the file's.
+    pub initialize: Option<Initialize>,
     /// How a loss of several classes is differentiated.
     pub autodiff: Autodiff,
     /// How.
@@ -72,6 +75,7 @@ impl Plan {
                 train_only: flags.optimizer.train_only.clone(),
             },
             loss: flags.loss.pass(),
+            initialize: None,
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
@@ -79,16 +83,18 @@ impl Plan {
         }
     }
 
-    /// From the import to the loss.
+    /// From the import to the loss, and the weights before step 0.
     pub fn forward(&self) -> Pipeline {
-        pipeline([
+        let mut forward = pipeline([
             self.bind.clone().into(),
             self.dropout.clone().into(),
             Fold.into(),
             Canonicalize::default().into(),
             self.parameters.clone().into(),
             self.loss.clone().into(),
-        ])
+        ]);
+        forward.passes.extend(self.initialize.map(Pass::from));
+        forward
     }
 
     /// From the loss to the whole step.

@@ -1,6 +1,7 @@
 //! `plan.json`: what a compilation came to, for other programs to read.
 
 use crate::compilation::Compilation;
+use crate::failure::Failure;
 use crate::inspection::Shares;
 use crate::training::{self, Programs};
 use passes::reports::RowRole;
@@ -52,15 +53,17 @@ pub struct Memory {
 }
 
 impl Plan {
-    /// The plan of compiled and lowered programs.
-    pub fn new(compilation: &Compilation, programs: &Programs, microbatches: u64) -> Self {
+    /// The plan of compiled and lowered programs. Errors: as of [`training::step`].
+    pub fn new(compilation: &Compilation, programs: &Programs, microbatches: u64) -> Result<Self, Failure> {
         let module = &compilation.training;
         let batched = module.inputs.iter().find(|input| input.batched);
         let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
         let trained = module.states.values().filter(|state| state.role == ir::Role::Parameter);
         let is_parameter = |role: RowRole| role == RowRole::Parameter;
         let (training, evaluation) = (programs.training.memory, programs.evaluation.memory);
-        Self {
+        let is_split = module.mesh.devices() > 1;
+        let step = is_split.then(|| training::step(module)).transpose()?;
+        Ok(Self {
             format: 1,
             model: module.name.clone(),
             pipeline: compilation.pipeline.to_string(),
@@ -82,7 +85,7 @@ impl Plan {
                 constants: programs.constants(),
                 lower_bound: training.lower_bound,
             },
-            shares: (module.mesh.devices() > 1).then(|| Shares::of(&training::step(module))),
-        }
+            shares: step.as_ref().map(Shares::of),
+        })
     }
 }

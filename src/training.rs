@@ -1,9 +1,10 @@
 //! A run: the compiled programs on a device, fed with the user's data.
 
-use crate::compilation::Compilation;
+use crate::compilation::{self, Compilation};
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::failure::Failure;
 use crate::feed;
+use crate::lowering::Lowering;
 use crate::output::Folder;
 use crate::short_evaluation::ShortEvaluation;
 use crate::state_dict::load_weights;
@@ -11,6 +12,8 @@ use anyhow::Context;
 use ir::interp::Missing;
 use ir::{Diagnostic, Module, Phase, Scalar, ScalarPart, StepOutput};
 use onnx::Imported;
+use passes::keep::Keep;
+use passes::{Manager, PassContext, Pipeline};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
     initial_states,
@@ -18,7 +21,7 @@ use runtime::checkpoint::{
 use runtime::cuda::gpu::{Options, gpus, without_epilogues};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
-use runtime::lower::{LowerOptions, lower};
+use runtime::lower::LowerOptions;
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
 use runtime::program::{Microbatches, Program};
@@ -58,7 +61,7 @@ pub struct Programs {
 
 impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
-    pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Diagnostic> {
+    pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Failure> {
         Self::lower_for(compilation, microbatches, target, Multiprocessors::default())
     }
 
@@ -68,17 +71,36 @@ impl Programs {
         microbatches: u64,
         target: Target,
         multiprocessors: Multiprocessors,
-    ) -> Result<Self, Diagnostic> {
-        let training = lower_step(&compilation.training, microbatches, target, multiprocessors)?;
+    ) -> Result<Self, Failure> {
+        let manager = Manager::default();
+        Self::lower_by(
+            &mut compilation.lowering(&manager),
+            compilation,
+            microbatches,
+            target,
+            multiprocessors,
+        )
+    }
+
+    /// As [`Self::lower_for`], by a manager that shows the passes.
+    pub fn lower_by(
+        lowering: &mut Lowering,
+        compilation: &Compilation,
+        microbatches: u64,
+        target: Target,
+        multiprocessors: Multiprocessors,
+    ) -> Result<Self, Failure> {
+        let training =
+            lower_step(lowering, compilation.training.clone(), microbatches, target, multiprocessors)?;
         let training = Arc::new(training);
-        let evaluation = lower_evaluation(&compilation.evaluation, &training)?;
+        let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
         Ok(Self { training, evaluation, short_evaluation: None })
     }
 
     /// Adds the evaluation of a last batch that is short.
-    pub fn add(&mut self, short: &ShortEvaluation) -> Result<(), Diagnostic> {
-        self.short_evaluation =
-            Some((lower_evaluation(&short.module, &self.training)?, short.shares.clone()));
+    pub fn add(&mut self, lowering: &mut Lowering, short: ShortEvaluation) -> Result<(), Failure> {
+        let ShortEvaluation { module, shares } = short;
+        self.short_evaluation = Some((lower_evaluation(lowering, module, &self.training)?, shares));
         Ok(())
     }
 
@@ -106,27 +128,28 @@ fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptio
 }
 
 /// Lowers an evaluation that shares the states of a step.
-fn lower_evaluation(module: &Module, training: &Program) -> Result<Arc<Program>, Diagnostic> {
-    let (outputs, target) = (evaluation_outputs(module), training.target);
-    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-    let outputs = Some(&outputs[..]);
-    let options = lower_options(target, training.multiprocessors);
-    let shared = LowerOptions { outputs, states_of: Some(training), ..options };
-    Ok(Arc::new(lower(module, &shared)?))
+fn lower_evaluation(
+    lowering: &mut Lowering,
+    module: Module,
+    training: &Program,
+) -> Result<Arc<Program>, Failure> {
+    let options = lower_options(training.target, training.multiprocessors);
+    let shared = LowerOptions { states_of: Some(training), ..options };
+    Ok(Arc::new(lowering.lower(module, Pipeline::default(), &shared)?))
 }
 
 /// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
 pub fn lower_step(
-    module: &Module,
+    lowering: &mut Lowering,
+    module: Module,
     microbatches: u64,
     target: Target,
     multiprocessors: Multiprocessors,
-) -> Result<Program, Diagnostic> {
+) -> Result<Program, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let outputs = outputs(module);
-    let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-    let outputs = Some(&outputs[..]);
-    lower(module, &LowerOptions { microbatches, outputs, ..lower_options(target, multiprocessors) })
+    let keep = Keep { outputs: outputs(&module) };
+    let options = LowerOptions { microbatches, ..lower_options(target, multiprocessors) };
+    lowering.lower(module, keep.into(), &options)
 }
 
 /// The outputs of a step that the loop reads.
@@ -139,21 +162,14 @@ fn outputs(module: &Module) -> Vec<String> {
     TRAINING_OUTPUTS.into_iter().chain(scaling).map(String::from).chain(metrics).collect()
 }
 
-/// The outputs that an evaluation reads: the classes of the loss.
-pub(crate) fn evaluation_outputs(module: &Module) -> Vec<String> {
-    let parts = |class| ScalarPart::ALL.into_iter().map(move |part| StepOutput::loss(class, part));
-    let is_there = |output: &StepOutput| module.step_output(*output).is_some();
-    let classes = (0..).take_while(|&class| is_there(&StepOutput::loss(class, ScalarPart::Sum)));
-    classes.flat_map(parts).filter(is_there).map(String::from).collect()
-}
-
-/// What runs of a program when it is trained: what the model gives beside its loss is left out.
-pub fn step(module: &Module) -> Module {
-    let mut module = module.clone();
-    let wanted = outputs(&module);
-    module.outputs.retain(|output| wanted.contains(&output.name));
-    passes::rewriting::dead::remove_dead(&mut module, "train");
-    module
+/// The part of a program that runs when it is trained: the outputs of the model beside its loss are left out.
+pub fn step(module: &Module) -> Result<Module, Failure> {
+    let mut outputs = outputs(module);
+    outputs.retain(|name| module.output(name).is_some());
+    let (keep, mut step) = (Keep { outputs }, module.clone());
+    let (manager, mut cx) = (Manager::default(), PassContext::default());
+    compilation::run(&manager, &keep.into(), &mut step, &mut cx, |_, _, _| {})?;
+    Ok(step)
 }
 
 /// Opens the data of a run. Errors: everything about it that would make a step fail.

@@ -5,7 +5,7 @@ use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::Plan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::program::Exchange;
-use ir::Op;
+use ir::{Kernels, Op};
 
 /// The processor, as lowering sees it.
 pub(crate) struct CpuBackend;
@@ -25,8 +25,12 @@ impl Backend for CpuBackend {
         ChainLimits { operators: 16, results: 4 }
     }
 
-    fn rewrites_programs(&self) -> bool {
-        false
+    fn rewrites(&self) -> &'static str {
+        ""
+    }
+
+    fn kernels(&self) -> Option<&'static dyn Kernels> {
+        None
     }
 
     fn epilogues(&self) -> Option<EpilogueLimits> {

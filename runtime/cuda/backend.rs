@@ -3,11 +3,12 @@
 use super::lower::{self, contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::Plan;
-use crate::kernel_contract::{KernelContract, Unplaced};
+use crate::kernel_contract::{KernelContract, Unplaced, WritableStrides};
 use crate::program::Exchange;
-use ir::{DType, Op};
+use ir::{DType, Kernels, Op};
 
 /// NVIDIA's GPUs and their stand-in, as lowering sees them.
+#[derive(Debug)]
 pub(crate) struct CudaBackend;
 
 /// The bytes up to which the update keeps a buffer to its end: where no place is used twice, one launch makes the norms of
@@ -27,8 +28,12 @@ impl Backend for CudaBackend {
         ChainLimits { operators: 16, results: 4 }
     }
 
-    fn rewrites_programs(&self) -> bool {
-        true
+    fn rewrites(&self) -> &'static str {
+        "absorb join"
+    }
+
+    fn kernels(&self) -> Option<&'static dyn Kernels> {
+        Some(&CudaBackend)
     }
 
     /// cuBLASLt has GELU for half types alone.
@@ -47,5 +52,24 @@ impl Backend for CudaBackend {
 
     fn keeps_in_update(&self, bytes: u64) -> bool {
         bytes <= KEPT_IN_UPDATE
+    }
+}
+
+/// The number of operands decides only which layouts a kernel reads, so none is given here.
+impl Kernels for CudaBackend {
+    fn target(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn reads_half(&self, op: &Op, operand: usize) -> bool {
+        self.contract(op, 0).reads_half(operand)
+    }
+
+    fn writes_as(&self, op: &Op, result: usize, made: DType, to: DType) -> bool {
+        self.contract(op, 0).writes_as(result, made, to)
+    }
+
+    fn writes_anywhere(&self, op: &Op) -> bool {
+        self.contract(op, 0).can_write(WritableStrides::Any)
     }
 }

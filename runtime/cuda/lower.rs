@@ -36,7 +36,7 @@ use super::program::{Collective, Command, CudaProgram, Multiply, Place, Task};
 use crate::kernel_contract::Unplaced;
 use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::target::Multiprocessors;
-use ir::{DType, Diagnostic, Op};
+use ir::{Diagnostic, Op};
 use smallvec::SmallVec;
 use source::{Kernels, Run};
 use std::sync::Arc;
@@ -202,16 +202,6 @@ fn steps(
 
 fn missing(what: &str) -> Diagnostic {
     Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
-}
-
-/// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.
-pub(crate) fn reads_half(op: &Op, index: usize) -> bool {
-    contracts::contract(op, 0).reads_half(index)
-}
-
-/// Whether the kernel of an operator writes result `index` as `to`, though the operator makes `made`.
-pub(crate) fn writes_as(op: &Op, index: usize, made: DType, to: DType) -> bool {
-    contracts::contract(op, 0).writes_as(index, made, to)
 }
 
 /// The kernels of an operator.

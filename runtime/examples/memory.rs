@@ -21,10 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut module = ir::text::parse(&std::fs::read_to_string(file)?)?;
     fill_constants(&mut module);
-    let outputs: Vec<&str> =
-        ["loss", "loss.sum", "lr", "grad_norm"].into_iter().filter(|n| module.output(n).is_some()).collect();
-    let program =
-        lower(&module, &LowerOptions { microbatches, outputs: Some(&outputs), ..Default::default() })?;
+    module.outputs.retain(|o| ["loss", "loss.sum", "lr", "grad_norm"].contains(&o.name.as_str()));
+    let program = lower(&module, &LowerOptions { microbatches, ..Default::default() })?;
     let memory = program.memory;
     println!("states {} arena {} lower bound {}", memory.states, memory.arena, memory.lower_bound);
     let buffers = buffers(&program);

@@ -24,10 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // What a file would have: indices and masks of zeros are as good as any for the time they take.
         data.blob = Blob::Inline(vec![0; data.ty.bytes().unwrap_or(0) as usize].into());
     }
-    let outputs: Vec<&str> =
-        ["loss", "loss.sum", "grad_norm"].into_iter().filter(|n| module.output(n).is_some()).collect();
-    let options =
-        LowerOptions { microbatches: Microbatches::One, outputs: Some(&outputs), ..LowerOptions::default() };
+    module.outputs.retain(|output| ["loss", "loss.sum", "grad_norm"].contains(&output.name.as_str()));
+    let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::default() };
     let program = Arc::new(lower(&module, &options)?);
     println!("{:?}, hash {:016x}", program.memory, program.hash);
     let mut cpu = Cpu::new(vec![program.clone()], threads)?;

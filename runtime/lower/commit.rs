@@ -43,7 +43,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
 fn report(drafts: &mut Drafts, section: Section) {
     let module = drafts.module;
     for (index, output) in module.outputs.iter().enumerate() {
-        if !drafts.kept[index] || section_of(module, output.value) != section {
+        if section_of(module, output.value) != section {
             continue;
         }
         let Some(located) = drafts.located[output.value].clone() else { continue };

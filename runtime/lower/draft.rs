@@ -4,7 +4,7 @@ use super::fuse::Item;
 use super::pad;
 use super::parts::{Part, Whole};
 use super::sums::Sum;
-use super::{LowerOptions, ranks, select};
+use super::{LowerOptions, ranks};
 use crate::backend::Backend;
 use crate::kernel_contract::{KernelContract, OperandLayout};
 use crate::layout::{Layout, Sizes};
@@ -71,7 +71,6 @@ pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) backend: &'static dyn Backend,
     pub(super) microbatches: Microbatches,
-    pub(super) kept: Vec<bool>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
     pub(super) instructions: Vec<Draft>,
@@ -86,7 +85,7 @@ pub(super) struct Drafts<'m> {
     pub(super) summed_views: EntitySet<NodeId>,
     /// Results whose rows are padded.
     pub(super) padded: EntitySet<ValueId>,
-    /// Where the kept outputs are, once their section is drafted.
+    /// Where the outputs are, once their section is drafted.
     pub(super) outputs: Vec<Option<Located>>,
 }
 
@@ -101,7 +100,6 @@ impl<'m> Drafts<'m> {
             module,
             backend: options.target.backend(),
             microbatches: options.microbatches,
-            kept: module.outputs.iter().map(|output| select::keeps(options, &output.name)).collect(),
             buffers: vec![],
             constants: vec![],
             instructions: vec![],
@@ -125,7 +123,7 @@ impl<'m> Drafts<'m> {
             let buffer = drafts.buffer(kind, bytes);
             drafts.located[value] = Some(Located { buffer, dtype: ty.dtype, layout });
         }
-        drafts.find_parts(live, options);
+        drafts.find_parts(live);
         if options.microbatches == Microbatches::Many {
             drafts.find_sums(live);
         }

@@ -15,13 +15,13 @@ mod sums;
 use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
 use super::pad;
-use super::readers::Readers;
 use crate::backend::{Backend, EpilogueLimits};
 use crate::contraction::Plan;
 use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
 use cranelift_entity::SecondaryMap;
+use ir::analysis::Readers;
 use ir::ops::contract::Contract;
 use ir::{DType, Diagnostic, Dim, Module, NodeId, Op, ValueId};
 

@@ -4,10 +4,10 @@
 //! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
 
 use super::epilogue::{Added, Fused};
-use super::readers::Readers;
 use crate::backend::{Backend, ChainLimits};
 use crate::program::Section;
 use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::analysis::Readers;
 use ir::{Module, Node, NodeId, ValueId};
 
 /// What becomes one instruction, or none.

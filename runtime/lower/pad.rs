@@ -7,10 +7,10 @@
 
 use super::draft::Drafts;
 use super::fuse::Item;
-use super::readers::Readers;
 use crate::kernel_contract::{OperandLayout, WritableStrides};
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
+use ir::analysis::Readers;
 use ir::{DType, Module, Movement, Op, ValueId};
 
 /// The elements of a half type in 16 bytes.

@@ -1,13 +1,12 @@
 //! Concatenations without a copy: what a kernel may write with any strides it writes where it belongs in the whole.
 
 use super::draft::{Drafts, Located};
-use super::{LowerOptions, Target, select};
-use crate::backend::Backend;
 use crate::kernel_contract::WritableStrides;
 use crate::layout::{Layout, Sizes};
 use cranelift_entity::EntitySet;
+use ir::analysis::{held_values, made_by_kernel};
 use ir::ops::shape::Concat;
-use ir::{Diagnostic, Module, Movement, Node, NodeId, Op, ValueId};
+use ir::{Diagnostic, Node, NodeId, Op, ValueId};
 
 /// Where a value is written that is a part of another.
 #[derive(Clone, Debug)]
@@ -26,36 +25,11 @@ pub(super) struct Whole {
     parts: Vec<ValueId>,
 }
 
-/// As [`made_by`] for a GPU's kernels, whose programs alone are joined.
-pub(super) fn made_by_kernel(
-    module: &Module,
-    held: &EntitySet<ValueId>,
-    value: ValueId,
-) -> Option<(ValueId, Vec<NodeId>)> {
-    made_by(Target::Cuda.backend(), module, held, value)
-}
-
-/// What a kernel makes that a value is a view of, and the views between, the last first; none if that must lie as the
-/// kernel says, or is held on to.
-fn made_by(
-    backend: &dyn Backend,
-    module: &Module,
-    held: &EntitySet<ValueId>,
-    value: ValueId,
-) -> Option<(ValueId, Vec<NodeId>)> {
-    let views = module.views(value, Movement::is_rearrangement).map(|(view, _)| view).collect();
-    let base = module.viewed(value, Movement::is_rearrangement);
-    let node = module.producer(base)?;
-    let contract = backend.contract(&node.op, node.operands.len());
-    let fits = contract.can_write(WritableStrides::Any) && !held.contains(base);
-    fits.then_some((base, views))
-}
-
 impl Drafts<'_> {
     /// Finds the concatenations whose operands can all be written in place, and where.
-    pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>, options: &LowerOptions) {
+    pub(super) fn find_parts(&mut self, live: &EntitySet<NodeId>) {
         let module = self.module;
-        let held = select::held(module, options);
+        let held = held_values(module);
         for (_, node) in module.nodes().filter(|(id, _)| live.contains(*id)) {
             let Op::Concat(concat) = &node.op else { continue };
             let Some(parts) = self.parts_of(node, concat, &held) else { continue };
@@ -80,7 +54,8 @@ impl Drafts<'_> {
         let mut start = 0;
         let mut parts: Vec<(ValueId, Part)> = Vec::new();
         for &operand in &node.operands {
-            let (base, views) = made_by(self.backend, self.module, held, operand)?;
+            let writes_anywhere = |op: &Op| self.backend.contract(op, 0).can_write(WritableStrides::Any);
+            let (base, views) = made_by_kernel(self.module, held, operand, writes_anywhere)?;
             let length = self.sizes(operand)[dim];
             let own = layout.slice(dim, start, 1, length);
             start += length as i64;

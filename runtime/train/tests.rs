@@ -226,10 +226,10 @@ impl Setup {
             forward = module.clone();
             forward.states.values_mut().for_each(|state| state.output = None);
         }
+        forward.outputs.retain(|output| ["loss.sum", "loss.weight"].contains(&output.name.as_str()));
         let target = if self.gpu.is_some() { Target::Cuda } else { Target::Cpu };
         let program = Arc::new(lower(module, &LowerOptions { target, ..LowerOptions::default() }).unwrap());
-        let outputs = Some(&["loss.sum", "loss.weight"][..]);
-        let options = LowerOptions { states_of: Some(&program), outputs, target, ..LowerOptions::default() };
+        let options = LowerOptions { states_of: Some(&program), target, ..LowerOptions::default() };
         let eval = Arc::new(lower(&forward, &options).unwrap());
         let programs = vec![program, eval];
         if let Some(gpu) = &self.gpu {

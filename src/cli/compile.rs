@@ -24,12 +24,13 @@ use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
+use crate::lowering::Lowering;
 use crate::output::Folder;
 use crate::pipeline::Plan;
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup};
 use crate::verification::assumptions;
-use crate::{export, initialization, plan, sizes};
+use crate::{export, plan, sizes};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -179,6 +180,7 @@ impl Compile {
         let source = Source::import(&self.model, model, &bindings)?;
         let left = sizes::left_to_passes(&source.model, bindings.clone());
         let mut passes = Plan::new(left, settings.flags(), 0);
+        passes.initialize = settings.initial.pass();
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
@@ -194,18 +196,21 @@ impl Compile {
         });
         passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
         passes.autodiff.whole = forward.has_classes() && microbatches == 1;
-        let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
-        if let Some(rule) = settings.initial.init {
-            initialization::initialize(&mut compilation, rule);
-        }
-        let mut programs =
-            Programs::lower_for(&compilation, microbatches, device.target, device.multiprocessors)?;
+        let compilation = forward.training(&passes, &manager, |_, _, _| {})?;
+        let mut lowering = compilation.lowering(&manager);
+        let mut programs = Programs::lower_by(
+            &mut lowering,
+            &compilation,
+            microbatches,
+            device.target,
+            device.multiprocessors,
+        )?;
         if let Some((loader, _)) = &mut training {
             let (path, sizes, plan) = (&self.model, &bindings, &passes);
             let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
-            evaluate_all(loader, compiled, &mut programs, data_ranks);
+            evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;
         }
-        let plan = plan::Plan::new(&compilation, &programs, microbatches);
+        let plan = plan::Plan::new(&compilation, &programs, microbatches)?;
         Ok(Ready { source, compilation, programs, plan, training })
     }
 
@@ -342,16 +347,27 @@ impl Compile {
 
 /// Adds a program for the last batch of an evaluation, where it is short and cannot be filled up. Samples that no program
 /// takes are left out of the evaluation, with a note.
-fn evaluate_all(loader: &mut Loader, compiled: Compiled, programs: &mut Programs, data_ranks: u64) {
+fn evaluate_all(
+    loader: &mut Loader,
+    compiled: Compiled,
+    lowering: &mut Lowering,
+    programs: &mut Programs,
+    data_ranks: u64,
+) -> Result<(), Failure> {
     let samples = loader.short_evaluation();
     let beyond = samples % data_ranks;
     loader.leave_out_of_evaluation(beyond, &format!("{data_ranks} data ranks share a batch equally"));
     if samples == beyond {
-        return;
+        return Ok(());
     }
-    let short = compiled.evaluation_of(samples - beyond).and_then(|short| programs.add(&short));
-    if let Err(error) = short {
-        loader.leave_out_of_evaluation(samples - beyond, &error.message);
+    let short = compiled.evaluation_of(samples - beyond).map_err(Failure::from);
+    match short.and_then(|short| programs.add(lowering, short)) {
+        Err(Failure::User(errors)) => {
+            let reasons = errors.first().map_or("", |error| error.message.as_str());
+            loader.leave_out_of_evaluation(samples - beyond, reasons);
+            Ok(())
+        }
+        ended => ended,
     }
 }
 

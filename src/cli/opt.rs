@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ir::{Diagnostic, Module};
 use passes::{PassContext, Pipeline};
+use runtime::target::Target;
 
 use super::report::{self, Outcome};
 use crate::compilation;
@@ -32,6 +33,9 @@ pub struct Opt {
     /// Passes to run in this order, with their options [default: those in the file's first line]
     #[arg(long, value_name = "PASS[(KEY=X,…)] …")]
     pub pipeline: Option<Pipeline>,
+    /// Write the program for the kernels of TARGET: cpu or cuda [default: the target in the file's first lines]
+    #[arg(long, value_name = "TARGET", value_parser = target)]
+    pub target: Option<Target>,
     /// Interpret the program after the passes and print its outputs
     #[arg(long)]
     pub run: bool,
@@ -76,7 +80,11 @@ impl Opt {
             None => pipeline_of(&self.file, &text)?,
         };
         let mut module = parse(&self.file, &text)?;
-        let mut cx = PassContext::default();
+        let target = match self.target {
+            Some(target) => Some(target),
+            None => target_of(&text).map_err(|error| error.at(place(&self.file)))?,
+        };
+        let mut cx = PassContext { kernels: target.and_then(Target::kernels), ..PassContext::default() };
         compilation::run(&manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         let mut text = ir::text::print(&module);
         if self.run {
@@ -97,6 +105,22 @@ fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
             .note("or write them into the file's first line: // run: fold canonicalize")
     })?;
     written.parse().map_err(|error: String| Diagnostic::new(error).at(format!("{}:1", place(file))))
+}
+
+/// The target in the comments before a program, as a reproducer and a filetest have it.
+///
+/// # Errors
+/// A target that does not exist.
+pub fn target_of(text: &str) -> Result<Option<Target>, Diagnostic> {
+    let mut comments = text.lines().take_while(|line| line.starts_with("//"));
+    let written = comments.find_map(|line| line.strip_prefix("// target:"));
+    written.map(|name| target(name.trim()).map_err(Diagnostic::new)).transpose()
+}
+
+fn target(name: &str) -> Result<Target, String> {
+    let found = Target::ALL.into_iter().find(|(_, known)| *known == name);
+    let names = Target::ALL.map(|(_, name)| name).join(", ");
+    found.map(|(target, _)| target).ok_or_else(|| format!("there is no target `{name}`; there are {names}"))
 }
 
 fn parse(file: &Path, text: &str) -> Result<Module, Vec<Diagnostic>> {

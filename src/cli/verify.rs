@@ -14,7 +14,6 @@ use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, S
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::initialization;
 use crate::pipeline::{Flags, Plan};
 use crate::sizes;
 use crate::state_dict::load_weights;
@@ -144,16 +143,14 @@ impl Verify {
         let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings));
         // A file of numbers may hold several microbatches.
         plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
+        plan.initialize = self.initial.pass();
         let mut stages = Vec::new();
-        let mut compilation =
+        let compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
                 if self.bisect {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
             })?;
-        if let Some(rule) = self.initial.init {
-            initialization::initialize(&mut compilation, rule);
-        }
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
+use passes::initialize::{Initialize, Rule};
 use serde::Serialize;
 
 use super::value::{Spec, ValueError, positive, seed, serialize_as_text, unknown_name};
@@ -32,18 +33,15 @@ pub struct Initial {
     pub weights: Option<PathBuf>,
 }
 
-/// How new weights are drawn; norm scales get ones and biases zeros under every rule.
+/// The rule of `--init`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum InitRule {
-    /// Normal with deviation 0.02, residual projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
-    Gpt2,
-    /// Normal with deviation √(2 / fan in) (He et al. 2015, equation 10).
-    Kaiming,
-    /// Normal with this deviation.
-    Normal {
-        /// The deviation, above 0.
-        std: f64,
-    },
+pub struct InitRule(pub Rule);
+
+impl Initial {
+    /// The pass that these flags ask for.
+    pub fn pass(&self) -> Option<Initialize> {
+        self.init.map(|InitRule(rule)| Initialize { rule })
+    }
 }
 
 impl FromStr for InitRule {
@@ -52,13 +50,13 @@ impl FromStr for InitRule {
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let spec = Spec::parse(text)?;
         match spec.name {
-            "gpt2" => spec.allow(&[]).map(|_| Self::Gpt2),
-            "kaiming" => spec.allow(&[]).map(|_| Self::Kaiming),
+            "gpt2" => spec.allow(&[]).map(|_| Self(Rule::Gpt2)),
+            "kaiming" => spec.allow(&[]).map(|_| Self(Rule::Kaiming)),
             "normal" => {
                 let std = spec.allow(&["std"])?.take("std", None, |text| positive(text).map(Some))?;
                 let std =
                     std.ok_or_else(|| ValueError::new("`normal` needs its deviation: normal:std=0.02"))?;
-                Ok(Self::Normal { std })
+                Ok(Self(Rule::Normal { std }))
             }
             name => Err(unknown_name("rule for new weights", name, &["gpt2", "kaiming", "normal:std=X"])),
         }
@@ -67,10 +65,10 @@ impl FromStr for InitRule {
 
 impl fmt::Display for InitRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gpt2 => f.write_str("gpt2"),
-            Self::Kaiming => f.write_str("kaiming"),
-            Self::Normal { std } => write!(f, "normal:std={std:?}"),
+        match self.0 {
+            Rule::Gpt2 => f.write_str("gpt2"),
+            Rule::Kaiming => f.write_str("kaiming"),
+            Rule::Normal { std } => write!(f, "normal:std={std:?}"),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::RooflineFacts;
 use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::export;
+use crate::failure::Failure;
 use ir::{Diagnostic, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
@@ -138,8 +139,9 @@ impl FolderFacts {
     /// Predicts a step of the folder's program on a device.
     ///
     /// # Errors
-    /// What a GPU has no kernel for.
-    pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Diagnostic> {
+    /// A program that is not valid: the folder's file was changed. What a GPU has no kernel for.
+    pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Failure> {
+        ir::verify::verify(program)?;
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
         self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
         Ok(())

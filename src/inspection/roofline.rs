@@ -5,9 +5,12 @@ mod timeline;
 
 pub(super) use text::milliseconds;
 
+use crate::failure::Failure;
+use crate::lowering::Lowering;
 use crate::training;
 use bytes::Bytes;
-use ir::{Blob, Diagnostic, Module, Op, Operator, Phase};
+use ir::{Blob, Module, Op, Operator, Phase};
+use passes::Manager;
 use runtime::cuda::cudnn::{Declined, declined};
 use runtime::cuda::launches::Launches;
 use runtime::cuda::lower::lower;
@@ -133,8 +136,10 @@ pub struct CommandFacts {
 
 impl RooflineFacts {
     /// The roofline of a program's step. Errors: what a GPU has no kernel for.
-    pub fn of(module: &Module, microbatches: u64, device: &Accelerator) -> Result<Self, Diagnostic> {
-        let program = training::lower_step(module, microbatches, Target::Cuda, device.multiprocessors)?;
+    pub fn of(module: &Module, microbatches: u64, device: &Accelerator) -> Result<Self, Failure> {
+        let manager = Manager::default();
+        let (mut lowering, size) = (Lowering::new(&manager, 0), device.multiprocessors);
+        let program = training::lower_step(&mut lowering, module.clone(), microbatches, Target::Cuda, size)?;
         let planned = program.memory.peak();
         let not_by_cudnn = declined(&program).into_iter().map(DeclinedFacts::of).collect();
         let cuda = lower(Arc::new(program))?;

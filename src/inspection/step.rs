@@ -4,10 +4,11 @@ use super::Question;
 use super::collectives::Communication;
 use super::shares::Shares;
 use crate::compilation::Compilation;
+use crate::failure::Failure;
 use crate::sizes;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
-use ir::{Diagnostic, Module, Phase, Role};
+use ir::{Module, Phase, Role};
 use runtime::target::Target;
 use serde::Serialize;
 
@@ -76,8 +77,8 @@ pub struct MemoryFacts {
 impl StepFacts {
     /// The facts of a whole step. Errors: a global batch that is no whole number of the program's; a program that no
     /// device can run.
-    pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Diagnostic> {
-        let module = &training::step(&compilation.training);
+    pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Failure> {
+        let module = &training::step(&compilation.training)?;
         let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
         let cost = StepCost::of(module);
         let phase = |(phase, _): (Phase, &'static str)| {

@@ -1,11 +1,13 @@
-//! What can be known of a program without running it: lifetimes, memory, cost. Pure data and algorithms, shared by
+//! What can be known of a program without running it: readers, lifetimes, memory, cost. Pure data and algorithms, shared by
 //! passes and by the runtime's lowering.
 
 pub mod cost;
 pub mod liveness;
 pub mod memory_plan;
+pub mod readers;
 mod views;
 
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};
 pub use memory_plan::{Buffer, Overlap, Placement};
+pub use readers::{Readers, held_values, live_nodes, made_by_kernel};

@@ -18,6 +18,7 @@ pub mod edit;
 pub mod entity;
 pub mod factors;
 pub mod interp;
+pub mod kernels;
 pub mod mesh;
 pub mod module;
 pub mod ops;
@@ -41,6 +42,7 @@ pub use dtype::DType;
 pub use edit::{At, Builder, Changed};
 pub use entity::{DataId, NodeId, StateId, ValueId};
 pub use factors::Factors;
+pub use kernels::Kernels;
 pub use mesh::{Axis, AxisId, AxisRole, Mesh};
 pub use module::{Definition, Input, Level, Module, Node, Output, Phase, Value};
 pub use ops::{

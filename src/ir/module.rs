@@ -33,7 +33,8 @@ pub struct Module {
     pub(crate) order: Vec<NodeId>,
 }
 
-/// The three levels of a program; each demands what the one before does, and more.
+/// The levels of a program; each demands what the one before does, and more. Level lowered alone demands less in one point:
+/// float types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// The forward graph.
@@ -42,12 +43,18 @@ pub enum Level {
     Training,
     /// Every value sharded, every node on a stage, all communication explicit.
     Placed,
+    /// Written for the kernels of a target, which cast floats as they read and write: types no longer follow from operators.
+    Lowered,
 }
 
 impl Level {
     /// Every level with its name in text.
-    pub const ALL: [(Self, &'static str); 3] =
-        [(Self::Imported, "imported"), (Self::Training, "training"), (Self::Placed, "placed")];
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Imported, "imported"),
+        (Self::Training, "training"),
+        (Self::Placed, "placed"),
+        (Self::Lowered, "lowered"),
+    ];
 }
 
 /// When in a step a node runs. Shapes in `Forward` and `Backward` are those of one microbatch over all data ranks.

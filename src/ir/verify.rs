@@ -19,7 +19,8 @@
 //! 11. `prepare` reads nothing of a microbatch; `fwd` reads nothing of `bwd`; `update` reads a value of a microbatch
 //!     only through `accumulate`, which stands in `update` and reads nothing else.
 //! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
-//! 13. There is an output `loss`, a float scalar.
+//! 13. A program with a node in `bwd` or `update` has an output `loss`. The output is a float scalar. (A program without such
+//!     a node is an evaluation.)
 //!
 //! **Placed** (`placed`):
 //!
@@ -29,8 +30,14 @@
 //! 16. A result is partial over exactly the axes of the reduced factors and of the partial operands.
 //! 17. A state's new value is sharded as the state.
 //!
+//! **Lowered** (`lowered`), for the kernels of a target, which cast as they read and write:
+//!
+//! 18. In place of 7: an operand of f16 or bf16 may stand for one of f32, which the kernel widens as it reads; a result may
+//!     have another float type than the operator gives, to which the kernel casts as it writes. Dims still follow.
+//!
 //! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.
 
+pub(crate) mod lowered;
 mod partial;
 mod placed;
 mod program;

@@ -2,6 +2,7 @@
 
 use super::Mode;
 use crate::failure::Failure;
+use crate::lowering;
 use crate::memory;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};
@@ -10,7 +11,7 @@ use passes::precision::SCALE;
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
 use runtime::device::{self, Device, DeviceError, ProgramId};
-use runtime::lower::{LowerOptions, Target, lower};
+use runtime::lower::{LowerOptions, Target};
 use runtime::program::{Microbatches, Program};
 use runtime::ranks;
 use std::borrow::Cow;
@@ -182,7 +183,8 @@ fn on_device(
     make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let program = lower(module, &LowerOptions { microbatches, target, ..LowerOptions::default() })?;
+    let options = LowerOptions { microbatches, target, ..LowerOptions::default() };
+    let program = lowering::lower(module, &options)?;
     let mut device = make(Arc::new(program)).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;

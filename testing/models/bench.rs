@@ -5,12 +5,11 @@ use crate::testdata;
 use ir::DType;
 use passes::Manager;
 use passes::bind::{BATCH, Bind};
+use passes::initialize::{Initialize, Rule};
 use passes::precision::Precision;
 use runtime::checkpoint::StateBytes;
 use std::collections::BTreeMap;
 use trainyard::compilation::{Compilation, Source};
-use trainyard::config::InitRule;
-use trainyard::initialization::initialize;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Subject;
 
@@ -67,24 +66,24 @@ impl Layers {
 
 impl Bench {
     /// How it is compiled with AdamW, and what comes out.
-    fn compiled(&self, compute: DType) -> (Plan, Compilation) {
+    fn compiled(&self, compute: DType, initialize: Option<Initialize>) -> (Plan, Compilation) {
         let sizes = self.bindings.iter().map(|&(name, size)| (name.to_owned(), size)).collect();
         let source = done(Source::load(&testdata(&format!("bench/{}.onnx", self.file)), &sizes));
         let precision = Precision { compute, ..Precision::default() };
-        let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, ..Plan::default() };
+        let (bind, optimizer) = (Bind { sizes }, adamw());
+        let plan = Plan { bind, optimizer, precision, initialize, ..Plan::default() };
         let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
         (plan, compilation)
     }
 
     /// The program of a step.
     pub fn training(&self, compute: DType) -> ir::Module {
-        self.compiled(compute).1.training
+        self.compiled(compute, None).1.training
     }
 
-    /// The model in f32, with new weights.
+    /// In f32, with new weights.
     pub fn subject(&self) -> Subject {
-        let (plan, mut compilation) = self.compiled(DType::F32);
-        initialize(&mut compilation, InitRule::Gpt2);
+        let (plan, compilation) = self.compiled(DType::F32, Some(Initialize { rule: Rule::Gpt2 }));
         done(Subject::new(plan, compilation, 0, StateBytes::new()))
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use expect_test::{Expect, expect};
+use passes::initialize::Rule;
 use passes::optimizer::schedule::{Curve, Schedule};
 use passes::optimizer::{Algorithm, Decay};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
@@ -101,7 +102,7 @@ fn structured_values_are_read_into_types() {
     assert_eq!(settings.data.train, Some(DataSource::Synthetic));
     assert_eq!(settings.run.resume, Some(Resume::Folder("old".into())));
     assert_eq!(settings.run.length(), Length::Steps(600));
-    assert_eq!(settings.initial.init, Some(InitRule::Normal { std: 0.5 }));
+    assert_eq!(settings.initial.init, Some(InitRule(Rule::Normal { std: 0.5 })));
     assert_eq!(
         settings.optimizer.optimizer,
         Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false }

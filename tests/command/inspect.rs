@@ -348,7 +348,7 @@ fn the_program_after_a_pass_is_text_that_parses() {
         &["models/mlp.dynamo.onnx", "--after", "canonicalise"],
         expect![[r#"
             error: --after canonicalise: there is no such pass
-              = there are bind, dropout, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd, collectives, buckets; the nearest is `canonicalize`
+              = there are bind, dropout, fold, canonicalize, parameters, loss, initialize, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, evaluation, update, keep, absorb, join; the nearest is `canonicalize`
         "#]],
     );
     check(
@@ -357,5 +357,11 @@ fn the_program_after_a_pass_is_text_that_parses() {
         error: --after autodiff: the pass runs once all dims are bound
           = bind them: --bind batch=SIZE
     "#]],
+    );
+    check(
+        &["models/mlp.dynamo.onnx", "--after", "absorb"],
+        expect![[r#"
+            error: --after absorb: the pass is not among those that make a step by these flags
+        "#]],
     );
 }

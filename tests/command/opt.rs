@@ -157,7 +157,7 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         &format!("// run: simplify tidy\n{program}"),
         &[],
         expect![[r#"
-            error: pass `tidy`: there is no such pass; there are bind, dropout, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd, collectives, buckets
+            error: pass `tidy`: there is no such pass; there are bind, dropout, fold, canonicalize, parameters, loss, initialize, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, evaluation, update, keep, absorb, join
               --> program.ir:1
         "#]],
     );
@@ -223,9 +223,64 @@ fn what_a_pass_refuses_is_told() {
         &["--pipeline", "simplify", "--print-after", "simplfy"],
         expect![[r#"
             error: --print-after simplfy: there is no such pass
-              = there are bind, dropout, fold, canonicalize, parameters, loss, autodiff, precision, optimizer, simplify, spmd, collectives, buckets; the nearest is `simplify`
+              = there are bind, dropout, fold, canonicalize, parameters, loss, initialize, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, evaluation, update, keep, absorb, join; the nearest is `simplify`
         "#]],
     );
+}
+
+const NORM: &str = r#"// run: absorb
+// target: cuda
+trainyard-ir 1
+module @norm imported {
+  func @forward(%0 "x" batched : bf16[4, 8], %1 "scale" : f32[8]) {
+    %2 = cast %0 {to = f32} : f32[4, 8] !{fwd}
+    %3, %4 = rms_norm %2, %1 {eps = 1e-6} : f32[4, 8], f32[4] !{fwd}
+  }
+  output "y" = %3
+}
+"#;
+
+#[test]
+fn a_target_is_given_by_the_file_or_by_a_flag() {
+    let absorbed = read(NORM, &[]);
+    assert!(absorbed.contains("module @norm lowered {") && !absorbed.contains("cast"), "{absorbed}");
+    let without = NORM.replace("// target: cuda\n", "");
+    assert_eq!(read(&without, &["--target", "cuda"]), absorbed);
+    check(
+        &without,
+        &[],
+        expect![[r#"
+            error: the pass writes a program for the kernels of a target, and none is given
+              = give one: --target cuda
+        "#]],
+    );
+    check(
+        &NORM.replace("cuda", "tpu"),
+        &[],
+        expect![[r#"
+            error: there is no target `tpu`; there are cpu, cuda
+              --> program.ir
+        "#]],
+    );
+}
+
+#[test]
+fn a_lowered_program_runs_as_it_did_before() {
+    let before = read(NORM, &["--run", "--pipeline", ""]);
+    let after = read(NORM, &["--run"]);
+    assert_eq!(outputs(&after), outputs(&before));
+    let (_folder, path) = file(&after);
+    let (again, _) = opt(&path, &["--pipeline", ""]).output().expect("a lowered program is read back");
+    assert_eq!(again, after.split("// ").next().expect("there is a program"));
+}
+
+#[test]
+fn a_reproducer_names_the_target() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dump = folder.path().display().to_string();
+    read(NORM, &["--pipeline", "absorb initialize(gpt2)", "--dump", &dump]);
+    let text = fs::read_to_string(folder.path().join("reproducer.ir")).expect("the second pass fails");
+    assert!(text.starts_with("// run: initialize(gpt2)\n// target: cuda\ntrainyard-ir 1\n"), "{text}");
 }
 
 #[test]

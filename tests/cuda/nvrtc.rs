@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use testing::models::bench::{self, Bench};
 use testing::models::{self, Fixture, adamw, done, split};
+use trainyard::lowering;
 use trainyard::pipeline::Plan;
 
 const MODELS: [&Fixture; 6] = [
@@ -46,7 +47,7 @@ fn training(fixture: &Fixture, compute: DType) -> Module {
 
 fn kernels(module: &Module) -> Vec<Kernel> {
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    done(lower(Arc::new(done(runtime::lower::lower(module, &options))))).kernels
+    done(lower(Arc::new(done(lowering::lower(module, &options))))).kernels
 }
 
 /// The architectures that the kernels of small models are compiled for. Kernels of large models are compiled for sm_100a too.

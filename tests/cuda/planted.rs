@@ -12,6 +12,7 @@ use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;
+use trainyard::lowering;
 use trainyard::verification::against;
 use trainyard::verification::execute::Machine;
 
@@ -230,7 +231,7 @@ fn gradients_of_weights_run_aside() {
     let fixture = &models::GPT2_DYNAMO;
     let subject = fixture.subject(fixture.batch, adamw());
     let options = runtime::lower::LowerOptions { target: Target::Cuda, ..Default::default() };
-    let cuda = lowered(done(runtime::lower::lower(&subject.compilation.training, &options)));
+    let cuda = lowered(done(lowering::lower(&subject.compilation.training, &options)));
     let microbatch = cuda.section(Section::Microbatch);
     let aside = microbatch.iter().filter(|command| command.stream == Stream::Side);
     assert!({ aside }.all(|command| matches!(command.task, Task::Multiply(_))));

@@ -9,8 +9,8 @@ use runtime::lower::{LowerOptions, Target};
 use runtime::program::Section;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use testing::models::bench;
-use testing::models::done;
+use testing::models::{bench, done};
+use trainyard::lowering;
 
 /// Floating-point operations that a kernel without tensor cores may do in one launch.
 const MOST_FLOPS: u64 = 1_000_000_000;
@@ -49,7 +49,7 @@ fn lowered(index: usize) -> &'static CudaProgram {
 
 fn lowered_of(module: &Module) -> CudaProgram {
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    done(lower(Arc::new(done(runtime::lower::lower(module, &options)))))
+    done(lower(Arc::new(done(lowering::lower(module, &options)))))
 }
 
 /// The kernels of all of these programs.

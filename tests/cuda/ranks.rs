@@ -2,9 +2,10 @@
 
 use ir::DType;
 use passes::precision::Precision;
-use runtime::lower::{LowerOptions, Target, lower};
+use runtime::lower::{LowerOptions, Target};
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture, adamw, split};
+use trainyard::lowering::lower;
 use trainyard::pipeline::Plan;
 use trainyard::verification::Mode;
 

@@ -9,6 +9,7 @@ use runtime::cuda::program::{CudaProgram, Kernel, Launch, Task};
 use runtime::lower::{LowerOptions, Target};
 use std::sync::{Arc, LazyLock};
 use testing::models::{self, adamw, done};
+use trainyard::lowering;
 use trainyard::pipeline::Plan;
 
 static GPT2: LazyLock<CudaProgram> = LazyLock::new(|| {
@@ -16,7 +17,7 @@ static GPT2: LazyLock<CudaProgram> = LazyLock::new(|| {
     let fixture = &models::GPT2_DYNAMO;
     let subject = fixture.compiled(fixture.batch, Plan { optimizer: adamw(), precision, ..Plan::default() });
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    done(lower(Arc::new(done(runtime::lower::lower(&subject.compilation.training, &options)))))
+    done(lower(Arc::new(done(lowering::lower(&subject.compilation.training, &options)))))
 });
 
 /// The launches of a kernel, in order.

@@ -149,8 +149,8 @@ fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
         assert_eq!(failure.exit_code(), 2, "{:?}", failure.diagnostics());
         failure.diagnostics()
     })?;
-    let programs =
-        Programs::lower(&compiled, 1, runtime::target::Target::Cpu).map_err(|problem| vec![problem])?;
+    let programs = Programs::lower(&compiled, 1, runtime::target::Target::Cpu)
+        .map_err(|failure| failure.diagnostics())?;
     let spec = model_spec(&compiled.forward).map_err(|problem| vec![problem])?;
     let options = runtime::data::LoaderOptions::default();
     let loader = runtime::data::Loader::new(&spec, &runtime::data::DataSource::Synthetic, &options);

@@ -227,7 +227,7 @@ fn check_volumes(fixture: &Fixture, tangled: &[&str]) {
         let own: u64 = own.into_iter().map(|state| shares_sent(&module, state) * share(bytes(state))).sum();
         let expected = own + looked_up(&module, share);
         let open = 3 * others.into_iter().map(|state| share(bytes(state))).sum::<u64>();
-        let (tensors, scalars) = sent(&step(&module));
+        let (tensors, scalars) = sent(&done(step(&module)));
         let what = format!("{} stage {stage}: {tensors} bytes and {scalars}, of {psi}", fixture.file);
         println!("{what}: {:.4} of them", tensors as f64 / psi as f64);
         assert!((expected..=expected + open).contains(&tensors), "{what}: expected {expected}");

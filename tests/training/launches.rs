@@ -28,8 +28,8 @@ fn launches(model: &str) -> usize {
     let compilation = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
     let options =
         LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
-    let step = trainyard::training::step(&compilation.training);
-    let program = runtime::lower::lower(&step, &options).unwrap_or_else(|error| panic!("{error}"));
+    let step = done(trainyard::training::step(&compilation.training));
+    let program = done(trainyard::lowering::lower(&step, &options));
     let cuda = runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"));
     Section::ALL.iter().map(|(section, _)| cuda.launches(*section).total()).sum()
 }

@@ -5,6 +5,7 @@ mod bytes_per_rank;
 mod collective_counts;
 mod faults;
 mod half;
+mod initialization;
 mod launches;
 mod losses;
 mod memory;

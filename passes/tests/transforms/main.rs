@@ -3,7 +3,6 @@
 mod batch;
 mod canonicalize;
 mod collectives;
-mod filetests;
 mod gradients;
 mod manager;
 mod meshes;

@@ -13,7 +13,6 @@ mod gpu;
 mod grids;
 mod guards;
 mod indexing;
-mod join;
 mod loss;
 mod norm;
 mod optimizer;

@@ -4,7 +4,8 @@ use super::function_name;
 use super::lexer::{Kind, Place};
 use super::parser::Parser;
 use crate::module::{Definition, Node, Phase, Value};
-use crate::ops::{Inference, Op, Operator};
+use crate::ops::{Inference, Op};
+use crate::verify::lowered;
 use crate::{Diagnostic, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -154,10 +155,10 @@ impl Parser<'_> {
     /// The line, if its operator takes these operands and gives these results.
     fn inferred(&self, place: Place, line: Line) -> Result<Line, Diagnostic> {
         let operands: Vec<Type> = line.operands.iter().map(|&id| self.module.ty(id).clone()).collect();
-        let inferred = line.op.infer(&Inference { operands: &operands, declared: &line.types });
-        let inferred = inferred.map_err(|error| place.error(error.message))?;
-        let same = |(a, b): (&Type, &Type)| a.same_shape(b);
-        if inferred.len() != line.types.len() || !inferred.iter().zip(&line.types).all(same) {
+        let (level, given) = (self.module.level, Inference { operands: &operands, declared: &line.types });
+        let inferred = lowered::infer(level, &line.op, &given).map_err(|error| place.error(error.message))?;
+        let fits = |(inferred, ty): (&Type, &Type)| lowered::fits(level, ty, inferred);
+        if inferred.len() != line.types.len() || !inferred.iter().zip(&line.types).all(fits) {
             let list = |types: &[Type]| types.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
             let (name, gives, says) = (line.op.name(), list(&inferred), list(&line.types));
             return Err(place.error(format!("`{name}` gives {gives}, the text says {says}")));

@@ -1,8 +1,8 @@
-//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8.
+//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, and 18 in place of 7.
 
-use super::Check;
+use super::{Check, lowered};
 use crate::module::{Definition, Phase};
-use crate::ops::{Inference, Operator};
+use crate::ops::Inference;
 use crate::text::data_of;
 use crate::{Level, Node, NodeId, Type, ValueId};
 use cranelift_entity::EntitySet;
@@ -102,18 +102,18 @@ fn phases(c: &mut Check) {
 
 /// The operator takes its operands and gives its results.
 fn types(c: &mut Check, id: NodeId, node: &Node) {
-    let signature = c.module.signature(node);
-    let inferred =
-        match node.op.infer(&Inference { operands: &signature.operands, declared: &signature.results }) {
-            Ok(inferred) => inferred,
-            Err(error) => return c.node_fault(id, error.message),
-        };
+    let (level, signature) = (c.module.level, c.module.signature(node));
+    let given = Inference { operands: &signature.operands, declared: &signature.results };
+    let inferred = match lowered::infer(level, &node.op, &given) {
+        Ok(inferred) => inferred,
+        Err(error) => return c.node_fault(id, error.message),
+    };
     if inferred.len() != signature.results.len() {
         let (gives, has) = (inferred.len(), signature.results.len());
         c.node_fault(id, format!("the operator gives {gives} results, the node has {has}"));
     }
     for (i, (inferred, ty)) in inferred.iter().zip(&signature.results).enumerate() {
-        if !inferred.same_shape(ty) {
+        if !lowered::fits(level, ty, inferred) {
             c.node_fault(id, format!("result {i} is {ty}, the operator gives {inferred}"));
         }
     }

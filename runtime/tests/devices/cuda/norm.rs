@@ -79,7 +79,8 @@ fn mixed_gradient(w: &mut Writer, sizes: &[usize], [x, dy]: [DType; 2], adds: bo
     let scale = w.floats(DType::F32, &sizes[sizes.len() - 1..]);
     let x = w.numbers(x, sizes, |x| x + 1.5);
     let dy = w.numbers(dy, sizes, |x| x / 16.0);
-    let [x, dy] = [x, dy].map(|half| w.built(|b| b.cast(half, DType::F32).expect("a float")));
+    let halves = [x, dy];
+    let [x, dy] = halves.map(|half| w.built(|b| b.cast(half, DType::F32).expect("a float")));
     let layer = w.op(LayerNorm { eps: 1e-5.into() }, &[x, scale, scale]);
     let rms = w.op(RmsNorm { eps: 1e-6.into() }, &[x, scale]);
     let gradients: [(Op, Vec<ValueId>); 2] = [
@@ -97,6 +98,7 @@ fn mixed_gradient(w: &mut Writer, sizes: &[usize], [x, dy]: [DType; 2], adds: bo
         w.op(Binary::Add, &[made[0], residual]);
         made[1..].iter().for_each(|&sum| drop(w.op(Unary::Neg, &[sum])));
     }
+    halves.into_iter().zip([x, dy]).for_each(|(half, cast)| w.widen_in_readers(half, cast));
 }
 
 /// The element types of x and d y, and whether something is added, of every norm's gradient that a device is given.
@@ -114,7 +116,7 @@ fn gradients_of(w: &Writer) -> BTreeSet<(DType, DType, bool)> {
     places.collect()
 }
 
-/// Lowering lets the kernel read what was cast: x of one type, d y of another.
+/// The kernel reads x of one type and d y of another: the pass `absorb` writes such programs.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_rows_of_a_gradient_are_of_two_types() {

@@ -87,6 +87,18 @@ impl Writer {
         })
     }
 
+    /// Makes the readers of a cast read `half`, its operand, as in a program of level lowered: their kernels widen it.
+    pub(super) fn widen_in_readers(&mut self, half: ValueId, cast: ValueId) {
+        let readers = self.module.uses()[cast].clone();
+        let mut b = Builder::new(&mut self.module, "test");
+        for reader in readers {
+            let operands = b.module().node(reader).operands.clone();
+            let casts = operands.iter().enumerate().filter(|(_, operand)| **operand == cast);
+            casts.for_each(|(index, _)| b.set_operand(reader, index, half));
+        }
+        b.finish();
+    }
+
     pub(super) fn op(&mut self, op: impl Into<Op>, operands: &[ValueId]) -> Vec<ValueId> {
         self.typed(op, operands, &[])
     }

@@ -160,7 +160,7 @@ fn an_error_says_where_and_what_was_expected() {
         (
             "training",
             "trained",
-            "expected one of `imported`, `training`, `placed`, found `trained`\n  --> line 2, column 23",
+            "expected one of `imported`, `training`, `placed`, `lowered`, found `trained`\n  --> line 2, column 23",
         ),
         ("\"val_3\"", "\"val_3", "this string has no closing `\"` on its line\n  --> line 3, column 11"),
         ("i64[2]", "i65[2]", "expected an element type such as `f32`, found `i65`\n  --> line 3, column 21"),
@@ -349,7 +349,7 @@ fn decorated(seed: u64, names: &[String]) -> Module {
         state.output = (i % 2 == 0).then_some(state.input);
         last = Some(id);
     }
-    module.level = Level::ALL[pick(9) % 3].0;
+    module.level = Level::ALL[pick(9) % Level::ALL.len()].0;
     let x = module.inputs[0].value;
     let mut b = Builder::new(&mut module, &names[names.len() - 1]);
     for (i, (phase, _)) in Phase::ALL.into_iter().enumerate() {

@@ -314,14 +314,18 @@ fn states_are_written_in_update_but_buffers_in_forward() {
 
 #[test]
 fn a_training_program_has_bound_dims_and_a_loss() {
-    let text =
-        r#"module @m training { func @train(%0 "x" : f32[n], %1 "y" : f32[4294967296, 4294967296]) {} }"#;
+    let text = r#"module @m training {
+        func @train(%0 "x" : f32[n], %1 "y" : f32[4294967296, 4294967296], %2 "z" : f32[]) {
+            %3 = neg %2 : f32[] !{bwd}
+        }
+    }"#;
     assert_eq!(
         verdict(text),
         "%0: f32[n]: its dims must be bound\n\
          %1: f32[4294967296, 4294967296]: its size does not fit in 64 bits\n\
          a training program has an output `loss`"
     );
+    assert_eq!(verdict(&text.replace("bwd", "fwd").replace("[n]", "[2]").replace("4294967296", "2")), "ok");
     let text = r#"module @m training { func @train(%0 "x" : i64[]) {} output "loss" = %0 }"#;
     assert_eq!(verdict(text), "the output `loss` is a float scalar, not %0: i64[]");
 }

@@ -1,15 +1,14 @@
-//! Multiplications that read the same become one: queries, keys and values of a layer, and what is alike in its gradient.
+//! Join: contractions that read the same become one: queries, keys and values of a layer, and the nodes that are alike in its
+//! gradient.
 //!
 //! Four rules, each of which says which nodes are joined to one node, of whose result theirs are slices:
 //! - contractions of one tensor with several others become one with the concatenation of these;
-//! - what is done to each slice of a tensor alike is done to the tensor;
-//! - what is summed of each part of a concatenation is summed of the concatenation;
-//! - products of the parts of two concatenations that are added up are one product of the concatenations.
+//! - an operation on each slice of a tensor becomes the operation on the tensor;
+//! - a reduction of each part of a concatenation becomes the reduction of the concatenation;
+//! - products of the parts of two concatenations that are added up become one product of the concatenations.
 //!
-//! Concatenations must cost nothing: they are of what kernels write (see `parts`). So weights are joined where kernels cast
-//! them, and are not where they are states.
-//!
-//! What this gives is a program for lowering alone: the order in which products are added up is another.
+//! Concatenations must cost nothing: their parts are results that kernels write anywhere. So weights are joined where kernels
+//! cast them, and are not where they are states. Invariant: the numbers are the same but for the order of additions.
 
 mod alike;
 mod columns;
@@ -17,23 +16,49 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-use super::parts::made_by_kernel;
-use super::readers::Readers;
-use super::{LowerOptions, select};
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
 use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::analysis::{Readers, live_nodes, made_by_kernel};
 use ir::ops::shape::{Concat, Slice};
-use ir::{At, Builder, Definition, Module, Node, NodeId, Op, Type, ValueId};
+use ir::{At, Builder, Changed, Definition, Diagnostic, Kernels, Module, Node, NodeId, Op, Type, ValueId};
 use std::collections::BTreeMap;
 
-/// The program with fewer contractions.
-pub(super) fn contractions(mut module: Module, options: &LowerOptions) -> Module {
-    let mut apply = |rule| apply(&mut module, options, rule);
+/// The pass; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Join;
+
+impl Transform for Join {
+    const NAME: &'static str = "join";
+    const NEEDED: bool = false;
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    /// Errors: no target is given.
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        Ok(contractions(module, cx.kernels()?))
+    }
+}
+
+/// Joins contractions, and the nodes around them that are alike.
+fn contractions(module: &mut Module, kernels: &dyn Kernels) -> Changed {
+    let mut changed = Changed::No;
+    let mut apply = |rule| {
+        let found = apply(module, kernels, rule);
+        changed = found.or(changed);
+        found == Changed::Yes
+    };
     apply(|search| search.contractions());
     while apply(|search| search.slices()) {}
     apply(|search| search.reductions());
     while apply(|search| search.slices()) {}
-    sums::join(&mut module, options);
-    module
+    let added = sums::join(module, kernels);
+    remove_dead(module, Join::NAME).or(changed).or(added)
 }
 
 /// Nodes that become one.
@@ -56,6 +81,7 @@ enum Operand {
 
 struct Search<'m> {
     module: &'m Module,
+    kernels: &'m dyn Kernels,
     /// What runs: the rest, which earlier rules have left, is not looked at.
     live: EntitySet<NodeId>,
     readers: Readers,
@@ -66,9 +92,9 @@ struct Search<'m> {
 type Concats = BTreeMap<(Vec<ValueId>, usize), (ValueId, u32)>;
 
 impl<'m> Search<'m> {
-    fn new(module: &'m Module, options: &LowerOptions) -> Self {
-        let live = select::live_nodes(module, options);
-        let readers = Readers::new(module, &live, options);
+    fn new(module: &'m Module, kernels: &'m dyn Kernels) -> Self {
+        let live = live_nodes(module);
+        let readers = Readers::new(module, &live);
         let concat = |(id, node): (NodeId, &Node)| match &node.op {
             Op::Concat(concat) => {
                 let of = (node.operands.to_vec(), concat.dim as usize);
@@ -77,7 +103,7 @@ impl<'m> Search<'m> {
             _ => None,
         };
         let concats = module.nodes().filter(|(id, _)| live.contains(*id)).filter_map(concat).collect();
-        Self { module, live, readers, concats }
+        Self { module, kernels, live, readers, concats }
     }
 
     /// What runs, in program order.
@@ -157,7 +183,8 @@ impl<'m> Search<'m> {
 
     /// What a kernel makes that a value is a view of.
     fn base(&self, value: ValueId) -> Option<ValueId> {
-        made_by_kernel(self.module, &self.readers.held, value).map(|(base, _)| base)
+        let writes_anywhere = |op: &Op| self.kernels.writes_anywhere(op);
+        made_by_kernel(self.module, &self.readers.held, value, writes_anywhere).map(|(base, _)| base)
     }
 
     fn definition(&self, value: ValueId) -> Option<NodeId> {
@@ -168,16 +195,18 @@ impl<'m> Search<'m> {
     }
 }
 
-/// Joins what a rule finds; whether it found anything.
-fn apply(module: &mut Module, options: &LowerOptions, rule: fn(&Search<'_>) -> Vec<Group>) -> bool {
-    let search = Search::new(module, options);
+/// Joins the groups that a rule finds.
+fn apply(module: &mut Module, kernels: &dyn Kernels, rule: fn(&Search<'_>) -> Vec<Group>) -> Changed {
+    let search = Search::new(module, kernels);
     let groups = rule(&search);
     let groups = search.without_moved(groups);
     let Search { concats, readers: Readers { position, .. }, .. } = search;
-    let mut joiner = Joiner { builder: Builder::new(module, "lower"), concats, position };
-    let mut found = false;
+    let mut joiner = Joiner { builder: Builder::new(module, Join::NAME), concats, position };
+    let mut found = Changed::No;
     for (group, last) in &groups {
-        found |= joiner.join(group, *last).is_some();
+        if joiner.join(group, *last).is_some() {
+            found = Changed::Yes;
+        }
     }
     joiner.builder.finish();
     found

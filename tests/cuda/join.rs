@@ -1,14 +1,12 @@
 //! Multiplications that are joined: projections of one tensor of different widths, with biases, and their gradients.
 
-use super::host;
-use crate::compare::{Microbatch, assert_agrees_on, unit};
+use crate::rewritten::{assert_agrees, for_cuda};
 use ir::interp::Mode;
 use ir::{Module, testing};
+use runtime::check::{Microbatch, unit};
 use runtime::cuda::host::Order;
-use runtime::cuda::program::{CudaProgram, Task};
-use runtime::lower::{LowerOptions, Target, lower};
+use runtime::cuda::program::Task;
 use runtime::program::{Microbatches, Section};
-use std::sync::Arc;
 
 /// The queries and keys of a layer, of which one is turned; weights are cast, as where one computes in another type.
 const LAYER: &str = r#"
@@ -53,12 +51,14 @@ module @layer training {
     %33 = tanh %28 : f32[8, 8] !{update}
     %34 = neg %29 : f32[16] !{update}
     %35 = neg %30 : f32[8] !{update}
+    %36 = splat {value = 0.0} : f32[] !{update}
   }
   output "dx" = %26
   output "dwq" = %32
   output "dwk" = %33
   output "dbq" = %34
   output "dbk" = %35
+  output "loss" = %36
 }
 "#;
 
@@ -66,19 +66,10 @@ fn layer() -> Module {
     parsed(LAYER)
 }
 
-fn options(microbatches: Microbatches) -> LowerOptions<'static> {
-    LowerOptions { target: Target::Cuda, microbatches, ..LowerOptions::default() }
-}
-
-fn for_cuda(microbatches: Microbatches) -> CudaProgram {
-    let program = lower(&layer(), &options(microbatches)).unwrap_or_else(|error| panic!("{error}"));
-    runtime::cuda::lower::lower(Arc::new(program)).unwrap_or_else(|error| panic!("{error}"))
-}
-
 #[test]
 fn projections_are_one_multiplication_and_so_are_their_gradients() {
     for microbatches in [Microbatches::One, Microbatches::Many] {
-        let cuda = for_cuda(microbatches);
+        let cuda = for_cuda(&layer(), microbatches);
         let multiplications =
             cuda.section(Section::Microbatch).iter().filter_map(|command| match &command.task {
                 Task::Multiply(multiply) => Some(multiply.sizes),
@@ -94,10 +85,8 @@ fn projections_are_one_multiplication_and_so_are_their_gradients() {
 
 /// A step of so many microbatches on the stand-in, and by the interpreter.
 fn check(module: &Module, count: u64, order: Order) {
-    let make = |program| host(program, order);
     let step: Vec<Microbatch> = (0..count).map(|index| testing::microbatch(module, 7, index)).collect();
-    let options = options(if count == 1 { Microbatches::One } else { Microbatches::Many });
-    assert_agrees_on(&make, Mode::Exact, module, &options, &[step.clone(), step], unit);
+    assert_agrees(module, order, Mode::Exact, &[step.clone(), step], unit);
 }
 
 fn parsed(text: &str) -> Module {

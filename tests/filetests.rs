@@ -2,26 +2,29 @@
 //!
 //! ```text
 //! // run: PIPELINE                 (or `run-interp:`, which also interprets the program before and after)
+//! // target: TARGET                (where a pass writes for the kernels of one)
 //! // What the test is about.
 //! module @name … { … }
 //! ---- expected
 //! what the passes said, and the program they made
 //! ```
 //!
-//! `BLESS=1 cargo test -p passes --test transforms filetests` rewrites what is expected; the diff is for review.
+//! `BLESS=1 cargo test --workspace --test filetests` rewrites what is expected; the diff is for review.
 
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Blob, DType, Module, Tensor, Type, random};
 use passes::{Manager, PassContext, Pipeline};
+use runtime::target::Target;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use trainyard::cli::opt::target_of;
 
 const SEPARATOR: &str = "---- expected\n";
 
 #[test]
 fn every_file_gives_what_it_expects() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/filetests");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/filetests");
     let (mut files, mut failures) = (Vec::new(), Vec::new());
     collect(&root, &mut files);
     files.sort();
@@ -63,7 +66,7 @@ fn check(file: &Path) -> Result<(), String> {
 
 #[test]
 fn every_rule_of_canonicalize_is_needed_by_some_file() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/filetests/canonicalize");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/filetests/canonicalize");
     let mut files = Vec::new();
     collect(&root, &mut files);
     let texts: Vec<String> =
@@ -91,7 +94,9 @@ fn run(input: &str) -> Result<String, String> {
     let pipeline: Pipeline = pipeline.parse()?;
     assert_eq!(pipeline.to_string().parse::<Pipeline>()?, pipeline, "a pipeline's text reads back as itself");
     let before = ir::text::parse(input).map_err(|error| error.to_string())?;
-    let (mut module, mut cx) = (before.clone(), PassContext::default());
+    let target = target_of(input).map_err(|error| error.to_string())?;
+    let kernels = target.and_then(Target::kernels);
+    let (mut module, mut cx) = (before.clone(), PassContext { kernels, ..PassContext::default() });
     let result = Manager::default().run(&pipeline, &mut module, &mut cx, |_, _, _| {});
     let mut out = String::new();
     for warning in &cx.warnings {

@@ -1,15 +1,74 @@
-//! `--init`: new weights in place of the file's.
+//! Initialize: new weights in place of the file's, by a rule.
 //!
-//! What a parameter is for is read off the graph and never off its name: a norm's scale starts at one, a bias at zero,
+//! The use of a parameter is read off the graph and never off its name: a norm's scale starts at one, a bias at zero,
 //! and a matrix is drawn by the rule. Invariant: only initializers of states that stand for tensors of the file change,
 //! and they still name those tensors, so that an export can write them back.
 
-use crate::compilation::Compilation;
-use crate::config::InitRule;
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
 use ir::ops::elementwise::Binary;
-use ir::{Definition, Initializer, Module, Node, NodeId, Op, OperandRole, Phase, State, ValueId};
+use ir::{
+    Changed, Definition, Diagnostic, Initializer, Level, Module, Node, NodeId, Op, OperandRole, Phase, State,
+    ValueId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+/// The pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Initialize {
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// How new weights are drawn; norm scales get ones and biases zeros under every rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Normal with deviation 0.02, residual projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
+    Gpt2,
+    /// Normal with deviation √(2 / fan in) (He et al. 2015, equation 10).
+    Kaiming,
+    /// Normal with this deviation.
+    Normal {
+        /// The deviation, above 0.
+        std: f64,
+    },
+}
+
+impl Transform for Initialize {
+    const NAME: &'static str = "initialize";
+    const NEEDED: bool = false;
+
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        if let Some(std) = arguments.take("normal") {
+            return match std.parse() {
+                Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self { rule: Rule::Normal { std } }),
+                _ => Err(format!("`{std}` is no deviation above 0")),
+            };
+        }
+        let rule = arguments.word(&[(Rule::Gpt2, "gpt2"), (Rule::Kaiming, "kaiming")]);
+        Ok(Self { rule: rule.ok_or("give a rule: gpt2, kaiming or normal=X")? })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        match self.rule {
+            Rule::Gpt2 => arguments.push("", "gpt2"),
+            Rule::Kaiming => arguments.push("", "kaiming"),
+            Rule::Normal { std } => arguments.push("normal", std),
+        }
+    }
+
+    /// Errors: a program that is no forward program any more.
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        if module.level != Level::Imported {
+            let error = Diagnostic::new("the use of a parameter is read off the forward program");
+            return Err(error.note("run `initialize` before `autodiff`"));
+        }
+        let decision = decide(module, self.rule);
+        apply(module, &decision);
+        Ok(if decision.starts.is_empty() { Changed::No } else { Changed::Yes })
+    }
+}
 
 /// The deviation of GPT-2's weights (Radford et al. 2019, and its published code), and of tables under every rule.
 const DEVIATION: f64 = 0.02;
@@ -61,17 +120,8 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Gives the training and the evaluation program new weights by a rule. What a parameter is for is told by the forward
-/// program, in which nothing is split yet.
-pub fn initialize(compilation: &mut Compilation, rule: InitRule) {
-    let decision = decide(&compilation.forward, rule);
-    apply(&mut compilation.forward, &decision);
-    apply(&mut compilation.training, &decision);
-    apply(&mut compilation.evaluation, &decision);
-}
-
 /// Decides how the states that stand for tensors of the file start, frozen ones too.
-pub fn decide(module: &Module, rule: InitRule) -> Decision {
+pub fn decide(module: &Module, rule: Rule) -> Decision {
     let graph = Graph::new(module);
     let uses: Vec<(&State, Use)> = parameters(module).map(|state| (state, graph.found_use(state))).collect();
     let residuals =
@@ -103,15 +153,15 @@ pub fn apply(module: &mut Module, decision: &Decision) {
 ///   2.3: "a factor of 1/√N where N is the number of residual layers").
 /// - Kaiming: √(2 / fan in) (He et al. 2015, equation 10). A table has a fan in of one, which would drown all else; it
 ///   starts as GPT-2's.
-fn start(rule: InitRule, found: Use, additions: usize) -> Start {
+fn start(rule: Rule, found: Use, additions: usize) -> Start {
     match (found, rule) {
         (Use::Scale, _) => Start::Fill(1.0),
         (Use::Bias, _) => Start::Fill(0.0),
-        (_, InitRule::Normal { std }) => Start::Normal(std),
-        (Use::Weight { residual: true, .. }, InitRule::Gpt2) => {
+        (_, Rule::Normal { std }) => Start::Normal(std),
+        (Use::Weight { residual: true, .. }, Rule::Gpt2) => {
             Start::Normal(DEVIATION / (additions as f64).sqrt())
         }
-        (Use::Weight { fan_in, .. }, InitRule::Kaiming) => Start::Normal((2.0 / fan_in.max(1) as f64).sqrt()),
+        (Use::Weight { fan_in, .. }, Rule::Kaiming) => Start::Normal((2.0 / fan_in.max(1) as f64).sqrt()),
         (Use::Table | Use::Weight { .. }, _) => Start::Normal(DEVIATION),
     }
 }
@@ -258,6 +308,3 @@ impl<'m> Graph<'m> {
 fn number(value: ValueId) -> usize {
     value.as_u32() as usize
 }
-
-#[cfg(test)]
-mod tests;

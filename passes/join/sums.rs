@@ -1,10 +1,11 @@
 //! Products of the parts of two concatenations that are added up: one product of the concatenations.
 
-use super::{LowerOptions, Search};
+use super::{Join, Search};
+use crate::pass::Transform;
 use cranelift_entity::SecondaryMap;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::Binary;
-use ir::{At, Builder, Module, NodeId, Op, Type, ValueId};
+use ir::{At, Builder, Changed, Kernels, Module, NodeId, Op, Type, ValueId};
 use std::collections::BTreeSet;
 
 /// A sum, some of whose addends are products that become one.
@@ -19,19 +20,19 @@ struct Sum {
 }
 
 /// Joins products that are added up.
-pub(super) fn join(module: &mut Module, options: &LowerOptions) {
-    let search = Search::new(module, options);
+pub(super) fn join(module: &mut Module, kernels: &dyn Kernels) -> Changed {
+    let search = Search::new(module, kernels);
     let mut part_of: SecondaryMap<ValueId, Option<(ValueId, usize)>> = SecondaryMap::new();
     for ((parts, dim), &(whole, _)) in &search.concats {
         parts.iter().for_each(|&part| part_of[part] = Some((whole, *dim)));
     }
     let adds = search.nodes().filter(|(_, node)| matches!(node.op, Op::Binary(Binary::Add)));
     let found: Vec<Sum> = adds.filter_map(|(id, _)| search.sum(id, &part_of)).collect();
-    let mut builder = Builder::new(module, "lower");
+    let mut builder = Builder::new(module, Join::NAME);
     for sum in found {
         add_up(&mut builder, sum);
     }
-    builder.finish();
+    builder.finish()
 }
 
 impl Search<'_> {

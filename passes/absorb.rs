@@ -1,0 +1,142 @@
+//! Absorb: casts that the kernels of a target do as they read and write. Such a node reads the operand of the cast, or makes its
+//! result, and the cast is gone.
+//!
+//! Invariant: these kernels compute in f32 in any case, so the numbers stay but for one rounding: a product that is cast to f32
+//! is not rounded to a half type before. After this pass the module is at [`Level::Lowered`].
+
+use crate::arguments::Arguments;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
+use ir::analysis::held_values;
+use ir::{Builder, Changed, DType, Diagnostic, Kernels, Level, Module, Node, NodeId, Op, ValueId};
+use std::fmt;
+
+/// The pass; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Absorb;
+
+impl Transform for Absorb {
+    const NAME: &'static str = "absorb";
+    const NEEDED: bool = false;
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    /// Errors: no target is given.
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let kernels = cx.kernels()?;
+        let reads = decide_reads(module, kernels);
+        reads.apply(module);
+        let writes = decide_writes(module, kernels);
+        writes.apply(module);
+        remove_dead(module, Self::NAME);
+        module.level = Level::Lowered;
+        Ok(Changed::Yes)
+    }
+}
+
+/// The operands that are read as they are before their casts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// The node, the index of the operand, and the value before the cast.
+    pub operands: Vec<(NodeId, usize, ValueId)>,
+}
+
+/// The results that are written as the type that a cast gives them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writes {
+    /// The result, and the cast that is its only reader.
+    pub results: Vec<(ValueId, NodeId)>,
+}
+
+/// The operand of a node that is a cast.
+fn cast_source(module: &Module, node: &Node) -> Option<ValueId> {
+    matches!(node.op, Op::Cast(_)).then(|| node.operands[0]).filter(|&from| module.ty(from).dtype.is_float())
+}
+
+/// Finds the operands that kernels widen to f32 themselves.
+pub fn decide_reads(module: &Module, kernels: &dyn Kernels) -> Reads {
+    let mut operands = Vec::new();
+    for (id, node) in module.nodes() {
+        for (index, &operand) in node.operands.iter().enumerate() {
+            let Some(producer) = module.producer(operand).filter(|producer| producer.phase == node.phase)
+            else {
+                continue;
+            };
+            let Some(from) = cast_source(module, producer) else { continue };
+            let widens = is_half(module.ty(from).dtype) && module.ty(operand).dtype == DType::F32;
+            if widens && kernels.reads_half(&node.op, index) {
+                operands.push((id, index, from));
+            }
+        }
+    }
+    Reads { operands }
+}
+
+impl Reads {
+    /// Makes the nodes read the values before the casts.
+    pub fn apply(&self, module: &mut Module) {
+        let mut builder = Builder::new(module, Absorb::NAME);
+        self.operands.iter().for_each(|&(node, index, from)| builder.set_operand(node, index, from));
+        builder.finish();
+    }
+}
+
+/// Finds the results that kernels write as another type than they compute in, where only the cast reads them.
+pub fn decide_writes(module: &Module, kernels: &dyn Kernels) -> Writes {
+    let uses = module.uses();
+    let held = held_values(module);
+    let mut results = Vec::new();
+    for (id, node) in module.nodes() {
+        let Some(from) = cast_source(module, node) else { continue };
+        let Some(producer) = module.producer(from).filter(|producer| producer.phase == node.phase) else {
+            continue;
+        };
+        let alone = uses[from].as_slice() == [id] && !held.contains(from);
+        let index = producer.results.iter().position(|&result| result == from).unwrap_or_default();
+        let (made, to) = (module.ty(from).dtype, module.ty(node.results[0]).dtype);
+        if alone && kernels.writes_as(&producer.op, index, made, to) {
+            results.push((from, id));
+        }
+    }
+    Writes { results }
+}
+
+impl Writes {
+    /// Gives the results the types of the casts, and removes the casts.
+    pub fn apply(&self, module: &mut Module) {
+        let cast_results: Vec<_> =
+            self.results.iter().map(|(_, cast)| module.node(*cast).results[0]).collect();
+        let mut builder = Builder::new(module, Absorb::NAME);
+        for (&(from, cast), made) in self.results.iter().zip(cast_results) {
+            let dtype = builder.ty(made).dtype;
+            builder.set_dtype(from, dtype);
+            builder.replace(made, from);
+            builder.remove(cast);
+        }
+        builder.finish();
+    }
+}
+
+impl fmt::Display for Reads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |(node, index, from): &(NodeId, usize, ValueId)| {
+            format!("{node} reads {from} as operand {index}")
+        };
+        f.write_str(&self.operands.iter().map(line).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+impl fmt::Display for Writes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |(result, cast): &(ValueId, NodeId)| format!("{result} is written as {cast} casts it");
+        f.write_str(&self.results.iter().map(line).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}

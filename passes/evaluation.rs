@@ -1,0 +1,65 @@
+//! Evaluation: keeps the sums and weights of the loss, which an evaluation reads.
+//!
+//! Invariants: no state changes, nothing is drawn at random, no label is smoothed, and batch norms use their running
+//! statistics.
+
+use crate::arguments::Arguments;
+use crate::dropout;
+use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
+use ir::{Builder, Changed, Diagnostic, Module, NodeId, Op, OperandRole, ScalarPart, StepOutput};
+
+/// The pass; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evaluation;
+
+impl Transform for Evaluation {
+    const NAME: &'static str = "evaluation";
+    const NEEDED: bool = true;
+
+    fn parse(_: &mut Arguments) -> Result<Self, String> {
+        Ok(Self)
+    }
+
+    fn print(&self, _: &mut Arguments) {}
+
+    /// Errors: a program without a loss.
+    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+        let outputs = outputs(module);
+        if outputs.is_empty() {
+            return Err(Diagnostic::new("there is no output `loss.sum` to evaluate").note("run `loss` first"));
+        }
+        if let Some(unsmoothed) = module.step_output(StepOutput::UnsmoothedSum).map(|output| output.value) {
+            let name = StepOutput::loss(0, ScalarPart::Sum).to_string();
+            let sum = module.outputs.iter_mut().filter(|output| output.name == name);
+            sum.for_each(|output| output.value = unsmoothed);
+        }
+        module.outputs.retain(|output| outputs.contains(&output.name));
+        module.states.values_mut().for_each(|state| state.output = None);
+        dropout::remove(module)?;
+        use_running_statistics(module);
+        remove_dead(module, Self::NAME);
+        Ok(Changed::Yes)
+    }
+}
+
+/// The outputs that an evaluation reads: those of the classes of the loss.
+pub fn outputs(module: &Module) -> Vec<String> {
+    let parts = |class| ScalarPart::ALL.into_iter().map(move |part| StepOutput::loss(class, part));
+    let is_there = |output: &StepOutput| module.step_output(*output).is_some();
+    let classes = (0..).take_while(|&class| is_there(&StepOutput::loss(class, ScalarPart::Sum)));
+    classes.flat_map(parts).filter(is_there).map(String::from).collect()
+}
+
+/// Gives readers of a batch norm's batch statistics its running statistics.
+fn use_running_statistics(module: &mut Module) {
+    let found: Vec<NodeId> =
+        module.nodes().filter(|(_, node)| matches!(node.op, Op::InTraining(_))).map(|(id, _)| id).collect();
+    let mut b = Builder::new(module, Evaluation::NAME);
+    for id in found {
+        let (running, result) = (b.module().node(id)[OperandRole::State], b.module().node(id).results[0]);
+        b.replace(result, running);
+        b.remove(id);
+    }
+    b.finish();
+}

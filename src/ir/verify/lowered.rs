@@ -1,0 +1,28 @@
+//! Level lowered: casts that kernels do as they read and write. Invariant 18.
+
+use crate::ops::{Inference, Op, Operator};
+use crate::{DType, Level, Type, TypeError};
+
+/// The result types of an operator, at a level. At level lowered an operand of f16 or bf16 may stand for one of f32: the types
+/// are then those of the widened operands.
+pub(crate) fn infer(level: Level, op: &Op, types: &Inference) -> Result<Vec<Type>, TypeError> {
+    let exact = op.infer(types);
+    if level < Level::Lowered || exact.is_ok() {
+        return exact;
+    }
+    let operands: Vec<Type> = types.operands.iter().map(widened).collect();
+    op.infer(&Inference { operands: &operands, declared: types.declared }).or(exact)
+}
+
+/// Whether a result may have this type where its operator infers that one, at a level.
+pub(crate) fn fits(level: Level, ty: &Type, inferred: &Type) -> bool {
+    let is_cast = level >= Level::Lowered && ty.dtype.is_float() && inferred.dtype.is_float();
+    ty.dims == inferred.dims && (ty.dtype == inferred.dtype || is_cast)
+}
+
+fn widened(ty: &Type) -> Type {
+    match ty.dtype {
+        DType::F16 | DType::BF16 => Type { dtype: DType::F32, ..ty.clone() },
+        _ => ty.clone(),
+    }
+}

@@ -7,8 +7,8 @@ use crate::{Definition, Module, Movement, NodeId, Op, ValueId};
 impl Module {
     /// The value that `value` is a view of, one node back, if the movement of that node is of the class `passed`.
     ///
-    /// A result is a view of the operand of its own number: of a collective of several tensors the same tensor, and of
-    /// `in_training` the operand that a step reads. Concatenations are no views.
+    /// A result is a view of the operand with the same index: a collective moves each operand into its own result, and
+    /// `in_training` gives its first operand in a step. Concatenations are no views.
     pub fn view_source(&self, value: ValueId, passed: impl Fn(Movement) -> bool) -> Option<ValueId> {
         self.views(value, passed).next().map(|(_, source)| source)
     }
@@ -49,5 +49,46 @@ impl Module {
                 _ => return None,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Movement, text};
+
+    #[test]
+    fn a_walk_ends_at_the_first_movement_of_another_class() {
+        let module = text::parse(
+            "trainyard-ir 1
+            module @m imported {
+              func @forward(%0 \"x\" : i64[2, 3]) {
+                %1 = cast %0 {to = f32} : f32[2, 3] !{fwd}
+                %2 = transpose %1 {permutation = [1, 0]} : f32[3, 2] !{fwd}
+                %3 = slice %2 {dim = 0, start = 0, step = 1} : f32[1, 2] !{fwd}
+                %4 = broadcast %3 : f32[4, 2] !{fwd}
+                %5 = concat %4, %4 {dim = 0} : f32[8, 2] !{fwd}
+                %6 = reshape %5 : f32[16] !{fwd}
+                %7 = splat {value = 0.5} : f32[2] !{fwd}
+                %8 = broadcast %7 : f32[3, 2] !{fwd}
+                %9 = cast %8 {to = f16} : f16[3, 2] !{fwd}
+                %10 = reshape %9 : f16[6] !{fwd}
+                %11 = cast %10 {to = i64} : i64[6] !{fwd}
+              }
+              output \"y\" = %6
+              output \"z\" = %11
+            }",
+        );
+        let module = module.expect("the program is well-formed");
+        let results: Vec<_> = module.nodes().map(|(_, node)| node.results[0]).collect();
+        let [cast, transpose, _, broadcast, concat, reshape, _, _, _, half, integer] = results[..] else {
+            panic!("a node has one result");
+        };
+        assert_eq!(module.viewed(broadcast, Movement::is_view), module.inputs[0].value);
+        assert_eq!(module.viewed(broadcast, Movement::is_layout), cast);
+        assert_eq!(module.viewed(broadcast, Movement::is_part), broadcast);
+        assert_eq!(module.view_source(transpose, Movement::is_rearrangement), Some(cast));
+        assert_eq!(module.viewed(reshape, Movement::is_unchanged), concat, "a concatenation is no view");
+        assert_eq!(module.splat_number(half), Some(0.5));
+        assert_eq!(module.splat_number(integer), None);
     }
 }

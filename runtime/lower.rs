@@ -1,15 +1,14 @@
 //! Lowering: from a module to the program a device runs; of several devices, the one that each of them runs on its
 //! parts of the tensors.
 //!
-//! The device is a [`Backend`](crate::backend::Backend): no step knows more of it than this trait says. First, for a backend
-//! that wants it, `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in order:
-//! `select` keeps the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has
-//! multiplications do what follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels
-//! read and write the layouts of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for
-//! multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices
-//! exchange, `sums` are kept over microbatches); `commit` brings new state values into the states' own buffers; `renew` has
-//! optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena,
-//! and fixes every address.
+//! The device is a `backend::Backend`: no step knows more of it than this trait says. First, for a backend that wants it,
+//! `absorb` leaves casts to kernels, and `join` makes one of multiplications that read the same. Then, in order: `select` keeps
+//! the nodes whose results are wanted; `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do what
+//! follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the
+//! layouts of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications,
+//! `pad` keeps rows of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices exchange, `sums`
+//! are kept over microbatches); `commit` brings new state values into the states' own buffers; `renew` has optimizers write the
+//! casts of the weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address.
 
 mod absorb;
 mod commit;

@@ -1,6 +1,6 @@
 //! What lowering asks of a GPU.
 
-use super::lower::{self, contracts};
+use super::lower::{self, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::Plan;
 use crate::kernel_contract::{KernelContract, Unplaced};
@@ -15,8 +15,8 @@ pub(crate) struct CudaBackend;
 const KEPT_IN_UPDATE: u64 = 4096;
 
 impl Backend for CudaBackend {
-    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
-        contracts::contract(op, operands)
+    fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        kernel_contracts::of(op, operands)
     }
 
     fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {

@@ -6,13 +6,13 @@ mod batch_norm;
 mod chain;
 mod collective;
 mod contract;
-pub(super) mod contracts;
 mod copy;
 mod det;
 mod dropout;
 mod experts;
 mod halt;
 mod indexing;
+pub(super) mod kernel_contracts;
 mod loss;
 mod merge;
 mod multiprocessors;
@@ -206,12 +206,12 @@ fn missing(what: &str) -> Diagnostic {
 
 /// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.
 pub(crate) fn reads_half(op: &Op, index: usize) -> bool {
-    contracts::contract(op, 0).reads_half(index)
+    kernel_contracts::of(op, 0).reads_half(index)
 }
 
 /// Whether the kernel of an operator writes result `index` as `to`, though the operator makes `made`.
 pub(crate) fn writes_as(op: &Op, index: usize, made: DType, to: DType) -> bool {
-    contracts::contract(op, 0).writes_as(index, made, to)
+    kernel_contracts::of(op, 0).writes_as(index, made, to)
 }
 
 /// The kernels of an operator.

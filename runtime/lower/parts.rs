@@ -53,7 +53,7 @@ fn made_by(
                 base = node.operands[0];
             }
             op => {
-                let contract = backend.contract(op, node.operands.len());
+                let contract = backend.kernel_contract(op, node.operands.len());
                 let fits = contract.can_write(WritableStrides::Any) && !held.contains(base);
                 return fits.then_some((base, views));
             }

@@ -11,7 +11,7 @@ use ir::{DType, Kernels, Op};
 /// A kind of device, as lowering sees it.
 pub(crate) trait Backend: Sync {
     /// Returns the contract of the kernel that runs an operator with so many operands.
-    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op>;
+    fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op>;
 
     /// Returns the f32 numbers of scratch that an exchange with other devices takes.
     fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize;

@@ -6,9 +6,9 @@
 mod arena;
 mod backend;
 mod call;
-mod contracts;
 mod element;
 mod gemm;
+mod kernel_contracts;
 mod kernels;
 mod math;
 mod non_finite;

@@ -1,9 +1,9 @@
 //! Kernel contracts: all that lowering must know of a backend's kernel of an operator, as one record.
 //!
-//! Each backend answers in one exhaustive match (`cpu/contracts.rs`, `cuda/contracts.rs`), so that a new operator does not
-//! compile without an answer. A record starts as that of a family ([`KernelContract::dense`] and its neighbours) and says where
-//! the kernel can do more. Facts of an operator's meaning are no part of a contract: whether the numbers of a device's part
-//! depend on the place of that part says [`Op::depends_on_position`](ir::Op::depends_on_position).
+//! Each backend answers in one exhaustive match, its file `kernel_contracts.rs`, so that a new operator does not compile without
+//! an answer. A record starts as that of a family ([`KernelContract::dense`] and its neighbours) and says where the kernel can
+//! do more. Facts of an operator's meaning are no part of a contract: [`Op::depends_on_position`] says whether the numbers of a
+//! device's part depend on the place of that part.
 
 use crate::layout::{Layout, Sizes};
 use crate::target::Multiprocessors;
@@ -350,7 +350,7 @@ mod tests {
     fn contracts_fit_their_operators() {
         for target in [Target::Cpu, Target::Cuda] {
             for sample in samples() {
-                let contract = target.backend().contract(&sample.op, sample.operands.len());
+                let contract = target.backend().kernel_contract(&sample.op, sample.operands.len());
                 assert_eq!(misfit(&contract, &sample), None, "{:?} for {target:?}", sample.op);
             }
         }

@@ -2,7 +2,7 @@
 //! parts of the tensors.
 //!
 //! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target.
-//! Nodes on which nothing depends are left out. The device is a [`Backend`](crate::backend::Backend): no step knows more of it
+//! Nodes on which nothing depends are left out. The device is a `backend::Backend`: no step knows more of it
 //! than this trait says. In order: `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do the work that
 //! follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the layouts
 //! of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications, `pad` keeps rows

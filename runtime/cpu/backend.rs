@@ -1,6 +1,6 @@
 //! What lowering asks of the processor.
 
-use super::contracts;
+use super::kernel_contracts;
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::Plan;
 use crate::kernel_contract::{KernelContract, Unplaced};
@@ -11,8 +11,8 @@ use ir::{Kernels, Op};
 pub(crate) struct CpuBackend;
 
 impl Backend for CpuBackend {
-    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
-        contracts::contract(op, operands)
+    fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        kernel_contracts::of(op, operands)
     }
 
     /// Ranks read each other's operands where they lie.

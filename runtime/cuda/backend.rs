@@ -1,6 +1,6 @@
 //! What lowering asks of a GPU.
 
-use super::lower::{self, contracts};
+use super::lower::{self, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::Plan;
 use crate::kernel_contract::{KernelContract, Unplaced, WritableStrides};
@@ -16,8 +16,8 @@ pub(crate) struct CudaBackend;
 const KEPT_IN_UPDATE: u64 = 4096;
 
 impl Backend for CudaBackend {
-    fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
-        contracts::contract(op, operands)
+    fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        kernel_contracts::of(op, operands)
     }
 
     fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize {
@@ -62,14 +62,14 @@ impl Kernels for CudaBackend {
     }
 
     fn reads_half(&self, op: &Op, operand: usize) -> bool {
-        self.contract(op, 0).reads_half(operand)
+        self.kernel_contract(op, 0).reads_half(operand)
     }
 
     fn writes_as(&self, op: &Op, result: usize, made: DType, to: DType) -> bool {
-        self.contract(op, 0).writes_as(result, made, to)
+        self.kernel_contract(op, 0).writes_as(result, made, to)
     }
 
     fn writes_anywhere(&self, op: &Op) -> bool {
-        self.contract(op, 0).can_write(WritableStrides::Any)
+        self.kernel_contract(op, 0).can_write(WritableStrides::Any)
     }
 }

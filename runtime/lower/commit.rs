@@ -145,7 +145,7 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
 pub(super) fn may_overwrite(backend: &dyn Backend, draft: &Draft, operand: usize, result: usize) -> bool {
     let (from, to) = (&draft.operands[operand], &draft.results[result]);
     let allowed = match &draft.kernel {
-        Kernel::Op(op) => backend.contract(op, draft.operands.len()).may_overwrite(operand, result),
+        Kernel::Op(op) => backend.kernel_contract(op, draft.operands.len()).may_overwrite(operand, result),
         Kernel::Elementwise(_) => true,
         // Other devices read the operand of a collective while its result is written.
         Kernel::Contract(_) => false,

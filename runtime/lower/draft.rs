@@ -131,8 +131,8 @@ impl<'m> Drafts<'m> {
     }
 
     /// The contract of the kernel that runs an operator with so many operands.
-    pub(super) fn contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
-        self.backend.contract(op, operands)
+    pub(super) fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op> {
+        self.backend.kernel_contract(op, operands)
     }
 
     /// Bound sizes of a device's part of a value.
@@ -271,7 +271,7 @@ impl<'m> Drafts<'m> {
 
     /// A node with a kernel of its own.
     fn kernel(&mut self, id: NodeId, node: &Node) -> Result<(), Diagnostic> {
-        let contract = self.contract(&node.op, node.operands.len());
+        let contract = self.kernel_contract(&node.op, node.operands.len());
         let operands = node.operands.iter().enumerate();
         let mut operands = operands
             .map(|(index, &value)| self.operand(value, contract.reads(index), node, id))
@@ -325,7 +325,7 @@ impl<'m> Drafts<'m> {
         let sizes = self.sizes(made[0]);
         for &id in nodes {
             let node = module.node(id);
-            debug_assert!(self.contract(&node.op, node.operands.len()).in_chains);
+            debug_assert!(self.kernel_contract(&node.op, node.operands.len()).in_chains);
             let mut sources = SmallVec::new();
             for &value in &node.operands {
                 let step = made[..steps.len()].iter().position(|&m| m == value);

@@ -59,7 +59,7 @@ pub(super) fn items(
     let mut fusion = Fusion { module, limits, readers, chains: vec![], chain_of: SecondaryMap::new() };
     let in_chains = |id: &NodeId| {
         let node = module.node(*id);
-        backend.contract(&node.op, node.operands.len()).in_chains
+        backend.kernel_contract(&node.op, node.operands.len()).in_chains
     };
     let order: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
     for &id in order.iter().rev().filter(|id| in_chains(id)) {

@@ -60,7 +60,7 @@ fn product(drafts: &Drafts, item: &Item, padded: &EntitySet<ValueId>) -> Option<
                 // The gradient of logits is written where the logits are.
                 op => {
                     let writes_rows =
-                        drafts.contract(op, node.operands.len()).can_write(WritableStrides::Rows);
+                        drafts.kernel_contract(op, node.operands.len()).can_write(WritableStrides::Rows);
                     let of_logits = padded.contains(source(module, *node.operands.first()?));
                     (writes_rows && of_logits).then_some(made)
                 }
@@ -93,7 +93,7 @@ fn is_read_in_rows(drafts: &Drafts, readers: &Readers, value: ValueId) -> bool {
                     && is_read_in_rows(drafts, readers, made)
             }
             op => {
-                let contract = drafts.contract(op, node.operands.len());
+                let contract = drafts.kernel_contract(op, node.operands.len());
                 let mut operands = node.operands.iter().enumerate().filter(|(_, operand)| **operand == value);
                 operands.all(|(index, _)| contract.reads(index) == OperandLayout::Rows)
             }

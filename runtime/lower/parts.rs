@@ -54,7 +54,8 @@ impl Drafts<'_> {
         let mut start = 0;
         let mut parts: Vec<(ValueId, Part)> = Vec::new();
         for &operand in &node.operands {
-            let writes_anywhere = |op: &Op| self.backend.contract(op, 0).can_write(WritableStrides::Any);
+            let writes_anywhere =
+                |op: &Op| self.backend.kernel_contract(op, 0).can_write(WritableStrides::Any);
             let (base, views) = made_by_kernel(self.module, held, operand, writes_anywhere)?;
             let length = self.sizes(operand)[dim];
             let own = layout.slice(dim, start, 1, length);

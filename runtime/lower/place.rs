@@ -102,7 +102,7 @@ fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
     };
     let (operands, results) = (unplaced(&draft.operands), unplaced(&draft.results));
     match &draft.kernel {
-        Kernel::Op(op) => drafts.contract(op, operands.len()).scratch(op, &operands, &results, on),
+        Kernel::Op(op) => drafts.kernel_contract(op, operands.len()).scratch(op, &operands, &results, on),
         Kernel::Collective(exchange) => drafts.backend.exchange_scratch(exchange, &operands, &results),
         Kernel::Elementwise(_) | Kernel::Contract(_) => 0,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => 0,

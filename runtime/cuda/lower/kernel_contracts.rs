@@ -7,7 +7,7 @@ use ir::Op;
 use ir::ops::reduce::ReduceKind;
 
 /// Returns the contract of the kernel that runs an operator with so many operands.
-pub(in crate::cuda) fn contract(op: &Op, operands: usize) -> KernelContract<'_> {
+pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
     use KernelContract as Kernel;
     use WritableStrides::{Any, Rows};
     match op {

@@ -7,7 +7,7 @@ use ir::Op;
 use ir::ops::reduce::ReduceKind;
 
 /// Returns the contract of the kernel that runs an operator with so many operands.
-pub(super) fn contract(op: &Op, operands: usize) -> KernelContract<'_> {
+pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
     use KernelContract as Kernel;
     match op {
         Op::Unary(_) | Op::Cast(_) => Kernel::elementwise().in_place(&[(0, 0)]),

@@ -371,13 +371,15 @@ mod tests {
 
     #[test]
     fn other_data_is_refused_with_both_sizes() {
+        let told =
+            |refused: Result<(), CheckpointError>| ir::Diagnostic::from(refused.unwrap_err()).to_string();
         for rule in RULES {
             let (_folder, checkpoint, files) = of_data(b"the data", rule);
             let then = checkpoint.description.data.hash.clone();
             fs::write(files.train.as_ref().unwrap(), "other data").unwrap();
-            let error = checkpoint.check_data_size(&files).unwrap_err().to_string();
+            let error = told(checkpoint.check_data_size(&files));
             assert!(error.contains(&format!("of 8 bytes (hash {then}); this run has 10 bytes\n")), "{error}");
-            let error = checkpoint.check_data_size(&DataFiles::default()).unwrap_err().to_string();
+            let error = told(checkpoint.check_data_size(&DataFiles::default()));
             assert!(error.contains("this run has 0 bytes\n"), "{error}");
             fs::write(files.train.as_ref().unwrap(), "The data").unwrap();
             checkpoint.check_data_size(&files).unwrap();

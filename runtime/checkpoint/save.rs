@@ -255,7 +255,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("checkpoints"), "a file").unwrap();
         let checkpoints = Checkpoints::new(&folder.path().join("checkpoints"));
-        let error = checkpoints.save(&module(), &description(5), &values(1)).unwrap_err().to_string();
+        let error = checkpoints.save(&module(), &description(5), &values(1)).unwrap_err();
+        let error = ir::Diagnostic::from(error).to_string();
         assert!(error.contains("checkpoints/step-5") && error.contains("there is no earlier"), "{error}");
     }
 

@@ -323,7 +323,8 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
         known.passes.into_iter().chain(rest.into_iter().flat_map(|rest| rest.passes)).collect();
     let Some(last) = passes.iter().position(|pass| pass.name() == after) else {
         if unbound.is_empty() {
-            let error = format!("--after {after}: the pass is not among those that make a step by these flags");
+            let error =
+                format!("--after {after}: the pass is not among those that make a step by these flags");
             return Err(Diagnostic::new(error).into());
         }
         let error = Diagnostic::new(format!("--after {after}: the pass runs once all dims are bound"));

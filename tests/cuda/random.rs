@@ -28,7 +28,7 @@ fn training_program(seed: u64, dtype: DType, passes: &str) -> Option<Module> {
 
 /// The types in turn, one microbatch and many in turn.
 fn case(seed: u64) -> (DType, bool) {
-    (TYPES[seed as usize % TYPES.len()], seed / 3 % 2 == 0)
+    (TYPES[seed as usize % TYPES.len()], (seed / 3).is_multiple_of(2))
 }
 
 #[test]
@@ -37,7 +37,8 @@ fn random_steps_have_kernels_when_they_are_rewritten() {
     for seed in 0..200 {
         let (dtype, many) = case(seed);
         // Every other program has casts of its own.
-        let (dtype, precision) = if seed % 2 == 0 { (DType::F32, "precision(bf16)") } else { (dtype, "") };
+        let (dtype, precision) =
+            if seed.is_multiple_of(2) { (DType::F32, "precision(bf16)") } else { (dtype, "") };
         let passes = format!("autodiff {precision} optimizer(adamw, lr=0.05) simplify");
         let Some(module) = training_program(seed, dtype, &passes) else { continue };
         let microbatches = if many { Microbatches::Many } else { Microbatches::One };

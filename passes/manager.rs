@@ -59,7 +59,7 @@ impl fmt::Display for Failure {
         let texts: Vec<String> = self.diagnostics.iter().map(Diagnostic::to_string).collect();
         write!(f, "{}\n  = in pass `{}`", texts.join("\n"), self.pass)?;
         match &self.reproducer {
-            Some(path) => write!(f, "\n  = `trainyard opt {}` does it again", path.display()),
+            Some(path) => write!(f, "\n  = `trainyard opt {}` reproduces the error", path.display()),
             None => Ok(()),
         }
     }

@@ -171,7 +171,7 @@ impl Reader<'_> {
         }
         let end = self.rest.find(is_special).unwrap_or(self.rest.len());
         if end == 0 {
-            return Err(format!("a word should stand before `{}`", self.rest));
+            return Err(format!("a word is missing before `{}`", self.rest));
         }
         let word = self.rest[..end].to_string();
         self.rest = self.rest[end..].trim_start();

@@ -22,8 +22,7 @@ impl FromStr for Shard {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let error =
-            || format!("`{text}` is no sharding: it should be PATTERN=DIMS, such as `h.*.weight=-,tp`");
+        let error = || format!("`{text}` is not a sharding; write PATTERN=DIMS, such as `h.*.weight=-,tp`");
         let (pattern, dims) = text.rsplit_once('=').ok_or_else(error)?;
         let dim = |text: &str| match text.trim() {
             "" => Err(error()),
@@ -59,16 +58,16 @@ pub(super) fn seed(
         if states.is_empty() {
             let names: Vec<&str> =
                 rules.module.states.values().map(|state| state.name.as_str()).take(8).collect();
-            return Err(Diagnostic::new(format!("--shard {shard}: no state has such a name"))
-                .note(format!("names are like {}", names.join(", "))));
+            return Err(Diagnostic::new(format!("--shard {shard}: no state matches the pattern"))
+                .note(format!("names of states are, for example, {}", names.join(", "))));
         }
         for (state, view) in states {
             if let Some(other) = by.insert(&state.name, shard).filter(|other| other.dims != shard.dims) {
-                let message = format!("--shard {other} and --shard {shard} both fit `{}`", state.name);
-                return Err(Diagnostic::new(message).note("leave one out, or narrow its pattern"));
+                let message = format!("--shard {other} and --shard {shard} both match `{}`", state.name);
+                return Err(Diagnostic::new(message).note("remove one of the flags, or narrow its pattern"));
             }
             for (dim, axis) in axes(rules.mesh, shard, state, view)? {
-                let cause = Cause::Seed(format!("asked for by --shard {shard}"));
+                let cause = Cause::Seed(format!("--shard {shard} names it"));
                 layouts.split(state.input, state.ty.ndim(), dim, axis, cause);
             }
             layouts.close(state.input);
@@ -133,9 +132,12 @@ fn axes(
         if !size.is_multiple_of(parts) {
             let legal: Vec<String> =
                 (1..=size.min(64)).filter(|n| size % n == 0).map(|n| n.to_string()).collect();
-            let message = format!("a dim of size {size} of `{}` does not divide by {parts}", state.name);
+            let message = format!(
+                "the dim of size {size} of `{}` cannot be divided into {parts} equal parts",
+                state.name
+            );
             return Err(Diagnostic::new(format!("--shard {shard}: {message}"))
-                .note(format!("it divides by {}", legal.join(", "))));
+                .note(format!("it can be divided into {} parts", legal.join(", "))));
         }
     }
     Ok(dims
@@ -178,7 +180,7 @@ fn dims(
     dims.ok_or_else(|| {
         let file = shard.dims.len();
         fault(format!(
-            "`{}` is {}, whose dims are not the {file} given, as in the file",
+            "`{}` is {}, and --shard must give its {file} dims of the file's tensor",
             state.name, state.ty
         ))
     })

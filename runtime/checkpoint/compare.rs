@@ -58,7 +58,12 @@ impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
         let other = |(wanted, found): &(StateRow, StateRow)| {
-            format!("`{}` is {} here and {} there", visible(&wanted.name), wanted.what(), found.what())
+            format!(
+                "`{}` is {} in this program and {} in the checkpoint",
+                visible(&wanted.name),
+                wanted.what(),
+                found.what()
+            )
         };
         list(f, "missing in the checkpoint", &rows(&self.missing))?;
         list(f, "not in this program", &rows(&self.unexpected))?;
@@ -83,7 +88,12 @@ mod tests {
         let text = differences.to_string();
         assert!(text.contains("missing in the checkpoint: `a` f32[2]"), "{text}");
         assert!(text.contains("not in this program: `d` f32[5]"), "{text}");
-        assert!(text.contains("`b` is f32[2, 3] parameter here and f32[3, 2] parameter there"), "{text}");
+        assert!(
+            text.contains(
+                "`b` is f32[2, 3] parameter in this program and f32[3, 2] parameter in the checkpoint"
+            ),
+            "{text}"
+        );
         assert!(Differences::between(&wanted, &wanted).is_empty());
     }
 

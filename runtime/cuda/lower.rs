@@ -200,7 +200,8 @@ fn steps(
 }
 
 fn missing(what: &str) -> Diagnostic {
-    Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
+    Diagnostic::new(format!("{what}: there is no kernel for CUDA yet"))
+        .note("--device cpu runs every operator")
 }
 
 /// Whether the kernel of an operator that computes in f32 reads operand `index` as f16 or bf16 as well.

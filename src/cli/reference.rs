@@ -12,7 +12,7 @@ pub fn flags_table() -> String {
     cli.build();
     let subcommands: Vec<&Command> =
         cli.get_subcommands().filter(|command| command.get_name() != "help").collect();
-    let mut table = String::from("| flag | what it does | in |\n| --- | --- | --- |\n");
+    let mut table = String::from("| flag | meaning | subcommands |\n| --- | --- | --- |\n");
     let mut seen: Vec<&str> = vec!["help", "version"];
     for subcommand in &subcommands {
         for arg in subcommand.get_arguments().filter(|arg| !arg.is_hide_set()) {

@@ -29,7 +29,7 @@ pub enum LockError {
         holder: String,
     },
     /// The file system has no locks.
-    #[error("{} cannot be locked ({source}): a second run that writes there would not be noticed", folder.display())]
+    #[error("{} cannot be locked ({source}): a second run could write there without notice", folder.display())]
     Unsupported {
         /// The folder.
         folder: PathBuf,

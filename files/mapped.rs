@@ -66,9 +66,9 @@ pub enum Change {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cut { before, now } => write!(f, "it had {before} bytes, and has {now}"),
-            Self::Written => write!(f, "a program wrote to it"),
-            Self::Replaced => write!(f, "it was replaced or removed"),
+            Self::Cut { before, now } => write!(f, "it had {before} bytes, and it has {now} bytes now"),
+            Self::Written => write!(f, "a program wrote to the file"),
+            Self::Replaced => write!(f, "the file was replaced or removed"),
         }
     }
 }
@@ -287,8 +287,8 @@ mod fatal {
                     say(b"\nerror: `");
                     let path = place.path.load(Ordering::Acquire);
                     say(std::ffi::CStr::from_ptr(path.cast()).to_bytes());
-                    say(b"` was cut off while it was in use, or cannot be read any more\n");
-                    say(b"  = put the file back as it was; a run that has saved a checkpoint goes on with --resume\n");
+                    say(b"` was truncated while it was in use, or it can no longer be read\n");
+                    say(b"  = restore the file; a run that has saved a checkpoint continues with --resume\n");
                     libc::_exit(EXIT_CODE);
                 }
             }

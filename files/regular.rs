@@ -17,7 +17,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     if !metadata.is_file() {
         let found = kind(&metadata);
         let reason =
-            format!("it is {found}, and a regular file is needed; write its contents to one, and give that");
+            format!("it is {found}, and a regular file is needed; write the contents to a regular file");
         return Err(io::Error::other(reason));
     }
     File::open(path)
@@ -40,5 +40,5 @@ fn kind(metadata: &Metadata) -> &'static str {
         }
     }
     let _ = metadata;
-    "no regular file"
+    "not a regular file"
 }

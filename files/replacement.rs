@@ -67,7 +67,7 @@ impl Replacement {
     /// The folder is not there, or cannot be written.
     pub fn begin(target: &Path) -> io::Result<Self> {
         if target.file_name().is_none() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file name"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name"));
         }
         let file = disk::create_new(&temporary_name(target))?;
         let out = BufWriter::with_capacity(1 << 20, file);

@@ -53,7 +53,7 @@ impl Transform for Autodiff {
             if !trained.contains(state.name.as_str()) {
                 let warning =
                     Diagnostic::new(format!("the loss does not depend on parameter `{}`", state.name));
-                cx.warn(warning.note("it has no gradient and stays as it is"));
+                cx.warn(warning.note("the parameter has no gradient and does not change"));
             }
         }
         Ok(changed)
@@ -99,12 +99,13 @@ impl fmt::Display for Decision {
 /// Finds the paths from parameters to the loss.
 pub fn decide(module: &Module) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported {
-        return Err(Diagnostic::new("the program has a backward phase already"));
+        return Err(Diagnostic::new("the program already has a backward phase"));
     }
     let mut classes = classes(module, Scalar::Loss)?;
     if classes.is_empty() {
-        let error = Diagnostic::new("there is no output `loss.sum` to train by");
-        return Err(error.note("run `loss` first"));
+        let error =
+            Diagnostic::new("the program has no output `loss.sum`, which is the loss to differentiate");
+        return Err(error.note("run the pass `loss` first"));
     }
     let mut trained: Vec<StateId> =
         module.states.iter().filter(|(_, state)| state.role == Role::Parameter).map(|(id, _)| id).collect();
@@ -138,7 +139,7 @@ fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
         let index = classes.len();
         let missing = || {
             let weight = named(index, ScalarPart::Weight);
-            Diagnostic::new(format!("there is no output `{weight}` to train by")).note("run `loss` first")
+            Diagnostic::new(format!("the program has no output `{weight}`, which is the weight of the loss")).note("run the pass `loss` first")
         };
         let weight = output(index, ScalarPart::Weight).ok_or_else(missing)?;
         let nominal = nominal(module, weight)?;
@@ -346,7 +347,7 @@ impl Backward {
 fn refused(node: &ir::Node, error: GradientError) -> Diagnostic {
     let diagnostic = Diagnostic::new(format!("`{}` cannot be trained through: {error}", node.op.name()));
     let diagnostic = if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) };
-    diagnostic.note("parameters behind it can be left as they are with --freeze PATTERN")
+    diagnostic.note("--freeze PATTERN excludes the parameters before this node from training")
 }
 
 /// A class of a scalar, accumulated over the microbatches, in f64.

@@ -41,7 +41,7 @@ impl Transform for Bind {
         let mut sizes = BTreeMap::new();
         for (name, size) in arguments.take_rest() {
             let number = size.parse().ok().filter(|&size| size > 0 && !name.is_empty());
-            let number = number.ok_or_else(|| format!("`{size}` is no size; write {BATCH}=8"))?;
+            let number = number.ok_or_else(|| format!("`{size}` is not a size; write {BATCH}=8"))?;
             sizes.insert(name, number);
         }
         Ok(Self { sizes })
@@ -53,7 +53,7 @@ impl Transform for Bind {
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         if module.level != Level::Imported {
-            return Err(Diagnostic::new("dims are bound before the program is differentiated"));
+            return Err(Diagnostic::new("the dims must be bound before the program is differentiated"));
         }
         // Before anything is computed of them.
         let sharpened = fold::sharpen(module)?;
@@ -95,9 +95,9 @@ impl Bind {
         if let Some(first) = free.first() {
             let names: Vec<String> = free.iter().map(|symbol| format!("`{symbol}`")).collect();
             let error = Diagnostic::new(format!("dims have no size yet: {}", names.join(", ")));
-            return Err(error.note(format!("bind each, such as --bind {first}=8")));
+            return Err(error.note(format!("bind each dim, such as --bind {first}=8")));
         }
-        let too_large = |ty: &Type| Diagnostic::new(format!("the sizes given make {ty} too large"));
+        let too_large = |ty: &Type| Diagnostic::new(format!("{ty} is too large with the given sizes"));
         rebuild::retype(module, |ty| {
             let dims = ty.dims.iter().map(|dim| dim.bind(&self.sizes)).collect::<Option<Vec<_>>>();
             let bound = dims.map(|dims| Type::new(ty.dtype, dims)).filter(|ty| ty.bytes().is_some());

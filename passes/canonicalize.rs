@@ -128,7 +128,7 @@ fn decide<'m>(
     let end = saturate(&mut graph, rules, limits);
     if !end.complete {
         let message =
-            format!("canonicalize stopped after {} rounds: the graph stays as it is", end.iterations);
+            format!("canonicalize stopped after {} rounds: the graph is not changed", end.iterations);
         return Err(Diagnostic::new(message));
     }
     let origins = origins(module, &graph, &region, &classes);

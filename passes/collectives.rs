@@ -94,7 +94,7 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
     let end = saturate(&mut graph, &rules::all(), limits);
     if !end.complete {
         let message =
-            format!("collectives stopped after {} rounds: the program stays as it is", end.iterations);
+            format!("collectives stopped after {} rounds: the program is not changed", end.iterations);
         return Err(Diagnostic::new(message));
     }
     let prices = Prices::new(options.rates);

@@ -46,7 +46,7 @@ impl Transform for Dropout {
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let ratio = arguments.take("ratio").map(|text| match text.parse() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
-            _ => Err(format!("`{text}` is no share from 0 to 1")),
+            _ => Err(format!("`{text}` is not a dropout ratio from 0 to 1")),
         });
         Ok(Self { seed: arguments.value("seed", 0)?, ratio: ratio.transpose()? })
     }
@@ -66,8 +66,8 @@ impl Transform for Dropout {
         }
         let decision = decide(module, self)?;
         if self.ratio.is_some_and(|ratio| ratio > 0.0) && settable(module).is_empty() {
-            let warning = Diagnostic::new("the model has no dropout whose share could be set");
-            cx.warn(warning.note("export it in training mode (torch.onnx.TrainingMode.TRAINING)"));
+            let warning = Diagnostic::new("the model has no dropout whose ratio could be set");
+            cx.warn(warning.note("export the model in training mode (torch.onnx.TrainingMode.TRAINING)"));
         }
         if decision.removed.is_empty() && decision.numbered.is_empty() {
             return Ok(if masks.is_empty() { Changed::No } else { Changed::Yes });
@@ -90,8 +90,11 @@ fn noise(module: &Module) -> Option<Diagnostic> {
     };
     let warning = Diagnostic::new(message);
     let warning = if first.origin.is_empty() { warning } else { warning.at(first.origin.to_string()) };
-    let warning = warning.note("an evaluation uses its mean (0 for normal numbers), which a model may not");
-    Some(warning.note("--dropout off trains with the mean too"))
+    let warning = warning.note(
+        "an evaluation uses the mean of a random tensor (0 for normal numbers), and the model may use \
+         another value",
+    );
+    Some(warning.note("--dropout off uses the mean in training too"))
 }
 
 /// The ids of the dropouts whose share may be set: those of values of the model. A dropout of ones alone is a mask that
@@ -201,7 +204,7 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
         return Ok(decision);
     }
     if module.level != Level::Imported {
-        return Err(Diagnostic::new("dropouts get their numbers before the program is differentiated"));
+        return Err(Diagnostic::new("the pass `dropout` must run before the program is differentiated"));
     }
     let samples = find_samples(module).map_err(|error| unclear(&error))?;
     decision.batch = samples.batch.max(1);
@@ -216,7 +219,8 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
         let Some(&Carry { dim, minor }) = places.get(&draw.id()) else { continue };
         let ty = module.ty(module.node(*id).results[0]);
         if ty.dims[dim].size() != Some(decision.batch * minor) {
-            let error = Diagnostic::new(format!("the samples of {ty} do not stand first in dim {dim}"));
+            let error =
+                Diagnostic::new(format!("the samples are not the outermost part of dim {dim} of {ty}"));
             return Err(unclear(&error.at(module.node(*id).origin.to_string())));
         }
         (*draw.dim(), *sampled) = (dim as u32, true);
@@ -226,9 +230,10 @@ pub fn decide(module: &Module, options: &Dropout) -> Result<Decision, Diagnostic
 
 /// The samples cannot be told apart.
 fn unclear(error: &Diagnostic) -> Diagnostic {
-    let found = Diagnostic::new(format!("dropout needs to know the samples apart: {}", error.message));
+    let found =
+        Diagnostic::new(format!("dropout needs to distinguish the samples of a batch: {}", error.message));
     let found = error.origin.iter().fold(found, |found, origin| found.at(origin.clone()));
-    found.note("train without it: --dropout off")
+    found.note("train without dropout: --dropout off")
 }
 
 /// Gives the numbers.

@@ -60,7 +60,7 @@ impl Transform for Loss {
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let ignore =
-            arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is no label")));
+            arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is not a label")));
         let words = LossKind::words();
         let word = words.into_iter().find(|(_, word)| arguments.flag(word)).map(|(kind, _)| kind);
         let output = arguments.take("output").map(LossKind::Output);
@@ -85,17 +85,16 @@ impl Transform for Loss {
         if let Choice::Criterion(_, Prediction { output, others, .. }) = &decision.choice
             && !others.is_empty()
         {
-            let warning = Diagnostic::new(format!(
-                "output `{output}` is taken for the {}",
-                decision.choice.taken_for()
-            ));
-            cx.warn(warning.note(format!("it could also have been {}", others.join(", "))));
+            let warning =
+                Diagnostic::new(format!("output `{output}` is used as the {}", decision.choice.taken_for()));
+            cx.warn(warning.note(format!("other candidates are {}", others.join(", "))));
         }
         if let Choice::Own(own, Objective { constant: Some(constant), .. }) = &decision.choice {
             let warning =
                 Diagnostic::new(format!("the loss `{}` has the constant term {constant}", own.output));
             cx.warn(warning.note(
-                "a penalty on parameters that the exporter computed is one, and has no gradient: export with optimize=False",
+                "the exporter may have folded a penalty on parameters into this constant, which has no \
+                 gradient: export with optimize=False",
             ));
         }
         if decision.knows_its_sums() {
@@ -153,10 +152,10 @@ impl fmt::Display for Decision {
             Choice::Criterion(criterion, Prediction { output, .. }) => {
                 let formula = match criterion {
                     Criterion::CrossEntropy => {
-                        "cross-entropy, mean over the labels that count, of the logits"
+                        "cross-entropy (mean over the labels that count) of the logits"
                     }
-                    Criterion::Mse => "mean squared error, of the numbers",
-                    Criterion::Bce => "mean binary cross-entropy, of the logits",
+                    Criterion::Mse => "mean squared error of the numbers",
+                    Criterion::Bce => "mean binary cross-entropy of the logits",
                 };
                 write!(f, "{formula} in output `{output}` and the labels")
             }
@@ -177,14 +176,17 @@ impl Decision {
 
     fn doubt(&self) -> Option<Diagnostic> {
         let Choice::Own(own, objective) = &self.choice else { return None };
-        let message =
-            format!("several microbatches may not make the loss `{}` of the whole batch", own.output);
+        let message = format!(
+            "the loss `{}` of several microbatches may differ from the loss of the whole batch",
+            own.output
+        );
         let (first, more) = objective.doubts.split_first()?;
         let warning =
             more.iter().fold(Diagnostic::new(message).note(first), |warning, doubt| warning.note(doubt));
-        Some(warning
-            .note("their losses are averaged, or added up where they are sums")
-            .note("one microbatch is exact: a --microbatch of the whole global batch, on as many data ranks as needed"))
+        Some(warning.note("the losses of microbatches are averaged, and terms that are sums are added").note(
+            "a single microbatch is exact: set --microbatch to the whole global batch, on as many data \
+                 ranks as needed",
+        ))
     }
 }
 
@@ -192,13 +194,14 @@ impl Decision {
 /// of the module.
 pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<Decision, Diagnostic> {
     if module.level != Level::Imported || module.step_output(StepOutput::loss(0, ScalarPart::Sum)).is_some() {
-        return Err(Diagnostic::new("the program has a loss to train by already"));
+        return Err(Diagnostic::new("the program already has a training loss"));
     }
     if let Some(output) = module.outputs.iter().find(|output| StepOutput::reserves(&output.name)) {
         let error =
-            Diagnostic::new(format!("output `{}` has a name that outputs of a step have", output.name));
+            Diagnostic::new(format!("output `{}` has a reserved name", output.name));
         return Err(
-            error.note("names that start with `loss.` and `metric.` are taken: export it under another name")
+            error.note("names that start with `loss.` or `metric.` are reserved: export the output under another \
+                 name")
         );
     }
     if !(0.0..1.0).contains(&options.label_smoothing) {
@@ -239,8 +242,10 @@ fn criterion(module: &Module, kind: &LossKind, options: &Loss) -> Result<Choice,
         }
     };
     let classes = |flag: &str| {
-        let error = Diagnostic::new(format!("{flag} is for labels of classes, which --loss {kind} has not"));
-        Err(error.note("leave the option out, or use --loss cross-entropy"))
+        let error = Diagnostic::new(format!(
+            "{flag} applies to labels that are classes, and --loss {kind} has no classes"
+        ));
+        Err(error.note("remove the flag, or use --loss cross-entropy"))
     };
     match (options.ignore_index, options.label_smoothing) {
         (Some(index), _) => classes(&format!("--ignore-index {index}")),
@@ -272,7 +277,7 @@ fn metrics(
 fn check_own(module: &Module, options: &Loss, objective: &Objective) -> Result<(), Diagnostic> {
     let error = |what: &str| {
         let error = Diagnostic::new(format!("{what} does not apply to the model's own loss"));
-        Err(error.note("leave the option out, or train the logits with --loss cross-entropy"))
+        Err(error.note("remove the flag, or train the logits with --loss cross-entropy"))
     };
     let own = cross_entropy(module, objective);
     match (own, options.ignore_index) {

@@ -85,7 +85,7 @@ impl Transform for Optimizer {
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         let default = Self::default();
         let clip =
-            arguments.take("clip").map(|text| text.parse().map_err(|_| format!("`{text}` is no norm")));
+            arguments.take("clip").map(|text| text.parse().map_err(|_| format!("`{text}` is not a norm")));
         let groups =
             arguments.take_all("group").iter().map(|text| text.parse::<Group>()).collect::<Result<_, _>>()?;
         Ok(Self {
@@ -173,7 +173,7 @@ impl fmt::Display for Decision {
 pub fn decide(module: &Module, options: &Optimizer, cx: &PassContext) -> Result<Decision, Diagnostic> {
     if module.level != Level::Training || module.state("step").is_some() {
         let error = Diagnostic::new("the optimizer needs a program with gradients and without an optimizer");
-        return Err(error.note("run `autodiff` before it, once"));
+        return Err(error.note("run `autodiff` once before `optimizer`"));
     }
     let gradients = module.outputs.iter();
     let gradients: BTreeMap<&str, ValueId> =
@@ -218,9 +218,10 @@ fn check_groups(
         updates.iter().map(|update| names(module, &module.states[update.state], cx)).collect();
     let is_empty = |group: &&Group| !known.iter().any(|names| group.fits(names.iter().copied()));
     let Some(group) = options.groups.iter().find(is_empty) else { return Ok(()) };
-    let error = Diagnostic::new(format!("no parameter that is trained fits `{}` of a group", group.pattern));
+    let error =
+        Diagnostic::new(format!("no trained parameter matches the pattern `{}` of a group", group.pattern));
     let some: Vec<&str> = known.iter().take(5).filter_map(|names| names.last().copied()).collect();
-    Err(error.note(format!("there are parameters such as {}", some.join(", "))))
+    Err(error.note(format!("trained parameters are, for example, {}", some.join(", "))))
 }
 
 /// Builds the update.

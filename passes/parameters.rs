@@ -78,7 +78,9 @@ impl Transform for Parameters {
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         if module.level != Level::Imported {
-            return Err(Diagnostic::new("parameters are decided before the program is differentiated"));
+            return Err(Diagnostic::new(
+                "the pass `parameters` must run before the program is differentiated",
+            ));
         }
         match &self.set {
             Set::Only(specs) => report::apply_specs(module, specs),
@@ -224,22 +226,26 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         }
         let transposed = if tie.permutation == [1, 0] { ", transposed" } else { "" };
         let warning = Diagnostic::new(format!(
-            "`{tied}` has the bytes of `{to}`{transposed}: trained as one parameter"
+            "`{tied}` and `{to}` have the same bytes{transposed}: they are trained as one parameter"
         ));
-        cx.warn(warning.note("--untied keeps them apart"));
+        cx.warn(warning.note("--untied keeps the tensors apart"));
     }
     let trained = || decision.rows.iter().filter(|row| row.finding.is_parameter() && !row.frozen);
     let by_name = trained().filter(|row| matches!(row.finding.evidence, Evidence::Named(_)));
     let by_name: Vec<String> = by_name.map(|row| format!("`{}`", module.data[row.data].name)).collect();
     if !by_name.is_empty() {
         let message = match &by_name[..] {
-            [name] => format!("{name} is trained by its name alone"),
+            [name] => format!("{name} is trained only because of its name"),
             names => {
-                format!("{} tensors are trained by their names alone: {}", names.len(), names.join(", "))
+                format!(
+                    "{} tensors are trained only because of their names: {}",
+                    names.len(),
+                    names.join(", ")
+                )
             }
         };
-        let note =
-            "the file does not tell a parameter from a buffer there; --freeze NAME leaves a buffer as it is";
+        let note = "the file does not say whether such a tensor is a parameter or a buffer; --freeze NAME keeps a \
+             buffer constant";
         cx.warn(Diagnostic::new(message).note(note));
     }
     let others = decision.rows.iter().filter(|row| !row.finding.is_parameter());
@@ -249,7 +255,8 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
     if !computed.is_empty() {
         let names: Vec<String> =
             computed.iter().map(|row| format!("`{}`", module.data[row.data].name)).collect();
-        let message = format!("computed by the exporter, perhaps from parameters: {}", names.join(", "));
+        let message =
+            format!("the exporter computed these tensors, perhaps from parameters: {}", names.join(", "));
         let note =
             "no gradient flows through a computed tensor; export with optimize=False to keep the computation";
         cx.warn(Diagnostic::new(message).note(note));
@@ -262,21 +269,24 @@ fn warn(module: &Module, decision: &Decision, cx: &mut PassContext) {
         });
         let names: Vec<String> = names.collect();
         let warning = Diagnostic::new(format!("not trained: {}", names.join(", ")));
-        cx.warn(warning.note("--train-also NAME trains it"));
+        cx.warn(warning.note("--train-also NAME trains such a tensor"));
     }
     for row in trained() {
         let Data { name, ty, claim, .. } = &module.data[row.data];
         if let Evidence::Ambiguous(reason) = &row.finding.evidence {
             let warning =
                 Diagnostic::new(format!("`{name}` {ty} is trained, though it may be a constant: {reason}"));
-            cx.warn(warning.note(format!("--freeze '{name}' leaves it as it is")));
+            cx.warn(warning.note(format!("--freeze '{name}' keeps the tensor constant")));
         }
         // Where the exporter says whose each tensor is, a shared one is a tied one.
         if row.finding.vector_uses > 1 && claim.is_none() {
             let uses = row.finding.vector_uses;
-            let warning =
-                Diagnostic::new(format!("{uses} uses share one initializer, `{name}`: trained as tied"));
-            cx.warn(warning.note("the exporter merged equal tensors: --untied gives each use its own"));
+            let warning = Diagnostic::new(format!(
+                "{uses} uses share the initializer `{name}`: they are trained as tied parameters"
+            ));
+            cx.warn(warning.note(
+                "the exporter may have merged equal tensors: --untied gives each use its own parameter",
+            ));
         }
     }
 }

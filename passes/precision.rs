@@ -118,8 +118,10 @@ impl Transform for Precision {
             return Ok(Changed::No);
         }
         if module.level != Level::Training || module.state("step").is_some() {
-            let error = Diagnostic::new("precision needs a program with gradients and without an optimizer");
-            return Err(error.note("run it after `autodiff` and before `optimizer`"));
+            let error = Diagnostic::new(
+                "the pass `precision` needs a program with gradients and without an optimizer",
+            );
+            return Err(error.note("run `precision` after `autodiff` and before `optimizer`"));
         }
         let scaled = self.compute == DType::F16;
         let scaler = scaled.then(|| scaling::scale_backward(module, &self.scaling)).transpose()?;
@@ -138,19 +140,24 @@ impl Precision {
     fn check(&self) -> Result<(), Diagnostic> {
         let Scaling { initial, growth, interval, backoff, hysteresis, min, max } = self.scaling;
         let known = |dtype: DType| COMPUTE.iter().any(|(known, _)| *known == dtype);
-        let wrong = if let Some(dtype) =
-            [self.compute, self.grad_dtype].into_iter().find(|&dtype| !known(dtype))
-        {
-            format!("a step computes in f32, bf16 or f16, not in {dtype}")
-        } else if !(min > 0.0 && min <= initial && initial.is_finite() && max.is_finite()) {
-            format!("the loss scale begins at {initial} and is {min} at least: it must be finite and above 0")
-        } else if !(growth > 1.0 && growth.is_finite() && backoff > 0.0 && backoff < 1.0) {
-            format!("the loss scale grows by {growth} and shrinks by {backoff}: above 1, and below")
-        } else if interval == 0 || hysteresis == 0 {
-            "the loss scale must wait for a step at least before it grows or shrinks".into()
-        } else {
-            return Ok(());
-        };
+        let wrong =
+            if let Some(dtype) = [self.compute, self.grad_dtype].into_iter().find(|&dtype| !known(dtype)) {
+                format!("a step computes in f32, bf16 or f16, not in {dtype}")
+            } else if !(min > 0.0 && min <= initial && initial.is_finite() && max.is_finite()) {
+                format!(
+                    "the initial loss scale is {initial} and the smallest is {min}: both must be finite and \
+                 above 0"
+                )
+            } else if !(growth > 1.0 && growth.is_finite() && backoff > 0.0 && backoff < 1.0) {
+                format!(
+                    "the loss scale grows by the factor {growth}, which must be above 1, and shrinks by the \
+                 factor {backoff}, which must be below 1"
+                )
+            } else if interval == 0 || hysteresis == 0 {
+                "the loss scale must wait at least one step before it grows or shrinks".into()
+            } else {
+                return Ok(());
+            };
         Err(Diagnostic::new(wrong))
     }
 }

@@ -47,7 +47,7 @@ macro_rules! passes {
                 $(if name == <$options as Transform>::NAME {
                     return Ok(Self::$variant(Transform::parse(arguments)?));
                 })*
-                Err(format!("there is no such pass; there are {}", Self::NAMES.join(", ")))
+                Err(format!("there is no such pass; the passes are {}", Self::NAMES.join(", ")))
             }
 
             fn arguments(&self) -> Arguments {

@@ -61,8 +61,10 @@ impl Transform for Spmd {
             return Ok(Changed::No);
         }
         if module.level != Level::Training {
-            return Err(Diagnostic::new("spmd needs a whole step, and not one that is placed already")
-                .note("run `autodiff` and `optimizer` before it, once"));
+            return Err(Diagnostic::new(
+                "the pass `spmd` needs a complete training step that is not yet placed on a mesh",
+            )
+            .note("run `autodiff` and `optimizer` once before `spmd`, and `spmd` once"));
         }
         module.mesh = mesh.clone();
         let asked = asked::parts(module, &mesh, &self.shard, cx);

@@ -62,11 +62,12 @@ pub fn unit(dtype: DType) -> f64 {
 /// that is expected, or to 1, everything else at all.
 pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<String> {
     if (given.dtype, &given.sizes) != (expected.dtype, &expected.sizes) {
-        return Some(format!("it is {}, should be {}", given.ty(), expected.ty()));
+        return Some(format!("it is {}, and it should be {}", given.ty(), expected.ty()));
     }
     let (Elements::Float(given), Elements::Float(expected)) = (&given.elements, &expected.elements) else {
         let same = given.elements == expected.elements;
-        return (!same).then(|| format!("it is {:?}, should be {:?}", given.elements, expected.elements));
+        return (!same)
+            .then(|| format!("it is {:?}, and it should be {:?}", given.elements, expected.elements));
     };
     let finite = expected.iter().filter(|x| x.is_finite());
     let scale = finite.fold(1.0, |largest: f64, x| largest.max(x.abs()));
@@ -76,7 +77,7 @@ pub fn difference(given: &Tensor, expected: &Tensor, tolerance: f64) -> Option<S
         !same && !close
     };
     let (i, (given, expected)) = given.iter().zip(expected).enumerate().find(differs)?;
-    Some(format!("element {i} is {given}, should be {expected}"))
+    Some(format!("element {i} is {given}, and it should be {expected}"))
 }
 
 /// The bytes of every input, in the program's order.

@@ -174,7 +174,7 @@ pub enum DeviceError {
         message: String,
     },
     /// A number of bytes that is not the type's.
-    #[error("`{}` is {ty}, {taken} bytes; given were {given}", visible(name))]
+    #[error("`{}` is {ty} and needs {taken} bytes, and {given} bytes were given", visible(name))]
     Size {
         /// The state or input.
         name: String,
@@ -186,7 +186,7 @@ pub enum DeviceError {
         given: u64,
     },
     /// A number of inputs that is not the program's.
-    #[error("the program takes {taken} inputs; given were {given}")]
+    #[error("the program takes {taken} inputs, and {given} were given")]
     Inputs {
         /// Inputs given.
         given: usize,
@@ -202,7 +202,7 @@ pub enum DeviceError {
         index: usize,
     },
     /// A program lowered for one microbatch was given a second.
-    #[error("the program was lowered for one microbatch a step; lower it for {:?}", Microbatches::Many)]
+    #[error("the program was lowered for one microbatch per step; lower it for {:?}", Microbatches::Many)]
     OneMicrobatch,
     /// A program for another number of devices.
     #[error(
@@ -246,7 +246,7 @@ pub enum DeviceError {
         program: String,
     },
     /// Instructions of which some are run with others.
-    #[error("the device runs some of the instructions {instructions:?} together with others")]
+    #[error("the device fuses some of the instructions {instructions:?} with other instructions")]
     Apart {
         /// Those asked for.
         instructions: Range<usize>,
@@ -271,13 +271,14 @@ pub enum DeviceError {
     Ended,
 }
 
-const SYNCHRONOUS: &str = "; with TRAINYARD_SYNC=1 a run waits for each command, and names the one at fault";
+const SYNCHRONOUS: &str =
+    "; with TRAINYARD_SYNC=1 a run waits for each command, so that the error names the command at fault";
 
 fn of_operator(operator: &str, origin: &str, late: bool) -> String {
     let origin = &*visible(origin);
-    let earlier = if late { ", or what the GPU was given before it" } else { "" };
+    let earlier = if late { ", or an earlier command of the GPU" } else { "" };
     match (operator, origin) {
-        ("", _) if late => "what the GPU was given: ".into(),
+        ("", _) if late => "an earlier command of the GPU: ".into(),
         ("", _) => String::new(),
         (operator, "") => format!("`{operator}`{earlier}: "),
         (operator, origin) => format!("`{operator}` of {origin}{earlier}: "),

@@ -478,7 +478,7 @@ impl fmt::Display for Program {
         for (section, name) in Section::ALL {
             let renewed = if section == Section::Prepare { self.renewed } else { 0 };
             let note =
-                if renewed > 0 { format!(", of which the update renews {renewed}") } else { String::new() };
+                if renewed > 0 { format!(", of which the update rewrites {renewed}") } else { String::new() };
             writeln!(f, "{name}{note}:")?;
             self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
         }

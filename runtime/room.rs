@@ -59,7 +59,7 @@ pub(crate) fn check<'p>(
         ("optimizer", optimizer),
         ("activations and gradients", program.memory.arena - weights - optimizer),
         ("constants", constants),
-        ("libraries and inputs on their way", beside),
+        ("libraries and input buffers", beside),
     ];
     Err(TooLarge {
         program: program.name.clone(),
@@ -136,7 +136,7 @@ impl TooLarge {
     /// The largest that the microbatches make, for people.
     pub fn told(&self) -> String {
         let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
-        format!("the largest that a microbatch makes: {}", all.collect::<Vec<_>>().join(", "))
+        format!("the largest results of a microbatch: {}", all.collect::<Vec<_>>().join(", "))
     }
 }
 

@@ -41,17 +41,17 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Import a model, run the passes, lower it; with --train, train it
+    /// Import a model, run the passes and lower the program; with --train, train it
     Compile(Box<Compile>),
-    /// Say what is inside a model or an output folder
+    /// Describe a model or an output folder
     Inspect(Box<Inspect>),
-    /// Run passes on a program in text
+    /// Run passes on a program in its text form
     Opt(Box<Opt>),
     /// Compare the transformed program with the untransformed graph
     Verify(Box<Verify>),
-    /// Say what this machine has to train on
+    /// List the processor, GPUs and NVIDIA libraries of this machine
     Doctor(Doctor),
-    /// Write what makes a shell complete the flags
+    /// Write a script that lets a shell complete the flags
     Completions(Completions),
 }
 

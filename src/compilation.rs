@@ -254,7 +254,7 @@ pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<M
         if fitting.peek().is_none() {
             let error =
                 Diagnostic::new(format!("--train-also: no float tensor of the file fits `{pattern}`"));
-            return Err(error.note("`trainyard inspect` lists the tensors, trained and not trained").into());
+            return Err(error.note("`trainyard inspect` lists all tensors, trained and not trained").into());
         }
         model.asked.extend(fitting.map(|names| names[0].clone()));
     }

@@ -48,7 +48,10 @@ impl Exported {
         let training_form = self.training_form.as_ref().map(|path| {
             let [inference, training] = [&self.model, path].map(|path| path.display().to_string());
             let (inference, training) = (visible(&inference), visible(&training));
-            format!("{inference} is in inference form, to be used; {training} is in training form, to train further")
+            format!(
+                "{inference} is in inference form, for use; {training} is in training form, for more \
+                 training"
+            )
         });
         let (counters, keys): (Vec<&String>, Vec<&String>) =
             self.absent.iter().partition(|key| key.ends_with("num_batches_tracked"));
@@ -59,14 +62,15 @@ impl Exported {
         let absent = (!named.is_empty()).then(|| {
             let keys = if self.absent.len() == 1 { "a key" } else { &format!("{} keys", self.absent.len()) };
             format!(
-                "model.safetensors lacks {keys} of the module's state_dict, for which the model's file holds no value: {}",
+                "model.safetensors lacks {keys} of the module's state_dict, because the model's file holds \
+                 no value for them: {}",
                 named.join(", ")
             )
         });
         let draws = (self.draws > 0).then(|| {
             let nodes = if self.draws == 1 { "a node" } else { &format!("{} nodes", self.draws) };
             format!(
-                "random numbers are drawn by {nodes} of {}: no dropout of a known form",
+                "{nodes} of {} draw random numbers and are not a known form of dropout",
                 visible(&self.model.display().to_string())
             )
         });
@@ -123,18 +127,21 @@ pub fn check(source: &Source, compilation: &Compilation) -> Result<(), Vec<Diagn
     let mut problems: Vec<Diagnostic> = exported(compilation)
         .filter(|report| !report.frozen && is_inner(report))
         .map(|report| {
-            Diagnostic::new(format!("`{}` {} is trained, and cannot be written back", report.data, report.ty))
-                .note("it stands inside a function or a subgraph of the file, not in its main graph")
-                .note(format!(
-                    "leave it as it is: --freeze '{}'; or export the model without functions",
-                    report.data
-                ))
+            Diagnostic::new(format!(
+                "`{}` {} is trained, and its new value cannot be written back into the model",
+                report.data, report.ty
+            ))
+            .note("the tensor is inside a function or a subgraph of the file, not in the main graph")
+            .note(format!(
+                "do not train the tensor: --freeze '{}'; or export the model without functions",
+                report.data
+            ))
         })
         .collect();
     problems.extend(reserved_name(source, compilation));
     let replaced = exported(compilation).filter(|report| !is_inner(report)).map(|report| report.data.clone());
     if let Err(error) = model.check_write(&replaced.collect()) {
-        let note = "model.onnx, which is written after the last step, has all tensors of the file";
+        let note = "model.onnx, which is written after the last step, holds all tensors of the file";
         problems.extend(told(error).into_iter().map(|problem| problem.note(note)));
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -147,8 +154,10 @@ fn reserved_name(source: &Source, compilation: &Compilation) -> Option<Diagnosti
     let of_author = source.imported.state_dict.entries.iter().map(|entry| &entry.name);
     let is_there = states.chain(of_file).chain(of_author).any(|name| name == RESERVED);
     is_there.then(|| {
-        Diagnostic::new(format!("a tensor of the name `{RESERVED}` cannot be saved"))
-            .note("checkpoints and model.safetensors are files of safetensors, a format that keeps this name for itself")
+        Diagnostic::new(format!("a tensor with the name `{RESERVED}` cannot be saved"))
+            .note(
+                "checkpoints and model.safetensors are safetensors files, and this format reserves the name",
+            )
             .note("give the parameter another name, and export the model again")
     })
 }
@@ -158,7 +167,7 @@ pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
     let taken = FILES.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
     let problem = |path: PathBuf| {
         Diagnostic::new(format!("{} cannot be written: it is a folder", path.display()))
-            .note("move it away, or give another folder: -o ANOTHER_DIR")
+            .note("move the folder away, or give another output folder: -o ANOTHER_DIR")
     };
     let problems: Vec<Diagnostic> = taken.map(problem).collect();
     if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -218,8 +227,10 @@ fn whole(
         let put = put_back::put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
         bytes = Some(put.ok_or_else(|| {
             let view = ir::text::view_text(&part.view);
-            let message =
-                format!("the {length} bytes of state `{state}` do not go back into `{tensor}` {}", report.ty);
+            let message = format!(
+                "the {length} bytes of state `{state}` do not fit into the tensor `{tensor}` {}",
+                report.ty
+            );
             Diagnostic::new(message).note(format!("the state is the tensor's {view}"))
         })?);
     }

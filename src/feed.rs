@@ -55,24 +55,24 @@ fn counts_fill(module: &Module, labels: &str) -> Option<String> {
         [Some((sum, 0)), Some((weight, 1))] if sum == weight => {}
         _ => {
             return Some(
-                "the model's own loss has no label that leaves a sample out of all its terms".into(),
+                "the model's own loss has no label that excludes a sample from all its terms".into(),
             );
         }
     }
     if module.step_output(StepOutput::loss(1, ScalarPart::Sum)).is_some() {
-        return Some("the loss has a term that no label leaves a sample out of".into());
+        return Some("the loss has a term from which no label excludes a sample".into());
     }
     let is_carried_on = |state: &State| state.role == Role::Buffer && state.output.is_some();
     if module.states.values().any(is_carried_on) {
-        return Some("batch norms take their statistics from every sample that is there".into());
+        return Some("batch norms compute their statistics over all samples of the batch".into());
     }
     match where_samples_meet(module) {
         Ok(None) => None,
         Ok(Some(node)) => {
             let node = module.node(node);
-            Some(format!("`{}` ({}) reads every sample that is there", node.origin, node.op.name()))
+            Some(format!("`{}` ({}) reads all samples of the batch", node.origin, node.op.name()))
         }
-        Err(error) => Some(format!("its samples may depend on each other: {}", error.message)),
+        Err(error) => Some(format!("the samples may depend on each other: {}", error.message)),
     }
 }
 
@@ -124,8 +124,8 @@ fn sizes(module: &Module, value: ValueId, name: &str) -> Result<Vec<u64>, Diagno
     ty.sizes().ok_or_else(|| {
         let open: Vec<_> =
             ty.dims.iter().filter(|dim| dim.size().is_none()).map(|dim| format!("{dim}=SIZE")).collect();
-        Diagnostic::new(format!("input `{name}` is {ty}: its sizes are not bound"))
-            .note(format!("bind them: --bind {}", open.join(",")))
+        Diagnostic::new(format!("input `{name}` is {ty}, whose sizes are not bound"))
+            .note(format!("bind the sizes: --bind {}", open.join(",")))
     })
 }
 

@@ -56,9 +56,10 @@ pub fn fits_processor(parallel: &Parallel) -> Result<(), Diagnostic> {
         return Ok(());
     }
     let message = format!(
-        "--mesh {mesh} has {ranks} ranks; the processor runs up to {MOST_RANKS}, each with a thread of its own"
+        "--mesh {mesh} has {ranks} ranks; the processor runs at most {MOST_RANKS} ranks, each in its own \
+         thread"
     );
-    Err(Diagnostic::new(message).note("take a smaller mesh; --device cuda gives each rank a GPU of its own"))
+    Err(Diagnostic::new(message).note("use a smaller mesh; --device cuda runs each rank on its own GPU"))
 }
 
 /// The variables by which rayon, whose threads draw weights and cut texts into tokens, is told how many to start. It reads
@@ -78,7 +79,7 @@ fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic
         None => Ok(()),
         Some(value) => {
             let message = format!("{name}={value} asks for more than {MOST_THREADS} threads");
-            Err(Diagnostic::new(message).note("unset it: there is a thread for each core then"))
+            Err(Diagnostic::new(message).note("unset the variable: the default is one thread per core"))
         }
     }
 }
@@ -105,8 +106,10 @@ fn for_ranks(
     folders: &Folders,
 ) -> Result<(), Diagnostic> {
     enough(mesh, ranks, &driver.devices).map_err(|error| {
-        Diagnostic::new(error.to_string())
-            .note("a rank has a GPU of its own: take a smaller mesh; --device cpu runs ranks as threads")
+        Diagnostic::new(error.to_string()).note(
+            "each rank needs its own GPU: use a smaller mesh, or --device cpu, which runs ranks as \
+                 threads",
+        )
     })?;
     for (library, opened) in &probe.libraries {
         if let (Library::Nccl, Err(error)) = (library, opened) {
@@ -150,8 +153,13 @@ fn looked(error: Diagnostic, folders: &Folders) -> Diagnostic {
         folders.given.iter().chain(&folders.installed).map(|folder| folder.display().to_string()).collect();
     let places = if all.is_empty() { String::new() } else { format!(", {}", all.join(", ")) };
     error
-        .note(format!("looked in the system's own folders{places}; {FOLDERS}=FOLDER:FOLDER adds others"))
-        .note("--device cpu trains on the processor; `trainyard doctor` says what this machine has")
+        .note(format!(
+            "libraries were searched in the system's folders{places}; {FOLDERS}=FOLDER:FOLDER adds folders"
+        ))
+        .note(
+            "--device cpu trains on the processor; `trainyard doctor` lists the GPUs and libraries of this \
+             machine",
+        )
 }
 
 #[cfg(test)]
@@ -187,7 +195,7 @@ mod tests {
         let of = |machine: &Probe| usable("--device cuda", machine, &folders).cloned();
         assert_eq!(of(&machine(true)).unwrap().devices[0].name, "NVIDIA H200");
         let error = of(&machine(false)).unwrap_err();
-        assert!(error.message.contains("--device cuda needs NVRTC: libnvrtc.so.13 is not there"), "{error}");
+        assert!(error.message.contains("--device cuda needs NVRTC: libnvrtc.so.13 was not found"), "{error}");
         assert!(error.notes.iter().any(|note| note.contains("/opt/cuda/lib")), "{error}");
         assert_eq!(unasked(&machine(true)), "cpu; --device cuda trains on the NVIDIA H200");
     }
@@ -206,7 +214,7 @@ mod tests {
         let devices = &mut machine.driver.as_mut().unwrap().devices;
         devices.push(devices[0].clone());
         let error = of(&machine, "--mesh dp=2", 2).unwrap_err();
-        assert!(error.contains("needs NCCL: libnccl.so.2 is not there") && error.contains("pip"), "{error}");
+        assert!(error.contains("needs NCCL: libnccl.so.2 was not found") && error.contains("pip"), "{error}");
         assert!(error.contains("/opt/cuda/lib"), "{error}");
         machine.libraries.retain(|(library, _)| *library != Library::Nccl);
         assert_eq!(of(&machine, "--mesh dp=2", 2), Ok(()));

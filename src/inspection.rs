@@ -327,7 +327,7 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
                 format!("--after {after}: the pass is not among those that make a step by these flags");
             return Err(Diagnostic::new(error).into());
         }
-        let error = Diagnostic::new(format!("--after {after}: the pass runs once all dims are bound"));
+        let error = Diagnostic::new(format!("--after {after}: the pass runs only when all dims are bound"));
         return Err(error.note(bind_hint(&unbound)).into());
     };
     passes.truncate(last + 1);
@@ -359,7 +359,7 @@ fn unbound(model: &Model, bindings: &BTreeMap<String, u64>) -> Vec<String> {
 /// How to bind dims.
 fn bind_hint(unbound: &[String]) -> String {
     let sizes: Vec<String> = unbound.iter().map(|name| format!("{name}=SIZE")).collect();
-    format!("bind them: --bind {}", sizes.join(","))
+    format!("bind the dims: --bind {}", sizes.join(","))
 }
 
 /// The reasons of a user's mistake; a fault stays a fault.

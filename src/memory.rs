@@ -24,7 +24,8 @@ pub fn check_tensors(tensors: &str, needed: u64, remedy: &str) -> Result<(), Dia
         None => Ok(()),
         Some(available) => {
             let (needed, available) = (bytes(needed), bytes(available));
-            let message = format!("{tensors} {needed} in the interpreter; this machine has {available} free");
+            let message =
+                format!("{tensors} {needed} of memory in the interpreter; this machine has {available} free");
             Err(Diagnostic::new(message).note(remedy))
         }
     }
@@ -33,7 +34,7 @@ pub fn check_tensors(tensors: &str, needed: u64, remedy: &str) -> Result<(), Dia
 fn check(memory: &StepMemory, available: Option<u64>, remedy: &str) -> Result<(), Diagnostic> {
     let Some(available) = available.filter(|&available| memory.peak > available) else { return Ok(()) };
     let message = format!(
-        "a step of the program takes {} in the interpreter; this machine has {} free",
+        "a step of the program needs {} of memory in the interpreter; this machine has {} free",
         bytes(memory.peak),
         bytes(available)
     );
@@ -42,7 +43,7 @@ fn check(memory: &StepMemory, available: Option<u64>, remedy: &str) -> Result<()
         return Err(error.note(remedy));
     };
     let error = if origin.is_empty() { error } else { error.at(origin.clone()) };
-    let largest = format!("the largest value is {described}, {ty}, which takes {}", bytes(*size));
+    let largest = format!("the largest value is {described}, {ty}, which needs {}", bytes(*size));
     Err(error.note(largest).note(remedy))
 }
 
@@ -71,9 +72,9 @@ mod tests {
     #[test]
     fn a_step_that_does_not_fit_is_refused_with_its_largest_value() {
         expect![[r#"
-            a step of the program takes 16.0 TiB in the interpreter; this machine has 1.00 GiB free
+            a step of the program needs 16.0 TiB of memory in the interpreter; this machine has 1.00 GiB free
               --> node "/Expand" (Expand, opset 20)
-              = the largest value is the result of `broadcast`, f32[1099511627776], which takes 8.00 TiB
+              = the largest value is the result of `broadcast`, f32[1099511627776], which needs 8.00 TiB
               = take less"#]]
         .assert_eq(&check(&expand(1 << 44), Some(1 << 30), "take less").unwrap_err().to_string());
     }

@@ -59,7 +59,7 @@ impl Folder {
     pub fn check(&self, force: bool, reads: &[PathBuf]) -> Result<(), Diagnostic> {
         if self.path.exists() && !self.path.is_dir() {
             return Err(Diagnostic::new(format!("{} is not a folder", self.path.display()))
-                .note("give another one: -o ANOTHER_DIR"));
+                .note("give another folder: -o ANOTHER_DIR"));
         }
         let found = self.found();
         if found.is_empty() {
@@ -68,9 +68,9 @@ impl Folder {
         if !force {
             let message = format!("{} holds another run ({})", self.path.display(), found.join(", "));
             return Err(Diagnostic::new(message)
-                .note("go on with it: --resume")
-                .note("throw it away: --force")
-                .note("or keep both: -o ANOTHER_DIR"));
+                .note("to continue that run: --resume")
+                .note("to delete it: --force")
+                .note("to keep it: -o ANOTHER_DIR"));
         }
         let lost = |path: &&PathBuf| {
             let path = fs::canonicalize(path).unwrap_or_default();
@@ -78,8 +78,8 @@ impl Folder {
             ours.any(|ours| path.starts_with(ours))
         };
         reads.iter().find(lost).map_or(Ok(()), |path| {
-            let message = format!("--force throws away {}, which this run reads", path.display());
-            Err(Diagnostic::new(message).note("keep it: -o ANOTHER_DIR"))
+            let message = format!("--force would delete {}, which this run reads", path.display());
+            Err(Diagnostic::new(message).note("to keep the file: -o ANOTHER_DIR"))
         })
     }
 
@@ -98,7 +98,7 @@ impl Folder {
     pub fn lock(&self, make: bool, warn: impl FnOnce(Diagnostic)) -> Result<Option<FolderLock>, Diagnostic> {
         if make {
             disk::create_folders(&self.path)
-                .map_err(|error| cannot("make the folder", &self.path, &error))?;
+                .map_err(|error| cannot("create the folder", &self.path, &error))?;
         } else if !self.path.is_dir() {
             return Ok(None);
         }
@@ -114,8 +114,8 @@ impl Folder {
                 Ok(None)
             }
             Err(error @ LockError::Held { .. }) => Err(Diagnostic::new(error.to_string())
-                .note("wait until it ends, or stop it")
-                .note("or write elsewhere: -o ANOTHER_DIR")),
+                .note("wait until the other run ends, or stop it")
+                .note("or give another folder: -o ANOTHER_DIR")),
             Err(error) => Err(Diagnostic::new(error.to_string())),
         }
     }
@@ -127,7 +127,7 @@ impl Folder {
     /// Writes files, all of them or none; the folder is made if it is not there.
     pub fn write(&self, files: &[(&str, &[u8])]) -> Result<(), Diagnostic> {
         let is_new = !self.path.exists();
-        disk::create_folders(&self.path).map_err(|error| cannot("make the folder", &self.path, &error))?;
+        disk::create_folders(&self.path).map_err(|error| cannot("create the folder", &self.path, &error))?;
         let complete = |&(name, bytes): &(&str, &[u8])| {
             let mut file = Replacement::begin(&self.join(name))?;
             file.write_all(bytes)?;

@@ -89,7 +89,7 @@ impl Compiled<'_> {
         match short.evaluation.states.values().find(|state| !same(state)) {
             Some(state) => {
                 let message = format!(
-                    "state `{}` is another for a batch of {samples} than for one of {whole}",
+                    "state `{}` has another type with a batch of {samples} than with a batch of {whole}",
                     state.name
                 );
                 Err(Diagnostic::new(message))

@@ -44,7 +44,7 @@ pub fn bindings(
                 return Err(Diagnostic::new(format!(
                     "--seq {seq}: the model was exported for sequences of {size}"
                 ))
-                .note("export it with a dynamic sequence, or leave --seq away"));
+                .note("export the model with a dynamic sequence, or remove --seq"));
             }
             _ => return Err(Diagnostic::new(format!("--seq {seq}: the model has no sequence dim"))),
         }
@@ -84,7 +84,7 @@ pub fn require_bound(
     let sizes: Vec<String> = unbound.iter().map(|name| format!("{name}=SIZE")).collect();
     let dims = if unbound.len() == 1 { "a dim without a size" } else { "dims without a size" };
     let error = Diagnostic::new(format!("the model's inputs have {dims}: {}", quoted.join(", ")))
-        .note(format!("give each a size: --bind {}", sizes.join(",")));
+        .note(format!("give each dim a size: --bind {}", sizes.join(",")));
     let batch = match dim_of_tokens(model, 0) {
         Some(Dim::Named(name)) => Some(name.as_str()),
         Some(Dim::Unknown) => Some(BATCH),
@@ -151,7 +151,7 @@ fn bind(sizes: &mut BTreeMap<String, u64>, name: String, size: u64, flag: &str) 
     match sizes.insert(name.clone(), size) {
         Some(other) if other != size => {
             Err(Diagnostic::new(format!("{flag} contradicts --bind {name}={other}"))
-                .note("give one of the two"))
+                .note("give only one of these flags"))
         }
         _ => Ok(()),
     }
@@ -161,7 +161,7 @@ fn cannot_share(batch: &str, size: u64, data_ranks: u64) -> Diagnostic {
     let near = multiples(size, data_ranks).into_iter().map(|size| format!("--bind {batch}={size}"));
     let near = near.collect::<Vec<_>>();
     Diagnostic::new(format!("{data_ranks} data ranks cannot share a batch of {size} (--bind {batch}={size})"))
-        .note(format!("the nearest that they can: {}", near.join(" or ")))
+        .note(format!("the nearest batches that they can share: {}", near.join(" or ")))
 }
 
 /// The multiples of `of` on both sides of a number that is none; never 0.
@@ -194,10 +194,10 @@ pub fn no_whole_number(global: u64, microbatch: u64, data_ranks: u64) -> Diagnos
     let numbers = |numbers: Vec<u64>| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" or ");
     let ranks = on_ranks(data_ranks);
     let error = Diagnostic::new(format!(
-        "a global batch of {global} is no whole number of microbatches of {microbatch}{ranks}"
+        "the global batch {global} is not a multiple of the microbatch {microbatch}{ranks}"
     ));
     let near = numbers(multiples(global, (microbatch * data_ranks).max(1)));
-    let error = error.note(format!("the nearest that is: --global-batch {near}"));
+    let error = error.note(format!("the nearest multiples: --global-batch {near}"));
     match global % data_ranks {
         0 => error.note(format!("or --microbatch {}", numbers(divisors(global / data_ranks, microbatch)))),
         _ => error,

@@ -251,9 +251,10 @@ pub(crate) fn too_large(error: &DeviceError) -> Option<&TooLarge> {
 
 fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagnostic {
     let other = match target {
-        Target::Cpu => "no smaller microbatch that halving leads to fits; --bf16 takes less",
+        Target::Cpu => "the step does not fit with any halved microbatch either; --bf16 needs less memory",
         Target::Cuda => {
-            "no smaller microbatch that halving leads to fits; --bf16, or a mesh of several GPUs, takes less"
+            "the step does not fit with any halved microbatch either; --bf16, or a mesh of several GPUs, \
+             needs less memory per GPU"
         }
     };
     Diagnostic::new(large.to_string()).note(large.told()).note(fitting.unwrap_or_else(|| other.into()))
@@ -318,9 +319,12 @@ pub fn go_on(
     let checkpoints = checkpoints(&place.folder);
     let resumed = resume(&checkpoints, place.step, &compilation.training, loader, &data, &evaluation);
     let Resumed { step, values: states, data, history, forgotten, damaged, .. } = resumed.map_err(failure)?;
-    let damaged = damaged.iter().map(|error| format!("note: passed over: {error}"));
+    let damaged = damaged.iter().map(|error| format!("note: a checkpoint is skipped: {error}"));
     let forgotten = forgotten.map(|other| {
-        format!("note: earlier eval losses do not count for the best checkpoint and --patience: they are of {other}")
+        format!(
+            "note: earlier eval losses do not count for the best checkpoint and --patience: they were \
+             computed with {other}"
+        )
     });
     damaged.chain(forgotten).for_each(report);
     Ok(Start { step, states, data, history, from: Some(place.folder.clone()) })
@@ -342,7 +346,7 @@ pub fn cut_back(
     if missing > 0 {
         let path = metrics.display();
         report(format!(
-            "note: {path} lacks {missing} of the {} steps that were done: the file was damaged or changed",
+            "note: {path} lacks {missing} of the {} completed steps: the file was damaged or changed",
             start.step
         ));
     }
@@ -468,7 +472,7 @@ pub(crate) fn failure(error: TrainError) -> Failure {
     match error {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
-            let note = "a smaller --microbatch takes less; --global-batch keeps the step the same";
+            let note = "a smaller --microbatch needs less memory; --global-batch keeps the step's batch the same";
             Failure::User(vec![Diagnostic::from(error).note(note)])
         }
         TrainError::Device(_) => Failure::Fault(error.into()),

@@ -141,8 +141,8 @@ fn other_states(module: &Module, states: &Tensors) -> Tensors {
 fn check_memory(module: &Module) -> Result<(), Diagnostic> {
     let states = module.states.values().map(|state| bytes_of(&state.ty)).fold(0, u64::saturating_add);
     memory::check_tensors(
-        "the states of two programs take",
+        "the states of two programs need",
         states.saturating_mul(2),
-        "a smaller model of the same layers takes less",
+        "a smaller model of the same layers needs less memory",
     )
 }

@@ -140,8 +140,8 @@ impl Plan<'_> {
 
 fn explain(node: &Node, decision: Option<&Decision>, error: &dyn std::fmt::Display) -> Diagnostic {
     let what = match decision {
-        Some(Decision { from, to, .. }) => format!("the batch of {from} cannot be made {to}"),
-        None => "the sizes given do not fit the program".into(),
+        Some(Decision { from, to, .. }) => format!("the batch cannot be changed from {from} to {to}"),
+        None => "the given sizes do not fit the program".into(),
     };
     let diagnostic = Diagnostic::new(format!("{what}: {error}"));
     if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) }

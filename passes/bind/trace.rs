@@ -196,12 +196,13 @@ impl<'m> Trace<'m> {
     fn explain(&self, id: NodeId, error: String) -> Diagnostic {
         let node = self.module.node(id);
         let (from, to) = (self.from, self.to);
-        let cannot = if from == to { "followed".to_string() } else { format!("made {to}") };
-        let message = format!("the batch of {from} cannot be {cannot}: `{}` {error}", node.op.name());
+        let cannot = if from == to { "followed".to_string() } else { format!("changed to {to}") };
+        let message =
+            format!("the batch of size {from} cannot be {cannot}: the node `{}` {error}", node.op.name());
         let diagnostic = Diagnostic::new(message);
         let diagnostic =
             if node.origin.is_empty() { diagnostic } else { diagnostic.at(node.origin.to_string()) };
-        diagnostic.note(format!("leave the batch at {from}, or export the model with a dynamic batch"))
+        diagnostic.note(format!("keep the batch at {from}, or export the model with a dynamic batch"))
     }
 
     fn node(&mut self, id: NodeId) -> Result<(), String> {
@@ -222,12 +223,12 @@ impl<'m> Trace<'m> {
             let here = locate(&factors, &dims[carry.dim], carry.minor, self.from);
             let here = here.ok_or("mixes the batch with another dim")?;
             if *found.get_or_insert(here) != here {
-                return Err("meets the batch in two dims".into());
+                return Err("has the batch in two dims".into());
             }
         }
         let Some((factor, minor)) = found else { return Ok(()) };
         if by_position(&node.op, &factors, factor) {
-            return Err("works along the batch".into());
+            return Err("computes along the batch".into());
         }
         let kind = factors.factors[factor as usize].kind;
         if kind != FactorKind::Free && !matches!(node.op, Op::CrossEntropy(_)) {
@@ -240,7 +241,7 @@ impl<'m> Trace<'m> {
             }
             FactorKind::Reduced(_) => {}
             FactorKind::Custom if describes_the_batch(&node.op) => {}
-            FactorKind::Whole | FactorKind::Custom => return Err("works along the batch".into()),
+            FactorKind::Whole | FactorKind::Custom => return Err("computes along the batch".into()),
         }
         for (i, dims) in factors.operands.iter().enumerate() {
             if let Some(carry) = place(&factors, dims, factor, minor) {
@@ -268,7 +269,7 @@ impl<'m> Trace<'m> {
     /// The batch keeps its distance in memory.
     fn reshape(&mut self, id: NodeId, node: &Node) -> Result<(), String> {
         let (from, to) = (node.operands[0], node.results[0]);
-        let sizes = |value| self.module.ty(value).sizes().ok_or("has dims that are not bound");
+        let sizes = |value| self.module.ty(value).sizes().ok_or("has unbound dims");
         let (before, after) = (sizes(from)?, sizes(to)?);
         let error = || "splits or mixes the batch".to_string();
         if let Some(&carry) = self.carries.get(&from) {
@@ -297,15 +298,15 @@ impl<'m> Trace<'m> {
                 if let Some(other) = self.wanted.insert((id, operand), carry)
                     && other != carry
                 {
-                    return Err("meets the batch in two dims".into());
+                    return Err("has the batch in two dims".into());
                 }
                 Ok(())
             }
             Definition::Input(index) if !self.carries.contains_key(&value) => {
                 let name = &self.module.inputs[index as usize].name;
-                Err(format!("reads input `{name}` as if it were batched, which it is not"))
+                Err(format!("reads input `{name}` along the batch, and this input is not batched"))
             }
-            Definition::State(_) => Err("reads a state that would have to grow with the batch".into()),
+            Definition::State(_) => Err("reads a state whose size would change with the batch".into()),
             _ => self.set(value, carry),
         }
     }
@@ -314,7 +315,7 @@ impl<'m> Trace<'m> {
         match self.carries.insert(value, carry) {
             None => self.changed = true,
             Some(known) if known == carry => {}
-            Some(_) => return Err("meets the batch in two dims".into()),
+            Some(_) => return Err("has the batch in two dims".into()),
         }
         Ok(())
     }
@@ -333,18 +334,17 @@ impl<'m> Trace<'m> {
             let data = &self.module.data[constant.data];
             let tensor = data.bytes().and_then(|bytes| Tensor::from_bytes(&data.ty, bytes));
             if tensor.and_then(|tensor| one_sample(&tensor, carry, self.from)).is_none() {
-                return Err(self
-                    .explain(id, format!("`{}` differs from sample to sample, or is not here", data.name)));
+                return Err(self.explain(
+                    id,
+                    format!("reads `{}`, which differs from sample to sample or is missing", data.name),
+                ));
             }
         }
         let warn = |&id: &NodeId| {
             let node = self.module.node(id);
             let warning = Diagnostic::new(format!("`{}` {SUMS_OVER_BATCH}", node.op.name()));
             let warning = if node.origin.is_empty() { warning } else { warning.at(node.origin.to_string()) };
-            warning.note(format!(
-                "where the sum is divided by a number, that is still for a batch of {}",
-                self.from
-            ))
+            warning.note(format!("a constant that divides this sum is still for a batch of {}", self.from))
         };
         let warnings = if self.from == self.to { vec![] } else { self.summed.iter().map(warn).collect() };
         Ok(Decision { from: self.from, to: self.to, carries: self.carries, constants, warnings })

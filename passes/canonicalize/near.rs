@@ -49,15 +49,15 @@ pub(super) fn unless(holds: bool, reason: impl FnOnce() -> String) -> Option<Str
 /// Unmet, unless a class is that number.
 pub(super) fn number(g: &Graph, class: Id, expected: f64) -> Option<String> {
     unless(g.is(class, expected), || match g.number(class) {
-        Some(number) => format!("{number} stands where {expected} should"),
-        None => format!("{} stands where the number {expected} should", g.ty(class)),
+        Some(number) => format!("it has the number {number} in place of {expected}"),
+        None => format!("it has {} in place of the number {expected}", g.ty(class)),
     })
 }
 
 /// Unmet, unless the classes are one.
 pub(super) fn one_value(g: &Graph, classes: &[Id], what: &str) -> Option<String> {
     let one = classes.windows(2).all(|pair| g.same(pair[0], pair[1]));
-    unless(one, || format!("{what} are not of one value"))
+    unless(one, || format!("{what} do not read the same value"))
 }
 
 /// What was nearly found in the classes `stood` that the program has, in the order of the patterns' names.

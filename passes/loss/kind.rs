@@ -56,12 +56,12 @@ impl FromStr for LossKind {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix(OUTPUT) {
-            let missing = || format!("`{text}` names no output; write {OUTPUT}NAME");
+            let missing = || format!("`{text}` does not name an output; write {OUTPUT}NAME");
             return (!name.is_empty()).then(|| Self::Output(name.into())).ok_or_else(missing);
         }
         let words = Self::words();
         let names: Vec<&str> = words.iter().map(|(_, word)| *word).collect();
-        let unknown = || format!("`{text}` is no loss; there are {}, {OUTPUT}NAME", names.join(", "));
+        let unknown = || format!("`{text}` is not a loss; losses are {}, {OUTPUT}NAME", names.join(", "));
         words.iter().find(|(_, word)| *word == text).map(|(kind, _)| kind.clone()).ok_or_else(unknown)
     }
 }
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn a_name_that_is_no_loss_is_told_those_there_are() {
-        let list = "there are auto, next-token, cross-entropy, mse, bce, model, output:NAME";
-        assert_eq!("l3".parse::<LossKind>(), Err(format!("`l3` is no loss; {list}")));
+        let list = "losses are auto, next-token, cross-entropy, mse, bce, model, output:NAME";
+        assert_eq!("l3".parse::<LossKind>(), Err(format!("`l3` is not a loss; {list}")));
         let empty = "output:".parse::<LossKind>();
-        assert_eq!(empty, Err("`output:` names no output; write output:NAME".into()));
+        assert_eq!(empty, Err("`output:` does not name an output; write output:NAME".into()));
     }
 }

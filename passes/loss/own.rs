@@ -40,8 +40,10 @@ pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<Own>, Di
     }
     if let Some(output) = module.outputs.iter().find(is_named_loss) {
         let ty = module.ty(output.value);
-        let error = Diagnostic::new(format!("output `{}` is {ty}; a loss is one float", output.name));
-        return Err(error.note("export its mean or its sum, or choose another loss with --loss"));
+        let error = Diagnostic::new(format!("output `{}` is {ty}; a loss must be one float", output.name));
+        return Err(
+            error.note("export the mean or the sum of this output, or choose another loss with --loss")
+        );
     }
     let sources = Sources::new(module);
     let mut candidates: Vec<&Output> = Vec::new();
@@ -60,7 +62,7 @@ pub(super) fn choose(module: &Module, kind: &LossKind) -> Result<Option<Own>, Di
                 candidates.iter().all(|other| behind.contains(&through_views(module, other.value)))
             };
             let found = candidates.iter().find(takes_all);
-            let found = found.map(|output| own(output, "every other scalar feeds into it"));
+            let found = found.map(|output| own(output, "it is computed from every other scalar"));
             found.map(Some).ok_or_else(|| ambiguous(&candidates))
         }
     }
@@ -78,8 +80,9 @@ fn named(module: &Module, name: &str) -> Result<Own, Diagnostic> {
     };
     let Some(output) = scalars(module).find(|other| other.name == output.name) else {
         let ty = module.ty(output.value);
-        let error = Diagnostic::new(format!("--loss output:{name}: the output is {ty}; a loss is one float"));
-        return Err(error.note("export the mean or the sum of it as an output"));
+        let error =
+            Diagnostic::new(format!("--loss output:{name}: the output is {ty}; a loss must be one float"));
+        return Err(error.note("export the mean or the sum of this output"));
     };
     if !Sources::new(module).can_be_minimised(output.value) {
         let error = Diagnostic::new(format!("--loss output:{name}: the output depends on no parameter"));
@@ -97,12 +100,12 @@ fn single(module: &Module, sources: &Sources, output: &Output, kind: &LossKind) 
     let others: Vec<&Output> = module.outputs.iter().filter(|other| other.name != output.name).collect();
     let feeds = |other: &&&Output| behind.contains(&through_views(module, other.value));
     if let Some(other) = others.iter().find(feeds) {
-        return Ok(own(output, format!("output `{}` feeds into it", other.name)));
+        return Ok(own(output, format!("it is computed from output `{}`", other.name)));
     }
     let read: BTreeSet<ValueId> = others.iter().flat_map(|other| sources.behind(other.value)).collect();
     let alone = |input: &&ir::Input| behind.contains(&input.value) && !read.contains(&input.value);
     if let Some(input) = module.inputs.iter().find(alone) {
-        return Ok(own(output, format!("it alone reads input `{}`", input.name)));
+        return Ok(own(output, format!("only this output reads input `{}`", input.name)));
     }
     if *kind == LossKind::Model {
         return Ok(own(output, "the only float scalar"));
@@ -110,10 +113,12 @@ fn single(module: &Module, sources: &Sources, output: &Output, kind: &LossKind) 
     let name = &output.name;
     let error =
         Diagnostic::new(format!("output `{name}` is a float scalar that may be the loss, or a part of it"));
-    let error =
-        error.note("no other output feeds into it, and it reads no input of its own, as a loss reads labels");
+    let error = error.note(
+        "the scalar is not computed from other outputs, and it reads no input that only it reads, such \
+             as labels",
+    );
     Err(error
-        .note(format!("--loss output:{name} minimises it"))
+        .note(format!("--loss output:{name} minimises this output"))
         .note("--loss cross-entropy (or mse, bce) trains another output with labels from the data"))
 }
 
@@ -124,9 +129,9 @@ fn ambiguous(candidates: &[&Output]) -> Diagnostic {
     let names = list(&|name| format!("`{name}`"), ", ");
     let error = Diagnostic::new(format!("{} outputs could be the loss: {names}", candidates.len()));
     error
-        .note("none is named `loss`, and none is computed from all others")
+        .note("no output is named `loss`, and no output is computed from all the others")
         .note(format!("choose one: {}", list(&|name| format!("--loss output:{name}"), " or ")))
-        .note("or export their sum, with its weights, as an output named `loss`")
+        .note("or export the weighted sum of these outputs as an output named `loss`")
 }
 
 /// Facts about the values that each value is computed from.

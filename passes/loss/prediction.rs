@@ -27,12 +27,13 @@ pub(super) fn of_classes(module: &Module) -> Result<Prediction, Diagnostic> {
     let has_classes = |ty: &Type| ty.ndim() >= 2 && ty.dims[ty.ndim() - 1].size() != Some(1);
     let Some(mut prediction) = find(module, has_classes) else {
         let error = Diagnostic::new(
-            "no output can be the logits: none is a float tensor of two dims or more, of which the last has two classes or more",
+            "no output can be the logits: logits are a float tensor of at least two dims, and the last dim \
+             has at least two classes",
         );
         let error = error.note(format!("the model's outputs are {}", super::output_list(module)));
         return Err(error
             .note("--loss mse or --loss bce compares an output with labels of its own shape")
-            .note("a model with another loss brings it: export it with a float scalar named `loss` among its outputs"));
+            .note("for any other loss, export the model with a float scalar output named `loss`"));
     };
     prediction.value = before_softmax(module, prediction.value);
     Ok(prediction)
@@ -42,8 +43,9 @@ pub(super) fn of_classes(module: &Module) -> Result<Prediction, Diagnostic> {
 /// sigmoid was taken of.
 pub(super) fn of_numbers(module: &Module, logits: bool) -> Result<Prediction, Diagnostic> {
     let Some(mut prediction) = find(module, |ty| ty.ndim() >= 1) else {
-        let error =
-            Diagnostic::new("no output can be compared with labels: none is a float tensor with a batch");
+        let error = Diagnostic::new(
+            "no output can be compared with labels: no output is a float tensor with a batch dim",
+        );
         return Err(error.note(format!("the model's outputs are {}", super::output_list(module))));
     };
     if logits {
@@ -121,8 +123,10 @@ pub(super) fn labels(
         Some(input) if b.ty(input.value).same_shape(&ty) => Ok(input.value),
         Some(input) => {
             let given = b.ty(input.value);
-            let message = format!("the model's input `labels` is {given}, but labels of its logits are {ty}");
-            Err(Diagnostic::new(message).note("use --loss model if the model computes its loss from them"))
+            let message =
+                format!("the model's input `labels` is {given}, but the labels of its logits must be {ty}");
+            Err(Diagnostic::new(message)
+                .note("use --loss model if the model computes its loss from this input"))
         }
     }
 }

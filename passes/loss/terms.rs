@@ -222,7 +222,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
             };
             let (sum, of) = (self.facts.through_views(part), weight.value);
             let text = match is_cross_entropy(sum) && is_cross_entropy(of) {
-                true => "cross-entropy, mean over the labels that count".into(),
+                true => "cross-entropy (mean over the labels that count)".into(),
                 false => {
                     let floor = weight.floor.map(|floor| format!(", which is at least {floor}"));
                     format!("sum / weight from the data{}", floor.unwrap_or_default())
@@ -354,7 +354,7 @@ impl<'f, 'm> Recognizer<'f, 'm> {
         }
         let weighs = self.terms.iter().any(|term| self.facts.reads_inputs(term.addend.value));
         if let Some(lost) = self.facts.lost.as_ref().filter(|_| weighs && self.facts.batch > 1) {
-            self.doubts.push(format!("samples may meet in it: {}", lost.message));
+            self.doubts.push(format!("the loss may mix samples: {}", lost.message));
         }
     }
 }

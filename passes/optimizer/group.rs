@@ -37,9 +37,14 @@ impl FromStr for Group {
             let place = match key.trim() {
                 "lr" => &mut group.lr,
                 "weight-decay" => &mut group.weight_decay,
-                other => return Err(format!("a group has no setting `{other}`; it has lr, weight-decay")),
+                other => {
+                    return Err(format!(
+                        "a group has no setting `{other}`; its settings are lr and weight-decay"
+                    ));
+                }
             };
-            let number = value.trim().parse::<f64>().map_err(|_| format!("{key}: `{value}` is no number"))?;
+            let number =
+                value.trim().parse::<f64>().map_err(|_| format!("{key}: `{value}` is not a number"))?;
             not_negative(key, number)?;
             if place.replace(number).is_some() {
                 return Err(format!("`{key}` stands twice in `{text}`"));
@@ -102,12 +107,12 @@ mod tests {
             ("a", "is not of the form PATTERN:lr=FACTOR"),
             ("onnx::MatMul_5", "is not of the form"),
             (":lr=1", "is not of the form"),
-            ("a:lr", "lr: `` is no number"),
-            ("a:lr=fast", "lr: `fast` is no number"),
+            ("a:lr", "lr: `` is not a number"),
+            ("a:lr=fast", "lr: `fast` is not a number"),
             ("a:lr=-1", "lr is -1; it must be a number that is not negative"),
             ("a:lr=nan", "lr is NaN"),
             ("a:lr=1,lr=1", "`lr` stands twice in `a:lr=1,lr=1`"),
-            ("a:decay=1", "a group has no setting `decay`; it has lr, weight-decay"),
+            ("a:decay=1", "a group has no setting `decay`; its settings are lr and weight-decay"),
         ] {
             let error = text.parse::<Group>().expect_err(text);
             assert!(error.contains(why), "{text}: {error}");

@@ -15,7 +15,7 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
             constant("a table of sines and cosines")
         }
         None => return found,
-        Some(Claim::Asked) => parameter("asked for by --train-also"),
+        Some(Claim::Asked) => parameter("named by --train-also"),
         Some(Claim::Parameter) => parameter("listed by the exporter"),
         Some(Claim::Buffer) => constant("listed as a buffer by the exporter"),
         Some(Claim::Unlisted) => constant("not among the parameters that the exporter lists"),
@@ -32,14 +32,14 @@ pub(super) fn weigh(module: &Module, data: DataId, found: Finding) -> Finding {
             (Some(why), _) => constant(why),
             (None, _) if is_sinusoidal(row) => constant("a table of sines and cosines"),
             // A layer that starts as the identity has such a weight.
-            (None, Evidence::Parameter(_)) if is_binary(row) => {
-                Evidence::Named(format!("named as parameters are, though it holds zeros and ones; {use_of}"))
-            }
+            (None, Evidence::Parameter(_)) if is_binary(row) => Evidence::Named(format!(
+                "the name is a parameter's, although the tensor holds only zeros and ones; {use_of}"
+            )),
             (None, Evidence::None(_) | Evidence::Ambiguous(_)) if is_binary(row) => {
                 constant("a mask of zeros and ones")
             }
             (None, Evidence::None(_) | Evidence::Ambiguous(_)) => {
-                Evidence::Named(format!("named as parameters are; {use_of}"))
+                Evidence::Named(format!("the name is a parameter's; {use_of}"))
             }
             (None, proven) => proven,
         },
@@ -54,7 +54,7 @@ pub(super) fn named_constant(module: &Module, row: &Data) -> Option<&'static str
     let weight_of_spectral_norm =
         |vector: &str| row.name.strip_suffix(vector).map(|name| format!("{name}_orig"));
     if matches!(leaf, "running_mean" | "running_var") {
-        return Some("named as a running statistic");
+        return Some("the name is a running statistic's");
     }
     let old_form = weight_of_spectral_norm("_u").or(weight_of_spectral_norm("_v"));
     let is_parametrized = stem.contains("parametrizations.") && matches!(leaf, "_u" | "_v");

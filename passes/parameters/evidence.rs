@@ -118,7 +118,7 @@ impl<'m> Search<'m> {
     /// Weighs the uses of `values`, all of which are the tensor `data`.
     pub(super) fn finding(&mut self, data: DataId, values: &[ValueId]) -> Finding {
         let data = Tensor::of(&self.module.data[data]);
-        let mut finding = Finding { evidence: Evidence::None("nothing reads it".into()), vector_uses: 0 };
+        let mut finding = Finding { evidence: Evidence::None("no node reads it".into()), vector_uses: 0 };
         let mut vector_uses: BTreeMap<usize, BTreeSet<(&str, Option<usize>)>> = BTreeMap::new();
         let uses = self.final_uses(values);
         for (i, found) in uses.iter().enumerate() {
@@ -192,7 +192,7 @@ impl<'m> Search<'m> {
                 parameter("weight of a convolution")
             }
             (Op::Contract(_), _) if !self.varies(other()) => {
-                Evidence::None(format!("meets constants alone{place}"))
+                Evidence::None(format!("combined only with constants{place}"))
             }
             (Op::Contract(_), _) if self.turns_into_angles(node, other()) => {
                 Evidence::Constant(format!("frequencies of a rotary table{place}"))
@@ -201,7 +201,7 @@ impl<'m> Search<'m> {
             (Op::Experts(_), OperandRole::Weight) => parameter("matrices of experts"),
             (Op::Gather(_), OperandRole::Data) if self.is_rotary_lookup(node) && data.may_be_rotary() => {
                 Evidence::Constant(format!(
-                    "table that is looked up and multiplied in, as rotary tables are{place}"
+                    "table that is looked up and multiplied, as a rotary table is{place}"
                 ))
             }
             (Op::Gather(_), OperandRole::Data) if self.weighs_classes(node) => {
@@ -213,10 +213,10 @@ impl<'m> Search<'m> {
             }
             (Op::Binary(Binary::Add), _) => self.added(data, found, other(), &place),
             (Op::Binary(Binary::Mul), _) => self.multiplied(found, other(), &place),
-            (Op::Concat(_), _) if !data.is_zero() => {
-                Evidence::Ambiguous(format!("joined to activations, as a folded class token is{place}"))
-            }
-            (op, _) => Evidence::None(format!("read by `{}` alone{place}", op.name())),
+            (Op::Concat(_), _) if !data.is_zero() => Evidence::Ambiguous(format!(
+                "concatenated with activations, as a folded class token is{place}"
+            )),
+            (op, _) => Evidence::None(format!("read only by `{}`{place}", op.name())),
         }
     }
 
@@ -226,7 +226,7 @@ impl<'m> Search<'m> {
             return mask(place);
         }
         if !self.varies(other) {
-            return Evidence::None(format!("meets constants alone{place}"));
+            return Evidence::None(format!("combined only with constants{place}"));
         }
         if self.paths.are_scores(other) && self.paths.feeds_only_softmax(found.node.results[0]) {
             return on_scores(data, place);
@@ -240,9 +240,9 @@ impl<'m> Search<'m> {
             [dim] if self.is_convolution(other) && dim + 2 == self.module.ty(other).ndim() => {
                 Evidence::Parameter(format!("bias of channels{place}"))
             }
-            _ => Evidence::Ambiguous(format!(
-                "added to activations, as position embeddings are that the exporter folded{place}"
-            )),
+            _ => {
+                Evidence::Ambiguous(format!("added to activations, as folded position embeddings are{place}"))
+            }
         }
     }
 
@@ -253,7 +253,7 @@ impl<'m> Search<'m> {
         let factor = self.viewed(other);
         let is_log_softmax = |id| matches!(self.module.node(id).op, Op::LogSoftmax(_));
         if !self.varies(other) {
-            Evidence::None(format!("meets constants alone{place}"))
+            Evidence::None(format!("combined only with constants{place}"))
         } else if self.turns_into_angles(found.node, other) {
             Evidence::Constant(format!("frequencies of a rotary table{place}"))
         } else if matches!(factor, Definition::Input(_)) {
@@ -265,7 +265,7 @@ impl<'m> Search<'m> {
         } else if large.len() == 1 && ndim >= 3 && large[0] + 2 == ndim {
             Evidence::Parameter(format!("scale of channels{place}"))
         } else {
-            Evidence::None(format!("a table that is multiplied in{place}"))
+            Evidence::None(format!("a table that multiplies activations{place}"))
         }
     }
 

@@ -62,13 +62,13 @@ pub(super) fn freeze(
             if constant.is_some() && options.freeze.contains(pattern) {
                 continue;
             }
-            let error = Diagnostic::new(format!("no parameter fits `{pattern}`"));
+            let error = Diagnostic::new(format!("no parameter matches `{pattern}`"));
             if let Some((row, names)) = constant {
                 let reason = row.finding.reason();
                 return Err(error.note(format!("`{}` is not trained: {reason}", names[0])));
             }
             let some: Vec<&str> = parameters().take(5).map(|(_, names)| names[0].as_str()).collect();
-            return Err(error.note(format!("there are parameters such as {}", some.join(", "))));
+            return Err(error.note(format!("parameters are, for example, {}", some.join(", "))));
         }
     }
     for (row, names) in rows.iter_mut().zip(&known).filter(|(row, _)| row.finding.is_parameter()) {

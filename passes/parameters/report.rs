@@ -54,7 +54,7 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
         let states = main.states.iter().map(through).collect();
         let tied = Some(Tie { data: main.data.clone(), permutation: tie.permutation.clone() });
         let aliases = cx.aliases.get(data).cloned().unwrap_or_default();
-        let reason = format!("has the bytes of `{}`", main.data);
+        let reason = format!("same bytes as `{}`", main.data);
         let claim = module.data[tie.data].claim;
         let (data, ty) = (data.clone(), ty.clone());
         let report = ParameterReport { data, ty, aliases, reason, claim, states, tied, ..main };
@@ -76,7 +76,7 @@ pub(super) fn reports(module: &Module, decision: &Decision, cx: &PassContext) ->
 
 /// Of a tensor that no node reads as a tensor.
 fn unread_report(data: &Data, cx: &PassContext) -> ParameterReport {
-    let reason = if data.ty.ndim() == 0 { "a single number" } else { "nothing reads it" };
+    let reason = if data.ty.ndim() == 0 { "a single number" } else { "no node reads it" };
     ParameterReport {
         data: data.name.clone(),
         ty: data.ty.clone(),

@@ -30,7 +30,8 @@ pub(super) struct Scaler {
 pub(super) fn scale_backward(module: &mut Module, options: &Scaling) -> Result<Scaler, Diagnostic> {
     let first = module.nodes().find(|(_, node)| node.phase == Phase::Backward);
     let Some((seed, Op::Splat(splat))) = first.map(|(id, node)| (id, node.op.clone())) else {
-        let error = Diagnostic::new("backward does not start from a number, so its loss cannot be scaled");
+        let error =
+            Diagnostic::new("the backward phase does not start from a number, so the loss cannot be scaled");
         return Err(error.note("run `precision` right after `autodiff`"));
     };
     let mut b = Builder::new(module, Precision::NAME);

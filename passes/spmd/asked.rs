@@ -23,7 +23,7 @@ impl FromStr for Shard {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some((pattern, dims)) = text.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty()) else {
-            return Err(format!("`{text}` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'"));
+            return Err(format!("`{text}` is not a sharding; write PATTERN=DIMS, such as 'h.*.weight=-,tp'"));
         };
         let mut seen: Vec<&str> = Vec::new();
         let mut shard = Self { pattern: pattern.to_owned(), dims: Vec::new() };
@@ -32,7 +32,7 @@ impl FromStr for Shard {
             for axis in &axes {
                 if axis.is_empty() {
                     return Err(format!(
-                        "`{dims}` has a dim without an axis; `-` stands for none, as in -,tp"
+                        "`{dims}` has an empty dim; write `-` for a dim that no axis splits, such as -,tp"
                     ));
                 }
                 if seen.contains(axis) {
@@ -68,16 +68,16 @@ pub(super) fn seed(
         if states.is_empty() {
             let names: Vec<&str> =
                 rules.module.states.values().map(|state| state.name.as_str()).take(8).collect();
-            return Err(Diagnostic::new(format!("--shard {shard}: no state has such a name"))
-                .note(format!("names are like {}", names.join(", "))));
+            return Err(Diagnostic::new(format!("--shard {shard}: no state matches the pattern"))
+                .note(format!("names of states are, for example, {}", names.join(", "))));
         }
         for (state, view) in states {
             if let Some(other) = by.insert(&state.name, shard).filter(|other| other.dims != shard.dims) {
-                let message = format!("--shard {other} and --shard {shard} both fit `{}`", state.name);
-                return Err(Diagnostic::new(message).note("leave one out, or narrow its pattern"));
+                let message = format!("--shard {other} and --shard {shard} both match `{}`", state.name);
+                return Err(Diagnostic::new(message).note("remove one of the flags, or narrow its pattern"));
             }
             for (dim, axis) in axes(rules.mesh, shard, state, view)? {
-                let cause = Cause::Seed(format!("asked for by --shard {shard}"));
+                let cause = Cause::Seed(format!("--shard {shard} names it"));
                 layouts.split(state.input, state.ty.ndim(), dim, axis, cause);
             }
             layouts.close(state.input);
@@ -142,9 +142,12 @@ fn axes(
         if !size.is_multiple_of(parts) {
             let legal: Vec<String> =
                 (1..=size.min(64)).filter(|n| size % n == 0).map(|n| n.to_string()).collect();
-            let message = format!("a dim of size {size} of `{}` does not divide by {parts}", state.name);
+            let message = format!(
+                "the dim of size {size} of `{}` cannot be divided into {parts} equal parts",
+                state.name
+            );
             return Err(Diagnostic::new(format!("--shard {shard}: {message}"))
-                .note(format!("it divides by {}", legal.join(", "))));
+                .note(format!("it can be divided into {} parts", legal.join(", "))));
         }
     }
     Ok(dims
@@ -187,7 +190,7 @@ fn dims(
     dims.ok_or_else(|| {
         let file = shard.dims.len();
         fault(format!(
-            "`{}` is {}, whose dims are not the {file} given, as in the file",
+            "`{}` is {}, and --shard must give its {file} dims of the file's tensor",
             state.name, state.ty
         ))
     })

@@ -27,8 +27,7 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
             return Err(Diagnostic::new(format!("axis `{name}` of the mesh stands twice or has no device")));
         }
         if !matches!(role, AxisRole::Data | AxisRole::Tensor) {
-            return Err(Diagnostic::new(format!("axis `{name}` cannot be laid over devices yet"))
-                .note("use dp and tp"));
+            return Err(Diagnostic::new(format!("axis `{name}` is not supported yet")).note("use dp and tp"));
         }
         let axis = |name: String, size| Axis { name, role, size };
         match if role == AxisRole::Tensor { shared_heads(module, name, *size)? } else { *size } {
@@ -37,7 +36,8 @@ pub(super) fn build(axes: &[AxisSize], module: &Module, cx: &mut PassContext) ->
                 let repeats =
                     format!("{name}={size} is more than the {split} key and value heads of an attention");
                 cx.warn(Diagnostic::new(repeats).note(format!(
-                    "each is repeated on {} devices, along `{name}.1`; the gradients of its weights are summed over them",
+                    "each key and value head is repeated on {} devices, along `{name}.1`; the gradients of \
+                     its weights are summed over these devices",
                     *size / split
                 )));
                 mesh.axes.push(axis(format!("{name}.0"), split));
@@ -61,7 +61,9 @@ fn shared_heads(module: &Module, name: &str, size: u64) -> Result<u64, Diagnosti
         if !fits(size) {
             let legal: Vec<String> =
                 (1..=queries).filter(|&size| fits(size)).map(|n| n.to_string()).collect();
-            let message = format!("{name}={size} does not divide the {queries} heads of an attention");
+            let message = format!(
+                "the {queries} heads of an attention cannot be divided into {name}={size} equal parts"
+            );
             let grouped =
                 if keys == queries { String::new() } else { format!(" ({keys} for keys and values)") };
             return Err(Diagnostic::new(format!("{message}{grouped}"))

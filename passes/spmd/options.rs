@@ -6,13 +6,14 @@ use crate::arguments::Arguments;
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Spmd, String> {
     let mesh = arguments.take("mesh").unwrap_or_default();
     let axis = |text: &str| {
-        let (name, size) = text.split_once(':').ok_or_else(|| format!("`{text}` is no axis: dp:2"))?;
-        let size = size.parse().map_err(|_| format!("`{size}` is no number of devices"))?;
+        let (name, size) =
+            text.split_once(':').ok_or_else(|| format!("`{text}` is not an axis; write an axis as dp:2"))?;
+        let size = size.parse().map_err(|_| format!("`{size}` is not a number of devices"))?;
         Ok::<_, String>(AxisSize { name: name.into(), size })
     };
     let zero = arguments.value("zero", 0)?;
     if zero > 3 {
-        return Err(format!("there is no stage {zero} of ZeRO; there are 0, 1, 2 and 3"));
+        return Err(format!("there is no ZeRO stage {zero}; the stages are 0, 1, 2 and 3"));
     }
     Ok(Spmd {
         mesh: mesh.split('*').filter(|text| !text.is_empty()).map(axis).collect::<Result<_, _>>()?,

@@ -140,8 +140,7 @@ fn column(rules: &Rules, layouts: &Layouts, axes: &[AxisId], id: NodeId) -> Opti
             let place = (node.operands[weight], dim);
             let Some(result) = result.filter(|_| divides(rules, layouts, place, axes)) else { continue };
             if lasts(rules, layouts, node.results[0], result, axes) {
-                let reason =
-                    "column: what it makes stays split up to the next contraction or the loss".into();
+                let reason = "column: its result stays split up to the next contraction or the loss".into();
                 return Some(Seed { weight: node.operands[weight], dim, axes: axes.into(), reason });
             }
         }

@@ -38,7 +38,7 @@ impl Differences {
     pub fn notes(&self) -> Vec<String> {
         let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
         let other = |(wanted, found): &(StateRow, StateRow)| {
-            format!("`{}` is {} here and {} there", visible(&wanted.name), wanted.what(), found.what())
+            format!("`{}` is {} in this program and {} in the checkpoint", visible(&wanted.name), wanted.what(), found.what())
         };
         let notes = [
             list("missing in the checkpoint", &rows(&self.missing)),
@@ -80,7 +80,12 @@ mod tests {
         let text = differences.notes().join("\n");
         assert!(text.contains("missing in the checkpoint: `a` f32[2]"), "{text}");
         assert!(text.contains("not in this program: `d` f32[5]"), "{text}");
-        assert!(text.contains("`b` is f32[2, 3] parameter here and f32[3, 2] parameter there"), "{text}");
+        assert!(
+            text.contains(
+                "`b` is f32[2, 3] parameter in this program and f32[3, 2] parameter in the checkpoint"
+            ),
+            "{text}"
+        );
         assert!(Differences::between(&wanted, &wanted).is_empty());
     }
 

@@ -75,7 +75,7 @@ impl Document {
 }
 
 /// The defect of bytes that are not [`is_summed`].
-pub(super) const NOT_SUMMED: &str = "its contents do not have the checksum that they were written with";
+pub(super) const NOT_SUMMED: &str = "its contents do not match their checksum";
 
 /// Whether the bytes of a file have the checksum that is in them.
 pub(super) fn is_summed(text: &[u8]) -> bool {

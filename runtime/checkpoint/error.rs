@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub enum CheckpointError {
     /// The file system refused, most often for want of space.
     #[error(
-        "cannot save the checkpoint of step {step} to `{}`, which takes {needed} bytes: {}",
+        "cannot save the checkpoint of step {step} to `{}`, which needs {needed} bytes: {}",
         shown(path), visible(&source.to_string())
     )]
     Write {
@@ -71,7 +71,7 @@ pub enum CheckpointError {
     },
     /// Bytes that are not those that were written.
     #[error(
-        "`{}` is damaged: the bytes of `{}` do not have the checksum that they were written with",
+        "`{}` is damaged: the bytes of `{}` do not match their checksum",
         shown(path),
         visible(tensor)
     )]
@@ -85,7 +85,8 @@ pub enum CheckpointError {
     },
     /// Written by another version of the format.
     #[error(
-        "`{}` has format version {found}; this program reads versions up to {}: go on with the program that wrote it",
+        "`{}` has format version {found}, and this program reads versions up to {}: resume with the version \
+         of the program that wrote it",
         shown(path),
         super::FORMAT
     )]
@@ -106,7 +107,7 @@ pub enum CheckpointError {
         differences: Differences,
     },
     /// Other training data.
-    #[error("`{}` was made with other data, of {then}; this run has {now}", shown(path))]
+    #[error("`{}` belongs to a run with other data: {then}; this run has {now}", shown(path))]
     OtherData {
         /// The checkpoint.
         path: PathBuf,
@@ -119,7 +120,7 @@ pub enum CheckpointError {
     #[error("{}", one_line(.0))]
     Data(#[from] DataError),
     /// The source of the values does not have a state as the module's table says.
-    #[error("the value of state `{}` has {found} bytes, its type takes {expected}", visible(name))]
+    #[error("the value of state `{}` has {found} bytes, and its type needs {expected}", visible(name))]
     State {
         /// The state.
         name: String,
@@ -130,7 +131,7 @@ pub enum CheckpointError {
     },
     /// A name that a safetensors file cannot hold.
     #[error(
-        "a state cannot be saved under the name `{}`, which the safetensors format keeps for itself",
+        "a state cannot be saved under the name `{}`, which the safetensors format reserves",
         visible(name)
     )]
     ReservedName {
@@ -151,14 +152,14 @@ impl CheckpointError {
             Self::Damaged { whole, .. } => whole.iter().map(|path| whole_text(path)).collect(),
             Self::OtherModel { path, differences, .. } => {
                 let advice = format!(
-                    "go on with the model and the flags of the first run; or take only its weights, with --weights {}/{}",
+                    "resume with the model and the flags of the first run; or load only the weights, with --weights {}/{}",
                     shown(path),
                     super::STATES
                 );
                 differences.notes().into_iter().chain([advice]).collect()
             }
             Self::OtherData { .. } => {
-                vec!["go on with the data of the first run, or start a new one".to_owned()]
+                vec!["resume with the data of the first run, or start a new run".to_owned()]
             }
             Self::Read { .. }
             | Self::Remove { .. }
@@ -193,23 +194,23 @@ fn whole_text(path: &Path) -> String {
     let (run, step) = (path.parent().and_then(Path::parent), path.file_name());
     let step = step.and_then(|name| name.to_str()?.strip_prefix("step-")).unwrap_or_default();
     let run = shown(run.unwrap_or(path));
-    format!("the checkpoint `{}` is whole: go on from it with --resume={run}@{step}", shown(path))
+    format!("the checkpoint `{}` is whole: resume from it with --resume={run}@{step}", shown(path))
 }
 
 fn kept_text(kept: &Option<PathBuf>) -> String {
     match kept {
-        Some(path) => format!("the checkpoint `{}` is whole; go on from it with --resume", shown(path)),
+        Some(path) => format!("the checkpoint `{}` is whole; resume from it with --resume", shown(path)),
         None => "there is no earlier checkpoint".to_owned(),
     }
 }
 
 fn steps_text(steps: &[u64]) -> String {
     match steps {
-        [] => ", and none of any other".to_owned(),
-        [only] => format!("; it has that of step {only}"),
+        [] => ", and no other checkpoint".to_owned(),
+        [only] => format!("; it has the checkpoint of step {only}"),
         [first @ .., last] => {
             let first: Vec<String> = first.iter().map(u64::to_string).collect();
-            format!("; it has those of the steps {} and {last}", first.join(", "))
+            format!("; it has the checkpoints of the steps {} and {last}", first.join(", "))
         }
     }
 }

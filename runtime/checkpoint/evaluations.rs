@@ -39,7 +39,7 @@ mod exact {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| D::Error::custom(format!("{text:?} is no number")))
+        text.parse().map_err(|_| D::Error::custom(format!("{text:?} is not a number")))
     }
 }
 

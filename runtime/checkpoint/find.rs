@@ -118,7 +118,7 @@ mod tests {
         let found = checkpoints.latest().unwrap();
         assert_eq!(found.checkpoint.unwrap().description.step(), 1);
         assert_eq!(found.damaged.len(), 3);
-        assert!(found.damaged[0].to_string().contains("is it cut off?"), "{}", found.damaged[0]);
+        assert!(found.damaged[0].to_string().contains("was it truncated?"), "{}", found.damaged[0]);
     }
 
     /// A link that leads to itself stands for a file that may not be read, since a test may run as root.
@@ -142,7 +142,7 @@ mod tests {
         let (_folder, checkpoints) = saved(&[1, 2]);
         fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 3, \"new\": [[1]]}").unwrap();
         let error = checkpoints.latest().unwrap_err().to_string();
-        assert!(error.contains("format version 3; this program reads versions up to 2"), "{error}");
+        assert!(error.contains("format version 3, and this program reads versions up to 2"), "{error}");
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
         let run = checkpoints.folder.parent().unwrap().display();
         assert!(error.contains("step-3/state.safetensors` is damaged: the bytes of `half`"), "{error}");
         assert!(
-            error.ends_with(&format!("step-1` is whole: go on from it with --resume={run}@1")),
+            error.ends_with(&format!("step-1` is whole: resume from it with --resume={run}@1")),
             "{error}"
         );
     }

@@ -229,7 +229,7 @@ impl fmt::Display for DataFingerprint {
     }
 }
 
-const CHANGED: &str = "it changed while it was read; train on a file that no program writes to";
+const CHANGED: &str = "the file changed while it was read; train on a file that no other program changes";
 
 /// Hashes a file, or takes the hash from `known`, by path.
 fn hashed(path: &Path, known: &BTreeMap<&str, &HashedFile>) -> io::Result<HashedFile> {
@@ -353,7 +353,7 @@ mod tests {
         of(&path).unwrap();
         fs::write(&other, "the other bytes").unwrap();
         fs::rename(&other, &path).unwrap();
-        assert!(of(&path).unwrap_err().to_string().contains("it changed while it was read"));
+        assert!(of(&path).unwrap_err().to_string().contains("the file changed while it was read"));
         drop(mapped);
         of(&path).unwrap();
     }

@@ -59,7 +59,7 @@ fn check_size(state: &State, value: &Bytes) -> Result<(), Diagnostic> {
     match ty.bytes() {
         Some(expected) if expected == found as u64 => Ok(()),
         Some(expected) => Err(Diagnostic::new(format!(
-            "the value of state `{name}` has {found} bytes, {ty} takes {expected}"
+            "the value of state `{name}` has {found} bytes, and {ty} needs {expected}"
         ))),
         None => Err(Diagnostic::new(format!("state `{name}` has dims that are unbound or too large: {ty}"))),
     }
@@ -84,9 +84,9 @@ fn not_here(module: &Module, absent: BTreeSet<&str>) -> Diagnostic {
     let names: Vec<String> = absent.iter().take(LISTED).map(|name| format!("`{name}`")).collect();
     let more = absent.len().saturating_sub(LISTED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    Diagnostic::new(format!("the weights of {}{more} are not here", names.join(", ")))
+    Diagnostic::new(format!("the weights of {}{more} are missing", names.join(", ")))
         .at(module.name.clone())
-        .note("the model's file came without them; give them with --weights FILE.safetensors")
+        .note("the model's file does not contain these weights; give them with --weights FILE.safetensors")
         .note("or start from scratch with --init gpt2, kaiming or normal:std=0.02")
 }
 
@@ -105,7 +105,10 @@ fn initial_value(
         }
         Initializer::Normal { std, .. } if dtype.is_float() => drawn(state, seed, f64::from_bits(std))?,
         Initializer::Normal { .. } => {
-            return Err(Diagnostic::new(format!("state `{}` of {} cannot be drawn", state.name, state.ty)));
+            return Err(Diagnostic::new(format!(
+                "random initial values for state `{}` of type {} cannot be drawn",
+                state.name, state.ty
+            )));
         }
         Initializer::CopyOf(other) => {
             let other = &module.states[other];
@@ -113,7 +116,7 @@ fn initial_value(
                 Some(bytes) => copy(state, other, bytes)?,
                 None => {
                     let message =
-                        format!("state `{}` copies `{}`, which comes after it", state.name, other.name);
+                        format!("state `{}` copies `{}`, which is defined later", state.name, other.name);
                     return Err(Diagnostic::new(message));
                 }
             }
@@ -127,7 +130,10 @@ fn copy(state: &State, other: &State, bytes: &Bytes) -> Result<Bytes, Diagnostic
     let tensor = RawTensor::new(other.ty.dtype, sizes, bytes.clone());
     let cast = tensor.and_then(|tensor| tensor.cast(state.ty.dtype));
     let message = || {
-        format!("state `{}` of {} cannot be a copy of `{}` of {}", state.name, state.ty, other.name, other.ty)
+        format!(
+            "state `{}` of type {} cannot be a copy of `{}` of type {}",
+            state.name, state.ty, other.name, other.ty
+        )
     };
     Ok(cast.ok_or_else(|| Diagnostic::new(message()))?.bytes)
 }
@@ -137,7 +143,7 @@ fn from_data(module: &Module, state: &State, row: DataId) -> Result<Bytes, Diagn
     let (bytes, sizes) = (data.bytes().cloned().unwrap_or_default(), data.ty.sizes().unwrap_or_default());
     let found = bytes.len();
     let tensor = RawTensor::new(data.ty.dtype, sizes, bytes).ok_or_else(|| {
-        Diagnostic::new(format!("tensor `{}` is {}, but {found} bytes are there", data.name, data.ty))
+        Diagnostic::new(format!("tensor `{}` is {}, but it has {found} bytes", data.name, data.ty))
     })?;
     let viewed = tensor.view(&state.view).and_then(|viewed| viewed.cast(state.ty.dtype));
     let fits = viewed.filter(|viewed| state.ty.sizes().is_some_and(|sizes| sizes == viewed.sizes));
@@ -251,7 +257,7 @@ mod tests {
     fn absent_weights_are_refused_with_what_to_do_or_drawn() {
         let module = without_weights();
         let error = initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap_err().to_string();
-        assert!(error.starts_with("the weights of `file.weight` are not here"), "{error}");
+        assert!(error.starts_with("the weights of `file.weight` are missing"), "{error}");
         assert!(error.contains("--weights FILE.safetensors") && error.contains("--init"), "{error}");
     }
 
@@ -269,6 +275,6 @@ mod tests {
             .map(|(name, size)| (name.to_owned(), Bytes::from(vec![1; size])))
             .into();
         let error = initial_states(&module, 3, Missing::Refuse, short).unwrap_err().to_string();
-        assert!(error.contains("`whole` has 95 bytes, f32[4, 6] takes 96"), "{error}");
+        assert!(error.contains("`whole` has 95 bytes, and f32[4, 6] needs 96"), "{error}");
     }
 }

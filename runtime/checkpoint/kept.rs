@@ -77,15 +77,16 @@ mod tests {
         checkpoints.check_step(20).unwrap();
         let error = checkpoints.check_step(12).unwrap_err().to_string();
         assert!(
-            error.ends_with("has no checkpoint of step 12; it has those of the steps 5, 20 and 100"),
+            error
+                .ends_with("has no checkpoint of step 12; it has the checkpoints of the steps 5, 20 and 100"),
             "{error}"
         );
         checkpoints.remove_after(5).unwrap();
         let error = checkpoints.check_step(12).unwrap_err().to_string();
-        assert!(error.ends_with("has no checkpoint of step 12; it has that of step 5"), "{error}");
+        assert!(error.ends_with("has no checkpoint of step 12; it has the checkpoint of step 5"), "{error}");
         checkpoints.remove_all().unwrap();
         let error = checkpoints.check_step(12).unwrap_err().to_string();
-        assert!(error.ends_with("has no checkpoint of step 12, and none of any other"), "{error}");
+        assert!(error.ends_with("has no checkpoint of step 12, and no other checkpoint"), "{error}");
     }
 
     #[test]

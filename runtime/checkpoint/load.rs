@@ -42,11 +42,11 @@ impl Checkpoint {
         for row in &description.states {
             let ty = states.ty(&row.name).map(|ty| (ty.dtype.to_string(), ty.sizes().unwrap_or_default()));
             if ty.is_none_or(|(dtype, dims)| dtype != row.dtype || dims != row.dims) {
-                return Err(malformed(format!("the state {row} of `{DESCRIPTION}` is not in it")));
+                return Err(malformed(format!("it does not contain the state {row} of `{DESCRIPTION}`")));
             }
         }
         if checksums.is_some() && checksums.as_ref() != states.checksums() {
-            return Err(malformed(format!("its checksums are not those of `{DESCRIPTION}`")));
+            return Err(malformed(format!("its checksums differ from the checksums in `{DESCRIPTION}`")));
         }
         Ok(Self { path: path.to_owned(), description, states })
     }
@@ -178,7 +178,9 @@ fn check_files(description: &Path, document: &Document) -> Result<(), Checkpoint
             Err(source) => return Err(CheckpointError::Read { path, source }),
         };
         if found != bytes {
-            let reason = format!("`{name}` beside it has {found} bytes, not {bytes}: is it cut off?");
+            let reason = format!(
+                "`{name}` in the same folder has {found} bytes and should have {bytes}: was it truncated?"
+            );
             return Err(CheckpointError::Malformed { path: description.to_owned(), reason });
         }
     }
@@ -204,7 +206,9 @@ mod tests {
             "{error}"
         );
         assert!(
-            error.contains("`weight` is f32[3, 2] parameter here and f32[2, 3] parameter there"),
+            error.contains(
+                "`weight` is f32[3, 2] parameter in this program and f32[2, 3] parameter in the checkpoint"
+            ),
             "{error}"
         );
         assert!(error.contains("--weights"), "{error}");
@@ -319,7 +323,7 @@ mod tests {
         let (_folder, checkpoints) = saved(&[1, 2]);
         fs::copy(checkpoints.path(1).join(STATES), checkpoints.path(2).join(STATES)).unwrap();
         let error = Checkpoint::open(&checkpoints.path(2)).unwrap_err().to_string();
-        assert!(error.contains("its checksums are not those of `checkpoint.json`"), "{error}");
+        assert!(error.contains("its checksums differ from the checksums in `checkpoint.json`"), "{error}");
     }
 
     /// A checkpoint that was written before must be read, and a new one has the same bytes: a change of the sums' definition is
@@ -378,7 +382,7 @@ mod tests {
             let then = checkpoint.description.data.hash.clone();
             fs::write(files.train.as_ref().unwrap(), "other data").unwrap();
             let error = told(checkpoint.check_data_size(&files));
-            assert!(error.contains(&format!("of 8 bytes (hash {then}); this run has 10 bytes\n")), "{error}");
+            assert!(error.contains(&format!("8 bytes (hash {then}); this run has 10 bytes\n")), "{error}");
             let error = told(checkpoint.check_data_size(&DataFiles::default()));
             assert!(error.contains("this run has 0 bytes\n"), "{error}");
             fs::write(files.train.as_ref().unwrap(), "The data").unwrap();
@@ -407,7 +411,7 @@ mod tests {
         other[30_000..970_000].iter_mut().for_each(|byte| *byte = !*byte);
         fs::write(files.train.as_ref().unwrap(), other).unwrap();
         let error = checkpoint.check_data(&files).unwrap_err().to_string();
-        assert!(error.contains("was made with other data, of 1000000 bytes"), "{error}");
+        assert!(error.contains("belongs to a run with other data: 1000000 bytes"), "{error}");
     }
 
     #[test]

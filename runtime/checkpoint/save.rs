@@ -267,7 +267,7 @@ mod tests {
         let mut values = values(1);
         values.insert("weight".to_owned(), vec![0; 3].into());
         let error = checkpoints.save(&module(), &description(5), &values).unwrap_err().to_string();
-        assert_eq!(error, "the value of state `weight` has 3 bytes, its type takes 24");
+        assert_eq!(error, "the value of state `weight` has 3 bytes, and its type needs 24");
         assert!(!checkpoints.path(5).exists());
     }
 

@@ -79,7 +79,7 @@ impl TensorFile {
         let checksums = word(CHECKSUMS).map(|text| read_checksums(&text)).transpose().map_err(malformed)?;
         let unchecked = unchecked(&tensors, checksums.as_ref());
         if let Some(name) = unchecked.first().filter(|_| of_states) {
-            return Err(malformed(format!("there is no checksum of its tensor `{name}`")));
+            return Err(malformed(format!("the checksum of its tensor `{name}` is missing")));
         }
         Ok(Self { path: path.to_owned(), file, tensors, checksums, unchecked, of_states, of_pytorch })
     }
@@ -197,24 +197,28 @@ fn read_checksums(text: &str) -> Result<Checksums, String> {
 /// The header, and where the tensors start; or what is wrong with it.
 fn read_header(file: &mut File, size: u64) -> io::Result<Result<(Metadata, u64), String>> {
     if size < LENGTH {
-        return Ok(Err(format!("{size} bytes are too few for a file of safetensors")));
+        return Ok(Err(format!("{size} bytes are too few for a safetensors file")));
     }
     let mut length = [0; LENGTH as usize];
     file.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
     if length > LONGEST_HEADER || length > size - LENGTH {
-        return Ok(Err(format!("a header of {length} bytes does not fit the file's {size}: is it cut off?")));
+        return Ok(Err(format!(
+            "a header of {length} bytes does not fit into the file's {size} bytes: was it truncated?"
+        )));
     }
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header)?;
     let metadata: Metadata = match serde_json::from_slice(&header) {
         Ok(metadata) => metadata,
-        Err(error) => return Ok(Err(format!("its header is not one of safetensors: {error}"))),
+        Err(error) => return Ok(Err(format!("its header is not a safetensors header: {error}"))),
     };
     let start = LENGTH + length;
     let (found, expected) = (size - start, metadata.data_len() as u64);
     if found != expected {
-        return Ok(Err(format!("its tensors take {expected} bytes, and {found} are there: is it cut off?")));
+        return Ok(Err(format!(
+            "its tensors need {expected} bytes, and the file has {found}: was it truncated?"
+        )));
     }
     Ok(Ok((metadata, start)))
 }
@@ -260,10 +264,10 @@ mod tests {
         let header = b"{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
         let (_folder, path) = file_of(header, &[0; 7]);
         let error = TensorFile::open(&path).unwrap_err().to_string();
-        assert!(error.contains("take 8 bytes, and 7 are there"), "{error}");
+        assert!(error.contains("need 8 bytes, and the file has 7"), "{error}");
         fs::write(&path, 1000u64.to_le_bytes()).unwrap();
         let error = TensorFile::open(&path).unwrap_err().to_string();
-        assert!(error.contains("a header of 1000 bytes does not fit"), "{error}");
+        assert!(error.contains("a header of 1000 bytes does not fit into"), "{error}");
         fs::write(&path, [1, 2]).unwrap();
         assert!(TensorFile::open(&path).is_err());
     }
@@ -294,7 +298,7 @@ mod tests {
         let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
         let error = file.read("b").unwrap_err().to_string();
-        assert!(error.contains("the bytes of `b` do not have the checksum"), "{error}");
+        assert!(error.contains("the bytes of `b` do not match their checksum"), "{error}");
     }
 
     /// The header of a file that a tool wrote, with the sums that were there before.

@@ -87,7 +87,10 @@ pub fn weights_of(
             }
             None => {
                 let view = ir::text::view_text(&found.state.view);
-                refused.push(format!("`{}` does not give `{}` by {view}", found.tensor, found.state.name));
+                refused.push(format!(
+                    "`{}` cannot be turned into `{}` by {view}",
+                    found.tensor, found.state.name
+                ));
             }
         }
     }
@@ -127,12 +130,10 @@ fn nothing(module: &Module, file: &TensorFile, report: &WeightsReport) -> Diagno
     let trained = |state: &&ir::State| matches!(state.role, Role::Parameter | Role::Buffer);
     let ours: Vec<String> = module.states.values().filter(trained).map(|state| state.name.clone()).collect();
     let theirs: Vec<String> = file.names().map(str::to_owned).collect();
-    let mut diagnostic = Diagnostic::new(format!(
-        "no tensor of `{}` belongs to a parameter of the model",
-        report.path.display()
-    ))
-    .note(format!("the model has {}", list(&ours)))
-    .note(format!("the file has {}", list(&theirs)));
+    let mut diagnostic =
+        Diagnostic::new(format!("no tensor of `{}` matches a parameter of the model", report.path.display()))
+            .note(format!("the model has {}", list(&ours)))
+            .note(format!("the file has {}", list(&theirs)));
     for reason in report.refused.iter().take(LISTED) {
         diagnostic = diagnostic.note(reason.clone());
     }
@@ -155,7 +156,7 @@ impl fmt::Display for WeightsReport {
         let (loaded, missed) = (self.loaded.len(), self.without.len() + self.refused.len());
         write!(
             f,
-            "{loaded} of {} parameters and buffers are from `{}`",
+            "{loaded} of {} parameters and buffers were loaded from `{}`",
             loaded + missed,
             visible(&self.path.display().to_string())
         )?;
@@ -164,16 +165,17 @@ impl fmt::Display for WeightsReport {
         }
         self.refused.iter().try_for_each(|reason| write!(f, "\n  = not loaded: {}", visible(reason)))?;
         if !self.without.is_empty() {
-            write!(f, "\n  = not in the file, and left as they were: {}", list(&self.without))?;
+            write!(f, "\n  = not in the file, and therefore not changed: {}", list(&self.without))?;
         }
         if !self.unused.is_empty() {
-            write!(f, "\n  = in the file, and not in the model: {}", list(&self.unused))?;
+            write!(f, "\n  = in the file, but not in the model: {}", list(&self.unused))?;
         }
         if !self.unchecked.is_empty() {
             let names = list(&self.unchecked);
             write!(
                 f,
-                "\n  = not checked, since a program changed or added them after the checksums were written: {names}"
+                "\n  = loaded without a check, because a program changed or added them after the checksums \
+                 were written: {names}"
             )?;
         }
         Ok(())
@@ -257,9 +259,9 @@ mod tests {
         assert_eq!(weights.values["qkv.weight[3..6]"], floats(&[30.0, 40.0, 50.0, 31.0, 41.0, 51.0]));
         assert_eq!(weights.values["bias"], floats(&[1.5, 2.5, 3.5]));
         let text = weights.report.to_string();
-        assert!(text.starts_with("3 of 3 parameters and buffers are from"), "{text}");
+        assert!(text.starts_with("3 of 3 parameters and buffers were loaded from"), "{text}");
         assert!(text.contains("transposed: `qkv.weight`"), "{text}");
-        assert!(text.ends_with("in the file, and not in the model: `attn.mask`"), "{text}");
+        assert!(text.ends_with("in the file, but not in the model: `attn.mask`"), "{text}");
     }
 
     #[test]

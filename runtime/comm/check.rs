@@ -18,12 +18,14 @@ pub fn check(programs: &[&Program]) -> Result<(), Diagnostic> {
     let Some(first) = programs.first() else { return Ok(()) };
     if let Some(rank) = programs.iter().position(|program| program.mesh != first.mesh) {
         let (other, mesh) = (&programs[rank].mesh, &first.mesh);
-        return Err(Diagnostic::new(format!("rank {rank} runs on the mesh {other}, rank 0 on {mesh}")));
+        return Err(Diagnostic::new(format!(
+            "rank {rank} runs on the mesh {other}, and rank 0 on the mesh {mesh}"
+        )));
     }
     if first.mesh.devices() != programs.len() as u64 {
         let (mesh, devices, count) = (&first.mesh, first.mesh.devices(), programs.len());
         return Err(Diagnostic::new(format!(
-            "the mesh {mesh} has {devices} devices; there are {count} ranks"
+            "the mesh {mesh} has {devices} devices, and there are {count} ranks"
         )));
     }
     Section::ALL.into_iter().try_for_each(|(section, name)| {
@@ -123,7 +125,7 @@ impl<'p> Walk<'p> {
 
     fn told(&self, rank: usize) -> String {
         self.at(rank).map_or_else(
-            || format!("rank {rank} has come to the end of {}", self.section),
+            || format!("rank {rank} has reached the end of {}", self.section),
             |issued| format!("rank {rank} issues {}", Told(issued, self.section)),
         )
     }
@@ -140,7 +142,9 @@ impl<'p> Walk<'p> {
             let last = path[path.len() - 1];
             let Some(group) = self.group(last) else {
                 let waits = path[path.len() - 2];
-                let few = format!("rank {waits} would wait for ever for rank {last}, which issues too few");
+                let few = format!(
+                    "rank {waits} would wait forever for rank {last}, which issues too few collectives"
+                );
                 return self.diagnostic(format!("{few} collectives"), &[waits, last]);
             };
             let comes = |member: usize| self.group(member).as_ref() == Some(&group);
@@ -148,7 +152,7 @@ impl<'p> Walk<'p> {
             if let Some(start) = path.iter().position(|&before| before == next) {
                 let circle = &path[start..];
                 let message =
-                    format!("the ranks {circle:?} would wait for each other for ever, in this order");
+                    format!("the ranks {circle:?} would wait for each other forever, in this order");
                 return self.diagnostic(message, circle);
             }
             path.push(next);

@@ -4,13 +4,13 @@
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed first.
-    #[error("rank {rank} failed, and ended all others")]
+    #[error("rank {rank} failed, and therefore all ranks ended")]
     Ended {
         /// The rank that did.
         rank: u64,
     },
     /// Ranks of one group issued different collectives.
-    #[error("rank {} issued {}, rank {} {}", .first.0, .first.1, .second.0, .second.1)]
+    #[error("rank {} issued {}, and rank {} issued {}", .first.0, .first.1, .second.0, .second.1)]
     Different {
         /// A rank, and the collective that it issued.
         first: (u64, String),
@@ -18,13 +18,13 @@ pub enum CommError {
         second: (u64, String),
     },
     /// Every rank that is still at work waits for another.
-    #[error("no rank can go on: {}", waiting(.0))]
+    #[error("no rank can continue: {}", waiting(.0))]
     Stuck(
         /// For each rank that waits: its number, what it issued, and the group it waits for.
         Vec<(u64, String, Vec<u64>)>,
     ),
     /// A rank outside the group, or outside the world, issued something.
-    #[error("rank {rank} is none of the group {group:?}")]
+    #[error("rank {rank} is not in the group {group:?}")]
     Outside {
         /// The rank.
         rank: u64,
@@ -32,13 +32,13 @@ pub enum CommError {
         group: Vec<u64>,
     },
     /// A device by itself was given a program for several.
-    #[error("there is nobody to communicate with")]
+    #[error("the device runs alone and cannot communicate")]
     Alone,
 }
 
 fn waiting(ranks: &[(u64, String, Vec<u64>)]) -> String {
     let one = |(rank, what, group): &(u64, String, Vec<u64>)| {
-        format!("rank {rank} waits with {what} for the ranks {group:?}")
+        format!("rank {rank} waits in {what} for the ranks {group:?}")
     };
     ranks.iter().map(one).collect::<Vec<_>>().join("; ")
 }

@@ -64,7 +64,7 @@ impl Cache {
         match fs::read(&path) {
             Ok(file) => match unpacked(key, &file) {
                 Some(bytes) => return Ok(bytes.to_vec()),
-                None => self.note(&path, "is damaged and written again"),
+                None => self.note(&path, "was damaged and is written again"),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => self.note(&path, &error.to_string()),
@@ -82,7 +82,7 @@ impl Cache {
     }
 
     fn note(&self, path: &Path, what: &str) {
-        self.trouble.get_or_init(|| format!("the cache of kernels, {}: {what}", path.display()));
+        self.trouble.get_or_init(|| format!("the kernel cache {}: {what}", path.display()));
     }
 }
 

@@ -130,7 +130,7 @@ impl Graph {
         Self::or_reason(instruction, add).map_err(|why| {
             let (name, origin) = (instruction.name(), &instruction.origin);
             let at = if origin.is_empty() { String::new() } else { format!(" of {origin}") };
-            DriverError(format!("`{name}`{at}: {why}; --device cpu runs everything"))
+            DriverError(format!("`{name}`{at}: {why}; --device cpu runs every operator"))
         })
     }
 
@@ -139,7 +139,7 @@ impl Graph {
         match &instruction.kernel {
             Kernel::Op(op @ (Op::Attention(_) | Op::AttentionGrad(_))) => attention::graph(op, instruction),
             Kernel::Op(op) => convolution::graph(op, instruction, add),
-            _ => Err("cuDNN does no such thing".into()),
+            _ => Err("cuDNN does not support this operator".into()),
         }
     }
 

@@ -250,7 +250,7 @@ fn absent(ordinal: usize, devices: &[DeviceFacts]) -> DriverError {
 
 /// Why memory cannot be had.
 fn too_much(bytes: u64, gpu: &str, (free, total): (u64, u64)) -> DriverError {
-    DriverError(format!("cannot allocate {bytes} bytes on {gpu}: of its {total} bytes {free} are free"))
+    DriverError(format!("cannot allocate {bytes} bytes on {gpu}: {free} of its {total} bytes are free"))
 }
 
 impl Driver for Gpu {

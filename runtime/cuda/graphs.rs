@@ -37,7 +37,7 @@ pub(super) enum Known {
 
 /// What a capture that is refused is told with.
 const WITHOUT: &str =
-    "; with TRAINYARD_GRAPHS=0 a run captures no CUDA graphs, and gives its commands one by one";
+    "; with TRAINYARD_GRAPHS=0 a run captures no CUDA graphs, and launches its commands one by one";
 
 impl<D: Driver> Cuda<D> {
     /// The same, at another pace.

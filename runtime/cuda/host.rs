@@ -379,7 +379,7 @@ impl Driver for Host {
 
     fn collect(&mut self, Fetched(number): Fetched) -> Result<Vec<u8>, DriverError> {
         self.drain()?;
-        let gone = || DriverError("what was fetched was collected before".into());
+        let gone = || DriverError("the fetched bytes were already collected".into());
         self.state.get_mut().fetched.remove(&number).ok_or_else(gone)
     }
 
@@ -485,7 +485,7 @@ impl Driver for Host {
     fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
         let state = self.state.borrow();
         let at = |number| {
-            let unknown = || DriverError(format!("nothing was stamped with {number}"));
+            let unknown = || DriverError(format!("there is no time stamp {number}"));
             state.stamped.get(&number).ok_or_else(unknown)
         };
         Ok(at(to)?.duration_since(*at(from)?).as_secs_f64())

@@ -154,7 +154,7 @@ pub struct Opened {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// It is nowhere.
-    #[error("{} is not there: looked in the system's own folders{}", library.file(), and_in(.looked))]
+    #[error("{} was not found in the system's folders{}", library.file(), and_in(.looked))]
     Missing {
         /// Which.
         library: Library,
@@ -162,7 +162,7 @@ pub enum NotOpened {
         looked: Vec<PathBuf>,
     },
     /// A file of that name does not open.
-    #[error("{} does not open: {reason}", path.display())]
+    #[error("{} cannot be loaded: {reason}", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
@@ -263,10 +263,7 @@ mod tests {
     fn a_library_that_is_nowhere_is_missed_with_the_folders_looked_in() {
         let folders = Folders { given: vec!["/nowhere/a".into()], installed: vec!["/nowhere/b".into()] };
         let error = open(Library::Nccl, &folders).map(|_| ()).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "libnccl.so.2 is not there: looked in the system's own folders, in /nowhere/a, in /nowhere/b"
-        );
+        assert_eq!(error, "libnccl.so.2 was not found in the system's folders, in /nowhere/a, in /nowhere/b");
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub const REGISTERS: u32 = 65_536;
 pub(super) fn grid(blocks: [usize; 3]) -> Result<[u32; 3], String> {
     for ((count, most), axis) in blocks.into_iter().zip(GRID).zip(["x", "y", "z"]) {
         if !(1..=most as usize).contains(&count) {
-            return Err(format!("it has {count} blocks along {axis}, where CUDA takes 1 to {most}"));
+            return Err(format!("it has {count} blocks along {axis}, and CUDA allows 1 to {most}"));
         }
     }
     Ok(blocks.map(|count| count as u32))
@@ -41,11 +41,11 @@ impl Launch {
             return Some(refusal);
         }
         if !(1..=BLOCK).contains(&self.block) {
-            return Some(format!("its blocks have {} threads, where CUDA takes 1 to {BLOCK}", self.block));
+            return Some(format!("its blocks have {} threads, and CUDA allows 1 to {BLOCK}", self.block));
         }
         let bytes = 8 * self.arguments.len();
         (bytes > PARAMETERS)
-            .then(|| format!("it has {bytes} bytes of parameters, where CUDA takes {PARAMETERS}"))
+            .then(|| format!("it has {bytes} bytes of parameters, and CUDA allows {PARAMETERS}"))
     }
 }
 
@@ -59,11 +59,10 @@ impl Resources {
     pub fn refusal(&self, threads: u32) -> Option<String> {
         let registers = self.registers_of_block(threads);
         if registers > REGISTERS {
-            return Some(format!("a block takes {registers} registers, where CUDA takes {REGISTERS}"));
+            return Some(format!("a block needs {registers} registers, and CUDA allows {REGISTERS}"));
         }
         let shared = self.shared;
-        (shared > SHARED)
-            .then(|| format!("it has {shared} bytes of shared memory, where CUDA takes {SHARED}"))
+        (shared > SHARED).then(|| format!("it has {shared} bytes of shared memory, and CUDA allows {SHARED}"))
     }
 }
 
@@ -80,11 +79,11 @@ mod tests {
         let block = |block| Launch { block, ..sound.clone() };
         let arguments = vec![Argument::Number(0); 513];
         let beyond = [
-            (grid([1 << 31, 1, 1]), "2147483648 blocks along x, where CUDA takes 1 to 2147483647"),
-            (grid([1, 65_536, 1]), "65536 blocks along y, where CUDA takes 1 to 65535"),
-            (grid([1, 1, 65_536]), "65536 blocks along z, where CUDA takes 1 to 65535"),
+            (grid([1 << 31, 1, 1]), "2147483648 blocks along x, and CUDA allows 1 to 2147483647"),
+            (grid([1, 65_536, 1]), "65536 blocks along y, and CUDA allows 1 to 65535"),
+            (grid([1, 1, 65_536]), "65536 blocks along z, and CUDA allows 1 to 65535"),
             (grid([0, 1, 1]), "0 blocks along x"),
-            (block(1056), "1056 threads, where CUDA takes 1 to 1024"),
+            (block(1056), "1056 threads, and CUDA allows 1 to 1024"),
             (block(0), "0 threads"),
             (Launch { arguments, ..sound.clone() }, "4104 bytes of parameters"),
         ];
@@ -101,7 +100,7 @@ mod tests {
         // 65 registers of 32 threads take as much as 72.
         assert_eq!(of(65, 0).registers_of_block(64), 2 * 32 * 72);
         let text = of(65, 0).refusal(1024).unwrap_or_default();
-        assert!(text.contains("73728 registers, where CUDA takes 65536"), "{text}");
+        assert!(text.contains("73728 registers, and CUDA allows 65536"), "{text}");
         assert!(of(8, SHARED + 1).refusal(32).is_some_and(|text| text.contains("49153 bytes of shared")));
     }
 }

@@ -201,7 +201,8 @@ fn steps(
 }
 
 fn missing(what: &str) -> Diagnostic {
-    Diagnostic::new(format!("{what}: there is no kernel for CUDA yet")).note("--device cpu runs everything")
+    Diagnostic::new(format!("{what}: there is no kernel for CUDA yet"))
+        .note("--device cpu runs every operator")
 }
 
 /// The kernels of an operator.

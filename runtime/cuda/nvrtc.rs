@@ -54,7 +54,7 @@ pub struct Resources {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvrtcError {
     /// There is no NVRTC.
-    #[error("{missing}; it compiles kernels: {}", Library::Nvrtc.source())]
+    #[error("{missing}; NVRTC compiles the kernels: {}", Library::Nvrtc.source())]
     Missing {
         /// Where it was looked for.
         #[from]
@@ -69,7 +69,7 @@ pub enum NvrtcError {
         reason: String,
     },
     /// It knows no such device.
-    #[error("NVRTC {version} compiles for {}; the device is sm_{}{}", listed(.known), capability.0, capability.1)]
+    #[error("NVRTC {version} compiles for {}, and the device is sm_{}{}", listed(.known), capability.0, capability.1)]
     Architecture {
         /// The device's.
         capability: (i32, i32),
@@ -119,7 +119,7 @@ impl Nvrtc {
 
     /// Its version.
     pub fn version(&self) -> &str {
-        self.opened.version.as_deref().unwrap_or("of no version")
+        self.opened.version.as_deref().unwrap_or("of an unknown version")
     }
 
     /// What to compile for a device of this compute capability.

@@ -47,7 +47,7 @@ pub enum Unavailable {
     #[error(transparent)]
     Library(#[from] NotOpened),
     /// The driver is too old.
-    #[error("the NVIDIA driver supports CUDA {0}; needed is {NEEDED}, which driver 580 has")]
+    #[error("the NVIDIA driver supports CUDA {0}, and CUDA {NEEDED} is needed; driver 580 supports it")]
     OldDriver(Version),
     /// The driver does not work.
     #[error("the NVIDIA driver {what}: {error}")]

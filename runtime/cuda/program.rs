@@ -323,17 +323,17 @@ impl Multiply {
         }
         let even = |matrices: &Matrices, dtype: DType| dtype.bytes() != 2 || matrices.is_in_rows_of(4, dtype);
         if !even(&self.lhs, *dtype) || !even(&self.rhs, *dtype) || !even(&self.out, *out_dtype) {
-            return Some("a half-precision matrix of an epilogue is not in rows of 4 bytes");
+            return Some("the rows of a half-precision matrix of an epilogue are not multiples of 4 bytes");
         }
         if epilogue.aux.as_ref().is_some_and(|aux| !aux.is_in_rows_of(16, *out_dtype)) {
-            return Some("what GELU is applied to is not in rows of 16 bytes");
+            return Some("the rows of GELU's operand are not multiples of 16 bytes");
         }
         if epilogue.activation == Activation::GeluTanhGrad && *m == 1 {
-            return Some("GELU's gradient is taken of a single row");
+            return Some("GELU's gradient is computed for a single row");
         }
         let single = |&(side, _): &(u32, Start)| *k == 1 || [m, n][side as usize] == &1;
         let is_single = epilogue.sums.as_ref().is_some_and(single);
-        is_single.then_some("sums are of one term, or there is but one")
+        is_single.then_some("the sums have one term, or there is only one sum")
     }
 }
 

@@ -24,7 +24,7 @@ impl Symbols for Library {
 
 /// Why a name has no address.
 fn missing(name: &str) -> String {
-    format!("it has no function {name}")
+    format!("the library has no function {name}")
 }
 
 /// Returns a function of a library.

@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for BoundedPreTokenizer {
         let times = steps.iter().fold(1usize, |times, step| times.saturating_mul(step.times));
         if times > MOST_GROWTH {
             let message = format!(
-                "its pre-tokenizers can make a text {times} times longer, and {MOST_GROWTH} times is the most"
+                "its pre-tokenizers can make a text {times} times longer; the limit is {MOST_GROWTH} times"
             );
             return Err(D::Error::custom(message));
         }
@@ -109,7 +109,8 @@ impl Step<NormalizerWrapper> {
         let bytes = text.len().max(after);
         if bytes > most(MOST_GROWTH) {
             return Err(format!(
-                "its normalizers make {bytes} bytes or more of {before}, and {MOST_GROWTH} times the bytes is the most"
+                "its normalizers turn {before} bytes into {bytes} bytes or more; the limit is {MOST_GROWTH} \
+                 times the bytes"
             )
             .into());
         }
@@ -175,8 +176,7 @@ where
         let kind = fields.get("type").and_then(Value::as_str).unwrap_or("a step without a type");
         let (times, plus) = (times(kind, fields), length(fields, "prepend"));
         if times.max(plus) > TRIAL {
-            let message =
-                format!("`{kind}` puts {} bytes into a text, and {TRIAL} is the most", times.max(plus));
+            let message = format!("`{kind}` adds {} bytes to a text; the limit is {TRIAL}", times.max(plus));
             return Err(D::Error::custom(message));
         }
         // By a text: some of the library's types borrow from it.

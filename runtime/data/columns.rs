@@ -35,7 +35,7 @@ pub(super) fn parse(text: &str, csv: &Csv) -> Result<Vec<usize>, String> {
         match ends.next() {
             Some((first, last)) if first <= last => columns.extend(first..=last),
             Some(_) => return Err(format!("the columns `{item}` end before they begin")),
-            None => return Err(format!("there is no column `{item}`; {}", known(csv))),
+            None => return Err(format!("it has no column `{item}`; {}", known(csv))),
         }
     }
     Ok(columns)
@@ -51,9 +51,11 @@ fn single(text: &str, csv: &Csv) -> Option<usize> {
 /// What a user can choose from.
 fn known(csv: &Csv) -> String {
     match &csv.header {
-        None => format!("they are numbered from 1 to {}", csv.columns),
-        Some(header) if header.len() <= 8 => format!("there are {}", error::list(header)),
-        Some(header) => format!("there are {} and {} more", error::list(&header[..8]), header.len() - 8),
+        None => format!("its columns are numbered from 1 to {}", csv.columns),
+        Some(header) if header.len() <= 8 => format!("its columns are {}", error::list(header)),
+        Some(header) => {
+            format!("its columns are {} and {} more", error::list(&header[..8]), header.len() - 8)
+        }
     }
 }
 
@@ -67,7 +69,7 @@ pub(super) fn labels(
     options: &LoaderOptions,
 ) -> Result<LabelColumns, DataError> {
     let refuse = |reason: String| {
-        let reason = format!("{reason}: choose with --input {}=COLUMN", label.name);
+        let reason = format!("{reason}; choose a column with --input {}=COLUMN", label.name);
         DataError::NoLabels { name: label.name.clone(), dims: label.dims.clone(), reason }
     };
     match options.inputs.get(&label.name) {
@@ -85,7 +87,7 @@ pub(super) fn labels(
             names.filter_map(|wanted| header.iter().position(|name| name.eq_ignore_ascii_case(wanted)));
         let column = column.next().ok_or_else(|| {
             refuse(format!(
-                "no column of `{}` is called {}, and {}",
+                "`{}` has no column with a usual name for labels ({}); {}",
                 csv.path.display(),
                 LABELS.join(", "),
                 known(csv)
@@ -95,9 +97,10 @@ pub(super) fn labels(
     }
     match label.dims[1..].iter().product::<u64>() {
         1 => Ok(LabelColumns { columns: vec![csv.columns - 1], is_guess: true }),
-        several => {
-            Err(refuse(format!("they take {several} of the {} columns, which have no names", csv.columns)))
-        }
+        several => Err(refuse(format!(
+            "the labels of a sample take {several} of the {} columns, and the columns have no names",
+            csv.columns
+        ))),
     }
 }
 
@@ -121,7 +124,7 @@ pub(super) fn fill(
     let [index] = open[..] else {
         let Some(&first) = open.first() else { return Ok(()) };
         let names: Vec<String> = open.iter().map(|&index| inputs[index].name.clone()).collect();
-        let reason = format!("{} could each take the columns", error::list(&names));
+        let reason = format!("the inputs {} could each take the columns", error::list(&names));
         return Err(csv.columns_error(&inputs[first].name, reason));
     };
     let chosen = feeds.iter().flatten().filter_map(|(feed, _)| match feed {
@@ -136,16 +139,16 @@ pub(super) fn fill(
         let besides = if labels.is_empty() {
             String::new()
         } else {
-            format!(" besides the labels in {}", labels.join(", "))
+            format!(" beside the labels in {}", labels.join(", "))
         };
         let reason = format!(
-            "`{}` takes {wanted} a sample, and {} are left for it{besides}",
+            "`{}` needs {wanted} columns, and {} columns are left{besides}",
             inputs[index].name,
             left.len()
         );
         return Err(csv.columns_error(&inputs[index].name, reason));
     }
-    feeds[index] = Some((Feed::Columns(left), "the columns that nothing else takes"));
+    feeds[index] = Some((Feed::Columns(left), "the columns that no other input takes"));
     Ok(())
 }
 
@@ -184,7 +187,8 @@ pub(super) fn note(
     });
     let inputs: Vec<String> = inputs.collect();
     Some(format!(
-        "the columns of `{}` have no names: the labels are taken from the last, {}, {}; --input {}=1 takes the first",
+        "the columns of `{}` have no names: the labels are taken from the last column, {}, {}; --input {}=1 \
+         takes them from the first",
         csv.path.display(),
         column + 1,
         inputs.join(", "),

@@ -54,7 +54,7 @@ impl Csv {
             match csv.files.first() {
                 None => (csv.header, csv.columns) = (header, columns),
                 Some(first) if (&csv.header, csv.columns) != (&header, columns) => {
-                    let reason = format!("its columns are not those of `{}`", first.path.display());
+                    let reason = format!("its columns differ from the columns of `{}`", first.path.display());
                     return Err(DataError::Malformed { path: path.clone(), reason });
                 }
                 Some(_) => {}
@@ -85,7 +85,8 @@ impl Csv {
     ) -> Result<Vec<Named>, DataError> {
         let wanted: u64 = row_dims.iter().product();
         if columns.len() as u64 != wanted {
-            let reason = format!("`{name}` takes {wanted} a sample, and {} are chosen for it", columns.len());
+            let reason =
+                format!("`{name}` needs {wanted} columns, and {} columns are chosen for it", columns.len());
             return Err(self.columns_error(name, reason));
         }
         let array = |file: &CsvFile| {
@@ -131,7 +132,7 @@ impl CsvFile {
         if let [cell] = &first[..]
             && let Some(other) = [';', '\t', '|'].into_iter().find(|&other| cell.contains(other))
         {
-            return Err(malformed(format!("its cells are separated by {other:?}: write commas")));
+            return Err(malformed(format!("its cells are separated by {other:?}; separate them by commas")));
         }
         let has_header = first.iter().any(|cell| cell.trim().parse::<f64>().is_err());
         let header = has_header.then(|| first.iter().map(|cell| cell.trim().to_owned()).collect());
@@ -143,13 +144,13 @@ impl CsvFile {
             match cells.len() == columns {
                 true => Ok(()),
                 false => Err(malformed(format!(
-                    "line {line} has {} columns, and the first line {columns}",
+                    "line {line} has {} columns, and the first line has {columns}",
                     cells.len()
                 ))),
             }
         })?;
         if rows == 0 {
-            return Err(malformed("it has names of columns and no rows".to_owned()));
+            return Err(malformed("it has column names and no rows".to_owned()));
         }
         opened.rows = rows;
         Ok((opened, header, columns))
@@ -186,7 +187,7 @@ fn gunzip(path: &Path, packed: &[u8], most: u64) -> Result<Bytes, DataError> {
             Err(DataError::Malformed { path: path.to_owned(), reason })
         }
         Err(UnpackError::TooLarge { bytes, most }) => {
-            let remedy = "unpack it (gunzip): a plain file is read where it is and takes no memory";
+            let remedy = "unpack the file with gunzip: an unpacked file is mapped and needs no memory";
             Err(DataError::TooLarge { data: path.display().to_string(), bytes, most, remedy })
         }
     }
@@ -204,12 +205,14 @@ fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
     let value = match (dtype.is_float(), cell.parse::<i128>()) {
         (false, Ok(integer)) => Scalar::Integer(integer),
         (is_float, _) => match cell.parse::<f64>() {
-            Ok(number) if !number.is_finite() => return Err(format!("is `{}`, no finite number", shown())),
+            Ok(number) if !number.is_finite() => {
+                return Err(format!("is `{}`, which is not a finite number", shown()));
+            }
             Ok(number) if is_float => Scalar::Float(number),
             // Some programs write 3.0 for 3.
             Ok(number) if number.fract() == 0.0 && number.abs() < EXACT => Scalar::Integer(number as i128),
-            Ok(_) => return Err(format!("is `{}`, no integer", shown())),
-            Err(_) => return Err(format!("is `{}`, no number", shown())),
+            Ok(_) => return Err(format!("is `{}`, which is not an integer", shown())),
+            Err(_) => return Err(format!("is `{}`, which is not a number", shown())),
         },
     };
     let start = bytes.len();
@@ -237,8 +240,7 @@ mod tests {
         let error = gunzip(path, &packed, 5 << 20).unwrap_err().to_string();
         assert_eq!(
             error,
-            "`zeros.csv.gz` unpacks to 6291456 bytes or more, and may take 5242880 of the memory that is available: \
-             unpack it (gunzip): a plain file is read where it is and takes no memory"
+            "`zeros.csv.gz` unpacks to 6291456 bytes or more, and only 5242880 bytes of memory are available for it: unpack the file with gunzip: an unpacked file is mapped and needs no memory"
         );
     }
 }

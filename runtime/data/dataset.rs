@@ -145,7 +145,7 @@ fn feature(
             )?,
         },
         (Feed::Key(key), _) => {
-            let data = format!("`{key}` is a key, but `{}` has none", offer.name());
+            let data = format!("--input names the key `{key}`, but `{}` has no keys", offer.name());
             let (name, dims) = (input.name.clone(), input.dims.clone());
             return Err(DataError::MissingInput { name, dtype, dims, data, wanted: Vec::new() });
         }
@@ -188,7 +188,7 @@ fn tokens(
     if !(input.batched && input.dtype.is_integer() && input.dims.len() == 2) {
         let (data, inputs) = (path.display().to_string(), vec![input.name.clone()]);
         let reason = format!(
-            "`{}` is {}{:?} and not integers of [batch, sequence]",
+            "`{}` is {}{:?}, and a token stream needs integers of [batch, sequence]",
             input.name, input.dtype, input.dims
         );
         return Err(DataError::TokenInput { data, reason, inputs });

@@ -124,15 +124,15 @@ pub(super) fn decide(
     }
     let known = |input: &&InputSpec| -> Result<Option<(Feed, &'static str)>, DataError> {
         let own = match (options.inputs.get(&input.name), offer) {
-            (Some(source), _) => Some((user_feed(input, source, offer)?, "as --input says")),
+            (Some(source), _) => Some((user_feed(input, source, offer)?, "--input names it")),
             (None, Offer::Table(table)) => {
-                table.key_for_input(&input.name).map(|key| (Feed::Key(key), "the data has a key for it"))
+                table.key_for_input(&input.name).map(|key| (Feed::Key(key), "the data has a key of its name"))
             }
             (None, Offer::Csv(csv)) => columns::named(input, csv)
-                .map(|column| (Feed::Columns(column), "the data has a column for it")),
+                .map(|column| (Feed::Columns(column), "the data has a column of its name")),
             (None, Offer::Json(json)) => json
                 .has(&input.name)
-                .then(|| (Feed::Key(input.name.clone()), "the records have a field for it")),
+                .then(|| (Feed::Key(input.name.clone()), "the records have a field of its name")),
             (None, _) => None,
         };
         Ok(own.or_else(|| automatic(input)))
@@ -163,7 +163,7 @@ pub(super) fn decide(
     }
     let decided = inputs.iter().zip(feeds).map(|(input, feed)| {
         let feed = feed.or(match offer {
-            Offer::Synthetic => Some((Feed::Synthetic, "synthetic data was asked for")),
+            Offer::Synthetic => Some((Feed::Synthetic, "--train asks for synthetic data")),
             _ => None,
         });
         let (feed, reason) = feed.ok_or_else(|| nothing_feeds(input, offer, names()))?;
@@ -201,11 +201,11 @@ fn automatic(input: &InputSpec) -> Option<(Feed, &'static str)> {
     let integer = input.dtype.is_integer();
     let ndim = input.dims.len();
     if integer && (1..=2).contains(&ndim) && name.contains("position") {
-        Some((Feed::Positions, "its name says positions"))
+        Some((Feed::Positions, "its name contains `position`"))
     } else if integer && ndim == 2 && (name.contains("token_type") || name.contains("segment_ids")) {
-        Some((Feed::Zeros, "token types: all tokens are of the first"))
+        Some((Feed::Zeros, "token types: all tokens have type 0"))
     } else if ndim == 2 && name.contains("mask") {
-        Some((Feed::Ones, "a mask over [batch, sequence]: every token is there"))
+        Some((Feed::Ones, "a mask over [batch, sequence]: no token is masked"))
     } else {
         None
     }
@@ -224,11 +224,14 @@ pub(super) fn token_input<'a>(open: &[&'a InputSpec]) -> Result<(&'a str, &'stat
     match (named, candidates.as_slice()) {
         (Some(input), _) => Ok((&input.name, "an integer [batch, sequence] with the usual name")),
         (None, [input]) => Ok((&input.name, "the only integer [batch, sequence]")),
-        (None, []) => Err("no input is integers of [batch, sequence]".to_owned()),
+        (None, []) => Err("no input has integers of [batch, sequence]".to_owned()),
         (None, several) => {
             let names: Vec<String> = several.iter().map(|input| input.name.clone()).collect();
             let names = error::list(&names);
-            Err(format!("{names} could each take it: give all but one of them with --input NAME=SOURCE"))
+            Err(format!(
+                "the inputs {names} could each take it; give all but one of these inputs with --input \
+                 NAME=SOURCE"
+            ))
         }
     }
 }
@@ -281,9 +284,9 @@ mod tests {
             input("input_ids", DType::I64, &[2, 8]),
         ];
         let expected = [
-            "input `attention_mask`: ones (a mask over [batch, sequence]: every token is there)",
-            "input `token_type_ids`: zeros (token types: all tokens are of the first)",
-            "input `position_ids`: positions 0, 1, 2, … (its name says positions)",
+            "input `attention_mask`: ones (a mask over [batch, sequence]: no token is masked)",
+            "input `token_type_ids`: zeros (token types: all tokens have type 0)",
+            "input `position_ids`: positions 0, 1, 2, … (its name contains `position`)",
             "input `input_ids`: the tokens (an integer [batch, sequence] with the usual name)",
         ];
         assert_eq!(decisions(inputs, &[]).unwrap(), expected);
@@ -293,7 +296,7 @@ mod tests {
     fn a_user_overrides_what_a_name_says() {
         let inputs = vec![input("position_ids", DType::I64, &[2, 8]), input("x", DType::I64, &[2, 8])];
         let decided = decisions(inputs, &[("position_ids", Source::Zeros)]).unwrap();
-        assert_eq!(decided[0], "input `position_ids`: zeros (as --input says)");
+        assert_eq!(decided[0], "input `position_ids`: zeros (--input names it)");
         assert_eq!(decided[1], "input `x`: the tokens (the only integer [batch, sequence])");
     }
 
@@ -308,7 +311,7 @@ mod tests {
     #[test]
     fn a_stream_needs_exactly_one_place_to_go() {
         let error = decisions(vec![input("x", DType::F32, &[2, 8])], &[]).unwrap_err();
-        assert!(error.contains("no input is integers of [batch, sequence]"), "{error}");
+        assert!(error.contains("no input has integers of [batch, sequence]"), "{error}");
         let two = vec![input("a", DType::I64, &[2, 8]), input("b", DType::I64, &[2, 8])];
         let error = decisions(two, &[]).unwrap_err();
         assert!(error.contains("`a`, `b` could each take it"), "{error}");

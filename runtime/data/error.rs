@@ -35,7 +35,8 @@ pub enum DataError {
     },
     /// A compressed file, or an array of one, that does not fit into memory.
     #[error(
-        "`{data}` unpacks to {bytes} bytes or more, and may take {most} of the memory that is available: {remedy}"
+        "`{data}` unpacks to {bytes} bytes or more, and only {most} bytes of memory are available for it: \
+         {remedy}"
     )]
     TooLarge {
         /// The file, or the file and key.
@@ -49,8 +50,8 @@ pub enum DataError {
     },
     /// An extension that is neither text nor a format that is read.
     #[error(
-        "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, .jsonl (an object a line), a \
-         folder of files of one of these kinds, or `synthetic`",
+        "`{}`: .{extension} files cannot be read; use text, .bin (tokens), .npz, .safetensors, .csv, .jsonl \
+         (one object a line), a folder of files of one of these kinds, or `synthetic`",
         path.display()
     )]
     UnknownFormat {
@@ -60,7 +61,8 @@ pub enum DataError {
         extension: String,
     },
     /// A folder that cannot be read as one data set.
-    #[error("folder `{}` {reason}; a folder holds files of one kind, which are read in the order of their names", path.display())]
+    #[error("folder `{}` {reason}; a data folder holds files of one kind, which are read in the order of their \
+         names", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -69,7 +71,8 @@ pub enum DataError {
     },
     /// A token file that ends within a token.
     #[error(
-        "`{}` has {bytes} bytes, which is no multiple of {width}: a vocabulary of {vocabulary} is read as u{bits} tokens, little endian",
+        "`{}` has {bytes} bytes, which is not a multiple of {width}: tokens of a vocabulary of {vocabulary} \
+         are read as u{bits}, little endian",
         path.display(), bits = width * 8
     )]
     OddLength {
@@ -84,8 +87,9 @@ pub enum DataError {
     },
     /// Text for a model whose tokens are not bytes.
     #[error(
-        "`{}` is text, which is read as bytes, but the model has a vocabulary of {vocabulary}: give the model's tokenizer \
-         (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if its tokens are bytes",
+        "`{}` is text, and the model's vocabulary of {vocabulary} is not bytes: give the model's tokenizer \
+         (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if the model's tokens are \
+         bytes",
         path.display()
     )]
     TextNeedsTokenizer {
@@ -95,7 +99,7 @@ pub enum DataError {
         vocabulary: u64,
     },
     /// A file that is no tokenizer.
-    #[error("`{}` is no tokenizer that can be read: {reason}", path.display())]
+    #[error("`{}` cannot be used as a tokenizer: {reason}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
@@ -117,7 +121,7 @@ pub enum DataError {
     },
     /// Columns of a CSV file that do not fit what they should feed.
     #[error(
-        "`{}` has {columns} columns, and {reason}; choose with --input {name}=COLUMNS: numbers from 1 or names, such as 2-{columns}",
+        "`{}` has {columns} columns: {reason}; choose with --input {name}=COLUMNS: numbers from 1 or names, such as 2-{columns}",
         path.display()
     )]
     Columns {
@@ -159,7 +163,7 @@ pub enum DataError {
         wrong: String,
     },
     /// NaN among the numbers that a model would learn from.
-    #[error("sample {sample} of `{data}`, which feeds `{name}`, has NaN in it: clean the data before")]
+    #[error("sample {sample} of `{data}`, which feeds `{name}`, contains NaN: remove NaN from the data")]
     NotANumber {
         /// The file and key.
         data: String,
@@ -170,7 +174,8 @@ pub enum DataError {
     },
     /// Files of a folder that differ in what all samples share.
     #[error(
-        "`{data}` differs from the files before it, but `{name}` has no batch dim: all samples share one value"
+        "`{data}` differs from the files before it, but the input `{name}` has no batch dim, so all samples \
+         share one value"
     )]
     NotShared {
         /// The file and key.
@@ -200,8 +205,9 @@ pub enum DataError {
     },
     /// Too few samples for one global batch, where a batch cannot be filled up.
     #[error(
-        "`{data}` has {samples} samples, but a global batch takes {global_batch}, and it cannot be filled up: {reason}. Use a \
-         smaller --microbatch or --global-batch, so that a step takes {samples} samples or fewer"
+        "`{data}` has {samples} samples, but a global batch takes {global_batch}, and a short batch cannot \
+         be filled up: {reason}. Use a smaller --microbatch or --global-batch, so that a step takes \
+         {samples} samples or fewer"
     )]
     TooFewSamples {
         /// The data.
@@ -229,7 +235,7 @@ pub enum DataError {
     #[error(
         "label {value} in sample {sample} of `{data}` is outside the {classes} classes (0 to {}){}",
         classes - 1,
-        match ignore_index { Some(ignored) => format!(" and is not the ignored value {ignored}"), None => format!(": is it meant to be ignored? --ignore-index {value}") }
+        match ignore_index { Some(ignored) => format!(" and is not the ignored value {ignored}"), None => format!("; --ignore-index {value} ignores this label") }
     )]
     LabelOutOfRange {
         /// The file and key.
@@ -261,7 +267,7 @@ pub enum DataError {
         wanted: Vec<String>,
     },
     /// A key that is not in the file.
-    #[error("`{}` has no `{key}`{hint}; its keys are {}", path.display(), list(there))]
+    #[error("`{}` has no key `{key}`{hint}; its keys are {}", path.display(), list(there))]
     MissingKey {
         /// The file.
         path: PathBuf,
@@ -274,7 +280,8 @@ pub enum DataError {
     },
     /// Elements that cannot become the input's.
     #[error(
-        "`{data}` holds {found}, but `{name}` takes {wanted}: convert it before (integers feed integers, floats feed floats)"
+        "`{data}` holds {found}, but `{name}` takes {wanted}: convert the data (integers feed integers, \
+         floats feed floats)"
     )]
     WrongDtype {
         /// The file and key.
@@ -349,11 +356,12 @@ pub enum DataError {
         reason: String,
     },
     /// Inputs that contradict each other.
-    #[error("the model's inputs cannot be batched: {0}")]
+    #[error("the model's inputs and labels have no common batch dim: {0}")]
     Batch(String),
     /// A checkpoint that was made with other data or another order of it.
     #[error(
-        "cannot go on at the checkpoint's place in the data: {what} was {then} then and is {now} now; go on with the data and flags of the first run, or start a new one"
+        "cannot resume at the checkpoint's place in the data: {what} was {then} when the checkpoint was \
+         saved and is {now} now; resume with the data and flags of the first run, or start a new run"
     )]
     Resume {
         /// What differs.

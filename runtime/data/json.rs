@@ -129,7 +129,7 @@ impl Json {
                     Ok(())
                 }
                 Some(other) => {
-                    let wrong = format!("is {}, and text in the first record", kind(other));
+                    let wrong = format!("is {}, and in the first record it is text", kind(other));
                     Err(file.field_error(line, field, name, wrong))
                 }
                 None => Err(file.field_error(line, field, name, "is missing".to_owned())),
@@ -169,7 +169,9 @@ impl JsonFile {
             })?;
             let Value::Object(record) = value else {
                 let found = kind(&value);
-                return Err(malformed(format!("line {number} is {found}, and a record is {{\"x\": 1, …}}")));
+                return Err(malformed(format!(
+                    "line {number} is {found}; a record is an object such as {{\"x\": 1, …}}"
+                )));
             };
             each(number, record)?;
         }
@@ -225,10 +227,10 @@ fn push(bytes: &mut Vec<u8>, value: &Value, dtype: DType) -> Result<(), String> 
                 (false, None, Some(float)) if float.fract() == 0.0 && float.abs() < EXACT => {
                     Scalar::Integer(float as i128)
                 }
-                _ => return Err(format!("has {number}, no integer")),
+                _ => return Err(format!("has {number}, which is not an integer")),
             }
         }
-        other => return Err(format!("has {}, no number", kind(other))),
+        other => return Err(format!("has {}, which is not a number", kind(other))),
     };
     let start = bytes.len();
     bytes.resize(start + dtype.bytes() as usize, 0);

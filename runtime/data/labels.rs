@@ -69,7 +69,8 @@ pub(super) fn column(
                 (None, None) => {
                     let there = error::list(&json.fields());
                     let reason = format!(
-                        "no field of `{}` is called {}, and there are {there}: choose with --input {}=FIELD",
+                        "`{}` has no field with a usual name for labels ({}); its fields are {there}; choose \
+                         a field with --input {}=FIELD",
                         offer.name(),
                         columns::LABELS.join(", "),
                         label.name
@@ -131,13 +132,13 @@ fn of_stream(
     else {
         return Err(no_labels(
             label,
-            "no input takes the token stream that they would be made from".to_owned(),
+            "no input takes the token stream from which labels could be made".to_owned(),
         ));
     };
     if column.row_dims != *sequence || !label.dtype.is_integer() {
         let reason = format!(
-            "a token stream gives one integer label a token, [batch, {}]; labels of another kind need an .npz or \
-             .safetensors with the key `labels`",
+            "a token stream gives one integer label for each token, [batch, {}]; other labels need an .npz \
+             or .safetensors with the key `labels`",
             sequence.iter().product::<u64>()
         );
         return Err(no_labels(label, reason));
@@ -168,13 +169,15 @@ fn chosen(
         (Some(Source::Key(field)), Offer::Json(json)) => {
             json.arrays(field, &label.name, label.dtype, &column.row_dims).map(Some)
         }
-        (Some(Source::Key(key)), _) => refuse(format!("`{key}` is a key, but `{}` has none", offer.name())),
+        (Some(Source::Key(key)), _) => {
+            refuse(format!("--input names the key `{key}`, but `{}` has no keys", offer.name()))
+        }
         (Some(Source::File(path)), _) => {
             let offer = Offer::open(&DataSource::Path(path.clone()))?;
             own_file(&[&label.name, "labels"], column, &offer).map(Some)
         }
         (Some(Source::Positions | Source::Ones | Source::Zeros), _) => {
-            refuse("they come from the data, a file, or columns of it".to_owned())
+            refuse("labels come from the data, from a file, or from columns of it".to_owned())
         }
     }
 }
@@ -192,7 +195,7 @@ fn of_table(
         (Some(key), _) => table.arrays(key, "", column).map(Some),
         (None, Some((Content::Rows { .. }, _))) if from == Some(LabelsFrom::Shift) => Ok(None),
         (None, Some((Content::Rows { .. }, name))) => {
-            Err(table.missing("labels", &format!(" (--labels-from shift makes them from `{name}`)")))
+            Err(table.missing("labels", &format!(" (--labels-from shift makes labels from `{name}`)")))
         }
         (None, _) => Err(table.missing("labels", "")),
     }
@@ -210,7 +213,9 @@ fn of_arrays(
     let arrays = match (arrays, tokens.map(|tokens| (&tokens.content, &tokens.name))) {
         (Some(arrays), _) => arrays,
         (None, Some((Content::Rows { rows, .. }, name))) => rows.named(&format!("input `{name}`")),
-        (None, _) => return Err(no_labels(label, "no input has tokens to make them from".to_owned())),
+        (None, _) => {
+            return Err(no_labels(label, "no input has tokens from which labels could be made".to_owned()));
+        }
     };
     // What does not fit is told before what to do about the last place.
     let rows = Rows::new(column, arrays, |_, _| Ok(()))?;

@@ -30,7 +30,10 @@ pub(super) fn tokens(file: &Bytes) -> Result<Option<(Bytes, usize)>, String> {
     // Raw tokens may begin like this by chance, yet not go on with a header's zeros.
     if version != kind.version {
         return match rest.iter().all(|&word| word == 0) {
-            true => Err(format!("it has llm.c's header in version {version}; only {} is read", kind.version)),
+            true => Err(format!(
+                "it has llm.c's header in version {version}; only version {} is supported",
+                kind.version
+            )),
             false => Ok(None),
         };
     }
@@ -41,7 +44,7 @@ pub(super) fn tokens(file: &Bytes) -> Result<Option<(Bytes, usize)>, String> {
     let promised = u64::from(count) * kind.width as u64;
     if promised != tokens.len() as u64 {
         let there = tokens.len() / kind.width;
-        return Err(format!("llm.c's header promises {count} tokens, and {there} are there"));
+        return Err(format!("llm.c's header announces {count} tokens, and the file has {there}"));
     }
     Ok(Some((tokens, kind.width)))
 }
@@ -79,13 +82,13 @@ mod tests {
     fn a_header_that_does_not_fit_its_file_is_refused() {
         let refused = |file: Bytes| tokens(&file).unwrap_err();
         let whole = file([20_240_520, 1, 3], &[1, 0, 2, 0, 3, 1]);
-        assert_eq!(refused(whole.slice(..1028)), "llm.c's header promises 3 tokens, and 2 are there");
+        assert_eq!(refused(whole.slice(..1028)), "llm.c's header announces 3 tokens, and the file has 2");
         assert_eq!(
             refused(file([20_240_520, 1, 2], &[0; 6])),
-            "llm.c's header promises 2 tokens, and 3 are there"
+            "llm.c's header announces 2 tokens, and the file has 3"
         );
         assert_eq!(refused(whole.slice(..100)), "it ends after 100 of the 1024 bytes of llm.c's header");
-        assert!(refused(file([20_240_801, 1, 0], &[])).contains("in version 1; only 7 is read"));
+        assert!(refused(file([20_240_801, 1, 0], &[])).contains("in version 1; only version 7 is supported"));
         for length in 12..whole.len() {
             assert!(tokens(&whole.slice(..length)).is_err(), "{length}");
         }

@@ -78,8 +78,8 @@ impl Loader {
             true => spec.unfillable.clone(),
             false => {
                 let reason = match spec.label {
-                    Some(_) => "these labels have no value that is ignored".to_owned(),
-                    None => "the loss has no labels that leave a sample out".to_owned(),
+                    Some(_) => "these labels have no ignored value".to_owned(),
+                    None => "the loss has no labels that could exclude a sample".to_owned(),
                 };
                 Unfillable { training: Some(reason.clone()), evaluation: Some(reason) }
             }
@@ -246,10 +246,12 @@ fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
     for (name, dims, batched) in inputs.chain(label) {
         let elements = dims.iter().try_fold(16u64, |size, &dim| size.checked_mul(dim));
         if dims.contains(&0) {
-            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}, and so no elements")));
+            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}, and therefore no elements")));
         }
         if elements.is_none_or(|size| size > isize::MAX as u64) {
-            return Err(DataError::Batch(format!("`{name}` has dims {dims:?}, more than any memory holds")));
+            return Err(DataError::Batch(format!(
+                "`{name}` has dims {dims:?}, which is larger than any memory"
+            )));
         }
         let size = match (batched, dims.first()) {
             (false, _) => continue,
@@ -261,14 +263,15 @@ fn microbatch(spec: &ModelSpec) -> Result<u64, DataError> {
         match found {
             Some((other, first)) if first != size => {
                 let reason = format!(
-                    "dim 0 of `{other}` is {first}, that of `{name}` {size}, and both count the samples; export the model with the batch first in its inputs and outputs"
+                    "dim 0 counts the samples, and it is {first} in `{other}` and {size} in `{name}`; export \
+                     the model with the batch first in its inputs and outputs"
                 );
                 return Err(DataError::Batch(reason));
             }
             _ => found = Some((name, size)),
         }
     }
-    found.map(|(_, size)| size).ok_or_else(|| DataError::Batch("none of them has a batch dim".to_owned()))
+    found.map(|(_, size)| size).ok_or_else(|| DataError::Batch("no input has a batch dim".to_owned()))
 }
 
 /// The data of `--eval`. Files given to batched inputs belong to the training data: its own keys take their place.
@@ -301,8 +304,8 @@ fn note_short_batch(
     let (samples, rest) = (train.samples, train.samples % global_batch);
     Ok(match reason {
         None if samples < global_batch => Some(format!(
-            "`{}` has {samples} samples, fewer than a global batch of {global_batch}: each step repeats samples in the \
-             other {} places, where they do not count",
+            "`{}` has {samples} samples, fewer than a global batch of {global_batch}: each step repeats \
+             samples in the other {} places, and these repetitions do not count",
             train.name,
             global_batch - samples
         )),
@@ -336,7 +339,8 @@ fn hold_out(
     let held_out = (whole.samples as f64 * options.held_out.min(1.0)) as u64;
     if held_out == 0 {
         notes.push(format!(
-            "no evaluation: {:.1} % of the {} samples of `{}` is less than one; give --eval DATA",
+            "there is no evaluation: {:.1} % of the {} samples of `{}` is less than one sample; give --eval \
+             DATA",
             options.held_out * 100.0,
             whole.samples,
             whole.name

@@ -34,7 +34,7 @@ impl Header {
             dims(shape).ok_or_else(|| format!("has a shape that cannot be read: {}", excerpt(shape)))?;
         let fortran = entry(header, "fortran_order").is_some_and(|value| value.starts_with("True"));
         if fortran && dims.len() > 1 {
-            return Err("is in Fortran order: save np.ascontiguousarray(array)".to_owned());
+            return Err("is in Fortran order: save np.ascontiguousarray(array) instead".to_owned());
         }
         Ok(Self { dtype, dims, big_endian, start })
     }
@@ -160,10 +160,10 @@ pub(super) mod tests {
         assert!(refused(npy("é", "False", "(1,)", &[0; 8])).contains("not supported"));
         assert_eq!(
             refused(npy("<f4", "False", "(3,)", &[0; 8])),
-            "is f32[3], which does not take the 8 bytes that are there"
+            "is f32[3], which does not fit its 8 bytes"
         );
         let error = refused(npy("<f4", "False", "(4294967296, 4294967296)", &[0; 8]));
-        assert!(error.contains("does not take the 8 bytes"), "{error}");
+        assert!(error.contains("does not fit its 8 bytes"), "{error}");
         assert!(refused(npy("<f4", "False", "(-1,)", &[0; 8])).contains("(-1,)"));
         assert_eq!(refused(b"\x93NUMPY\x01\x00\xff\xff{".to_vec()), "has no NumPy header");
     }

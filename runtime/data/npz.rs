@@ -67,7 +67,7 @@ fn open(bytes: &Bytes, archive: &mut Archive, index: usize) -> Result<ZippedArra
     let (size, crc32) = (entry.size(), entry.crc32());
     if let (CompressionMethod::Stored, Some(start)) = (entry.compression(), entry.data_start()) {
         let contents = slice(bytes, start, size).filter(|_| entry.compressed_size() == size);
-        let contents = contents.ok_or_else(|| format!("has {size} bytes, which are not all in the file"))?;
+        let contents = contents.ok_or_else(|| format!("has {size} bytes, and the file ends before them"))?;
         let header = Header::read(&contents[..contents.len().min(npy::LONGEST_HEADER)])?;
         header.check_size(size)?;
         return Ok(ZippedArray { header, contents: Contents::Stored { contents, crc32 } });
@@ -131,7 +131,7 @@ fn check(contents: &[u8], expected: u32) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "has the checksum {found:08x}, and {expected:08x} in the archive: its bytes are not those that were written; make \
+        "has the checksum {found:08x}, and the archive records {expected:08x}: its bytes are damaged; write \
          or copy the file again"
     ))
 }
@@ -245,7 +245,7 @@ mod tests {
             let damaged = Bytes::from(damaged);
             let error = load(&damaged, "x").unwrap_err();
             let expected = match method {
-                CompressionMethod::Stored => "its bytes are not those that were written",
+                CompressionMethod::Stored => "its bytes are damaged",
                 _ => "cannot be unpacked",
             };
             assert!(error.contains(expected), "{error}");
@@ -286,13 +286,13 @@ mod tests {
         let there = 4_000_000_000 - (array.len() as u64 - 2_000_000);
         assert_eq!(
             load(&of_size(&array, 4_000_000_000), "x").unwrap_err(),
-            format!("is u8[2000000], which does not take the {there} bytes that are there")
+            format!("is u8[2000000], which does not fit its {there} bytes")
         );
         // The archive and the header agree, and the stream ends earlier.
         let array = npy("|u1", "False", "(3000000,)", &[0; 2_000_000]);
         let size = (array.len() - 2_000_000 + 3_000_000) as u32;
         let error = load(&of_size(&array, size), "x").unwrap_err();
-        assert!(error.ends_with("bytes are promised, and fewer are there"), "{error}");
+        assert!(error.ends_with("bytes are announced, and there are fewer"), "{error}");
         // So they do, and it ends later.
         let array = npy("|u1", "False", "(1000000,)", &[0; 2_000_000]);
         let size = (array.len() - 1_000_000) as u32;

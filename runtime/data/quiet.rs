@@ -29,7 +29,7 @@ pub(super) fn quietly<T>(compute: impl FnOnce() -> T) -> Result<T, String> {
 
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("it gives no reason").to_owned()
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("the error has no message").to_owned()
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl<'a> Records<'a> {
                 let (cell, after) =
                     rest.split_once(delimiter).map_or((rest, None), |(cell, after)| (cell, Some(after)));
                 if cell.contains('"') {
-                    return Err("a quote stands within a cell that does not begin with one");
+                    return Err("a quote stands within a cell that does not begin with a quote");
                 }
                 cells.push(Cow::Owned(cell.to_owned()));
                 match after {
@@ -99,7 +99,7 @@ impl<'a> Records<'a> {
             match inside.strip_prefix(delimiter) {
                 Some(after) => rest = after,
                 None if inside.is_empty() => return Ok(()),
-                None => return Err("something stands behind a closing quote"),
+                None => return Err("a closing quote is followed by other characters"),
             }
         }
     }
@@ -155,9 +155,9 @@ mod tests {
         assert_eq!(all("a\n\"b,c\nd").unwrap_err(), "a quote on line 2 is not closed");
         assert_eq!(
             all("a\"\"b").unwrap_err(),
-            "line 1: a quote stands within a cell that does not begin with one"
+            "line 1: a quote stands within a cell that does not begin with a quote"
         );
-        assert_eq!(all("\"a\"b,c").unwrap_err(), "line 1: something stands behind a closing quote");
+        assert_eq!(all("\"a\"b,c").unwrap_err(), "line 1: a closing quote is followed by other characters");
     }
 
     proptest! {

@@ -122,7 +122,7 @@ impl Table {
                 LoadError::TooLarge { bytes, most } => {
                     let data = format!("{}:{key}", path.display());
                     let remedy =
-                        "save it with np.savez, whose arrays are read in the file and take no memory";
+                        "save the file with np.savez: uncompressed arrays are mapped and need no memory";
                     DataError::TooLarge { data, bytes, most, remedy }
                 }
             }),
@@ -170,7 +170,7 @@ pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), S
     let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
     match size == Some(bytes) {
         true => Ok(()),
-        false => Err(format!("is {dtype}{dims:?}, which does not take the {bytes} bytes that are there")),
+        false => Err(format!("is {dtype}{dims:?}, which does not fit its {bytes} bytes")),
     }
 }
 

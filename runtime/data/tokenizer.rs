@@ -54,7 +54,7 @@ impl TextTokenizer {
         let malformed = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
         if contents.len() > LARGEST_FILE {
             let bytes = contents.len();
-            return Err(malformed(format!("it has {bytes} bytes, and {LARGEST_FILE} is the most")));
+            return Err(malformed(format!("it has {bytes} bytes; the limit is {LARGEST_FILE}")));
         }
         let read = guarded(|| serde_json::from_slice(&contents).map_err(|error| error.to_string()));
         let mut tokenizer: Tokenizer = read.map_err(malformed)?;
@@ -90,7 +90,7 @@ impl TextTokenizer {
         let malformed = |reason: String| DataError::Malformed { path: path.to_owned(), reason };
         let text = std::str::from_utf8(contents).map_err(|error| {
             malformed(format!(
-                "it is not UTF-8 text at byte {}, which a tokenizer takes",
+                "it is not UTF-8 text at byte {}; a tokenizer needs UTF-8 text",
                 error.valid_up_to()
             ))
         })?;
@@ -109,7 +109,7 @@ impl TextTokenizer {
         let pace = pieces.first().map_or(Ok(()), |piece| self.check_pace(piece, LONGEST_TRIAL));
         let pieces = pace.and_then(|()| pieces.into_par_iter().map(encode).collect::<Result<Vec<_>, _>>());
         let pieces = pieces.map_err(|reason| {
-            let reason = format!("it makes no tokens of `{}`: {reason}", path.display());
+            let reason = format!("it cannot tokenize `{}`: {reason}", path.display());
             DataError::Tokenizer { path: self.path.clone(), reason }
         })?;
         Ok((pieces.concat().into(), width))
@@ -128,7 +128,7 @@ impl TextTokenizer {
                 taken = self.time_of(&text[..end])?.min(taken);
             }
             if taken > most {
-                return Err(format!("it takes {:.1} s for the first {end} bytes", taken.as_secs_f64()));
+                return Err(format!("it needs {:.1} s for the first {end} bytes", taken.as_secs_f64()));
             }
             bytes *= 4;
         }
@@ -151,7 +151,7 @@ fn guarded<T>(compute: impl FnOnce() -> Result<T, String>) -> Result<T, String> 
         // Whatever came of it then.
         (Some(refusal), _) => Err(refusal),
         (None, Ok(result)) => result,
-        (None, Err(panic)) => Err(format!("the library that reads tokenizers failed on it: {panic}")),
+        (None, Err(panic)) => Err(format!("the tokenizers library failed: {panic}")),
     }
 }
 
@@ -298,7 +298,7 @@ pub(super) mod tests {
         let nested = (0..20).fold(DOUBLE.to_owned(), |inner, _| sequence(&format!("{inner}, {DOUBLE}"), 1));
         for steps in [sequence(DOUBLE, 40), nested] {
             let error = refusal(&with_steps(&steps, ""), "the end");
-            let expected = "it makes no tokens of `text.txt`: its normalizers make 8197 bytes or more of 7, and 16 times";
+            let expected = "it cannot tokenize `text.txt`: its normalizers turn 7 bytes into 8197 bytes or more; the limit is 16 times";
             assert!(error.contains(expected), "{error}");
         }
         let error = refusal(&with_steps(&sequence(DOUBLE, 65), ""), "the end");
@@ -307,14 +307,14 @@ pub(super) mod tests {
         for kind in ["Prepend", "Unknown"] {
             let prepend = |bytes| format!(r#"{{"type": "{kind}", "prepend": "{}"}}"#, "e".repeat(bytes));
             let error = refusal(&with_steps(&prepend(1 << 20), ""), "the end");
-            assert!(error.contains("make 1048576 bytes or more of 7"), "{error}");
+            assert!(error.contains("turn 7 bytes into 1048576 bytes or more"), "{error}");
             let error = refusal(&with_steps(&prepend((1 << 20) + 1), ""), "the end");
-            assert!(error.contains(&format!("`{kind}` puts 1048577 bytes into a text")), "{error}");
+            assert!(error.contains(&format!("`{kind}` adds 1048577 bytes to a text")), "{error}");
         }
         let regex =
             format!(r#"{{"type": "Replace", "pattern": {{"Regex": ""}}, "content": "{}"}}"#, "e".repeat(999));
         let error = refusal(&with_steps(&regex, ""), "the end");
-        assert!(error.contains("bytes or more of 7"), "{error}");
+        assert!(error.contains("turn 7 bytes into"), "{error}");
     }
 
     #[test]
@@ -332,7 +332,7 @@ pub(super) mod tests {
         let file = file.replace("\"normalized\":false", "\"normalized\":true");
         let error = refusal(&file, "no such letter");
         assert!(
-            error.contains("tokenizer.json` is no tokenizer that can be read: its normalizers make"),
+            error.contains("tokenizer.json` cannot be used as a tokenizer: its normalizers turn"),
             "{error}"
         );
     }
@@ -345,7 +345,7 @@ pub(super) mod tests {
             "continuing_subword_prefix": "", "max_input_chars_per_word": 1000000000, "vocab": {"?": 0, "a": 1}}}"#;
         let (slow, text) = (open(file).unwrap(), "a".repeat(1 << 16));
         let error = slow.check_pace(&text, Duration::from_millis(200)).unwrap_err();
-        assert!(error.starts_with("it takes "), "{error}");
+        assert!(error.starts_with("it needs "), "{error}");
         let usual = open(&byte_level("null")).unwrap();
         assert_eq!(usual.check_pace(&"the end of it\n".repeat(5000), LONGEST_TRIAL), Ok(()));
     }
@@ -359,7 +359,10 @@ pub(super) mod tests {
         };
         open(&with_steps("null", &steps(2))).unwrap();
         let error = refusal(&with_steps("null", &steps(30)), "");
-        assert!(error.contains("can make a text 1152921504606846976 times longer, and 16 times"), "{error}");
+        assert!(
+            error.contains("can make a text 1152921504606846976 times longer; the limit is 16 times"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -389,10 +392,7 @@ pub(super) mod tests {
         let map = base64::encode([&4u32.to_le_bytes()[..], &[0xff; 4], b"y\0"].concat());
         let step = format!(r#"{{"type": "Precompiled", "precompiled_charsmap": "{map}"}}"#);
         let error = refusal(&with_steps(&step, ""), "the end");
-        assert!(
-            error.contains("the library that reads tokenizers failed on it: index out of bounds"),
-            "{error}"
-        );
+        assert!(error.contains("the tokenizers library failed: index out of bounds"), "{error}");
     }
 
     #[test]
@@ -401,13 +401,13 @@ pub(super) mod tests {
         let path = folder.path().join("tokenizer.json");
         fs::File::create(&path).unwrap().set_len(LARGEST_FILE as u64 + 1).unwrap();
         let error = TextTokenizer::open(&path).unwrap_err().to_string();
-        assert!(error.ends_with("it has 268435457 bytes, and 268435456 is the most"), "{error}");
+        assert!(error.ends_with("it has 268435457 bytes; the limit is 268435456"), "{error}");
     }
 
     #[test]
     fn what_is_no_tokenizer_or_no_text_is_refused() {
         let error = open("{\"version\": \"1.0\"").unwrap_err().to_string();
-        assert!(error.contains("tokenizer.json` is no tokenizer that can be read"), "{error}");
+        assert!(error.contains("tokenizer.json` cannot be used as a tokenizer"), "{error}");
         assert!(open("").is_err());
         assert!(open("[]").is_err());
         let tokenizer = open(&byte_level("null")).unwrap();

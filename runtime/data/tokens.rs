@@ -150,7 +150,8 @@ impl TokenStream {
         let low = segment.tokens().take(4096).step_by(2);
         (high.into_iter().all(|token| token == 0) && low.into_iter().any(|token| token != 0)).then(|| {
             format!(
-                "every second token of `{}` is 0: was it written as u32 or i64? This vocabulary is read as u16",
+                "every second token of `{}` is 0: was the file written as u32 or i64? Tokens of this \
+                 vocabulary are read as u16",
                 segment.path.display()
             )
         })
@@ -251,7 +252,7 @@ mod tests {
         fs::write(&path, [0; 6]).unwrap();
         TokenStream::open(&path, Some(50257), BYTES).unwrap();
         let error = TokenStream::open(&path, Some(100_000), BYTES).unwrap_err().to_string();
-        assert!(error.contains("has 6 bytes, which is no multiple of 4"), "{error}");
+        assert!(error.contains("has 6 bytes, which is not a multiple of 4"), "{error}");
     }
 
     #[test]
@@ -290,6 +291,9 @@ mod tests {
         assert_eq!(all(&stream), [1, 258, 3]);
         write("b.bin", [20_240_801, 7, 2], &[3, 0, 0, 0]);
         let error = TokenStream::open(folder.path(), Some(100_000), BYTES).unwrap_err().to_string();
-        assert!(error.contains("b.bin") && error.contains("promises 2 tokens, and 1 are there"), "{error}");
+        assert!(
+            error.contains("b.bin") && error.contains("announces 2 tokens, and the file has 1"),
+            "{error}"
+        );
     }
 }

@@ -47,9 +47,9 @@ pub(super) fn exactly(reader: impl Read, size: u64, most: u64) -> Result<Vec<u8>
     // One byte more, so that the reader comes to its end, where it checks its checksum.
     reader.take(size.saturating_add(1)).read_to_end(&mut unpacked).map_err(UnpackError::Damaged)?;
     if unpacked.len() as u64 != size {
-        let there = if unpacked.len() as u64 > size { "more are there" } else { "fewer are there" };
+        let there = if unpacked.len() as u64 > size { "there are more" } else { "there are fewer" };
         return Err(UnpackError::Damaged(io::Error::other(format!(
-            "{size} bytes are promised, and {there}"
+            "{size} bytes are announced, and {there}"
         ))));
     }
     Ok(unpacked)

@@ -18,10 +18,10 @@ impl Drafts<'_> {
         let ty = self.module.ty(node.results[0]);
         let whole = row.bytes().filter(|bytes| row.ty.bytes() == Some(bytes.len() as u64));
         let Some(bytes) = whole.cloned() else {
-            let message = format!("the bytes of constant `{}` are not here", row.name);
+            let message = format!("the bytes of constant `{}` are missing", row.name);
             return Err(Diagnostic::new(message)
                 .at(node.origin.to_string())
-                .note("put the model's external data file beside it"));
+                .note("put the model's external data file into the model's folder"));
         };
         let sizes: Sizes = ty.sizes().unwrap_or_default().into_iter().map(|size| size as usize).collect();
         let whole = self.constant_bytes(row.ty.dtype, bytes, Layout::dense(&sizes));

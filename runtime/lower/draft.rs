@@ -154,7 +154,7 @@ impl<'m> Drafts<'m> {
 
     /// Where a value is. Definitions come before uses, so it is somewhere.
     pub(super) fn locate(&self, value: ValueId) -> Result<Located, Diagnostic> {
-        let error = || Diagnostic::new(format!("{value} is read in a section in which it is not there"));
+        let error = || Diagnostic::new(format!("{value} is read in a section in which it does not exist"));
         self.located[value].clone().ok_or_else(error)
     }
 

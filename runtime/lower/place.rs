@@ -245,7 +245,8 @@ fn shared_places(buffers: &[Buffer], draft: &Draft) -> Result<SmallVec<[(u32, u3
             }
             if operand.layout != result.layout {
                 let message = format!(
-                    "lowering gave operand {i} and result {j} of an instruction one place, laid out differently: {} and {}",
+                    "lowering gave operand {i} and result {j} of an instruction the same place with \
+                     different layouts: {} and {}",
                     operand.layout, result.layout
                 );
                 return Err(Diagnostic::new(message).at(draft.origin.to_string()).note("this is a bug"));
@@ -298,8 +299,9 @@ fn addresses(
     let buffers: Vec<memory_plan::Buffer> = planned.iter().map(buffer).collect();
     let placement = memory_plan::place(&buffers);
     if memory.states.saturating_add(placement.peak) > MOST {
-        let message = format!("the program takes more than {MOST} bytes: {} for states alone", memory.states);
-        return Err(Diagnostic::new(message).note("are the dims what they should be?"));
+        let message =
+            format!("the program needs more than {MOST} bytes; its states alone need {}", memory.states);
+        return Err(Diagnostic::new(message).note("check the sizes of the dims"));
     }
     memory_plan::check(&buffers, &placement.offsets).map_err(|overlap| {
         Diagnostic::new(format!("the memory plan is broken: {overlap}")).note("this is a bug")

@@ -20,7 +20,7 @@ pub(super) fn part_bytes(mesh: &Mesh, ty: &Type, what: &str) -> Result<u64, Diag
     }
     let local = ty.local(mesh).ok_or_else(|| {
         Diagnostic::new(format!(
-            "{what}, {}, does not divide over the mesh {mesh}",
+            "{what}, {}, cannot be divided equally over the mesh {mesh}",
             ir::text::type_text(mesh, ty)
         ))
         .note("this is a bug: sizes are made to divide before lowering")
@@ -90,7 +90,7 @@ impl Drafts<'_> {
                 continue;
             }
             if Collective::of(&change) != Some(kind) {
-                return Err(bug(format!("`{}` changes a sharding as it does not", node.op.name())));
+                return Err(bug(format!("`{}` cannot make this change of sharding", node.op.name())));
             }
             operands.push(self.operand(from, OperandLayout::Dense, node, id)?);
             let result = self.allocate(new.dtype, Layout::dense(&self.sizes(to)));

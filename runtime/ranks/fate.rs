@@ -65,7 +65,7 @@ pub(super) fn one<D, R>(
 pub(super) fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    DeviceError::Panicked { message: text.unwrap_or_else(|| "for no reason that it gave".to_owned()) }
+    DeviceError::Panicked { message: text.unwrap_or_else(|| "without a message".to_owned()) }
 }
 
 /// All results, or the error of the rank that failed first, else of the first that has one of its own.

@@ -71,7 +71,7 @@ impl<'a> Parts<'a> {
             if let Some(first) = seen.get(&block.start) {
                 debug_assert!(
                     *first == part,
-                    "`{}` differs between ranks that all have it; {rank} is one",
+                    "replicas of `{}` differ between ranks, for example on rank {rank}",
                     self.name
                 );
                 return Ok(());

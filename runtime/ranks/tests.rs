@@ -63,7 +63,7 @@ fn a_rank_that_returns_an_error_ends_all() {
     for ranks in [2, 4] {
         let faulty = |inner| Faulty::within(inner, 2, false);
         let error = ended(ranks, program(ranks, Microbatches::Many), faulty);
-        assert_eq!(error, "rank 1: rank 1 is none of the group []");
+        assert_eq!(error, "rank 1: rank 1 is not in the group []");
     }
 }
 
@@ -71,7 +71,7 @@ fn a_rank_that_returns_an_error_ends_all() {
 fn a_rank_that_refuses_before_it_begins_ends_all() {
     for ranks in [2, 4] {
         let error = ended(ranks, program(ranks, Microbatches::One), |inner| inner);
-        assert!(error.starts_with("rank 1: the program was lowered for one microbatch a step"), "{error}");
+        assert!(error.starts_with("rank 1: the program was lowered for one microbatch per step"), "{error}");
     }
 }
 

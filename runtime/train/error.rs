@@ -42,7 +42,7 @@ pub enum TrainError {
     },
     /// The gradient is not finite though the loss is scaled as little as it may be.
     #[error(
-        "the gradients of step {step} are not finite, and the loss scale of {scale} can get no smaller{}",
+        "the gradients of step {step} are not finite, and the loss scale {scale} is already the smallest{}",
         cause_text(.cause)
     )]
     ScaleExhausted {
@@ -74,7 +74,7 @@ pub enum TrainError {
         name: String,
     },
     /// A global batch that microbatches do not divide.
-    #[error("a global batch of {global_batch} is no multiple of the program's microbatch of {microbatch}")]
+    #[error("the global batch {global_batch} is not a multiple of the program's microbatch {microbatch}")]
     Microbatch {
         /// Samples a step.
         global_batch: u64,
@@ -82,7 +82,7 @@ pub enum TrainError {
         microbatch: u64,
     },
     /// No checkpoint to go on from.
-    #[error("there is no checkpoint to go on from in `{}`", path.display())]
+    #[error("there is no checkpoint to resume from in `{}`", path.display())]
     NoCheckpoint {
         /// Where there should be one.
         path: PathBuf,
@@ -130,7 +130,7 @@ impl TrainError {
             Self::NoCheckpoint { damaged, .. } => damaged.iter().flat_map(damaged_notes).collect(),
             Self::Changed { kept, .. } => vec![changed_text(kept)],
             Self::FolderGone { .. } => {
-                vec!["put it back and go on with --resume; what was saved there is whole".to_owned()]
+                vec!["put the folder back and continue with --resume; its checkpoints are whole".to_owned()]
             }
             Self::Checkpoint(error) => Diagnostic::from(error).notes,
             Self::Lacks { .. }
@@ -178,9 +178,9 @@ pub enum Cause {
 fn cause_text(cause: &Option<Cause>) -> String {
     match cause {
         Some(Cause::Instruction(cause)) => format!(": {cause}"),
-        Some(Cause::Initial(name)) => format!(": `{}` was not finite to begin with", visible(name)),
+        Some(Cause::Initial(name)) => format!(": `{}` was not finite when the run began", visible(name)),
         Some(Cause::State(name)) => {
-            format!(": `{}` was not finite any more after the update before", visible(name))
+            format!(": `{}` was no longer finite after the previous update", visible(name))
         }
         None => String::new(),
     }
@@ -198,8 +198,8 @@ fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
 
 fn before_text(kept: &Option<PathBuf>) -> String {
     match kept {
-        Some(path) => format!("`{}` is from before that", path.display()),
-        None => "no checkpoint was made before that".to_owned(),
+        Some(path) => format!("`{}` was saved before that", path.display()),
+        None => "no checkpoint was saved before that".to_owned(),
     }
 }
 
@@ -216,9 +216,10 @@ fn updates_text(since: u64, step: u64) -> String {
 }
 
 fn scale_text(kept: &Option<PathBuf>) -> String {
-    let advice = "--bf16 has the range of fp32; else a smaller --lr, a longer warm-up or --clip may help";
+    let advice =
+        "--bf16 has the range of fp32; with fp16, a smaller --lr, a longer warm-up or --clip may help";
     match kept {
-        Some(path) => format!("`{}` is from before that; {advice}", path.display()),
+        Some(path) => format!("`{}` was saved before that; {advice}", path.display()),
         None => advice.to_owned(),
     }
 }
@@ -226,11 +227,10 @@ fn scale_text(kept: &Option<PathBuf>) -> String {
 fn changed_text(kept: &Option<PathBuf>) -> String {
     match kept {
         Some(path) => {
-            format!("put it back as it was, and go on with --resume from `{}`", path.display())
+            format!("restore the file, and continue with --resume from `{}`", path.display())
         }
-        None => {
-            "no checkpoint was made before that; begin again with a file that no program writes to".to_owned()
-        }
+        None => "no checkpoint was saved before that; start again with a file that no other program changes"
+            .to_owned(),
     }
 }
 

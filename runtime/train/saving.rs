@@ -61,7 +61,7 @@ impl Run<'_> {
             self.checkpoints.keep(count, done, best)
         });
         if let Err(error) = removed {
-            self.progress.message(&format!("note: an old checkpoint stays: {error}"));
+            self.progress.message(&format!("note: an old checkpoint was not removed: {error}"));
         }
     }
 

@@ -142,7 +142,7 @@ impl Run<'_> {
                 count => format!(" (and {} more files)", count - 1),
             };
             self.progress.message(&format!(
-                "note: {changed}{more}; the run goes on with the bytes that it began with"
+                "note: {changed}{more}; the run continues with the bytes that it started with"
             ));
         }
         Ok(())

@@ -34,20 +34,20 @@ use crate::{export, plan, sizes};
 
 const EXAMPLES: &str = "\
 Examples:
-  Train a byte-level model on a text, then go on for more steps:
+  Train a byte-level model on a text, then resume for more steps:
     trainyard compile gpt2.onnx --train corpus.txt --steps 600 --microbatch 32
     trainyard compile gpt2.onnx --train corpus.txt --steps 900 --microbatch 32 --resume
 
-  Name the batch of an export with symbolic dims, and accumulate 4 microbatches a step:
+  Bind the symbolic dims of an export, and accumulate 4 microbatches per step:
     trainyard compile bert.onnx --bind seq=128 --microbatch 8 --global-batch 32 --train tokens.npz
 
   Start from new weights, with another optimizer:
     trainyard compile mlp.onnx --train digits.npz --init kaiming --optimizer sgd --lr 0.1
 
-  Four ranks, as threads: two share the batch and the optimizer's states, two the weights:
+  Train on four ranks (threads): dp splits the batch and the optimizer states, tp splits the weights:
     trainyard compile gpt2.onnx --train corpus.txt --mesh dp=2,tp=2 --zero 1
 
-  The same flags from a file, one of them overridden:
+  Read flags from a file, and override one of them:
     trainyard compile gpt2.onnx --config trainyard.toml --lr 1e-3";
 
 /// Arguments of `compile`.
@@ -57,7 +57,7 @@ pub struct Compile {
     /// The model: an ONNX file
     #[arg(value_name = "MODEL.onnx")]
     pub model: PathBuf,
-    /// Read flags from a TOML file; the command line wins
+    /// Read flags from a TOML file; flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// All shared flags.
@@ -122,7 +122,8 @@ impl Compile {
         }
         place.lock = place.folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
         if self.check_folder(&place.folder)? != place.beginning {
-            let message = format!("another run was in {} meanwhile", place.folder.path().display());
+            let message =
+                format!("another run has used {} since this run started", place.folder.path().display());
             return Err(Diagnostic::new(message).note("start again").into());
         }
         Ok(())
@@ -163,8 +164,8 @@ impl Compile {
         match flags.iter().find(|(_, is_given)| *is_given && loader.eval_samples() == 0) {
             None => Ok(()),
             Some((flag, _)) => {
-                Err(Diagnostic::new(format!("{flag} needs an eval loss, and there are no data for it"))
-                    .note("give them: --eval DATA"))
+                Err(Diagnostic::new(format!("{flag} needs an eval loss, and there is no evaluation data"))
+                    .note("give evaluation data: --eval DATA"))
             }
         }
     }
@@ -284,7 +285,7 @@ impl Compile {
         check()?;
         report::tell_lines(&summary::text(&outcome, best, &exported, steps));
         if best.is_none() && settings.run.exports_best() {
-            tell!("note: no checkpoint that was evaluated can be used: the last one is exported");
+            tell!("note: no evaluated checkpoint can be used: the last checkpoint is exported");
         }
         if let Some(profile) = profile {
             let timeline = profile.timeline(&programs.training).to_string();
@@ -304,7 +305,7 @@ impl Compile {
 
     fn write_plan(&self, folder: &Folder, ready: &Ready) -> Result<(), Failure> {
         let program = ir::text::print(&ready.compilation.training);
-        let plan = serde_json::to_vec_pretty(&ready.plan).context("the plan does not print")?;
+        let plan = serde_json::to_vec_pretty(&ready.plan).context("the plan cannot be converted to JSON")?;
         let config = self.settings.to_toml().context("the settings do not print")?;
         folder.write(&[
             ("program.ir", program.as_bytes()),
@@ -317,7 +318,7 @@ impl Compile {
     fn tell(&self, plan: &plan::Plan, target: Target) {
         let memory = &plan.memory;
         tell!(
-            "{}: {} parameters in {} tensors, {} x {} samples a step",
+            "{}: {} parameters in {} tensors, {} x {} samples per step",
             self.model.display(),
             plan.parameter_elements,
             plan.parameters,
@@ -335,7 +336,8 @@ impl Compile {
             );
         }
         tell!(
-            "memory: {each}{} planned ({} states, {} arena besides, {} constants; at least {} live at a time)",
+            "memory: {each}{} planned ({} states, {} additional arena, {} constants; at least {} live at a \
+             time)",
             bytes(memory.peak),
             bytes(memory.states),
             bytes(memory.training_arena.max(memory.evaluation_arena) - memory.states),
@@ -356,7 +358,7 @@ fn evaluate_all(
 ) -> Result<(), Failure> {
     let samples = loader.short_evaluation();
     let beyond = samples % data_ranks;
-    loader.leave_out_of_evaluation(beyond, &format!("{data_ranks} data ranks share a batch equally"));
+    loader.leave_out_of_evaluation(beyond, &format!("{data_ranks} data ranks must share a batch equally"));
     if samples == beyond {
         return Ok(());
     }
@@ -390,10 +392,12 @@ fn profile_table(shares: &[Share], peak: Option<f64>) -> String {
     let (time, flops) =
         products.fold((0.0, 0), |(time, flops), share| (time + share.milliseconds, flops + share.flops));
     let speed = flops as f64 / time.max(f64::MIN_POSITIVE) / 1e6;
-    let reached = peak.map_or_else(String::new, |peak| format!(" of the {peak:.1} that a large one reaches"));
+    let reached =
+        peak.map_or_else(String::new, |peak| format!(" of the {peak:.1} GFLOP/s of a large multiplication"));
     table
         + &format!(
-            "{total:.3} ms a step; {:.1}% of it multiplies matrices, at {speed:.1} GFLOP/s{reached}\n",
+            "{total:.3} ms per step; matrix multiplications take {:.1}% of it, at {speed:.1} \
+             GFLOP/s{reached}\n",
             percent(time)
         )
 }

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 const EXAMPLES: &str = "\
 Examples:
-  A script for bash to source, or one for the folder where fish looks:
+  Write a script that bash can source, or a script for the completions folder of fish:
     trainyard completions bash
     trainyard completions fish";
 

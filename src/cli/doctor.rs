@@ -21,28 +21,28 @@ use crate::hardware;
 
 const EXAMPLES: &str = "\
 Examples:
-  What is here, and where:
+  List the processor, GPUs and libraries:
     trainyard doctor
 
-  With CUDA's libraries in a folder of their own:
+  Search for CUDA's libraries in another folder:
     TRAINYARD_CUDA_LIBS=/opt/cuda/lib trainyard doctor
 
-  Whether every operator is right on every GPU, and how fast they are:
+  Check every operator on every GPU, and measure the speed of the GPUs:
     trainyard doctor --check
 
-  One GPU, for a program to read:
+  Check one GPU, and write JSON:
     trainyard doctor --check --gpu 0 --json
 
-Exits with 3 when a check fails. Each result is also told on standard error as soon as it is there.";
+Exits with 3 when a check fails. Each result is also printed to standard error as soon as it is known.";
 
 /// Arguments of `doctor`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Doctor {
-    /// Run every operator on the GPUs against the interpreter, and measure how fast they copy and compute
+    /// Compare every operator on the GPUs with the interpreter, and measure the speed of copies and of computation
     #[arg(long)]
     pub check: bool,
-    /// Check this GPU alone; may be repeated [default: all]
+    /// Check only GPU N; may be repeated [default: all GPUs]
     #[arg(long, value_name = "N", requires = "check")]
     pub gpu: Vec<usize>,
     /// Write the result as JSON
@@ -97,7 +97,9 @@ impl Doctor {
         let check = |gpu: usize| {
             tell!("checking GPU {gpu}, {}; it takes a minute or two", driver.devices[gpu].name);
             let processes = Processes::of_process(Place::Gpu(gpu)).map_err(|error| {
-                Diagnostic::new(format!("--check cannot start this program again: {error}"))
+                Diagnostic::new(format!(
+                    "--check runs in processes of its own, and this program cannot be started again: {error}"
+                ))
             })?;
             Ok(Check::of(gpu, processes, cudnn))
         };

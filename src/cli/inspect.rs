@@ -15,24 +15,24 @@ use crate::sizes;
 
 const EXAMPLES: &str = "\
 Examples:
-  Parameters with the reason for each, operators, FLOPs and memory:
+  List parameters with the reason for each, operators, FLOPs and memory:
     trainyard inspect gpt2.onnx
 
-  Why a tensor is, or is not, a parameter:
+  Explain why a tensor is or is not a parameter:
     trainyard inspect gpt2.onnx --why transformer.wpe.weight
 
-  What four devices hold and send each other in a step, and why a tensor is split as it is:
+  Show the memory and the traffic of four devices, and explain the sharding of a tensor:
     trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --zero 1
     trainyard inspect gpt2.onnx --mesh dp=2,tp=2 --why transformer.h.0.mlp.c_fc.weight
 
-  How long a step would take on an H200, where its time goes, and how far a run was from that:
+  Predict the time of a step on an H200, and compare a run with the prediction:
     trainyard inspect gpt2.onnx --microbatch 8 --bf16 --target h200
     trainyard inspect gpt2.trainyard --target h200:bandwidth=4.2,multiply=740
 
-  The program after one pass, with its dims bound:
+  Print the program after one pass, with its dims bound:
     trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
 
-  For other programs to read, and as a picture:
+  Write JSON, or a graph for Graphviz:
     trainyard inspect gpt2.onnx --format json
     trainyard inspect mlp.onnx --format dot";
 
@@ -40,24 +40,24 @@ Examples:
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct Inspect {
-    /// The model, an ONNX file; or a folder that `compile` wrote
+    /// The model (an ONNX file), or a folder that `compile` wrote
     #[arg(value_name = "MODEL.onnx|DIR")]
     pub subject: PathBuf,
-    /// Read flags from a TOML file; the command line wins
+    /// Read flags from a TOML file; flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// How to write it
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Predict a step on this device, command by command, and count its launches; rates that were measured there take the
-    /// place of the usual ones: bandwidth (TB/s read and written), multiply and attention (TFLOP/s in half precision),
-    /// link (GB/s each way), launch (µs)
+    /// Predict the time of a step on this device, command by command, and count its launches; KEY=X replaces an assumed rate
+    /// by a measured one: bandwidth (TB/s read and written), multiply and attention (TFLOP/s in half precision), link (GB/s
+    /// each way), launch (µs)
     #[arg(long, value_name = "h200|h100|a100[:KEY=X,…]")]
     pub target: Option<TargetDevice>,
-    /// Explain the role of the tensor NAME, and how it lies over the mesh; or what is in the way of the pattern NAME; may be repeated
+    /// Explain the role and the sharding of the tensor NAME, or why the pattern NAME was not found; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
-    /// Print the program as it is after PASS
+    /// Print the program after PASS
     #[arg(long, value_name = "PASS")]
     pub after: Option<String>,
     /// Shapes.
@@ -194,11 +194,9 @@ impl Inspect {
     fn folder(&self) -> Result<Output, Failure> {
         let flag = if self.after.is_some() { Some("--after") } else { self.why.first().map(|_| "--why") };
         if let Some(flag) = flag {
-            let error = Diagnostic::new(format!(
-                "{flag} looks at a model, and {} is a folder",
-                self.subject.display()
-            ));
-            return Err(error.note("give it the model that was compiled").into());
+            let error =
+                Diagnostic::new(format!("{flag} needs a model, and {} is a folder", self.subject.display()));
+            return Err(error.note("give the model that was compiled into this folder").into());
         }
         let mut found = FolderFacts::of(&self.subject)?;
         if let Some(target) = &self.target {
@@ -216,12 +214,12 @@ impl Inspect {
 
 fn draws_steps_alone() -> Diagnostic {
     Diagnostic::new("--format perfetto draws the predicted step")
-        .note("leave --after and --why away, and say on which device: --target h200")
+        .note("remove --after and --why, and give the device: --target h200")
 }
 
 fn draws_no_answers() -> Diagnostic {
     Diagnostic::new("--why answers in words, and --format dot draws a program")
-        .note("leave one of the two away")
+        .note("remove one of these flags")
 }
 
 /// The program in a folder that `compile` wrote.

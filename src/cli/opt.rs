@@ -20,26 +20,26 @@ Examples:
   Print a program after two passes:
     trainyard opt mlp.ir --pipeline 'autodiff optimizer(sgd, lr=0.1)'
 
-  Run it with numbers drawn from a seed, and print its outputs:
+  Run a program with random numbers, and print its outputs:
     trainyard opt mlp.ir --pipeline canonicalize --run --seed 7";
 
 /// Arguments of `opt`.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct Opt {
-    /// The program in text
+    /// The program in its text form
     #[arg(value_name = "FILE.ir")]
     pub file: PathBuf,
-    /// Passes to run in this order, with their options [default: those in the file's first line]
+    /// Passes to run, in this order, with their options [default: the passes in the file's first line]
     #[arg(long, value_name = "PASS[(KEY=X,…)] …")]
     pub pipeline: Option<Pipeline>,
     /// Write the program for the kernels of TARGET: cpu or cuda [default: the target in the file's first lines]
     #[arg(long, value_name = "TARGET", value_parser = target)]
     pub target: Option<Target>,
-    /// Interpret the program after the passes and print its outputs
+    /// Interpret the program after the passes, and print its outputs
     #[arg(long)]
     pub run: bool,
-    /// Read flags from a TOML file; the command line wins
+    /// Read flags from a TOML file; flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// The seed that fills states without a file.
@@ -101,8 +101,8 @@ fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
     let written = after("// run:").or_else(|| after("// run-interp:")).ok_or_else(|| {
         Diagnostic::new("there are no passes to run")
             .at(place(file))
-            .note("give them: --pipeline 'fold canonicalize'")
-            .note("or write them into the file's first line: // run: fold canonicalize")
+            .note("give passes: --pipeline 'fold canonicalize'")
+            .note("or write the passes into the file's first line: // run: fold canonicalize")
     })?;
     written.parse().map_err(|error: String| Diagnostic::new(error).at(format!("{}:1", place(file))))
 }

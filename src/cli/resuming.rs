@@ -37,8 +37,8 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     let place = resume.place(folder.path());
     let in_place = folder.is(&place.folder);
     if in_place && settings.out.force && place.step.is_none() {
-        return Err(Diagnostic::new("--resume goes on with the run that --force throws away")
-            .note("give one of the two"));
+        return Err(Diagnostic::new("--resume continues the run that --force deletes")
+            .note("give only one of these flags"));
     }
     let steps = steps(&place)?;
     if in_place && place.step.is_none() && steps.is_empty() {
@@ -50,16 +50,16 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     if in_place && !later.is_empty() && !settings.out.force {
         let (path, steps) = (folder.path().display(), later.join(", "));
         let message = match later.len() {
-            1 => format!(
-                "the run in {path} has a checkpoint after the one to go on from: that of step {steps}"
-            ),
-            _ => format!(
-                "the run in {path} has checkpoints after the one to go on from: those of the steps {steps}"
-            ),
+            1 => {
+                format!("the run in {path} has a later checkpoint than the one to resume from: step {steps}")
+            }
+            _ => {
+                format!("the run in {path} has later checkpoints than the one to resume from: steps {steps}")
+            }
         };
         return Err(Diagnostic::new(message)
-            .note("throw them away: --force")
-            .note("or keep both: -o ANOTHER_DIR"));
+            .note("to delete the later checkpoints: --force")
+            .note("to keep them: -o ANOTHER_DIR"));
     }
     Ok(Beginning::Checkpoint { place, in_place })
 }
@@ -78,10 +78,11 @@ fn steps(place: &ResumePlace) -> Result<Vec<u64>, Diagnostic> {
 /// differ.
 fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let path = folder.path().display();
-    let refused = |why: String| Diagnostic::new(format!("{path} has no checkpoint to go on from, and {why}"));
-    let anew = "to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR";
+    let refused =
+        |why: String| Diagnostic::new(format!("{path} has no checkpoint to resume from, and {why}"));
+    let anew = "to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR";
     if let Some(name) = export::FILES.iter().find(|name| folder.join(name).exists()) {
-        return Err(refused(format!("a trained model, {name}")).note(anew));
+        return Err(refused(format!("it holds a trained model, {name}")).note(anew));
     }
     let config = folder.join("config.toml");
     let then = match fs::read_to_string(&config) {
@@ -101,14 +102,17 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let notes: Vec<String> = differ
         .map(|key| {
             let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
-            format!("it had {then}, and this command has {now}")
+            format!("the earlier run had {then}, and this command has {now}")
         })
         .collect();
     if notes.is_empty() {
         return Ok(());
     }
-    let error = refused("was begun with other flags".into());
-    Err(notes.into_iter().fold(error, Diagnostic::note).note(format!("give the flags of then; {anew}")))
+    let error = refused("its run was started with other flags".into());
+    Err(notes
+        .into_iter()
+        .fold(error, Diagnostic::note)
+        .note(format!("give the flags of the earlier run; {anew}")))
 }
 
 /// Refuses a folder in which a run of another model began; else returns a note on the steps that are done again.
@@ -119,18 +123,18 @@ pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<
     let parameters = StateRow::parameters;
     if then.is_some_and(|then| parameters(&then) != parameters(&compilation.training)) {
         return Err(Diagnostic::new(format!(
-            "{path} has no checkpoint to go on from, and was begun with another model"
+            "{path} has no checkpoint to resume from, and its run was started with another model"
         ))
-        .note("to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR"));
+        .note("to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR"));
     }
     let done = read_metrics(&folder.join(METRICS)).map_or(0, |metrics| metrics.len());
     let again = match done {
         0 => String::new(),
-        1 => ", and does its first step again".to_owned(),
-        steps => format!(", and does {steps} steps again"),
+        1 => ", and repeats its first step".to_owned(),
+        steps => format!(", and repeats {steps} steps"),
     };
     let is_begun = folder.join("program.ir").exists();
-    Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it begins at step 0{again}")))
+    Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it starts at step 0{again}")))
 }
 
 /// Returns a note for each flag of the optimizer, the loss, the precision and the data whose value differs from that in the
@@ -146,7 +150,7 @@ pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     let changed = keys.iter().filter(|key| then.get(*key) != now.get(*key));
     let notes = changed.map(|key| {
         let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
-        format!("the run in {} had {then}, and goes on with {now}", from.display())
+        format!("the run in {} had {then}, and it continues with {now}", from.display())
     });
     notes.chain(changed_end(from, &then, &now)).collect()
 }
@@ -164,8 +168,8 @@ fn changed_end(from: &Path, then: &Table, now: &Table) -> Option<String> {
         return None;
     }
     Some(format!(
-        "the schedule of the run in {} ended with {}, and ends with {} now, so that its rates are others: steps=N in \
-         --lr-schedule sets its end",
+        "the learning-rate schedule of the run in {} ended with {}, and it ends with {} now, so its learning \
+         rates differ; steps=N in --lr-schedule fixes the schedule's length",
         from.display(),
         length(then),
         length(now)
@@ -211,11 +215,15 @@ pub(super) fn check_length(
         (None, None) => format!("one epoch (step {steps})"),
     };
     if done > steps {
-        let error = Diagnostic::new(format!("the run in {from} is at step {done}, which is past {asked}"));
+        let error = Diagnostic::new(format!("the run in {from} is at step {done}, which is after {asked}"));
         return Err(error
-            .note(format!("steps count from step 0: for {steps} more, give --steps {}", done + steps))
-            .note("to train anew, give another folder: -o ANOTHER_DIR"));
+            .note(format!(
+                "steps are counted from step 0: for {steps} more steps, give --steps {}",
+                done + steps
+            ))
+            .note("to start from step 0, give another folder: -o ANOTHER_DIR"));
     }
     let reached = done == steps && steps > 0;
-    Ok(reached.then(|| format!("the run in {from} is at step {done}, where {asked} ends: no step is left")))
+    Ok(reached
+        .then(|| format!("the run in {from} is at step {done}, and {asked} ends there: no step is left")))
 }

@@ -17,12 +17,15 @@ pub(super) fn text(
         };
         let checkpoint =
             outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-        return format!("stopped {at}; saved {checkpoint}\ngo on with the same command and --resume\n");
+        return format!(
+            "stopped {at}; saved {checkpoint}\nto continue, give the same command with --resume\n"
+        );
     }
     let mut text = String::new();
     if let Some(lowest) = outcome.lowest.filter(|_| outcome.ended_early) {
         text += &format!(
-            "ended early, after {} of {steps} steps: no evaluation was below the eval loss of {:.6} after step {}\n",
+            "ended early, after {} of {steps} steps: no evaluation was below the eval loss {:.6} of step \
+             {}\n",
             outcome.steps, lowest.loss, lowest.steps
         );
     }
@@ -72,7 +75,7 @@ mod tests {
             None,
             expect![[r#"
                 stopped after 7 of 20 steps; saved run/checkpoints/step-7
-                go on with the same command and --resume
+                to continue, give the same command with --resume
             "#]],
         );
         check(
@@ -80,7 +83,7 @@ mod tests {
             None,
             expect![[r#"
                 stopped in the evaluation after the last of 20 steps; saved run/checkpoints/step-20
-                go on with the same command and --resume
+                to continue, give the same command with --resume
             "#]],
         );
     }
@@ -100,7 +103,7 @@ mod tests {
             &Outcome { ended_early: true, eval_loss: Some(1.75), lowest: Some(evaluation), ..outcome(15) },
             Some(&best),
             expect![[r#"
-                ended early, after 15 of 20 steps: no evaluation was below the eval loss of 1.250000 after step 5
+                ended early, after 15 of 20 steps: no evaluation was below the eval loss 1.250000 of step 5
                 done: 15 steps, loss 1.500000, eval loss 1.750000; wrote run/model.onnx of step 5, with the lowest eval loss, 1.250000
             "#]],
         );

@@ -27,22 +27,22 @@ use crate::verification::{Mode, Subject, Tested, assumptions, inputs};
 
 const EXAMPLES: &str = "\
 Examples:
-  Loss, gradients and updated state, all in f64:
+  Compare loss, gradients and updated states, all in f64:
     trainyard verify gpt2.onnx --microbatch 2 --global-batch 8
 
-  The CPU backend, as it runs:
+  Compare the CPU backend:
     trainyard verify gpt2.onnx --mode cpu
 
-  The program for a GPU, on a machine without one:
+  Compare the program for a GPU, on a machine without a GPU:
     trainyard verify gpt2.onnx --mode cuda --bf16
 
-  The program for a mesh of four devices, which are simulated:
+  Compare the program for a mesh of four simulated devices:
     trainyard verify gpt2.onnx --mesh dp=2,tp=2 --zero 1
 
-  Which pass broke it:
+  Find the first pass whose result differs:
     trainyard verify gpt2.onnx --bisect
 
-  Numbers that another framework computed:
+  Compare with numbers that another framework computed:
     trainyard verify gpt2.onnx --against gpt2.npz --tolerance 1e-5
 
 Exits with 3 when the largest error is above the tolerance.";
@@ -54,19 +54,20 @@ pub struct Verify {
     /// The model: an ONNX file
     #[arg(value_name = "MODEL.onnx")]
     pub model: PathBuf,
-    /// Read flags from a TOML file; the command line wins
+    /// Read flags from a TOML file; flags on the command line override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// How the transformed program is run
+    /// Backend that runs the transformed program
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
     /// Compare with the numbers in FILE: input.NAME, labels, output.NAME, param.NAME, grad.NAME
     #[arg(long, value_name = "FILE.npz")]
     pub against: Option<PathBuf>,
-    /// Name the first pass whose result differs
+    /// Find the first pass whose result differs
     #[arg(long)]
     pub bisect: bool,
-    /// The largest error that passes, also where rounding explains more [default: 1e-9 in mode exact, 1e-5 with --against; else 1e-5, with fp16 5e-3, with bf16 5e-2]
+    /// Largest error that is accepted; without this flag, an error that rounding explains is accepted too [default: 1e-9 in
+    /// mode exact, 1e-5 with --against; otherwise 1e-5, with fp16 5e-3, with bf16 5e-2]
     #[arg(long, value_name = "X", value_parser = positive)]
     pub tolerance: Option<f64>,
     /// Write the result as JSON
@@ -131,7 +132,7 @@ impl Verify {
             return Err(Diagnostic::new(
                 "--bisect compares with the untransformed graph, --against with a file",
             )
-            .note("give one of the two")
+            .note("give only one of these flags")
             .into());
         }
         hardware::fits_processor(&self.parallel)?;
@@ -215,10 +216,10 @@ impl Verify {
         let wanted = self.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
         if let Some(wanted) = wanted.filter(|&wanted| wanted != count as u64) {
             let message = format!(
-                "--global-batch asks for {wanted} microbatches, the inputs of {} are {count}",
+                "--global-batch asks for {wanted} microbatches, and the inputs of {} are {count}",
                 path.display(),
             );
-            return Err(Diagnostic::new(message).note("leave --global-batch away").into());
+            return Err(Diagnostic::new(message).note("remove --global-batch").into());
         }
         // Numbers in f64 that are compared with an exact program have no rounding to speak of.
         if self.tolerance.is_none() && (self.mode != Mode::Exact || numbers.are_rounded()) {

@@ -37,8 +37,8 @@ impl Settings {
         }
         let verb = if given.len() == 1 { "does" } else { "do" };
         Some(
-            Diagnostic::new(format!("{} {verb} nothing without --train", given.join(", ")))
-                .note("say what to train on: --train corpus.txt, or --train synthetic to try the model"),
+            Diagnostic::new(format!("{} {verb} not apply without --train", given.join(", ")))
+                .note("give training data: --train corpus.txt, or --train synthetic to try the model"),
         )
     }
 
@@ -47,9 +47,9 @@ impl Settings {
         let counts = self.run.patience.is_none() || self.data.eval_every.is_some();
         (!counts).then(|| {
             Diagnostic::new(
-                "--patience does nothing without --eval-every: a run is evaluated at its end alone",
+                "--patience does not apply without --eval-every: the run is evaluated only at its end",
             )
-            .note("say how often to evaluate: --eval-every 100")
+            .note("give the number of steps between evaluations: --eval-every 100")
         })
     }
 
@@ -68,23 +68,33 @@ impl Settings {
             return None;
         }
         if schedule.min > lr {
-            let message = format!("the schedule ends at {:?}, above the learning rate {lr:?}", schedule.min);
-            return Some(Diagnostic::new(message).note("min is an absolute rate, not a share of --lr"));
+            let message = format!(
+                "the schedule ends at a learning rate of {:?}, which is above the highest learning rate \
+                 {lr:?}",
+                schedule.min
+            );
+            return Some(
+                Diagnostic::new(message).note("min is an absolute learning rate, not a fraction of --lr"),
+            );
         }
         let steps = self.run.steps.filter(|&steps| schedule.steps == 0 && steps > 0)?;
         let decay = if schedule.curve == Curve::WarmupStableDecay { schedule.decay } else { 0 };
         if decay > 0 && schedule.warmup < steps && decay > steps - schedule.warmup {
             let message = format!(
-                "the warm-up of {} steps and the decay of {decay} do not fit into the run's {steps}",
+                "the warm-up of {} steps and the decay of {decay} steps do not fit into the run's {steps} \
+                 steps",
                 schedule.warmup
             );
             return Some(
-                Diagnostic::new(message).note("shorten them, or give the schedule a length: steps=N"),
+                Diagnostic::new(message)
+                    .note("shorten the warm-up or the decay, or give the schedule a length: steps=N"),
             );
         }
         (schedule.warmup >= steps).then(|| {
-            let message =
-                format!("the warm-up of {} steps leaves none of the run's {steps}", schedule.warmup);
+            let message = format!(
+                "the warm-up of {} steps is as long as the run's {steps} steps or longer",
+                schedule.warmup
+            );
             Diagnostic::new(message).note("shorten the warm-up, or give the schedule a length: steps=N")
         })
     }

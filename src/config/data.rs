@@ -16,27 +16,29 @@ use super::value::{ValueError, serialize_as_text};
 #[command(next_help_heading = "Data")]
 #[serde(rename_all = "kebab-case")]
 pub struct Data {
-    /// Train on DATA: text, .bin tokens, .npz, .safetensors, .csv or .csv.gz, .jsonl, a folder of one kind of them, or the
+    /// Training data: text, .bin tokens, .npz, .safetensors, .csv, .csv.gz or .jsonl; a folder of files of one kind; or the
     /// word `synthetic`
     #[arg(long, value_name = "DATA")]
     pub train: Option<DataSource>,
-    /// Evaluate on DATA [default: the last 5 % of a text held out]
+    /// Evaluation data [default: the last 5 % of a text, which are then not trained on]
     #[arg(long, value_name = "DATA")]
     pub eval: Option<DataSource>,
-    /// Evaluate every N steps; it is always done at the end
+    /// Evaluate every N steps, and always at the end
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub eval_every: Option<u64>,
-    /// How text becomes tokens: by a tokenizer.json, or by bytes [default: bytes, when the vocabulary is at most 512]
+    /// Tokenizer of text: a tokenizer.json, or `bytes` for one token per byte [default: bytes, if the vocabulary is at most
+    /// 512]
     #[arg(long, value_name = "FILE|bytes")]
     pub tokenizer: Option<Tokenizer>,
-    /// Tokens in a sample cut from a stream [default: the model's sequence length]
+    /// Tokens per sample of a token stream [default: the model's sequence length]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub seq: Option<u64>,
-    /// Labels are the tokens shifted by one, or given with the data [default: as the data have it]
+    /// Source of the labels: the tokens shifted by one, or labels in the data [default: shifted tokens for a token stream,
+    /// otherwise labels in the data]
     #[arg(long, value_enum)]
     pub labels_from: Option<LabelsFrom>,
-    /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers
-    /// from 1, as 2-65), a field of a .jsonl, a file, `positions`, `ones` or `zeros`; may be repeated
+    /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers from
+    /// 1, such as 2-65), a field of a .jsonl, a file, `positions`, `ones` or `zeros`; may be repeated
     #[arg(long, value_name = "NAME=SOURCE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub input: Vec<InputBinding>,
@@ -118,9 +120,9 @@ impl fmt::Display for Tokenizer {
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LabelsFrom {
-    /// The next token of the stream; the loader shifts
+    /// The next token of the stream: the loader shifts the tokens
     Shift,
-    /// Stored with the data; nothing is shifted
+    /// Labels stored in the data; nothing is shifted
     Given,
 }
 

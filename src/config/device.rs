@@ -10,10 +10,10 @@ use super::value::{ValueError, whole_number};
 #[command(next_help_heading = "Device")]
 #[serde(rename_all = "kebab-case")]
 pub struct Device {
-    /// What the program runs on
+    /// Device that runs the program
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceChoice,
-    /// Threads of the processor, shared by the ranks of a mesh, at most 1024 [default: one for each core]
+    /// Number of processor threads, at most 1024; the ranks of a mesh share them [default: one per core]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
 }
@@ -22,12 +22,12 @@ pub struct Device {
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceChoice {
-    /// The processor; it says that there is a GPU, if there is one
+    /// The processor; a note says so if the machine has a GPU
     #[default]
     Auto,
     /// The processor
     Cpu,
-    /// An NVIDIA GPU, or one for each rank of the mesh
+    /// An NVIDIA GPU, or one GPU for each rank of the mesh
     Cuda,
 }
 

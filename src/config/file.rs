@@ -123,7 +123,9 @@ fn parse_arguments(flags: &Command, arguments: impl IntoIterator<Item = String>)
 /// One key and its value as arguments that were tried alone.
 fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, Diagnostic> {
     if let DeValue::Table(_) = value {
-        let error = Diagnostic::new(format!("`{key}` is a section; a config file has none"));
+        let error = Diagnostic::new(format!(
+            "`{key}` is a section, and a config file has only keys and [[group]] tables"
+        ));
         return Err(match group::KEY == key {
             true => error.note("each group is a table of its own: [[group]]"),
             false => error.note("write each key at the top of the file, named as its flag: lr = 0.001"),

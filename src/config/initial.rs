@@ -15,7 +15,7 @@ use super::value::{Spec, ValueError, positive, seed, serialize_as_text, unknown_
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]
 pub struct Seed {
-    /// Decides the order of the data, new weights and every other random number
+    /// Seed of the order of the data, of new weights and of all other random numbers
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = seed)]
     pub seed: u64,
 }
@@ -25,10 +25,10 @@ pub struct Seed {
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]
 pub struct Initial {
-    /// New weights instead of the file's: gpt2, kaiming, or normal:std=X
+    /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
     #[arg(long, value_name = "RULE")]
     pub init: Option<InitRule>,
-    /// Load weights by name from a .safetensors file; what does not match is listed
+    /// Load weights by name from a .safetensors file; tensors without a match are listed
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
 }
@@ -55,7 +55,7 @@ impl FromStr for InitRule {
             "normal" => {
                 let std = spec.allow(&["std"])?.take("std", None, |text| positive(text).map(Some))?;
                 let std =
-                    std.ok_or_else(|| ValueError::new("`normal` needs its deviation: normal:std=0.02"))?;
+                    std.ok_or_else(|| ValueError::new("`normal` needs a standard deviation: normal:std=0.02"))?;
                 Ok(Self(Rule::Normal { std }))
             }
             name => Err(unknown_name("rule for new weights", name, &["gpt2", "kaiming", "normal:std=X"])),

@@ -15,7 +15,7 @@ pub struct Look {
     /// Print the program after PASS; may be repeated
     #[arg(long, value_name = "PASS")]
     pub print_after: Vec<String>,
-    /// Print the program after each pass that changed it
+    /// Print the program after each pass that changes it
     #[arg(long)]
     pub print_changed: bool,
     /// Write the program after each pass to a file in DIR

@@ -11,15 +11,16 @@ use super::value::{ValueError, below_one};
 #[command(next_help_heading = "Loss")]
 #[serde(rename_all = "kebab-case")]
 pub struct Loss {
-    /// What is minimised: auto (the model's own loss if it has one, else cross-entropy), next-token, cross-entropy (given
-    /// labels of classes), mse, bce (labels of an output's shape; bce of logits), model (its own), output:NAME
+    /// Loss to minimise: auto (the model's own loss if it has one, otherwise cross-entropy), next-token, cross-entropy
+    /// (labels are classes), mse or bce (labels have the shape of an output; bce takes logits), model (the model's own
+    /// loss), output:NAME
     #[arg(long, value_name = "LOSS", default_value = "auto", value_parser = parse_kind)]
     #[serde(serialize_with = "serialize_kind")]
     pub loss: LossKind,
-    /// Share of each target that is spread over all classes
+    /// Fraction of each target that is spread over all classes
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = below_one)]
     pub label_smoothing: f64,
-    /// Labels equal to N do not count in the loss [default: the model's own, else -100]
+    /// Labels equal to N do not count in the loss [default: the model's own ignored label, otherwise -100]
     #[arg(long, value_name = "N")]
     pub ignore_index: Option<i64>,
 }

@@ -18,36 +18,38 @@ use super::value::{ValueError, below_one, not_negative, one_of, positive, serial
 #[command(next_help_heading = "Optimizer")]
 #[serde(rename_all = "kebab-case")]
 pub struct Optimizer {
-    /// sgd, momentum or nesterov, each with [:momentum=X]; adagrad with [:eps=X]; adam or adamw, each with
+    /// Update rule: sgd, momentum or nesterov, each with [:momentum=X]; adagrad with [:eps=X]; adam or adamw, each with
     /// [:beta1=X,beta2=X,eps=X]
     #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "adamw", value_parser = algorithm::parse)]
     #[serde(serialize_with = "algorithm::serialize")]
     pub optimizer: Algorithm,
-    /// The learning rate, at its highest
+    /// Highest learning rate of the schedule
     #[arg(long, value_name = "X", default_value_t = DEFAULT_LEARNING_RATE, value_parser = not_negative)]
     pub lr: f64,
-    /// constant[:warmup=STEPS]; linear or cosine, each with [:warmup=STEPS,min=RATE,steps=N], N being the run's by
-    /// default; wsd (warmup-stable-decay), which also takes decay=STEPS, by default a tenth of N
+    /// Learning-rate schedule: constant[:warmup=STEPS]; linear or cosine, each with [:warmup=STEPS,min=RATE,steps=N], where
+    /// N is the run's number of steps by default; wsd (warmup-stable-decay), which also takes decay=STEPS, a tenth of N by
+    /// default
     #[arg(long, value_name = "NAME[:KEY=X,…]", default_value = "constant", value_parser = schedule::parse)]
     #[serde(serialize_with = "schedule::serialize")]
     pub lr_schedule: Schedule,
-    /// Weight decay [default: 0.01 for adamw, else 0]
+    /// Weight decay [default: 0.01 for adamw, otherwise 0]
     #[arg(long, value_name = "X", value_parser = not_negative)]
     pub weight_decay: Option<f64>,
-    /// Which parameters decay: all, or those of two dims or more, so neither biases nor norms
+    /// Parameters with weight decay: all, or only matrices (parameters of two dims or more, so neither biases nor norms)
     #[arg(long, value_name = "WHICH", default_value = "matrices", value_parser = one_of(&DECAYS))]
     #[serde(serialize_with = "serialize_decay")]
     pub decay: Decay,
-    /// Parameters whose name matches the glob learn at FACTOR times the rate, or decay by X; the last that fits wins; may
-    /// be repeated; in a config file also as group tables with the keys pattern, lr, weight-decay
+    /// Set the learning rate to FACTOR times --lr, or the weight decay to X, for parameters whose name matches the glob; the
+    /// last matching group applies; may be repeated; a config file may have [[group]] tables with the keys pattern, lr,
+    /// weight-decay instead
     #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X", value_parser = group::parse)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "group::serialize")]
     pub group: Vec<Group>,
-    /// Scale the gradient down to this global norm when it is larger
+    /// Scale the gradient down to the global norm X if its norm is larger
     #[arg(long, value_name = "X", value_parser = positive)]
     pub clip: Option<f64>,
-    /// Share that dropout drops, in place of the model's own: off, or a number from 0 to below 1; the model must be
-    /// exported in training mode
+    /// Dropout ratio instead of the model's own: off, or a number from 0 to below 1; the model must be exported in training
+    /// mode
     #[arg(long, value_name = "off|X")]
     pub dropout: Option<Share>,
     /// Do not train parameters whose name matches the glob; may be repeated

@@ -16,19 +16,19 @@ use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text};
 #[command(next_help_heading = "Parallel")]
 #[serde(rename_all = "kebab-case")]
 pub struct Parallel {
-    /// The devices, as axes with their sizes, outermost first: dp splits the batch, tp hidden dims, heads and the
-    /// vocabulary; suffixes tell axes apart (dp.outer=2,dp.inner=4) [default: one device]
+    /// Mesh of devices, as axes with their sizes, outermost first: dp splits the batch; tp splits hidden dims, heads and the
+    /// vocabulary; a suffix distinguishes axes of one kind (dp.outer=2,dp.inner=4) [default: one device]
     #[arg(long, value_name = "AXIS=SIZE,…")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshAxes>,
-    /// What data ranks share instead of each keeping all of it: 1 optimizer states, 2 gradients too, 3 parameters too
+    /// ZeRO stage: 1 shards the optimizer states over the data ranks, 2 also the gradients, 3 also the parameters
     #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = zero)]
     pub zero: u64,
-    /// Split the sequence over tp where hidden dims and heads are not
+    /// Split the sequence over tp in the parts of the model where hidden dims and heads are not split
     #[arg(long)]
     pub sequence_parallel: bool,
-    /// Split the parameters whose name matches the glob as DIMS says: for each dim of the file's tensor an axis,
-    /// several (dp*tp) or none (-); may be repeated
+    /// Split the parameters whose name matches the glob; DIMS has an axis, several axes (dp*tp) or none (-) for each dim of
+    /// the file's tensor; may be repeated
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
     pub shard: Vec<Shard>,
@@ -37,7 +37,8 @@ pub struct Parallel {
 fn zero(text: &str) -> Result<u64, ValueError> {
     text.parse().ok().filter(|stage| *stage <= 3).ok_or_else(|| {
         ValueError::new(format!(
-            "`{text}` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)"
+            "`{text}` is not a ZeRO stage: 0, 1 (optimizer states are sharded), 2 (gradients too) or 3 \
+             (parameters too)"
         ))
     })
 }
@@ -64,8 +65,8 @@ impl FromStr for MeshAxes {
                 count_from(1, size).map_err(|error| ValueError::new(format!("axis `{name}`: {error}")))?;
             if let Some((_, other)) = axes.iter().find(|(other, _)| other == name) {
                 return Err(ValueError::new(format!(
-                    "axis `{name}` stands twice: with {other} and with {size} devices; suffixes tell two apart: \
-                     {name}.outer, {name}.inner"
+                    "axis `{name}` stands twice: with {other} and with {size} devices; suffixes distinguish \
+                     two axes: {name}.outer, {name}.inner"
                 )));
             }
             axes.push((name.to_owned(), size));
@@ -88,7 +89,7 @@ fn known_axis(name: &str) -> Result<(), ValueError> {
     }
     let near = nearest(name.split('.').next().unwrap_or_default(), AXES).unwrap_or_default();
     Err(ValueError::new(format!(
-        "`{name}` is no axis; there are {}, each also with a suffix (dp.outer); the nearest is `{near}`",
+        "`{name}` is not an axis; axes are {}, each also with a suffix (dp.outer); the nearest is `{near}`",
         AXES.join(", ")
     )))
 }
@@ -176,18 +177,21 @@ impl Parallel {
         if self.zero > 0 && !self.has(AxisRole::Data) {
             problems.push(
                 Diagnostic::new(format!(
-                    "--zero {} shares states over data ranks, and {} no data axis",
+                    "--zero {} shards states over data ranks, and {} no data axis",
                     self.zero,
                     self.mesh_has()
                 ))
-                .note("add one: --mesh dp=2; or leave --zero away"),
+                .note("add a data axis: --mesh dp=2; or remove --zero"),
             );
         }
         if self.sequence_parallel && !self.has(AxisRole::Tensor) {
-            let message =
-                format!("--sequence-parallel splits over tp, and {} no tensor axis", self.mesh_has());
+            let message = format!(
+                "--sequence-parallel splits the sequence over tp, and {} no tensor axis",
+                self.mesh_has()
+            );
             problems.push(
-                Diagnostic::new(message).note("add one: --mesh tp=2; or leave --sequence-parallel away"),
+                Diagnostic::new(message)
+                    .note("add a tensor axis: --mesh tp=2; or remove --sequence-parallel"),
             );
         }
         problems.extend(self.shard.iter().filter_map(|rule| self.unknown_axis(rule)));
@@ -208,7 +212,7 @@ impl Parallel {
         let error = Diagnostic::new(format!("--shard '{rule}': {} no axis `{axis}`", self.mesh_has()));
         Some(match nearest(axis, known) {
             Some(near) => error.note(format!("the nearest is `{near}`")),
-            None => error.note(format!("add it: --mesh {axis}=2")),
+            None => error.note(format!("add the axis: --mesh {axis}=2")),
         })
     }
 }
@@ -222,7 +226,7 @@ fn not_yet((name, size): &(String, u64)) -> Option<Diagnostic> {
         AxisRole::Context => "context parallelism",
     };
     (*size > 1).then(|| {
-        Diagnostic::new(format!("--mesh {name}={size}: {what} is not there yet"))
-            .note(format!("what can have more than one device is dp and tp; {name}=1 may stand"))
+        Diagnostic::new(format!("--mesh {name}={size}: {what} is not supported yet"))
+            .note(format!("only dp and tp can have more than one device; {name}=1 is accepted"))
     })
 }

@@ -11,19 +11,19 @@ use super::value::{one_of, serialize_name};
 #[command(next_help_heading = "Precision")]
 #[serde(rename_all = "kebab-case")]
 pub struct Precision {
-    /// What a step computes in; what needs the range or the digits of fp32 stays fp32 [default: fp32]
+    /// Precision of a step's computation; values that need the range or the precision of fp32 stay in fp32 [default: fp32]
     #[arg(long, value_enum, conflicts_with_all = ["bf16", "fp16"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<PrecisionChoice>,
-    /// Short for --precision bf16
+    /// Same as --precision bf16
     #[arg(long, conflicts_with = "fp16")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bf16: bool,
-    /// Short for --precision fp16, which scales the loss so that gradients stay within its range
+    /// Same as --precision fp16; the loss is scaled so that gradients stay within the range of fp16
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub fp16: bool,
-    /// Element type in which gradients are added up over devices and microbatches [default: f32]
+    /// Element type in which gradients are summed over devices and microbatches [default: f32]
     #[arg(long, value_name = "DTYPE", value_parser = one_of(&GRADIENTS))]
     #[serde(serialize_with = "serialize_gradients", skip_serializing_if = "Option::is_none")]
     pub grad_dtype: Option<DType>,
@@ -33,12 +33,12 @@ pub struct Precision {
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrecisionChoice {
-    /// f32 throughout
+    /// f32 for all values
     #[default]
     Fp32,
     /// bfloat16: the range of f32, 8 bits of precision
     Bf16,
-    /// IEEE half: 11 bits of precision, and a range that needs a scaled loss
+    /// IEEE half: 11 bits of precision, and a small range for which the loss is scaled
     Fp16,
 }
 

@@ -15,31 +15,31 @@ use super::value::{ValueError, count_from};
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]
 pub struct Run {
-    /// Train until step N, counted from step 0, resumed or not
+    /// Train until step N; steps are counted from step 0, also in a resumed run
     #[arg(long, value_name = "N", value_parser = any_count, conflicts_with = "epochs")]
     pub steps: Option<u64>,
-    /// Train until the data were seen N times [default: 1, without --steps]
+    /// Train for N passes over the data [default: 1, without --steps]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub epochs: Option<u64>,
-    /// Save a checkpoint every N steps; one is always saved at the end and on Ctrl-C
+    /// Save a checkpoint every N steps, and always at the end and on Ctrl-C
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub save_every: Option<u64>,
-    /// Keep the newest N checkpoints, and besides them the one with the lowest eval loss [default: all]
+    /// Keep the newest N checkpoints and the checkpoint with the lowest eval loss [default: all checkpoints]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub keep: Option<u64>,
-    /// Export the last checkpoint, or the one with the lowest eval loss: then one is also saved at each evaluation that is
-    /// below all before [default: last]
+    /// Export the last checkpoint, or the best, which has the lowest eval loss; with `best`, a checkpoint is also saved at
+    /// each evaluation with a new lowest loss [default: last]
     #[arg(long, value_enum)]
     pub export: Option<Export>,
-    /// End the run after N evaluations (--eval-every) in a row that were not below the lowest eval loss
+    /// End the run after N evaluations (--eval-every) in a row without a new lowest eval loss
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub patience: Option<u64>,
-    /// Go on from the last checkpoint in DIR, or from that of step N [default for DIR: that of --output, where a run that was
-    /// begun by the same command and has no checkpoint yet begins at step 0]
+    /// Resume from the last checkpoint in DIR, or from the checkpoint of step N [default for DIR: the output folder; if the
+    /// same command started a run there and it has no checkpoint yet, the run starts at step 0]
     #[arg(long, value_name = "DIR[@N]", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     #[serde(skip)]
     pub resume: Option<Resume>,
-    /// Print at the end where the time of a step went, by kind of kernel, and write the last step to timeline.json, for Perfetto
+    /// At the end, print the time of a step by kind of kernel, and write the last step to timeline.json for Perfetto
     #[arg(long)]
     #[serde(skip)]
     pub profile: bool,
@@ -64,10 +64,10 @@ impl Run {
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Export {
-    /// The last one
+    /// The last checkpoint
     #[default]
     Last,
-    /// The one with the lowest eval loss
+    /// The checkpoint with the lowest eval loss
     Best,
 }
 

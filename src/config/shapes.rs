@@ -14,13 +14,13 @@ use super::value::{ValueError, count_from, serialize_as_text};
 #[command(next_help_heading = "Shapes")]
 #[serde(rename_all = "kebab-case")]
 pub struct Shapes {
-    /// Size of each symbolic dim, by its name in the file
+    /// Size of each symbolic dim, by the dim's name in the file
     #[arg(long, value_name = "DIM=SIZE,…")]
     pub bind: Option<Bindings>,
-    /// Samples in one microbatch of each data rank [default: the file's batch]
+    /// Samples per microbatch on each data rank [default: the file's batch]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub microbatch: Option<u64>,
-    /// Samples in one step; a multiple of the microbatch [default: one microbatch]
+    /// Samples per step, a multiple of the microbatch [default: one microbatch]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub global_batch: Option<u64>,
 }

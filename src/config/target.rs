@@ -20,7 +20,7 @@ impl FromStr for TargetDevice {
         let spec = Spec::parse(text)?;
         let names = Accelerator::ALL.map(|(_, name)| name);
         let Some((mut device, _)) = Accelerator::ALL.into_iter().find(|(_, name)| *name == spec.name) else {
-            return Err(unknown_name("device that is known", spec.name, &names));
+            return Err(unknown_name("known device", spec.name, &names));
         };
         let spec = spec.allow(&["bandwidth", "multiply", "attention", "link", "launch"])?;
         let (bandwidth, half, link) = (device.bandwidth / 1e12, device.half / 1e12, device.link / 1e9);
@@ -35,8 +35,10 @@ impl FromStr for TargetDevice {
         for (key, share, peak) in rates {
             let rate = spec.take(key, *share * peak, positive)?;
             if key != "launch" && rate > peak {
-                let what =
-                    format!("{key}: {rate} is above the {peak} of the data sheet of the {}", device.name);
+                let what = format!(
+                    "{key}: {rate} is above {peak}, the peak in the data sheet of the {}",
+                    device.name
+                );
                 return Err(ValueError::new(what));
             }
             *share = rate / peak;
@@ -66,14 +68,14 @@ mod tests {
     #[test]
     fn what_no_device_has_is_refused() {
         let error = |text: &str| text.parse::<TargetDevice>().expect_err("it is refused").to_string();
-        assert_eq!(error("v100"), "`v100` is no device that is known; there are h200, h100, a100");
+        assert_eq!(error("v100"), "`v100` is not a known device; there are h200, h100, a100");
         assert_eq!(
             error("h200:speed=1"),
             "`h200` has no setting `speed`; it has bandwidth, multiply, attention, link, launch"
         );
         assert_eq!(
             error("h200:bandwidth=9"),
-            "bandwidth: 9 is above the 4.8 of the data sheet of the H200 SXM"
+            "bandwidth: 9 is above 4.8, the peak in the data sheet of the H200 SXM"
         );
         assert_eq!(error("a100:launch=0"), "launch: `0` is not a finite number above 0");
     }

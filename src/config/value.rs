@@ -147,7 +147,7 @@ pub(super) fn serialize_name<T: PartialEq, S: serde::Serializer>(
 
 /// The error for a name that is none of `names`.
 pub(super) fn unknown_name(what: &str, name: &str, names: &[&str]) -> ValueError {
-    ValueError::new(format!("`{name}` is no {what}; there are {}", names.join(", ")))
+    ValueError::new(format!("`{name}` is not a {what}; there are {}", names.join(", ")))
 }
 
 /// Writes a type to a config file as the text its `FromStr` reads.

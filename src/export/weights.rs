@@ -35,7 +35,7 @@ pub(super) fn write(
     let words: &[(&str, &str)] = if is_pytorch { &[("format", "pt")] } else { &[] };
     let rows = named.iter().map(|(name, stored)| TensorRow { name: name.clone(), ..stored.row.clone() });
     let layout = TensorLayout::new(rows.collect(), words)
-        .map_err(|name| failed(format!("the safetensors format keeps the name `{name}` for itself")))?;
+        .map_err(|name| failed(format!("the safetensors format reserves the name `{name}`")))?;
     let write = || {
         let mut file = Replacement::begin(path)?;
         layout.write(&mut file, |row| Ok::<_, io::Error>(named[&row.name].bytes()))?;

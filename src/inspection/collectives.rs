@@ -109,7 +109,7 @@ impl fmt::Display for Communication {
         let over = over.collect::<Vec<_>>().join(", ");
         writeln!(
             f,
-            "\na device sends {} in a step{}",
+            "\neach device sends {} per step{}",
             bytes(self.bytes),
             if over.is_empty() { over } else { format!(": {over}") }
         )?;

@@ -128,10 +128,8 @@ impl FolderFacts {
         }
         let empty = facts.program.is_none() && facts.run.is_none() && facts.config.is_none();
         if empty && facts.checkpoints.is_empty() && facts.results.is_empty() && facts.problems.is_empty() {
-            let error = Diagnostic::new(format!("{} is no folder that `compile` wrote", path.display()));
-            return Err(
-                error.note("it has neither a program.ir nor a config.toml, metrics.jsonl or checkpoints")
-            );
+            let error = Diagnostic::new(format!("{} was not written by `compile`", path.display()));
+            return Err(error.note("the folder has no program.ir, config.toml, metrics.jsonl or checkpoints"));
         }
         Ok(facts)
     }
@@ -158,18 +156,19 @@ impl FolderFacts {
     /// The run beside what was predicted.
     fn compare(&self, f: &mut fmt::Formatter<'_>, roofline: &RooflineFacts) -> fmt::Result {
         let Some(run) = &self.run else {
-            return writeln!(f, "  no step was run: nothing to compare it with");
+            return writeln!(f, "  no step was run, so there is no time to compare the prediction with");
         };
         let measured = milliseconds(run.median_step_ms);
         if !self.was_on_gpu() {
             return writeln!(
                 f,
-                "  the run was not on a GPU (--device cuda): {measured} a step says nothing of it"
+                "  the run was not on a GPU (--device cuda): its {measured} per step cannot be compared with \
+                 the prediction"
             );
         }
         let times = run.median_step_ms / roofline.step_ms;
         let mfu = 100.0 * roofline.mfu / times;
-        writeln!(f, "  the run took {measured} a step, {times:.2} times as long: MFU {mfu:.1} %")
+        writeln!(f, "  the run took {measured} per step, {times:.2} times the predicted time: MFU {mfu:.1} %")
     }
 
     fn read(&mut self, path: &Path, name: &str) -> Option<String> {
@@ -260,7 +259,10 @@ impl fmt::Display for FolderFacts {
             let skipped = if run.skipped > 0 { format!(", {} skipped", run.skipped) } else { String::new() };
             let (first, last) = (run.first_loss, run.last_loss);
             let steps = count(run.steps as usize, "step");
-            writeln!(f, "  run          {steps}{skipped}; loss {first:.4} at first, {last:.4} at last")?;
+            writeln!(
+                f,
+                "  run          {steps}{skipped}; loss {first:.4} at the first step, {last:.4} at the last"
+            )?;
         }
         if let Some(((at, last), (best_at, best))) =
             self.run.as_ref().and_then(|run| run.last_eval.zip(run.best_eval))

@@ -133,7 +133,7 @@ impl<'m> Roots<'m> {
 
 impl fmt::Display for Shares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\na device holds")?;
+        writeln!(f, "\neach device holds")?;
         for (name, share) in self.named() {
             let Share { one_device, device, saved_by_tensor, saved_by_data } = share;
             let by_data = if name == "activations" { "dp" } else { "ZeRO" };

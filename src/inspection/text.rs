@@ -41,7 +41,7 @@ impl fmt::Display for Inspection {
         if self.support != Support::Trainable && !self.unbound.is_empty() {
             let names: Vec<String> = self.unbound.iter().map(|name| format!("`{}`", visible(name))).collect();
             let (names, hint) = (names.join(", "), bind_hint(&self.unbound));
-            writeln!(f, "\ndims without a size: {names}; to see more, {}", visible(&hint))?;
+            writeln!(f, "\ndims without a size: {names}; for more details, {}", visible(&hint))?;
         }
         if !self.warnings.is_empty() {
             let warnings: Vec<_> = self.warnings.iter().map(super::Told::as_diagnostic).collect();
@@ -56,13 +56,13 @@ impl Inspection {
         let reasons = || count(self.reasons.len(), "reason");
         match self.support {
             Support::Trainable if self.file.absent > 0 => {
-                "can be trained, once it has weights: --weights FILE, or --init RULE".into()
+                "can be trained when weights are given: --weights FILE, or --init RULE".into()
             }
             Support::Trainable => "can be trained".into(),
-            Support::Unbound => "can be trained once its dims are bound".into(),
-            Support::Undecided => "its dims are to be bound before more can be said".into(),
-            Support::Importable => format!("can be imported, and cannot be trained so, for {}", reasons()),
-            Support::Unsupported => format!("cannot be imported yet, for {}", reasons()),
+            Support::Unbound => "can be trained when its dims are bound".into(),
+            Support::Undecided => "bind its dims to find out whether it can be trained".into(),
+            Support::Importable => format!("can be imported but not trained, for {}", reasons()),
+            Support::Unsupported => format!("cannot be imported, for {}", reasons()),
         }
     }
 }
@@ -74,7 +74,7 @@ fn file(f: &mut fmt::Formatter<'_>, file: &FileFacts) -> fmt::Result {
     writeln!(f, "  made by  {producer}; IR version {}; operator sets {}", file.ir_version, sets.join(", "))?;
     ports(f, "takes", &file.inputs)?;
     ports(f, "gives", &file.outputs)?;
-    let absent = if file.absent > 0 { format!(", {} of them not here", file.absent) } else { String::new() };
+    let absent = if file.absent > 0 { format!(", {} of them missing", file.absent) } else { String::new() };
     let tensors = format!("{} ({}{absent})", count(file.tensors, "tensor"), bytes(file.bytes));
     writeln!(f, "  holds    {tensors}, {}: {}", count(file.nodes, "node"), histogram(&file.operators))
 }
@@ -159,7 +159,12 @@ fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[Nea
     if let Some(first) = near.first() {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         near.iter().for_each(|near| *counts.entry(near.pattern.clone()).or_default() += 1);
-        writeln!(f, "nearly found: {}; --why {} says what is in the way", histogram(&counts), first.pattern)?;
+        writeln!(
+            f,
+            "nearly found: {}; --why {} explains what prevents the match",
+            histogram(&counts),
+            first.pattern
+        )?;
     }
     writeln!(f, "forward program: {nodes}: {}", histogram(&program.operators))
 }

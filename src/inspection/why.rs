@@ -52,7 +52,7 @@ impl ShardingFacts {
             return format!("  `{}` is whole on every device\n", visible(name));
         }
         let reasons = reasons.iter().map(|reason| format!("    because {}\n", visible(reason)));
-        format!("  `{}` lies {sharding} over the devices\n{}", visible(name), reasons.collect::<String>())
+        format!("  `{}` is split {sharding} over the devices\n{}", visible(name), reasons.collect::<String>())
     }
 }
 
@@ -109,13 +109,13 @@ impl Inspection {
         let state = &module.states[module.state(name)?];
         let role = Role::ALL.iter().find(|(role, _)| *role == state.role).map_or("", |(_, name)| name);
         let why = match state.role {
-            Role::Optimizer => "the optimizer keeps it from step to step",
+            Role::Optimizer => "the optimizer keeps this state from step to step",
             Role::Counter if state.output.is_some_and(|new| module.phase_of(new).is_microbatch()) => {
-                "it counts the samples of all microbatches so far"
+                "the state counts the samples of all microbatches so far"
             }
-            Role::Counter => "it counts steps",
-            Role::Scaler => "it scales the loss, so that fp16 gradients stay within their range",
-            _ => "a pass added it",
+            Role::Counter => "the state counts steps",
+            Role::Scaler => "the state is the loss scale, which keeps fp16 gradients within their range",
+            _ => "a pass added this state",
         };
         Some(format!("`{}` {} is a state ({role})\n  because: {why}\n", visible(name), state.ty))
     }
@@ -137,11 +137,11 @@ impl Inspection {
         let stored = self.file.stored.get(name)?;
         let why = match (stored.is_float, stored.elements) {
             _ if self.parameters.is_none() => {
-                "the model could not be imported, so nothing is known of its use"
+                "the model could not be imported, so the use of the tensor is unknown"
             }
             (false, _) => "only floats are trained; integers are shapes, indices and masks",
             (true, 0 | 1) => "a single number is a constant of the program",
-            (true, _) => "no output depends on it",
+            (true, _) => "no output depends on the tensor",
         };
         let (name, elements) = (visible(name), grouped(stored.elements));
         Some(format!("`{name}` {}, {elements} elements, is not a parameter\n  because: {why}\n", stored.ty))
@@ -151,7 +151,7 @@ impl Inspection {
     fn pattern(&self, name: &str) -> Option<String> {
         let found = PATTERNS.contains(&name).then_some(self.program.as_ref()?.patterns.get(name))?;
         let near: Vec<&NearMissFacts> = self.near_misses.iter().filter(|near| near.pattern == name).collect();
-        let nearly = if near.is_empty() { ", and nowhere nearly".into() } else { String::new() };
+        let nearly = if near.is_empty() { ", and no node nearly matches".into() } else { String::new() };
         let times = match found.copied().unwrap_or(0) {
             0 => "was not found".to_string(),
             1 => "was found once".to_string(),
@@ -181,7 +181,7 @@ impl Inspection {
         near.sort_by_key(|other| (contains(other), edit_distance(name, other)));
         near.truncate(NEAR);
         let names: Vec<String> = near.iter().map(|name| format!("`{name}`")).collect();
-        let error = Diagnostic::new(format!("--why {name}: the model has no tensor of that name"));
+        let error = Diagnostic::new(format!("--why {name}: the model has no tensor or pattern of this name"));
         if names.is_empty() { error } else { error.note(format!("the nearest are {}", names.join(", "))) }
     }
 }

@@ -95,7 +95,7 @@ fn initial_value(
         Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => splat(f64::from_bits(bits))?,
         Initializer::Normal { std, .. } => draw(f64::from_bits(std))?,
         Initializer::CopyOf(other) => earlier.get(&other).cloned().ok_or_else(|| {
-            Diagnostic::new(format!("state `{}` copies one that comes after it", state.name))
+            Diagnostic::new(format!("state `{}` copies a state that is defined later", state.name))
         })?,
         Initializer::Data(data) => match file_tensor(&module.data[data]) {
             Some(tensor) => crate::view::apply(&state.view, &tensor).ok_or_else(|| {
@@ -104,7 +104,7 @@ fn initial_value(
             None if missing == Missing::Draw && state.ty.dtype.is_float() => draw(0.02)?,
             None => {
                 return Err(Diagnostic::new(format!(
-                    "the weights of `{}` are not here",
+                    "the weights of `{}` are missing",
                     module.data[data].name
                 ))
                 .note("give them with --weights FILE.safetensors, or start from scratch with --init"));
@@ -158,7 +158,7 @@ fn check(
                 Some(tensor) if tensor.ty().same_shape(ty) => {}
                 Some(tensor) => {
                     let message =
-                        format!("input `{}` is {}, the program takes {ty}", input.name, tensor.ty());
+                        format!("input `{}` is {}, and the program takes {ty}", input.name, tensor.ty());
                     return Err(Diagnostic::new(message));
                 }
                 None => return Err(Diagnostic::new(format!("input `{}` is missing", input.name))),
@@ -171,13 +171,13 @@ fn check(
             let message = format!("a result of `{}` has unbound dims: {ty}", node.op.name());
             return Err(Diagnostic::new(message)
                 .at(node.origin.to_string())
-                .note("bind them with --bind NAME=SIZE"));
+                .note("bind the dims with --bind NAME=SIZE"));
         }
         if let Op::Constant(constant) = &node.op
             && file_tensor(&module.data[constant.data]).is_none()
         {
             let name = &module.data[constant.data].name;
-            return Err(Diagnostic::new(format!("the bytes of constant `{name}` are not here")));
+            return Err(Diagnostic::new(format!("the bytes of constant `{name}` are missing")));
         }
     }
     Ok(())
@@ -189,7 +189,7 @@ fn check_mesh(module: &Module) -> Result<(), Diagnostic> {
     let count = sizes.fold(1, u64::saturating_mul);
     if count > MOST_RANKS {
         return Err(Diagnostic::new(format!(
-            "the mesh {mesh} has {count} devices; up to {MOST_RANKS} ranks are simulated"
+            "the mesh {mesh} has {count} devices, and at most {MOST_RANKS} ranks can be simulated"
         )));
     }
     let states = module.states.values().map(|state| state.input);
@@ -198,7 +198,7 @@ fn check_mesh(module: &Module) -> Result<(), Diagnostic> {
         if !mesh.size(module.ty(value).sharding.partial_axes()).eq(&1) {
             let ty = module.ty(value);
             return Err(Diagnostic::new(format!(
-                "an input or state of type {ty} is partial: it has no addends"
+                "an input or state of type {ty} cannot be partial: it has no addends"
             )));
         }
     }
@@ -206,9 +206,9 @@ fn check_mesh(module: &Module) -> Result<(), Diagnostic> {
     let values = module.inputs.iter().map(|input| input.value).chain(results);
     let types = values.map(|value| module.ty(value)).chain(module.states.values().map(|state| &state.ty));
     match types.filter(|ty| ty.sizes().is_some()).find(|ty| ty.local(mesh).is_none()) {
-        Some(ty) => {
-            Err(Diagnostic::new(format!("a value of type {ty} does not divide over the mesh {mesh}")))
-        }
+        Some(ty) => Err(Diagnostic::new(format!(
+            "a value of type {ty} cannot be divided equally over the mesh {mesh}"
+        ))),
         None => Ok(()),
     }
 }

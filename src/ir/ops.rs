@@ -197,7 +197,7 @@ pub enum GradientError {
 
 impl GradientError {
     /// Of an operator that is a gradient itself.
-    pub const SECOND: Self = Self::Undefined("second derivatives are not built");
+    pub const SECOND: Self = Self::Undefined("second derivatives are not supported");
 }
 
 /// What an operation takes.

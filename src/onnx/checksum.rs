@@ -64,11 +64,11 @@ fn compare_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Tensors
             false => tensor.raw_data.clone(),
         };
         if bytes.is_some_and(|bytes: Bytes| sum_text(&ty, &bytes) != sum) {
-            let message = format!(
-                "tensor {name} is damaged: its bytes do not have the checksum that they were written with"
-            );
+            let message =
+                format!("tensor {name} is damaged: its bytes do not match the checksum in the file");
             let remedy = format!(
-                "write the file anew; or, if a program changed the tensor on purpose, remove {KEY} from its metadata_props"
+                "write the file again; or, if a program changed the tensor on purpose, remove {KEY} from the \
+                 tensor's metadata_props"
             );
             found.damaged.push(Problem::new(message).note(remedy));
         }
@@ -84,16 +84,26 @@ fn warning(converted: &[String]) -> Option<Problem> {
         more => format!(" and {more} more"),
     };
     Some(
-        Problem::new(format!("tensor {first}{more} cannot be checked: its checksum is of another type or other dims"))
-            .note(format!("if no program converted it, the file is damaged; a program that converts it on purpose may remove {KEY} from metadata_props")),
+        Problem::new(format!(
+            "tensor {first}{more} cannot be checked: the checksum was computed for another type or other \
+             dims"
+        ))
+        .note(format!(
+            "if no program converted the tensor, the file is damaged; a program that converts it on \
+                 purpose may remove {KEY} from its metadata_props"
+        )),
     )
 }
 
 fn changed_graph(model: &ModelProto) -> Option<Problem> {
     let sum = get(&model.metadata_props)?;
     (of_graph(model) != sum).then(|| {
-        Problem::new("the graph is not the one that was written: its checksum is another")
-            .note(format!("if no program changed it, the file is damaged; a program that changes it on purpose may remove {KEY} from metadata_props"))
+        Problem::new("the graph has changed since the file was written: it does not match its checksum").note(
+            format!(
+                "if no program changed the graph, the file is damaged; a program that changes it on purpose \
+                 may remove {KEY} from the model's metadata_props"
+            ),
+        )
     })
 }
 
@@ -192,7 +202,7 @@ mod tests {
         let mut renamed = good.clone();
         renamed[find(b"Neg")..][..3].copy_from_slice(b"Abs");
         let model = load(&renamed).unwrap();
-        assert!(model.warnings[0].to_string().contains("the graph is not the one that was written"));
+        assert!(model.warnings[0].to_string().contains("the graph has changed since the file was written"));
     }
 
     /// As the Python package `onnx` does it when a tensor is made from an array.

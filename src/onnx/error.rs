@@ -61,7 +61,7 @@ impl Problems {
 
     pub(crate) fn into_list(mut self) -> Vec<Problem> {
         if self.dropped > 0 {
-            self.list.push(Problem::new(format!("and {} problems more", self.dropped)));
+            self.list.push(Problem::new(format!("and {} more problems", self.dropped)));
         }
         self.list
     }

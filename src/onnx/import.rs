@@ -230,7 +230,7 @@ fn fits(cx: &Context, results: &[Entry]) -> Result<(), Problem> {
         _ => None,
     });
     match types.find(|ty| too_large(ty)) {
-        Some(ty) => Err(Problem::new(format!("makes {ty}, which is larger than any memory"))),
+        Some(ty) => Err(Problem::new(format!("the result {ty} is larger than any memory"))),
         None => Ok(()),
     }
 }
@@ -242,12 +242,14 @@ fn unexplained(graph: &Graph, entries: &BTreeMap<String, Entry>) -> Vec<Diagnost
     let read: BTreeSet<&String> = inputs.chain(graph.outputs.iter().map(|output| &output.name)).collect();
     let missing = |name: &String| read.contains(name) && matches!(entries.get(name), Some(Entry::Failed));
     let tensors = graph.tensors.iter().filter(|tensor| missing(&tensor.name)).map(|tensor| {
-        let message = format!("has elements of type {}, which is not supported", tensor.dtype);
+        let message = format!("the element type {} is not supported", tensor.dtype);
         Diagnostic::new(message).at(tensor.label())
     });
     let outputs = graph.nodes.iter().flat_map(|node| {
         let missing = node.outputs.iter().enumerate().filter(|(_, name)| missing(name));
-        missing.map(move |(i, _)| Diagnostic::new(format!("output {i} is not supported")).at(node.label()))
+        missing.map(move |(i, _)| {
+            Diagnostic::new(format!("output {i} of the node is not supported")).at(node.label())
+        })
     });
     tensors.chain(outputs).collect()
 }
@@ -259,14 +261,15 @@ fn graph_outputs(cx: &mut Context, graph: &Graph) -> Vec<(String, ValueId)> {
     for output in graph.outputs.iter().filter(|output| seen.insert(&output.name)) {
         match cx.entries.get(&output.name).cloned() {
             None => {
-                cx.problems.push(Diagnostic::new(format!("output `{}` is defined by nothing", output.name)));
+                cx.problems
+                    .push(Diagnostic::new(format!("no node or tensor defines output `{}`", output.name)));
             }
             // A sequence, or what has been reported: nothing to train on.
             Some(Entry::Failed | Entry::Sequence(_) | Entry::Absent) => {}
             Some(entry) => match cx.materialize(&entry) {
                 Ok(value) => outputs.push((output.name.clone(), value)),
                 Err(Problem::Wrong { message, .. }) => {
-                    cx.problems.push(Diagnostic::new(format!("output `{}` {message}", output.name)));
+                    cx.problems.push(Diagnostic::new(format!("output `{}`: {message}", output.name)));
                 }
                 Err(Problem::Reported) => {}
             },
@@ -314,7 +317,7 @@ fn add_inputs(
             let known: Vec<_> = seen.iter().map(|name| format!("`{name}`")).collect();
             let what =
                 if known.is_empty() { "no named dims".into() } else { format!("only {}", known.join(", ")) };
-            let note = "a static batch is re-bound as --bind batch=SIZE";
+            let note = "a batch of fixed size can be changed with --bind batch=SIZE";
             problems.push(Diagnostic::new(format!("--bind {name}: the model has {what}")).note(note));
         }
     }
@@ -339,7 +342,7 @@ fn first_batch<'g>(graph: &'g Graph, stored: &BTreeSet<&str>) -> Result<Option<&
         (None, None) => Ok(None),
         (None, Some((input, dim))) => {
             let message =
-                format!("its batch is dim {dim} of {}, and samples are taken along dim 0", input.ty);
+                format!("the batch is dim {dim} of {}; it must be dim 0, which counts the samples", input.ty);
             let note =
                 "export the model with the batch first (batch_first=True, or a transpose in the model)";
             Err(Diagnostic::new(message).at(format!("input {:?}", input.name)).note(note))
@@ -355,10 +358,13 @@ fn input_type(
     let wrong = |message: String| {
         Diagnostic::new(message).note("export the model with tensors of known shapes as inputs")
     };
-    let tensor = input.ty.tensor().ok_or_else(|| wrong(format!("is {}, not a tensor", input.ty)))?;
-    let dtype =
-        tensor.dtype.dtype().ok_or_else(|| wrong(format!("has elements of type {}", tensor.dtype)))?;
-    let dims = tensor.dims.as_ref().ok_or_else(|| wrong("has no shape, not even a number of dims".into()))?;
+    let tensor =
+        input.ty.tensor().ok_or_else(|| wrong(format!("the input is {}, not a tensor", input.ty)))?;
+    let dtype = tensor.dtype.dtype().ok_or_else(|| {
+        wrong(format!("the input has elements of type {}, which is not supported", tensor.dtype))
+    })?;
+    let dims =
+        tensor.dims.as_ref().ok_or_else(|| wrong("the file declares no shape for the input".into()))?;
     let mut sizes = Dims::new();
     for (i, dim) in dims.iter().enumerate() {
         // Some files leave the batch open as -1 or without a name.
@@ -377,7 +383,7 @@ fn input_type(
     }
     let ty = Type::new(dtype, sizes);
     if too_large(&ty) {
-        return Err(wrong(format!("is {ty}, which is larger than any memory")));
+        return Err(wrong(format!("the input {ty} is larger than any memory")));
     }
     Ok(ty)
 }
@@ -462,7 +468,7 @@ mod tests {
         import_node(&mut context, &Call::new(&node));
         let problems = std::mem::take(&mut context.problems).into_list();
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].message.contains("\"axis\" is FLOAT, where INT is needed"), "{}", problems[0]);
+        assert!(problems[0].message.contains("\"axis\" must be INT; it is FLOAT"), "{}", problems[0]);
         assert!(matches!(context.entries["y"], Entry::Failed));
     }
 }

@@ -193,14 +193,14 @@ impl Tensor {
             ElementType::U64 => {
                 let large = each(bytes, u64::from_le_bytes);
                 let converted = large.into_iter().map(i64::try_from).collect::<Result<_, _>>();
-                return converted.map_err(|_| self.problem("holds a u64 above the largest i64"));
+                return converted.map_err(|_| self.problem("holds an unsigned number above the largest i64"));
             }
             ElementType::U32 => each(bytes, |raw| u32::from_le_bytes(raw).into()),
             ElementType::U16 => each(bytes, |raw| u16::from_le_bytes(raw).into()),
             ElementType::U8 => each(bytes, |[byte]: [u8; 1]| byte.into()),
             ElementType::Bool => each(bytes, |[byte]: [u8; 1]| (byte != 0).into()),
             other => {
-                return Err(self.problem(&format!("has elements of type {other}, where integers are needed")));
+                return Err(self.problem(&format!("has elements of type {other}; integers are needed")));
             }
         })
     }
@@ -214,7 +214,7 @@ impl Tensor {
             ElementType::F16 => each(bytes, |raw| half::f16::from_le_bytes(raw).into()),
             ElementType::Bf16 => each(bytes, |raw| half::bf16::from_le_bytes(raw).into()),
             other => {
-                return Err(self.problem(&format!("has elements of type {other}, where floats are needed")));
+                return Err(self.problem(&format!("has elements of type {other}; floats are needed")));
             }
         })
     }
@@ -227,10 +227,10 @@ impl Tensor {
     fn bytes_or_problem(&self) -> Result<&Bytes, Problem> {
         match &self.bytes {
             TensorBytes::Present(bytes) => Ok(bytes),
-            TensorBytes::Strings(_) => Err(self.problem("holds strings, where numbers are needed")),
+            TensorBytes::Strings(_) => Err(self.problem("holds strings; numbers are needed")),
             TensorBytes::Absent { location, .. } => {
                 let message =
-                    format!("has its elements in the file {}, which is not there", quoted(location));
+                    format!("has its elements in the file {}, which does not exist", quoted(location));
                 Err(self.problem(&message))
             }
         }

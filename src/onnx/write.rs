@@ -36,7 +36,8 @@ pub enum WriteError {
     #[error("cannot write {}: its name is not UTF-8", .0.display())]
     Name(PathBuf),
     /// More than protobuf holds, even without the large tensors.
-    #[error("cannot write {}: it would have {bytes} bytes without its tensors, and protobuf ends at {PROTOBUF_LIMIT}", path.display())]
+    #[error("cannot write {}: it would have {bytes} bytes without its tensors, and the limit of protobuf is \
+         {PROTOBUF_LIMIT} bytes", path.display())]
     TooLarge {
         /// The target.
         path: PathBuf,

@@ -64,8 +64,10 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
     let Compilation { forward, training: module, .. } = &subject.compilation;
     let label = label_name(forward)?;
     if !numbers.labels && !numbers.gradients.is_empty() && label.is_some() {
-        let error = Diagnostic::new("--against: gradients need the labels they were computed with");
-        return Err(error.note("add them under the key `labels`").into());
+        let error = Diagnostic::new(
+            "--against: gradients can be compared only with the labels that they were computed from",
+        );
+        return Err(error.note("add the labels under the key `labels`").into());
     }
     let microbatches = microbatches(forward, numbers, label.as_deref())?;
     let execution = subject.run(Tested { module, cut: true }, mode, &microbatches)?;
@@ -84,7 +86,7 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
     compare_parameters(&mut outcome, subject, numbers)?;
     if outcome.differences.is_empty() {
         let known = "keys are input.NAME, labels, output.NAME or the bare name, param.NAME, grad.NAME, loss";
-        return Err(Diagnostic::new("--against: the file has nothing to compare with").note(known).into());
+        return Err(Diagnostic::new("--against: the file has no tensor to compare with").note(known).into());
     }
     compare::sort(&mut outcome.differences);
     Ok(outcome)
@@ -108,11 +110,11 @@ pub fn microbatches(
         })?;
         let wrong = || {
             Diagnostic::new(format!(
-                "--against: input `{}` is {}, the program takes {ty}",
+                "--against: input `{}` is {}, and the program takes {ty}",
                 input.name,
                 given.ty()
             ))
-            .note("another batch can be bound: --microbatch N; symbolic dims too: --bind NAME=SIZE")
+            .note("--microbatch N changes the batch; --bind NAME=SIZE sets symbolic dims")
         };
         let tensor = converted(given, ty.dtype).ok_or_else(wrong)?;
         let times = times(&tensor, &ty.sizes().unwrap_or_default(), input.batched).ok_or_else(wrong)?;

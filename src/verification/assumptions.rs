@@ -44,12 +44,13 @@ pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere
     let is_found =
         |report: &&ParameterReport| matches!(report.claim, None | Some(Claim::Named | Claim::Literal));
     if trained.iter().copied().any(|report| is_found(&report)) {
-        says += "; the file does not list its parameters: a buffer that is used as one is trained too";
+        says +=
+            "; the file does not list its parameters: a buffer that is used as a parameter is trained too";
     }
     let checked = theirs.is_some_and(|theirs| theirs.gradients > 0 && theirs.missing == 0);
     match theirs {
         Some(theirs) if theirs.gradients > 0 && theirs.missing > 0 => {
-            says += &format!("; the file has no gradient for {} of those that are trained", theirs.missing);
+            says += &format!("; the file has no gradient for {} of the trained tensors", theirs.missing);
         }
         _ => {}
     }
@@ -87,7 +88,7 @@ pub fn source(report: &ParameterReport) -> &'static str {
             "the exporter's list of parameters"
         }
         _ if report.tied.is_some() => "equal bytes with another parameter",
-        _ if report.role == RowRole::Buffer => "being a running statistic",
+        _ if report.role == RowRole::Buffer => "use as a running statistic",
         Some(Claim::Named | Claim::Literal) => "their names and how the graph reads them",
         None => "how the graph reads them",
     }
@@ -95,7 +96,7 @@ pub fn source(report: &ParameterReport) -> &'static str {
 
 /// The loss that is minimised, and how it was recognised.
 pub fn loss(found: Option<&LossReport>, checked: bool) -> Assumption {
-    let says = found.map_or_else(|| "as `compile` says".to_owned(), |found| found.text.clone());
+    let says = found.map_or_else(|| "as printed by `compile`".to_owned(), |found| found.text.clone());
     Assumption { about: "loss", says, checked }
 }
 
@@ -104,7 +105,7 @@ pub fn batch(seed: u64, file: Option<&str>) -> Assumption {
     let says = match file {
         Some(file) => format!("that of {file}"),
         None => {
-            format!("numbers that were made up (--seed {seed}); your data may reach other parts of the model")
+            format!("random numbers (--seed {seed}); your data may reach other parts of the model")
         }
     };
     Assumption { about: "batch", says, checked: file.is_some() }

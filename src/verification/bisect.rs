@@ -84,7 +84,7 @@ pub fn bisect(
 fn blame(failure: Failure, pass: &str) -> Failure {
     match failure {
         Failure::User(diagnostics) => {
-            let note = format!("the program that pass `{pass}` made fails; those before it do not");
+            let note = format!("the program after pass `{pass}` fails, and the programs before it do not");
             Failure::User(diagnostics.into_iter().map(|one| one.note(note.clone())).collect())
         }
         fault => fault,

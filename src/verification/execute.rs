@@ -62,7 +62,7 @@ impl Execution {
 }
 
 const REMEDY: &str =
-    "a smaller --microbatch, a smaller --bind or a smaller model of the same layers takes less";
+    "a smaller --microbatch, a smaller --bind or a smaller model of the same layers needs less memory";
 
 /// A program with the states it has reached.
 pub struct Machine<'m> {

@@ -26,7 +26,7 @@ pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors
     Ok((0..microbatches).map(microbatch).collect())
 }
 
-const REMEDY: &str = "a smaller --global-batch, --microbatch or --bind takes less";
+const REMEDY: &str = "a smaller --global-batch, --microbatch or --bind needs less memory";
 
 /// Refuses inputs that do not fit this machine's memory.
 fn check_memory(module: &Module, microbatches: u64) -> Result<(), Diagnostic> {
@@ -35,7 +35,7 @@ fn check_memory(module: &Module, microbatches: u64) -> Result<(), Diagnostic> {
     let largest = module.inputs.iter().max_by_key(|input| bytes_of(module.ty(input.value)));
     let named = |input: &ir::Input| format!(", of which `{}` is {},", input.name, module.ty(input.value));
     let largest = largest.map(named).unwrap_or_default();
-    memory::check_tensors(&format!("the inputs of {microbatches} microbatches{largest} take"), all, REMEDY)
+    memory::check_tensors(&format!("the inputs of {microbatches} microbatches{largest} need"), all, REMEDY)
 }
 
 /// The same inputs in other microbatches: batched ones are put together and cut again. Errors: sizes that do not

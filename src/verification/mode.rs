@@ -8,11 +8,11 @@ pub enum Mode {
     /// The interpreter in f64
     #[default]
     Exact,
-    /// The interpreter, rounded to each value's type
+    /// The interpreter, with each value rounded to its type
     Typed,
     /// The CPU backend
     Cpu,
-    /// The program that a GPU runs, run on the processor: slow, and needs a C++ compiler (CXX, or c++)
+    /// The GPU's program, run on the processor: it is slow, and needs a C++ compiler (CXX, or c++)
     Cuda,
 }
 

@@ -104,7 +104,9 @@ impl fmt::Display for Report {
             Some(scale) if self.overflows => {
                 writeln!(f, "the gradients overflow f16 at the smallest loss scale, {scale}")?
             }
-            Some(scale) => writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger one")?,
+            Some(scale) => {
+                writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger loss scale")?
+            }
             None => {}
         }
         self.assumptions.iter().try_for_each(|assumption| writeln!(f, "{assumption}"))?;
@@ -127,8 +129,8 @@ impl Report {
         writeln!(f, "\nlargest errors\n{:>9}  {:<10} name", "error", "kind")?;
         for Difference { kind, name, error, rounding, .. } in failed.into_iter().chain(others).take(shown) {
             let rounding = rounding.map(|rounding| match rounding.is_all {
-                true => format!("  (zero but for rounding, which makes {:.2e})", rounding.error),
-                false => format!("  (rounding alone makes {:.2e})", rounding.error),
+                true => format!("  (zero except for rounding, which causes {:.2e})", rounding.error),
+                false => format!("  (rounding alone causes {:.2e})", rounding.error),
             });
             let (name, rounding) = (visible(name), rounding.unwrap_or_default());
             writeln!(f, "{error:>9.2e}  {kind:<10} {name}{rounding}")?;
@@ -143,14 +145,19 @@ impl Report {
         let (failed, tolerance) = (self.failed(), self.tolerance);
         let explained = match self.explained() {
             0 => String::new(),
-            count => format!(", but {count} that rounding alone explains"),
+            count => format!(", except {count} errors that rounding alone explains"),
         };
         let untrained = self.untrained.iter().filter(|one| one.fails).count();
         if untrained > 0 {
-            writeln!(f, "DIFFERENT: {untrained} tensors have a gradient there and are not trained here")?;
+            writeln!(
+                f,
+                "DIFFERENT: {untrained} tensors have a gradient in the file and are not trained here"
+            )?;
         }
         match failed {
-            0 if untrained > 0 => writeln!(f, "no error of the others is above {tolerance:e}{explained}"),
+            0 if untrained > 0 => {
+                writeln!(f, "no error of the other tensors is above {tolerance:e}{explained}")
+            }
             0 => writeln!(f, "equal: no error is above {tolerance:e}{explained}"),
             failed => {
                 let of = self.differences.len();
@@ -171,13 +178,13 @@ impl Report {
             names.join(", ")
         };
         if !self.unmatched_there.is_empty() {
-            writeln!(f, "only there: {}", list(&self.unmatched_there))?;
+            writeln!(f, "only in the file: {}", list(&self.unmatched_there))?;
         }
         if !self.unmatched_here.is_empty() {
-            writeln!(f, "only here: {}", list(&self.unmatched_here))?;
+            writeln!(f, "only in this program: {}", list(&self.unmatched_here))?;
         }
         if !self.untrained.is_empty() {
-            writeln!(f, "trained there and not here:")?;
+            writeln!(f, "tensors with a gradient in the file that are not trained here:")?;
         }
         for Untrained { there, why, .. } in &self.untrained {
             writeln!(f, "  `{}` {}", visible(there), visible(why))?;
@@ -185,7 +192,7 @@ impl Report {
         if !self.trained_here_alone.is_empty() {
             writeln!(
                 f,
-                "trained here and not there: {}; --freeze leaves a tensor as it is",
+                "trained here, without a gradient in the file: {}; --freeze excludes a tensor from training",
                 list(&self.trained_here_alone)
             )?;
         }
@@ -201,7 +208,7 @@ impl fmt::Display for Culprit {
             Some(pass) => writeln!(f, "broken by pass {} `{pass}`: after it {off}", self.number),
             None => writeln!(
                 f,
-                "broken by no pass: in this mode the untransformed program differs already: {off}"
+                "broken by no pass: in this mode the untransformed program already differs: {off}"
             ),
         }
     }

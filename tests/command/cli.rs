@@ -186,11 +186,11 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value '' for '--train <DATA>': the name of the data is empty; give a file or `synthetic`
             error: invalid value '' for '--tokenizer <FILE|bytes>': the name of the tokenizer is empty; give a tokenizer.json, or `bytes`
             error: invalid value '-1' for '--seed <N>': `-1` is not a whole number from 0 to 9223372036854775807
-            error: invalid value 'xavier' for '--init <RULE>': `xavier` is no rule for new weights; there are gpt2, kaiming, normal:std=X
-            error: invalid value 'normal' for '--init <RULE>': `normal` needs its deviation: normal:std=0.02
+            error: invalid value 'xavier' for '--init <RULE>': `xavier` is not a rule for new weights; there are gpt2, kaiming, normal:std=X
+            error: invalid value 'normal' for '--init <RULE>': `normal` needs a standard deviation: normal:std=0.02
             error: invalid value 'normal:sdt=1' for '--init <RULE>': `normal` has no setting `sdt`; it has std
             error: invalid value 'gpt2:std=1' for '--init <RULE>': `gpt2` has no setting `std`; it has none
-            error: invalid value 'lion' for '--optimizer <NAME[:KEY=X,…]>': `lion` is no optimizer; there are sgd, momentum, nesterov, adagrad, adam, adamw
+            error: invalid value 'lion' for '--optimizer <NAME[:KEY=X,…]>': `lion` is not a optimizer; there are sgd, momentum, nesterov, adagrad, adam, adamw
             error: invalid value 'sgd:beta1=0.9' for '--optimizer <NAME[:KEY=X,…]>': `sgd` has no setting `beta1`; it has momentum
             error: invalid value 'adam:beta1=1' for '--optimizer <NAME[:KEY=X,…]>': beta1: `1` is not a number from 0 to below 1
             error: invalid value 'adam:beta1' for '--optimizer <NAME[:KEY=X,…]>': `beta1` in `adam:beta1` is not of the form key=value
@@ -201,11 +201,11 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'NaN' for '--lr <X>': `NaN` is not a finite number, 0 or more
             error: invalid value '-1' for '--lr <X>': `-1` is not a finite number, 0 or more
             error: invalid value '0' for '--clip <X>': `0` is not a finite number above 0
-            error: invalid value 'step' for '--lr-schedule <NAME[:KEY=X,…]>': `step` is no schedule; there are constant, linear, cosine, wsd
+            error: invalid value 'step' for '--lr-schedule <NAME[:KEY=X,…]>': `step` is not a schedule; there are constant, linear, cosine, wsd
             error: invalid value 'constant:min=0.1' for '--lr-schedule <NAME[:KEY=X,…]>': `constant` has no setting `min`; it has warmup
-            error: invalid value 'linear:warmup=50,steps=50' for '--lr-schedule <NAME[:KEY=X,…]>': the warm-up of 50 steps leaves none of the schedule's 50 steps
+            error: invalid value 'linear:warmup=50,steps=50' for '--lr-schedule <NAME[:KEY=X,…]>': the warm-up of 50 steps is as long as the schedule's 50 steps or longer
             error: invalid value 'cosine:decay=5' for '--lr-schedule <NAME[:KEY=X,…]>': `cosine` has no setting `decay`; it has warmup, min, steps
-            error: invalid value 'wsd:warmup=5,decay=6,steps=10' for '--lr-schedule <NAME[:KEY=X,…]>': a warm-up of 5 steps and a decay of 6 do not fit into the schedule's 10 steps
+            error: invalid value 'wsd:warmup=5,decay=6,steps=10' for '--lr-schedule <NAME[:KEY=X,…]>': a warm-up of 5 steps and a decay of 6 steps do not fit into the schedule's 10 steps
             error: invalid value '1.5' for '--label-smoothing <X>': `1.5` is not a number from 0 to below 1
             error: invalid value 'mask' for '--input <NAME=SOURCE>': `mask` is not of the form NAME=SOURCE, such as position_ids=positions
             error: invalid value 'tpu' for '--device <DEVICE>'
@@ -213,19 +213,19 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'dp=0' for '--mesh <AXIS=SIZE,…>': axis `dp`: `0` is not a whole number from 1 to 4294967295
             error: invalid value 'dp=two' for '--mesh <AXIS=SIZE,…>': axis `dp`: `two` is not a whole number from 1 to 4294967295
             error: invalid value 'dp=2,,tp=2' for '--mesh <AXIS=SIZE,…>': `` is not of the form axis=size, such as dp=2
-            error: invalid value 'dp=2,tp=4,dp=3' for '--mesh <AXIS=SIZE,…>': axis `dp` stands twice: with 2 and with 3 devices; suffixes tell two apart: dp.outer, dp.inner
-            error: invalid value 'db=2' for '--mesh <AXIS=SIZE,…>': `db` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
-            error: invalid value 'tensor=2' for '--mesh <AXIS=SIZE,…>': `tensor` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `tp`
-            error: invalid value 'dp.=2' for '--mesh <AXIS=SIZE,…>': `dp.` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
-            error: invalid value 'dp.a b=2' for '--mesh <AXIS=SIZE,…>': `dp.a b` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'dp=2,tp=4,dp=3' for '--mesh <AXIS=SIZE,…>': axis `dp` stands twice: with 2 and with 3 devices; suffixes distinguish two axes: dp.outer, dp.inner
+            error: invalid value 'db=2' for '--mesh <AXIS=SIZE,…>': `db` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'tensor=2' for '--mesh <AXIS=SIZE,…>': `tensor` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `tp`
+            error: invalid value 'dp.=2' for '--mesh <AXIS=SIZE,…>': `dp.` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'dp.a b=2' for '--mesh <AXIS=SIZE,…>': `dp.a b` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
             error: invalid value 'dp=100000,tp=100000' for '--mesh <AXIS=SIZE,…>': the mesh has more than 4294967295 devices
-            error: invalid value '4' for '--zero <0..3>': `4` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)
-            error: invalid value 'on' for '--zero <0..3>': `on` is not 0, 1 (optimizer states are shared), 2 (gradients too) or 3 (parameters too)
+            error: invalid value '4' for '--zero <0..3>': `4` is not a ZeRO stage: 0, 1 (optimizer states are sharded), 2 (gradients too) or 3 (parameters too)
+            error: invalid value 'on' for '--zero <0..3>': `on` is not a ZeRO stage: 0, 1 (optimizer states are sharded), 2 (gradients too) or 3 (parameters too)
             error: invalid value 'w' for '--shard <PATTERN=DIMS>': `w` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
             error: invalid value '=tp' for '--shard <PATTERN=DIMS>': `=tp` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
-            error: invalid value 'w=tp,,-' for '--shard <PATTERN=DIMS>': `tp,,-` has a dim without an axis; `-` stands for none, as in -,tp
+            error: invalid value 'w=tp,,-' for '--shard <PATTERN=DIMS>': `tp,,-` has an empty dim; write `-` for a dim that no axis splits, such as -,tp
             error: invalid value 'w=tp,dp*tp' for '--shard <PATTERN=DIMS>': axis `tp` stands twice in `tp,dp*tp`
-            error: invalid value 'w=-,hidden' for '--shard <PATTERN=DIMS>': `hidden` is no axis; there are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
+            error: invalid value 'w=-,hidden' for '--shard <PATTERN=DIMS>': `hidden` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`
             error: invalid value 'fp8' for '--precision <PRECISION>'
             error: invalid value 'f64' for '--grad-dtype <DTYPE>'
         "#]],

@@ -19,8 +19,7 @@ fn the_digits_are_learned_from_their_columns() {
     let place = Workplace::new(TRAINYARD);
     let flags = "--train testdata/digits.csv.gz --eval testdata/digits.csv.gz --microbatch 64 --steps 120";
     let ended = place.succeed(&format!("{DIGITS} {flags} -o run"));
-    let note =
-        "the columns of `testdata/digits.csv.gz` have no names: the labels are taken from the last, 65";
+    let note = "the columns of `testdata/digits.csv.gz` have no names: the labels are taken from the last column, 65";
     assert!(ended.stderr.contains(note), "{}", ended.stderr);
     let (losses, metrics) = (losses(&place, "run"), place.metrics("run"));
     let eval = metrics.last().expect("a line")["eval_loss"].as_f64().expect("an evaluation");
@@ -36,7 +35,7 @@ fn columns_that_are_chosen_and_columns_that_are_left_train_alike() {
     assert_eq!(losses(&place, "left"), losses(&place, "chosen"));
     let ended = place.run(&format!("{DIGITS} {flags} --input x=1-63 -o wrong"));
     expect![[r#"
-        error: `testdata/digits.csv.gz` has 65 columns, and `x` takes 64 a sample, and 63 are chosen for it; choose with --input x=COLUMNS: numbers from 1 or names, such as 2-65
+        error: `testdata/digits.csv.gz` has 65 columns: `x` needs 64 columns, and 63 columns are chosen for it; choose with --input x=COLUMNS: numbers from 1 or names, such as 2-65
     "#]]
     .assert_eq(&ended.errors());
     assert_eq!(ended.status.code(), Some(2));
@@ -109,7 +108,7 @@ fn a_text_by_its_tokenizer_trains_as_its_tokens_in_llm_cs_file_do() {
     let more = TOKENS.replace("--steps 4", "--steps 5");
     place.succeed(&format!("{more} --train text.txt --tokenizer testdata/tokenizer.json -o text --resume"));
     let ended = place.run(&format!("{more} --train text.txt -o text --resume"));
-    assert!(ended.errors().contains("was made with other data"), "{}", ended.stderr);
+    assert!(ended.errors().contains("belongs to a run with other data"), "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(2));
 }
 
@@ -129,7 +128,7 @@ fn a_tokenizer_that_cannot_be_used_is_refused_before_anything_is_written() {
         error: `larger.json` gives ids up to 4000, but the model has a vocabulary of 128: is it this model's tokenizer?
     "#]]
     .assert_eq(&refused("larger.json"));
-    assert!(refused("broken.json").starts_with("error: `broken.json` is no tokenizer that can be read: "));
+    assert!(refused("broken.json").starts_with("error: `broken.json` cannot be used as a tokenizer: "));
     assert!(refused("gpt2").starts_with("error: cannot read `gpt2`: "));
     assert!(before == place.contents());
 }
@@ -153,13 +152,13 @@ fn a_folder_of_columns_trains_as_one_file_does() {
     place.write("folder/d.csv", b"1,2,3\n");
     let ended = place.run(&format!("{DIGITS} --train folder --steps 1 -o wrong"));
     expect![[r#"
-        error: `folder/d.csv` is damaged or not supported: its columns are not those of `folder/a.csv`
+        error: `folder/d.csv` is damaged or not supported: its columns differ from the columns of `folder/a.csv`
     "#]]
     .assert_eq(&ended.errors());
     place.write("folder/d.csv", format!("{}\nx{}\n", lines[0], lines[1]).as_bytes());
     let ended = place.run(&format!("{DIGITS} --train folder --steps 1 -o wrong"));
     expect![[r#"
-        error: `folder/d.csv`, line 2: column 1, which feeds `x`, is `x0`, no number
+        error: `folder/d.csv`, line 2: column 1, which feeds `x`, is `x0`, which is not a number
     "#]]
     .assert_eq(&ended.errors());
 }
@@ -192,7 +191,7 @@ fn a_run_goes_on_with_all_of_its_data_and_with_no_other() {
     other[3_000..97_000].reverse();
     place.write("other.txt", &other);
     let ended = place.run(&format!("{flags} --train other.txt --steps 3 -o run --resume"));
-    assert!(ended.errors().contains("was made with other data, of 100000 bytes"), "{}", ended.stderr);
+    assert!(ended.errors().contains("belongs to a run with other data: 100000 bytes"), "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(2));
     place.write("copy.txt", &place.read("text.txt"));
     let copy = std::fs::File::options().write(true).open(place.path("copy.txt")).expect("it is there");
@@ -217,6 +216,6 @@ fn a_file_that_feeds_one_input_is_data_that_a_run_goes_on_with() {
     let reversed: Vec<&str> = labels.into_iter().rev().collect();
     place.write("labels.csv", reversed.join("\n").as_bytes());
     let ended = place.run(&format!("{DIGITS} {flags} --steps 4 -o run --resume"));
-    assert!(ended.errors().contains("was made with other data"), "{}", ended.stderr);
+    assert!(ended.errors().contains("belongs to a run with other data"), "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(2));
 }

@@ -86,7 +86,7 @@ fn a_sample_that_hangs_is_ended_and_named() {
     for failure in &report.failures {
         assert!(failure.operator.starts_with("LogSoftmax("), "{failure:?}");
         assert!(
-            failure.problem.starts_with("the process said nothing for 2 s and was killed"),
+            failure.problem.starts_with("the process reported nothing for 2 s and was killed"),
             "{failure:?}"
         );
     }

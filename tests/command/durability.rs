@@ -46,8 +46,8 @@ fn data_that_are_cut_off_end_the_run_with_their_name() {
     OpenOptions::new().write(true).open(place.path("text.txt")).unwrap().set_len(0).unwrap();
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
-    let by_step = "`text.txt` was changed while it was in use: it had 200000 bytes, and has 0";
-    let by_signal = "`text.txt` was cut off while it was in use, or cannot be read any more";
+    let by_step = "`text.txt` was changed while it was in use: it had 200000 bytes, and it has 0 bytes now";
+    let by_signal = "`text.txt` was truncated while it was in use, or it can no longer be read";
     assert!(ended.stderr.contains(by_step) || ended.stderr.contains(by_signal), "{}", ended.stderr);
     assert!(ended.stderr.contains("--resume"), "{}", ended.stderr);
     assert!(!ended.stderr.contains("done:"), "{}", ended.stderr);
@@ -80,7 +80,7 @@ fn data_that_are_overwritten_in_place_end_the_run() {
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
     assert!(
-        ended.stderr.contains("`text.txt` was changed while it was in use: a program wrote to it"),
+        ended.stderr.contains("`text.txt` was changed while it was in use: a program wrote to the file"),
         "{}",
         ended.stderr
     );
@@ -96,16 +96,16 @@ fn a_run_goes_on_after_changes_of_its_data_that_leave_the_mapped_bytes() {
     let mut running = Running::start(place.command(&format!("{run} 2000")));
     running.wait_for_lines(&place.path("run/metrics.jsonl"), 8);
     let note = |change: &str| {
-        format!("note: `{}` was changed while it was in use: {change}; the run goes on", text.display())
+        format!("note: `{}` was changed while it was in use: {change}; the run continues", text.display())
     };
     let later = SystemTime::now() + Duration::from_secs(10);
     fs::File::options().write(true).open(&text).unwrap().set_modified(later).unwrap();
-    running.wait_for_line(&note("a program wrote to it"));
+    running.wait_for_line(&note("a program wrote to the file"));
     OpenOptions::new().append(true).open(&text).unwrap().write_all(b"more text").unwrap();
-    running.wait_for_line(&note("a program wrote to it"));
+    running.wait_for_line(&note("a program wrote to the file"));
     place.write("other.txt", &place.read("testdata/kjv.txt")[300_000..500_000]);
     fs::rename(place.path("other.txt"), &text).unwrap();
-    running.wait_for_line(&note("it was replaced or removed"));
+    running.wait_for_line(&note("the file was replaced or removed"));
     running.kill();
     let resumed = place.run(&format!("{run} 2000 --resume"));
     assert_eq!(resumed.status.code(), Some(2), "{}", resumed.stderr);
@@ -140,7 +140,7 @@ fn lines_of_metrics_that_are_missing_are_told() {
     let lines: Vec<&str> = metrics.lines().collect();
     place.write("run/metrics.jsonl", format!("{}\n{}\n", lines[0], lines[3]).as_bytes());
     let resumed = place.succeed(&format!("{flags} --steps 5 --resume"));
-    let note = "note: run/metrics.jsonl lacks 2 of the 4 steps that were done";
+    let note = "note: run/metrics.jsonl lacks 2 of the 4 completed steps";
     assert!(resumed.stderr.contains(note), "{}", resumed.stderr);
 }
 
@@ -161,7 +161,7 @@ fn a_damaged_tensor_of_an_export_is_refused_as_a_model_and_as_weights() {
         place.write(file, &damaged);
         let ended = place.run(&arguments);
         assert_eq!(ended.status.code(), Some(2), "{arguments}\n{}", ended.stderr);
-        assert!(ended.stderr.contains("checksum that they were written with"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("do not match"), "{}", ended.stderr);
         place.write(file, &bytes);
     }
 }

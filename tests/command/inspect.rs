@@ -86,7 +86,7 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"attention":2,"cross_entropy":1,"gelu":3,"layer_norm":6}
         models/bert.legacy-dyn.onnx: unbound, null parameters, null elements
             null
-            ends at a size that is not bound
+            the end of the slice is a size that is not bound
         models/clamped-loss.dynamo.onnx: trainable, 3 parameters, 204 elements
             {}
         models/gpt2-dropout.legacy.onnx: trainable, 28 parameters, 470528 elements
@@ -97,8 +97,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.dynamo-dyn.onnx: unbound, null parameters, null elements
             null
-            cuts dim 1 of i64[batch, seq], which is not bound
-            reads sizes that are not bound as values
+            the slice needs the size of dim 1 of i64[batch, seq], which is not bound
+            sizes that are not bound are read as values
         models/gpt2.dynamo-noopt.onnx: trainable, 28 parameters, 470528 elements
             {"attention":2,"cross_entropy":1,"gelu_tanh":2,"layer_norm":5}
         models/gpt2.dynamo-op23.onnx: trainable, 28 parameters, 466432 elements
@@ -115,8 +115,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"cross_entropy":1}
         models/llama.dynamo-dyn.onnx: unbound, null parameters, null elements
             null
-            cuts dim 1 of i64[batch, seq], which is not bound
-            reads sizes that are not bound as values
+            the slice needs the size of dim 1 of i64[batch, seq], which is not bound
+            sizes that are not bound are read as values
         models/llama.dynamo-op23.onnx: trainable, 21 parameters, 426624 elements
             {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
         models/llama.dynamo.onnx: trainable, 21 parameters, 426624 elements
@@ -125,8 +125,8 @@ fn every_model_is_described_or_all_reasons_are_told() {
             {"attention":2,"cross_entropy":1,"rms_norm":5,"rotary":4,"silu":2}
         models/mixtral.dynamo-dyn.onnx: unbound, null parameters, null elements
             null
-            cuts dim 1 of i64[batch, seq], which is not bound
-            reads sizes that are not bound as values
+            the slice needs the size of dim 1 of i64[batch, seq], which is not bound
+            sizes that are not bound are read as values
         models/mixtral.dynamo.onnx: trainable, 21 parameters, 287552 elements
             {"attention":2,"cross_entropy":1,"experts":4,"rms_norm":5,"rotary":4,"silu":2}
         models/mlp-loss.dynamo.onnx: trainable, 6 parameters, 17226 elements
@@ -189,7 +189,7 @@ fn a_small_model_as_text() {
             patterns found: 1 cross_entropy
             forward program: 9 nodes: 3 add, 3 contract, 2 relu, 1 cross_entropy
 
-            loss: cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels
+            loss: cross-entropy (mean over the labels that count) of the logits in output `logits` and the labels
 
             a step of 1 microbatch of 8 samples: 1.05 MFLOP
               forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
@@ -238,7 +238,7 @@ fn a_small_model_as_json() {
             "producer": "pytorch 2.15.0+cu132",
             "tensors": 6
           },
-          "loss": "cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels",
+          "loss": "cross-entropy (mean over the labels that count) of the logits in output `logits` and the labels",
           "parameters": {
             "count": 6,
             "frozen": 0,
@@ -354,9 +354,9 @@ fn the_program_after_a_pass_is_text_that_parses() {
     check(
         &["models/mlp.dynamo-dyn.onnx", "--after", "autodiff"],
         expect![[r#"
-        error: --after autodiff: the pass runs once all dims are bound
-          = bind them: --bind batch=SIZE
-    "#]],
+            error: --after autodiff: the pass runs only when all dims are bound
+              = bind the dims: --bind batch=SIZE
+        "#]],
     );
     check(
         &["models/mlp.dynamo.onnx", "--after", "absorb"],

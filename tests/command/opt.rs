@@ -149,8 +149,8 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         expect![[r#"
         error: there are no passes to run
           --> program.ir
-          = give them: --pipeline 'fold canonicalize'
-          = or write them into the file's first line: // run: fold canonicalize
+          = give passes: --pipeline 'fold canonicalize'
+          = or write the passes into the file's first line: // run: fold canonicalize
     "#]],
     );
     check(
@@ -177,7 +177,7 @@ fn a_text_that_is_no_program_is_refused_with_its_place() {
         &PROGRAM.replace("f32[2, 4, 3]", "f32[2, 4, 5]"),
         &[],
         expect![[r#"
-        error: `gather` gives f32[2, 4, 3], the text says f32[2, 4, 5]
+        error: `gather` has the result type f32[2, 4, 3], and the text has f32[2, 4, 5]
           --> program.ir, line 11, column 5
     "#]],
     );
@@ -195,15 +195,15 @@ fn a_text_that_is_no_program_is_refused_with_its_place() {
 fn a_program_that_no_machine_could_interpret_is_refused() {
     let huge = PROGRAM.replace("f32[5, 3]", "f32[5000000000000, 3]");
     let text = read(&huge, &["--pipeline", "", "--run"]);
-    assert!(text.starts_with("error: a step of the program takes "), "{text}");
+    assert!(text.starts_with("error: a step of the program needs "), "{text}");
     assert!(text.contains(", f32[5000000000000, 3], which takes 109 TiB\n"), "{text}");
     let unbound = PROGRAM.replace("[2, 4", "[n, 4");
     check(
         &unbound,
         &["--pipeline", "", "--run"],
         expect![[r#"
-        error: the program has a value of i64[n, 4]: it runs on bound dims alone
-          = bind them first: --pipeline 'bind(batch=2) …'
+        error: the program has a value of type i64[n, 4]: only programs whose dims are all bound can be run
+          = bind the dims first: --pipeline 'bind(batch=2) …'
     "#]],
     );
 }
@@ -215,7 +215,7 @@ fn what_a_pass_refuses_is_told() {
         &["--pipeline", "optimizer(sgd)"],
         expect![[r#"
         error: the optimizer needs a program with gradients and without an optimizer
-          = run `autodiff` before it, once
+          = run `autodiff` once before `optimizer`
     "#]],
     );
     check(

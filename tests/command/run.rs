@@ -74,7 +74,7 @@ fn stops_and_goes_on(signal: &str) {
     assert_eq!(place.checkpoints("run"), [steps]);
     let told = format!(
         "stopped after {steps} of 20 steps; saved run/checkpoints/step-{steps}\n\
-         go on with the same command and --resume\n"
+         to continue, give the same command with --resume\n"
     );
     assert!(stopped.stderr.ends_with(&told), "{}", stopped.stderr);
     assert_nothing_half_written(&place);
@@ -217,7 +217,7 @@ fn weights_that_do_not_match_are_listed() {
     refused(
         &place.run(&format!("{RUN} --microbatch 64 {weights} mlp/model.safetensors")),
         expect![[r#"
-            error: no tensor of `mlp/model.safetensors` belongs to a parameter of the model
+            error: no tensor of `mlp/model.safetensors` matches a parameter of the model
               = the model has `transformer.h.0.ln_1.weight`, `transformer.h.0.ln_1.bias`, `transformer.h.0.attn.c_attn.weight[:,0..64]`, `transformer.h.0.attn.c_attn.weight[:,64..128]`, `transformer.h.0.attn.c_attn.weight[:,128..192]`, `transformer.h.0.attn.c_proj.weight`, `transformer.h.0.mlp.c_fc.weight`, `transformer.h.0.mlp.c_proj.weight` and 28 more
               = the file has `m.net.0.bias`, `m.net.0.weight`, `m.net.2.bias`, `m.net.2.weight`, `m.net.4.bias`, `m.net.4.weight`
         "#]],
@@ -234,13 +234,14 @@ fn weights_that_do_not_match_are_listed() {
     assert!(renamed != file);
     place.write("renamed.safetensors", &renamed);
     let ended = place.succeed(&format!("{RUN} --microbatch 64 {weights} renamed.safetensors"));
-    let told = ended.stderr.lines().skip_while(|line| !line.contains("parameters and buffers are from"));
+    let told =
+        ended.stderr.lines().skip_while(|line| !line.contains("parameters and buffers were loaded from"));
     let told: String =
         told.take_while(|line| !line.starts_with("before")).map(|line| format!("{line}\n")).collect();
     expect![[r#"
-        35 of 36 parameters and buffers are from `renamed.safetensors`
-          = not in the file, and left as they were: `embedding_1`
-          = in the file, and not in the model: `positions_1`
+        35 of 36 parameters and buffers were loaded from `renamed.safetensors`
+          = not in the file, and therefore not changed: `embedding_1`
+          = in the file, but not in the model: `positions_1`
     "#]]
     .assert_eq(&told);
 }
@@ -275,9 +276,9 @@ fn a_model_without_weights_is_compiled_and_trained_only_from_new_ones() {
     refused(
         &ended,
         expect![[r#"
-            error: the weights of `m.lm_head.weight`, `m.transformer.h.0.attn.c_attn.bias`, `m.transformer.h.0.attn.c_attn.weight`, `m.transformer.h.0.attn.c_proj.bias`, `m.transformer.h.0.attn.c_proj.weight`, `m.transformer.h.0.ln_1.bias`, `m.transformer.h.0.ln_1.weight`, `m.transformer.h.0.ln_2.bias` and 1148 more are not here
+            error: the weights of `m.lm_head.weight`, `m.transformer.h.0.attn.c_attn.bias`, `m.transformer.h.0.attn.c_attn.weight`, `m.transformer.h.0.attn.c_proj.bias`, `m.transformer.h.0.attn.c_proj.weight`, `m.transformer.h.0.ln_1.bias`, `m.transformer.h.0.ln_1.weight`, `m.transformer.h.0.ln_2.bias` and 1148 more are missing
               --> main_graph
-              = the model's file came without them; give them with --weights FILE.safetensors
+              = the model's file does not contain these weights; give them with --weights FILE.safetensors
               = or start from scratch with --init gpt2, kaiming or normal:std=0.02
         "#]],
     );
@@ -302,33 +303,33 @@ fn a_folder_with_another_run_is_refused_unless_it_may_be_thrown_away() {
     refused(
         &place.run(&format!("{RUN} --microbatch 64 --steps 1 -o run")),
         expect![[r#"
-        error: run holds another run (program.ir, plan.json, config.toml, metrics.jsonl, checkpoints, model.onnx, model.safetensors)
-          = go on with it: --resume
-          = throw it away: --force
-          = or keep both: -o ANOTHER_DIR
-    "#]],
+            error: run holds another run (program.ir, plan.json, config.toml, metrics.jsonl, checkpoints, model.onnx, model.safetensors)
+              = to continue that run: --resume
+              = to delete it: --force
+              = to keep it: -o ANOTHER_DIR
+        "#]],
     );
     refused(
         &place.run("compile testdata/gpt2-fresh.onnx -o run"),
         expect![[r#"
-        error: run holds another run (program.ir, plan.json, config.toml, metrics.jsonl, checkpoints, model.onnx, model.safetensors)
-          = go on with it: --resume
-          = throw it away: --force
-          = or keep both: -o ANOTHER_DIR
-    "#]],
+            error: run holds another run (program.ir, plan.json, config.toml, metrics.jsonl, checkpoints, model.onnx, model.safetensors)
+              = to continue that run: --resume
+              = to delete it: --force
+              = to keep it: -o ANOTHER_DIR
+        "#]],
     );
     refused(
         &place.run(&format!("{RUN} --microbatch 64 --steps 4 -o run --resume --force")),
         expect![[r#"
-        error: --resume goes on with the run that --force throws away
-          = give one of the two
+        error: --resume continues the run that --force deletes
+          = give only one of these flags
     "#]],
     );
     refused(
         &place.run("compile run/model.onnx -o run --force"),
         expect![[r#"
-        error: --force throws away run/model.onnx, which this run reads
-          = keep it: -o ANOTHER_DIR
+        error: --force would delete run/model.onnx, which this run reads
+          = to keep the file: -o ANOTHER_DIR
     "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
@@ -345,7 +346,7 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
     refused(
         &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume=first")),
         expect![[r#"
-        error: there is no checkpoint to go on from in `first/checkpoints`
+        error: there is no checkpoint to resume from in `first/checkpoints`
     "#]],
     );
     assert!(nothing == place.contents(), "a refused run leaves nothing");
@@ -361,27 +362,27 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
             error: `run/checkpoints/step-2` is a checkpoint of another program (`main_graph`):
               = missing in the checkpoint: `adam.m(transformer.h.0.attn.c_attn.bias[0..128])` f32[128], `adam.m(transformer.h.0.attn.c_attn.bias[128..256])` f32[128], `adam.m(transformer.h.0.attn.c_attn.bias[256..384])` f32[128], `adam.m(transformer.h.0.attn.c_attn.weight[:,0..128])` f32[128, 128], `adam.m(transformer.h.0.attn.c_attn.weight[:,128..256])` f32[128, 128], `adam.m(transformer.h.0.attn.c_attn.weight[:,256..384])` f32[128, 128], `adam.m(transformer.h.1.attn.c_attn.bias[0..128])` f32[128], `adam.m(transformer.h.1.attn.c_attn.bias[128..256])` f32[128], and 124 more
               = not in this program: `adam.m(transformer.h.0.attn.c_attn.bias[0..64])` f32[64], `adam.m(transformer.h.0.attn.c_attn.bias[128..192])` f32[64], `adam.m(transformer.h.0.attn.c_attn.bias[64..128])` f32[64], `adam.m(transformer.h.0.attn.c_attn.weight[:,0..64])` f32[64, 64], `adam.m(transformer.h.0.attn.c_attn.weight[:,128..192])` f32[64, 64], `adam.m(transformer.h.0.attn.c_attn.weight[:,64..128])` f32[64, 64], `adam.m(transformer.h.1.attn.c_attn.bias[0..64])` f32[64], `adam.m(transformer.h.1.attn.c_attn.bias[128..192])` f32[64], and 28 more
-              = different: `adam.m(embedding_1)` is f32[1, 64, 128] optimizer here and f32[1, 16, 64] optimizer there, `adam.m(lm_head.weight)` is f32[256, 128] optimizer here and f32[128, 64] optimizer there, `adam.m(transformer.h.0.attn.c_proj.bias)` is f32[128] optimizer here and f32[64] optimizer there, `adam.m(transformer.h.0.attn.c_proj.weight)` is f32[128, 128] optimizer here and f32[64, 64] optimizer there, `adam.m(transformer.h.0.ln_1.bias)` is f32[128] optimizer here and f32[64] optimizer there, `adam.m(transformer.h.0.ln_1.weight)` is f32[128] optimizer here and f32[64] optimizer there, `adam.m(transformer.h.0.ln_2.bias)` is f32[128] optimizer here and f32[64] optimizer there, `adam.m(transformer.h.0.ln_2.weight)` is f32[128] optimizer here and f32[64] optimizer there, and 64 more
-              = go on with the model and the flags of the first run; or take only its weights, with --weights run/checkpoints/step-2/state.safetensors
+              = different: `adam.m(embedding_1)` is f32[1, 64, 128] optimizer in this program and f32[1, 16, 64] optimizer in the checkpoint, `adam.m(lm_head.weight)` is f32[256, 128] optimizer in this program and f32[128, 64] optimizer in the checkpoint, `adam.m(transformer.h.0.attn.c_proj.bias)` is f32[128] optimizer in this program and f32[64] optimizer in the checkpoint, `adam.m(transformer.h.0.attn.c_proj.weight)` is f32[128, 128] optimizer in this program and f32[64, 64] optimizer in the checkpoint, `adam.m(transformer.h.0.ln_1.bias)` is f32[128] optimizer in this program and f32[64] optimizer in the checkpoint, `adam.m(transformer.h.0.ln_1.weight)` is f32[128] optimizer in this program and f32[64] optimizer in the checkpoint, `adam.m(transformer.h.0.ln_2.bias)` is f32[128] optimizer in this program and f32[64] optimizer in the checkpoint, `adam.m(transformer.h.0.ln_2.weight)` is f32[128] optimizer in this program and f32[64] optimizer in the checkpoint, and 64 more
+              = resume with the model and the flags of the first run; or load only the weights, with --weights run/checkpoints/step-2/state.safetensors
         "#]],
     );
     refused(
         &with("text.txt", "other.txt"),
         expect![[r#"
-            error: `run/checkpoints/step-2` was made with other data, of 20000 bytes (hash 23b8291fd7b0251d); this run has 19999 bytes
-              = go on with the data of the first run, or start a new one
+            error: `run/checkpoints/step-2` belongs to a run with other data: 20000 bytes (hash 23b8291fd7b0251d); this run has 19999 bytes
+              = resume with the data of the first run, or start a new run
         "#]],
     );
     refused(
         &with("--seed 7", "--seed 8"),
         expect![[r#"
-        error: cannot go on at the checkpoint's place in the data: the seed was 7 then and is 8 now; go on with the data and flags of the first run, or start a new one
+        error: cannot resume at the checkpoint's place in the data: the seed was 7 when the checkpoint was saved and is 8 now; resume with the data and flags of the first run, or start a new run
     "#]],
     );
     refused(
         &with("--global-batch 64", "--global-batch 128"),
         expect![[r#"
-        error: cannot go on at the checkpoint's place in the data: the global batch was 64 then and is 128 now; go on with the data and flags of the first run, or start a new one
+        error: cannot resume at the checkpoint's place in the data: the global batch was 64 when the checkpoint was saved and is 128 now; resume with the data and flags of the first run, or start a new run
     "#]],
     );
     refused(
@@ -389,7 +390,7 @@ fn going_on_is_refused_where_it_would_not_be_the_same_run() {
         expect![[r#"
             error: `run/checkpoints/step-2` is a checkpoint of another program (`main_graph`):
               = not in this program: `adam.m(embedding_1)` f32[1, 16, 64], `adam.m(lm_head.weight)` f32[128, 64], `adam.m(transformer.h.0.attn.c_attn.bias[0..64])` f32[64], `adam.m(transformer.h.0.attn.c_attn.bias[128..192])` f32[64], `adam.m(transformer.h.0.attn.c_attn.bias[64..128])` f32[64], `adam.m(transformer.h.0.attn.c_attn.weight[:,0..64])` f32[64, 64], `adam.m(transformer.h.0.attn.c_attn.weight[:,128..192])` f32[64, 64], `adam.m(transformer.h.0.attn.c_attn.weight[:,64..128])` f32[64, 64], and 64 more
-              = go on with the model and the flags of the first run; or take only its weights, with --weights run/checkpoints/step-2/state.safetensors
+              = resume with the model and the flags of the first run; or load only the weights, with --weights run/checkpoints/step-2/state.safetensors
         "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
@@ -404,13 +405,13 @@ fn a_run_that_is_past_the_length_asked_for_is_left_as_it_is() {
         &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume")),
         expect![[r#"
         error: the run in run is at step 3, which is past --steps 2
-          = steps count from step 0: for 2 more, give --steps 5
-          = to train anew, give another folder: -o ANOTHER_DIR
+          = steps are counted from step 0: for 2 more steps, give --steps 5
+          = to start from step 0, give another folder: -o ANOTHER_DIR
     "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
     let ended = place.succeed(&format!("{RUN} --microbatch 64 --steps 3 -o run --resume"));
-    let note = "note: the run in run is at step 3, where --steps 3 ends: no step is left";
+    let note = "note: the run in run is at step 3, and --steps 3 ends there: no step is left";
     assert!(ended.stderr.contains(note), "{}", ended.stderr);
 }
 
@@ -444,7 +445,7 @@ fn a_profile_is_a_table_and_a_timeline_of_the_last_step() {
     let ended = place.succeed(
         "compile testdata/gpt2-fresh.onnx --train text.txt --device cpu --steps 3 --profile -o profiled",
     );
-    assert!(ended.stderr.contains("ms a step; "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("ms per step; "), "{}", ended.stderr);
     let timeline: serde_json::Value =
         serde_json::from_slice(&place.read("profiled/timeline.json")).expect("it is JSON");
     let events = timeline["traceEvents"].as_array().expect("there are events");

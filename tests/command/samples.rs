@@ -47,7 +47,7 @@ fn batch_norms_leave_a_short_last_batch_out_as_pytorch_does_with_drop_last() {
     let expected = reference(&place);
     let ended = place.succeed(&format!("compile testdata/short-batch.onnx {RUN} -o run"));
     let said = "note: the last 2 of 22 samples of each epoch's order are left out: they do not fill a global batch of 4, and \
-                batch norms take their statistics from every sample that is there";
+                batch norms compute their statistics over all samples of the batch";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
     assert_losses(&place, &expected["losses"], &expected["eval"]);
 }
@@ -70,8 +70,7 @@ fn samples_that_data_ranks_cannot_share_are_left_out_with_a_note() {
     let flags =
         RUN.replace("--microbatch 4", "--microbatch 3 --mesh dp=3").replace("--epochs 3", "--steps 0");
     let ended = place.succeed(&format!("compile testdata/short-batch-mse.onnx {flags} -o run"));
-    let said = "note: the evaluation leaves out the last 1 of the 22 samples of `testdata/short-batch.npz`: 3 data ranks share a \
-                batch equally";
+    let said = "note: the evaluation leaves out the last 1 of the 22 samples of `testdata/short-batch.npz`: 3 data ranks must share a batch equally";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
     // 18 samples fill batches of nine, and three of the other four are a batch for three ranks.
     let whole = flags.replace("--microbatch 3 --mesh dp=3", "--microbatch 22");

@@ -62,7 +62,7 @@ fn where_the_set_of_trained_tensors_comes_from_is_told() {
         line.expect("a line of the trained tensors")
     };
     let by_names = "trained: 6 of the 6 float tensors that the model reads; 6 by their names and how the \
-                    graph reads them; the file does not list its parameters: a buffer that is used as one is trained too";
+                    graph reads them; the file does not list its parameters: a buffer that is used as a parameter is trained too";
     assert_eq!(line(MODEL), by_names);
     let listed = line("testdata/models/mlp.dynamo.onnx");
     assert_eq!(
@@ -85,11 +85,11 @@ fn a_constant_is_trained_if_it_is_asked_for_and_may_be_frozen() {
     let refused = |flags: &str| compile(flags).errors();
     expect![[r#"
         error: --train-also: no float tensor of the file fits `val_99`
-          = `trainyard inspect` lists the tensors, trained and not trained
+          = `trainyard inspect` lists all tensors, trained and not trained
     "#]]
     .assert_eq(&refused("--train-also val_99"));
     expect![[r#"
-        error: no parameter fits `val_14`
+        error: no parameter matches `val_14`
           = `val_14` is not trained: not among the parameters that the exporter lists
     "#]]
     .assert_eq(&refused("--train-only val_14"));
@@ -110,7 +110,7 @@ fn dims_without_a_size_are_told_with_the_flags_that_bind_them() {
     expect![[r#"
         error: the model's inputs have dims without a size: `batch`, `seq`
           --> testdata/models/gpt2.dynamo-dyn.onnx
-          = give each a size: --bind batch=SIZE,seq=SIZE
+          = give each dim a size: --bind batch=SIZE,seq=SIZE
           = or --microbatch SIZE for `batch`, --seq SIZE for `seq`
     "#]]
     .assert_eq(&compile);
@@ -118,7 +118,7 @@ fn dims_without_a_size_are_told_with_the_flags_that_bind_them() {
     expect![[r#"
         error: the model's inputs have a dim without a size: `seq`
           --> testdata/models/gpt2.dynamo-dyn.onnx
-          = give each a size: --bind seq=SIZE
+          = give each dim a size: --bind seq=SIZE
           = or --seq SIZE for `seq`
     "#]]
     .assert_eq(&seq);
@@ -126,7 +126,7 @@ fn dims_without_a_size_are_told_with_the_flags_that_bind_them() {
     expect![[r#"
         error: the model's inputs have a dim without a size: `batch`
           --> testdata/models/mlp.dynamo-dyn.onnx
-          = give each a size: --bind batch=SIZE
+          = give each dim a size: --bind batch=SIZE
           = or --microbatch SIZE for `batch`
     "#]]
     .assert_eq(&verify);

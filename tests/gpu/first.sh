@@ -127,11 +127,11 @@ attempt() {
 # Changes the environment of all later attempts by what a failed one said.
 learn() {
     local name=$1 wheels
-    if says "$name" 'libcuda\.so\.1 is not there' && [[ -e $driver_folder/libcuda.so.1 ]]; then
+    if says "$name" 'libcuda\.so\.1 was not found' && [[ -e $driver_folder/libcuda.so.1 ]]; then
         export LD_LIBRARY_PATH=$driver_folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         learnt+="; from here on LD_LIBRARY_PATH=$LD_LIBRARY_PATH"
     fi
-    if [[ -z ${TRAINYARD_CUDA_LIBS:-} ]] && says "$name" 'lib(nvrtc|cublasLt|cudnn)\.so\.[0-9]+ is not there'; then
+    if [[ -z ${TRAINYARD_CUDA_LIBS:-} ]] && says "$name" 'lib(nvrtc|cublasLt|cudnn)\.so\.[0-9]+ was not found'; then
         wheels=$("$python" "$here/first.py" libraries)
         if [[ -n $wheels ]]; then
             export TRAINYARD_CUDA_LIBS=$wheels

@@ -127,7 +127,7 @@ def a_driver_and_a_capture(steps: list[str]) -> None:
     run = Run({"doctor": "no-driver", "mlp-graphs": "refused", "bert-fp32": "loud", "mlp-commands": "wrong"})
     run.check(steps)
     rows = run.rows()
-    says(rows["doctor"][1], "libcuda.so.1 is not there", "SYNC=1: passed", "from here on LD_LIBRARY_PATH=")
+    says(rows["doctor"][1], "libcuda.so.1 was not found", "SYNC=1: passed", "from here on LD_LIBRARY_PATH=")
     assert "driver=/" not in run.files["doctor.log"] and "driver=/" in run.files["doctor-again.log"]
     says(rows["mlp-commands"][1], "differ from", "in mlp-sync.metrics.jsonl")
     says(rows["mlp-graphs"][1], "capture failed", "SYNC=1: passed", "from here on TRAINYARD_GRAPHS=0")
@@ -142,7 +142,7 @@ def libraries_and_faults(steps: list[str]) -> None:
     run = Run(faults | {"devices-cudnn": "wrong", "resnet-bf16": "abort"})
     run.check(steps)
     rows = run.rows()
-    says(rows["doctor"][1], "libnvrtc.so.13 is not there", "SYNC=1: passed", "from here on TRAINYARD_CUDA_LIBS=")
+    says(rows["doctor"][1], "libnvrtc.so.13 was not found", "SYNC=1: passed", "from here on TRAINYARD_CUDA_LIBS=")
     assert "wheels/nvidia/cu13/lib" in run.files["gpt2-fp32.log"]
     says(rows["gpt2-fp32"][1], "CUDA_ERROR_ILLEGAL_ADDRESS", "compute-sanitizer: ========= Invalid write")
     says(rows["llama-bf16"][1], "of the processor's: more than 5e-3")

@@ -30,8 +30,8 @@ run() {
 
 doctor() {
     local driver='"cuda": "13.0"' libraries='"version": "13.0"'
-    [[ $fault == no-driver && ${LD_LIBRARY_PATH:-} != *driver* ]] && driver='"error": "libcuda.so.1 is not there: install it"'
-    [[ $fault == no-library && -z ${TRAINYARD_CUDA_LIBS:-} ]] && libraries='"error": "libnvrtc.so.13 is not there: pip"'
+    [[ $fault == no-driver && ${LD_LIBRARY_PATH:-} != *driver* ]] && driver='"error": "libcuda.so.1 was not found: install it"'
+    [[ $fault == no-library && -z ${TRAINYARD_CUDA_LIBS:-} ]] && libraries='"error": "libnvrtc.so.13 was not found: pip"'
     printf '{"driver": {"file": "libcuda.so.1", %s},\n"gpus": [{"name": "NVIDIA Stand-in"}],\n' "$driver"
     printf '"libraries": [{"file": "libnvrtc.so.13", %s}]}\n' "$libraries"
 }

@@ -192,7 +192,7 @@ fn sizes_that_no_machine_has_are_refused_where_they_arise() {
     }
     assert_ne!(made("Tile", &[HUGE, 4]).outcome(), "ready");
     refused(made("Pad", &[HUGE, 0, HUGE, 0]), memory);
-    refused(made("Reshape", &[HUGE, 4]), "cannot reshape f32[1, 4]");
+    refused(made("Reshape", &[HUGE, 4]), "f32[1, 4] cannot be reshaped to");
     let constant = vec![node("ConstantOfShape", &["shape"], &["made"]), product("made")];
     refused(Given::nodes(constant).tensor(numbers("shape", &[HUGE, 4])), memory);
     let scalar = |name: &str, number: i64| TensorProto { dims: vec![], ..numbers(name, &[number]) };
@@ -211,8 +211,8 @@ fn sizes_that_no_machine_has_are_refused_where_they_arise() {
 fn dims_of_size_0_are_refused() {
     let empty =
         |input: &[i64], w: &[i64]| Given::nodes(vec![product("x")]).input(input).tensor(weight("w", w));
-    refused(empty(&[0, 4], &[4, 3]), "`x` has dims [0, 4], and so no elements");
-    refused(empty(&[2, 0], &[0, 3]), "`x` has dims [2, 0], and so no elements");
+    refused(empty(&[0, 4], &[4, 3]), "`x` has dims [0, 4], and therefore no elements");
+    refused(empty(&[2, 0], &[0, 3]), "`x` has dims [2, 0], and therefore no elements");
     refused(empty(&[2, 4], &[4, 0]), "the logits are f32[2, 0]");
 }
 
@@ -236,8 +236,8 @@ fn an_attribute_that_is_not_honoured_is_an_error() {
 #[test]
 fn an_output_that_the_operator_does_not_give_is_an_error_where_it_is_read() {
     let nodes = vec![node("MatMul", &["x", "w"], &["made", "more"]), node("Relu", &["more"], &["y"])];
-    refused(Given::nodes(nodes), "output 1 is not supported");
-    // Where nothing reads it, nothing is wrong.
+    refused(Given::nodes(nodes), "output 1 of the node is not supported");
+    // Where no node reads it, nothing is wrong.
     let nodes = vec![node("MatMul", &["x", "w"], &["made", "more"]), node("Relu", &["made"], &["y"])];
     assert_eq!(Given::nodes(nodes).outcome(), "ready");
 }
@@ -288,13 +288,13 @@ fn the_length_of_a_vector_of_zeros_has_a_gradient() {
 #[test]
 fn a_tensor_of_a_type_that_is_not_built_is_an_error_where_it_is_read() {
     let complex = tensor("w", 14, &[4, 3], vec![0; 96]);
-    refused(Given::nodes(vec![product("x")]).tensor(complex), "has elements of type");
+    refused(Given::nodes(vec![product("x")]).tensor(complex), "the element type c64 is not supported");
 }
 
 #[test]
 fn what_is_missing_or_defined_twice_is_named() {
     let missing = Given { tensors: vec![], ..Given::nodes(vec![product("x")]) };
-    refused(missing, "input \"w\" is not defined by anything");
+    refused(missing, "no node or tensor defines input \"w\"");
     refused(Given::nodes(vec![product("x"), product("x")]), "value \"y\" is defined twice");
     let foreign = NodeProto { domain: Some("com.example".into()), ..node("Missing", &["x"], &["made"]) };
     refused(Given::nodes(vec![foreign, product("made")]), "Missing");

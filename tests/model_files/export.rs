@@ -239,7 +239,7 @@ fn values_that_are_missing_or_do_not_fit_are_told_and_nothing_is_written() {
     let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
     expect_test::expect![[r#"
         state `m.net.0.weight` of the tensor `m.net.0.weight` has no value
-        the 4 bytes of state `m.net.0.bias` do not go back into `m.net.0.bias` f32[128]"#]]
+        the 4 bytes of state `m.net.0.bias` do not fit into the tensor `m.net.0.bias` f32[128]"#]]
     .assert_eq(&messages.join("\n"));
     assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 0);
 }
@@ -309,7 +309,7 @@ fn keys_without_a_value_are_named() {
     let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
     let notes = written.notes().join("\n").replace(&format!("{}/", folder.path().display()), "");
     expect_test::expect![[r#"
-        model.onnx is in inference form, to be used; model-training.onnx is in training form, to train further
-        model.safetensors lacks 5 keys of the module's state_dict, for which the model's file holds no value: `unused.weight`, `unused.bias`, `lost`, 2 `num_batches_tracked`"#]]
+        model.onnx is in inference form, for use; model-training.onnx is in training form, for more training
+        model.safetensors lacks 5 keys of the module's state_dict, because the model's file holds no value for them: `unused.weight`, `unused.bias`, `lost`, 2 `num_batches_tracked`"#]]
     .assert_eq(&notes);
 }

@@ -59,17 +59,17 @@ fn compile_says_what_is_minimised_and_warns_of_microbatches_that_do_not_make_it(
     };
     expect![[r#"
         trained: 4 of the 9 float tensors that the model reads; 4 by the exporter's list of parameters; not trained: 5 by the exporter's list of parameters
-        loss: output `loss` (its name): cross-entropy, mean over the labels that count (`ce`) + 0.1 · sum / weight from the data (`mse`) + a term of parameters alone"#]].assert_eq(&told("parted-loss", "--microbatch 2 --global-batch 8"));
+        loss: output `loss` (its name): cross-entropy (mean over the labels that count) (`ce`) + 0.1 · sum / weight from the data (`mse`) + a term of parameters alone"#]].assert_eq(&told("parted-loss", "--microbatch 2 --global-batch 8"));
     expect![[r#"
         mesh: dp=2, 2 ranks as threads, 1 x 8 samples each
         trained: 4 of the 4 float tensors that the model reads; 4 by the exporter's list of parameters
         loss: output `loss` (its name): a value of another form"#]]
     .assert_eq(&told("root-loss", "--microbatch 8 --mesh dp=2"));
     expect![[r#"
-        warning: several microbatches may not make the loss `loss` of the whole batch
+        warning: the loss `loss` of several microbatches may differ from the loss of the whole batch
           = it is neither a sum or mean over the samples nor a quotient of such sums
-          = their losses are averaged, or added up where they are sums
-          = one microbatch is exact: a --microbatch of the whole global batch, on as many data ranks as needed
+          = the losses of microbatches are averaged, and terms that are sums are added
+          = a single microbatch is exact: set --microbatch to the whole global batch, on as many data ranks as needed
         trained: 4 of the 4 float tensors that the model reads; 4 by the exporter's list of parameters
         loss: output `loss` (its name): a value of another form"#]]
     .assert_eq(&told("root-loss", "--microbatch 2 --global-batch 8"));

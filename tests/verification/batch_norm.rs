@@ -119,8 +119,8 @@ fn batch_norms_that_the_exporter_folded_are_told_of() {
     let place = Workplace::new(TRAINYARD);
     let ended = place.succeed("compile testdata/models/resnet.dynamo.onnx -o folded");
     let told =
-        "warning: the exporter folded batch norms into 20 layers, each of which trains as a plain layer";
+        "warning: the exporter folded batch norms into 20 layers; each trains as a layer without batch norm";
     assert!(ended.stderr.contains(told), "{}", ended.stderr);
     let ended = place.succeed("compile testdata/models/resnet.legacy-trainmode.onnx -o kept");
-    assert!(!ended.stderr.contains("plain layer"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("layer without batch norm"), "{}", ended.stderr);
 }

@@ -112,7 +112,7 @@ fn what_cannot_be_split_says_what_could_be() {
     check_error(
         "gpt2.dynamo --mesh tp=3",
         expect![[r#"
-        error: tp=3 does not divide the 4 heads of an attention
+        error: the 4 heads of an attention cannot be divided into tp=3 equal parts
           --> node "node_scaled_dot_product_attention" (MatMul, opset 20)
           = tp can be 1, 2, 4
     "#]],
@@ -121,48 +121,48 @@ fn what_cannot_be_split_says_what_could_be() {
         "gpt2.dynamo --bind batch=3 --mesh dp=2",
         expect![[r#"
         error: 2 data ranks cannot share a batch of 3 (--bind batch=3)
-          = the nearest that they can: --bind batch=2 or --bind batch=4
+          = the nearest batches that they can share: --bind batch=2 or --bind batch=4
     "#]],
     );
     check_error(
         "gpt2.dynamo --microbatch 2 --bind batch=2 --mesh dp=2",
         expect![[r#"
         error: --microbatch 2 on 2 data ranks contradicts --bind batch=2
-          = give one of the two
+          = give only one of these flags
     "#]],
     );
     check_error(
         "gpt2.dynamo --mesh dp=2 --microbatch 2 --global-batch 6",
         expect![[r#"
-        error: a global batch of 6 is no whole number of microbatches of 2 on 2 data ranks
-          = the nearest that is: --global-batch 4 or 8
+        error: the global batch 6 is not a multiple of the microbatch 2 on 2 data ranks
+          = the nearest multiples: --global-batch 4 or 8
           = or --microbatch 1 or 3
     "#]],
     );
     check_error(
         "gpt2.dynamo --mesh tp=2 --shard nothing*=tp",
         expect![[r#"
-        error: --shard nothing*=tp: no state has such a name
-          = names are like m.transformer.h.0.ln_1.weight, m.transformer.h.0.ln_1.bias, m.transformer.h.0.attn.c_attn.weight[:,0..128], m.transformer.h.0.attn.c_attn.weight[:,128..256], m.transformer.h.0.attn.c_attn.weight[:,256..384], m.transformer.h.0.attn.c_attn.bias[0..128], m.transformer.h.0.attn.c_attn.bias[128..256], m.transformer.h.0.attn.c_attn.bias[256..384]
+        error: --shard nothing*=tp: no state matches the pattern
+          = names of states are, for example, m.transformer.h.0.ln_1.weight, m.transformer.h.0.ln_1.bias, m.transformer.h.0.attn.c_attn.weight[:,0..128], m.transformer.h.0.attn.c_attn.weight[:,128..256], m.transformer.h.0.attn.c_attn.weight[:,256..384], m.transformer.h.0.attn.c_attn.bias[0..128], m.transformer.h.0.attn.c_attn.bias[128..256], m.transformer.h.0.attn.c_attn.bias[256..384]
     "#]],
     );
     check_error(
         "mlp.dynamo --mesh tp=2 --shard *0.weight=tp,- --shard *weight=-,tp",
         expect![[r#"
-        error: --shard *0.weight=tp,- and --shard *weight=-,tp both fit `m.net.0.weight`
-          = leave one out, or narrow its pattern
+        error: --shard *0.weight=tp,- and --shard *weight=-,tp both match `m.net.0.weight`
+          = remove one of the flags, or narrow its pattern
     "#]],
     );
     check_error(
         "mlp.dynamo --mesh tp=2 --shard *0.weight=tp",
         expect![[r#"
-        error: --shard *0.weight=tp: `m.net.0.weight` is f32[128, 64], whose dims are not the 1 given, as in the file
+        error: --shard *0.weight=tp: `m.net.0.weight` is f32[128, 64], and --shard must give its 1 dims of the file's tensor
     "#]],
     );
     check_error(
         "mlp.dynamo --mesh tp=3 --shard *0.weight=tp,-",
         expect![[r#"
-        error: --shard *0.weight=tp,-: a dim of size 128 of `m.net.0.weight` does not divide by 3
+        error: --shard *0.weight=tp,-: the dim of size 128 of `m.net.0.weight` cannot be divided into 3 equal parts
           = it divides by 1, 2, 4, 8, 16, 32, 64
     "#]],
     );
@@ -179,7 +179,7 @@ fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
         let spmd = models::split(&format!("mesh=tp:2, shard=\"{rule}\""));
         let fixture = models::Fixture { file, bindings: &[], ..models::GPT2_DYNAMO };
         let shardings = fixture.compiled(2, Plan { spmd, ..Plan::default() }).compilation.shardings;
-        let asked = format!("`tp`: asked for by --shard {rule}");
+        let asked = format!("`tp`: --shard {rule} names it");
         let asked: Vec<_> = shardings.iter().filter(|report| report.reasons.contains(&asked)).collect();
         assert_eq!(asked.len(), states, "{file}: {asked:?}");
         assert!(asked.iter().all(|report| report.sharding == sharding), "{file}: {asked:?}");
@@ -231,8 +231,8 @@ fn data_that_ranks_cannot_share_is_refused_before_anything_is_written() {
     let before = place.contents();
     let ended = place.run(&format!("{RUN} --mesh dp=3 --microbatch 5"));
     expect![[r#"
-        error: a global batch of 16 is no whole number of microbatches of 5 on 3 data ranks
-          = the nearest that is: --global-batch 15 or 30
+        error: the global batch 16 is not a multiple of the microbatch 5 on 3 data ranks
+          = the nearest multiples: --global-batch 15 or 30
     "#]]
     .assert_eq(&ended.errors());
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);

@@ -110,7 +110,7 @@ fn a_partial_sum_that_is_labelled_whole_is_refused() {
             reshard(&mut wrong, value, whole);
             let said = refused(&wrong);
             assert!(
-                said.contains("result 0 says it is whole, the operands make it a partial sum over `tp`"),
+                said.contains("result 0 is declared whole, and the operands make it a partial sum over `tp`"),
                 "{said}"
             );
         }
@@ -160,7 +160,7 @@ fn a_gradient_that_is_not_reduced_over_data_ranks_is_refused() {
     b.remove(id);
     b.finish();
     let said = refused(&wrong);
-    let expected = "result 0 says it is whole, the operands make it a partial sum over `dp`";
+    let expected = "result 0 is declared whole, and the operands make it a partial sum over `dp`";
     assert!(said.contains(expected), "{said}");
 }
 
@@ -179,7 +179,7 @@ fn a_group_over_the_wrong_axis_is_refused() {
     assert_eq!(change(&wrong, wrong.node(id)).axes[..], [tp]);
     let said = refused(&wrong);
     let expected =
-        "result 0 says it is a partial sum over `tp`, the operands make it a partial sum over `dp`";
+        "result 0 is declared a partial sum over `tp`, and the operands make it a partial sum over `dp`";
     assert!(said.contains(expected), "{said}");
     // An activation that is partial over tp says that it is over dp, which splits its samples.
     let id = reduces(&module, Phase::Forward, "tp", 1)[1];

@@ -201,7 +201,7 @@ fn weights_that_are_not_here_are_refused_with_what_to_do() {
     assert!(error.starts_with("error: the weights of `"), "{error}");
     assert!(error.contains("--weights FILE.safetensors") && error.contains("--init"), "{error}");
     let error = verify("gpt3-175b-noweights.onnx --microbatch 1 --init gpt2").unwrap_err();
-    assert!(error.contains("the states of two programs take"), "{error}");
+    assert!(error.contains("the states of two programs need"), "{error}");
 }
 
 /// A safetensors file of float tensors.
@@ -230,11 +230,11 @@ fn files_of_numbers_that_do_not_fit_say_what_would() {
     let error = against(&[("logits", &[8, 10], vec![0.0; 80])]).unwrap_err();
     assert!(error.contains("the file has no `input.x`, which is f32[8, 64]"), "{error}");
     let error = against(&[("input.x", &[7, 64], vec![0.5; 7 * 64])]).unwrap_err();
-    assert!(error.contains("input `x` is f32[7, 64], the program takes f32[8, 64]"), "{error}");
+    assert!(error.contains("input `x` is f32[7, 64], and the program takes f32[8, 64]"), "{error}");
     let error = against(&[x()]).unwrap_err();
-    assert!(error.contains("the file has nothing to compare with"), "{error}");
+    assert!(error.contains("the file has no tensor to compare with"), "{error}");
     let error = against(&[x(), ("grad.net.0.bias", &[128], vec![0.0; 128])]).unwrap_err();
-    assert!(error.contains("gradients need the labels"), "{error}");
+    assert!(error.contains("gradients can be compared only with the labels"), "{error}");
     let report =
         against(&[x(), ("logits", &[8, 10], vec![0.0; 80]), ("param.w", &[3], vec![1.0; 3])]).unwrap();
     assert!(!report.passed);
@@ -249,7 +249,7 @@ fn files_of_numbers_that_do_not_fit_say_what_would() {
     let wrong = verify("mlp.dynamo.onnx --against numbers.txt").unwrap_err();
     assert!(wrong.contains("not an .npz file"), "{wrong}");
     let both = verify("mlp.dynamo.onnx --bisect --against mlp.io.npz").unwrap_err();
-    assert!(both.contains("give one of the two"), "{both}");
+    assert!(both.contains("give only one of these flags"), "{both}");
 }
 
 #[test]
@@ -281,8 +281,8 @@ fn the_command_exits_with_0_or_3_and_prints_a_table_or_json() {
     assert!(table.ends_with("equal: no error is above 1e-9\n"), "{table}");
     let assumed = "\
 trained tensors  not compared: 6 of the 6 float tensors that the model reads; 6 by the exporter's list of parameters
-loss             not compared: cross-entropy, mean over the labels that count, of the logits in output `logits` and the labels
-batch            not compared: numbers that were made up (--seed 0); your data may reach other parts of the model
+loss             not compared: cross-entropy (mean over the labels that count) of the logits in output `logits` and the labels
+batch            not compared: random numbers (--seed 0); your data may reach other parts of the model
 the strongest check is --against, ";
     assert!(table.contains(assumed), "{table}");
 
@@ -309,6 +309,6 @@ fn a_program_that_cannot_run_is_blamed_on_the_pass_that_made_it() {
     });
     let failure = planted.bisect(&stages, Mode::Exact, 1e-9).expect_err("nothing feeds it");
     let told = render(Severity::Error, &failure.diagnostics(), false);
-    let blamed = "the program that pass `optimizer` made fails; those before it do not";
+    let blamed = "the program after pass `optimizer` fails, and the programs before it do not";
     assert!(told.contains("input `unfed` is missing") && told.contains(blamed), "{told}");
 }

@@ -67,14 +67,18 @@ fn attention(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             let attention = fused(g, weigh, value, &scores).filter(|_| four && several);
             let unmet = [
                 unless(four, || {
-                    format!("its scores are {}, not of a batch, heads, queries and keys", g.ty(class))
+                    format!(
+                        "its scores are {}, and they need four dims: batch, heads, queries and keys",
+                        g.ty(class)
+                    )
                 }),
-                unless(several, || "it has one head, and its values no dim of heads".into()),
+                unless(several, || "it has one head, and its values have no head dim".into()),
                 unless(guarded, || {
-                    "its mask may hide all keys of a query, for which nothing guards it".into()
+                    "its mask may hide all keys of a query, and the softmax is not guarded against that"
+                        .into()
                 }),
                 unless(!four || !several || attention.is_some(), || {
-                    "its queries, keys or values share dims otherwise".into()
+                    "its queries, keys and values do not have the dims of attention".into()
                 }),
             ];
             let found = holds(g, n, PATTERN, unmet);
@@ -94,7 +98,7 @@ fn unfit_mask(g: &Graph, class: Id) -> Option<String> {
             let mut products = Vec::new();
             scaled_products(g, product, &Masks::new(), &mut products);
             if !products.is_empty() {
-                unfit = Some(format!("its mask {} does not stretch to the scores {}", g.ty(mask), g.ty(class)));
+                unfit = Some(format!("its mask {} does not broadcast to the scores {}", g.ty(mask), g.ty(class)));
             }
         });
     }

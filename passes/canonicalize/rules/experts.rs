@@ -27,7 +27,7 @@ fn experts(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             find!(@arg g, matrices, ([Op::Gather(gather)] weights index) => {
                 if gather.dim == 0 && g.ty(weights).ndim() == 3 {
                     let experts = chosen(g, contract, (matrix_labels, weights, index), (row_labels, rows));
-                    let unmet = unless(experts.is_some(), || "its rows meet more than a matrix each".into());
+                    let unmet = unless(experts.is_some(), || "a row is multiplied by more than one matrix".into());
                     holds(g, n, "experts", [unmet]);
                     out.extend(experts.map(|experts| typed(Reshape, [experts], whole.clone())));
                 }

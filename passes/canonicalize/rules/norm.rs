@@ -22,18 +22,22 @@ fn mean_of_last(g: &Graph, reduce: &Reduce, x: Id) -> bool {
 
 /// Unmet, unless the means are over the last dim.
 fn over_last(holds: bool, mean: &Reduce) -> Option<String> {
-    unless(holds, || format!("its `{:?}` over dims {:?} is not the mean over the last", mean.kind, mean.dims))
+    unless(holds, || {
+        format!("its `{:?}` over dims {:?} is not the mean over the last dim", mean.kind, mean.dims)
+    })
 }
 
 /// Unmet, unless a class is a vector along the last dim of another.
 fn along_last(g: &Graph, vector: Id, x: Id, what: &str) -> Option<String> {
     let fits = g.ty(vector).ndim() == 1 && g.ty(vector).dims.last() == g.ty(x).dims.last();
-    unless(fits, || format!("its {what} {} is no vector along the last dim of {}", g.ty(vector), g.ty(x)))
+    unless(fits, || format!("its {what} {} is not a vector along the last dim of {}", g.ty(vector), g.ty(x)))
 }
 
 /// Unmet, unless what is added to the variance is a number.
 fn small(g: &Graph, eps: Id) -> Option<String> {
-    unless(g.number(eps).is_some(), || format!("what it adds to the variance is {}, no number", g.ty(eps)))
+    unless(g.number(eps).is_some(), || {
+        format!("the addend of the variance is {}, and not a number", g.ty(eps))
+    })
 }
 
 /// (x - mean) · rsqrt(mean((x - mean)²) + eps) · scale + bias
@@ -44,7 +48,7 @@ fn layer_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             ([Op::Binary(Sub)] x2 ([Op::Reduce(m3)] x3)) two))))))) => {
         let means = [m1, m2, m3].into_iter().all(|mean| mean_of_last(g, mean, x));
         let unmet = [
-            one_value(g, &[x, x1, x2, x3], "what is normalised and its statistics"),
+            one_value(g, &[x, x1, x2, x3], "the normalised value and its statistics"),
             number(g, two, 2.0),
             over_last(means, m1),
             small(g, e),
@@ -68,7 +72,7 @@ fn rms_norm(g: &Graph, n: &ENode, out: &mut Vec<Term>) {
             return;
         }
         let unmet = [
-            one_value(g, &[x, y], "what is normalised and its mean square"),
+            one_value(g, &[x, y], "the normalised value and its mean square"),
             number(g, two, 2.0),
             over_last(mean_of_last(g, mean, x), mean),
             small(g, e),

@@ -92,7 +92,7 @@ fn is_rotate_neighbours(g: &Graph, turned: Id, x: Id, width: u64) -> bool {
 fn uneven(g: &Graph, table: Id, pairs: Pairs) -> Option<String> {
     let what = if pairs.interleaved { "each number" } else { "the first half" };
     unless(is_even(g, table, pairs), || {
-        format!("its table {} does not repeat {what} of its last dim, as far as can be seen", g.ty(table))
+        format!("its table {} does not provably repeat {what} of its last dim", g.ty(table))
     })
 }
 

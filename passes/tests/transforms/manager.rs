@@ -80,11 +80,11 @@ fn a_program_that_is_not_valid_after_a_pass_is_the_compilers_fault() {
 #[test]
 fn a_pipeline_says_what_it_does_not_know() {
     for (text, said) in [
-        ("folt", "there is no such pass; there are bind, dropout, fold, canonicalize, parameters"),
+        ("folt", "there is no such pass; the passes are bind, dropout, fold, canonicalize, parameters"),
         ("fold(3)", "pass `fold` does not take `3`"),
         ("optimizer(adamw, lr=fast)", "`fast` is not a value of `lr`"),
         ("optimizer(adamw", "`,` or `)` should follow"),
-        ("bind(batch=0)", "`0` is no size"),
+        ("bind(batch=0)", "`0` is not a size"),
         ("loss(\"open", "a `\"` is not closed"),
     ] {
         let error = text.parse::<Pipeline>().expect_err(text);

@@ -116,7 +116,7 @@ fn error(pass: &str) -> String {
 fn a_group_that_no_parameter_is_of_is_refused() {
     assert_eq!(
         error("optimizer(group=\"h.*:lr=0.1\")"),
-        "no parameter that is trained fits `h.*` of a group | there are parameters such as w, b"
+        "no trained parameter matches the pattern `h.*` of a group | trained parameters are, for example, w, b"
     );
     with_optimizer("optimizer(group=\"*:lr=0.1\", group=\"b:weight-decay=0.5\")").expect("both fit");
 }

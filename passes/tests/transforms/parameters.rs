@@ -95,7 +95,7 @@ fn a_bias_on_scores_is_trained_with_a_warning_beside_a_mask() {
             assert_eq!(cx.warnings.len(), 1, "{:?}", cx.warnings);
             // Fused, the mask is an attribute or gone.
             assert_eq!(reports["mask"].role, RowRole::Constant, "{hidden}");
-            assert_eq!(reports["mask"].reason == "nothing reads it", fused, "{hidden}");
+            assert_eq!(reports["mask"].reason == "no node reads it", fused, "{hidden}");
         }
     }
 }
@@ -267,11 +267,11 @@ fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
         let warnings: Vec<&str> = cx.warnings.iter().map(|warning| &warning.message[..]).collect();
         let expected = match table {
             true => [
-                "`slope` is trained by its name alone",
+                "`slope` is trained only because of its name",
                 "not trained: `positions` (a table of sines and cosines), `mask` (a mask of zeros and ones)",
             ],
             false => [
-                "2 tensors are trained by their names alone: `positions`, `slope`",
+                "2 tensors are trained only because of their names: `positions`, `slope`",
                 "not trained: `mask` (a mask of zeros and ones)",
             ],
         };

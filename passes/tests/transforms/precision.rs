@@ -213,9 +213,9 @@ fn small_gradients_survive_in_fp16_because_the_loss_is_scaled() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     for (options, message) in [
-        ("fp16, min=4, initial=2", "begins at 2 and is 4 at least"),
-        ("fp16, backoff=1", "shrinks by 1"),
-        ("fp16, hysteresis=0", "must wait for a step"),
+        ("fp16, min=4, initial=2", "the initial loss scale is 2 and the smallest is 4"),
+        ("fp16, backoff=1", "shrinks by the factor 1"),
+        ("fp16, hysteresis=0", "must wait at least one step"),
         ("grad-dtype=i64", "not in i64"),
     ] {
         let pipeline: Pipeline = format!("autodiff precision({options})").parse().expect("it reads");

@@ -51,7 +51,7 @@ fn a_damaged_file_is_replaced_with_one_warning() {
         fs::write(&file, damaged).unwrap();
         let cache = Cache::at(folder.path());
         assert_eq!(get(&cache, KEY, b"a cubin of some length"), (b"a cubin of some length".to_vec(), true));
-        assert!(cache.trouble().unwrap().contains("is damaged"));
+        assert!(cache.trouble().unwrap().contains("was damaged"));
         assert_eq!(fs::read(&file).unwrap(), whole);
         assert!(!get(&cache, KEY, b"").1);
     }

@@ -48,7 +48,7 @@ impl FromStr for Batch {
             return Err(format!("`{text}` is not TYPE/WAY/SAMPLES, such as f16/inputs/0-3,7"));
         };
         let index = WAYS.iter().position(|name| *name == way);
-        let index = index.ok_or_else(|| format!("`{way}` is none of {}", WAYS.join(", ")))?;
+        let index = index.ok_or_else(|| format!("`{way}` is not one of {}", WAYS.join(", ")))?;
         Ok(Self { way: Way::ALL[index], dtype: dtype.parse()?, samples: parse_ranges(samples)? })
     }
 }
@@ -74,7 +74,7 @@ pub(super) fn parse_ranges(text: &str) -> Result<Vec<usize>, String> {
         let parsed = from.parse::<usize>().ok().zip(to.parse::<usize>().ok());
         let (from, to) = parsed
             .filter(|(from, to)| from <= to && *to <= LAST && indices.last().is_none_or(|last| last < from))
-            .ok_or_else(|| format!("`{text}` are not ascending numbers, such as 0-3,7"))?;
+            .ok_or_else(|| format!("`{text}` is not a list of ascending numbers, such as 0-3,7"))?;
         indices.extend(from..=to);
     }
     Ok(indices)

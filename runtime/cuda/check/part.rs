@@ -63,7 +63,7 @@ impl FromStr for Place {
         match (text, number) {
             (STAND_IN, _) => Ok(Self::StandIn),
             (_, Some(number)) => Ok(Self::Gpu(number)),
-            _ => Err(format!("`{text}` is no device, such as {GPU}0")),
+            _ => Err(format!("`{text}` is not a device; write {GPU}0")),
         }
     }
 }
@@ -127,7 +127,7 @@ fn run_on(subject: &impl Subject, sizes: &Sizes, work: &Work, out: &mut dyn Writ
         Work::Rates(tasks) => (tasks, count(sizes)),
     };
     if let Some(absent) = indices.iter().find(|&&index| index >= count) {
-        let message = format!("there is no number {absent}: there are {count}");
+        let message = format!("there is no sample {absent}: there are {count} samples");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let mut passed = true;
@@ -179,7 +179,7 @@ mod tests {
     fn a_part_with_an_unknown_sample_is_refused() {
         for text in ["stand-in/f32/inputs/99999", "stand-in/rates/99999"] {
             let error = text.parse::<Part>().unwrap().run(&mut Vec::new()).unwrap_err();
-            assert!(error.to_string().starts_with("there is no number 99999"), "{error}");
+            assert!(error.to_string().starts_with("there is no sample 99999"), "{error}");
         }
     }
 }

@@ -74,7 +74,8 @@ impl Processes {
                     tasks.retain(|other| *other != task);
                 }
             });
-            let problem = ended.err().map_or_else(|| "the process left it out".into(), |fault| fault.problem);
+            let problem =
+                ended.err().map_or_else(|| "the process did not report it".into(), |fault| fault.problem);
             if !tasks.is_empty() {
                 let missing = unmeasured(tasks.remove(0), sizes, &problem);
                 missing.iter().for_each(&mut *tell);
@@ -112,9 +113,10 @@ impl Processes {
                     take(line);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let gone = if end(&mut child).is_some() { "" } else { ", but is still there" };
+                    let gone = if end(&mut child).is_some() { "" } else { ", but is still running" };
                     let seconds = limit.as_secs_f64();
-                    let problem = format!("the process said nothing for {seconds:.0} s and was killed{gone}");
+                    let problem =
+                        format!("the process reported nothing for {seconds:.0} s and was killed{gone}");
                     return Err(Fault { problem, hung: true });
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(died(ended_early(&mut child))),
@@ -181,6 +183,6 @@ fn ended_early(child: &mut Child) -> String {
     let status = wait(child).or_else(|| end(child));
     match status {
         Some(status) => format!("the process ended early: {status}"),
-        None => "the process closed its output, but is still there".into(),
+        None => "the process closed its output, but is still running".into(),
     }
 }

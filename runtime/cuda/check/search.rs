@@ -159,10 +159,13 @@ impl<R: Runner> Search<'_, R> {
         let (others, why) = (batch.samples.len() - 1, &fault.problem);
         let problem = if self.report.skipped > before.skipped {
             self.report.skipped -= 1;
-            format!("it or one of {others} other samples in one program, which were not all run alone: {why}")
+            format!(
+                "this sample or one of {others} other samples of the same program failed, and not all of \
+                 them were run alone: {why}"
+            )
         } else {
             self.report.passed -= 1;
-            format!("with {others} other samples in one program: {why}")
+            format!("only in one program with {others} other samples: {why}")
         };
         self.fail(batch, batch.samples[0], problem);
     }

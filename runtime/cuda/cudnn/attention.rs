@@ -15,17 +15,17 @@ pub(super) fn graph(op: &Op, instruction: &Instruction) -> Result<Graph, String>
     let (scale, causal, operands) = match op {
         Op::Attention(Attention { scale, causal }) => (scale.get(), *causal, 3),
         Op::AttentionGrad(AttentionGrad { scale, causal }) => (scale.get(), *causal, 6),
-        _ => return Err("cuDNN does no such thing".into()),
+        _ => return Err("cuDNN does not support this operator".into()),
     };
     if instruction.operands.len() != operands {
-        return Err("a mask (cuDNN is asked for causal masks alone)".into());
+        return Err("a mask (cuDNN is used only for causal masks)".into());
     }
     if instruction.parts.is_some() {
-        return Err("a part of the queries (cuDNN is asked for whole sequences)".into());
+        return Err("a part of the queries (cuDNN is used only for whole sequences)".into());
     }
     let dtype = instruction.operands[0].dtype;
     if !matches!(dtype, DType::F16 | DType::BF16) {
-        return Err(format!("{dtype} (cuDNN is asked for attention in f16 and bf16)"));
+        return Err(format!("{dtype} (cuDNN is used for attention in f16 and bf16)"));
     }
     let mut writer = Writer::new(instruction);
     let scale = writer.number(scale as f32);

@@ -17,17 +17,17 @@ pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Gr
         Op::Conv(op) => (op.windows(), Makes::Output, [first, second, result]),
         Op::ConvGradInput(op) => (op.windows(), Makes::Image, [result, first, second]),
         Op::ConvGradWeight(op) => (op.windows(), Makes::Weight, [first, result, second]),
-        _ => return Err("cuDNN does no such thing".into()),
+        _ => return Err("cuDNN does not support this operator".into()),
     };
     let dims = windows.strides.len();
     if dims > MOST {
-        return Err(format!("cuDNN convolves over {MOST} spatial dims at most, not {dims}"));
+        return Err(format!("cuDNN supports convolutions over at most {MOST} spatial dims, not over {dims}"));
     }
     let tensors = parts.map(|part| tensor(part, instruction).ok_or("an operand is missing"));
     let tensors = tensors.into_iter().collect::<Result<Vec<Tensor>, _>>()?;
     if let Some(size) = tensors.iter().flat_map(|tensor| &tensor.sizes).find(|&&size| size > i32::MAX.into())
     {
-        return Err(format!("cuDNN takes no dim of {size} elements"));
+        return Err(format!("cuDNN does not support a dim of {size} elements"));
     }
     let [image, weight, output] = [0, 1, 2];
     let Windows { strides, dilations, pads } = windows;
@@ -67,7 +67,7 @@ fn numbers(given: &[u64], missing: i64) -> Result<Vec<i64>, String> {
     let given = given.iter().map(|&number| {
         i32::try_from(number)
             .map(i64::from)
-            .map_err(|_| format!("cuDNN takes no window that moves by {number}"))
+            .map_err(|_| format!("cuDNN does not support a window that moves by {number}"))
     });
     let given = given.collect::<Result<Vec<i64>, String>>()?;
     let mut all = vec![missing; FEWEST.saturating_sub(given.len())];

@@ -77,11 +77,8 @@ mod tests {
     fn attention_that_is_not_for_cudnn_is_counted_by_its_reason() {
         let of = |reason: &str| vec![Declined { kind: "attention", reason: reason.into(), count: 2 }];
         assert_eq!(attention("bf16", ""), []);
-        assert_eq!(attention("f32", ""), of("f32 (cuDNN is asked for attention in f16 and bf16)"));
-        assert_eq!(
-            attention("bf16", "bf16[2, 4, 8, 8]"),
-            of("a mask (cuDNN is asked for causal masks alone)")
-        );
+        assert_eq!(attention("f32", ""), of("f32 (cuDNN is used for attention in f16 and bf16)"));
+        assert_eq!(attention("bf16", "bf16[2, 4, 8, 8]"), of("a mask (cuDNN is used only for causal masks)"));
     }
 
     #[test]
@@ -92,7 +89,7 @@ mod tests {
             ))
         };
         assert_eq!(conv("4, 4", "1, 1", "0, 0, 0, 0", "4, 4"), []);
-        let reason = "cuDNN convolves over 3 spatial dims at most, not 4".into();
+        let reason = "cuDNN supports convolutions over at most 3 spatial dims, not over 4".into();
         let four = conv("4, 4, 4, 4", "1, 1, 1, 1", "0, 0, 0, 0, 0, 0, 0, 0", "4, 4, 4, 4");
         assert_eq!(four, [Declined { kind: "convolution", reason, count: 1 }]);
     }

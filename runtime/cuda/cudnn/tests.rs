@@ -75,13 +75,17 @@ fn what_cudnn_does_not_convolve_is_named() {
     check(
         &dense(conv, DType::F32, [&[1; 6]; 3], 0),
         false,
-        expect!["`conv`: cuDNN convolves over 3 spatial dims at most, not 4; --device cpu runs everything"],
+        expect![
+            "`conv`: cuDNN supports convolutions over at most 3 spatial dims, not over 4; --device cpu runs every operator"
+        ],
     );
     let conv = Conv { strides: smallvec![1 << 40], dilations: smallvec![1], pads: smallvec![0, 0] };
     check(
         &dense(conv, DType::F32, [&[1; 3]; 3], 0),
         false,
-        expect!["`conv`: cuDNN takes no window that moves by 1099511627776; --device cpu runs everything"],
+        expect![
+            "`conv`: cuDNN does not support a window that moves by 1099511627776; --device cpu runs every operator"
+        ],
     );
 }
 
@@ -298,7 +302,7 @@ fn attention_that_is_not_for_cudnn_is_refused() {
         &forward,
         false,
         expect![
-            "`attention`: f32 (cuDNN is asked for attention in f16 and bf16); --device cpu runs everything"
+            "`attention`: f32 (cuDNN is used for attention in f16 and bf16); --device cpu runs every operator"
         ],
     );
     let mask = forward.operands[0].clone();
@@ -306,7 +310,9 @@ fn attention_that_is_not_for_cudnn_is_refused() {
     check(
         &forward,
         false,
-        expect!["`attention`: a mask (cuDNN is asked for causal masks alone); --device cpu runs everything"],
+        expect![
+            "`attention`: a mask (cuDNN is used only for causal masks); --device cpu runs every operator"
+        ],
     );
 }
 

@@ -75,7 +75,7 @@ impl Call {
     /// `add` to what the result holds.
     pub(super) fn of(multiply: &Multiply, places: &MultiplyPlaces, add: bool) -> Result<Self, DriverError> {
         Self::of_lines(multiply, places, add).ok_or_else(|| {
-            DriverError(format!("cuBLASLt multiplies no matrices that lie like this: {multiply:?}"))
+            DriverError(format!("cuBLASLt does not support this layout of matrices: {multiply:?}"))
         })
     }
 

@@ -121,7 +121,7 @@ impl Exchange {
 
     /// What was fetched, when it has come.
     pub(super) fn collect(&mut self, Fetched(index): Fetched) -> Result<Vec<u8>, DriverError> {
-        let gone = || DriverError("what was fetched was collected before".into());
+        let gone = || DriverError("the fetched bytes were already collected".into());
         let back = self.returns.get_mut(index).ok_or_else(gone)?;
         let bytes = back.bytes.take().ok_or_else(gone)?;
         back.done.reached()?;

@@ -28,10 +28,10 @@ impl Context {
     /// The context of a device, made current.
     #[allow(unsafe_code)]
     pub(super) fn new(ordinal: i32) -> Result<Self, DriverError> {
-        let device = result::device::get(ordinal).map_err(refused("the GPU cannot be had"))?;
+        let device = result::device::get(ordinal).map_err(refused("the GPU is not available"))?;
         // SAFETY: the driver gave the device just now.
         let context = unsafe { result::primary_ctx::retain(device) };
-        let own = Self { device, context: context.map_err(refused("no context can be had on the GPU"))? };
+        let own = Self { device, context: context.map_err(refused("no context can be created on the GPU"))? };
         own.bind()?;
         Ok(own)
     }
@@ -75,7 +75,7 @@ impl Queue {
     #[allow(unsafe_code)]
     pub(super) fn finish(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.0) }.map_err(refused("what the GPU was given"))
+        unsafe { result::stream::synchronize(self.0) }.map_err(refused("an earlier command of the GPU"))
     }
 
     /// Says what went wrong in its context so far; it waits for nothing.
@@ -84,7 +84,7 @@ impl Queue {
         // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.0) }.result() {
             Err(error) if error.0 != sys::CUresult::CUDA_ERROR_NOT_READY => {
-                Err(refused("what the GPU was given")(error))
+                Err(refused("an earlier command of the GPU")(error))
             }
             _ => Ok(()),
         }
@@ -154,7 +154,7 @@ impl Mark {
     #[allow(unsafe_code)]
     pub(super) fn reached(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.0) }.map_err(refused("what the GPU was given"))
+        unsafe { result::event::synchronize(self.0) }.map_err(refused("an earlier command of the GPU"))
     }
 }
 

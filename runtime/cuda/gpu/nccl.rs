@@ -94,7 +94,9 @@ impl Team {
             }
         };
         let started = thread::Builder::new().name("watch-gpus".into()).spawn(watch);
-        started.map_err(|error| DriverError(format!("a thread that watches the GPUs: {error}")))?;
+        started.map_err(|error| {
+            DriverError(format!("the thread that watches the GPUs cannot start: {error}"))
+        })?;
         Ok(team)
     }
 
@@ -176,7 +178,9 @@ impl Team {
     /// Refuses when a rank has failed.
     fn alive(&self) -> Result<(), DriverError> {
         match self.failed.get() {
-            Some((rank, why)) => Err(DriverError(format!("rank {rank} failed, and ended all others: {why}"))),
+            Some((rank, why)) => {
+                Err(DriverError(format!("rank {rank} failed, and therefore all ranks ended: {why}")))
+            }
             None => Ok(()),
         }
     }

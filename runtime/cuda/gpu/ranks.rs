@@ -48,7 +48,7 @@ pub fn gpus(
         device.driver.seat = Some(team.seat(rank));
     }
     devices.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
-    let abort = Box::new(move |rank| team.end(rank, "see its own error"));
+    let abort = Box::new(move |rank| team.end(rank, "see the error of that rank"));
     Ok(Box::new(Ranks::of(devices, programs, Local::new(ranks), abort)))
 }
 

@@ -19,7 +19,7 @@ impl Stamps {
     /// Seconds from one to another.
     pub(super) fn seconds(&self, from: usize, to: usize) -> Result<f64, DriverError> {
         let mark = |number: usize| {
-            self.0.get(number).ok_or_else(|| DriverError(format!("nothing was stamped with {number}")))
+            self.0.get(number).ok_or_else(|| DriverError(format!("there is no time stamp {number}")))
         };
         mark(to)?.seconds_after(mark(from)?)
     }

@@ -15,7 +15,7 @@ fn a_gpu_that_is_not_there_is_named_with_those_that_are() {
 #[test]
 fn memory_that_is_not_there_is_counted() {
     let error = too_much(3 << 30, "GPU 0 (NVIDIA H200)", (1 << 30, 2 << 30)).to_string();
-    let counted = "cannot allocate 3221225472 bytes on GPU 0 (NVIDIA H200): of its 2147483648 bytes 1073741824 are free";
+    let counted = "cannot allocate 3221225472 bytes on GPU 0 (NVIDIA H200): 1073741824 of its 2147483648 bytes are free";
     assert_eq!(error, counted);
 }
 

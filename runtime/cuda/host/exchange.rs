@@ -60,7 +60,7 @@ impl Exchange {
             Kind::AllGather => communicator.all_gather(group, &mut tensors),
             Kind::ReduceScatter => communicator.reduce_scatter(group, kind, &mut tensors),
             Kind::AllToAll => communicator.all_to_all(group, &mut tensors),
-            Kind::AllSlice => return Err(DriverError("an all_slice is no exchange".into())),
+            Kind::AllSlice => return Err(DriverError("an all_slice is not an exchange".into())),
         }
         .map_err(told)
     }

@@ -118,7 +118,7 @@ pub(super) fn fused(
     let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
     let into = |view: &View| match multiplications(&fused.contract, [lhs, rhs, view]).as_deref() {
         Some([one]) => Ok(one.clone()),
-        _ => Err(super::missing("a contraction with an epilogue whose matrices do not lie in rows")),
+        _ => Err(super::missing("a contraction with an epilogue whose matrices are not in row order")),
     };
     let like_result = |view: &View| into(view).map(|multiply| multiply.out);
     let mut operands = instruction.operands[2..].iter();

@@ -64,7 +64,7 @@ fn a_rank_that_fails_at_a_collective_ends_all_with_its_error() {
     for ranks in [2, 4] {
         let error = ended(ranks, false);
         assert!(error.starts_with("rank 1: ") && error.contains("all_reduce Sum over [axis0]"), "{error}");
-        assert!(error.contains(": rank 1 is none of the group []; with TRAINYARD_SYNC=1 "), "{error}");
+        assert!(error.contains(": rank 1 is not in the group []; with TRAINYARD_SYNC=1 "), "{error}");
     }
 }
 

@@ -27,9 +27,11 @@ fn decisions(loader: &Loader) -> Vec<String> {
 fn without_names_the_last_column_is_the_label_and_the_rest_the_input() {
     let files = Files::new();
     let loader = Loader::new(&classifier(3, None), &files.write("d.csv", digits()), &unshuffled()).unwrap();
-    assert_eq!(decisions(&loader), ["input `x`: columns 1-2 (the columns that nothing else takes)"]);
+    assert_eq!(decisions(&loader), ["input `x`: columns 1-2 (the columns that no other input takes)"]);
     assert!(
-        loader.notes()[0].contains("taken from the last, 3, `x` from 1-2; --input labels=1 takes the first")
+        loader.notes()[0].contains(
+            "taken from the last column, 3, `x` from 1-2; --input labels=1 takes them from the first"
+        )
     );
     let batch = loader.global_batch(1);
     assert_eq!(batch.tensors["x"].to_f64s(), [3.0, 6.5, 4.0, 8.5, 5.0, 10.5]);
@@ -58,7 +60,7 @@ fn names_in_the_first_line_find_the_labels_and_can_be_chosen() {
     let spec = classifier(2, None);
     let error = refusal(&spec, &data, &unshuffled());
     assert!(
-        error.contains("d.csv` has 4 columns, and `x` takes 2 a sample, and 3 are left for it besides the labels in 2 (`Label`)"),
+        error.contains("d.csv` has 4 columns: `x` needs 2 columns, and 3 columns are left beside the labels in 2 (`Label`)"),
         "{error}"
     );
     for chosen in ["a,b", "a-b", "3-4", "3,b"] {
@@ -122,7 +124,7 @@ fn an_input_or_the_labels_can_have_a_file_of_columns() {
     assert!(error.contains("s.safetensors:x` has dims [2, 2], but `labels` takes [samples, ]"), "{error}");
     let inputs = overrides(&[("labels", Source::Ones)]);
     let error = refusal(&classifier(2, None), &data, &LoaderOptions { inputs, ..unshuffled() });
-    assert!(error.contains("they come from the data, a file, or columns of it"), "{error}");
+    assert!(error.contains("labels come from the data, from a file, or from columns of it"), "{error}");
 }
 
 #[test]
@@ -130,28 +132,28 @@ fn cells_that_are_no_numbers_are_told_with_line_and_column() {
     let files = Files::new();
     let of = |text: &str| refusal(&classifier(1, None), &files.write("d.csv", text), &unshuffled());
     for (text, expected) in [
-        ("1,2,3\n1,x,3\n", "line 2: column 2, which feeds `x`, is `x`, no number"),
+        ("1,2,3\n1,x,3\n", "line 2: column 2, which feeds `x`, is `x`, which is not a number"),
         ("a,b,y\n1,,3\n", "line 2: column 2 (`b`), which feeds `x`, is empty"),
-        ("1,nan,3\n", "line 1: column 2, which feeds `x`, is `nan`, no finite number"),
-        ("1,2,3\n1,nan,3\n", "column 2, which feeds `x`, is `nan`, no finite number"),
-        ("1,2,3\n-inf,2,3\n", "column 1, which feeds `x`, is `-inf`, no finite number"),
-        ("1,2,3\n1,1e999,3\n", "no finite number"),
+        ("1,nan,3\n", "line 1: column 2, which feeds `x`, is `nan`, which is not a finite number"),
+        ("1,2,3\n1,nan,3\n", "column 2, which feeds `x`, is `nan`, which is not a finite number"),
+        ("1,2,3\n-inf,2,3\n", "column 1, which feeds `x`, is `-inf`, which is not a finite number"),
+        ("1,2,3\n1,1e999,3\n", "not a finite number"),
         ("1,2,3\n1,1e39,3\n", "column 2, which feeds `x`, is `1e39`, which does not fit f32"),
-        ("1,2,3\n1,2,3.5\n", "column 3, which feeds `labels`, is `3.5`, no integer"),
+        ("1,2,3\n1,2,3.5\n", "column 3, which feeds `labels`, is `3.5`, which is not an integer"),
         ("1,2,3\n1,2,99999999999999999999\n", "which does not fit i64"),
         ("1,2,3\n1,2,10\n", "label 10 in sample 1 of"),
-        ("1,2,3\n1,2\n", "line 2 has 2 columns, and the first line 3"),
-        ("1,2,3\n\n1,2,3,4\n", "line 3 has 4 columns, and the first line 3"),
+        ("1,2,3\n1,2\n", "line 2 has 2 columns, and the first line has 3"),
+        ("1,2,3\n\n1,2,3,4\n", "line 3 has 4 columns, and the first line has 3"),
         ("1,2,3\n\"1,2,3\n", "a quote on line 2 is not closed"),
         ("", "it is empty"),
         ("\n\n", "it is empty"),
-        ("a,b,y\n", "it has names of columns and no rows"),
-        ("1,2\n", "`x` takes 2 a sample, and 1 are left for it besides the labels in 2"),
-        ("1;2;3\n4;5;6\n", "its cells are separated by ';': write commas"),
-        ("1\t2\t3\n", "its cells are separated by '\\t': write commas"),
+        ("a,b,y\n", "it has column names and no rows"),
+        ("1,2\n", "`x` needs 2 columns, and 1 columns are left beside the labels in 2"),
+        ("1;2;3\n4;5;6\n", "its cells are separated by ';'; separate them by commas"),
+        ("1\t2\t3\n", "its cells are separated by '\\t'; separate them by commas"),
         (
             "a,b,c\n1,2,3\n",
-            "is called labels, label, target, class, y, and there are `a`, `b`, `c`: choose with --input labels=COLUMN",
+            "has no column with a usual name for labels (labels, label, target, class, y); its columns are `a`, `b`, `c`; choose a column with --input labels=COLUMN",
         ),
     ] {
         let error = of(text);
@@ -166,12 +168,12 @@ fn columns_that_are_not_there_are_refused() {
     let files = Files::new();
     let data = files.write("d.csv", "a,b,y\n1,2,3\n");
     for (text, expected) in [
-        ("a,c", "there is no column `c`; there are `a`, `b`, `y`"),
-        ("0", "there is no column `0`"),
-        ("1-4", "there is no column `1-4`"),
+        ("a,c", "it has no column `c`; its columns are `a`, `b`, `y`"),
+        ("0", "it has no column `0`"),
+        ("1-4", "it has no column `1-4`"),
         ("b-a", "the columns `b-a` end before they begin"),
-        ("1-3", "`x` takes 2 a sample, and 3 are chosen for it"),
-        ("", "there is no column ``"),
+        ("1-3", "`x` needs 2 columns, and 3 columns are chosen for it"),
+        ("", "it has no column ``"),
     ] {
         let inputs = overrides(&[("x", Source::Key(text.to_owned()))]);
         let error = refusal(&classifier(1, None), &data, &LoaderOptions { inputs, ..unshuffled() });

@@ -40,7 +40,10 @@ fn labels_are_a_field_with_a_usual_name_or_the_users() {
     let inputs = [("x", Source::Key("in".into()))];
     let error =
         refusal(&classifier(1, None), &other, &LoaderOptions { inputs: overrides(&inputs), ..in_order() });
-    assert!(error.contains("and there are `in`, `out`: choose with --input labels=FIELD"), "{error}");
+    assert!(
+        error.contains("its fields are `in`, `out`; choose a field with --input labels=FIELD"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -70,10 +73,10 @@ fn a_record_that_does_not_fit_is_told_with_its_line_and_field() {
             "line 2: field `x`, which feeds `x`, has a list of 3, where a sample takes 2",
         ),
         ("{\"x\": [[1, 2], 3], \"y\": 1}", "has a number, where a sample takes a list of 2"),
-        ("{\"x\": [1, 2, 3, null], \"y\": 1}", "has null, no number"),
+        ("{\"x\": [1, 2, 3, null], \"y\": 1}", "has null, which is not a number"),
         ("{\"x\": 1, \"y\": 1}", "is a number, and a sample takes [2, 2]"),
         ("{\"y\": 1}", "line 2: field `x`, which feeds `x`, is missing"),
-        ("[1, 2]", "line 2 is a list, and a record is {\"x\": 1, …}"),
+        ("[1, 2]", "line 2 is a list; a record is an object such as {\"x\": 1, …}"),
         ("{\"x\": NaN}", "line 2 is not JSON (column 7): expected value"),
     ] {
         let error = refused(&format!("{good}{line}\n"));
@@ -84,5 +87,5 @@ fn a_record_that_does_not_fit_is_told_with_its_line_and_field() {
     assert!(refused(&deep).contains("line 2 is not JSON"), "{}", refused(&deep));
     let error =
         refusal(&classifier(1, None), &files.write("l.jsonl", "{\"x\": [1, 2], \"y\": 0.5}"), &in_order());
-    assert!(error.contains("field `y`, which feeds `labels`, has 0.5, no integer"), "{error}");
+    assert!(error.contains("field `y`, which feeds `labels`, has 0.5, which is not an integer"), "{error}");
 }

@@ -159,9 +159,9 @@ fn a_saved_position_goes_on_exactly_and_refuses_another_order() {
     assert_eq!(saved, position);
     assert_eq!(loader(1, 2, 4).resume(&saved).unwrap(), 7);
     let error = loader(2, 4, 2).resume(&saved).unwrap_err().to_string();
-    assert!(error.contains("the seed was 1 then and is 2 now"), "{error}");
+    assert!(error.contains("the seed was 1 when the checkpoint was saved and is 2 now"), "{error}");
     let error = loader(1, 4, 1).resume(&saved).unwrap_err().to_string();
-    assert!(error.contains("the global batch was 8 then and is 4 now"), "{error}");
+    assert!(error.contains("the global batch was 8 when the checkpoint was saved and is 4 now"), "{error}");
 }
 
 #[test]
@@ -186,7 +186,11 @@ fn a_text_too_short_to_hold_any_of_it_out_is_trained_on_whole() {
         Loader::new(&language_model(2, 1, Some(-1)), &counting(&files, 19), &LoaderOptions::default())
             .unwrap();
     assert_eq!((loader.samples(), loader.eval_samples(), loader.eval_batches().count()), (19, 0, 0));
-    assert!(loader.notes()[0].starts_with("no evaluation: 5.0 % of the 19 samples"), "{:?}", loader.notes());
+    assert!(
+        loader.notes()[0].starts_with("there is no evaluation: 5.0 % of the 19 samples"),
+        "{:?}",
+        loader.notes()
+    );
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_label_outside_the_classes_names_its_sample() {
     assert!(error.ends_with("outside the 10 classes (0 to 9) and is not the ignored value -1"), "{error}");
     let data = files.arrays("s.safetensors", &[x, ("labels", DType::I64, &[2], &[9, -100])]);
     let error = refusal(&classifier(1, None), &data, &options());
-    assert!(error.ends_with("is it meant to be ignored? --ignore-index -100"), "{error}");
+    assert!(error.ends_with("--ignore-index -100 ignores this label"), "{error}");
     Loader::new(&classifier(1, Some(-100)), &data, &options()).unwrap();
 }
 
@@ -63,16 +63,16 @@ fn missing_keys_are_listed_with_what_is_there_and_what_is_wanted() {
     );
     let inputs = overrides(&[("x", Source::parse("y"))]);
     let error = refusal(&classifier(1, None), &data, &LoaderOptions { inputs, ..options() });
-    assert!(error.contains("has no `labels`; its keys are `y`, `z`"), "{error}");
+    assert!(error.contains("has no key `labels`; its keys are `y`, `z`"), "{error}");
     let inputs = overrides(&[("x", Source::parse("w"))]);
     let error = refusal(&classifier(1, None), &data, &LoaderOptions { inputs, ..options() });
-    assert!(error.contains("has no `w`; its keys are `y`, `z`"), "{error}");
+    assert!(error.contains("has no key `w`; its keys are `y`, `z`"), "{error}");
     let inputs = overrides(&[("input_ids", Source::parse("w"))]);
     let text = files.write("t.txt", "some text");
     let mut spec = language_model(1, 2, None);
     spec.inputs.push(input("more_ids", DType::I64, &[1, 2]));
     let error = refusal(&spec, &text, &LoaderOptions { inputs, ..options() });
-    assert!(error.contains("`w` is a key, but"), "{error}");
+    assert!(error.contains("--input names the key `w`, but"), "{error}");
 }
 
 #[test]
@@ -115,12 +115,14 @@ fn inputs_that_disagree_on_the_batch_are_refused() {
     let mut spec = language_model(2, 2, None);
     spec.inputs.push(input("attention_mask", DType::I64, &[3, 2]));
     let error = refusal(&spec, &files.write("t.txt", "some text"), &options());
-    assert!(error.contains("dim 0 of `input_ids` is 2, that of `attention_mask` 3"), "{error}");
+    assert!(error.contains("it is 2 in `input_ids` and 3 in `attention_mask`"), "{error}");
     spec.inputs[1].dims = vec![u64::MAX, 2];
-    assert!(refusal(&spec, &files.write("t.txt", "some text"), &options()).contains("cannot be batched"));
+    assert!(
+        refusal(&spec, &files.write("t.txt", "some text"), &options()).contains("have no common batch dim")
+    );
     spec.inputs.clear();
     spec.label = None;
-    assert!(refusal(&spec, &DataSource::Synthetic, &options()).contains("none of them has a batch dim"));
+    assert!(refusal(&spec, &DataSource::Synthetic, &options()).contains("no input has a batch dim"));
 }
 
 #[test]

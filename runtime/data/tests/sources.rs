@@ -106,7 +106,7 @@ fn labels_from_shift_moves_a_files_tokens_and_ignores_the_last_place() {
     let error = refusal(&language_model(1, 3, None), &data, &shift);
     assert!(error.contains("--ignore-index -100"), "{error}");
     let error = refusal(&language_model(1, 3, Some(-100)), &data, &options());
-    assert!(error.contains("no `labels` (--labels-from shift makes them from `input_ids`)"), "{error}");
+    assert!(error.contains("no key `labels` (--labels-from shift makes labels from `input_ids`)"), "{error}");
 }
 
 #[test]

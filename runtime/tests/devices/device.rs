@@ -95,7 +95,7 @@ fn wrong_sizes_and_indices_are_refused() {
     let mut cpu = Cpu::new(vec![Arc::new(lower(&module, &options).unwrap())], Some(1)).unwrap();
     let id = ProgramId(0);
     let error = cpu.write_input(id, 0, &[0; 23]).unwrap_err();
-    assert_eq!(error.to_string(), "`x` is f32[2, 3], 24 bytes; given were 23");
+    assert_eq!(error.to_string(), "`x` is f32[2, 3] and needs 24 bytes, and 23 bytes were given");
     assert!(matches!(cpu.write_state(id, 1, &[]), Err(DeviceError::Unknown { what: "state", index: 1 })));
     assert!(matches!(
         cpu.run(ProgramId(1), Section::Update),
@@ -126,7 +126,7 @@ fn a_constant_without_bytes_is_named() {
     b.finish();
     module.add_output("y", y);
     let error = lower(&module, &LowerOptions::default()).unwrap_err();
-    assert_eq!(error.message, "the bytes of constant `table` are not here");
+    assert_eq!(error.message, "the bytes of constant `table` are missing");
 }
 
 /// Constants reach outputs as they are, however they are laid out.

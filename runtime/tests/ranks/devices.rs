@@ -60,7 +60,7 @@ fn wrong_sizes_and_indices_are_refused_as_by_one_device() {
     let id = ProgramId(0);
     assert_eq!(ranks.count(), 2);
     let error = ranks.write_input(id, 0, &[0; 24]).unwrap_err();
-    assert_eq!(error.to_string(), "`x` is f32[4, 3], 48 bytes; given were 24");
+    assert_eq!(error.to_string(), "`x` is f32[4, 3] and needs 48 bytes, and 24 bytes were given");
     assert!(matches!(ranks.write_state(id, 1, &[]), Err(DeviceError::Unknown { what: "state", index: 1 })));
     let unknown = ranks.read_state(ProgramId(1), 0).map(drop);
     assert!(matches!(unknown, Err(DeviceError::Unknown { what: "program", index: 1 })));
@@ -156,7 +156,7 @@ fn what_does_not_divide_is_not_lowered() {
     let mut module = two();
     module.mesh.axes.values_mut().for_each(|axis| axis.size = 3);
     let error = lower(&module, &LowerOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("f32[4, 3] {dp, -}, does not divide over the mesh [dp=3]"), "{error}");
+    assert!(error.contains("f32[4, 3] {dp, -}, cannot be divided equally over the mesh [dp=3]"), "{error}");
 }
 
 #[test]

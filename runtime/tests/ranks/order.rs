@@ -52,13 +52,16 @@ fn verdict_of(ranks: &[usize], edit: impl Fn(&mut Program, &[usize])) -> String 
 fn a_missing_collective_is_named_with_the_rank_that_would_wait() {
     let error = verdict(2, |program, places| drop(microbatch(program).remove(places[3])));
     let lines: Vec<&str> = error.lines().collect();
-    assert_eq!(lines[0], "rank 3 would wait for ever for rank 2, which issues too few collectives");
+    assert_eq!(
+        lines[0],
+        "rank 3 would wait forever for rank 2, which issues too few collectives collectives"
+    );
     assert!(
         lines[1].contains("rank 3 issues `reduce_scatter` sum over [axis1] split 0 of f32[4]"),
         "{error}"
     );
     assert!(lines[1].contains("/fourth"), "{error}");
-    assert!(lines[2].contains("rank 2 has come to the end of microbatch"), "{error}");
+    assert!(lines[2].contains("rank 2 has reached the end of microbatch"), "{error}");
 }
 
 #[test]
@@ -66,7 +69,7 @@ fn swapped_collectives_of_different_groups_wait_for_each_other() {
     let swap = |program: &mut Program, places: &[usize]| microbatch(program).swap(places[0], places[1]);
     let error = verdict_of(&[1, 2], swap);
     assert!(
-        error.starts_with("the ranks [0, 1, 3, 2] would wait for each other for ever, in this order"),
+        error.starts_with("the ranks [0, 1, 3, 2] would wait for each other forever, in this order"),
         "{error}"
     );
     assert!(
@@ -80,7 +83,7 @@ fn swapped_collectives_of_different_groups_wait_for_each_other() {
     assert!(error.contains("/first") && error.contains("/second"), "{error}");
     let error = verdict(1, |program, places| microbatch(program).swap(places[1], places[2]));
     assert!(
-        error.starts_with("the ranks [3, 1] would wait for each other for ever, in this order"),
+        error.starts_with("the ranks [3, 1] would wait for each other forever, in this order"),
         "{error}"
     );
 }
@@ -130,9 +133,9 @@ fn collectives_may_stand_elsewhere_between_the_same_neighbours() {
 fn the_mesh_is_that_of_all_ranks() {
     let programs = vec![program(); 3];
     let error = check(&programs.iter().collect::<Vec<_>>()).unwrap_err().to_string();
-    assert_eq!(error, "the mesh [dp=2, tp=2] has 4 devices; there are 3 ranks");
+    assert_eq!(error, "the mesh [dp=2, tp=2] has 4 devices, and there are 3 ranks");
     let mut programs = vec![program(); 4];
     programs[2].mesh.axes.values_mut().for_each(|axis| axis.name.push('x'));
     let error = check(&programs.iter().collect::<Vec<_>>()).unwrap_err().to_string();
-    assert_eq!(error, "rank 2 runs on the mesh [dpx=2, tpx=2], rank 0 on [dp=2, tp=2]");
+    assert_eq!(error, "rank 2 runs on the mesh [dpx=2, tpx=2], and rank 0 on the mesh [dp=2, tp=2]");
 }

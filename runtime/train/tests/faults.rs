@@ -18,7 +18,7 @@ fn a_loss_that_is_not_finite_is_told_with_its_step_and_node_and_keeps_the_checkp
     let text = told(error);
     assert!(text.starts_with("the loss of step 1 is "), "{text}");
     assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
-    assert!(text.contains("step-1` is from before that"), "{text}");
+    assert!(text.contains("step-1` was saved before that"), "{text}");
     assert_eq!(run.metrics().len(), 1);
     let latest = run.checkpoints().latest().unwrap().checkpoint.unwrap();
     assert_eq!(latest.description.step(), 1);
@@ -49,7 +49,7 @@ fn a_weight_that_an_update_spoilt_is_named() {
     };
     assert_eq!(name, "embedding.weight");
     let text = told(error);
-    assert!(text.contains("no checkpoint was made before that"), "{text}");
+    assert!(text.contains("no checkpoint was saved before that"), "{text}");
 }
 
 /// A state that no loss reads, and that every step multiplies by 1000.
@@ -78,7 +78,7 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     run.schedule.save_every = Some(2);
     let text = told(run.go().unwrap_err());
     assert!(text.starts_with("an update of the steps 2 to 3 made the buffer `drift` inf\n"), "{text}");
-    assert!(text.contains("step-2` is from before that"), "{text}");
+    assert!(text.contains("step-2` was saved before that"), "{text}");
     let names: Vec<_> = std::fs::read_dir(run.checkpoints().folder()).unwrap().collect();
     assert_eq!(names.len(), 1, "{names:?}");
     assert_eq!(run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step(), 2);
@@ -91,7 +91,7 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e39}")], Some(1));
     let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the update of step 0 made the parameter `embedding.weight` "), "{text}");
-    assert!(text.contains("no checkpoint was made before that"), "{text}");
+    assert!(text.contains("no checkpoint was saved before that"), "{text}");
     assert_eq!(std::fs::read_dir(run.checkpoints().folder()).unwrap().count(), 0);
 }
 
@@ -174,7 +174,10 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_cut_off() {
     let error = told(run.go().unwrap_err());
     assert!(error.contains("missing in the checkpoint: `adam.m(lm_head.bias)` f32[256]"), "{error}");
     assert!(error.contains("not in this program: `adam.m(head.bias)` f32[256]"), "{error}");
-    assert!(error.contains("`step` is i64[] rng here and i64[] counter there"), "{error}");
+    assert!(
+        error.contains("`step` is i64[] rng in this program and i64[] counter in the checkpoint"),
+        "{error}"
+    );
     assert_eq!(run.metrics().len(), 3);
 }
 
@@ -187,7 +190,7 @@ fn other_data_and_another_global_batch_are_refused() {
     let text = std::fs::read_to_string(run.corpus()).unwrap();
     std::fs::write(run.corpus(), text.replace("heaven", "heavens")).unwrap();
     let error = told(run.go().unwrap_err());
-    assert!(error.contains("was made with other data"), "{error}");
+    assert!(error.contains("belongs to a run with other data"), "{error}");
     std::fs::write(run.corpus(), text).unwrap();
     let (module, loader) = (run.train_module(), run.loader());
     let data = run.data_files();
@@ -196,16 +199,16 @@ fn other_data_and_another_global_batch_are_refused() {
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();
-    assert!(error.contains("the global batch was 4 then and is 8 now"), "{error}");
+    assert!(error.contains("the global batch was 4 when the checkpoint was saved and is 8 now"), "{error}");
     // The settings are compared before the data is read: other data of the same size is told of later.
     let corpus = std::fs::read_to_string(run.corpus()).unwrap();
     std::fs::write(run.corpus(), corpus.replace("heaven", "Heaven")).unwrap();
     let error = resume_with(&doubled).unwrap_err().to_string();
-    assert!(error.contains("the global batch was 4 then and is 8 now"), "{error}");
+    assert!(error.contains("the global batch was 4 when the checkpoint was saved and is 8 now"), "{error}");
     // A loader maps the data as they are when it is made.
     drop((loader, doubled));
     let error = resume_with(&run.loader()).unwrap_err().to_string();
-    assert!(error.contains("was made with other data"), "{error}");
+    assert!(error.contains("belongs to a run with other data"), "{error}");
 }
 
 #[test]
@@ -213,7 +216,7 @@ fn a_folder_without_a_checkpoint_cannot_be_gone_on_from() {
     let mut run = setup();
     run.resume = true;
     let error = told(run.go().unwrap_err());
-    assert!(error.starts_with("there is no checkpoint to go on from in"), "{error}");
+    assert!(error.starts_with("there is no checkpoint to resume from in"), "{error}");
 }
 
 #[test]

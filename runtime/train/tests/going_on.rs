@@ -161,7 +161,9 @@ fn a_run_goes_on_from_a_chosen_checkpoint_bit_for_bit() {
     run.resume_at = Some(11);
     let error = run.go().unwrap_err().to_string();
     assert!(
-        error.ends_with("has no checkpoint of step 11; it has those of the steps 5, 10, 12, 15 and 20"),
+        error.ends_with(
+            "has no checkpoint of step 11; it has the checkpoints of the steps 5, 10, 12, 15 and 20"
+        ),
         "{error}"
     );
 }

@@ -224,7 +224,7 @@ fn programs_that_do_not_fit_are_refused_before_anything_is_made_ready() {
     assert!(text.contains(" KiB weights, ") && text.contains(" KiB optimizer, "), "{text}");
     assert!(text.ends_with("; the stand-in of a GPU has 48.8 KiB free"), "{text}");
     assert!(
-        large.told().starts_with("the largest that a microbatch makes: 32.0 KiB by `"),
+        large.told().starts_with("the largest results of a microbatch: 32.0 KiB by `"),
         "{}",
         large.told()
     );

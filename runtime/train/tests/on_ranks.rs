@@ -85,7 +85,7 @@ fn a_rank_that_fails_ends_the_run_and_leaves_the_last_checkpoint_whole() {
     whole.go().unwrap();
     for (panics, told) in [
         (true, "rank 1: it panicked: as the test asks for"),
-        (false, "rank 1: rank 1 is none of the group []"),
+        (false, "rank 1: rank 1 is not in the group []"),
     ] {
         let mut run = on_ranks();
         let module = run.train_module();

@@ -94,8 +94,8 @@ fn an_overflow_at_the_smallest_scale_ends_the_run_with_what_overflowed() {
         let Cause::Instruction(found) = cause else { panic!("{cause:?}") };
         assert_eq!(found.rank.is_some(), run.train_module().mesh.devices() > 1);
         let text = told(error);
-        assert!(text.contains("the loss scale of 8388608 can get no smaller"), "{text}");
-        assert!(text.contains("step-2` is from before that; --bf16 has the range of fp32"), "{text}");
+        assert!(text.contains("the loss scale 8388608 is already the smallest"), "{text}");
+        assert!(text.contains("step-2` was saved before that; --bf16 has the range of fp32"), "{text}");
         assert_eq!(skipped(&run), [true, true]);
         let latest = run.checkpoints().latest().unwrap();
         assert!(latest.damaged.is_empty());

@@ -49,8 +49,11 @@ impl Check {
             let _ = writeln!(text, "  {}", wrong(failure));
         }
         if let Some(failure) = self.samples.failures.first() {
-            let _ =
-                writeln!(text, "  the first of them again, alone: trainyard doctor --part {}", failure.part);
+            let _ = writeln!(
+                text,
+                "  to run the first failed sample again: trainyard doctor --part {}",
+                failure.part
+            );
         }
         let (passed, failed) = (self.samples.passed, self.samples.failures.len());
         let _ = write!(text, "  {passed} samples of operators agree with the interpreter, {failed} do not");
@@ -74,7 +77,7 @@ fn told(event: &Event<'_>) -> String {
         Event::Searching(batch, fault) => {
             let count = batch.samples.len();
             format!(
-                "{count} samples could not be run, their halves are run alone: {}",
+                "{count} samples failed as one program; each half is run as its own program: {}",
                 one_line(&fault.problem)
             )
         }

@@ -107,8 +107,10 @@ impl Facts {
         text.extend(self.libraries.iter().map(|found| line(found.name, &found.text(found.version.clone()))));
         text += &self.runs_by_cudnn();
         let looked: String = self.looked_in.iter().map(|folder| format!(", {}", folder.display())).collect();
-        text +=
-            &format!("\nlooked in the system's own folders{looked}; {FOLDERS}=FOLDER:FOLDER adds others\n");
+        text += &format!(
+            "\nlibraries were searched in the system's folders{looked}; {FOLDERS}=FOLDER:FOLDER adds \
+                 folders\n"
+        );
         text
     }
 
@@ -117,7 +119,9 @@ impl Facts {
         let cudnn = self.libraries.iter().find(|found| found.name == Library::Cudnn.name());
         cudnn.map_or_else(String::new, |found| match &found.error {
             None => line("  cuDNN runs", TAKEN),
-            Some(_) => line("  no cuDNN", "no convolution runs on a GPU; our kernels run attention"),
+            Some(_) => {
+                line("  no cuDNN", "convolutions cannot run on a GPU; attention runs in our own kernels")
+            }
         })
     }
 }
@@ -138,7 +142,7 @@ fn unavailable(error: &Unavailable) -> String {
 fn not_opened(error: &NotOpened) -> String {
     match error {
         NotOpened::Missing { library, .. } => {
-            format!("{} is not there: {}", library.file(), library.source())
+            format!("{} is missing: {}", library.file(), library.source())
         }
         error => error.to_string(),
     }

@@ -36,7 +36,7 @@ fn machine() -> Facts {
     };
     let memory = |gpu: usize| match gpu {
         0 => Ok((149_000_000_000, 150_754_820_096)),
-        _ => Err("no context can be had on the GPU: it is another's alone".into()),
+        _ => Err("no context can be created on the GPU: it is another's alone".into()),
     };
     let link = |from, to| Link { from, to, peer_access: true, native_atomics: true, performance_rank: 0 };
     let links = vec![link(0, 1), link(1, 0)];
@@ -54,12 +54,12 @@ fn a_machine_with_gpus_is_described() {
         processor      16 threads
         NVIDIA driver  580.95.05, CUDA 13.0, libcuda.so.1
           GPU 0        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, 139 GiB free
-          GPU 1        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, no context can be had on the GPU: it is another's alone
+          GPU 1        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, no context can be created on the GPU: it is another's alone
           links        direct, with atomics: NVLink, rank 0: 0-1 1-0
         NVRTC          13.0, /env/nvidia/cu13/lib/libnvrtc.so.13
-        NCCL           libnccl.so.2 is not there: pip install nvidia-nccl-cu13
+        NCCL           libnccl.so.2 is missing: pip install nvidia-nccl-cu13
 
-        looked in the system's own folders, /env/nvidia/cu13/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds others
+        libraries were searched in the system's folders, /env/nvidia/cu13/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds folders
         programs run on the processor; --device cuda runs them on a GPU
     "#]]
     .assert_eq(&written(false, machine(), None));
@@ -93,7 +93,7 @@ fn json_has_all_of_it_under_keys_that_stay() {
               "compute_capability": "9.0",
               "multiprocessors": 132,
               "total_bytes": 150754820096,
-              "error": "no context can be had on the GPU: it is another's alone"
+              "error": "no context can be created on the GPU: it is another's alone"
             }
           ],
           "links": [
@@ -122,7 +122,7 @@ fn json_has_all_of_it_under_keys_that_stay() {
             {
               "name": "NCCL",
               "file": "libnccl.so.2",
-              "error": "libnccl.so.2 is not there: pip install nvidia-nccl-cu13"
+              "error": "libnccl.so.2 is missing: pip install nvidia-nccl-cu13"
             }
           ],
           "looked_in": [
@@ -142,7 +142,7 @@ fn json_has_all_of_it_under_keys_that_stay() {
                       "bf16[2, 4]"
                     ],
                     "way": "from inputs",
-                    "problem": "result.0: element 3 is 1.5, should be 0.25",
+                    "problem": "result.0: element 3 is 1.5, and it should be 0.25",
                     "part": "gpu:0/bf16/inputs/17"
                   }
                 ]
@@ -175,7 +175,7 @@ fn a_machine_without_a_gpu_says_why() {
         (Unavailable::NoDevice, "NVIDIA driver  the NVIDIA driver finds no GPU\n"),
         (
             Unavailable::Library(missing(Library::Driver)),
-            "NVIDIA driver  libcuda.so.1 is not there: install NVIDIA's driver, 580 or newer\n",
+            "NVIDIA driver  libcuda.so.1 is missing: install NVIDIA's driver, 580 or newer\n",
         ),
     ] {
         let probe = Probe { driver: Err(error), libraries: vec![] };
@@ -201,7 +201,7 @@ fn the_work_of_cudnn_is_named() {
     ];
     assert!(found.contains(&expected.concat()), "{found}");
     let without = text(Err(missing(Library::Cudnn)));
-    let expected = "\n  no cuDNN     no convolution runs on a GPU; our kernels run attention\n";
+    let expected = "\n  no cuDNN     convolutions cannot run on a GPU; attention runs in our own kernels\n";
     assert!(without.contains(expected), "{without}");
 }
 
@@ -211,7 +211,7 @@ fn failed() -> Check {
         operator: "Softmax(Softmax { dim: 1 })".into(),
         operands: vec!["bf16[2, 4]".into()],
         way: "from inputs",
-        problem: "result.0: element 3 is 1.5, should be 0.25".into(),
+        problem: "result.0: element 3 is 1.5, and it should be 0.25".into(),
         part: "gpu:0/bf16/inputs/17".into(),
     };
     let rate = |name: &str, value, error| Rate {
@@ -238,8 +238,8 @@ fn a_check_has_a_line_for_what_fails_and_a_summary() {
     expect![[r#"
 
         GPU 0
-          wrong: Softmax(Softmax { dim: 1 }) on bf16[2, 4], from inputs: result.0: element 3 is 1.5, should be 0.25
-          the first of them again, alone: trainyard doctor --part gpu:0/bf16/inputs/17
+          wrong: Softmax(Softmax { dim: 1 }) on bf16[2, 4], from inputs: result.0: element 3 is 1.5, and it should be 0.25
+          to run the first failed sample again: trainyard doctor --part gpu:0/bf16/inputs/17
           1200 samples of operators agree with the interpreter, 1 do not, 8 were not run
           copy_to_device                    55.2 GB/s  268435456 bytes
           copy_from_device             of its 10 bytes 1 are free  268435456 bytes
@@ -264,10 +264,10 @@ fn a_check_without_a_gpu_says_what_is_missing_and_where_it_was_looked_for() {
     let failure = Failure::from(doctor.checks(&folders, &probe).unwrap_err());
     assert_eq!(failure.exit_code(), 2);
     expect![[r#"
-        error: --check: libcuda.so.1 is not there: looked in the system's own folders
+        error: --check: libcuda.so.1 was not found in the system's folders
           = install NVIDIA's driver, 580 or newer
-          = looked in the system's own folders, /opt/cuda/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds others
-          = --device cpu trains on the processor; `trainyard doctor` says what this machine has
+          = libraries were searched in the system's folders, /opt/cuda/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds folders
+          = --device cpu trains on the processor; `trainyard doctor` lists the GPUs and libraries of this machine
     "#]]
     .assert_eq(&render(Severity::Error, &failure.diagnostics(), false));
 }

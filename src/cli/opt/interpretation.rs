@@ -13,7 +13,7 @@ const SHOWN: usize = 32;
 const DEVIATION: f64 = 0.02;
 
 /// The program is all that `opt` is given: its dims are in its text.
-const REMEDY: &str = "smaller dims in the program's text take less; without --run nothing is computed";
+const REMEDY: &str = "smaller dims in the program's text need less memory; without --run nothing is computed";
 
 /// The outputs of one step of one microbatch, a comment line each. Inputs, and data whose bytes are not here, are drawn
 /// by (seed, name, element).
@@ -49,12 +49,14 @@ fn check_size(module: &Module) -> Result<(), Diagnostic> {
     let data = module.data.values().map(|data| &data.ty);
     let mut types = values.map(|value| module.ty(value)).chain(states).chain(data.clone());
     if let Some(ty) = types.find(|ty| ty.dims.iter().any(|dim| dim.size().is_none())) {
-        let error = Diagnostic::new(format!("the program has a value of {ty}: it runs on bound dims alone"));
-        return Err(error.note("bind them first: --pipeline 'bind(batch=2) …'"));
+        let error = Diagnostic::new(format!(
+            "the program has a value of type {ty}: only programs whose dims are all bound can be run"
+        ));
+        return Err(error.note("bind the dims first: --pipeline 'bind(batch=2) …'"));
     }
     memory::check_step(module, 1, REMEDY)?;
     let data = data.map(bytes_of).fold(0, u64::saturating_add);
-    memory::check_tensors("the tensors of the program's file take", data, REMEDY)
+    memory::check_tensors("the tensors of the program's file need", data, REMEDY)
 }
 
 /// Random numbers: floats made of normal ones, integers from 0 to below `limit`, booleans either.

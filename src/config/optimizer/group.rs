@@ -35,14 +35,14 @@ pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnost
         return Err(error.note(format!("it has pattern, lr and weight-decay; the nearest is `{near}`")));
     }
     let wrong = |key: &str, wanted: &str, value: &DeValue<'_>| {
-        Diagnostic::new(format!("`{key}` of a group wants {wanted}, not {}", describe(value)))
+        Diagnostic::new(format!("`{key}` of a group must be {wanted}, not {}", describe(value)))
     };
     let pattern = match table.get(PATTERN).map(|value| value.get_ref()) {
         Some(DeValue::String(pattern)) => pattern,
         Some(other) => return Err(wrong(PATTERN, "a string", other)),
         None => {
             return Err(Diagnostic::new("a group has no `pattern`")
-                .note("it says which parameters are meant, by their names: pattern = '*.bias'"));
+                .note("`pattern` selects parameters by their names: pattern = '*.bias'"));
         }
     };
     let mut settings = Vec::new();
@@ -59,8 +59,8 @@ pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnost
         }
     }
     if settings.is_empty() {
-        return Err(Diagnostic::new(format!("the group of `{pattern}` says nothing of its parameters"))
-            .note("give it lr, a factor on the rate, or weight-decay"));
+        return Err(Diagnostic::new(format!("the group `{pattern}` sets nothing"))
+            .note("give the group lr (a factor on --lr) or weight-decay"));
     }
     Ok(format!("{pattern}:{}", settings.join(",")))
 }

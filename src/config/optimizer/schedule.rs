@@ -25,12 +25,13 @@ pub(super) fn parse(text: &str) -> Result<Schedule, ValueError> {
     let min = if known.contains(&"min") { spec.take("min", 0.0, not_negative)? } else { 0.0 };
     if (1..=warmup).contains(&steps) {
         return Err(ValueError::new(format!(
-            "the warm-up of {warmup} steps leaves none of the schedule's {steps} steps"
+            "the warm-up of {warmup} steps is as long as the schedule's {steps} steps or longer"
         )));
     }
     if steps > 0 && warmup.saturating_add(decay) > steps {
         return Err(ValueError::new(format!(
-            "a warm-up of {warmup} steps and a decay of {decay} do not fit into the schedule's {steps} steps"
+            "a warm-up of {warmup} steps and a decay of {decay} steps do not fit into the schedule's {steps} \
+             steps"
         )));
     }
     Ok(Schedule { curve, warmup, min, steps, decay })

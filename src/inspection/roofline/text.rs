@@ -14,7 +14,7 @@ impl fmt::Display for RooflineFacts {
         let rate = grouped(self.samples_per_s.round() as u64);
         writeln!(
             f,
-            "\non {}: a step in {}, {rate} {what} a second, MFU {:.1} % of {}",
+            "\non {}: {} per step, {rate} {what} per second, MFU {:.1} % of {}",
             self.device,
             milliseconds(self.step_ms),
             100.0 * self.mfu,
@@ -22,7 +22,10 @@ impl fmt::Display for RooflineFacts {
         )?;
         let launches = count(self.launches as usize, "launch").replace("hs", "hes");
         let (in_turn, planned) = (milliseconds(self.in_turn_ms), bytes(self.planned));
-        writeln!(f, "  {launches}, {in_turn} if each waited for the one before; {planned} of memory")?;
+        writeln!(
+            f,
+            "  {launches}, {in_turn} if each command waited for the previous one; {planned} of memory"
+        )?;
         for section in &self.sections {
             let runs = if section.section == "microbatch" { self.microbatches } else { 1 };
             let (times, ms) = (format!("{runs} x"), milliseconds(section.ms));
@@ -38,7 +41,7 @@ impl RooflineFacts {
     /// A line for each kind and reason. Only attention has kernels besides cuDNN's.
     fn write_declined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for DeclinedFacts { kind, reason, count } in &self.not_by_cudnn {
-            let by = if *kind == "convolution" { "that no library runs" } else { "by our own kernels" };
+            let by = if *kind == "convolution" { "without a library call" } else { "by our own kernels" };
             writeln!(f, "  {kind} {by}: {count} x, {reason}")?;
         }
         Ok(())
@@ -84,7 +87,7 @@ impl RooflineFacts {
             )?;
         }
         if rest > 0 {
-            writeln!(f, "  {} that take less; --format json has all", count(rest as usize, "command"))?;
+            writeln!(f, "  {} with less time; --format json lists all", count(rest as usize, "command"))?;
         }
         Ok(())
     }

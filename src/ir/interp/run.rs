@@ -216,7 +216,8 @@ impl<'m> Run<'m> {
         for ((&from, &to), parts) in node.operands.iter().zip(&node.results).zip(operands) {
             let (ty, name) = (self.module.ty(from), node.op.name());
             let change = Change::between(&ty.sharding, &self.module.ty(to).sharding, ty.ndim());
-            let change = change.map_err(|why| Diagnostic::new(format!("`{name}` cannot be done: {why}")))?;
+            let change =
+                change.map_err(|why| Diagnostic::new(format!("`{name}` cannot be computed: {why}")))?;
             let agree = self.ranks.agree(ty, parts);
             agree.map_err(|fault| self.disagreement(&format!("an operand of `{name}`"), from, fault))?;
             results.push(collective::run(&self.ranks, &change, parts, |tensor| self.rounded(tensor)));
@@ -267,8 +268,13 @@ impl<'m> Run<'m> {
         let fault = Diagnostic::new(format!(
             "ranks {first} and {second} disagree on {what}, {name}: {ty}, by up to {difference:e}"
         ))
-        .note(format!("it is neither split nor partial over `{axes}`, so it is to be the same along it"))
-        .note("a reduction is missing before it, or a node computes other than its sharding rule says");
+        .note(format!(
+            "the value is neither split nor partial over `{axes}`, so it must be equal on all devices along \
+             this axis"
+        ))
+        .note(
+            "a reduction is missing before this node, or the node does not compute as its sharding rule says",
+        );
         match self.module.producer(value).filter(|node| !node.origin.is_empty()) {
             Some(node) => fault.at(node.origin.to_string()),
             None => fault,

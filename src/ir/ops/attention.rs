@@ -54,12 +54,12 @@ fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
     if let Some(ty) =
         [q, k, v].into_iter().find(|ty| ty.ndim() != 4 || ty.dtype != q.dtype || !q.dtype.is_float())
     {
-        return error(format!("q, k and v have four dims and one float type; one is {ty}"));
+        return error(format!("q, k and v must have four dims and the same float type; one of them is {ty}"));
     }
     let [batch, heads, queries, width] = [0, 1, 2, 3].map(|i| &q.dims[i]);
     let [groups, keys] = [&k.dims[1], &k.dims[2]];
     if k.dims[0] != *batch || v.dims[0] != *batch || k.dims[3] != *width || v.dims[1..3] != k.dims[1..3] {
-        return error(format!("q {q}, k {k} and v {v} do not belong together"));
+        return error(format!("q {q}, k {k} and v {v} do not fit each other"));
     }
     if heads.quotient(groups).is_none() {
         return error(format!(
@@ -67,7 +67,7 @@ fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
         ));
     }
     if causal && queries != keys {
-        return error(format!("causal attention has as many queries as keys: q {q}, k {k}"));
+        return error(format!("causal attention needs as many queries as keys: q {q}, k {k}"));
     }
     if let Some(mask) = mask {
         let full = [batch, heads, queries, keys];
@@ -75,7 +75,8 @@ fn check(causal: bool, operands: &[Type]) -> Result<[Type; 2], TypeError> {
             mask.ndim() == 4 && (0..4).all(|i| mask.dims[i] == *full[i] || (i < 3 && mask.dims[i].is_one()));
         if !fits || !(mask.dtype.is_float() || mask.dtype == DType::Bool) {
             return error(format!(
-                "the mask is {mask}; floats or bools of {full:?}, or of size one before the last, fit"
+                "the mask is {mask}; it must have floats or bools of dims {full:?}, and every dim but the \
+                 last may have size one"
             ));
         }
     }
@@ -177,7 +178,7 @@ impl Operator for Attention {
 
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[1].is_some() {
-            return Err(GradientError::Undefined("the logsumexp of attention is not trained through"));
+            return Err(GradientError::Undefined("the logsumexp of attention has no gradient"));
         }
         let mut gradients = vec![None; node.operands.len()];
         let Some(dout) = d[0] else { return Ok(gradients) };

@@ -52,7 +52,7 @@ fn channels(x: &Type) -> Result<&Dim, TypeError> {
     let empty = x.dims.iter().enumerate().any(|(i, dim)| i != 1 && dim.size() == Some(0));
     match x.dims.get(1).filter(|_| x.dtype.is_float() && !empty) {
         Some(channels) => Ok(channels),
-        None => Err(TypeError::new(format!("normalises floats of a dim 1 of channels, not {x}"))),
+        None => Err(TypeError::new(format!("takes floats with channels in dim 1, not {x}"))),
     }
 }
 
@@ -116,7 +116,7 @@ impl Operator for BatchStatistics {
     /// `d x = (d mean + 2·(x - mean)·d variance) / N`
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[2].is_some() {
-            return Err(GradientError::Undefined("running statistics are not trained through"));
+            return Err(GradientError::Undefined("running statistics have no gradient"));
         }
         let (x, ty) = (node.operands[0], b.ty(node.operands[0]).clone());
         let dims = broadcast_dims(&ty);

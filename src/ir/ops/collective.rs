@@ -58,7 +58,7 @@ impl Change {
             } else if let Some(more) = old.strip_prefix(new) {
                 (&mut change.gathered, more)
             } else {
-                return Err("a dim changes its axes otherwise than at the end of their list");
+                return Err("the axes of a dim change at another place than the end of their list");
             };
             if !longer.is_empty() {
                 if place.replace(dim).is_some() {
@@ -70,12 +70,12 @@ impl Change {
         let gone: SmallVec<[AxisId; 2]> =
             from.partial_axes().iter().filter(|axis| !to.partial_axes().contains(axis)).copied().collect();
         if to.partial_axes().iter().any(|axis| !from.partial_axes().contains(axis)) {
-            return Err("a value does not become partial");
+            return Err("a value cannot become partial");
         }
         if let (Some((old, _)), Some((new, _))) = (&from.partial, &to.partial)
             && old != new
         {
-            return Err("a value stays partial in the way it was");
+            return Err("the reduction of a partial value cannot change");
         }
         if !gone.is_empty() {
             change.reduced = from.partial.as_ref().map(|(kind, _)| *kind);
@@ -137,13 +137,13 @@ impl Operator for Collective {
         if types.operands.is_empty() || types.operands.len() != types.declared.len() {
             let (operands, results) = (types.operands.len(), types.declared.len());
             return Err(TypeError::new(format!(
-                "has {operands} operands and {results} results: needs a result each"
+                "has {operands} operands and {results} results; it needs one result for each operand"
             )));
         }
         let pairs = types.operands.iter().zip(types.declared);
         match pairs.clone().enumerate().find(|(_, (operand, result))| !operand.same_shape(result)) {
             Some((i, (operand, result))) => Err(TypeError::new(format!(
-                "operand {i} is {operand}, its result {result}: only shardings change"
+                "operand {i} is {operand} and its result {result}; only the sharding may change"
             ))),
             None => Ok(types.declared.to_vec()),
         }
@@ -159,7 +159,7 @@ impl Operator for Collective {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("collectives are inserted after the gradient is built"))
+        Err(GradientError::Undefined("collectives have no gradient: they are inserted after differentiation"))
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

@@ -70,7 +70,8 @@ impl Contract {
                 if twice || all.iter().filter(|labels| labels.0.contains(label)).count() < 2 {
                     let label = *label as char;
                     return Err(TypeError::new(format!(
-                        "label `{label}` must stand once, in two of the three"
+                        "label `{label}` must occur in at least two of lhs, rhs and out, and at most once in \
+                         each"
                     )));
                 }
             }

@@ -93,7 +93,10 @@ impl Windows<'_> {
     fn infer(&self, x: &Type, weight: &Type) -> Result<Type, TypeError> {
         let error = |message: String| Err(TypeError::new(format!("{message}: image {x}, weight {weight}")));
         if x.dtype != weight.dtype || !x.dtype.is_float() || x.ndim() != weight.ndim() || x.ndim() < 2 {
-            return error("image and weight are of one float type, and of as many dims, two at least".into());
+            return error(
+                "image and weight must have the same float type and the same number of dims, at least two"
+                    .into(),
+            );
         }
         let spatial = x.ndim() - 2;
         let counts = [self.strides.len(), self.dilations.len(), self.pads.len()];
@@ -106,7 +109,8 @@ impl Windows<'_> {
         if groups.and_then(|groups| weight.dims[0].quotient(&groups)).is_none() {
             let [outputs, channels, taken] = [&weight.dims[0], &x.dims[1], &weight.dims[1]];
             return error(format!(
-                "{channels} channels are not groups of {taken} whose number divides {outputs}"
+                "{channels} channels cannot be divided into groups of {taken} channels whose number divides \
+                 {outputs} outputs"
             ));
         }
         let mut y = Type::new(x.dtype, [x.dims[0].clone(), weight.dims[0].clone()]);
@@ -147,9 +151,7 @@ impl Windows<'_> {
         if y.same_shape(dy) {
             return Ok(());
         }
-        Err(TypeError::new(format!(
-            "the gradient is {dy}, not {y}, which image {x} and weight {weight} give"
-        )))
+        Err(TypeError::new(format!("the gradient is {dy}; image {x} and weight {weight} need {y}")))
     }
 }
 
@@ -307,7 +309,7 @@ mod tests {
         let depthwise = f32_of(&[6, 1, 3, 5]);
         assert_eq!(infer(&[1, 2], &[2, 1], &[0, 2, 1, 2], &x, &depthwise), "f32[1, 6, 221, 112]");
         let error = infer(&[1, 1], &[1, 1], &[0, 0, 0, 0], &x, &f32_of(&[8, 2, 3, 3]));
-        assert!(error.starts_with("3 channels are not groups of 2"), "{error}");
+        assert!(error.starts_with("3 channels cannot be divided into groups of 2"), "{error}");
         let error = infer(&[1, 1], &[1, 40], &[0, 0, 0, 0], &x, &weight);
         assert!(error.starts_with("spatial dim 1 has 224 elements"), "{error}");
         let error = infer(&[1], &[1], &[0, 0], &x, &weight);

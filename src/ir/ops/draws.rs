@@ -28,7 +28,7 @@ impl Draws {
         }
         match (x.dims[self.dim as usize].size(), numbers.dims[0].size()) {
             (Some(size), Some(samples)) if samples > 0 && size.is_multiple_of(samples) => Ok(()),
-            _ => error("the samples do not divide the dim"),
+            _ => error("the dim is not a multiple of the number of samples"),
         }
     }
 

@@ -39,7 +39,7 @@ impl Operator for Dropout {
         };
         let ratio = self.ratio.get();
         if !x.dtype.is_float() || !(0.0..=1.0).contains(&ratio) {
-            return Err(TypeError::new(format!("drops a share from 0 to 1 of floats, not {ratio} of {x}")));
+            return Err(TypeError::new(format!("takes floats and a ratio from 0 to 1, not {x} and {ratio}")));
         }
         if let Some(numbers) = numbers {
             self.draws().check(x, numbers)?;
@@ -60,7 +60,7 @@ impl Operator for Dropout {
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let &[_, numbers] = node.operands else {
             return Err(GradientError::Undefined(
-                "its samples have no numbers; the pass `dropout` gives them",
+                "its samples have no numbers; the pass `dropout` assigns them",
             ));
         };
         let Some(dout) = d[0] else { return Ok(vec![None; 2]) };

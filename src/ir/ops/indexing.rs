@@ -173,7 +173,7 @@ impl Operator for GatherGrad {
         let ([indices, updates], data) = (types.operands()?, types.declared()?);
         let dims = gathered_dims(data, indices, self.dim)?;
         if updates.dtype != data.dtype || updates.dims != dims || !data.dtype.is_float() {
-            return Err(TypeError::new(format!("the updates {updates} at {indices} are none of {data}")));
+            return Err(TypeError::new(format!("the updates {updates} at {indices} do not fit {data}")));
         }
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }

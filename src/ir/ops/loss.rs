@@ -40,14 +40,16 @@ pub(super) fn sum_dtype(dtype: DType) -> DType {
 /// The dims of the labels that fit these logits, whose last dim is the vocabulary.
 fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError> {
     let Some((vocabulary, positions)) = logits.dims.split_last() else {
-        return Err(TypeError::new(format!("the logits {logits} have no dim of classes")));
+        return Err(TypeError::new(format!("the logits {logits} have no class dim")));
     };
     if !logits.dtype.is_float() || vocabulary.size() == Some(0) {
-        return Err(TypeError::new(format!("the logits are {logits}; they must be floats of some classes")));
+        return Err(TypeError::new(format!(
+            "the logits are {logits}; they must be floats with at least one class"
+        )));
     }
     if !labels.dtype.is_integer() || labels.dims[..] != *positions {
         return Err(TypeError::new(format!(
-            "the labels are {labels}; the logits {logits} need an integer a position"
+            "the labels are {labels}; the logits {logits} need one integer for each position"
         )));
     }
     Ok(positions)
@@ -76,7 +78,7 @@ impl Operator for CrossEntropy {
 
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         if d[2].is_some() {
-            return Err(GradientError::Undefined("the logsumexp of a loss is not trained through"));
+            return Err(GradientError::Undefined("the logsumexp of a loss has no gradient"));
         }
         let Some(dsum) = d[0] else { return Ok(vec![None; 2]) };
         let (logits, labels, logsumexp) = (node.operands[0], node.operands[1], node.results[2]);
@@ -176,7 +178,7 @@ impl Operator for CrossEntropyGrad {
         let dtype = sum_dtype(logits.dtype);
         if logsumexp.dtype != dtype || logsumexp.dims[..] != *positions {
             return Err(TypeError::new(format!(
-                "the logsumexp is {logsumexp}; {logits} need {dtype} a position"
+                "the logsumexp is {logsumexp}; the logits {logits} need one {dtype} for each position"
             )));
         }
         if dsum.dtype != dtype || dsum.ndim() != 0 {

@@ -36,7 +36,7 @@ fn leading<'a>(x: &'a Type, scale: &Type) -> Result<&'a [Dim], TypeError> {
     };
     if !x.dtype.is_float() || scale.dtype != x.dtype || scale.dims[..] != [last.clone()] {
         return Err(TypeError::new(format!(
-            "the scale is {scale}, but {x} needs {}[{last}], a float",
+            "the scale is {scale}, but {x} needs the float type {}[{last}]",
             x.dtype
         )));
     }
@@ -55,7 +55,7 @@ fn expect(what: &str, ty: &Type, dtype: DType, dims: &[Dim]) -> Result<(), TypeE
 /// Only the first result of a norm has a gradient.
 fn only_first(d: &[Option<ValueId>]) -> Result<Option<ValueId>, GradientError> {
     if d[1..].iter().any(Option::is_some) {
-        return Err(GradientError::Undefined("the statistics of a norm are not trained through"));
+        return Err(GradientError::Undefined("the statistics of a norm have no gradient"));
     }
     Ok(d[0])
 }

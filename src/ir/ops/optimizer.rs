@@ -52,7 +52,7 @@ fn parameter<const N: usize>(types: &Inference, same: usize) -> Result<Type, Typ
     }
     for (i, ty) in operands.iter().enumerate() {
         if i < same && !ty.same_shape(parameter) {
-            return Err(TypeError::new(format!("operand {i} is {ty}, the parameter {parameter}")));
+            return Err(TypeError::new(format!("operand {i} is {ty}, and the parameter is {parameter}")));
         }
         if i >= same && (ty.dtype != DType::F64 || ty.ndim() != 0) {
             return Err(TypeError::new(format!("operand {i} is {ty}, not a scalar f64")));
@@ -83,7 +83,7 @@ impl Operator for Adam {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update is not trained through"))
+        Err(GradientError::Undefined("an update has no gradient"))
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -141,7 +141,7 @@ impl Operator for Sgd {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update is not trained through"))
+        Err(GradientError::Undefined("an update has no gradient"))
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -188,7 +188,7 @@ impl Operator for Adagrad {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("an update is not trained through"))
+        Err(GradientError::Undefined("an update has no gradient"))
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

@@ -145,7 +145,9 @@ fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
             let padded = size.saturating_add(window.before).saturating_add(window.after);
             match window.extent() {
                 Some(extent) if extent > padded => {
-                    format!("dim {at} is {padded} with its pads, less than a window of {extent}: {x}")
+                    format!(
+                        "dim {at} has {padded} elements with its pads, fewer than a window of {extent}: {x}"
+                    )
                 }
                 _ => format!("no window {} slides over dim {at} of {x}", window.print()),
             }
@@ -161,7 +163,7 @@ fn expect(dy: &Type, x: &Type, dims: &Dims) -> Result<(), TypeError> {
         return Ok(());
     }
     let expected = Type::new(x.dtype, dims.clone());
-    Err(TypeError::new(format!("the gradient of what is made of {x} is {dy}, not {expected}")))
+    Err(TypeError::new(format!("the gradient of the result for {x} is {dy}, not {expected}")))
 }
 
 /// The words of a tensor whose last dims the windows slide over: these cannot be split.

@@ -92,7 +92,10 @@ impl Operator for Reduce {
         }
         let extreme = matches!(self.kind, ReduceKind::Max | ReduceKind::Min);
         if extreme && self.dims.iter().any(|&i| x.dims[i as usize].size() == Some(0)) {
-            return Err(TypeError::new(format!("has no {kind} of no elements: dims {:?} of {x}", self.dims)));
+            return Err(TypeError::new(format!(
+                "the {kind} of zero elements is undefined: dims {:?} of {x}",
+                self.dims
+            )));
         }
         Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
     }

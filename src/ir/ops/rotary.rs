@@ -27,7 +27,9 @@ impl Rotary {
         let x = b.cast(x, b.ty(like).dtype)?;
         let (mut dims, two) = (b.ty(x).dims.clone(), Dim::known(2));
         let last = dims.len() - 1;
-        dims[last] = dims[last].quotient(&two).ok_or_else(|| TypeError::new("an odd dim has no pairs"))?;
+        dims[last] = dims[last]
+            .quotient(&two)
+            .ok_or_else(|| TypeError::new("a dim of odd size cannot be divided into pairs"))?;
         let within = if self.interleaved { last + 1 } else { last };
         dims.insert(within, two);
         let pairs = b.reshape(x, dims)?;
@@ -53,7 +55,7 @@ impl Operator for Rotary {
         pairs[x.ndim() - 1] = half;
         for table in [cos, sin] {
             if table.ndim() == 0 || broadcast(&table.dims, &pairs)? != pairs {
-                return Err(TypeError::new(format!("the table {table} does not stretch to {pairs:?}")));
+                return Err(TypeError::new(format!("the table {table} does not broadcast to {pairs:?}")));
             }
         }
         Ok(vec![Type::new(x.dtype, x.dims.clone())])

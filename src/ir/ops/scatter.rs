@@ -134,7 +134,7 @@ impl ScatterKind {
         let [data, indices, updates] = types.operands()?;
         check_updates(gather, data, indices, updates)?;
         if data.dtype == DType::Bool && self != Self::Set {
-            return Err(TypeError::new(format!("has no {} of {data}", self.print())));
+            return Err(TypeError::new(format!("the reduction {} is not defined for {data}", self.print())));
         }
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
@@ -242,7 +242,7 @@ fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>
     let ([indices, updates], data) = (types.operands()?, types.declared()?);
     check_updates(gather, data, indices, updates)?;
     if !data.dtype.is_float() {
-        return Err(TypeError::new(format!("has no gradient in {data}")));
+        return Err(TypeError::new(format!("has no gradient with respect to {data}")));
     }
     Ok(vec![whole(data)])
 }
@@ -440,6 +440,9 @@ mod tests {
         let infer =
             |kind| ScatterElements { dim: 0, kind }.infer(&Inference { operands: &types, declared: &[] });
         assert!(infer(ScatterKind::Set).is_ok());
-        assert_eq!(infer(ScatterKind::Add).unwrap_err().to_string(), "has no add of bool[4]");
+        assert_eq!(
+            infer(ScatterKind::Add).unwrap_err().to_string(),
+            "the reduction add is not defined for bool[4]"
+        );
     }
 }

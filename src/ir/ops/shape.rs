@@ -80,7 +80,7 @@ impl Operator for Reshape {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         if product(&x.dims).is_none() || product(&x.dims) != product(&to.dims) || x.dtype != to.dtype {
-            return Err(TypeError::new(format!("{x} does not have the elements of {to}")));
+            return Err(TypeError::new(format!("{x} and {to} have different numbers of elements")));
         }
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
@@ -212,7 +212,7 @@ impl Operator for Broadcast {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
         if x.dtype != to.dtype || broadcast(&x.dims, &to.dims)? != to.dims {
-            return Err(TypeError::new(format!("{x} does not stretch to {to}")));
+            return Err(TypeError::new(format!("{x} does not broadcast to {to}")));
         }
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }

@@ -73,7 +73,7 @@ fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, 
         return Err(TypeError::new(format!("cannot normalise dim {dim} of {first}")));
     }
     match operands.iter().find(|ty| !ty.same_shape(first)) {
-        Some(other) => Err(TypeError::new(format!("{first} and {other} are not of one type"))),
+        Some(other) => Err(TypeError::new(format!("{first} and {other} have different types"))),
         None => Ok(vec![Type::new(first.dtype, first.dims.clone())]),
     }
 }

@@ -25,7 +25,7 @@ impl Operator for Accumulate {
     }
 
     fn gradient(&self, _: &mut Builder, _: NodeRef, _: &[Option<ValueId>]) -> Gradients {
-        Err(GradientError::Undefined("nothing is differentiated after the update has begun"))
+        Err(GradientError::Undefined("the update phase has no gradient"))
     }
 
     fn cost(&self, signature: &Signature) -> Cost {

@@ -42,7 +42,7 @@ impl Parser<'_> {
                 let state = p.state()?;
                 if !seen.insert(state) {
                     return Err(
-                        place.error(format!("state `{}` stands twice here", p.module.states[state].name))
+                        place.error(format!("state `{}` is listed twice here", p.module.states[state].name))
                     );
                 }
                 p.module.states[state].input
@@ -92,7 +92,9 @@ impl Parser<'_> {
         let line = if self.checked { self.inferred(place, line)? } else { line };
         if line.types.len() != line.results.len() {
             let (types, results) = (line.types.len(), line.results.len());
-            return Err(place.error(format!("a node has a type for every result, not {types} for {results}")));
+            return Err(place.error(format!(
+                "a node must have one type for each result; there are {types} types for {results} results"
+            )));
         }
         let id = self.module.nodes.next_key();
         let mut results = SmallVec::new();
@@ -161,7 +163,7 @@ impl Parser<'_> {
         if inferred.len() != line.types.len() || !inferred.iter().zip(&line.types).all(fits) {
             let list = |types: &[Type]| types.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
             let (name, gives, says) = (line.op.name(), list(&inferred), list(&line.types));
-            return Err(place.error(format!("`{name}` gives {gives}, the text says {says}")));
+            return Err(place.error(format!("`{name}` has the result type {gives}, and the text has {says}")));
         }
         Ok(line)
     }

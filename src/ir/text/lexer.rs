@@ -128,7 +128,9 @@ impl<'t> Lexer<'t> {
                 self.take(1);
                 Kind::Sign(c)
             }
-            (Some(c), _) => return Err(place.error(format!("`{}` means nothing here", c.escape_debug()))),
+            (Some(c), _) => {
+                return Err(place.error(format!("`{}` is not part of a program's text", c.escape_debug())));
+            }
         };
         Ok(Token { kind, text: &start[..start.len() - self.rest.len()], place })
     }

@@ -168,9 +168,8 @@ impl Parser<'_> {
             .and_then(|()| self.expect_word("ir"))?;
         let version = self.take();
         if version.text != VERSION.to_string() {
-            return Err(
-                version.expected(&format!("format version {VERSION}, the only one this compiler reads"))
-            );
+            return Err(version
+                .expected(&format!("format version {VERSION}, the only version that this compiler reads")));
         }
         self.expect_word("module")?;
         self.expect('@')?;
@@ -238,7 +237,7 @@ impl Parser<'_> {
         let mut bytes = Vec::new();
         if self.accept_word("hex") {
             let digits = self.string("the bytes as a string of hexadecimal digits")?;
-            let error = || place.error("these are not pairs of hexadecimal digits");
+            let error = || place.error("the bytes must be pairs of hexadecimal digits");
             bytes = from_hexadecimal(&digits).ok_or_else(error)?;
         } else {
             self.expect('[')?;

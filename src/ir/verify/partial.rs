@@ -49,7 +49,7 @@ fn linearity(op: &Op, factors: &Factors) -> String {
     let sets: Vec<_> = factors.linear.iter().map(|operands| set(operands)).collect();
     match &sets[..] {
         [] => format!("`{}` is linear in no operand", op.name()),
-        sets => format!("`{}` is linear in operand {} alone", op.name(), sets.join(", or ")),
+        sets => format!("`{}` is linear only in operand {}", op.name(), sets.join(", or ")),
     }
 }
 

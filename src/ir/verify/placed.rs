@@ -12,14 +12,17 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn check(c: &mut Check) {
     let mesh = &c.module.mesh;
     for (id, _) in c.values().filter(|(_, ty)| ty.local(mesh).is_none()) {
-        c.fault(format!("{} does not divide over the mesh {mesh}", c.value(id)));
+        c.fault(format!("{} cannot be divided equally over the mesh {mesh}", c.value(id)));
     }
     for state in c.module.states.values() {
         if let Some(output) =
             state.output.filter(|&output| !same(&c.module.ty(output).sharding, &state.ty.sharding))
         {
             let (ty, output) = (c.ty(&state.ty), c.value(output));
-            c.fault(format!("state `{}` is {ty}, its new value is sharded otherwise: {output}", state.name));
+            c.fault(format!(
+                "state `{}` is {ty}, and its new value has another sharding: {output}",
+                state.name
+            ));
         }
     }
     if c.faults.is_empty() {
@@ -79,15 +82,20 @@ fn collective_changes(c: &Check, collective: Collective, node: &Node) -> Result<
             Some(made) if made == collective => {}
             Some(made) => {
                 let (made, name) = (Op::from(made), Op::from(collective));
-                return Err(format!("operand {i} changes as by `{}`, not `{}`", made.name(), name.name()));
+                return Err(format!(
+                    "the sharding of operand {i} changes by `{}`, not by `{}`",
+                    made.name(),
+                    name.name()
+                ));
             }
-            None => return Err(format!("operand {i} is sharded as its result is: nothing to do")),
+            None => return Err(format!("operand {i} already has the sharding of its result")),
         }
         let first = first.get_or_insert_with(|| change.clone());
         if first.axes != change.axes || first.reduced != change.reduced {
             let (axes, other) = (names(&c.module.mesh, &change.axes), names(&c.module.mesh, &first.axes));
             return Err(format!(
-                "operand {i} goes over {axes}, operand 0 over {other}: they cannot travel together"
+                "operand {i} is exchanged over {axes} and operand 0 over {other}: one collective cannot do \
+                 both"
             ));
         }
     }
@@ -111,7 +119,7 @@ fn split(
             Some((other, at)) if other[..] != own[..] => {
                 let (own, other) = (list(&own), list(other));
                 return Err(format!(
-                    "{place} is split over {own}, {at} over {other}: a collective must stand between"
+                    "{place} is split over {own} and {at} over {other}: a collective must stand between them"
                 ));
             }
             Some(_) => {}
@@ -137,7 +145,7 @@ fn roles(c: &Check, node: &Node, factors: &Factors, splits: &Splits) -> Result<(
             FactorKind::Custom if !axes.is_empty() => {
                 let (axes, name) = (names(mesh, axes), node.op.name());
                 return Err(format!(
-                    "{place} is split over {axes}, which `{name}` allows only to its partition rule"
+                    "{place} is split over {axes}, and only the partition rule of `{name}` may do this"
                 ));
             }
             _ => {}
@@ -153,7 +161,8 @@ fn roles(c: &Check, node: &Node, factors: &Factors, splits: &Splits) -> Result<(
         Some((&axis, place)) => {
             let axis = &mesh.axes[axis].name;
             Err(format!(
-                "an operand is partial over `{axis}`, which splits {place}: each part would miss the others"
+                "an operand is partial over `{axis}`, which also splits {place}: each part would lack the \
+                 other addends"
             ))
         }
         None => Ok(()),
@@ -197,5 +206,5 @@ fn result(
         Some((kind, axes)) => format!("a {} over {}", word(*kind), names(mesh, axes)),
         None => "whole".into(),
     };
-    Err(format!("result {i} says it is {}, the operands make it {}", describe(&said), describe(&first)))
+    Err(format!("result {i} is declared {}, and the operands make it {}", describe(&said), describe(&first)))
 }

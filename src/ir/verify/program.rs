@@ -36,7 +36,7 @@ fn definitions(c: &mut Check) {
         let said = module.value(value).definition;
         if said != definition {
             let (by, said) = (describe(c, definition), describe(c, said));
-            c.fault(format!("{name} is defined by {by}, but says {said}"));
+            c.fault(format!("{name} is defined by {by}, but it names {said}"));
         }
     }
 }
@@ -71,7 +71,7 @@ fn uses(c: &mut Check) {
             let how = if defined.contains(operand) {
                 "before it is defined"
             } else {
-                "which nothing in the order defines"
+                "which no node in the order defines"
             };
             c.node_fault(id, format!("reads {name} {how}"));
         }
@@ -81,7 +81,7 @@ fn uses(c: &mut Check) {
     }
     for (what, value) in c.roots() {
         if !known.contains(value) {
-            c.fault(format!("{what} is {}, which nothing in the order defines", c.names.value(value)));
+            c.fault(format!("{what} is {}, which no node in the order defines", c.names.value(value)));
         }
     }
 }
@@ -110,11 +110,11 @@ fn types(c: &mut Check, id: NodeId, node: &Node) {
     };
     if inferred.len() != signature.results.len() {
         let (gives, has) = (inferred.len(), signature.results.len());
-        c.node_fault(id, format!("the operator gives {gives} results, the node has {has}"));
+        c.node_fault(id, format!("the operator gives {gives} results, and the node has {has}"));
     }
     for (i, (inferred, ty)) in inferred.iter().zip(&signature.results).enumerate() {
         if !lowered::fits(level, ty, inferred) {
-            c.node_fault(id, format!("result {i} is {ty}, the operator gives {inferred}"));
+            c.node_fault(id, format!("result {i} is {ty}, and the operator gives {inferred}"));
         }
     }
     if let (Some(data), [ty, ..]) = (data_of(node), &signature.results[..]) {

@@ -110,16 +110,16 @@ fn data(c: &mut Check) {
     for data in c.module.data.values() {
         let (name, ty) = (&data.name, c.ty(&data.ty));
         let Some(size) = data.ty.bytes() else {
-            c.fault(format!("data `{name}` is {ty}, whose size is not a number of 64 bits"));
+            c.fault(format!("data `{name}` is {ty}, whose size does not fit in 64 bits"));
             continue;
         };
         if !data.ty.sharding.is_whole() {
-            c.fault(format!("data `{name}` is {ty}: a row of the data table is never sharded"));
+            c.fault(format!("data `{name}` is {ty}: a row of the data table must not be sharded"));
         }
         if let Blob::Inline(bytes) | Blob::File(Some(bytes)) = &data.blob
             && bytes.len() as u64 != size
         {
-            c.fault(format!("data `{name}` has {} bytes, {ty} takes {size}", bytes.len()));
+            c.fault(format!("data `{name}` has {} bytes, and {ty} needs {size}", bytes.len()));
         }
     }
 }
@@ -129,10 +129,10 @@ fn types(c: &mut Check, state: &State) {
     let (name, ty) = (&state.name, &state.ty);
     let input = c.module.ty(state.input);
     if input != ty {
-        c.fault(format!("state `{name}` is {}, its value {}", c.ty(ty), c.value(state.input)));
+        c.fault(format!("state `{name}` is {}, and its value is {}", c.ty(ty), c.value(state.input)));
     }
     if let Some(output) = state.output.filter(|&output| !c.module.ty(output).same_shape(ty)) {
-        c.fault(format!("state `{name}` is {}, its new value {}", c.ty(ty), c.value(output)));
+        c.fault(format!("state `{name}` is {}, and its new value is {}", c.ty(ty), c.value(output)));
     }
 }
 
@@ -145,7 +145,7 @@ fn initializer(c: &mut Check, id: StateId, state: &State) {
             c.fault(format!("state `{name}` copies `{}`, which does not stand before it", from.name));
         } else if from.ty.dims != state.ty.dims {
             c.fault(format!(
-                "state `{name}` is {}, it copies `{}`: {}",
+                "state `{name}` is {}, and it copies `{}`: {}",
                 c.ty(&state.ty),
                 from.name,
                 c.ty(&from.ty)
@@ -154,7 +154,7 @@ fn initializer(c: &mut Check, id: StateId, state: &State) {
     }
     let Some(row) = state.initializer.data().map(|data| &c.module.data[data]) else { return };
     let (Some(from), Some(to)) = (row.ty.sizes(), state.ty.sizes()) else {
-        c.fault(format!("state `{name}` is {}, cut out of `{}`: dims must be bound", state.ty, row.name));
+        c.fault(format!("state `{name}` is {}, a view of `{}`: dims must be bound", state.ty, row.name));
         return;
     };
     let seen =
@@ -163,7 +163,7 @@ fn initializer(c: &mut Check, id: StateId, state: &State) {
         None => c.fault(format!("the view of state `{name}` does not fit `{}`: {}", row.name, row.ty)),
         Some(seen) if !seen.same_shape(&Type::of(state.ty.dtype, &to)) => {
             c.fault(format!(
-                "state `{name}` is {}, its view of `{}` gives {seen}",
+                "state `{name}` is {}, and its view of `{}` gives {seen}",
                 c.ty(&state.ty),
                 row.name
             ));

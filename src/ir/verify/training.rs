@@ -21,18 +21,20 @@ pub(super) fn check(c: &mut Check) {
 fn reads(c: &mut Check, id: NodeId, node: &Node) {
     let accumulates = matches!(node.op, Op::Accumulate(_));
     if accumulates && node.phase != Phase::Update {
-        return c.node_fault(id, "`accumulate` stands in update");
+        return c.node_fault(id, "`accumulate` must be in the update phase");
     }
     for &operand in &node.operands {
         let from = c.module.phase_of(operand);
         let wrong = match node.phase {
-            Phase::Prepare if from.is_microbatch() => "prepare reads nothing of a microbatch",
-            Phase::Forward if from == Phase::Backward => "fwd reads nothing of bwd",
+            Phase::Prepare if from.is_microbatch() => {
+                "the prepare phase must not read a value of a microbatch"
+            }
+            Phase::Forward if from == Phase::Backward => "the fwd phase must not read a value of bwd",
             Phase::Update if accumulates && !from.is_microbatch() => {
-                "`accumulate` reads a value of a microbatch"
+                "`accumulate` must read a value of a microbatch"
             }
             Phase::Update if !accumulates && from.is_microbatch() => {
-                "a value of a microbatch enters update only through `accumulate`"
+                "a value of a microbatch may enter the update phase only through `accumulate`"
             }
             _ => continue,
         };
@@ -65,7 +67,7 @@ fn state_outputs(c: &mut Check) {
             };
             let value = c.value(output);
             c.fault(format!(
-                "the new value of state `{}`, {value}, comes of {from}, not of update",
+                "the new value of state `{}`, {value}, is computed in {from} and must be computed in update",
                 state.name
             ));
         }
@@ -75,13 +77,13 @@ fn state_outputs(c: &mut Check) {
 fn loss(c: &mut Check) {
     match c.module.step_output(StepOutput::Loss) {
         None if c.nodes().any(|(_, node)| node.phase > Phase::Forward) => {
-            c.fault("a training program has an output `loss`");
+            c.fault("a training program must have an output `loss`");
         }
         None => {}
         Some(loss) => {
             let ty = c.module.ty(loss.value);
             if ty.ndim() != 0 || !ty.dtype.is_float() {
-                c.fault(format!("the output `loss` is a float scalar, not {}", c.value(loss.value)));
+                c.fault(format!("the output `loss` must be a float scalar, not {}", c.value(loss.value)));
             }
         }
     }

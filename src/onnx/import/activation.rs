@@ -49,7 +49,7 @@ pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
 /// `max(x, 0) + α(e^(m/α) - 1)` with `m = min(x, 0)`
 fn celu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     if alpha <= 0.0 {
-        return Err(Problem::new(format!("has an alpha of {alpha}, which must be positive")));
+        return Err(Problem::new(format!("alpha is {alpha}; it must be positive")));
     }
     let negative = cx.binary_with(Binary::Min, x, 0.0)?;
     let scaled = cx.binary_with(Binary::Div, negative, alpha)?;

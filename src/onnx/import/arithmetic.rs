@@ -67,7 +67,9 @@ impl Context<'_> {
     pub(super) fn counted(&mut self, dtype: DType, ndim: usize, dim: u32, size: Dim) -> Built {
         let mut dims: Dims = std::iter::repeat_n(Dim::known(1), ndim).collect();
         let place = dims.get_mut(dim as usize);
-        *place.ok_or_else(|| Problem::new(format!("counts along dim {dim} of {ndim}")))? = size;
+        *place.ok_or_else(|| {
+            Problem::new(format!("there is no dim {dim} to count along: the value has {ndim} dims"))
+        })? = size;
         Ok(self.b.one_typed(Iota { dim }, &[], Type::new(dtype, dims))?)
     }
 
@@ -75,8 +77,8 @@ impl Context<'_> {
     pub(super) fn bound(&self, x: ValueId, dim: u32, doing: &str) -> Result<u64, Problem> {
         let ty = self.ty(x);
         ty.dims.get(dim as usize).and_then(Dim::size).ok_or_else(|| {
-            Problem::new(format!("{doing} dim {dim} of {ty}, which is not bound"))
-                .note("bind it with --bind NAME=SIZE")
+            Problem::new(format!("the node {doing} dim {dim} of {ty}, and the size of this dim is not bound"))
+                .note("bind the dim with --bind NAME=SIZE")
         })
     }
 
@@ -101,7 +103,9 @@ impl Context<'_> {
         }
         let size = self.bound(x, dim, "pads")?;
         let padded = before.checked_add(after).and_then(|n| n.checked_add(size));
-        let padded = padded.ok_or_else(|| Problem::new(format!("pads {} beyond any size", self.ty(x))))?;
+        let padded = padded.ok_or_else(|| {
+            Problem::new(format!("the padding makes {} larger than any memory", self.ty(x)))
+        })?;
         let mut ty = self.ty(x).clone();
         ty.dims[dim as usize] = Dim::known(padded);
         Ok(self.b.one_typed(Pad { dim, before, value: Float::new(value) }, &[x], ty)?)

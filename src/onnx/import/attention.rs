@@ -15,7 +15,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let inputs = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let flat = cx.ty(inputs[0]).ndim() == 3;
     if inputs.iter().any(|&input| cx.ty(input).ndim() != if flat { 3 } else { 4 }) {
-        return Err(Problem::new("has inputs that are neither all of three nor all of four dims"));
+        return Err(Problem::new("the queries, keys and values must all have three dims, or all have four"));
     }
     let heads = [call.int("q_num_heads"), call.int("kv_num_heads"), call.int("kv_num_heads")];
     let mut operands = inputs;
@@ -30,7 +30,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let width = cx.ty(q).dims.last().and_then(Dim::size);
     let default = || width.map(|width| 1.0 / (width as f64).sqrt());
     let scale = call.float("scale").or_else(default);
-    let scale = scale.ok_or_else(|| Problem::new("has heads of a width that is not bound"))?;
+    let scale = scale.ok_or_else(|| Problem::new("the width of the heads is not bound"))?;
     // The core's own causal order is that of as many queries as keys.
     let causal = call.int("is_causal") == Some(1);
     let aligned = causal && past == 0 && call.input(6).is_none() && cx.ty(q).dims[2] == cx.ty(k).dims[2];
@@ -60,7 +60,10 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
 fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(ValueId, u64), Problem> {
     let Some(past) = cx.optional(call, i)? else { return Ok((x, 0)) };
     if cx.ty(past).ndim() != 4 {
-        return Err(Problem::new(format!("has a past of {}, not of four dims", cx.ty(past))));
+        return Err(Problem::new(format!(
+            "the past key or value is {}; it must have four dims",
+            cx.ty(past)
+        )));
     }
     let length = cx.bound(past, 2, "counts")?;
     Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
@@ -69,10 +72,12 @@ fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(Va
 fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<ValueId, Problem> {
     let ty = cx.ty(x).clone();
     let heads = heads.and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
-    let heads = Dim::known(heads.ok_or_else(|| Problem::new("has three-dim inputs and no number of heads"))?);
+    let heads = Dim::known(heads.ok_or_else(|| {
+        Problem::new("inputs of three dims need the number of heads, and the node does not give it")
+    })?);
     let width = ty.dims[2].quotient(&heads);
-    let width =
-        width.ok_or_else(|| Problem::new(format!("{heads} heads do not divide the last dim of {ty}")))?;
+    let width = width
+        .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
     let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }
@@ -80,6 +85,8 @@ fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<Value
 fn merge_heads(cx: &mut Context, x: ValueId) -> Result<ValueId, Problem> {
     let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
     let dims = cx.ty(moved).dims.clone();
-    let width = dims[2].product(&dims[3]).ok_or_else(|| Problem::new("has heads that are too wide"))?;
+    let width = dims[2]
+        .product(&dims[3])
+        .ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
     Ok(cx.b.reshape(moved, [dims[0].clone(), dims[1].clone(), width])?)
 }

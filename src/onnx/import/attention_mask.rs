@@ -121,7 +121,8 @@ fn given(cx: &mut Context, call: &Call, [q, k]: [ValueId; 2]) -> Result<Mask, Pr
 fn four_dims(cx: &mut Context, mask: ValueId) -> Built {
     let dims = cx.ty(mask).dims.clone();
     let missing = 4usize.checked_sub(dims.len());
-    let missing = missing.ok_or_else(|| Problem::new(format!("has a mask of {} dims", dims.len())))?;
+    let missing = missing
+        .ok_or_else(|| Problem::new(format!("the mask has {} dims, which is not supported", dims.len())))?;
     let wide: Dims = std::iter::repeat_n(Dim::known(1), missing).chain(dims).collect();
     Ok(cx.b.reshape(mask, wide)?)
 }

@@ -16,9 +16,7 @@ use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, St
 /// BatchNormalization.
 pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("spatial") == Some(0) {
-        return Err(Problem::new(
-            "has statistics for each element and not for each channel, which is not built",
-        ));
+        return Err(Problem::new("statistics for each element instead of each channel are not supported"));
     }
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
@@ -147,10 +145,11 @@ pub(super) fn warning(module: &Module) -> Option<Diagnostic> {
     let (_, first) = fixed.first()?;
     let count = fixed.len();
     let warning = Diagnostic::new(format!(
-        "{count} batch norms are in inference form: they normalise by the file's statistics, which stay as they are"
+        "{count} batch norms are in inference form: they normalise by the file's statistics, and training \
+         does not change these"
     ));
     Some(warning.at(first.origin.to_string()).note(
-        "to train by the statistics of the batch, export with training=torch.onnx.TrainingMode.TRAINING",
+        "to normalise by the statistics of each batch, export with training=torch.onnx.TrainingMode.TRAINING",
     ))
 }
 
@@ -161,8 +160,8 @@ pub(super) fn folded_warning(graph: &Graph) -> Option<Diagnostic> {
     let tensors = folded.iter().flat_map(|node| [1, 2].into_iter().filter_map(|i| node.input(i)));
     let tensors: Vec<String> = tensors.map(str::to_owned).collect();
     let warning = Diagnostic::new(format!(
-        "the exporter folded batch norms into {count} layers, each of which trains as a plain layer, with other values than the \
-         module's: {}",
+        "the exporter folded batch norms into {count} layers; each trains as a layer without batch norm, and \
+         its weights differ from the module's: {}",
         shortened(&tensors)
     ));
     Some(warning.at(first.label()).note(

@@ -17,9 +17,9 @@ pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
         ("BitShift", Some("RIGHT")) => Bitwise::ShiftRight,
         ("BitShift", direction) => {
             let direction = direction.unwrap_or("nowhere");
-            return Err(Problem::new(format!("shifts {direction}, which is neither LEFT nor RIGHT")));
+            return Err(Problem::new(format!("the shift direction {direction} is neither LEFT nor RIGHT")));
         }
-        (other, _) => return Err(Problem::new(format!("`{other}` is not a function of bits"))),
+        (other, _) => return Err(Problem::new(format!("`{other}` is not a bitwise operator"))),
     };
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     one(cx.b.one(op, &[x, y])?)
@@ -29,7 +29,7 @@ pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     if !cx.ty(x).dtype.is_integer() {
-        return Err(Problem::new(format!("inverts the bits of {}, which is not integers", cx.ty(x))));
+        return Err(Problem::new(format!("only integers have bits to invert; the operand is {}", cx.ty(x))));
     }
     let zero = cx.b.splat_like(x, 0.0)?;
     let ones = cx.binary_with(Binary::Sub, zero, 1.0)?;

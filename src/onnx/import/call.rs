@@ -132,7 +132,7 @@ impl<'a> Call<'a> {
     /// A graph: the body of a loop, a branch.
     pub(super) fn graph(&self, name: &str) -> Result<&'a Graph, Problem> {
         let graph = self.typed(self.asked(name).graph(name));
-        graph.ok_or_else(|| Problem::new(format!("has no graph `{name}`")))
+        graph.ok_or_else(|| Problem::new(format!("the node has no graph `{name}`")))
     }
 
     /// The attributes that the node has.
@@ -157,14 +157,14 @@ impl<'a> Call<'a> {
         element.and_then(ElementType::dtype).ok_or_else(|| {
             let what =
                 element.map_or_else(|| "an unknown type".to_string(), |element| element.name().to_string());
-            Problem::new(format!("converts to {what}, which is not built"))
+            Problem::new(format!("a cast to {what} is not supported"))
         })
     }
 
     /// The type and the one element of a tensor attribute.
     pub(super) fn tensor_number(&self, name: &str) -> Result<Option<(DType, f64)>, Problem> {
         let Some(tensor) = self.typed(self.asked(name).tensor(name)) else { return Ok(None) };
-        let wrong = || Problem::new(format!("has a `{name}` that is not one number"));
+        let wrong = || Problem::new(format!("`{name}` must be a tensor of one number"));
         let dtype = tensor.dtype.dtype().ok_or_else(wrong)?;
         Ok(Some((dtype, number(tensor, dtype).ok_or_else(wrong)?)))
     }

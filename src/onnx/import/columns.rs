@@ -22,7 +22,7 @@ pub(super) fn col2im(cx: &mut Context, call: &Call) -> Outputs {
     };
     let (image, window) = (known(1, "image_shape")?, known(2, "block_shape")?);
     let count = image.len();
-    let wrong = || Problem::new(format!("cannot lay windows {window:?} of {ty} into an image {image:?}"));
+    let wrong = || Problem::new(format!("windows {window:?} of {ty} do not fit into an image {image:?}"));
     if count == 0 || window.len() != count || ty.ndim() != 3 {
         return Err(wrong());
     }

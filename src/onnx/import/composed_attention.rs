@@ -85,8 +85,9 @@ fn repeated(cx: &mut Context, x: ValueId, q: ValueId) -> Built {
         return Ok(x);
     }
     let times = heads.quotient(&ty.dims[1]);
-    let times = times
-        .ok_or_else(|| Problem::new(format!("{} heads do not divide {heads} of queries", ty.dims[1])))?;
+    let times = times.ok_or_else(|| {
+        Problem::new(format!("{} heads of keys do not divide {heads} heads of queries", ty.dims[1]))
+    })?;
     let apart = cx.with_dim(x, 2)?;
     let mut wide: Vec<Dim> = cx.ty(apart).dims.to_vec();
     wide[2] = times;

@@ -21,10 +21,11 @@ const MOST_WINDOW: u64 = 256;
 pub(super) fn group_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let groups = call.int("num_groups").and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
-    let groups = Dim::known(groups.ok_or_else(|| Problem::new("has no number of groups"))?);
+    let groups = Dim::known(groups.ok_or_else(|| Problem::new("the number of groups is missing"))?);
     let channels = channels(cx.ty(x))?;
     let width = channels.quotient(&groups);
-    let width = width.ok_or_else(|| Problem::new(format!("cannot cut {channels} channels in {groups}")))?;
+    let width = width
+        .ok_or_else(|| Problem::new(format!("{channels} channels cannot be divided into {groups} groups")))?;
     let mut affine = [cx.value(call, 1)?, cx.value(call, 2)?];
     if cx.ty(affine[0]).dims[..] == [groups.clone()] && groups != channels {
         for value in &mut affine {
@@ -47,7 +48,9 @@ pub(super) fn instance_norm(cx: &mut Context, call: &Call) -> Outputs {
 /// The channels: dim 1.
 fn channels(ty: &Type) -> Result<Dim, Problem> {
     let channels = ty.dims.get(1).cloned();
-    channels.ok_or_else(|| Problem::new(format!("needs a batch and channels, not {ty}")))
+    channels.ok_or_else(|| {
+        Problem::new(format!("the operand needs a dim for the batch and a dim for the channels; it is {ty}"))
+    })
 }
 
 /// Groups of channels normalised over all their elements, then scaled and shifted by channel.
@@ -55,7 +58,7 @@ fn by_groups(cx: &mut Context, call: &Call, x: ValueId, groups: Dim, affine: [Va
     let ty = cx.ty(x).clone();
     let inner = ty.dims[1..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
     let width = inner.and_then(|inner| inner.quotient(&groups));
-    let width = width.ok_or_else(|| Problem::new(format!("cannot cut {ty} in {groups} groups")))?;
+    let width = width.ok_or_else(|| Problem::new(format!("{ty} cannot be divided into {groups} groups")))?;
     let flat = cx.b.reshape(x, [ty.dims[0].clone(), groups, width.clone()])?;
     let vector = Type::new(ty.dtype, [width]);
     let (unit, zero) = (cx.b.splat(vector.clone(), 1.0)?, cx.b.splat(vector, 0.0)?);
@@ -99,7 +102,7 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
             cx.reduced(ReduceKind::Sum, size, &[dim])?
         }
         2 => length(cx, x, &[dim])?,
-        p => return Err(Problem::new(format!("takes a norm of order {p}, neither 1 nor 2"))),
+        p => return Err(Problem::new(format!("a norm of order {p} is not supported; 1 and 2 are"))),
     };
     let empty = cx.compare_with(Compare::Equal, norm, 0.0)?;
     let unit = cx.b.splat_like(norm, 1.0)?;
@@ -113,7 +116,10 @@ pub(super) fn local_response(cx: &mut Context, call: &Call) -> Outputs {
     channels(cx.ty(x))?;
     let size = call.int("size").and_then(|n| u64::try_from(n).ok()).filter(|n| (1..=MOST_WINDOW).contains(n));
     let size = size.ok_or_else(|| {
-        Problem::new(format!("looks at {:?} channels; 1 to {MOST_WINDOW} are built", call.int("size")))
+        Problem::new(format!(
+            "a window of {:?} channels is not supported; 1 to {MOST_WINDOW} channels are",
+            call.int("size")
+        ))
     })?;
     let square = cx.binary(Binary::Mul, x, x)?;
     let (before, count) = ((size - 1) / 2, cx.ty(x).dims[1].clone());

@@ -109,12 +109,13 @@ impl<'m> Context<'m> {
 impl Context<'_> {
     /// What an input stands for; an error if it is left out.
     pub(super) fn entry(&self, call: &Call, i: usize) -> Result<&Entry, Problem> {
-        let name =
-            call.input(i).ok_or_else(|| Problem::new(format!("needs input {i}, which is left out")))?;
+        let name = call
+            .input(i)
+            .ok_or_else(|| Problem::new(format!("the node needs input {i}, and the file leaves it out")))?;
         match self.entries.get(name) {
             Some(Entry::Failed) => Err(Problem::Reported),
             Some(entry) => Ok(entry),
-            None => Err(Problem::new(format!("input `{name}` is defined by nothing"))),
+            None => Err(Problem::new(format!("no node or tensor defines input `{name}`"))),
         }
     }
 
@@ -163,14 +164,17 @@ impl Context<'_> {
         }
         self.entry(call, i)?;
         let ints = self.ints(call, i).ok_or_else(|| {
-            Problem::new(format!("`{what}` is computed from data, which a static program cannot have"))
+            Problem::new(format!("`{what}` is computed from data; a static program needs it as a constant"))
                 .note("export with static shapes, or with this input as a constant")
         })?;
         let unbound = || {
             let sizes: Vec<_> =
                 ints.elements().iter().filter_map(Int::dim).map(|dim| dim.to_string()).collect();
-            Problem::new(format!("`{what}` needs numbers, and has {}", sizes.join(", ")))
-                .note("bind the sizes with --bind NAME=SIZE")
+            Problem::new(format!(
+                "`{what}` must be numbers, and it depends on unbound sizes: {}",
+                sizes.join(", ")
+            ))
+            .note("bind the sizes with --bind NAME=SIZE")
         };
         ints.numbers().map(Some).ok_or_else(unbound)
     }
@@ -179,7 +183,7 @@ impl Context<'_> {
     pub(super) fn shape(&self, call: &Call, i: usize) -> Result<Vec<Int>, Problem> {
         self.entry(call, i)?;
         self.ints(call, i).map(|ints| ints.elements().to_vec()).ok_or_else(|| {
-            Problem::new("its shape is computed from data, or from sizes that are not bound").note(
+            Problem::new("the target shape is computed from data, or from sizes that are not bound").note(
                 "bind all sizes with --bind NAME=SIZE; if that does not help, export with static shapes",
             )
         })
@@ -201,8 +205,8 @@ impl Context<'_> {
         match entry {
             Entry::Value(value) => Ok(*value),
             Entry::Failed => Err(Problem::Reported),
-            Entry::Sequence(_) => Err(Problem::new("reads a sequence as if it were a tensor")),
-            Entry::Absent => Err(Problem::new("reads an optional that has no element")),
+            Entry::Sequence(_) => Err(Problem::new("the node needs a tensor, and its input is a sequence")),
+            Entry::Absent => Err(Problem::new("the node reads an optional that has no element")),
             Entry::Stored(data) => {
                 let row = &self.b.module().data[*data];
                 // A scalar whose bytes are here is a number, unless it may be trained.
@@ -218,8 +222,8 @@ impl Context<'_> {
             }
             Entry::Ints(ints, dtype) => {
                 let numbers = ints.numbers().ok_or_else(|| {
-                    Problem::new("reads sizes that are not bound as values")
-                        .note("bind them with --bind NAME=SIZE")
+                    Problem::new("sizes that are not bound are read as values")
+                        .note("bind the sizes with --bind NAME=SIZE")
                 })?;
                 self.constant(ints.sizes(), *dtype, &numbers)
             }

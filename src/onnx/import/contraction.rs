@@ -15,7 +15,7 @@ pub(super) fn matmul(cx: &mut Context, call: &Call) -> Outputs {
 /// The product of matrices, or of vectors; leading dims broadcast.
 pub(super) fn multiply(cx: &mut Context, x: ValueId, y: ValueId) -> Result<ValueId, Problem> {
     let (x_dims, y_dims) = (cx.ty(x).dims.clone(), cx.ty(y).dims.clone());
-    let wrong = || Problem::new(format!("cannot multiply dims {x_dims:?} by {y_dims:?}"));
+    let wrong = || Problem::new(format!("matrices of dims {x_dims:?} and {y_dims:?} cannot be multiplied"));
     if x_dims.is_empty() || y_dims.is_empty() {
         return Err(wrong());
     }

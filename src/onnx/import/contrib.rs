@@ -51,7 +51,7 @@ fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
     let dim = cx.axis(x, -1)?;
     let width = cx.bound(x, dim, "halves")?;
     if !width.is_multiple_of(2) {
-        return Err(Problem::new(format!("cannot halve the last dim of {}", cx.ty(x))));
+        return Err(Problem::new(format!("the last dim of {} cannot be halved", cx.ty(x))));
     }
     let left = cx.b.slice(x, dim, 0, Dim::known(width / 2))?;
     let right = cx.b.slice(x, dim, width / 2, Dim::known(width / 2))?;
@@ -121,7 +121,9 @@ fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
             let gate = Gate::all(&[name], alphas, betas)?;
             one(gate[0].of(cx, image)?)
         }
-        (None, numbers) => Err(Problem::new(format!("has the numbers {numbers:?} for no activation"))),
+        (None, numbers) => Err(Problem::new(format!(
+            "the node has the activation parameters {numbers:?}, and no activation"
+        ))),
     }
 }
 
@@ -132,5 +134,5 @@ pub(super) fn dims<const N: usize>(cx: &Context, what: &str, x: ValueId) -> Resu
     dims.into_iter()
         .collect::<Vec<_>>()
         .try_into()
-        .map_err(|_| Problem::new(format!("has as {what} {}, not of {N} dims", cx.ty(x))))
+        .map_err(|_| Problem::new(format!("{what} must have {N} dims, and the type is {}", cx.ty(x))))
 }

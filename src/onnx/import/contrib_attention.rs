@@ -30,7 +30,7 @@ pub(super) struct Heads {
 /// An error if the node has any of these inputs; `why` says what they would do.
 pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result<(), Problem> {
     match inputs.iter().find(|&&i| call.input(i).is_some()) {
-        Some(i) => Err(Problem::new(format!("{why} (input {i}), which is not supported"))
+        Some(i) => Err(Problem::new(format!("the node {why} (input {i}), which is not supported"))
             .note("export the model for training or for a whole prompt, without a cache")),
         None => Ok(()),
     }
@@ -39,16 +39,20 @@ pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result
 /// MultiHeadAttention of `[batch, length, heads · width]`, of packed `[batch, length, heads, 3 or 2, width]`, or with keys and
 /// values in heads already.
 pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
-    without_inputs(call, &[8, 9], "shares the buffers of its past")?;
+    without_inputs(call, &[8, 9], "shares the buffers of the past keys and values")?;
     if call.output(3).is_some() {
-        return Err(Problem::new("puts out its scores, which is not supported"));
+        return Err(Problem::new("the output of the attention scores is not supported"));
     }
     let count = heads(call, "num_heads")?;
     let heads = projected(cx, call, count)?;
     let heads = match (cx.optional(call, 6)?, cx.optional(call, 7)?) {
         (Some(k), Some(v)) => after_past(cx, heads, k, v)?,
         (None, None) => heads,
-        _ => return Err(Problem::new("has a past of keys alone, or of values alone")),
+        _ => {
+            return Err(Problem::new(
+                "the node has past keys without past values, or past values without past keys",
+            ));
+        }
     };
     let padding = padding(cx, call, 4, &heads)?;
     let mask = masked(cx, call, padding, 5)?;
@@ -61,7 +65,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     without_inputs(call, &[4, 6], "keeps a cache")?;
     for name in ["do_rotary", "past_present_share_buffer"] {
         if call.int(name).unwrap_or(0) != 0 {
-            return Err(Problem::new(format!("has `{name}`, which is not supported")));
+            return Err(Problem::new(format!("`{name}` is not supported")));
         }
     }
     call.unneeded(&["rotary_embedding_dim"]);
@@ -76,18 +80,21 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     if let Some(bias) = cx.optional(call, 2)? {
         all = cx.binary(Binary::Add, all, bias)?;
     }
-    let width = width.size().ok_or_else(|| Problem::new("has a weight of a size that is not bound"))?;
+    let width = width.size().ok_or_else(|| Problem::new("the size of the weight is not bound"))?;
     let widths = match call.ints("qkv_hidden_sizes") {
         Some(sizes) => sizes.iter().map(|&n| u64::try_from(n).unwrap_or(u64::MAX)).collect(),
         None => vec![width / 3; 3],
     };
     let sum = widths.iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
     let [q_width, k_width, v_width] = widths[..] else {
-        return Err(Problem::new(format!("has {} qkv_hidden_sizes, not three", widths.len())));
+        return Err(Problem::new(format!(
+            "qkv_hidden_sizes has {} numbers; it must have three",
+            widths.len()
+        )));
     };
     if sum != Some(width) {
         return Err(Problem::new(format!(
-            "cannot cut {width} columns into queries, keys and values {widths:?}"
+            "{width} columns cannot be divided into queries, keys and values of {widths:?} columns"
         )));
     }
     let mut cut = |start, length| cx.b.slice(all, 2, start, Dim::known(length));
@@ -119,12 +126,15 @@ fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem
     let ndim = |cx: &Context, x: ValueId| cx.ty(x).ndim();
     let packed = ndim(cx, q) == 5 || k.is_some_and(|k| ndim(cx, k) > 3);
     if packed && bias.is_some() {
-        return Err(Problem::new("adds a bias to packed or split heads, which is not supported"));
+        return Err(Problem::new("a bias on packed or split heads is not supported"));
     }
     let unpacked = |cx: &mut Context, x: ValueId, which: u64| {
         let [_, _, heads, _, _]: [Dim; 5] = dims(cx, "packed heads", x)?;
         if heads.size() != Some(count) {
-            return Err(Problem::new(format!("has {count} heads and packed ones {}", cx.ty(x))));
+            return Err(Problem::new(format!(
+                "the node has {count} heads, and the packed input has {} heads",
+                cx.ty(x)
+            )));
         }
         let one = cx.b.slice(x, 3, which, Dim::known(1))?;
         let one = cx.without(one, 3)?;
@@ -138,7 +148,7 @@ fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem
             let [q, k, v] = biased(cx, [q, k, v], bias)?;
             [split_heads(cx, q, count)?, split_heads(cx, k, count)?, split_heads(cx, v, count)?]
         }
-        (None, Some(_)) => return Err(Problem::new("has values without keys")),
+        (None, Some(_)) => return Err(Problem::new("the node has values without keys")),
     };
     Ok(Heads { q, k, v, past: 0 })
 }
@@ -154,17 +164,18 @@ fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Resu
         start += width;
     }
     if cx.ty(bias).dims[..] != [Dim::known(start)] {
-        return Err(Problem::new(format!("has as bias {} for {start} columns", cx.ty(bias))));
+        return Err(Problem::new(format!("the bias is {} for {start} columns", cx.ty(bias))));
     }
     Ok(sums)
 }
 
 /// `[batch, length, heads · width]` as `[batch, heads, length, width]`.
 pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
-    let [batch, length, all]: [Dim; 3] = dims(cx, "heads side by side", x)?;
+    let [batch, length, all]: [Dim; 3] = dims(cx, "an input of merged heads", x)?;
     let count = Dim::known(count);
     let width = all.quotient(&count);
-    let width = width.ok_or_else(|| Problem::new(format!("{count} heads do not divide {}", cx.ty(x))))?;
+    let width =
+        width.ok_or_else(|| Problem::new(format!("{} is not a multiple of {count} heads", cx.ty(x))))?;
     let split = cx.b.reshape(x, [batch, length, count, width])?;
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }
@@ -173,14 +184,16 @@ pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
 pub(super) fn merge_heads(cx: &mut Context, x: ValueId) -> Built {
     let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
     let [batch, length, count, width]: [Dim; 4] = dims(cx, "heads", moved)?;
-    let all = count.product(&width).ok_or_else(|| Problem::new("has heads that are too wide"))?;
+    let all = count
+        .product(&width)
+        .ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
     Ok(cx.b.reshape(moved, [batch, length, all])?)
 }
 
 fn after_past(cx: &mut Context, heads: Heads, k: ValueId, v: ValueId) -> Result<Heads, Problem> {
     let [_, _, length, _]: [Dim; 4] = dims(cx, "its past", k)?;
     let past = length.size().ok_or_else(|| {
-        Problem::new("has a past of a length that is not bound").note("bind it with --bind NAME=SIZE")
+        Problem::new("the length of the past is not bound").note("bind the length with --bind NAME=SIZE")
     })?;
     let k = cx.b.one(Concat { dim: 2 }, &[k, heads.k])?;
     let v = cx.b.one(Concat { dim: 2 }, &[v, heads.v])?;
@@ -194,7 +207,9 @@ fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Opt
         (dims(cx, "queries", heads.q)?, dims(cx, "keys", heads.k)?);
     let one = Dim::known(1);
     let given = cx.ty(mask).dims.clone();
-    let wrong = || Problem::new(format!("has a mask of dims {given:?} for {batch} samples of {keys} keys"));
+    let wrong = || {
+        Problem::new(format!("the mask has dims {given:?}, which do not fit {batch} samples of {keys} keys"))
+    };
     if cx.ty(mask).dtype == DType::Bool {
         return Err(wrong());
     }
@@ -270,7 +285,7 @@ fn attend(cx: &mut Context, call: &Call, heads: &Heads, mut mask: Mask) -> Built
 pub(super) fn scale(call: &Call, width: &Dim) -> Result<f64, Problem> {
     let given = call.float("scale").filter(|&scale| scale != 0.0);
     let scale = given.or_else(|| width.size().map(|width| 1.0 / (width as f64).sqrt()));
-    scale.ok_or_else(|| Problem::new("has heads of a width that is not bound"))
+    scale.ok_or_else(|| Problem::new("the width of the heads is not bound"))
 }
 
 /// A query sees the past and its own key, and none behind that.

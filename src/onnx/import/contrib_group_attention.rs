@@ -60,18 +60,18 @@ fn refuse_what_is_not_built(cx: &Context, call: &Call) -> Result<(), Problem> {
     };
     let past: Vec<usize> = [3, 4].into_iter().filter(|&i| !empty(i)).collect();
     without_inputs(call, &past, "reads a cache")?;
-    without_inputs(call, &[11], "has a sink beside the keys")?;
+    without_inputs(call, &[11], "adds a sink to the keys")?;
     without_inputs(call, &[12, 13], "has quantized keys and values")?;
-    without_inputs(call, &[14, 15], "normalises queries and keys by itself")?;
+    without_inputs(call, &[14, 15], "normalises its queries and keys")?;
     call.unneeded(&["qk_norm_epsilon", "kv_cache_bit_width"]);
     for name in ["smooth_softmax", "qk_output", "sliding_window_cache"] {
         if call.int(name).is_some_and(|n| n > 0) {
-            return Err(Problem::new(format!("has `{name}`, which is not supported")));
+            return Err(Problem::new(format!("`{name}` is not supported")));
         }
     }
     for name in ["k_quant_type", "v_quant_type"] {
         if call.string(name).is_some_and(|kind| kind != "NONE") {
-            return Err(Problem::new(format!("has `{name}`, which is not supported")));
+            return Err(Problem::new(format!("`{name}` is not supported")));
         }
     }
     Ok(())
@@ -87,13 +87,17 @@ fn projected(cx: &mut Context, call: &Call) -> Result<[ValueId; 3], Problem> {
             let all = cx.bound(q, 2, "cuts")?;
             let width = kv_count.checked_mul(2).and_then(|n| n.checked_add(count)).map_or(0, |n| all / n);
             if width == 0 || width * (count + 2 * kv_count) != all {
-                let message = format!("cannot cut {} into {count} and twice {kv_count} heads", cx.ty(q));
+                let message = format!(
+                    "{} cannot be divided into {count} heads of queries and twice {kv_count} heads of keys \
+                     and values",
+                    cx.ty(q)
+                );
                 return Err(Problem::new(message));
             }
             let mut cut = |from: u64, heads: u64| cx.b.slice(q, 2, from * width, Dim::known(heads * width));
             [cut(0, count)?, cut(count, kv_count)?, cut(count + kv_count, kv_count)?]
         }
-        _ => return Err(Problem::new("has keys without values, or values without keys")),
+        _ => return Err(Problem::new("the node has keys without values, or values without keys")),
     };
     Ok([split_heads(cx, q, count)?, split_heads(cx, k, kv_count)?, split_heads(cx, v, kv_count)?])
 }
@@ -120,7 +124,9 @@ fn tables(cx: &mut Context, call: &Call, length: &Dim) -> Result<[ValueId; 2], P
 fn rotated(cx: &mut Context, x: ValueId, tables: [ValueId; 2], interleaved: bool) -> Built {
     let (width, half) = (cx.bound(x, 3, "rotates")?, cx.bound(tables[0], 1, "rotates")?);
     let turned = half.checked_mul(2).filter(|&turned| turned <= width);
-    let turned = turned.ok_or_else(|| Problem::new(format!("rotates {half} pairs of {width} elements")))?;
+    let turned = turned.ok_or_else(|| {
+        Problem::new(format!("the tables rotate {half} pairs, and a head has {width} elements"))
+    })?;
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
     let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
     if turned == width {

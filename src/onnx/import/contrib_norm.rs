@@ -82,7 +82,11 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
             sum = cx.binary(Binary::Add, sum, embedded)?;
         }
         (None, None) => {}
-        _ => return Err(Problem::new("has segment ids without their embeddings, or these without ids")),
+        _ => {
+            return Err(Problem::new(
+                "the node has segment ids without segment embeddings, or segment embeddings without ids",
+            ));
+        }
     }
     let (scale, shift) = (cx.value(call, 5)?, cx.value(call, 6)?);
     let eps = Float::new(call.float("epsilon").unwrap_or(EPSILON));

@@ -9,7 +9,7 @@ use ir::DType;
 /// If: the branch that its condition picks.
 pub(super) fn branch(cx: &mut Context, call: &Call) -> Outputs {
     let condition = cx.entry(call, 0)?.clone();
-    let picked = cx.truth(condition, "the condition it branches on")?;
+    let picked = cx.truth(condition, "the condition of the branch")?;
     call.unneeded(&["then_branch", "else_branch"]);
     let graph = call.graph(if picked { "then_branch" } else { "else_branch" })?;
     subgraph::run(cx, graph, vec![])
@@ -23,7 +23,7 @@ pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
     let mut goes_on = match call.input(1) {
         Some(_) => {
             let condition = cx.entry(call, 1)?.clone();
-            cx.truth(condition, "the condition it starts by")?
+            cx.truth(condition, "the initial condition of the loop")?
         }
         None => true,
     };
@@ -32,7 +32,9 @@ pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
     let count = carried.len();
     if body.outputs.len() <= count {
         let outputs = body.outputs.len();
-        return Err(Problem::new(format!("carries {count} values, and its body gives {outputs} outputs")));
+        return Err(Problem::new(format!(
+            "the loop carries {count} values, and its body has only {outputs} outputs"
+        )));
     }
     let mut yielded: Vec<Vec<Entry>> = vec![vec![]; body.outputs.len() - 1 - count];
     let (nodes, mut step) = (subgraph::node_count(body), 0);
@@ -41,7 +43,7 @@ pub(super) fn repeat(cx: &mut Context, call: &Call) -> Outputs {
         let given = [subgraph::number(step, DType::I64), subgraph::number(1, DType::Bool)];
         let mut results = subgraph::run(cx, body, given.into_iter().chain(carried).collect())?.into_iter();
         let condition = results.next().unwrap_or(Entry::Failed);
-        goes_on = cx.truth(condition, "the condition it goes on by")?;
+        goes_on = cx.truth(condition, "the condition that the loop's body computes")?;
         carried = results.by_ref().take(count).collect();
         yielded.iter_mut().zip(results).for_each(|(parts, part)| parts.push(part));
         step += 1;
@@ -67,13 +69,16 @@ fn most_steps(cx: &mut Context, call: &Call) -> Result<Option<i64>, Problem> {
     match cx.folded(entry) {
         Entry::Ints(ints, _) => match ints.elements() {
             [count] => count.known().map(Some).ok_or_else(|| {
-                Problem::new("runs as many steps as a size says that is not bound")
-                    .note("bind it with --bind NAME=SIZE")
+                Problem::new("the number of the loop's steps is a size that is not bound")
+                    .note("bind the size with --bind NAME=SIZE")
             }),
-            _ => Err(Problem::new(format!("has {} numbers of steps", ints.elements().len()))),
+            _ => Err(Problem::new(format!(
+                "the number of the loop's steps must be one number; there are {}",
+                ints.elements().len()
+            ))),
         },
         _ => Err(Problem::new(
-            "runs a number of steps that is computed from data, and a static program has a fixed one",
+            "the number of the loop's steps is computed from data; a static program needs a constant number",
         )
         .note("export with a constant number of steps: trace the model, or pad to a fixed length")),
     }

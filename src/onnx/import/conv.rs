@@ -24,7 +24,7 @@ pub(super) fn convolved(cx: &mut Context, call: &Call, x: ValueId, weight: Value
     if taken.as_ref() != Some(&image.dims[1]) {
         let (weight, group) = (cx.ty(weight), windows.group);
         return Err(Problem::new(format!(
-            "weight {weight} of {group} groups does not fit the channels of {image}"
+            "weight {weight} with {group} groups does not fit the channels of {image}"
         )));
     }
     let pads = match windows.padding {
@@ -58,7 +58,7 @@ pub(super) fn conv_transpose(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let windows = Windows::of(cx, call, x, weight)?;
     let (from, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());
-    let wrong = || Problem::new(format!("image {from} and weight {kernel} do not belong together"));
+    let wrong = || Problem::new(format!("weight {kernel} does not fit image {from}"));
     if from.dims[1] != kernel.dims[0] {
         return Err(wrong());
     }
@@ -119,7 +119,7 @@ impl Windows {
         let (x, weight) = (cx.ty(x), cx.ty(weight));
         if x.ndim() < 3 || weight.ndim() != x.ndim() {
             return Err(Problem::new(format!(
-                "has an image {x} and a weight {weight}; both need as many dims, from 3 on"
+                "image {x} and weight {weight} must have the same number of dims, at least 3"
             )));
         }
         let count = x.ndim() - 2;
@@ -134,7 +134,7 @@ impl Windows {
         if let Some(given) = call.ints("kernel_shape")
             && !given.iter().copied().eq(kernel.iter().map(|&size| size as i64))
         {
-            return Err(Problem::new(format!("has kernel_shape {given:?}, but weight {weight}")));
+            return Err(Problem::new(format!("kernel_shape is {given:?}, and the weight is {weight}")));
         }
         let (strides, dilations) =
             (numbers(call, "strides", count, 1)?, numbers(call, "dilations", count, 1)?);
@@ -143,7 +143,7 @@ impl Windows {
         let extents = kernel.iter().zip(&dilations).map(extent).collect::<Option<Vec<_>>>();
         let extents = extents.ok_or_else(|| {
             Problem::new(format!(
-                "has windows of no size, or too large: weight {weight}, dilations {dilations:?}"
+                "the windows are empty or too large: weight {weight}, dilations {dilations:?}"
             ))
         })?;
         let padding = match call.string("auto_pad").unwrap_or("NOTSET") {
@@ -155,7 +155,7 @@ impl Windows {
             "SAME_LOWER" => Padding::Same { upper: false },
             other => {
                 return Err(Problem::new(format!(
-                    "has auto_pad `{other}`, which does not fit its other attributes"
+                    "auto_pad `{other}` does not fit the node's other attributes"
                 )));
             }
         };
@@ -177,11 +177,15 @@ impl Windows {
             shape => shape,
         };
         if let Some(sizes) = sizes.as_ref().filter(|sizes| sizes.len() != count) {
-            return Err(Problem::new(format!("has output_shape {sizes:?} for {count} spatial dims")));
+            return Err(Problem::new(format!(
+                "output_shape is {sizes:?}, and there are {count} spatial dims"
+            )));
         }
         let side = |dim: usize| {
             let (size, stride) = (bound(x, dim)?, self.strides[dim]);
-            let wrong = || Problem::new(format!("makes nothing, or too much, of spatial dim {dim} of {x}"));
+            let wrong = || {
+                Problem::new(format!("the result's spatial dim {dim} would be empty or too large for {x}"))
+            };
             let covered = size
                 .checked_sub(1)
                 .and_then(|steps| steps.checked_mul(stride)?.checked_add(self.extents[dim]));
@@ -239,7 +243,8 @@ fn halves(total: u64, upper: bool) -> [u64; 2] {
 /// The size of a spatial dim, which must be known.
 fn bound(ty: &Type, dim: usize) -> Result<u64, Problem> {
     ty.dims[dim + 2].size().ok_or_else(|| {
-        Problem::new(format!("spatial dim {dim} of {ty} is not bound")).note("bind it with --bind NAME=SIZE")
+        Problem::new(format!("spatial dim {dim} of {ty} is not bound"))
+            .note("bind the dim with --bind NAME=SIZE")
     })
 }
 
@@ -249,7 +254,7 @@ pub(super) fn numbers(call: &Call, name: &str, count: usize, least: u64) -> Resu
     let number = |&number: &i64| u64::try_from(number).ok().filter(|&number| number >= least);
     let read = given.iter().map(number).collect::<Option<Vec<u64>>>().filter(|read| read.len() == count);
     read.ok_or_else(|| {
-        Problem::new(format!("has {name} {given:?}; it needs {count} numbers from {least} on"))
+        Problem::new(format!("{name} is {given:?}; it must be {count} numbers of at least {least}"))
     })
 }
 

@@ -62,7 +62,7 @@ pub(super) fn dropout(cx: &mut Context, call: &Call) -> Outputs {
     match ratio {
         Some(0.0) => off(cx, call),
         Some(ratio) if training => on(cx, call, ratio),
-        None if training => Err(Problem::new("drops a share that is computed from data")
+        None if training => Err(Problem::new("the dropout ratio is computed from data")
             .note("export with a constant ratio, or in eval mode")),
         _ => {
             let dropouts = &mut cx.dropouts;

@@ -18,14 +18,18 @@ struct Labelled {
 pub(super) fn einsum(cx: &mut Context, call: &Call) -> Outputs {
     let equation: String = call.string("equation").unwrap_or_default().split_whitespace().collect();
     let values = (0..call.input_count()).map(|i| cx.value(call, i)).collect::<Result<Vec<_>, _>>()?;
-    let wrong = |why: &str| Problem::new(format!("has the equation `{equation}`: {why}"));
+    let wrong = |why: &str| Problem::new(format!("the equation `{equation}` is not valid: {why}"));
     let (inputs, output) = match equation.split_once("->") {
         Some((inputs, output)) => (inputs, Some(output)),
         None => (&equation[..], None),
     };
     let words: Vec<&str> = inputs.split(',').collect();
     if words.len() != values.len() {
-        return Err(wrong(&format!("it has {} terms, the node {} inputs", words.len(), values.len())));
+        return Err(wrong(&format!(
+            "it has {} terms, and the node has {} inputs",
+            words.len(),
+            values.len()
+        )));
     }
     let ndims: Vec<usize> = values.iter().map(|&value| cx.ty(value).ndim()).collect();
     let Parsed { terms, out } = parse(&words, output, &ndims).map_err(|why| wrong(&why))?;
@@ -56,13 +60,13 @@ fn parse(words: &[&str], output: Option<&str>, ndims: &[usize]) -> Result<Parsed
     let named = |word: &str| word.replace("...", "");
     let letters: Vec<u8> = words.iter().chain(&output).flat_map(|word| named(word).into_bytes()).collect();
     if let Some(&other) = letters.iter().find(|label| !label.is_ascii_alphabetic()) {
-        return Err(format!("`{}` is no label", other as char));
+        return Err(format!("`{}` is not a label", other as char));
     }
     let mut widest = 0;
     for (word, &ndim) in words.iter().zip(ndims) {
         let count = named(word).len();
         let dots = if word.contains("...") { ndim.checked_sub(count) } else { (ndim == count).then_some(0) };
-        widest = widest.max(dots.ok_or_else(|| format!("`{word}` does not fit {ndim} dims"))?);
+        widest = widest.max(dots.ok_or_else(|| format!("`{word}` does not fit an operand of {ndim} dims"))?);
     }
     // The dims of an ellipsis align at the last, under letters that nothing else has.
     let free = (b'a'..=b'z').chain(b'A'..=b'Z').filter(|label| !letters.contains(label));
@@ -90,7 +94,10 @@ fn parse(words: &[&str], output: Option<&str>, ndims: &[usize]) -> Result<Parsed
     };
     for (i, label) in out.iter().enumerate() {
         if out[..i].contains(label) || !terms.iter().any(|term| term.contains(label)) {
-            return Err(format!("`{}` of the result must stand once, and in a term", *label as char));
+            return Err(format!(
+                "label `{}` of the result must stand there once, and it must stand in a term",
+                *label as char
+            ));
         }
     }
     Ok(Parsed { terms, out })
@@ -105,7 +112,7 @@ fn diagonal(cx: &mut Context, mut operand: Labelled) -> Result<Labelled, Problem
         let ty = cx.ty(operand.value).clone();
         if ty.dims[i] != ty.dims[j] {
             return Err(Problem::new(format!(
-                "takes the diagonal of dims {i} and {j} of {ty}, which differ"
+                "the diagonal of dims {i} and {j} of {ty} needs two dims of equal size"
             )));
         }
         let row = cx.counted(DType::I64, ty.ndim(), i as u32, ty.dims[i].clone())?;
@@ -172,7 +179,7 @@ fn arranged(cx: &mut Context, x: Labelled, out: &[u8]) -> Built {
     let x = summed(cx, x, |label| out.contains(label))?;
     let places: Option<Vec<u32>> =
         out.iter().map(|label| x.labels.iter().position(|other| other == label).map(|i| i as u32)).collect();
-    let places = places.ok_or_else(|| Problem::new("has a label in its result that no operand has"))?;
+    let places = places.ok_or_else(|| Problem::new("a label of the result stands in no operand"))?;
     Ok(cx.b.transpose(x.value, &places)?)
 }
 
@@ -197,8 +204,8 @@ mod tests {
 
     #[test]
     fn an_equation_that_does_not_fit_is_refused() {
-        assert!(text(&["ij"], None, &[3]).unwrap_err().contains("does not fit 3 dims"));
-        assert!(text(&["i1"], None, &[2]).unwrap_err().contains("`1` is no label"));
-        assert!(text(&["ij"], Some("ik"), &[2]).unwrap_err().contains("`k` of the result"));
+        assert!(text(&["ij"], None, &[3]).unwrap_err().contains("does not fit an operand of 3 dims"));
+        assert!(text(&["i1"], None, &[2]).unwrap_err().contains("`1` is not a label"));
+        assert!(text(&["ij"], Some("ik"), &[2]).unwrap_err().contains("label `k` of the result"));
     }
 }

@@ -29,7 +29,9 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         "Sin" => Unary::Sin,
         "Sqrt" => Unary::Sqrt,
         "Tanh" => Unary::Tanh,
-        other => return Err(Problem::new(format!("`{other}` is not a function of one operand"))),
+        other => {
+            return Err(Problem::new(format!("`{other}` is not an elementwise function of one operand")));
+        }
     };
     if let (Some(ints), Unary::Not | Unary::Neg) = (cx.ints(call, 0), op)
         && ints.numbers().is_some()
@@ -47,7 +49,7 @@ pub(super) fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     let op = match call.string("approximate").unwrap_or("none") {
         "none" => Unary::Gelu,
         "tanh" => Unary::GeluTanh,
-        other => return Err(Problem::new(format!("approximates GELU by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the GELU approximation `{other}` is unknown"))),
     };
     let x = cx.value(call, 0)?;
     one(cx.b.one(op, &[x])?)
@@ -91,7 +93,7 @@ fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, 
         "And" => Ok(cx.b.one(Logical::And, &[x, y])?),
         "Or" => Ok(cx.b.one(Logical::Or, &[x, y])?),
         "Xor" => Ok(cx.b.one(Logical::Xor, &[x, y])?),
-        other => Err(Problem::new(format!("`{other}` is not a function of two operands"))),
+        other => Err(Problem::new(format!("`{other}` is not an elementwise function of two operands"))),
     }
 }
 

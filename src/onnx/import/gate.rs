@@ -54,7 +54,7 @@ impl Gate {
         match (alphas.len(), betas.len()) {
             (0, 0) => Ok(gates),
             (alphas, betas) => Err(Problem::new(format!(
-                "has {} numbers more for its activations {names:?} than they take",
+                "the activations {names:?} take {} fewer parameters than the node gives",
                 alphas + betas
             ))),
         }
@@ -72,7 +72,7 @@ impl Gate {
     ) -> Result<Self, Problem> {
         let known = KINDS.iter().find(|(known, ..)| known.eq_ignore_ascii_case(name));
         let &(_, kind, alpha, beta) =
-            known.ok_or_else(|| Problem::new(format!("has the activation `{name}`, which is unknown")))?;
+            known.ok_or_else(|| Problem::new(format!("the activation `{name}` is unknown")))?;
         let number = |list: &mut dyn Iterator<Item = f64>, default: Option<f64>| {
             default.map_or(0.0, |default| list.next().unwrap_or(default))
         };

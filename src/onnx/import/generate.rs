@@ -21,13 +21,15 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
         let value = cx.value(call, i)?;
         dtype = cx.ty(value).dtype;
         *bound = super::constant_number(cx, value).ok_or_else(|| {
-            Problem::new("has bounds that are computed from data").note("export with static shapes")
+            Problem::new("the bounds of the range are computed from data").note("export with static shapes")
         })?;
     }
     let [start, limit, delta] = bounds;
     let count = ((limit - start) / delta).ceil().max(0.0);
     if !count.is_finite() || count >= u32::MAX.into() {
-        return Err(Problem::new(format!("runs from {start} to {limit} by {delta}: too many elements")));
+        return Err(Problem::new(format!(
+            "the range from {start} to {limit} by {delta} has too many elements"
+        )));
     }
     let places = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count as u64]))?;
     let steps = cx.binary_with(Binary::Mul, places, delta)?;
@@ -38,12 +40,12 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn window(cx: &mut Context, call: &Call) -> Outputs {
     let size = cx.numbers(call, 0, "size")?.and_then(|size| size.first().copied());
     let size = size.and_then(|size| u64::try_from(size).ok()).filter(|&size| size <= Context::MOST_COMPUTED);
-    let size = size.ok_or_else(|| Problem::new("has no size, or one that is too large"))?;
+    let size = size.ok_or_else(|| Problem::new("the size of the window is 0 or too large"))?;
     let weights: [f64; 3] = match call.op() {
         "BlackmanWindow" => [0.42, -0.5, 0.08],
         "HammingWindow" => [25.0 / 46.0, -21.0 / 46.0, 0.0],
         "HannWindow" => [0.5, -0.5, 0.0],
-        other => return Err(Problem::new(format!("`{other}` is not a window"))),
+        other => return Err(Problem::new(format!("`{other}` is not a window function"))),
     };
     let dtype =
         if call.int("output_datatype").is_some() { call.dtype("output_datatype")? } else { DType::F32 };
@@ -63,7 +65,7 @@ pub(super) fn affine_grid(cx: &mut Context, call: &Call) -> Outputs {
     let theta = cx.value(call, 0)?;
     let ty = cx.ty(theta).clone();
     let size = cx.numbers(call, 1, "size")?.ok_or_else(|| Problem::new("needs `size`"))?;
-    let wrong = || Problem::new(format!("cannot lay a grid of {size:?} by {ty}"));
+    let wrong = || Problem::new(format!("a grid of {size:?} does not fit {ty}"));
     let sizes: Vec<u64> =
         size.iter().map(|&n| u64::try_from(n)).collect::<Result<_, _>>().map_err(|_| wrong())?;
     let space = sizes.get(2..).filter(|space| matches!(space.len(), 2 | 3)).ok_or_else(wrong)?;

@@ -6,21 +6,21 @@ use super::context::Problem;
 
 /// Attributes that an import reads only where they matter, or need not read at all: operators, attributes, and why.
 const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
-    (&["Attention"], &["qk_matmul_output_mode"], "says what an output is that may be left out"),
+    (&["Attention"], &["qk_matmul_output_mode"], "sets the content of an optional output"),
     (
         &["Attention"],
         &["softmax_precision"],
         "softmax is computed in f32 at least, whatever the scores are in",
     ),
     (&["AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool"], &["pads"], "auto_pad decides"),
-    (&["BatchNormalization"], &["momentum"], "moves running statistics, which inference does not"),
+    (&["BatchNormalization"], &["momentum"], "updates running statistics, which inference leaves unchanged"),
     (
         &["Cast", "CastLike", "QuantizeLinear"],
         &["round_mode", "saturate"],
-        "are for floats of 8 bits, not built",
+        "apply to 8-bit floats, which are not supported",
     ),
     (&["ConvTranspose"], &["output_padding", "pads"], "auto_pad or output_shape decides"),
-    (&["CumProd", "CumSum"], &["exclusive", "reverse"], "of a scalar or of known integers"),
+    (&["CumProd", "CumSum"], &["exclusive", "reverse"], "the operand is a scalar or known integers"),
     (&["DequantizeLinear", "QuantizeLinear"], &["axis", "block_size"], "there is one scale for all"),
     (
         &["Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"],
@@ -28,9 +28,9 @@ const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
         "random numbers come from --seed",
     ),
     (&["Dropout"], &["ratio", "seed"], "nothing is dropped in inference; random numbers come from --seed"),
-    (&["Gemm"], &["beta"], "scales a summand that may be left out"),
-    (&["If"], &["else_branch", "then_branch"], "the branch that is not taken"),
-    (&["IsInf"], &["detect_negative", "detect_positive"], "either may decide alone"),
+    (&["Gemm"], &["beta"], "scales an optional summand"),
+    (&["If"], &["else_branch", "then_branch"], "the other branch is taken"),
+    (&["IsInf"], &["detect_negative", "detect_positive"], "the other attribute decides"),
     (&["MaxPool"], &["storage_order"], "is for the output of indices"),
     (&["Pad"], &["value"], "is for the mode `constant`"),
     (&[REDUCTION], &["keepdims", "noop_with_empty_axes"], "there are axes, or no dims"),
@@ -47,16 +47,16 @@ const CONDITIONAL: &[(&[&str], &[&str], &str)] = &[
             "keep_aspect_ratio_policy",
             "nearest_mode",
         ],
-        "each is for some modes, and exporters write all of them",
+        "each attribute applies to some modes, and exporters write all of them",
     ),
     (
         &["RotaryEmbedding"],
         &["is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"],
-        "the shapes say it, or an earlier one refuses the node",
+        "the shapes determine the value, or an earlier attribute refuses the node",
     ),
-    (&["SequenceEmpty"], &["dtype"], "nothing is in it"),
+    (&["SequenceEmpty"], &["dtype"], "the sequence is empty"),
     (&["SplitToSequence"], &["keepdims"], "is for parts of one element"),
-    (&["TopK"], &["sorted"], "the sorted order is one of those allowed"),
+    (&["TopK"], &["sorted"], "the sorted order is allowed"),
 ];
 
 /// Stands for every operator whose name begins with it.
@@ -71,7 +71,7 @@ pub(super) fn check(call: &Call) -> Result<(), Problem> {
     }
     let (op, opset) = (call.op(), call.opset());
     let problem = Problem::new(format!("{op} of opset {opset} with {} is not supported", names.join(", ")));
-    Err(problem.note("what such an attribute asks for would not be done: export the model without it"))
+    Err(problem.note("the compiler would ignore this attribute: export the model without it"))
 }
 
 fn is_conditional(op: &str, attribute: &str) -> bool {

@@ -27,7 +27,7 @@ pub(super) fn gather(cx: &mut Context, call: &Call) -> Outputs {
     {
         let at = super::context::dim(*index, size as usize);
         let at =
-            at.ok_or_else(|| Problem::new(format!("index {index} is outside of dim {dim} of {}", cx.ty(x))))?;
+            at.ok_or_else(|| Problem::new(format!("index {index} is outside dim {dim} of {}", cx.ty(x))))?;
         let cut = cx.b.slice(x, dim, u64::from(at), Dim::known(1))?;
         let mut dims = cx.ty(cut).dims.clone();
         dims.remove(dim as usize);
@@ -65,7 +65,7 @@ fn known_rows(table: &Ints, indices: &Ints) -> Result<Option<Ints>, Problem> {
     let rows: Option<Vec<usize>> = numbers.iter().map(|&i| dim(i, length).map(|i| i as usize)).collect();
     let elements = rows.and_then(|rows| table.rows(&rows));
     let elements =
-        elements.ok_or_else(|| Problem::new(format!("indices {numbers:?} are outside of {length} rows")))?;
+        elements.ok_or_else(|| Problem::new(format!("indices {numbers:?} are outside the {length} rows")))?;
     let sizes = indices.sizes().iter().chain(table.sizes().iter().skip(1)).copied().collect();
     Ok(Ints::new(sizes, elements))
 }
@@ -82,8 +82,8 @@ pub(super) fn gather_elements(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn gather_nd(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let batch_dims = call.int("batch_dims").unwrap_or(0);
-    let batch_dims =
-        u32::try_from(batch_dims).map_err(|_| Problem::new(format!("has batch_dims {batch_dims}")))?;
+    let batch_dims = u32::try_from(batch_dims)
+        .map_err(|_| Problem::new(format!("batch_dims {batch_dims} is not supported")))?;
     let grid = match cx.entry(call, 1)? {
         Entry::Stored(data) => ir::interp::file_tensor(&cx.b.module().data[*data]),
         Entry::Ints(ints, dtype) => {

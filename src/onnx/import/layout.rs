@@ -12,14 +12,14 @@ use ir::{DType, Dim, Tensor, Type, ValueId};
 pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
-    let wrong = || Problem::new(format!("cannot cut blocks of {:?} in {ty}", call.int("blocksize")));
+    let wrong = || Problem::new(format!("{ty} cannot be divided into blocks of {:?}", call.int("blocksize")));
     let block = call.int("blocksize").and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0);
     let block = block.map(Dim::known).ok_or_else(wrong)?;
     let [batch, channels, height, width] = &ty.dims[..] else { return Err(wrong()) };
     let depth_first = match call.string("mode").unwrap_or("DCR") {
         "DCR" => true,
         "CRD" => false,
-        other => return Err(Problem::new(format!("orders channels as `{other}`, neither DCR nor CRD"))),
+        other => return Err(Problem::new(format!("the mode `{other}` is neither DCR nor CRD"))),
     };
     let area = block.product(&block).ok_or_else(wrong)?;
     let (split, permutation, merged) = if call.op() == "DepthToSpace" {
@@ -89,7 +89,7 @@ pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
 fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     let ndim = ty.ndim();
     if ndim < 2 {
-        return Err(Problem::new(format!("needs a matrix, not {ty}")));
+        return Err(Problem::new(format!("the operand must be a matrix; it is {ty}")));
     }
     let row = cx.counted(DType::I64, ndim, ndim as u32 - 2, ty.dims[ndim - 2].clone())?;
     let column = cx.counted(DType::I64, ndim, ndim as u32 - 1, ty.dims[ndim - 1].clone())?;
@@ -103,12 +103,13 @@ pub(super) fn center_crop_pad(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.numbers(call, 1, "shape")?.ok_or_else(|| Problem::new("needs `shape`"))?;
     let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
     if axes.len() != target.len() {
-        return Err(Problem::new(format!("has {} sizes for {} axes", target.len(), axes.len())));
+        return Err(Problem::new(format!("there are {} sizes for {} axes", target.len(), axes.len())));
     }
     for (&axis, &target) in axes.iter().zip(&target) {
         let dim = cx.axis(x, axis)?;
         let size = cx.bound(x, dim, "crops")?;
-        let target = u64::try_from(target).map_err(|_| Problem::new(format!("has a size of {target}")))?;
+        let target = u64::try_from(target)
+            .map_err(|_| Problem::new(format!("the target size {target} is not valid")))?;
         x = if target <= size {
             cx.b.slice(x, dim, (size - target) / 2, Dim::known(target))?
         } else {
@@ -132,7 +133,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
             i.min(period - i).min(size - 1)
         },
         "wrap" => i64::rem_euclid,
-        other => return Err(Problem::new(format!("pads by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the padding mode `{other}` is unknown"))),
     };
     let mut x = cx.value(call, 0)?;
     let pads = match call.ints("pads") {
@@ -142,7 +143,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
     let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
     if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("has {} pads for {} dims", pads.len(), axes.len())));
+        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
     }
     for (i, &axis) in axes.iter().enumerate() {
         let dim = cx.axis(x, axis)?;
@@ -163,7 +164,12 @@ fn bordered(
         return Ok(x);
     }
     let size = cx.bound(x, dim, "pads")?;
-    let wrong = || Problem::new(format!("cannot pad dim {dim} of {} by {before} and {after}", cx.ty(x)));
+    let wrong = || {
+        Problem::new(format!(
+            "dim {dim} of {} cannot be padded by {before} before and {after} after",
+            cx.ty(x)
+        ))
+    };
     let size = i64::try_from(size).ok().filter(|&size| size > 0).ok_or_else(wrong)?;
     let start = before.checked_neg().ok_or_else(wrong)?;
     let end = size.checked_add(after).ok_or_else(wrong)?;

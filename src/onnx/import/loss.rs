@@ -53,6 +53,8 @@ fn mean_or_sum(
     match reduction {
         "mean" => Ok(cx.b.one(Binary::Div, &[results[0], results[1]])?),
         "sum" => Ok(results[0]),
-        other => Err(Problem::new(format!("reduces by `{other}`, which is none of none, sum and mean"))),
+        other => Err(Problem::new(format!(
+            "the reduction `{other}` is unknown; `none`, `sum` and `mean` are known"
+        ))),
     }
 }

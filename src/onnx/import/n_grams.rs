@@ -26,7 +26,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     if !ty.dtype.is_integer() || !matches!(ty.ndim(), 1 | 2) {
-        return Err(Problem::new(format!("counts n-grams of {ty}, not of integers in one or two dims")));
+        return Err(Problem::new(format!("n-grams are counted in integers of one or two dims, not in {ty}")));
     }
     let (grams, width) = pool(call)?;
     let number = |name: &str| {
@@ -36,7 +36,9 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     let (shortest, longest) = (number("min_gram_length")?, number("max_gram_length")?);
     let skips = number("max_skip_count")?;
     if skips > MOST_SKIPS {
-        return Err(Problem::new(format!("skips up to {skips} places; up to {MOST_SKIPS} are built")));
+        return Err(Problem::new(format!(
+            "{skips} skipped places are not supported; at most {MOST_SKIPS} are"
+        )));
     }
     let rows = if ty.ndim() == 2 { x } else { cx.with_dim(x, 0)? };
     let size = cx.bound(rows, 1, "counts n-grams in")?;
@@ -62,16 +64,16 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
             let there = cx.b.cast(there, DType::F32)?;
             weighted(cx, there, &weights)?
         }
-        other => return Err(Problem::new(format!("weighs by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
     };
     one(if ty.ndim() == 2 { result } else { cx.without(result, 0)? })
 }
 
 /// The n-grams by length, and how many columns there are.
 fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
-    let wrong = || Problem::new("has a pool of n-grams of numbers that does not fit its counts and indexes");
+    let wrong = || Problem::new("the pool of n-grams does not fit its counts and indexes");
     if call.strings("pool_strings").is_some_and(|pool| !pool.is_empty()) {
-        return Err(Problem::new("counts n-grams of texts, which are no elements of a program"));
+        return Err(Problem::new("n-grams of strings are not supported; programs compute with numbers only"));
     }
     let (pool, starts) =
         (call.ints("pool_int64s").ok_or_else(wrong)?, call.ints("ngram_counts").ok_or_else(wrong)?);
@@ -121,7 +123,7 @@ fn counted(cx: &mut Context, rows: ValueId, grams: &Grams, [step, size]: [u64; 2
             None => equal,
         });
     }
-    let found = found.ok_or_else(|| Problem::new("has n-grams of no numbers"))?;
+    let found = found.ok_or_else(|| Problem::new("the n-grams have length 0"))?;
     let found = cx.b.cast(found, DType::F32)?;
     let counts = cx.reduced(ReduceKind::Sum, found, &[2])?;
     let counts = cx.without(counts, 2)?;

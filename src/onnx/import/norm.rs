@@ -38,7 +38,7 @@ fn stashed(call: &Call) -> Result<(), Problem> {
     match call.int("stash_type") {
         None | Some(1) => Ok(()),
         Some(other) => {
-            Err(Problem::new(format!("keeps statistics in the type {other}; only 1, f32, is built")))
+            Err(Problem::new(format!("statistics of type {other} are not supported; only type 1 (f32) is")))
         }
     }
 }

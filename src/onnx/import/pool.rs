@@ -81,7 +81,8 @@ fn zeros_around(
     }
     let mut ty = Type::new(cx.ty(x).dtype, cx.ty(x).dims.clone());
     let padded = ty.dims[dim].size().and_then(|size| size.checked_add(before)?.checked_add(after));
-    ty.dims[dim] = Dim::known(padded.ok_or_else(|| Problem::new(format!("cannot pad dim {dim} of {ty}")))?);
+    ty.dims[dim] =
+        Dim::known(padded.ok_or_else(|| Problem::new(format!("dim {dim} of {ty} cannot be padded")))?);
     let pad = Pad { dim: dim as u32, before, value: Float::new(0.0) };
     Ok(cx.b.one_typed(pad, &[x], ty)?)
 }
@@ -92,7 +93,7 @@ pub(super) fn lp_pool(cx: &mut Context, call: &Call) -> Outputs {
     let windows = Sliding::of(cx, call, x)?.padded();
     let p = call.int("p").unwrap_or(2);
     if p < 1 {
-        return Err(Problem::new(format!("takes norms of order {p}; they begin at 1")));
+        return Err(Problem::new(format!("the norm has order {p}; the order must be at least 1")));
     }
     let covered: f64 = windows.iter().map(|window| window.size as f64).product();
     let size = cx.b.one(Unary::Abs, &[x])?;
@@ -114,7 +115,9 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
 pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
     let ty = cx.ty(x);
     if ty.ndim() < 3 {
-        return Err(Problem::new(format!("pools dims after batch and channel, which {ty} does not have")));
+        return Err(Problem::new(format!(
+            "pooling needs dims after the batch and the channels, and {ty} has none"
+        )));
     }
     Ok(0..ty.ndim() - 2)
 }
@@ -122,8 +125,9 @@ pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>
 /// The size of a spatial dim.
 pub(super) fn size(cx: &Context, x: ValueId, i: usize) -> Result<u64, Problem> {
     let ty = cx.ty(x);
-    let unbound = || Problem::new(format!("pools dim {} of {ty}, which is not bound", i + 2));
-    ty.dims[i + 2].size().ok_or_else(|| unbound().note("bind it with --bind NAME=SIZE"))
+    let unbound =
+        || Problem::new(format!("pooling needs the size of dim {} of {ty}, which is not bound", i + 2));
+    ty.dims[i + 2].size().ok_or_else(|| unbound().note("bind the dim with --bind NAME=SIZE"))
 }
 
 /// How windows slide, with padding in numbers.
@@ -152,7 +156,7 @@ impl Sliding {
             sliding.windows.push(match auto {
                 "NOTSET" | "VALID" => window,
                 "SAME_UPPER" | "SAME_LOWER" => same(window, size(cx, x, i)?, auto == "SAME_LOWER")?,
-                other => return Err(Problem::new(format!("pads by `{other}`, which is unknown"))),
+                other => return Err(Problem::new(format!("the padding mode `{other}` is unknown"))),
             });
             if rounds_up && window.stride > 1 {
                 sliding.beyond[i] = beyond(window, size(cx, x, i)?).ok_or_else(|| too_large(window))?;
@@ -171,7 +175,7 @@ impl Sliding {
 }
 
 fn too_large(window: Window) -> Problem {
-    Problem::new(format!("slides a window that cannot be: {window:?}"))
+    Problem::new(format!("the window is not valid: {window:?}"))
 }
 
 /// A list of so many sizes; the default for each if the attribute is left out.
@@ -181,7 +185,7 @@ pub(super) fn numbers(
     count: usize,
     default: Option<u64>,
 ) -> Result<Vec<u64>, Problem> {
-    let wrong = || Problem::new(format!("needs {count} sizes as `{name}`"));
+    let wrong = || Problem::new(format!("`{name}` must be {count} sizes"));
     let Some(given) = call.ints(name) else {
         return default.map(|default| vec![default; count]).ok_or_else(wrong);
     };

@@ -85,7 +85,7 @@ pub(super) fn saturated(cx: &mut Context, x: ValueId, zero: Option<ValueId>, to:
         DType::U8 => [u8::MIN.into(), u8::MAX.into()],
         DType::I16 => [i16::MIN.into(), i16::MAX.into()],
         DType::U16 => [u16::MIN.into(), u16::MAX.into()],
-        other => return Err(Problem::new(format!("quantizes to {}, which is not built", other.name()))),
+        other => return Err(Problem::new(format!("quantization to {} is not supported", other.name()))),
     };
     let mut rounded = cx.unary(Unary::Round, x)?;
     if let Some(zero) = zero {
@@ -122,7 +122,8 @@ impl<'a> Spread<'a> {
         if own.numel() == Some(1) {
             return Ok(cx.b.reshape(value, [])?);
         }
-        let wrong = || Problem::new(format!("cannot lay {own} along axis {} of {ty}", self.axis));
+        let wrong =
+            || Problem::new(format!("the scale or zero point {own} does not fit axis {} of {ty}", self.axis));
         let dim = super::context::dim(self.axis, ty.ndim()).ok_or_else(wrong)?;
         let block = u64::try_from(self.block).map_err(|_| wrong())?;
         if block == 0 {

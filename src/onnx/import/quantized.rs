@@ -99,7 +99,7 @@ fn laid(cx: &mut Context, value: ValueId, like: ValueId, along: Along) -> Built 
         Along::Outputs => Some(0),
         Along::Channels => Some(1),
     };
-    let wrong = || Problem::new(format!("cannot lay {own} along {}", cx.ty(like)));
+    let wrong = || Problem::new(format!("the scale or zero point {own} does not fit {}", cx.ty(like)));
     // One a matrix is in the dims of the matrices already.
     let [size] = &own.dims[..] else { return if own.ndim() == ndim { Ok(value) } else { Err(wrong()) } };
     let at = at.filter(|&at| at < ndim).ok_or_else(wrong)?;

@@ -60,15 +60,14 @@ pub(super) fn refusal(graph: &Graph) -> Option<Diagnostic> {
     let count: usize = found.values().map(|(count, _)| count).sum();
     let first = found.values().next()?.1;
     let counted = if count == 1 { "1 node quantizes".into() } else { format!("{count} nodes quantize") };
-    let message =
-        format!("the model is quantized and cannot be trained: {counted}, or compute with integers");
+    let message = format!("the model is quantized and cannot be trained: {counted} or compute with integers");
     let mut refusal = Diagnostic::new(message).at(first.label());
     for ((domain, operator), (count, node)) in found {
         let domain = if domain.is_empty() { String::new() } else { format!("{domain}.") };
         let times = if count == 1 { "once".to_owned() } else { format!("{count} times, first") };
         refusal = refusal.note(format!("{domain}{operator}, {times} at {}", node.label()));
     }
-    Some(refusal.note("export the float model: quantize it again once it is trained"))
+    Some(refusal.note("export the float model, train it, and quantize it again"))
 }
 
 fn collect<'g>(graph: &'g Graph, found: &mut BTreeMap<(&'g str, &'g str), (usize, &'g Node)>) {

@@ -56,7 +56,10 @@ fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
         Some(sizes) => {
             let size = |&size: &i64| u64::try_from(size).map(Dim::known);
             let dims = sizes.iter().map(size).collect::<Result<Dims, _>>();
-            Type::new(DType::F32, dims.map_err(|_| Problem::new(format!("draws the sizes {sizes:?}")))?)
+            Type::new(
+                DType::F32,
+                dims.map_err(|_| Problem::new(format!("the shape {sizes:?} to draw is not valid")))?,
+            )
         }
         None => match cx.entry(call, 0)?.clone() {
             Entry::Value(value) => cx.ty(value).clone(),
@@ -69,7 +72,7 @@ fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
     };
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { dims.dtype };
     if !dtype.is_float() {
-        return Err(Problem::new(format!("draws random numbers of type {dtype}, which is no float")));
+        return Err(Problem::new(format!("random numbers must be floats, not {dtype}")));
     }
     Ok(dims.with_dtype(dtype))
 }

@@ -67,9 +67,11 @@ pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
         None => cx.numbers(call, 1, "k")?.and_then(|k| k.first().copied()),
     };
     let count = count.and_then(|k| u64::try_from(k).ok()).filter(|&k| k <= size);
-    let count = count.ok_or_else(|| Problem::new(format!("takes more than dim {dim} of {}", cx.ty(x))))?;
+    let count = count.ok_or_else(|| Problem::new(format!("k is larger than dim {dim} of {}", cx.ty(x))))?;
     if size > MOST_RANKED {
-        return Err(Problem::new(format!("ranks {size} elements; up to {MOST_RANKED} are built")));
+        return Err(Problem::new(format!(
+            "ranking of {size} elements is not supported; at most {MOST_RANKED} are"
+        )));
     }
     let largest = call.int("largest").unwrap_or(1) != 0;
     // Dims: [.., k, n, ..], with k at `dim`.
@@ -113,8 +115,7 @@ pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let depth = cx.value(call, 1)?;
     let depth = super::constant_number(cx, depth).map(|depth| depth as i64).filter(|&depth| depth > 0);
     let depth = depth.ok_or_else(|| {
-        Problem::new("has a number of classes that is computed from data")
-            .note("export with it as a constant")
+        Problem::new("the number of classes is computed from data").note("export the number as a constant")
     })?;
     let values = cx.value(call, 2)?;
     let total = cx.ty(indices).ndim() + 1;

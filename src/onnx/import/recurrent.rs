@@ -73,17 +73,17 @@ impl Layer {
             "bidirectional" => vec![false, true],
             other => {
                 return Err(Problem::new(format!(
-                    "has the direction `{other}`, not forward, reverse or bidirectional"
+                    "the direction `{other}` is unknown; `forward`, `reverse` and `bidirectional` are known"
                 )));
             }
         };
         if cx.ty(x).ndim() != 3 {
-            return Err(Problem::new(format!("reads {}, not of three dims", cx.ty(x))));
+            return Err(Problem::new(format!("the input is {}; it must have three dims", cx.ty(x))));
         }
         let batch_first = match call.int("layout").unwrap_or(0) {
             0 => false,
             1 => true,
-            other => return Err(Problem::new(format!("has the layout {other}, neither 0 nor 1"))),
+            other => return Err(Problem::new(format!("the layout {other} is neither 0 nor 1"))),
         };
         let x = if batch_first { cx.b.transpose(x, &[1, 0, 2])? } else { x };
         let hidden = hidden(cx, call, r)?;
@@ -117,13 +117,14 @@ impl Layer {
         let steps = self.steps.saturating_mul(self.backwards.len() as u64);
         cx.recurrent_steps = cx.recurrent_steps.saturating_add(steps);
         match cx.recurrent_steps {
-            _ if self.steps == 0 => Err(Problem::new("has no steps")),
+            _ if self.steps == 0 => Err(Problem::new("the sequence has no steps")),
             ..=MOST_STEPS => Ok(()),
             _ => Err(Problem::new(format!(
-                "has {} steps, with which the recurrent layers come to more than the {MOST_STEPS} they may be unrolled into",
+                "with the {} steps of this layer, the recurrent layers are unrolled into more than \
+                 {MOST_STEPS} steps",
                 self.steps
             ))
-            .note("bind a shorter sequence with --bind NAME=SIZE, or export with one")),
+            .note("bind a shorter sequence with --bind NAME=SIZE, or export with a shorter one")),
         }
     }
 
@@ -294,11 +295,11 @@ impl Layer {
 fn hidden(cx: &Context, call: &Call, r: ValueId) -> Result<u64, Problem> {
     let ty = cx.ty(r);
     let size = ty.dims.last().and_then(Dim::size).filter(|&size| size > 0 && size < 1 << 32);
-    let size =
-        size.ok_or_else(|| Problem::new(format!("has the recurrent weight {ty}, which tells no size")))?;
+    let size = size
+        .ok_or_else(|| Problem::new(format!("the recurrent weight {ty} does not determine hidden_size")))?;
     match call.int("hidden_size") {
         Some(said) if u64::try_from(said) != Ok(size) => {
-            Err(Problem::new(format!("has a hidden_size of {said} and the recurrent weight {ty}")))
+            Err(Problem::new(format!("hidden_size is {said}, and the recurrent weight is {ty}")))
         }
         _ => Ok(size),
     }
@@ -312,7 +313,7 @@ fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Proble
         None => kind.defaults().iter().copied().cycle().take(count).collect(),
     };
     if names.len() != count {
-        return Err(Problem::new(format!("has {} activations, and needs {count}", names.len())));
+        return Err(Problem::new(format!("the node has {} activations; it needs {count}", names.len())));
     }
     let list = |name: &str| call.floats(name).unwrap_or_default();
     Gate::all(&names, &list("activation_alpha"), &list("activation_beta"))
@@ -325,7 +326,7 @@ fn expect(cx: &Context, what: &str, value: ValueId, dims: &[Dim]) -> Result<(), 
         return Ok(());
     }
     let wanted: Vec<String> = dims.iter().map(Dim::to_string).collect();
-    Err(Problem::new(format!("has as {what} {ty}, where [{}] is needed", wanted.join(", "))))
+    Err(Problem::new(format!("the {what} is {ty}; it must have dims [{}]", wanted.join(", "))))
 }
 
 /// One place of a dim, which goes.

@@ -45,7 +45,11 @@ pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
     let (mut state, state_dtype) = match past {
         Some(past) if cx.ty(past).dims[..] == state[..] => (cx.b.cast(past, wide)?, cx.ty(past).dtype),
         Some(past) => {
-            return Err(Problem::new(format!("has a state {}, not {}", cx.ty(past), Type::new(wide, state))));
+            return Err(Problem::new(format!(
+                "the state is {}; it must be {}",
+                cx.ty(past),
+                Type::new(wide, state)
+            )));
         }
         None => {
             let zeros = cx.b.splat(Type::scalar(wide), 0.0)?;
@@ -59,7 +63,8 @@ pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
         let out = cx.b.one(Contract::new("bhgd,bhdm->bhgm"), &[q, state])?;
         let dims = cx.ty(out).dims.clone();
         let merged = dims[1..].iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
-        let merged = merged.ok_or_else(|| Problem::new("has heads that are too wide"))?;
+        let merged =
+            merged.ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
         outs.push(cx.b.reshape(out, [dims[0].clone(), Dim::known(1), merged])?);
     }
     let out = cx.b.one(Concat { dim: 1 }, &outs)?;
@@ -75,7 +80,9 @@ impl Recurrence {
             heads.map(Dim::known).ok_or_else(|| Problem::new(format!("needs `{name}`")))
         };
         let (queries, heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
-        let wrong = || Problem::new(format!("has {queries} heads of queries for {heads} of keys"));
+        let wrong = || {
+            Problem::new(format!("{queries} heads of queries are not a multiple of {heads} heads of keys"))
+        };
         let group = queries.quotient(&heads).ok_or_else(wrong)?;
         let rule = call.string("update_rule").unwrap_or("gated_delta");
         let (gated, delta) = match rule {
@@ -83,10 +90,10 @@ impl Recurrence {
             "gated" => (true, false),
             "delta" => (false, true),
             "gated_delta" => (true, true),
-            other => return Err(Problem::new(format!("updates by `{other}`, which is unknown"))),
+            other => return Err(Problem::new(format!("the update rule `{other}` is unknown"))),
         };
         if call.input(4).is_some() != gated || call.input(5).is_some() != delta {
-            return Err(Problem::new(format!("updates by `{rule}` and has other inputs than that takes")));
+            return Err(Problem::new(format!("the node's inputs do not fit its update rule `{rule}`")));
         }
         let q = split(cx, call, 0, &[heads.clone(), group], wide)?;
         let k = split(cx, call, 1, from_ref(&heads), wide)?;
@@ -106,7 +113,7 @@ impl Recurrence {
         let steps = cx.bound(k, 1, "attends over")?;
         if steps == 0 || steps > MOST_STEPS {
             return Err(Problem::new(format!(
-                "attends over {steps} steps; 1 to {MOST_STEPS} are written out"
+                "attention over {steps} steps is not supported; 1 to {MOST_STEPS} steps are"
             )));
         }
         Ok((Self { steps, heads, decay, beta }, [q, k, v]))
@@ -137,7 +144,7 @@ impl Recurrence {
 fn split(cx: &mut Context, call: &Call, i: usize, heads: &[Dim], dtype: DType) -> Built {
     let x = cx.value(call, i)?;
     let ty = cx.ty(x).clone();
-    let wrong = || Problem::new(format!("cannot cut heads of input {i}, {ty}"));
+    let wrong = || Problem::new(format!("input {i}, {ty}, cannot be divided into heads"));
     let [batch, steps, all] = &ty.dims[..] else { return Err(wrong()) };
     let width = heads.iter().try_fold(all.clone(), |width, heads| width.quotient(heads)).ok_or_else(wrong)?;
     let dims = [batch, steps].into_iter().chain(heads).chain([&width]).cloned();
@@ -158,13 +165,16 @@ pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let (image, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());
     if image.ndim() != 3 || kernel.ndim() != 3 || kernel.dims[0] != image.dims[1] || !kernel.dims[1].is_one()
     {
-        return Err(Problem::new(format!("signal {image} and weight {kernel} do not belong together")));
+        return Err(Problem::new(format!("weight {kernel} does not fit signal {image}")));
     }
     let (length, taps) = (cx.bound(x, 2, "convolves")?, cx.bound(weight, 2, "convolves with")?);
-    let before = taps.checked_sub(1).ok_or_else(|| Problem::new(format!("has no weight: {kernel}")))?;
+    let before = taps.checked_sub(1).ok_or_else(|| Problem::new(format!("the weight {kernel} is empty")))?;
     let whole = match cx.optional(call, 3)? {
         Some(past) if cx.ty(past).dims.get(2).and_then(Dim::size) != Some(before) => {
-            return Err(Problem::new(format!("has a state {} before windows of {taps}", cx.ty(past))));
+            return Err(Problem::new(format!(
+                "the state {} does not fit windows of {taps} steps",
+                cx.ty(past)
+            )));
         }
         Some(past) => cx.b.one(Concat { dim: 2 }, &[past, x])?,
         None => cx.padded(x, 2, [before, 0], 0.0)?,
@@ -177,7 +187,7 @@ pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let y = match call.string("activation").unwrap_or("none") {
         "none" => y,
         "silu" | "swish" => cx.unary(Unary::Silu, y)?,
-        other => return Err(Problem::new(format!("has the activation `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the activation `{other}` is unknown"))),
     };
     let state = cx.b.slice(whole, 2, length, Dim::known(before))?;
     Ok(vec![Entry::Value(y), Entry::Value(state)])

@@ -118,7 +118,9 @@ impl Cell {
 
     /// `Cₜ = f·Cₜ₋₁ + i·c`, `Hₜ = o·h(Cₜ)`; the output gate's peephole looks at the new cell.
     fn lstm(&self, cx: &mut Context, x: ValueId, state: State) -> Result<State, Problem> {
-        let before = state.cell.ok_or_else(|| Problem::new("has a state without a cell"))?;
+        let before = state.cell.ok_or_else(|| {
+            Problem::new("the node has an initial hidden state without an initial cell state")
+        })?;
         let sums = self.with_state(cx, x, state.hidden)?;
         let input = self.gate(cx, sums, 0, 1)?;
         let input = self.peeped(cx, input, 0, before)?;

@@ -82,7 +82,7 @@ impl Shared {
                 let unnamed = others - names.len();
                 let more = if unnamed > 0 { format!(" and {unnamed} more") } else { String::new() };
                 let count = others + 1;
-                diagnostic.note(format!("so have {count} nodes in all, also {}{more}", names.join(", ")))
+                diagnostic.note(format!("{count} nodes have this problem, also {}{more}", names.join(", ")))
             }
         }
     }
@@ -107,7 +107,11 @@ mod tests {
         let list = report.into_list();
         assert_eq!(list.len(), 2);
         assert_eq!(list[0].origin.as_deref(), Some("node \"n0\" (Foo, opset 20)"));
-        assert!(list[0].notes[0].starts_with("so have 20 nodes in all, also \"n1\", \"n2\""), "{}", list[0]);
+        assert!(
+            list[0].notes[0].starts_with("20 nodes have this problem, also \"n1\", \"n2\""),
+            "{}",
+            list[0]
+        );
         assert!(list[0].notes[0].ends_with("and 11 more"), "{}", list[0]);
     }
 }

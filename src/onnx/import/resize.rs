@@ -29,7 +29,7 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
             continue;
         }
         if from == 0 || size == 0 || from.max(size) > Context::MOST_COMPUTED {
-            return Err(Problem::new(format!("resizes dim {dim} of {} to {size}", cx.ty(x))));
+            return Err(Problem::new(format!("dim {dim} of {} cannot be resized to {size}", cx.ty(x))));
         }
         let weighted = how.along(from, size, scale, region);
         x = resampled(cx, x, dim, &weighted)?;
@@ -42,7 +42,7 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
 
 /// How the node resamples. Before opset 11 there was one way alone.
 fn resampling(call: &Call) -> Result<Resampling, Problem> {
-    let unknown = |what: &str, word: &str| Problem::new(format!("has the {what} `{word}`, which is unknown"));
+    let unknown = |what: &str, word: &str| Problem::new(format!("the {what} `{word}` is unknown"));
     let old = call.opset() < 11;
     let word = call.string("coordinate_transformation_mode").filter(|_| !old);
     let word = word.unwrap_or(if old { "asymmetric" } else { "half_pixel" });
@@ -76,7 +76,7 @@ fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Proble
         _ => [0.0, 1.0],
     };
     let froms = dims.iter().map(|&dim| cx.bound(x, dim, "resizes")).collect::<Result<Vec<_>, _>>()?;
-    let count = |n: usize| Problem::new(format!("has {n} scales or sizes for {} dims", dims.len()));
+    let count = |n: usize| Problem::new(format!("there are {n} scales or sizes for {} dims", dims.len()));
     if let Some(scales) = floats(cx, call, at)? {
         if scales.len() != dims.len() || scales.iter().any(|scale| !(scale.is_finite() && *scale > 0.0)) {
             return Err(count(scales.len()));
@@ -96,7 +96,7 @@ fn asked(cx: &mut Context, call: &Call, x: ValueId) -> Result<Vec<Along>, Proble
         "stretch" => None,
         "not_larger" => Some(scales.clone().fold(f64::INFINITY, f64::min)),
         "not_smaller" => Some(scales.clone().fold(0.0, f64::max)),
-        other => return Err(Problem::new(format!("keeps the ratio by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the keep_aspect_ratio_policy `{other}` is unknown"))),
     };
     let along = |(i, own): (usize, f64)| {
         let scale = common.unwrap_or(own);
@@ -119,7 +119,7 @@ fn floats(cx: &mut Context, call: &Call, i: usize) -> Result<Option<Vec<f64>>, P
     // Exports that were not folded compute scales from sizes.
     let numbers = cx.evaluate(value).map(|tensor| tensor.numbers());
     let numbers = numbers.ok_or_else(|| {
-        Problem::new("has scales or regions that are computed from data").note("export with static shapes")
+        Problem::new("the scales or regions are computed from data").note("export with static shapes")
     })?;
     Ok(Some(numbers).filter(|numbers| !numbers.is_empty()))
 }
@@ -146,7 +146,7 @@ fn resampled(cx: &mut Context, x: ValueId, dim: u32, weighted: &Weighted) -> Bui
             None => read,
         });
     }
-    sum.ok_or_else(|| Problem::new("has no weights"))
+    sum.ok_or_else(|| Problem::new("there are no interpolation weights"))
 }
 
 /// A number where a position lies outside of the operand.

@@ -17,7 +17,7 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let ty = cx.ty(input).clone();
     let x = if ty.ndim() == 3 { heads_apart(cx, call, input)? } else { input };
     if cx.ty(x).ndim() != 4 {
-        return Err(Problem::new(format!("rotates {ty}, which has neither three nor four dims")));
+        return Err(Problem::new(format!("the operand is {ty}; it must have three or four dims")));
     }
     let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
     let positions = cx.optional(call, 3)?;
@@ -30,7 +30,7 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let width = cx.bound(x, 3, "rotates")?;
     let turned =
         call.int("rotary_embedding_dim").filter(|&n| n != 0).map_or(Some(width), |n| u64::try_from(n).ok());
-    let turned = turned.ok_or_else(|| Problem::new("rotates a negative number of elements"))?;
+    let turned = turned.ok_or_else(|| Problem::new("rotary_embedding_dim is negative"))?;
     let out = turn(cx, call, x, tables, turned)?;
     one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
 }
@@ -41,7 +41,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     if call.int("is_packed_batching").unwrap_or(0) != 0
         || call.float("scale").is_some_and(|scale| scale != 1.0)
     {
-        return Err(Problem::new("rotates a packed batch, or with a scale, which is not supported"));
+        return Err(Problem::new("a packed batch and a scale are not supported"));
     }
     let (input, mut positions) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let mut tables = [cx.value(call, 2)?, cx.value(call, 3)?];
@@ -49,7 +49,10 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     let turned = cx.bound(tables[0], 1, "rotates")?.saturating_mul(2);
     let said = call.int("rotary_embedding_dim").unwrap_or(0);
     if said != 0 && u64::try_from(said) != Ok(turned) {
-        return Err(Problem::new(format!("rotates {said} elements by a table {}", cx.ty(tables[0]))));
+        return Err(Problem::new(format!(
+            "a table {} does not fit {said} rotated elements",
+            cx.ty(tables[0])
+        )));
     }
     let count = call.int("num_heads").unwrap_or(0);
     let x = match ty.ndim() {
@@ -57,15 +60,17 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
         3 => {
             let width = Dim::known(turned);
             let heads = ty.dims[2].quotient(&width);
-            let heads = heads.ok_or_else(|| Problem::new(format!("heads of {turned} do not divide {ty}")))?;
+            let heads = heads.ok_or_else(|| {
+                Problem::new(format!("the last dim of {ty} is not a multiple of a head of {turned} elements"))
+            })?;
             if count > 0 && heads.size() != u64::try_from(count).ok() {
-                return Err(Problem::new(format!("has {count} heads of {turned} elements in {ty}")));
+                return Err(Problem::new(format!("{count} heads of {turned} elements do not fit {ty}")));
             }
             let split = cx.b.reshape(input, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
             cx.b.transpose(split, &[0, 2, 1, 3])?
         }
         4 => input,
-        _ => return Err(Problem::new(format!("rotates {ty}, which has neither three nor four dims"))),
+        _ => return Err(Problem::new(format!("the operand is {ty}; it must have three or four dims"))),
     };
     if cx.ty(positions).ndim() == 1 {
         let places = cx.counted(DType::I64, 2, 1, cx.ty(x).dims[2].clone())?;
@@ -91,7 +96,7 @@ fn turn(
 ) -> Result<ValueId, Problem> {
     let width = cx.bound(x, 3, "rotates")?;
     if turned > width {
-        return Err(Problem::new(format!("rotates more than a head's {width} elements")));
+        return Err(Problem::new(format!("rotary_embedding_dim is above the {width} elements of a head")));
     }
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
     let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
@@ -113,10 +118,12 @@ fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Result<ValueId, 
 fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Problem> {
     let ty = cx.ty(x).clone();
     let heads = call.int("num_heads").and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
-    let heads = Dim::known(heads.ok_or_else(|| Problem::new("has three-dim inputs and no number of heads"))?);
+    let heads = Dim::known(heads.ok_or_else(|| {
+        Problem::new("inputs of three dims need the number of heads, and the node does not give it")
+    })?);
     let width = ty.dims[2].quotient(&heads);
-    let width =
-        width.ok_or_else(|| Problem::new(format!("{heads} heads do not divide the last dim of {ty}")))?;
+    let width = width
+        .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
     let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }

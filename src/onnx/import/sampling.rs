@@ -48,7 +48,7 @@ pub(super) struct Neighbour {
 pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
     let (x, grid) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let (image, laid) = (cx.ty(x).clone(), cx.ty(grid).clone());
-    let wrong = || Problem::new(format!("cannot sample {image} by the grid {laid}"));
+    let wrong = || Problem::new(format!("the grid {laid} does not fit the image {image}"));
     let depth = image.ndim().checked_sub(2).filter(|&depth| depth > 0).ok_or_else(wrong)?;
     let [batch, out @ .., last] = &laid.dims[..] else { return Err(wrong()) };
     if last.size() != Some(depth as u64) || out.len() != depth || *batch != image.dims[0] {
@@ -58,7 +58,7 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
         "nearest" => Interpolation::Nearest,
         "linear" | "bilinear" => Interpolation::Linear,
         "cubic" | "bicubic" => Interpolation::Cubic,
-        other => return Err(Problem::new(format!("interpolates by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the interpolation mode `{other}` is unknown"))),
     };
     let align = call.int("align_corners").unwrap_or(0) != 0;
     let margin = if align { 0.0 } else { 0.5 };
@@ -66,7 +66,7 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
         "zeros" => Outside::Zeros,
         "border" => Outside::Border { margin },
         "reflection" => Outside::Reflection { margin },
-        other => return Err(Problem::new(format!("pads by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the padding mode `{other}` is unknown"))),
     };
     let count = out.iter().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong)?;
     let places = [batch.clone(), count];
@@ -93,15 +93,15 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     let (x, regions, of) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
     let (image, rows) = (cx.ty(x).clone(), cx.ty(of).clone());
-    let wrong = || Problem::new(format!("cannot read regions of images {rows} in {image}"));
+    let wrong = || Problem::new(format!("the regions {rows} do not fit the images {image}"));
     if image.ndim() != 4 || rows.ndim() != 1 || cx.ty(regions).dims[..] != [rows.dims[0].clone(), 4.into()] {
         return Err(wrong());
     }
     let number = |name: &str, least: i64| {
         let number = call.int(name).unwrap_or(least);
         u64::try_from(number).ok().filter(|&n| n > 0 && n <= Context::MOST_COMPUTED).ok_or_else(|| {
-            Problem::new(format!("has {name} {number}: how many places it reads depends on data"))
-                .note("export with a sampling ratio from 1 on")
+            Problem::new(format!("{name} is {number}, so the number of sampled places depends on data"))
+                .note("export with a sampling ratio of at least 1")
         })
     };
     let (out, samples) =
@@ -111,7 +111,7 @@ pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     let shifted = match call.string("coordinate_transformation_mode").unwrap_or(default) {
         "half_pixel" => true,
         "output_half_pixel" => false,
-        other => return Err(Problem::new(format!("has the coordinates `{other}`, which are unknown"))),
+        other => return Err(Problem::new(format!("the coordinate transformation `{other}` is unknown"))),
     };
     let scale = call.float("spatial_scale").unwrap_or(1.0);
     let row = rows.dims[0].clone();
@@ -131,7 +131,7 @@ pub(super) fn roi_align(cx: &mut Context, call: &Call) -> Outputs {
     let (fold, reduce) = match call.string("mode").unwrap_or("avg") {
         "avg" => (Binary::Add, ir::ops::reduce::ReduceKind::Mean),
         "max" => (Binary::Max, ir::ops::reduce::ReduceKind::Max),
-        other => return Err(Problem::new(format!("pools by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the pooling mode `{other}` is unknown"))),
     };
     let read = folded(cx, fold, terms)?;
     let (channels, samples, out) = (image.dims[1].clone(), Dim::known(samples), out.map(Dim::known));
@@ -189,7 +189,7 @@ pub(super) fn neighbours(
     outside: Outside,
 ) -> Result<Vec<Neighbour>, Problem> {
     if size == 0 {
-        return Err(Problem::new("samples an image of no elements"));
+        return Err(Problem::new("the image has no elements"));
     }
     let nearest = interpolation == Interpolation::Nearest;
     let place = if nearest { cx.unary(Unary::Round, place)? } else { place };
@@ -310,7 +310,7 @@ pub(super) fn read(
 ) -> Result<Vec<ValueId>, Problem> {
     let ty = cx.ty(x).clone();
     let product = |dims: &[Dim]| dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim));
-    let wrong = || Problem::new(format!("cannot read places of {ty}"));
+    let wrong = || Problem::new(format!("{ty} cannot be sampled"));
     let (space, places) = (product(&ty.dims[2..]).ok_or_else(wrong)?, product(&dims[1..]).ok_or_else(wrong)?);
     let flat = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), space])?;
     let flat = cx.b.transpose(flat, &[0, 2, 1])?;
@@ -356,7 +356,7 @@ fn combined(cx: &mut Context, image: &Type, along: &[Vec<Neighbour>]) -> Result<
     let mut all: Vec<Neighbour> = along.first().cloned().unwrap_or_default();
     for (dim, next) in along.iter().enumerate().skip(1) {
         let size = image.dims.get(dim + 2).and_then(Dim::size);
-        let size = size.ok_or_else(|| Problem::new(format!("samples dim {} of {image}", dim + 2)))?;
+        let size = size.ok_or_else(|| Problem::new(format!("{image} has no dim {} to sample", dim + 2)))?;
         let mut wider = Vec::new();
         for outer in &all {
             let row = cx.binary_with(Binary::Mul, outer.index, size as f64)?;

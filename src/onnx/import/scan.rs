@@ -31,17 +31,19 @@ pub(super) fn scan(cx: &mut Context, call: &Call) -> Outputs {
     if !batched {
         return scan.run(cx, call, inputs);
     }
-    let Some(&any) = inputs.first() else { return Err(Problem::new("has no inputs")) };
+    let Some(&any) = inputs.first() else { return Err(Problem::new("the scan has no inputs")) };
     if cx.ty(any).ndim() == 0 {
-        return Err(Problem::new("has an input without a batch"));
+        return Err(Problem::new("an input of the scan has no batch dim"));
     }
     if call.input(0).is_some() {
         let steps = inputs.last().filter(|&&input| cx.ty(input).ndim() > 1);
         let steps = cx.bound(*steps.unwrap_or(&any), 1, "walks along")?;
         let lengths = cx.numbers(call, 0, "sequence_lens")?.unwrap_or_default();
         if lengths.iter().any(|&length| u64::try_from(length) != Ok(steps)) {
-            return Err(Problem::new(format!("runs {lengths:?} of {steps} steps, each batch entry others"))
-                .note("export with sequences of one length, or at opset 9 or later"));
+            return Err(Problem::new(format!(
+                "the sequence lengths {lengths:?} differ from the scan's {steps} steps"
+            ))
+            .note("export with sequences of one length, or at opset 9 or later"));
         }
     }
     let batch = cx.bound(any, 0, "runs over")?;
@@ -60,11 +62,13 @@ impl<'a> Scan<'a> {
         let inputs = call.input_count().saturating_sub(first);
         let count = call.int("num_scan_inputs").and_then(|count| usize::try_from(count).ok());
         let count = count.filter(|&count| (1..=inputs).contains(&count));
-        let count =
-            count.ok_or_else(|| Problem::new(format!("reads none of its {inputs} inputs step by step")))?;
+        let count = count.ok_or_else(|| {
+            Problem::new(format!("the scan reads none of its {inputs} inputs step by step"))
+        })?;
         let carried = inputs - count;
         let written = body.outputs.len().checked_sub(carried);
-        let written = written.ok_or_else(|| Problem::new("carries more values than its body gives"))?;
+        let written =
+            written.ok_or_else(|| Problem::new("the scan carries more values than its body has outputs"))?;
         let (directions, axes) = if first == 1 {
             ("directions", "scan_input_axes")
         } else {
@@ -87,7 +91,7 @@ impl<'a> Scan<'a> {
             let size = cx.bound(input, dim, "walks along")?;
             if steps.is_some_and(|steps| steps != size) {
                 return Err(Problem::new(format!(
-                    "walks along {size} steps of {}, and other inputs have more or fewer",
+                    "{} gives the scan {size} steps, and another input gives a different number",
                     cx.ty(input)
                 )));
             }
@@ -127,7 +131,9 @@ impl<'a> Scan<'a> {
 fn along(call: &Call, axes: &str, directions: &str, count: usize) -> Result<Vec<Along>, Problem> {
     let list = |name: &str| match call.ints(name) {
         Some(numbers) if numbers.len() == count => Ok(numbers),
-        Some(numbers) => Err(Problem::new(format!("has {} `{name}` for {count} values", numbers.len()))),
+        Some(numbers) => {
+            Err(Problem::new(format!("`{name}` has {} numbers for {count} values", numbers.len())))
+        }
         None => Ok(vec![0; count]),
     };
     let (axes, directions) = (list(axes)?, list(directions)?);

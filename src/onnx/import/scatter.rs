@@ -14,7 +14,7 @@ fn kind(call: &Call) -> Result<ScatterKind, Problem> {
         "mul" => ScatterKind::Mul,
         "max" => ScatterKind::Max,
         "min" => ScatterKind::Min,
-        other => return Err(Problem::new(format!("combines updates by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the reduction `{other}` is unknown"))),
     })
 }
 
@@ -38,7 +38,7 @@ fn spread(
 ) -> Result<(ValueId, ValueId), Problem> {
     let (data, given) = (cx.ty(x).clone(), cx.ty(indices).clone());
     if data.ndim() != given.ndim() {
-        return Err(Problem::new(format!("writes at indices {given} of {data}, which has other dims")));
+        return Err(Problem::new(format!("the indices {given} do not fit the dims of {data}")));
     }
     let missing = |i: usize| {
         let (size, given) = (data.dims[i].size()?, given.dims[i].size()?);
@@ -68,7 +68,8 @@ pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
     let axis = call.int("axis").unwrap_or(-2);
     let dim = cx.axis(x, axis)?;
     let dims = cx.ty(update).dims.clone();
-    let wrong = || Problem::new(format!("writes {} to {} along axis {axis}", cx.ty(update), cx.ty(x)));
+    let wrong =
+        || Problem::new(format!("updates {} do not fit {} along axis {axis}", cx.ty(update), cx.ty(x)));
     let length = dims.get(dim as usize).cloned().filter(|_| dim > 0).ok_or_else(wrong)?;
     let mut places = cx.counted(DType::I64, dims.len(), dim, length)?;
     if let Some(start) = start {
@@ -84,7 +85,7 @@ pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
             let size = cx.bound(x, dim, "writes around")?;
             places = cx.binary_with(Binary::Mod, places, size as f64)?;
         }
-        other => return Err(Problem::new(format!("writes by `{other}`, which is unknown"))),
+        other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
     }
     let places = cx.b.broadcast(places, dims)?;
     one(cx.b.one(ScatterElements { dim, kind: ScatterKind::Set }, &[x, places, update])?)

@@ -20,8 +20,8 @@ enum Place {
 fn parts(cx: &Context, call: &Call, i: usize) -> Result<Vec<Entry>, Problem> {
     match cx.entry(call, i)? {
         Entry::Sequence(parts) => Ok(parts.clone()),
-        Entry::Absent => Err(Problem::new("reads a sequence that is not there")),
-        _ => Err(Problem::new("reads a tensor as if it were a sequence")),
+        Entry::Absent => Err(Problem::new("the sequence is missing")),
+        _ => Err(Problem::new("the node needs a sequence, and its input is a tensor")),
     }
 }
 
@@ -37,8 +37,8 @@ fn place(cx: &Context, call: &Call, i: usize, count: usize, of: Place) -> Result
         Some(_) => None,
     };
     at.ok_or_else(|| {
-        let shown = given.map_or_else(|| "its last part".to_owned(), |at| format!("position {at:?}"));
-        Problem::new(format!("asks for {shown} in a sequence of {count}"))
+        let shown = given.map_or_else(|| "the last tensor".to_owned(), |at| format!("position {at:?}"));
+        Problem::new(format!("{shown} does not exist in a sequence of {count} tensors"))
     })
 }
 
@@ -83,7 +83,7 @@ pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
     let axis = call.int("axis").ok_or_else(|| Problem::new("needs `axis`"))?;
     if parts.is_empty() {
-        return Err(Problem::new("joins a sequence without parts"));
+        return Err(Problem::new("the sequence to join is empty"));
     }
     if call.int("new_axis").unwrap_or(0) != 0 {
         return Ok(vec![cx.stacked(&parts, axis)?]);
@@ -106,7 +106,10 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
         _ => equal_parts(size, given.as_deref().map_or(Some(1), |n| u64::try_from(*n.first()?).ok()))?,
     };
     if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
-        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
+        return Err(Problem::new(format!(
+            "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
+            cx.ty(x)
+        )));
     }
     let gone = given.is_none() && call.int("keepdims").unwrap_or(1) == 0;
     let (mut start, mut parts) = (0, Vec::new());
@@ -122,10 +125,12 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
 const MOST_PARTS: u64 = 65_536;
 
 fn equal_parts(size: u64, part: Option<u64>) -> Result<Vec<u64>, Problem> {
-    let part = part.filter(|&part| part > 0).ok_or_else(|| Problem::new("splits into parts of no size"))?;
+    let part = part.filter(|&part| part > 0).ok_or_else(|| Problem::new("the size of the parts is 0"))?;
     let count = size.div_ceil(part);
     if count > MOST_PARTS {
-        return Err(Problem::new(format!("splits into {count} parts, of {MOST_PARTS} at most")));
+        return Err(Problem::new(format!(
+            "a split into {count} parts is not supported; at most {MOST_PARTS} parts are"
+        )));
     }
     Ok((0..count).map(|i| part.min(size - i * part)).collect())
 }
@@ -142,7 +147,7 @@ pub(super) fn map(cx: &mut Context, call: &Call) -> Outputs {
         cx.unroll(nodes)?;
         let given = inputs.iter().map(|input| match input {
             Entry::Sequence(parts) => parts.get(i).cloned().ok_or_else(|| {
-                Problem::new(format!("maps sequences of {count} and of {} parts", parts.len()))
+                Problem::new(format!("the sequences have different lengths: {count} and {}", parts.len()))
             }),
             whole => Ok(whole.clone()),
         });
@@ -169,7 +174,7 @@ pub(super) fn has_element(cx: &mut Context, call: &Call) -> Outputs {
 /// OptionalGetElement.
 pub(super) fn get_element(cx: &mut Context, call: &Call) -> Outputs {
     match cx.entry(call, 0)? {
-        Entry::Absent => Err(Problem::new("reads an optional that has no element")),
+        Entry::Absent => Err(Problem::new("the node reads an optional that has no element")),
         entry => Ok(vec![entry.clone()]),
     }
 }

@@ -61,8 +61,9 @@ fn known_sizes(dims: &[Dim]) -> Option<Vec<usize>> {
 }
 
 fn target_dims(from: &Type, target: &[Int], allow_zero: bool) -> Result<Dims, Problem> {
-    let text = || target.iter().map(|int| format!("{int:?}")).collect::<Vec<_>>().join(", ");
-    let wrong = || Problem::new(format!("cannot reshape {from} to [{}]", text()));
+    let size = |int: &Int| int.dim().map_or_else(|| format!("{int:?}"), |dim| dim.to_string());
+    let text = || target.iter().map(size).collect::<Vec<_>>().join(", ");
+    let wrong = || Problem::new(format!("{from} cannot be reshaped to [{}]", text()));
     let mut dims: Vec<Option<Dim>> = Vec::new();
     for (i, int) in target.iter().enumerate() {
         dims.push(match int {
@@ -86,7 +87,7 @@ pub(super) fn flatten(cx: &mut Context, call: &Call) -> Outputs {
     let ty = cx.ty(x).clone();
     let axis = call.int("axis").unwrap_or(1);
     let at = if axis < 0 { axis + ty.ndim() as i64 } else { axis };
-    let wrong = || Problem::new(format!("cannot flatten {ty} at axis {axis}"));
+    let wrong = || Problem::new(format!("{ty} cannot be flattened at axis {axis}"));
     let at = usize::try_from(at).ok().filter(|&at| at <= ty.ndim()).ok_or_else(wrong)?;
     let product =
         |dims: &[Dim]| dims.iter().try_fold(Dim::known(1), |n, dim| n.product(dim)).ok_or_else(wrong);
@@ -157,7 +158,7 @@ fn squeezed(ty: &Type, axes: Option<&[i64]>) -> Result<Dims, Problem> {
     if let Some(axes) = axes
         && (gone.len() != axes.len() || !gone.is_subset(&ones()))
     {
-        return Err(Problem::new(format!("axes {axes:?} are not dims of size 1 of {ty}")));
+        return Err(Problem::new(format!("axes {axes:?} of {ty} are not dims of size 1")));
     }
     Ok((0..ty.ndim()).filter(|&i| !gone.contains(&(i as u32))).map(|i| ty.dims[i].clone()).collect())
 }
@@ -169,7 +170,9 @@ pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
     let permutation: Vec<u32> = match call.ints("perm") {
         Some(perm) => {
             let dims = perm.iter().map(|&axis| dim(axis, ndim)).collect::<Option<_>>();
-            dims.ok_or_else(|| Problem::new(format!("perm {perm:?} does not fit {}", cx.ty(x))))?
+            dims.ok_or_else(|| {
+                Problem::new(format!("perm {perm:?} is not a permutation of the dims of {}", cx.ty(x)))
+            })?
         }
         None => (0..ndim as u32).rev().collect(),
     };
@@ -182,7 +185,7 @@ pub(super) fn transpose(cx: &mut Context, call: &Call) -> Outputs {
 /// Expand: broadcasting in both directions.
 pub(super) fn expand(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 1)?;
-    let wrong = || Problem::new("its shape has negative sizes");
+    let wrong = || Problem::new("the target shape has negative sizes");
     let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
     let ones = known_sizes(&dims).and_then(|sizes| Ints::filled(sizes, Int::Known(1)));
     if let (Some(ints), Some(ones)) = (cx.ints(call, 0), ones)
@@ -202,7 +205,7 @@ pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
         return Ok(vec![Entry::Ints(ints, cx.known_dtype(call, 0))]);
     }
     let values = (0..call.input_count()).map(|i| cx.value(call, i)).collect::<Result<Vec<_>, _>>()?;
-    let first = *values.first().ok_or_else(|| Problem::new("needs at least one input"))?;
+    let first = *values.first().ok_or_else(|| Problem::new("the node needs at least one input"))?;
     let dim = cx.axis(first, axis)?;
     one(if values.len() == 1 { first } else { cx.b.one(Concat { dim }, &values)? })
 }
@@ -231,7 +234,7 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     };
     let count = call.output_count().max(1) as u64;
     if let Some(given) = call.int("num_outputs").filter(|&given| u64::try_from(given) != Ok(count)) {
-        return Err(Problem::new(format!("has {count} outputs, and num_outputs {given}")));
+        return Err(Problem::new(format!("the node has {count} outputs, and num_outputs is {given}")));
     }
     let sizes: Vec<u64> = match sizes {
         Some(sizes) => sizes.iter().map(|&size| u64::try_from(size).unwrap_or(u64::MAX)).collect(),
@@ -241,7 +244,10 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
         }
     };
     if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
-        return Err(Problem::new(format!("parts {sizes:?} do not add up to dim {dim} of {}", cx.ty(x))));
+        return Err(Problem::new(format!(
+            "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
+            cx.ty(x)
+        )));
     }
     slices(cx, x, dim, &sizes)
 }
@@ -259,8 +265,8 @@ fn slices(cx: &mut Context, x: ValueId, dim: u32, sizes: &[u64]) -> Outputs {
 fn bound_size(cx: &Context, x: ValueId, dim: u32) -> Result<u64, Problem> {
     let ty = cx.ty(x);
     ty.dims[dim as usize].size().ok_or_else(|| {
-        Problem::new(format!("cuts dim {dim} of {ty}, which is not bound"))
-            .note("bind it with --bind NAME=SIZE")
+        Problem::new(format!("the slice needs the size of dim {dim} of {ty}, which is not bound"))
+            .note("bind the size with --bind NAME=SIZE")
     })
 }
 
@@ -270,7 +276,7 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
         Some(numbers) => Ok(Some(numbers)),
         None => cx.numbers(call, i, name),
     };
-    let missing = || Problem::new("needs `starts` and `ends`");
+    let missing = || Problem::new("the slice needs `starts` and `ends`");
     let starts = part(cx, "starts", 1)?.ok_or_else(missing)?;
     // The end may be a size that is not bound, when it is the whole dim.
     let ends = match call.ints("ends") {
@@ -280,7 +286,7 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     let axes = part(cx, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
     let steps = part(cx, "steps", 4)?.unwrap_or_else(|| vec![1; starts.len()]);
     if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-        return Err(Problem::new("has starts, ends, axes and steps of different lengths"));
+        return Err(Problem::new("starts, ends, axes and steps have different lengths"));
     }
     if let Some(ints) = cx.ints(call, 0) {
         let spans = starts.iter().zip(&ends).zip(&axes).zip(&steps);
@@ -330,7 +336,8 @@ fn slice_dim(
     }
     let size = bound_size(cx, x, dim)?;
     let end = end.known().ok_or_else(|| {
-        Problem::new("ends at a size that is not bound").note("bind it with --bind NAME=SIZE")
+        Problem::new("the end of the slice is a size that is not bound")
+            .note("bind the size with --bind NAME=SIZE")
     })?;
     let (start, step, count) = span(start, end, step, size)?;
     let mut ty = cx.ty(x).clone();
@@ -343,9 +350,9 @@ fn slice_dim(
 
 /// First element, step and number of elements of a slice of a dim, clamped as ONNX says.
 fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), Problem> {
-    let size = i64::try_from(size).map_err(|_| Problem::new("cuts a dim that is too large"))?;
+    let size = i64::try_from(size).map_err(|_| Problem::new("the dim to slice is too large"))?;
     if step == 0 {
-        return Err(Problem::new("has a step of 0"));
+        return Err(Problem::new("the step is 0"));
     }
     let from_end = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
     let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
@@ -361,7 +368,9 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let mode = call.string("mode").unwrap_or("constant");
     if mode != "constant" {
-        return Err(Problem::new(format!("pads by `{mode}`; only `constant` is built")));
+        return Err(Problem::new(format!(
+            "the padding mode `{mode}` is not supported here; only `constant` is"
+        )));
     }
     let pads = match call.ints("pads") {
         Some(pads) => Some(pads),
@@ -369,14 +378,13 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     };
     let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
     let value = match cx.optional(call, 2)? {
-        Some(value) => {
-            super::constant_number(cx, value).ok_or_else(|| Problem::new("pads with a computed value"))?
-        }
+        Some(value) => super::constant_number(cx, value)
+            .ok_or_else(|| Problem::new("the padding value is computed; it must be a constant"))?,
         None => call.float("value").unwrap_or(0.0),
     };
     let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
     if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("has {} pads for {} dims", pads.len(), axes.len())));
+        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
     }
     for (i, &axis) in axes.iter().enumerate() {
         let dim = cx.axis(x, axis)?;
@@ -388,13 +396,17 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
         // Negative pads cut.
         let cut = |n: i64| n.min(0).unsigned_abs();
         let Some(length) = size.checked_sub(cut(before).saturating_add(cut(after))) else {
-            return Err(Problem::new(format!("cuts more than dim {dim} of {} has", cx.ty(x))));
+            return Err(Problem::new(format!(
+                "negative padding removes more elements than dim {dim} of {} has",
+                cx.ty(x)
+            )));
         };
         x = cx.b.slice(x, dim, cut(before), Dim::known(length))?;
         let (before, after) = (before.max(0) as u64, after.max(0) as u64);
         let mut ty = cx.ty(x).clone();
         let padded = length.checked_add(before).and_then(|length| length.checked_add(after));
-        let padded = padded.ok_or_else(|| Problem::new(format!("pads {ty} beyond any memory")))?;
+        let padded =
+            padded.ok_or_else(|| Problem::new(format!("the padding makes {ty} larger than any memory")))?;
         ty.dims[dim as usize] = Dim::known(padded);
         if padded > length {
             x = cx.b.one_typed(Pad { dim, before, value: Float::new(value) }, &[x], ty)?;
@@ -407,13 +419,13 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     let first = |i: usize| cx.ints(call, i)?.elements().first().cloned();
     let (Some(start), Some(limit), Some(delta)) = (first(0), first(1), first(2)) else {
-        return Err(Problem::new("has bounds that are computed from data, or are not integers")
+        return Err(Problem::new("the bounds of the range are computed from data, or they are not integers")
             .note("export with static shapes"));
     };
     let dtype = cx.known_dtype(call, 0);
     if let [Some(start), Some(limit), Some(delta)] = [&start, &limit, &delta].map(Int::known) {
         let (_, _, count) = match delta {
-            0 => return Err(Problem::new("has a step of 0")),
+            0 => return Err(Problem::new("the step is 0")),
             delta if delta > 0 => (0, 0, (limit.saturating_sub(start).max(0) as u64).div_ceil(delta as u64)),
             delta => (0, 0, (start.saturating_sub(limit).max(0) as u64).div_ceil(delta.unsigned_abs())),
         };
@@ -435,7 +447,8 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
         (Int::Known(0), Int::Size(size), Int::Known(1)) => {
             one(cx.b.one_typed(Iota { dim: 0 }, &[], Type::new(dtype, [size]))?)
         }
-        _ => Err(Problem::new("has bounds that are not bound").note("bind them with --bind NAME=SIZE")),
+        _ => Err(Problem::new("the bounds of the range are sizes that are not bound")
+            .note("bind the sizes with --bind NAME=SIZE")),
     }
 }
 
@@ -443,7 +456,7 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn constant_of_shape(cx: &mut Context, call: &Call) -> Outputs {
     let target = cx.shape(call, 0)?;
     let (dtype, value) = call.tensor_number("value")?.unwrap_or((DType::F32, 0.0));
-    let wrong = || Problem::new("its shape has negative sizes");
+    let wrong = || Problem::new("the target shape has negative sizes");
     let dims: Dims = target.iter().map(|int| int.dim().ok_or_else(wrong)).collect::<Result<_, _>>()?;
     let ints = known_sizes(&dims).and_then(|sizes| Ints::filled(sizes, Int::Known(value as i64)));
     match ints.filter(|_| !dtype.is_float()) {
@@ -458,7 +471,7 @@ pub(super) fn tile(cx: &mut Context, call: &Call) -> Outputs {
     let repeats = cx.numbers(call, 1, "repeats")?.ok_or_else(|| Problem::new("needs `repeats`"))?;
     let ty = cx.ty(x).clone();
     if repeats.len() != ty.ndim() || repeats.iter().any(|&n| n < 0) {
-        return Err(Problem::new(format!("repeats {repeats:?} do not fit {ty}")));
+        return Err(Problem::new(format!("the repeats {repeats:?} do not fit {ty}")));
     }
     let repeat = |i: usize| Dim::known(repeats[i] as u64);
     let apart: Dims = ty.dims.iter().flat_map(|dim| [Dim::known(1), dim.clone()]).collect();

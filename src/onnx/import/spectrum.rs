@@ -50,7 +50,7 @@ pub(super) fn stft(cx: &mut Context, call: &Call) -> Outputs {
         x = cx.with_dim(x, 2)?;
     }
     let ty = cx.ty(x).clone();
-    let wrong = || Problem::new(format!("cannot cut frames of a signal {ty}"));
+    let wrong = || Problem::new(format!("the signal {ty} cannot be divided into frames"));
     if ty.ndim() != 3 {
         return Err(wrong());
     }
@@ -90,7 +90,9 @@ fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
     let last = ty.ndim() as u32 - 1;
     let parts = cx.bound(x, last, "transforms")?;
     if !ty.dtype.is_float() || dim == last || !matches!(parts, 1 | 2) || length == 0 || ty.ndim() > 20 {
-        return Err(Problem::new(format!("cannot transform dim {dim} of {ty} with a period of {length}")));
+        return Err(Problem::new(format!(
+            "dim {dim} of {ty} cannot be transformed with a period of {length}"
+        )));
     }
     let half = length / 2 + 1;
     // Of the inverse from half of the frequencies only the real part is left.
@@ -145,7 +147,7 @@ fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made
     }
     let single = |k: u64| k == 0 || 2 * k == length;
     if read > Context::MOST_COMPUTED {
-        return Err(Problem::new(format!("has a period of {length}, which is too long")));
+        return Err(Problem::new(format!("the period {length} is too long")));
     }
     let shares = (0..read).map(|k| if single(k) { mean } else { 2.0 * mean }).collect();
     let shares = cx.computed(Tensor::float(DType::F64, vec![read as usize, 1, 1, 1], shares))?;
@@ -155,7 +157,7 @@ fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made
 /// MelWeightMatrix: `[dft_length/2 + 1, bands]`, a triangle for each band, its corners evenly apart in mel.
 pub(super) fn mel_weights(cx: &mut Context, call: &Call) -> Outputs {
     let wrong = || {
-        Problem::new("makes mel bands of sizes that are not known, or too large")
+        Problem::new("the sizes of the mel bands are not constants, or they are too large")
             .note("export them as constants")
     };
     let mut sizes = [0u64; 3];
@@ -175,7 +177,10 @@ pub(super) fn mel_weights(cx: &mut Context, call: &Call) -> Outputs {
         return Err(wrong());
     }
     let weights = triangles(bands, length, rate, edges).ok_or_else(|| {
-        Problem::new(format!("has bands from {} to {} Hz of a rate of {rate}", edges[0], edges[1]))
+        Problem::new(format!(
+            "mel bands from {} to {} Hz do not fit a sample rate of {rate} Hz",
+            edges[0], edges[1]
+        ))
     })?;
     let dtype =
         if call.int("output_datatype").is_some() { call.dtype("output_datatype")? } else { DType::F32 };

@@ -30,7 +30,9 @@ pub(super) struct Bodies {
 pub(super) fn run(cx: &mut Context, graph: &Graph, inputs: Vec<Entry>) -> Result<Vec<Entry>, Problem> {
     if graph.inputs.len() != inputs.len() {
         let (wanted, given) = (graph.inputs.len(), inputs.len());
-        return Err(Problem::new(format!("gives its graph {given} values, which reads {wanted}")));
+        return Err(Problem::new(format!(
+            "the node passes {given} values to its graph, which takes {wanted}"
+        )));
     }
     enter(cx, graph);
     for (input, entry) in graph.inputs.iter().zip(inputs) {
@@ -46,7 +48,7 @@ pub(super) fn run(cx: &mut Context, graph: &Graph, inputs: Vec<Entry>) -> Result
     let output = |name: &String| match cx.entries.get(name) {
         Some(Entry::Failed) => Err(Problem::Reported),
         Some(entry) => Ok(entry.clone()),
-        None => Err(Problem::new(format!("its graph's output `{name}` is defined by nothing"))),
+        None => Err(Problem::new(format!("no node or tensor defines output `{name}` of the node's graph"))),
     };
     graph.outputs.iter().map(|value| output(&value.name)).collect()
 }
@@ -92,9 +94,12 @@ impl Context<'_> {
             return Ok(());
         }
         Err(Problem::new(format!(
-            "repeats {nodes} nodes so often that the file's loops come to more than the {MOST_NODES} nodes they may be unrolled into"
+            "this loop repeats {nodes} nodes; unrolled, the file's loops have more than {MOST_NODES} nodes"
         ))
-        .note("bind a shorter sequence with --bind NAME=SIZE, or export what is in the loop as operators on whole tensors"))
+        .note(
+            "bind a shorter sequence with --bind NAME=SIZE, or export the loop's body as operators on whole \
+             tensors",
+        ))
     }
 
     /// A truth that must be known now; `what` says whose.
@@ -105,13 +110,13 @@ impl Context<'_> {
                 Ok(ints.elements()[0] != Int::Known(0))
             }
             Entry::Ints(..) => Err(Problem::new(format!("{what} depends on sizes that are not bound"))
-                .note("bind them with --bind NAME=SIZE")),
+                .note("bind the sizes with --bind NAME=SIZE")),
             entry => Err(Problem::new(format!(
-                "{what} is computed from data{}, and a static program decides it when it is compiled",
+                "{what} is computed from data{}; a static program needs it as a constant",
                 self.inputs_of(&entry)
             ))
             .note(
-                "export with it as a constant: trace the model, or put torch.where in place of the branch",
+                "export the condition as a constant: trace the model, or replace the branch by torch.where",
             )),
         }
     }
@@ -146,7 +151,7 @@ impl Context<'_> {
         for part in parts {
             let value = self.materialize(part)?;
             let dim = super::context::dim(axis, self.ty(value).ndim() + 1).ok_or_else(|| {
-                Problem::new(format!("stacks {} along axis {axis}, which it has not", self.ty(value)))
+                Problem::new(format!("{} cannot be stacked along axis {axis}", self.ty(value)))
             })?;
             values.push((self.with_dim(value, dim)?, dim));
         }
@@ -159,7 +164,7 @@ impl Context<'_> {
     /// What steps that never ran would have stacked: no elements, of the type that the graph declares.
     pub(super) fn empty_stack(&mut self, graph: &Graph, output: usize, axis: i64) -> Result<Entry, Problem> {
         let unknown = || {
-            Problem::new("never runs, and the shape of what it would stack is not declared")
+            Problem::new("the loop never runs, and the file does not declare the shape of its stacked output")
                 .note("export with the shapes of the loop's outputs, or without the loop")
         };
         let declared = graph.outputs.get(output).and_then(|value| value.ty.tensor()).ok_or_else(unknown)?;

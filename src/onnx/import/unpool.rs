@@ -30,7 +30,7 @@ pub(super) fn indices(cx: &mut Context, call: &Call, x: ValueId, windows: Window
 /// Elements of a plane.
 fn area(cx: &Context, x: ValueId, sizes: &[u64]) -> Result<u64, Problem> {
     let area = sizes.iter().try_fold(1u64, |area, &size| area.checked_mul(size));
-    area.ok_or_else(|| Problem::new(format!("pools {}, which is too large", cx.ty(x))))
+    area.ok_or_else(|| Problem::new(format!("{} is too large", cx.ty(x))))
 }
 
 /// Indices that count a plane's elements, of which there are `stride`, in row-major order, counting them in column-major
@@ -62,7 +62,7 @@ pub(super) fn max_unpool(cx: &mut Context, call: &Call) -> Outputs {
         let last = size(cx, x, i)?.checked_sub(1).and_then(|last| last.checked_mul(strides[i]));
         let sum = last.and_then(|last| last.checked_add(windows[i]));
         let unpadded = sum.and_then(|sum| sum.checked_sub(pads[i])?.checked_sub(pads[count + i]));
-        unpadded.ok_or_else(|| Problem::new(format!("cannot unpool dim {} of {ty}", i + 2)))
+        unpadded.ok_or_else(|| Problem::new(format!("dim {} of {ty} cannot be unpooled", i + 2)))
     };
     let sizes: Vec<u64> = (0..count).map(unpooled).collect::<Result<_, _>>()?;
     let plane = area(cx, x, &sizes)?;
@@ -86,7 +86,7 @@ pub(super) fn max_unpool(cx: &mut Context, call: &Call) -> Outputs {
 /// Zeros after what is there, up to the sizes that `output_shape` says.
 fn extended(cx: &mut Context, mut y: ValueId, target: &[i64]) -> Built {
     let ty = cx.ty(y).clone();
-    let wrong = || Problem::new(format!("unpools to {target:?}, which {ty} is no part of"));
+    let wrong = || Problem::new(format!("the output shape {target:?} does not fit {ty}"));
     if target.len() != ty.ndim() {
         return Err(wrong());
     }

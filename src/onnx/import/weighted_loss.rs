@@ -58,7 +58,9 @@ pub(super) fn likelihood(
             let (sum, weight) = (cx.b.sum(loss, &all)?, cx.b.sum(weight, &all)?);
             cx.binary(Binary::Div, sum, weight)
         }
-        other => Err(Problem::new(format!("reduces by `{other}`, which is none of none, sum and mean"))),
+        other => Err(Problem::new(format!(
+            "the reduction `{other}` is unknown; `none`, `sum` and `mean` are known"
+        ))),
     }
 }
 
@@ -66,7 +68,7 @@ pub(super) fn likelihood(
 pub(super) fn classes_last(cx: &mut Context, x: ValueId) -> Built {
     let ndim = cx.ty(x).ndim() as u32;
     if ndim < 2 {
-        return Err(Problem::new(format!("takes logits of at least two dims, not {}", cx.ty(x))));
+        return Err(Problem::new(format!("the logits must have at least two dims; they are {}", cx.ty(x))));
     }
     let permutation: Vec<u32> = [0].into_iter().chain(2..ndim).chain([1]).collect();
     Ok(cx.b.transpose(x, &permutation)?)
@@ -86,5 +88,5 @@ fn check_positions(cx: &Context, logits: ValueId, labels: ValueId) -> Result<(),
     if labels.dims[..] == *positions {
         return Ok(());
     }
-    Err(Problem::new(format!("has labels {labels}, which do not fit {logits} with its classes last")))
+    Err(Problem::new(format!("labels {labels} do not fit logits {logits}")))
 }

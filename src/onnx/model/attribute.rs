@@ -145,7 +145,7 @@ pub(super) fn kind_of(proto: &AttributeProto) -> Result<AttributeType, String> {
         (_, [only]) if *only == declared => Ok(declared),
         (AttributeType::Undefined, _) => Err(format!("attribute {name} has values of several types")),
         (_, [other, ..]) => Err(format!(
-            "attribute {name} is declared as {} and has a value of type {}",
+            "attribute {name} is declared as {}, and its value has type {}",
             kind_name(declared),
             kind_name(present.iter().copied().find(|kind| *kind != declared).unwrap_or(*other))
         )),

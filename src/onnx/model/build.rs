@@ -89,9 +89,11 @@ impl<'a> Builder<'a> {
         }
         for sparse in &proto.sparse_initializer {
             let name = sparse.values.as_ref().and_then(|values| values.name.as_deref()).unwrap_or_default();
-            let problem =
-                Problem::new(format!("initializer {} is sparse; only dense ones are read", quoted(name)));
-            self.problems.push(problem.note("make it dense before the export"));
+            let problem = Problem::new(format!(
+                "initializer {} is sparse; only dense tensors can be read",
+                quoted(name)
+            ));
+            self.problems.push(problem.note("make the tensor dense before the export"));
             self.broken.insert(name.to_owned());
         }
         graph.inputs = self.values(&proto.input, scope);
@@ -122,7 +124,7 @@ impl<'a> Builder<'a> {
             let Some(tensor) = tensors.get(&input.name[..]) else { return true };
             if let Some(declared) = input.ty.tensor().filter(|declared| !declared.describes(tensor)) {
                 let message = format!(
-                    "input {} is declared as {declared}, unlike its initializer",
+                    "input {} is declared as {declared}, and its initializer has another type",
                     quoted(&input.name)
                 );
                 self.problems.push(Problem::new(message).at(tensor.label()));
@@ -152,7 +154,7 @@ impl<'a> Builder<'a> {
     pub(super) fn resolve(&mut self, name: &str, scope: &Scope<'a>, asker: impl Fn() -> String) -> String {
         scope.lookup(name).unwrap_or_else(|| {
             let function = scope.call.as_ref().map_or("", |call| &call.function);
-            let message = format!("nothing in function {function} defines {}", quoted(name));
+            let message = format!("no node or input of function {function} defines {}", quoted(name));
             self.problems.push(Problem::new(message).at(asker()));
             self.broken.insert(name.to_owned());
             name.to_owned()
@@ -234,7 +236,8 @@ impl<'a> Builder<'a> {
     fn check_imported(&mut self, node: &Node, imports: &Imports) {
         if !imports.contains_key(&node.domain) && self.reported_domains.insert(node.domain.clone()) {
             let shown = if node.domain.is_empty() { "ai.onnx".to_owned() } else { quoted(&node.domain) };
-            let message = format!("the opset of domain {shown} is not imported, so its version is not known");
+            let message =
+                format!("the file does not import the opset of domain {shown}, so its version is unknown");
             self.problems.push(
                 Problem::new(message).at(node.label()).note("the exporter should list it in opset_import"),
             );
@@ -265,9 +268,11 @@ impl<'a> Builder<'a> {
         let before = self.inlined;
         self.inlined = before.saturating_add(bytes);
         if before <= INLINE_LIMIT && self.inlined > INLINE_LIMIT {
-            let message = format!("inlining the model's functions takes more than {INLINE_LIMIT} bytes");
+            let message =
+                format!("the model's functions need more than {INLINE_LIMIT} bytes when they are inlined");
             self.problems.push(
-                Problem::new(message).note("functions that call each other many times grow without end"),
+                Problem::new(message)
+                    .note("functions that call each other many times can grow without limit"),
             );
         }
         (self.inlined <= INLINE_LIMIT).then_some(())

@@ -123,7 +123,7 @@ impl<'a> Builder<'a> {
                 (Some(_), _) => {}
                 (None, _) if !defined.contains(formal) => {
                     let message =
-                        format!("nothing in the function's body defines its output {}", quoted(formal));
+                        format!("no node of the function's body defines its output {}", quoted(formal));
                     self.problems.push(Problem::new(message).at(caller.label()));
                     self.broken.extend(actual.map(str::to_owned));
                 }
@@ -192,15 +192,19 @@ fn check_call(
         return Err(Problem::new(format!("functions call themselves: {}", chain.join(" -> "))));
     }
     if depth >= DEPTH_LIMIT {
-        return Err(Problem::new(format!("graphs and functions nest more than {DEPTH_LIMIT} deep")));
+        return Err(Problem::new(format!(
+            "graphs and functions are nested more than {DEPTH_LIMIT} levels deep"
+        )));
     }
     let (given, taken) = (caller.inputs.len(), function.input.len());
     if given > taken {
-        return Err(Problem::new(format!("function {name} has {taken} inputs, and is called with {given}")));
+        return Err(Problem::new(format!("function {name} has {taken} inputs, and the call gives {given}")));
     }
     let (wanted, had) = (caller.outputs.len(), function.output.len());
     if wanted > had {
-        return Err(Problem::new(format!("function {name} has {had} outputs, and is called for {wanted}")));
+        return Err(Problem::new(format!(
+            "function {name} has {had} outputs, and the call asks for {wanted}"
+        )));
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ pub(crate) const VALUE_ATTRIBUTES: [&str; 8] = [
 /// The tensor of a `Constant` node, whose attribute is taken out of it.
 pub(super) fn value(node: &mut Node, source: TensorSource) -> Result<Tensor, Problem> {
     let [output] = &node.outputs[..] else {
-        return Err(Problem::new(format!("Constant has one output, this one {}", node.outputs.len())));
+        return Err(Problem::new(format!("a Constant has one output; this node has {}", node.outputs.len())));
     };
     if output.is_empty() {
         return Err(Problem::new("the output of Constant has no name"));
@@ -64,8 +64,8 @@ pub(super) fn value(node: &mut Node, source: TensorSource) -> Result<Tensor, Pro
             )
         }
         ("sparse_value", Attribute::Sparse(_)) => {
-            let problem = Problem::new("Constant has a sparse value; only dense ones are read");
-            return Err(problem.note("make it dense before the export"));
+            let problem = Problem::new("Constant has a sparse value; only dense values can be read");
+            return Err(problem.note("make the tensor dense before the export"));
         }
         (name, value) => {
             return Err(Problem::new(format!("attribute {name} of Constant is of type {}", value.kind())));

@@ -88,12 +88,14 @@ impl<'a> Builder<'a> {
         let Some(call) = &scope.call else {
             let message =
                 format!("attribute {name} refers to an attribute {} of a function", quoted(reference));
-            return Err(Problem::new(message + ", and stands in none"));
+            return Err(Problem::new(message + ", and its node is not in a function"));
         };
         let Some(value) = call.attributes.get(reference) else {
             let function = &call.function;
-            let message =
-                format!("attribute {name} refers to {}, which function {function} lacks", quoted(reference));
+            let message = format!(
+                "attribute {name} refers to the attribute {}, and function {function} does not have it",
+                quoted(reference)
+            );
             return Err(Problem::new(message));
         };
         let Some(value) = value else { return Ok(None) };
@@ -101,7 +103,7 @@ impl<'a> Builder<'a> {
         if wanted != AttributeType::Undefined && wanted != value.proto_type() {
             let (wanted, found) = (kind_name(wanted), value.kind());
             return Err(Problem::new(format!(
-                "attribute {name} is declared as {wanted} and refers to one of type {found}"
+                "attribute {name} is declared as {wanted} and refers to an attribute of type {found}"
             )));
         }
         self.charge(value.weight());
@@ -115,7 +117,7 @@ impl<'a> Builder<'a> {
         scope: &Scope<'a>,
     ) -> Result<SparseTensor, Problem> {
         let missing = |part: &str| {
-            Problem::new(format!("attribute {} is a sparse tensor without {part}", quoted(name)))
+            Problem::new(format!("attribute {} is a sparse tensor, and its {part} are missing", quoted(name)))
         };
         let values = proto.values.as_ref().ok_or_else(|| missing("values"))?;
         let indices = proto.indices.as_ref().ok_or_else(|| missing("indices"))?;
@@ -130,7 +132,9 @@ impl<'a> Builder<'a> {
     /// The body of a control-flow operator.
     fn subgraph(&mut self, proto: &'a GraphProto, scope: &mut Scope<'a>) -> Result<Graph, Problem> {
         if scope.depth >= DEPTH_LIMIT {
-            return Err(Problem::new(format!("graphs and functions nest more than {DEPTH_LIMIT} deep")));
+            return Err(Problem::new(format!(
+                "graphs and functions are nested more than {DEPTH_LIMIT} levels deep"
+            )));
         }
         self.declare_subgraph_names(proto, scope);
         let around = std::mem::replace(&mut scope.in_subgraph, true);

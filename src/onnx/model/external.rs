@@ -35,7 +35,7 @@ impl ExternalFiles {
                 Err(Problem::new("strings cannot be external data").at(tensor.label()))
             }
             TensorBytes::Absent { location, .. } => {
-                let message = format!("its data file {} is not there", quoted(location));
+                let message = format!("the data file {} does not exist", quoted(location));
                 Err(Problem::new(message).at(tensor.label()))
             }
         }

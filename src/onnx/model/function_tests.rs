@@ -76,7 +76,10 @@ fn attributes_come_from_the_caller_else_the_default_else_not_at_all() {
         vec![with(call("F", &["x"], &["y"]), int("out", 1))],
         vec![crate::proto::FunctionProto { attribute: vec!["out".into()], ..f }],
     ));
-    assert!(message.contains("refers to \"given\", which function local.F lacks"), "{message}");
+    assert!(
+        message.contains("refers to the attribute \"given\", and function local.F does not have it"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -155,13 +158,13 @@ fn recursion_is_refused_with_the_chain() {
 fn a_function_with_undefined_values_or_wrong_arity_is_refused() {
     let ghost = function("F", &["a"], &["r"], vec![node("Add", &["a", "x"], &["r"])]);
     let message = only_problem(&model_with(vec![call("F", &["x"], &["y"])], vec![ghost]));
-    assert!(message.contains("nothing in function local.F defines \"x\""), "{message}");
+    assert!(message.contains("no node or input of function local.F defines \"x\""), "{message}");
     let empty = function("F", &["a"], &["r"], vec![]);
     let message = only_problem(&model_with(vec![call("F", &["x"], &["y"])], vec![empty]));
-    assert!(message.contains("nothing in the function's body defines its output \"r\""), "{message}");
+    assert!(message.contains("no node of the function's body defines its output \"r\""), "{message}");
     let narrow = || function("F", &["a"], &["r"], vec![node("Neg", &["a"], &["r"])]);
     let message = only_problem(&model_with(vec![call("F", &["x", "x"], &["y"])], vec![narrow()]));
-    assert!(message.contains("function local.F has 1 inputs, and is called with 2"), "{message}");
+    assert!(message.contains("function local.F has 1 inputs, and the call gives 2"), "{message}");
     let twice = only_problem(&model_with(vec![call("F", &["x"], &["y"])], vec![narrow(), narrow()]));
     assert!(twice.contains("function local.F is defined twice"), "{twice}");
 }
@@ -176,7 +179,7 @@ fn growth_without_end_is_refused() {
         functions.push(function(&format!("F{level}"), &["a"], &["r"], calls));
     }
     let message = only_problem(&model_with(vec![call("F39", &["x"], &["y"])], functions));
-    assert!(message.contains("inlining the model's functions takes more than"), "{message}");
+    assert!(message.contains("the model's functions need more than"), "{message}");
 }
 
 #[test]
@@ -187,5 +190,5 @@ fn deep_chains_of_calls_are_refused() {
         functions.push(function(&format!("F{level}"), &["a"], &["r"], vec![call(&below, &["a"], &["r"])]));
     }
     let message = only_problem(&model_with(vec![call("F499", &["x"], &["y"])], functions));
-    assert!(message.contains("nest more than 64 deep"), "{message}");
+    assert!(message.contains("nested more than 64 levels deep"), "{message}");
 }

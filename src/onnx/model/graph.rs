@@ -173,7 +173,7 @@ impl Node {
         let Some(attribute) = self.attributes.get(name) else { return Ok(None) };
         get(attribute).map(Some).ok_or_else(|| {
             let found = attribute.kind();
-            Problem::new(format!("attribute {} is {found}, where {wanted} is needed", quoted(name)))
+            Problem::new(format!("attribute {} must be {wanted}; it is {found}", quoted(name)))
                 .at(self.label())
         })
     }

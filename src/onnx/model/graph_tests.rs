@@ -57,8 +57,8 @@ fn all_problems_of_a_graph_are_reported_at_once() {
         [
             "value \"a\" is defined twice, first by node \"Add.a\" (Add, opset 20)",
             "value \"x\" is defined twice, first by input \"x\"",
-            "input \"ghost\" is not defined by anything",
-            "output \"y\" of graph \"g\" is not defined by anything",
+            "no node or tensor defines input \"ghost\"",
+            "no node or tensor defines output \"y\" of graph \"g\"",
         ]
     );
     assert_eq!(problems[2].origin.as_deref(), Some("node \"Add.a\" (Add, opset 20)"));
@@ -71,10 +71,16 @@ fn versions_that_are_not_known_are_refused() {
     old.ir_version = Some(2);
     old.opset_import = vec![opset("ai.onnx", 29)];
     let problems = problems(&old);
-    assert_eq!(problems[0].message, "the file has ONNX IR version 2, older than the 3 to 14 read here");
-    assert_eq!(problems[1].message, "opset 29 of ai.onnx is outside 7 to 28, the ones read here");
+    assert_eq!(
+        problems[0].message,
+        "the file has ONNX IR version 2, which is older than the supported versions 3 to 14"
+    );
+    assert_eq!(problems[1].message, "opset 29 of ai.onnx is outside the supported range 7 to 28");
     let foreign = NodeProto { domain: Some("com.example".into()), ..node("Op", &["x"], &["y"]) };
-    assert!(only_problem(&model(vec![foreign])).contains("opset of domain \"com.example\" is not imported"));
+    assert!(
+        only_problem(&model(vec![foreign]))
+            .contains("the file does not import the opset of domain \"com.example\"")
+    );
     let mut none = model(relu());
     none.ir_version = None;
     assert!(only_problem(&none).contains("no ONNX IR version"));
@@ -93,7 +99,10 @@ fn an_initializer_that_is_also_an_input_is_one_value() {
 
     let wrong = edited(old, |graph| graph.input[1] = value("w", ElementType::F32, &[3]));
     let message = only_problem(&wrong);
-    assert!(message.contains("input \"w\" is declared as f32[3], unlike its initializer"), "{message}");
+    assert!(
+        message.contains("input \"w\" is declared as f32[3], and its initializer has another type"),
+        "{message}"
+    );
     assert!(message.contains("tensor \"w\" (f32[2])"), "{message}");
 }
 
@@ -132,10 +141,7 @@ fn attributes_are_decoded_by_their_type() {
     assert_eq!(op.ints("empty").unwrap(), Some(&[][..]));
     assert_eq!(op.int("missing").unwrap(), None);
     let wrong = op.int("text").unwrap_err().to_string();
-    assert_eq!(
-        wrong,
-        "attribute \"text\" is STRING, where INT is needed\n  --> node \"Op.y\" (Op, opset 20)"
-    );
+    assert_eq!(wrong, "attribute \"text\" must be INT; it is STRING\n  --> node \"Op.y\" (Op, opset 20)");
 }
 
 #[test]
@@ -143,13 +149,13 @@ fn attributes_that_contradict_themselves_are_refused() {
     let bad = AttributeProto { f: Some(1.0), ..int("axis", 1) };
     let message = only_problem(&model(vec![with(node("Op", &["x"], &["y"]), bad)]));
     assert!(
-        message.contains("attribute \"axis\" is declared as INT and has a value of type FLOAT"),
+        message.contains("attribute \"axis\" is declared as INT, and its value has type FLOAT"),
         "{message}"
     );
     let twice = with(with(node("Op", &["x"], &["y"]), int("axis", 1)), int("axis", 2));
     assert!(only_problem(&model(vec![twice])).contains("attribute \"axis\" is given twice"));
     let alone = with(node("Op", &["x"], &["y"]), reference("axis", "a", AttributeType::Int));
-    assert!(only_problem(&model(vec![alone])).contains("and stands in none"));
+    assert!(only_problem(&model(vec![alone])).contains("and its node is not in a function"));
 }
 
 #[test]
@@ -202,11 +208,11 @@ fn names_in_subgraphs_must_be_defined_and_new() {
     let hides = body(vec![node("Neg", &["x"], &["x"])], "x");
     let message =
         only_problem(&model(vec![with(node("If", &["x"], &["y"]), graph_attribute("then_branch", hides))]));
-    assert!(message.contains("value \"x\" hides one of the same name"), "{message}");
+    assert!(message.contains("value \"x\" hides a value of the same name"), "{message}");
     let ghost = body(vec![node("Neg", &["ghost"], &["inner"])], "inner");
     let message =
         only_problem(&model(vec![with(node("If", &["x"], &["y"]), graph_attribute("then_branch", ghost))]));
-    assert!(message.contains("\"ghost\" is not defined"), "{message}");
+    assert!(message.contains("no node or tensor defines input \"ghost\""), "{message}");
     let own = body(vec![node("Neg", &["y"], &["inner"])], "inner");
     let message =
         only_problem(&model(vec![with(node("If", &["x"], &["y"]), graph_attribute("then_branch", own))]));
@@ -238,5 +244,5 @@ fn a_tensor_that_cannot_be_read_is_one_problem_and_its_readers_none() {
     let messages: Vec<&str> = problems.iter().map(|problem| &problem.message[..]).collect();
     assert_eq!(messages.len(), 3, "{messages:?}");
     assert!(messages[0].contains("negative dim") && messages[1].contains("of Constant"), "{messages:?}");
-    assert!(messages[2].contains("\"ghost\" is not defined"), "{messages:?}");
+    assert!(messages[2].contains("no node or tensor defines input \"ghost\""), "{messages:?}");
 }

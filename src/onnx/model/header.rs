@@ -26,13 +26,16 @@ pub(super) fn check_ir_version(model: &ModelProto, problems: &mut Problems) -> i
         Some(version) => {
             let side = if version < oldest { "older" } else { "newer" };
             let message = format!(
-                "the file has ONNX IR version {version}, {side} than the {oldest} to {newest} read here"
+                "the file has ONNX IR version {version}, which is {side} than the supported versions \
+                 {oldest} to {newest}"
             );
-            problems.push(Problem::new(message).note("export it again with another version of its exporter"));
+            problems.push(
+                Problem::new(message).note("export the model again with another version of the exporter"),
+            );
             version
         }
         None => {
-            problems.push(Problem::new("the file has no ONNX IR version, so it is no ONNX model"));
+            problems.push(Problem::new("the file has no ONNX IR version, so it is not an ONNX model"));
             0
         }
     }
@@ -48,14 +51,14 @@ pub(super) fn imports(entries: &[OperatorSetIdProto], place: &str, problems: &mu
         let (oldest, newest) = OPSETS;
         if domain.is_empty() && !(oldest..=newest).contains(&version) {
             let message =
-                format!("opset {version} of ai.onnx is outside {oldest} to {newest}, the ones read here");
-            let note = "onnx.version_converter.convert_version, or another export, gives one of them";
+                format!("opset {version} of ai.onnx is outside the supported range {oldest} to {newest}");
+            let note = "convert the model with onnx.version_converter.convert_version, or export it again with a \
+                 supported opset";
             problems.push(Problem::new(message).at(place).note(note));
         }
         if imports.insert(domain.to_owned(), version).is_some_and(|other| other != version) {
-            problems.push(
-                Problem::new(format!("opset {shown} is imported twice, in different versions")).at(place),
-            );
+            problems
+                .push(Problem::new(format!("opset {shown} is imported in two different versions")).at(place));
         }
     }
     imports
@@ -65,15 +68,15 @@ pub(super) fn imports(entries: &[OperatorSetIdProto], place: &str, problems: &mu
 pub(super) fn warnings(model: &ModelProto) -> Vec<Problem> {
     let mut warnings = Vec::new();
     if !model.training_info.is_empty() {
-        let message = "the file's own training steps (training_info) are left aside";
+        let message = "the training steps in the file (training_info) are ignored";
         warnings.push(Problem::new(message).note("the loss and the optimizer come from the command line"));
     }
     if !model.configuration.is_empty() {
-        let message = "the file's device configurations are left aside";
-        warnings.push(Problem::new(message).note("how to shard comes from --mesh and --shard"));
+        let message = "the device configurations in the file are ignored";
+        warnings.push(Problem::new(message).note("--mesh and --shard set the sharding"));
     }
     if model.graph.as_ref().is_some_and(|graph| !graph.quantization_annotation.is_empty()) {
-        warnings.push(Problem::new("the file's quantization annotations are left aside"));
+        warnings.push(Problem::new("the quantization annotations in the file are ignored"));
     }
     warnings
 }

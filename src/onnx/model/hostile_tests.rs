@@ -134,7 +134,7 @@ fn a_file_of_empty_nodes_is_refused_before_they_are_made() {
     let file = Bytes::from(ModelProto { graph: Some(graph), ..Default::default() }.encode_to_vec());
     let mut message = String::new();
     let peak = peak_of(|| message = Model::from_bytes(file.clone(), None).unwrap_err().to_string());
-    assert!(message.contains("bytes would take"), "{message}");
+    assert!(message.contains("bytes of the file would need"), "{message}");
     assert!(peak < 100_000, "{peak} bytes");
 }
 
@@ -143,9 +143,7 @@ fn sizes_that_a_tensor_only_claims_are_not_allocated() {
     let mut model = model(vec![node("Add", &["x", "w"], &["y"])]);
     let mut claims = tensor("w", &[1 << 20, 1 << 20], &[1.0]);
     model.graph.as_mut().unwrap().initializer = vec![claims.clone()];
-    assert!(
-        only_problem(&model).contains("4 bytes of data, where f32[1048576, 1048576] needs 4398046511104")
-    );
+    assert!(only_problem(&model).contains("4 bytes of data, and f32[1048576, 1048576] needs 4398046511104"));
     (claims.raw_data, claims.float_data) = (None, vec![1.0]);
     model.graph.as_mut().unwrap().initializer = vec![claims];
     let file = Bytes::from(model.encode_to_vec());
@@ -190,11 +188,11 @@ fn ten_million_fields_of_any_kind_are_read_or_refused_in_bounded_memory() {
     // Empty nodes, initializers, inputs, value types: two bytes each, hundreds when decoded.
     for number in [1, 5, 11, 13] {
         let said = said_within_bounds(with_graph_bytes(&[number << 3 | 2, 0].repeat(MANY)));
-        assert!(said.contains("bytes would take"), "{said}");
+        assert!(said.contains("bytes of the file would need"), "{said}");
     }
     // Metadata without a key: all are one entry.
     let said = said_within_bounds(with_graph_bytes(&[0x82, 0x01, 0].repeat(MANY)));
-    assert!(said == "loads" || said.contains("bytes would take"), "{said}");
+    assert!(said == "loads" || said.contains("bytes of the file would need"), "{said}");
     // A node that reads nothing ten million times over.
     let inputs = [0x0a, 0].repeat(MANY);
     let said = said_within_bounds(with_graph_bytes(&field(1, &[&inputs[..], &field(4, b"Sum")].concat())));
@@ -203,12 +201,12 @@ fn ten_million_fields_of_any_kind_are_read_or_refused_in_bounded_memory() {
     let tensor = |dims: Vec<u8>| field(5, &[dims, field(8, b"w"), vec![2 << 3, 1]].concat());
     for dims in [field(1, &vec![1; MANY]), [1 << 3, 1].repeat(MANY)] {
         let said = said_within_bounds(with_graph_bytes(&tensor(dims)));
-        assert!(said.contains("has 10000000 dims; 64 is the most that can be read"), "{said}");
+        assert!(said.contains("has 10000000 dims; at most 64 are supported"), "{said}");
     }
     // The node again and again: each defines the same value.
     let again = field(1, &node("Relu", &["x"], &["y"]).encode_to_vec()).repeat(MANY / 100);
     let said = said_within_bounds(with_graph_bytes(&again));
-    assert!(said.contains("value \"y\" is defined twice") && said.contains("problems more"), "{said}");
+    assert!(said.contains("value \"y\" is defined twice") && said.contains("more problems"), "{said}");
 }
 
 #[test]
@@ -224,7 +222,7 @@ fn ten_million_nested_messages_are_refused() {
     }
     reversed.reverse();
     let said = said_within_bounds(with_graph_bytes(&reversed));
-    assert!(said.contains("messages nest more than 100 deep"), "{said}");
+    assert!(said.contains("messages are nested more than 100 levels deep"), "{said}");
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn decode(file: Bytes) -> Result<ModelProto, Problem> {
     }
     let structs = expansion(&file).map_err(not_onnx)?.struct_bytes;
     if structs > file.len().saturating_mul(STRUCTS_PER_BYTE).saturating_add(STRUCTS_FREE) {
-        let message = format!("its {} bytes would take {structs} bytes of memory", file.len());
+        let message = format!("the {} bytes of the file would need {structs} bytes of memory", file.len());
         return Err(not_onnx(message));
     }
     ModelProto::decode(file).map_err(|error| not_onnx(error.to_string()))

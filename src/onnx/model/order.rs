@@ -28,7 +28,7 @@ fn check(
     for node in &graph.nodes {
         for name in node.inputs.iter().filter(|name| !name.is_empty()) {
             if !known(name) {
-                let message = format!("input {} is not defined by anything", quoted(name));
+                let message = format!("no node or tensor defines input {}", quoted(name));
                 problems.push(Problem::new(message).at(node.label()));
             }
         }
@@ -37,7 +37,7 @@ fn check(
         if !known(&output.name) {
             let shown = quoted(&output.name);
             let message =
-                format!("output {shown} of graph {} is not defined by anything", quoted(&graph.name));
+                format!("no node or tensor defines output {shown} of graph {}", quoted(&graph.name));
             problems.push(Problem::new(message).at(format!("output {shown}")));
         }
     }
@@ -63,7 +63,7 @@ fn definitions<'g>(graph: &'g Graph, around: &BTreeSet<String>, problems: &mut P
     let mut first: BTreeMap<&String, String> = BTreeMap::new();
     let mut define = |name: &'g String, place: String| {
         if around.contains(name) {
-            let message = format!("value {} hides one of the same name in a graph around", quoted(name));
+            let message = format!("value {} hides a value of the same name in an outer graph", quoted(name));
             problems.push(Problem::new(message).at(place));
         } else if let Some(other) = first.get(name) {
             let message = format!("value {} is defined twice, first by {other}", quoted(name));

@@ -36,13 +36,13 @@ pub(super) fn metadata(entries: &[StringStringEntryProto]) -> BTreeMap<String, S
 fn element_type(code: Option<i32>) -> Result<ElementType, String> {
     let code = code.unwrap_or(0);
     ElementType::from_code(code)
-        .ok_or_else(|| format!("has the element type {code}; ONNX IR 14 knows 1 (f32) to 28"))
+        .ok_or_else(|| format!("has the element type {code}; ONNX IR 14 defines 1 (f32) to 28"))
 }
 
 /// Checked dims; their product, with an empty dim left out, fits the address space, whatever the order.
 pub(super) fn dims(dims: &[i64]) -> Result<Vec<usize>, String> {
     if dims.len() > 64 {
-        return Err(format!("has {} dims; 64 is the most that can be read", dims.len()));
+        return Err(format!("has {} dims; at most 64 are supported", dims.len()));
     }
     let checked: Option<Vec<usize>> = dims.iter().map(|&size| usize::try_from(size).ok()).collect();
     let checked = checked.ok_or_else(|| format!("has a negative dim: {dims:?}"))?;
@@ -77,7 +77,7 @@ fn elements(
         _ => typed(proto, dtype, count)?,
     };
     if bytes.len() != needed {
-        return Err(format!("has {} bytes of data, where {dtype}{dims:?} needs {needed}", bytes.len()));
+        return Err(format!("has {} bytes of data, and {dtype}{dims:?} needs {needed}", bytes.len()));
     }
     Ok(TensorBytes::Present(bytes))
 }
@@ -95,17 +95,17 @@ fn external(proto: &TensorProto, needed: usize, files: &mut ExternalFiles) -> Re
     let offset = number("offset")?.unwrap_or(0);
     let length = number("length")?.unwrap_or(needed as u64);
     if length != needed as u64 {
-        return Err(format!("has {length} bytes of external data, where its dims and type need {needed}"));
+        return Err(format!("has {length} bytes of external data, and its dims and type need {needed}"));
     }
     let end = offset
         .checked_add(length)
-        .ok_or_else(|| format!("has external data at byte {offset}, out of range"))?;
+        .ok_or_else(|| format!("has external data at byte {offset}, which is out of range"))?;
     let Some(file) = files.get(location)? else {
         return Ok(TensorBytes::Absent { location: location.clone(), offset, length });
     };
     if end > file.len() as u64 {
         return Err(format!(
-            "has external data in bytes {offset} to {end} of {}, which has {} bytes",
+            "has external data in bytes {offset} to {end} of {}, and this file has {} bytes",
             quoted(location),
             file.len()
         ));
@@ -163,9 +163,9 @@ fn refuse_other_fields(proto: &TensorProto, dtype: ElementType) -> Result<(), St
         ("string_data", proto.string_data.len()),
     ];
     match fields.iter().find(|(field, count)| *count > 0 && *field != right) {
-        Some((wrong, _)) => {
-            Err(format!("has its elements in {wrong}, where {dtype} belongs in {right} or raw_data"))
-        }
+        Some((wrong, _)) => Err(format!(
+            "has its elements in {wrong}; elements of type {dtype} belong in {right} or raw_data"
+        )),
         None => Ok(()),
     }
 }
@@ -173,8 +173,8 @@ fn refuse_other_fields(proto: &TensorProto, dtype: ElementType) -> Result<(), St
 fn check_count(field: &str, found: usize, needed: usize) -> Result<(), String> {
     match found {
         _ if found == needed => Ok(()),
-        0 => Err(format!("has no data, where its dims need {needed} elements")),
-        _ => Err(format!("has {found} entries in {field}, where its dims need {needed}")),
+        0 => Err(format!("has no data, and its dims need {needed} elements")),
+        _ => Err(format!("has {found} entries in {field}, and its dims need {needed}")),
     }
 }
 
@@ -245,12 +245,12 @@ mod tests {
     fn wrong_sizes_and_fields_are_named() {
         let short =
             TensorProto { raw_data: Some(Bytes::from_static(&[0; 7])), ..proto(ElementType::F32, &[2]) };
-        assert_eq!(load(&short).unwrap_err(), "tensor \"x\" has 7 bytes of data, where f32[2] needs 8");
+        assert_eq!(load(&short).unwrap_err(), "tensor \"x\" has 7 bytes of data, and f32[2] needs 8");
         let field = TensorProto { int64_data: vec![1], ..proto(ElementType::F32, &[1]) };
-        assert!(load(&field).unwrap_err().contains("int64_data, where f32 belongs in float_data"));
+        assert!(load(&field).unwrap_err().contains("int64_data; elements of type f32 belong in float_data"));
         let range = TensorProto { int32_data: vec![256], ..proto(ElementType::U8, &[1]) };
         assert!(load(&range).unwrap_err().contains("outside -128 to 255"));
-        assert!(load(&proto(ElementType::F32, &[3])).unwrap_err().contains("no data, where its dims need 3"));
+        assert!(load(&proto(ElementType::F32, &[3])).unwrap_err().contains("no data, and its dims need 3"));
         assert!(load(&proto(ElementType::F32, &[-1])).unwrap_err().contains("negative dim: [-1]"));
         assert!(
             load(&proto(ElementType::F32, &[1 << 40, 1 << 40, 0])).unwrap_err().contains("larger than any")

@@ -138,7 +138,7 @@ pub(super) fn decode(ty: &TypeProto) -> Result<ValueType, String> {
         Some(TypeProtoValue::SequenceType(sequence)) => ValueType::Sequence(nested(&sequence.elem_type)?),
         Some(TypeProtoValue::OptionalType(optional)) => ValueType::Optional(nested(&optional.elem_type)?),
         Some(TypeProtoValue::MapType(map)) => {
-            let key = element_type(map.key_type)?.ok_or("is a map without a type of its keys")?;
+            let key = element_type(map.key_type)?.ok_or("is a map whose key type is missing")?;
             ValueType::Map(key, nested(&map.value_type)?)
         }
         Some(TypeProtoValue::OpaqueType(opaque)) => ValueType::Opaque(
@@ -171,6 +171,6 @@ fn element_type(code: Option<i32>) -> Result<Option<ElementType>, String> {
         None | Some(0) => Ok(None),
         Some(code) => ElementType::from_code(code)
             .map(Some)
-            .ok_or_else(|| format!("has the element type {code}; ONNX IR 14 knows 1 to 28")),
+            .ok_or_else(|| format!("has the element type {code}; ONNX IR 14 defines 1 to 28")),
     }
 }

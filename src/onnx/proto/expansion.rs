@@ -27,7 +27,7 @@ const DEPTH_LIMIT: usize = 100;
 
 fn walk(file: &[u8], start: usize, kind: Kind, depth: usize, total: &mut Expansion) -> Result<(), String> {
     if depth > DEPTH_LIMIT {
-        return Err(format!("messages nest more than {DEPTH_LIMIT} deep at byte {start}"));
+        return Err(format!("messages are nested more than {DEPTH_LIMIT} levels deep at byte {start}"));
     }
     total.struct_bytes = total.struct_bytes.saturating_add(kind.struct_bytes());
     let mut cursor = Cursor { file, at: start };
@@ -35,7 +35,7 @@ fn walk(file: &[u8], start: usize, kind: Kind, depth: usize, total: &mut Expansi
         let tag_at = cursor.at;
         let tag = cursor.varint()?;
         let field = u32::try_from(tag >> 3).ok().filter(|&field| field != 0);
-        let field = field.ok_or_else(|| format!("no field has the tag {tag} at byte {tag_at}"))?;
+        let field = field.ok_or_else(|| format!("the tag {tag} at byte {tag_at} belongs to no field"))?;
         match tag & 7 {
             0 => drop(cursor.varint()?),
             1 => drop(cursor.skip(8)?),
@@ -67,8 +67,10 @@ impl Cursor<'_> {
         let start = self.at;
         let mut value = 0u64;
         for shift in (0..70).step_by(7) {
-            let byte =
-                *self.file.get(self.at).ok_or_else(|| format!("cut off in the number at byte {start}"))?;
+            let byte = *self
+                .file
+                .get(self.at)
+                .ok_or_else(|| format!("the file ends within the number at byte {start}"))?;
             self.at += 1;
             value |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
@@ -82,7 +84,10 @@ impl Cursor<'_> {
     fn skip(&mut self, length: u64) -> Result<usize, String> {
         let left = (self.file.len() - self.at) as u64;
         if length > left {
-            return Err(format!("{length} bytes are announced at byte {} where {left} are left", self.at));
+            return Err(format!(
+                "a field at byte {} announces {length} bytes, and {left} bytes are left",
+                self.at
+            ));
         }
         self.at += length as usize;
         Ok(self.at)
@@ -205,7 +210,7 @@ mod tests {
         let graph = GraphProto { name: Some("long name".into()), ..Default::default() };
         let file = ModelProto { graph: Some(graph), ..Default::default() }.encode_to_vec();
         let error = expansion(&file[..file.len() - 1]).unwrap_err();
-        assert_eq!(error, "11 bytes are announced at byte 2 where 10 are left");
+        assert_eq!(error, "a field at byte 2 announces 11 bytes, and 10 bytes are left");
     }
 
     #[test]
@@ -218,6 +223,6 @@ mod tests {
         }
         let graph = GraphProto { node: vec![node], ..Default::default() };
         let file = ModelProto { graph: Some(graph), ..Default::default() }.encode_to_vec();
-        assert!(expansion(&file).unwrap_err().contains("more than 100 deep"));
+        assert!(expansion(&file).unwrap_err().contains("more than 100 levels deep"));
     }
 }

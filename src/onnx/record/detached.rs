@@ -136,9 +136,10 @@ impl Detached {
         if let Some(first) = self.unknown.first() {
             let count = self.unknown.len();
             let message =
-                format!("{count} calls read a detached value, and the file does not say in which input");
+                format!("{count} calls read a detached value, and the file does not say which input it is");
             warnings.push(Diagnostic::new(message).at(first.clone()).note(
-                "gradients flow through them; export with optimize=False, which keeps `detach` as a node",
+                "gradients flow through these values; export with optimize=False, which keeps `detach` as a \
+                 node",
             ));
         }
         if !self.reads.is_empty() {
@@ -168,9 +169,10 @@ impl Detached {
             };
             node.inputs.iter().any(twice) && call.values().iter().any(is_gone)
         })?;
-        let message = "the exporter merged a value that is detached with one that may not be";
+        let message = "the exporter merged a detached value with a value that may not be detached";
         Some(Diagnostic::new(message).at(suspect.label()).note(
-            "no gradient flows through the merged value; export with optimize=False to keep the two apart",
+            "no gradient flows through the merged value; export with optimize=False to keep the two values \
+             apart",
         ))
     }
 }

@@ -218,7 +218,7 @@ fn identities_of_the_legacy_exporter_are_separated_where_all_elements_are_equal(
     assert!(model.graph.tensor("b.weight").is_some() && model.graph.tensor("b.scale").is_none());
     assert_eq!(claim(&model, "b.weight"), Some(Claim::Named));
     let warnings = model.record.warnings(&model.graph, &BTreeMap::new());
-    assert!(warnings[0].message.contains("`b.scale` has the bytes of `a.scale`"), "{}", warnings[0]);
+    assert!(warnings[0].message.contains("`b.scale` and `a.scale` have the same bytes"), "{}", warnings[0]);
 }
 
 #[test]

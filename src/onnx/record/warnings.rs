@@ -38,7 +38,7 @@ impl Record {
                 "the exporter folded {them} into {into}, or the model does not use {them}; export with optimize=False"
             ),
             None => format!(
-                "the model does not use {them}, or uses {them} under another name, as it does a tied parameter"
+                "the model does not use {them}, or uses {them} under another name, as for a tied parameter"
             ),
         };
         Some(Diagnostic::new(message).note(note))
@@ -71,7 +71,8 @@ impl Record {
                 return warning.note("export with optimize=False to keep the names and layouts of the module");
             }
             warning
-                .note("one that it computed from others, such as `1 - p`, is a parameter of its own here")
+                .note("a tensor that the exporter computed from parameters, such as `1 - p`, is trained as a \
+                     parameter of its own")
                 .note("export with do_constant_folding=False to keep the names and the computations of the module")
         })
     }
@@ -87,8 +88,8 @@ pub(crate) fn has_folded_norm(node: &Node) -> bool {
 }
 
 fn merged_warning((tensor, with): (&String, &String)) -> Diagnostic {
-    let message = format!("`{tensor}` has the bytes of `{with}`: trained as one parameter");
-    Diagnostic::new(message).note("--untied keeps them apart")
+    let message = format!("`{tensor}` and `{with}` have the same bytes: they are trained as one parameter");
+    Diagnostic::new(message).note("--untied keeps the tensors apart")
 }
 
 /// Whether the exporter may have computed a tensor from parameters: it is no single number and no mask.

@@ -86,7 +86,8 @@ fn check(name: &str, bytes: &Bytes, tensor: Option<&Tensor>) -> Result<(), Probl
     match tensor.dtype.bytes_of(tensor.element_count()) {
         Some(needed) if needed == bytes.len() => Ok(()),
         needed => {
-            let why = format!("{} bytes are given, where it needs {}", bytes.len(), needed.unwrap_or(0));
+            let why =
+                format!("{} bytes are given, and the tensor needs {}", bytes.len(), needed.unwrap_or(0));
             Err(Problem::new(why).at(tensor.label()))
         }
     }

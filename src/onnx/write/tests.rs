@@ -56,7 +56,7 @@ fn data_that_are_not_there_are_told_before_anything_is_written() {
             .map(|error| error.to_string())
     };
     let told = problems(&[]).expect("the data are not there");
-    assert!(told.contains("its data file \"gone.bin\" is not there"), "{told}");
+    assert!(told.contains("the data file \"gone.bin\" does not exist"), "{told}");
     assert_eq!(problems(&names), None);
     let unknown = [&names[..], &["no such"]].concat();
     assert!(problems(&unknown).unwrap().contains("the model has no tensor \"no such\" to replace"));
@@ -132,10 +132,10 @@ fn what_cannot_be_replaced_is_refused_and_nothing_is_written() {
     let error = model.write(&path, &replacing("ghost", Bytes::new())).unwrap_err().to_string();
     assert!(error.contains("the model has no tensor \"ghost\" to replace"), "{error}");
     let error = model.write(&path, &replacing(&name, Bytes::from_static(&[0; 3]))).unwrap_err().to_string();
-    assert!(error.contains("3 bytes are given, where it needs"), "{error}");
+    assert!(error.contains("3 bytes are given, and the tensor needs"), "{error}");
     let absent = Model::load(&testdata("models/gpt3-175b-noweights.onnx")).unwrap();
     let WriteError::Tensors(problems) = absent.write(&path, &BTreeMap::new()).unwrap_err() else { panic!() };
-    assert!(problems.len() > 1000 && problems[0].message.contains("is not there"), "{:?}", problems[0]);
+    assert!(problems.len() > 1000 && problems[0].message.contains("does not exist"), "{:?}", problems[0]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 

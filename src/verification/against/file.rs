@@ -28,8 +28,11 @@ impl Numbers {
     pub fn read(path: &Path, module: &Module, label: Option<&str>) -> Result<Self, Diagnostic> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         if !matches!(extension.as_deref(), Some("npz" | "safetensors")) {
-            return Err(Diagnostic::new(format!("--against {}: not an .npz file", path.display()))
-                .note("keys are input.NAME, labels, output.NAME, param.NAME, grad.NAME"));
+            return Err(Diagnostic::new(format!(
+                "--against {}: the file is not an .npz file",
+                path.display()
+            ))
+            .note("keys are input.NAME, labels, output.NAME, param.NAME, grad.NAME"));
         }
         let told = |error| Diagnostic::new(format!("--against: {error}"));
         let table = Table::open(path).map_err(told)?;

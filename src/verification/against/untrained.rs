@@ -58,11 +58,11 @@ fn not_trained(subject: &Subject) -> Vec<(Reason, Ours)> {
         let report = compilation.parameters.iter().find(|report| report.data == *name);
         let why = match report {
             Some(report) if report.frozen => {
-                format!("is `{name}`, which --freeze or --train-only leaves as it is")
+                format!("is `{name}`, which --freeze or --train-only excludes from training")
             }
             Some(report) if report.role == RowRole::Parameter => return None,
-            Some(report) => format!("is `{name}`, which was taken for a constant: {}", report.reason),
-            None => format!("is `{name}` {}, which was taken for a constant", row.ty),
+            Some(report) => format!("is `{name}`, which is treated as a constant: {}", report.reason),
+            None => format!("is `{name}` {}, which is treated as a constant", row.ty),
         };
         let aliases = report.into_iter().flat_map(|report| report.aliases.iter().cloned());
         let ours = Ours {
@@ -84,12 +84,14 @@ fn lost(trained: &[Ours], theirs: &Theirs) -> String {
     };
     match trained.iter().find(equal) {
         Some(ours) => format!(
-            "has the numbers of `{}`, into which the exporter merged it; export with optimize=False",
+            "has the values of `{}`: the exporter merged the two tensors; export with optimize=False",
             ours.names[0]
         ),
-        None => "is no tensor of the model's file: the exporter computed a constant from it, or left it out; export \
-                 with optimize=False"
-            .to_owned(),
+        None => {
+            "is not in the model's file: the exporter folded it into a constant, or left it out; export with \
+             optimize=False"
+                .to_owned()
+        }
     }
 }
 

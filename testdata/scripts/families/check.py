@@ -87,7 +87,7 @@ class Check:
         for name in self.notes["asked"]:
             self.flags += ["--train-also", name]
         numbered = any(name.startswith("onnx::") for name in names)
-        self.has_computed = numbered or "computed by the exporter, perhaps from parameters" in messages
+        self.has_computed = numbered or "the exporter computed these tensors, perhaps from parameters" in messages
 
     def called(self, name):
         """Returns the file's name of a tensor of the module: the same name, or that of an initializer with its value."""

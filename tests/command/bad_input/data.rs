@@ -64,14 +64,14 @@ fn arrays_that_do_not_fit_the_model_are_refused() {
         npz::array("<i4", &[8, 64], &[0; 2048]),
         labels.clone(),
         expect![[r#"
-        error: `data.npz:x` holds i32, but `x` takes f32: convert it before (integers feed integers, floats feed floats)
+        error: `data.npz:x` holds i32, but `x` takes f32: convert the data (integers feed integers, floats feed floats)
     "#]],
     );
     check(
         npz::array("<f4", &[8, 64], &[0; 2047]),
         labels.clone(),
         expect![[r#"
-        error: `data.npz` is damaged or not supported: `x` is f32[8, 64], which does not take the 2047 bytes that are there
+        error: `data.npz` is damaged or not supported: `x` is f32[8, 64], which does not fit its 2047 bytes
     "#]],
     );
     place.write("data.npz", &npz::file(&[("pixels", x(8, 64)), ("labels", labels)]));
@@ -86,8 +86,8 @@ fn arrays_that_do_not_fit_the_model_are_refused() {
         &place,
         &format!("{flags} --input x=pixel"),
         expect![[r#"
-        error: `data.npz` has no `pixel`; its keys are `labels`, `pixels`
-    "#]],
+            error: `data.npz` has no key `pixel`; its keys are `labels`, `pixels`
+        "#]],
     );
     place.succeed(&format!("{flags} --input x=pixels"));
 }
@@ -124,7 +124,7 @@ fn data_that_cannot_be_trained_on_is_refused() {
         &place,
         &format!("{flags} odd.bin"),
         expect![[r#"
-        error: `odd.bin` has 3 bytes, which is no multiple of 2: a vocabulary of 128 is read as u16 tokens, little endian
+        error: `odd.bin` has 3 bytes, which is not a multiple of 2: tokens of a vocabulary of 128 are read as u16, little endian
     "#]],
     );
     place.write("words.docx", b"PK\x03\x04\xff\xfe");
@@ -154,14 +154,14 @@ fn data_that_cannot_be_trained_on_is_refused() {
         &place,
         "compile testdata/models/gpt3-175b-noweights.onnx --train text.txt --steps 1 -o run",
         expect![[r#"
-            error: `text.txt` is text, which is read as bytes, but the model has a vocabulary of 51200: give the model's tokenizer (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if its tokens are bytes
+            error: `text.txt` is text, and the model's vocabulary of 51200 is not bytes: give the model's tokenizer (`--tokenizer tokenizer.json`), token ids (.bin), or `--tokenizer bytes` if the model's tokens are bytes
         "#]],
     );
     refused(
         &place,
         "compile testdata/models/mlp.dynamo.onnx --train text.txt --steps 1 -o run",
         expect![[r#"
-            error: `text.txt` is a stream of tokens, but no input is integers of [batch, sequence]; the model's inputs are `x`
+            error: `text.txt` is a stream of tokens, but no input has integers of [batch, sequence]; the model's inputs are `x`
         "#]],
     );
 }
@@ -179,7 +179,7 @@ fn an_array_whose_bytes_are_not_those_that_were_written_is_refused() {
         &place,
         flags,
         expect![[r#"
-            error: `data.npz` is damaged or not supported: `x` has the checksum 1e14b8f0, and 9574477c in the archive: its bytes are not those that were written; make or copy the file again
+            error: `data.npz` is damaged or not supported: `x` has the checksum 1e14b8f0, and the archive records 9574477c: its bytes are damaged; write or copy the file again
         "#]],
     );
     file[1000] ^= 1;
@@ -198,31 +198,31 @@ fn a_pipe_or_a_device_is_refused_and_not_waited_for() {
     check(
         "--train pipe.txt",
         expect![[r#"
-            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write its contents to one, and give that
+            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write the contents to a regular file
         "#]],
     );
     check(
         "--train /dev/zero",
         expect![[r#"
-            error: cannot read `/dev/zero`: it is a device, and a regular file is needed; write its contents to one, and give that
+            error: cannot read `/dev/zero`: it is a device, and a regular file is needed; write the contents to a regular file
         "#]],
     );
     check(
         "--train text.txt --eval pipe.txt",
         expect![[r#"
-            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write its contents to one, and give that
+            error: cannot read `pipe.txt`: it is a pipe, and a regular file is needed; write the contents to a regular file
         "#]],
     );
     check(
         "--train text.txt --tokenizer tokenizer.json",
         expect![[r#"
-            error: cannot read `tokenizer.json`: it is a pipe, and a regular file is needed; write its contents to one, and give that
+            error: cannot read `tokenizer.json`: it is a pipe, and a regular file is needed; write the contents to a regular file
         "#]],
     );
     check(
         "--train text.txt --weights pipe.safetensors",
         expect![[r#"
-            error: cannot read `pipe.safetensors`: it is a pipe, and a regular file is needed; write its contents to one, and give that
+            error: cannot read `pipe.safetensors`: it is a pipe, and a regular file is needed; write the contents to a regular file
         "#]],
     );
 }
@@ -241,7 +241,7 @@ fn a_tokenizer_that_its_library_panics_at_is_an_error_without_a_backtrace() {
         &place,
         &format!("{flags} --train text.txt --tokenizer tokenizer.json"),
         expect![[r#"
-            error: `tokenizer.json` is no tokenizer that can be read: it makes no tokens of `text.txt`: the library that reads tokenizers failed on it: index out of bounds: the len is 1 but the index is 1073741578
+            error: `tokenizer.json` cannot be used as a tokenizer: it cannot tokenize `text.txt`: the tokenizers library failed: index out of bounds: the len is 1 but the index is 1073741578
         "#]],
     );
 }

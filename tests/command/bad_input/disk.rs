@@ -19,14 +19,14 @@ fn a_folder_that_cannot_be_written_is_refused() {
         &format!("{FRESH} --steps 1 -o text.txt"),
         expect![[r#"
         error: text.txt is not a folder
-          = give another one: -o ANOTHER_DIR
+          = give another folder: -o ANOTHER_DIR
     "#]],
     );
     refused(
         &place,
         &format!("{FRESH} --steps 1 -o text.txt/run"),
         expect![[r#"
-            error: cannot make the folder text.txt/run: File exists (os error 17)
+            error: cannot create the folder text.txt/run: File exists (os error 17)
         "#]],
     );
 
@@ -48,7 +48,7 @@ fn a_folder_that_cannot_be_written_is_refused() {
     failed(
         &Ended::of(command.output().expect("the binary can be started")),
         expect![[r#"
-        error: cannot make the folder read-only/run: Permission denied (os error 13)
+        error: cannot create the folder read-only/run: Permission denied (os error 13)
     "#]],
     );
     assert!(before == place.contents());
@@ -84,7 +84,7 @@ fn a_disk_that_is_full_while_saving_keeps_the_checkpoint_before() {
     failed(
         &run_with_little_room(&place, 600, &format!("{flags} --steps 2")),
         expect![[r#"
-            error: cannot save the checkpoint of step 1 to `run/checkpoints/step-1`, which takes 1330936 bytes: File too large (os error 27)
+            error: cannot save the checkpoint of step 1 to `run/checkpoints/step-1`, which needs 1330936 bytes: File too large (os error 27)
               = there is no earlier checkpoint
         "#]],
     );
@@ -96,8 +96,8 @@ fn a_disk_that_is_full_while_saving_keeps_the_checkpoint_before() {
     failed(
         &run_with_little_room(&place, 600, &format!("{flags} --steps 4 --resume")),
         expect![[r#"
-            error: cannot save the checkpoint of step 3 to `run/checkpoints/step-3`, which takes 1330936 bytes: File too large (os error 27)
-              = the checkpoint `run/checkpoints/step-2` is whole; go on from it with --resume
+            error: cannot save the checkpoint of step 3 to `run/checkpoints/step-3`, which needs 1330936 bytes: File too large (os error 27)
+              = the checkpoint `run/checkpoints/step-2` is whole; resume from it with --resume
         "#]],
     );
     assert_eq!((half_written(&place), place.checkpoints("run")), (vec![], vec![1, 2]));
@@ -119,7 +119,7 @@ fn a_model_that_cannot_be_written_is_told_before_the_run_goes_on() {
         &format!("{FRESH} --steps 2 -o run --resume"),
         expect![[r#"
         error: run/model.onnx cannot be written: it is a folder
-          = move it away, or give another folder: -o ANOTHER_DIR
+          = move the folder away, or give another output folder: -o ANOTHER_DIR
     "#]],
     );
 }
@@ -131,7 +131,7 @@ fn damaged_checkpoints_are_passed_over_and_told_when_there_is_no_other() {
     let state = "run/checkpoints/step-2/state.safetensors";
     place.write(state, &place.read(state)[..1000]);
     let ended = place.succeed(&format!("{FRESH} --save-every 1 --steps 3 -o run --resume"));
-    expect!["note: passed over: `run/checkpoints/step-2/checkpoint.json` is damaged: `state.safetensors` beside it has 1000 bytes, not 1330936: is it cut off?"].assert_eq(ended.stderr.lines().find(|line| line.contains("step-2")).unwrap_or_default());
+    expect!["note: a checkpoint is skipped: `run/checkpoints/step-2/checkpoint.json` is damaged: `state.safetensors` in the same folder has 1000 bytes and should have 1330936: was it truncated?"].assert_eq(ended.stderr.lines().find(|line| line.contains("step-2")).unwrap_or_default());
     assert_eq!(place.metrics("run").len(), 3);
     for step in 1..=3 {
         fs::write(place.path(&format!("run/checkpoints/step-{step}/checkpoint.json")), "{")
@@ -141,7 +141,7 @@ fn damaged_checkpoints_are_passed_over_and_told_when_there_is_no_other() {
         &place,
         &format!("{FRESH} --steps 4 -o run --resume"),
         expect![[r#"
-        error: there is no checkpoint to go on from in `run/checkpoints`
+        error: there is no checkpoint to resume from in `run/checkpoints`
           = `run/checkpoints/step-3/checkpoint.json` is damaged: EOF while parsing an object at line 1 column 1
           = `run/checkpoints/step-2/checkpoint.json` is damaged: EOF while parsing an object at line 1 column 1
           = `run/checkpoints/step-1/checkpoint.json` is damaged: EOF while parsing an object at line 1 column 1

@@ -67,8 +67,8 @@ fn flags_that_cannot_be_followed_are_refused() {
         (
             "--global-batch 33",
             expect![[r#"
-            error: a global batch of 33 is no whole number of microbatches of 32
-              = the nearest that is: --global-batch 32 or 64
+            error: the global batch 33 is not a multiple of the microbatch 32
+              = the nearest multiples: --global-batch 32 or 64
               = or --microbatch 11 or 33
         "#]],
         ),
@@ -76,7 +76,7 @@ fn flags_that_cannot_be_followed_are_refused() {
             "--seq 32",
             expect![[r#"
             error: --seq 32: the model was exported for sequences of 16
-              = export it with a dynamic sequence, or leave --seq away
+              = export the model with a dynamic sequence, or remove --seq
         "#]],
         ),
         (
@@ -84,22 +84,22 @@ fn flags_that_cannot_be_followed_are_refused() {
             expect![[r#"
             error: --bind sequence: the model has no named dims
               --> testdata/gpt2-fresh.onnx
-              = a static batch is re-bound as --bind batch=SIZE
+              = a batch of fixed size can be changed with --bind batch=SIZE
         "#]],
         ),
         (
             "--bind batch=16",
             expect![[r#"
             error: --microbatch 32 contradicts --bind batch=16
-              = give one of the two
+              = give only one of these flags
         "#]],
         ),
         (
             "--freeze h.7.*",
             expect![[r#"
-            error: no parameter fits `h.7.*`
-              = there are parameters such as transformer.h.0.ln_1.weight, transformer.h.0.ln_1.bias, transformer.h.0.attn.c_attn.weight, transformer.h.0.attn.c_proj.weight, transformer.h.0.mlp.c_fc.weight
-        "#]],
+                error: no parameter matches `h.7.*`
+                  = parameters are, for example, transformer.h.0.ln_1.weight, transformer.h.0.ln_1.bias, transformer.h.0.attn.c_attn.weight, transformer.h.0.attn.c_proj.weight, transformer.h.0.mlp.c_fc.weight
+            "#]],
         ),
         (
             "--freeze *",
@@ -131,13 +131,13 @@ fn flags_that_cannot_be_followed_are_refused() {
         (
             "--weights text.txt",
             expect![[r#"
-            error: `text.txt` is damaged: a header of 8316305066397353738 bytes does not fit the file's 10000: is it cut off?
+            error: `text.txt` is damaged: a header of 8316305066397353738 bytes does not fit into the file's 10000 bytes: was it truncated?
         "#]],
         ),
         (
             "--resume=nothing",
             expect![[r#"
-            error: there is no checkpoint to go on from in `nothing/checkpoints`
+            error: there is no checkpoint to resume from in `nothing/checkpoints`
         "#]],
         ),
     ] {
@@ -147,8 +147,8 @@ fn flags_that_cannot_be_followed_are_refused() {
         &place,
         "compile testdata/gpt2-fresh.onnx --steps 5 --seq 16",
         expect![[r#"
-        error: --seq, --steps do nothing without --train
-          = say what to train on: --train corpus.txt, or --train synthetic to try the model
+        error: --seq, --steps do not apply without --train
+          = give training data: --train corpus.txt, or --train synthetic to try the model
     "#]],
     );
     refused(

@@ -23,7 +23,7 @@ fn a_model_that_is_cut_off_is_refused() {
     model_refused(
         "odd/truncated.onnx",
         expect![[r#"
-        error: the file is not an ONNX model: 568540 bytes are announced at byte 29 where 284258 are left
+        error: the file is not an ONNX model: a field at byte 29 announces 568540 bytes, and 284258 bytes are left
           --> testdata/odd/truncated.onnx
           = an ONNX model is a protobuf file; was it cut off, or is it a Git LFS pointer?
     "#]],
@@ -68,7 +68,7 @@ fn external_data_that_is_too_short_is_refused() {
     model_refused(
         "odd/external-short.onnx",
         expect![[r#"
-        error: tensor "weight" has external data in bytes 0 to 128 of "external-short.bin", which has 100 bytes
+        error: tensor "weight" has external data in bytes 0 to 128 of "external-short.bin", and this file has 100 bytes
           --> testdata/odd/external-short.onnx, tensor "weight" (f32[4, 8])
     "#]],
     );
@@ -90,7 +90,7 @@ fn an_input_without_a_shape_is_refused() {
     model_refused(
         "odd/missing-dims.onnx",
         expect![[r#"
-        error: has no shape, not even a number of dims
+        error: the file declares no shape for the input
           --> testdata/odd/missing-dims.onnx, input "x"
           = export the model with tensors of known shapes as inputs
     "#]],
@@ -102,7 +102,7 @@ fn a_value_that_nothing_defines_is_refused() {
     model_refused(
         "odd/undefined-input.onnx",
         expect![[r#"
-        error: input "nowhere" is not defined by anything
+        error: no node or tensor defines input "nowhere"
           --> testdata/odd/undefined-input.onnx, node "/Add" (Add, opset 20)
     "#]],
     );
@@ -140,7 +140,7 @@ fn dims_without_a_size_are_listed() {
         expect![[r#"
             error: the model's inputs have a dim without a size: `N`
               --> testdata/odd/constants-only.onnx
-              = give each a size: --bind N=SIZE
+              = give each dim a size: --bind N=SIZE
               = or --microbatch SIZE for `N`
         "#]],
     );
@@ -149,7 +149,7 @@ fn dims_without_a_size_are_listed() {
         expect![[r#"
             error: the model's inputs have dims without a size: `batch`, `seq`
               --> testdata/models/gpt2.dynamo-dyn.onnx
-              = give each a size: --bind batch=SIZE,seq=SIZE
+              = give each dim a size: --bind batch=SIZE,seq=SIZE
               = or --microbatch SIZE for `batch`, --seq SIZE for `seq`
         "#]],
     );
@@ -203,9 +203,9 @@ fn a_file_whose_external_data_is_gone_is_trained_from_new_weights_alone() {
         &place,
         "compile model.onnx --train synthetic --steps 1 -o run",
         expect![[r#"
-        error: the weights of `first.weight`, `second.weight` are not here
+        error: the weights of `first.weight`, `second.weight` are missing
           --> odd
-          = the model's file came without them; give them with --weights FILE.safetensors
+          = the model's file does not contain these weights; give them with --weights FILE.safetensors
           = or start from scratch with --init gpt2, kaiming or normal:std=0.02
     "#]],
     );
@@ -226,8 +226,8 @@ fn more_memory_than_there_is_is_refused_before_anything_is_drawn() {
         &Ended::of(command.output().expect("sh can be started")),
         expect![[r#"
             error: the program `main_graph` needs 2.5 TiB (650.5 GiB weights, 1.3 TiB optimizer, 652.9 GiB activations and gradients, 32.4 KiB constants); this machine has 7.5 GiB free
-              = the largest that a microbatch makes: 2.3 GiB by `contract` of node "node_linear" (MatMul, opset 20), 2.3 GiB by `gather_grad` of node "node_embedding" (Gather, opset 20), 2.2 GiB by `contract` of node "node_view_1248" (Reshape, opset 20)
-              = no smaller microbatch that halving leads to fits; --bf16 takes less
+              = the largest results of a microbatch: 2.3 GiB by `contract` of node "node_linear" (MatMul, opset 20), 2.3 GiB by `gather_grad` of node "node_embedding" (Gather, opset 20), 2.2 GiB by `contract` of node "node_view_1248" (Reshape, opset 20)
+              = the step does not fit with any halved microbatch either; --bf16 needs less memory
         "#]],
     );
     assert!(before == place.contents());
@@ -250,8 +250,8 @@ fn a_name_that_no_checkpoint_can_hold_is_refused_before_the_first_step() {
         &place,
         "compile renamed.onnx --train synthetic --steps 1 -o run",
         expect![[r#"
-        error: a tensor of the name `__metadata__` cannot be saved
-          = checkpoints and model.safetensors are files of safetensors, a format that keeps this name for itself
+        error: a tensor with the name `__metadata__` cannot be saved
+          = checkpoints and model.safetensors are safetensors files, and this format reserves the name
           = give the parameter another name, and export the model again
     "#]],
     );
@@ -274,9 +274,9 @@ fn data_of_the_file_that_the_export_would_lack_are_told_before_the_first_step() 
         &place,
         "compile model.onnx --train synthetic --steps 1 -o run",
         expect![[r#"
-        error: its data file "gone.bin" is not there
+        error: the data file "gone.bin" does not exist
           --> tensor "unread" (f32[4])
-          = model.onnx, which is written after the last step, has all tensors of the file
+          = model.onnx, which is written after the last step, holds all tensors of the file
     "#]],
     );
     place.write("gone.bin", &[0; 16]);

@@ -14,7 +14,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
     let told = ended.errors();
     assert!(told.starts_with("error: the loss of step 1 is NaN: `"), "{told}");
     assert!(told.contains(" of node \"node_") && told.contains(" made "), "{told}");
-    assert!(told.contains("= `run/checkpoints/step-1` is from before that; a smaller --lr"), "{told}");
+    assert!(told.contains("= `run/checkpoints/step-1` was saved before that; a smaller --lr"), "{told}");
     assert_eq!((half_written(&place), place.checkpoints("run")), (vec![], vec![1]));
     assert_eq!(place.metrics("run").len(), 1);
     assert!(!place.path("run/model.onnx").exists());
@@ -24,7 +24,7 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint() {
         &place.run(&format!("{FRESH} --steps 1 --lr 1e30 -o short")),
         expect![[r#"
         error: the eval loss after the update of step 0 is NaN
-          = no checkpoint was made before that; a smaller --lr, a longer warm-up or --clip may help
+          = no checkpoint was saved before that; a smaller --lr, a longer warm-up or --clip may help
     "#]],
     );
     assert_eq!(place.checkpoints("short"), Vec::<u64>::new());
@@ -49,7 +49,7 @@ fn a_weight_that_is_not_a_number_is_named() {
     failed(
         &place.run(&format!("{FRESH} --steps 1 --weights poisoned.safetensors -o run")),
         expect![[r#"
-            error: the loss of step 0 is NaN: `transformer.h.1.mlp.c_fc.weight` was not finite to begin with
+            error: the loss of step 0 is NaN: `transformer.h.1.mlp.c_fc.weight` was not finite when the run began
               = give other weights, with --weights, or start from scratch with --init
         "#]],
     );
@@ -67,7 +67,7 @@ fn weights_that_the_last_update_made_infinite_are_neither_saved_nor_exported() {
         let told = ended.errors();
         assert!(told.starts_with("error: the update of step 0 made the parameter `"), "{told}");
         assert!(
-            told.contains("= no checkpoint was made before that; a smaller --lr or --weight-decay"),
+            told.contains("= no checkpoint was saved before that; a smaller --lr or --weight-decay"),
             "{told}"
         );
         assert_eq!((half_written(&place), place.checkpoints("run")), (vec![], vec![]));

@@ -118,11 +118,11 @@ fn all_unknown_keys_and_wrong_types_are_listed_with_their_lines() {
             error: `train` wants a string, not the date 2020-01-01
               --> trainyard.toml:13
 
-            error: `optimizer` is a section; a config file has none
+            error: `optimizer` is a section, and a config file has only keys and [[group]] tables
               --> trainyard.toml:15
               = write each key at the top of the file, named as its flag: lr = 0.001
 
-            error: `data` is a section; a config file has none
+            error: `data` is a section, and a config file has only keys and [[group]] tables
               --> trainyard.toml:17
               = write each key at the top of the file, named as its flag: lr = 0.001
         "#]],

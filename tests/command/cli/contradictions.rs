@@ -7,8 +7,8 @@ fn flags_that_only_training_uses_are_refused_without_it() {
     check_error(
         "compile m.onnx --steps 5 --resume",
         expect![[r#"
-        error: --steps, --resume do nothing without --train
-          = say what to train on: --train corpus.txt, or --train synthetic to try the model
+        error: --steps, --resume do not apply without --train
+          = give training data: --train corpus.txt, or --train synthetic to try the model
     "#]],
     );
 }
@@ -20,18 +20,18 @@ fn flags_that_contradict_each_other_are_all_listed() {
     check_error(
         arguments,
         expect![[r#"
-            error: a global batch of 48 is no whole number of microbatches of 20
-              = the nearest that is: --global-batch 40 or 60
+            error: the global batch 48 is not a multiple of the microbatch 20
+              = the nearest multiples: --global-batch 40 or 60
               = or --microbatch 16 or 24
 
-            error: the schedule ends at 0.01, above the learning rate 0.001
-              = min is an absolute rate, not a share of --lr
+            error: the schedule ends at a learning rate of 0.01, which is above the highest learning rate 0.001
+              = min is an absolute learning rate, not a fraction of --lr
         "#]],
     );
     check_error(
         "compile m.onnx --train t.txt --steps 10 --lr-schedule cosine:warmup=10",
         expect![[r#"
-        error: the warm-up of 10 steps leaves none of the run's 10
+        error: the warm-up of 10 steps is as long as the run's 10 steps or longer
           = shorten the warm-up, or give the schedule a length: steps=N
     "#]],
     );
@@ -76,29 +76,29 @@ fn parallel_flags_without_the_axes_they_need_are_refused() {
     check_error(
         "compile m.onnx --zero 1",
         expect![[r#"
-        error: --zero 1 shares states over data ranks, and without --mesh there is no data axis
-          = add one: --mesh dp=2; or leave --zero away
+        error: --zero 1 shards states over data ranks, and without --mesh there is no data axis
+          = add a data axis: --mesh dp=2; or remove --zero
     "#]],
     );
     check_error(
         "verify m.onnx --mesh tp=2 --zero 3",
         expect![[r#"
-        error: --zero 3 shares states over data ranks, and the mesh tp=2 has no data axis
-          = add one: --mesh dp=2; or leave --zero away
+        error: --zero 3 shards states over data ranks, and the mesh tp=2 has no data axis
+          = add a data axis: --mesh dp=2; or remove --zero
     "#]],
     );
     check_error(
         "inspect m.onnx --mesh dp=2 --sequence-parallel",
         expect![[r#"
-        error: --sequence-parallel splits over tp, and the mesh dp=2 has no tensor axis
-          = add one: --mesh tp=2; or leave --sequence-parallel away
+        error: --sequence-parallel splits the sequence over tp, and the mesh dp=2 has no tensor axis
+          = add a tensor axis: --mesh tp=2; or remove --sequence-parallel
     "#]],
     );
     check_error(
         "compile m.onnx --shard w=tp,-",
         expect![[r#"
         error: --shard 'w=tp,-': without --mesh there is no axis `tp`
-          = add it: --mesh tp=2
+          = add the axis: --mesh tp=2
     "#]],
     );
     check_error(
@@ -111,11 +111,11 @@ fn parallel_flags_without_the_axes_they_need_are_refused() {
     check_error(
         "compile m.onnx --mesh dp=2,pp=2,cp=4,ep=1",
         expect![[r#"
-        error: --mesh pp=2: pipeline parallelism is not there yet
-          = what can have more than one device is dp and tp; pp=1 may stand
+        error: --mesh pp=2: pipeline parallelism is not supported yet
+          = only dp and tp can have more than one device; pp=1 is accepted
 
-        error: --mesh cp=4: context parallelism is not there yet
-          = what can have more than one device is dp and tp; cp=1 may stand
+        error: --mesh cp=4: context parallelism is not supported yet
+          = only dp and tp can have more than one device; cp=1 is accepted
     "#]],
     );
 }
@@ -125,16 +125,16 @@ fn a_global_batch_that_the_data_ranks_cannot_share_names_the_nearest_that_they_c
     check_error(
         "compile m.onnx --train t.txt --mesh dp=4 --microbatch 5 --global-batch 48",
         expect![[r#"
-        error: a global batch of 48 is no whole number of microbatches of 5 on 4 data ranks
-          = the nearest that is: --global-batch 40 or 60
+        error: the global batch 48 is not a multiple of the microbatch 5 on 4 data ranks
+          = the nearest multiples: --global-batch 40 or 60
           = or --microbatch 4 or 6
     "#]],
     );
     check_error(
         "compile m.onnx --train t.txt --mesh dp=4 --microbatch 2 --global-batch 6",
         expect![[r#"
-        error: a global batch of 6 is no whole number of microbatches of 2 on 4 data ranks
-          = the nearest that is: --global-batch 8
+        error: the global batch 6 is not a multiple of the microbatch 2 on 4 data ranks
+          = the nearest multiples: --global-batch 8
     "#]],
     );
     assert_eq!(

@@ -26,12 +26,15 @@ fn tables_of_a_config_file_are_the_flag() {
 fn a_table_that_is_no_group_says_why() {
     for (table, expected) in [
         ("[[group]]\nlr = 1", "a group has no `pattern`"),
-        ("[[group]]\npattern = 'a'", "the group of `a` says nothing of its parameters"),
-        ("[[group]]\npattern = 'a'\nlr = 'x'", "`lr` of a group wants a number, not the string \"x\""),
-        ("[[group]]\npattern = 1\nlr = 1", "`pattern` of a group wants a string, not the number 1"),
+        ("[[group]]\npattern = 'a'", "the group `a` sets nothing"),
+        ("[[group]]\npattern = 'a'\nlr = 'x'", "`lr` of a group must be a number, not the string \"x\""),
+        ("[[group]]\npattern = 1\nlr = 1", "`pattern` of a group must be a string, not the number 1"),
         ("[[group]]\npattern = 'a'\nweight_decay = 1", "a group has no key `weight_decay`"),
         ("[[group]]\npattern = 'a'\nlr = -1", "lr is -1; it must be a number that is not negative"),
-        ("[group]\npattern = 'a'\nlr = 1", "`group` is a section; a config file has none"),
+        (
+            "[group]\npattern = 'a'\nlr = 1",
+            "`group` is a section, and a config file has only keys and [[group]] tables",
+        ),
         ("[[shard]]\npattern = 'a'", "`shard` wants a list of strings, or one string, not a table"),
         ("[[lr]]\npattern = 'a'", "`lr` wants a number, not a list"),
     ] {
@@ -58,8 +61,8 @@ fn wrong_groups_on_the_command_line_are_refused() {
         ],
         expect![[r#"
             error: invalid value 'a' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': `a` is not of the form PATTERN:lr=FACTOR,weight-decay=X, such as 'h.*.ln_*:weight-decay=0'
-            error: invalid value 'a:lr' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': lr: `` is no number
-            error: invalid value 'a:rate=1' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': a group has no setting `rate`; it has lr, weight-decay
+            error: invalid value 'a:lr' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': lr: `` is not a number
+            error: invalid value 'a:rate=1' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': a group has no setting `rate`; its settings are lr and weight-decay
             error: invalid value 'a:lr=1,lr=2' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': `lr` stands twice in `a:lr=1,lr=2`
             error: invalid value 'a:weight-decay=inf' for '--group <PATTERN:lr=FACTOR,weight-decay=X>': weight-decay is inf; it must be a number that is not negative
         "#]],

@@ -33,7 +33,7 @@ fn more_threads_than_any_machine_has_are_refused() {
         let output = place.command(RUN).env(name, "1000000").output();
         let text = refused(&Ended::of(output.expect("it can be started")));
         let first = format!("error: {name}=1000000 asks for more than 1024 threads\n");
-        assert_eq!(text, first + "  = unset it: there is a thread for each core then\n");
+        assert_eq!(text, first + "  = unset the variable: the default is one thread per core\n");
     }
     place.succeed(&format!("{RUN} --threads 64"));
 }
@@ -42,8 +42,8 @@ fn more_threads_than_any_machine_has_are_refused() {
 fn more_ranks_than_the_processor_runs_are_refused() {
     let place = place();
     let expected = expect![[r#"
-        error: --mesh dp=100000 has 100000 ranks; the processor runs up to 1024, each with a thread of its own
-          = take a smaller mesh; --device cuda gives each rank a GPU of its own
+        error: --mesh dp=100000 has 100000 ranks; the processor runs at most 1024 ranks, each in its own thread
+          = use a smaller mesh; --device cuda runs each rank on its own GPU
     "#]];
     let large = "testdata/gpt2-fresh.onnx --microbatch 100000 --mesh dp=100000";
     expected.assert_eq(&refused(&place.run(&format!("compile {large} --train synthetic -o run"))));

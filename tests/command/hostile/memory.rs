@@ -43,7 +43,7 @@ fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
     place.write("stretched.onnx", &stretched().bytes());
     for mode in ["exact", "typed"] {
         let text = refused(&place.run(&format!("verify stretched.onnx --mode {mode}")));
-        assert!(text.starts_with("error: a step of the program takes "), "{mode}: {text}");
+        assert!(text.starts_with("error: a step of the program needs "), "{mode}: {text}");
         assert!(text.contains("iB in the interpreter; this machine has "), "{mode}: {text}");
         assert!(text.contains("f32[8796093022208, 2, 3], which takes 384 TiB\n"), "{mode}: {text}");
         assert!(text.contains("  --> node \"/"), "{mode}: {text}");
@@ -60,7 +60,7 @@ fn verify_refuses_a_program_that_no_device_holds() {
         let text = refused(&place.run(&format!("verify stretched.onnx --against numbers.npz --mode {mode}")));
         assert!(text.starts_with("error: the program `g` needs "), "{mode}: {text}");
         assert!(text.contains(&format!("; {device} has ")), "{mode}: {text}");
-        assert!(text.contains("the largest that a microbatch makes: 192.0 TiB by `"), "{mode}: {text}");
+        assert!(text.contains("the largest results of a microbatch: 192.0 TiB by `"), "{mode}: {text}");
     }
 }
 
@@ -98,7 +98,7 @@ fn compile_refuses_a_program_that_no_machine_holds_and_names_the_value() {
     assert!(before == place.contents(), "it left {:?}", place.contents().keys());
     assert!(text.starts_with("error: the program `g` needs "), "{text}");
     assert!(text.contains("; this machine has "), "{text}");
-    assert!(text.contains("the largest that a microbatch makes: 192.0 TiB by `"), "{text}");
+    assert!(text.contains("the largest results of a microbatch: 192.0 TiB by `"), "{text}");
     // Looking at it takes no memory.
     place.succeed("compile stretched.onnx -o plan");
     place.succeed("inspect stretched.onnx");
@@ -111,6 +111,6 @@ fn a_program_in_text_that_no_machine_holds_is_not_interpreted() {
     place.succeed("compile stretched.onnx -o plan");
     let ended = place.command("opt plan/program.ir --run").args(["--pipeline", ""]).output();
     let text = refused(&super::Ended::of(ended.expect("the binary can be started")));
-    assert!(text.starts_with("error: a step of the program takes "), "{text}");
+    assert!(text.starts_with("error: a step of the program needs "), "{text}");
     assert!(text.contains("which takes 384 TiB\n"), "{text}");
 }

@@ -77,7 +77,7 @@ fn a_whole_step_has_its_phases_as_clusters_and_every_edge_two_ends() {
 fn answers_are_not_drawn() {
     expect![[r#"
         error: --why answers in words, and --format dot draws a program
-          = leave one of the two away
+          = remove one of these flags
     "#]]
     .assert_eq(&read(&["models/mlp.dynamo.onnx", "--format", "dot", "--why", "x"]));
 }

@@ -49,13 +49,13 @@ fn a_folder_of_something_else_is_refused() {
     let path = folder.path().display().to_string();
     let hidden = |arguments: &[&str]| read(arguments).replace(&path, "FOLDER");
     expect![[r#"
-        error: FOLDER is no folder that `compile` wrote
-          = it has neither a program.ir nor a config.toml, metrics.jsonl or checkpoints
+        error: FOLDER was not written by `compile`
+          = the folder has no program.ir, config.toml, metrics.jsonl or checkpoints
     "#]]
     .assert_eq(&hidden(&[&path]));
     expect![[r#"
-        error: --why looks at a model, and FOLDER is a folder
-          = give it the model that was compiled
+        error: --why needs a model, and FOLDER is a folder
+          = give the model that was compiled into this folder
     "#]]
     .assert_eq(&hidden(&[&path, "--why", "x"]));
 }

@@ -37,9 +37,10 @@ fn groups_are_listed_with_their_parameters() {
 #[test]
 fn a_group_without_a_parameter_is_told() {
     let text = read(&[MODEL, "--group=*.wieght:lr=0.1"]);
-    for part in
-        ["no parameter that is trained fits `*.wieght` of a group", "such as m.net.0.weight, m.net.0.bias"]
-    {
+    for part in [
+        "no trained parameter matches the pattern `*.wieght` of a group",
+        "for example, m.net.0.weight, m.net.0.bias",
+    ] {
         assert!(text.contains(part), "no `{part}` in\n{text}");
     }
 }

@@ -13,9 +13,9 @@ fn a_position_embedding_that_the_exporter_folded_is_trained_with_a_warning() {
     assert_eq!(lost["message"], "1 parameter is not in the file: `m.transformer.wpe.weight`");
     expect![[r#"
         {
-          "message": "`embedding_1` f32[1, 32, 128] is trained, though it may be a constant: added to activations, as position embeddings are that the exporter folded, node \"node_add_1\" (Add, opset 20)",
+          "message": "`embedding_1` f32[1, 32, 128] is trained, though it may be a constant: added to activations, as folded position embeddings are, node \"node_add_1\" (Add, opset 20)",
           "notes": [
-            "--freeze 'embedding_1' leaves it as it is"
+            "--freeze 'embedding_1' keeps the tensor constant"
           ]
         }
     "#]].assert_eq(&format!("{warning:#}\n"));
@@ -33,7 +33,7 @@ fn parameters_that_the_exporter_merged_are_trained_apart() {
         }
     }
     let text = read(&["gpt2-fresh.onnx"]);
-    assert!(!text.contains("share one initializer"), "{text}");
+    assert!(!text.contains("share the initializer"), "{text}");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn the_head_of_a_legacy_export_is_tied_again() {
 fn a_model_that_came_without_its_weights_says_so() {
     let text = read(&["models/gpt3-175b-noweights.onnx", "--microbatch", "16"]);
     for part in [
-        "can be trained, once it has weights: --weights FILE, or --init RULE",
+        "can be trained when weights are given: --weights FILE, or --init RULE",
         "1,156 parameters, 174,615,846,912 elements trained",
         "a step of 1 microbatch of 16 samples: 34.9 PFLOP",
     ] {

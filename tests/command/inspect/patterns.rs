@@ -95,9 +95,9 @@ fn why_tells_how_often_a_pattern_was_found() {
     check(
         &["models/gpt2.dynamo.onnx", "--why", "attention", "--why", "rms_norm"],
         expect![[r#"
-            `attention` was found 2 times, and nowhere nearly
+            `attention` was found 2 times, and no node nearly matches
 
-            `rms_norm` was not found, and nowhere nearly
+            `rms_norm` was not found, and no node nearly matches
         "#]],
     );
 }

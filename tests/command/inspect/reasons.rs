@@ -10,7 +10,7 @@ fn all_operators_that_are_missing_are_told_at_once() {
     check(
         &["odd/unknown-op.onnx"],
         expect![[r#"
-        odd/unknown-op.onnx: cannot be imported yet, for 2 reasons
+        odd/unknown-op.onnx: cannot be imported, for 2 reasons
           made by  make_odd_models; IR version 10; operator sets ai.onnx 20, com.example 1
           takes    x f32[2, 4]
           gives    indices i64[2, ?]
@@ -29,7 +29,7 @@ fn dims_that_have_no_size_are_named_and_the_rest_is_shown() {
     check(
         &["models/mlp.dynamo-dyn.onnx"],
         expect![[r#"
-            models/mlp.dynamo-dyn.onnx: can be trained once its dims are bound
+            models/mlp.dynamo-dyn.onnx: can be trained when its dims are bound
               made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
               takes    x f32[batch, 64]
               gives    logits f32[batch, 10]
@@ -58,21 +58,21 @@ fn where_sizes_are_needed_to_import_they_are_asked_for() {
     check(
         &["models/gpt2.dynamo-dyn.onnx"],
         expect![[r#"
-        models/gpt2.dynamo-dyn.onnx: can be trained once its dims are bound
-          made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
-          takes    input_ids i64[batch, seq]
-          gives    logits f32[batch, seq, 512]
-          holds    56 tensors (1.80 MiB), 161 nodes: 29 Reshape, 14 Concat, 12 Add, 12 Mul, 11 Transpose, 10 Unsqueeze, 9 Slice, 8 Gemm, 6 Shape, 5 Expand, 5 LayerNormalization, 5 MatMul, 4 GatherND, 3 Where, 2 And, 2 Equal, 2 Gather, 2 IsNaN, 2 Max, 2 Pow, 2 Range, 2 Softmax, 2 Split, 2 Squeeze, 2 Sub, 2 Tanh, 1 Cast, 1 CumSum, 1 LessOrEqual, 1 Not
+            models/gpt2.dynamo-dyn.onnx: can be trained when its dims are bound
+              made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
+              takes    input_ids i64[batch, seq]
+              gives    logits f32[batch, seq, 512]
+              holds    56 tensors (1.80 MiB), 161 nodes: 29 Reshape, 14 Concat, 12 Add, 12 Mul, 11 Transpose, 10 Unsqueeze, 9 Slice, 8 Gemm, 6 Shape, 5 Expand, 5 LayerNormalization, 5 MatMul, 4 GatherND, 3 Where, 2 And, 2 Equal, 2 Gather, 2 IsNaN, 2 Max, 2 Pow, 2 Range, 2 Softmax, 2 Split, 2 Squeeze, 2 Sub, 2 Tanh, 1 Cast, 1 CumSum, 1 LessOrEqual, 1 Not
 
-        dims without a size: `batch`, `seq`; to see more, bind them: --bind batch=SIZE,seq=SIZE
-        error: cuts dim 1 of i64[batch, seq], which is not bound
-          --> models/gpt2.dynamo-dyn.onnx, node "node_slice_1" (Slice, opset 20)
-          = bind it with --bind NAME=SIZE
+            dims without a size: `batch`, `seq`; for more details, bind the dims: --bind batch=SIZE,seq=SIZE
+            error: the slice needs the size of dim 1 of i64[batch, seq], which is not bound
+              --> models/gpt2.dynamo-dyn.onnx, node "node_slice_1" (Slice, opset 20)
+              = bind the size with --bind NAME=SIZE
 
-        error: reads sizes that are not bound as values
-          --> models/gpt2.dynamo-dyn.onnx, node "node_add_14" (Add, opset 20)
-          = bind them with --bind NAME=SIZE
-    "#]],
+            error: sizes that are not bound are read as values
+              --> models/gpt2.dynamo-dyn.onnx, node "node_add_14" (Add, opset 20)
+              = bind the sizes with --bind NAME=SIZE
+        "#]],
     );
     let bound = json(&["models/gpt2.dynamo-dyn.onnx", "--bind", "batch=2,seq=16"]);
     assert_eq!((&bound["support"], &bound["parameters"]["count"]), (&"trainable".into(), &28.into()));
@@ -83,27 +83,27 @@ fn sizes_that_are_too_small_are_not_taken_for_a_model_that_cannot_be_imported() 
     check(
         &["odd/pooled.onnx"],
         expect![[r#"
-        odd/pooled.onnx: can be trained once its dims are bound
-          made by  make_odd_models; IR version 10; operator sets ai.onnx 20
-          takes    x f32[batch, 3, height, width]
-          gives    logits f32[batch, 5]
-          holds    2 tensors (76 B), 4 nodes: 2 MaxPool, 1 MatMul, 1 ReduceMax
+            odd/pooled.onnx: can be trained when its dims are bound
+              made by  make_odd_models; IR version 10; operator sets ai.onnx 20
+              takes    x f32[batch, 3, height, width]
+              gives    logits f32[batch, 5]
+              holds    2 tensors (76 B), 4 nodes: 2 MaxPool, 1 MatMul, 1 ReduceMax
 
-        dims without a size: `batch`, `height`, `width`; to see more, bind them: --bind batch=SIZE,height=SIZE,width=SIZE
-        error: max_pool: dim 2 must be bound, since windows do not keep its size: f32[batch, 3, height, width]
-          --> odd/pooled.onnx, node "/MaxPool_0" (MaxPool, opset 20)
-          = bind the sizes with --bind NAME=SIZE
-    "#]],
+            dims without a size: `batch`, `height`, `width`; for more details, bind the dims: --bind batch=SIZE,height=SIZE,width=SIZE
+            error: max_pool: dim 2 must be bound, since windows do not keep its size: f32[batch, 3, height, width]
+              --> odd/pooled.onnx, node "/MaxPool_0" (MaxPool, opset 20)
+              = bind the sizes with --bind NAME=SIZE
+        "#]],
     );
     check(
         &["odd/pooled.onnx", "--bind", "batch=2,height=2,width=8"],
         expect![[r#"
-        odd/pooled.onnx: cannot be imported yet, for 1 reason
+        odd/pooled.onnx: cannot be imported, for 1 reason
           made by  make_odd_models; IR version 10; operator sets ai.onnx 20
           takes    x f32[batch, 3, height, width]
           gives    logits f32[batch, 5]
           holds    2 tensors (76 B), 4 nodes: 2 MaxPool, 1 MatMul, 1 ReduceMax
-        error: max_pool: dim 2 is 1 with its pads, less than a window of 2: f32[2, 3, 1, 4]
+        error: max_pool: dim 2 has 1 elements with its pads, fewer than a window of 2: f32[2, 3, 1, 4]
           --> odd/pooled.onnx, node "/MaxPool_1" (MaxPool, opset 20)
     "#]],
     );
@@ -118,12 +118,12 @@ fn a_batch_that_does_not_stand_first_is_not_taken_for_steps() {
     check(
         &["odd/batch-second.onnx", "--bind", "seq=5,batch=3"],
         expect![[r#"
-        odd/batch-second.onnx: cannot be imported yet, for 1 reason
+        odd/batch-second.onnx: cannot be imported, for 1 reason
           made by  make_odd_models; IR version 10; operator sets ai.onnx 20
           takes    x f32[seq, batch, 4]
           gives    logits f32[seq, batch, 7]
           holds    1 tensor (112 B), 1 node: 1 MatMul
-        error: its batch is dim 1 of f32[seq, batch, 4], and samples are taken along dim 0
+        error: the batch is dim 1 of f32[seq, batch, 4]; it must be dim 0, which counts the samples
           --> odd/batch-second.onnx, input "x"
           = export the model with the batch first (batch_first=True, or a transpose in the model)
     "#]],
@@ -135,7 +135,7 @@ fn what_keeps_a_model_from_being_trained_is_told_with_its_parameters() {
     check(
         &["models/mlp.dynamo.onnx", "--loss", "model"],
         expect![[r#"
-            models/mlp.dynamo.onnx: can be imported, and cannot be trained so, for 1 reason
+            models/mlp.dynamo.onnx: can be imported but not trained, for 1 reason
               made by  pytorch 2.15.0+cu132; IR version 10; operator sets ai.onnx 20
               takes    x f32[8, 64]
               gives    logits f32[8, 10]

@@ -74,14 +74,15 @@ fn a_step_is_told_in_words() {
         "h200",
     ]);
     let expected = [
-        "\non H200 SXM: a step in ",
-        " tokens a second, MFU ",
+        "\non H200 SXM: ",
+        " ms per step, ",
+        " tokens per second, MFU ",
         " % of 13.1 TFLOP\n",
         " launches, ",
         "\n    microbatch    1 x   ",
         "\nthe longest\n",
         "compute  multiply [1, 16384, 768, 50304]  at node \"node_linear_48\" (MatMul, opset 23)\n",
-        " that take less; --format json has all\n",
+        " with less time; --format json lists all\n",
     ];
     for expected in expected {
         assert!(text.contains(expected), "no `{expected}` in\n{text}");
@@ -129,7 +130,7 @@ fn collectives_are_sent_by_links() {
 #[test]
 fn a_timeline_needs_a_device() {
     let refused = read(&[SMALL, "--format", "perfetto"]);
-    assert!(refused.contains("say on which device: --target h200"), "{refused}");
+    assert!(refused.contains("give the device: --target h200"), "{refused}");
 }
 
 #[test]
@@ -164,7 +165,7 @@ fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
 #[test]
 fn attention_by_our_own_kernels_is_named_with_the_reason() {
     let single = read(&[SMALL, "--target", "h200"]);
-    let reason = "by our own kernels: 2 x, f32 (cuDNN is asked for attention in f16 and bf16)\n";
+    let reason = "by our own kernels: 2 x, f32 (cuDNN is used for attention in f16 and bf16)\n";
     for kind in ["attention", "gradient of attention"] {
         assert!(single.contains(&format!("\n  {kind} {reason}")), "{single}");
     }

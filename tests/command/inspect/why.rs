@@ -18,7 +18,7 @@ fn why_says_what_a_tensor_is() {
         ],
         expect![[r#"
             `embedding_1` f32[1, 32, 128] is a parameter, frozen: it is not trained
-              because: added to activations, as position embeddings are that the exporter folded, node "node_add_1" (Add, opset 20)
+              because: added to activations, as folded position embeddings are, node "node_add_1" (Add, opset 20)
 
             `m.transformer.h.0.attn.c_attn.weight` f32[128, 384] is a parameter
               because: listed by the exporter; weight of a contraction, node "node_Split_326" (Split, opset 20)
@@ -33,7 +33,7 @@ fn why_says_what_a_tensor_is() {
                 state m.transformer.h.0.attn.c_attn.weight[:,256..384] f32[128, 128] = [slice 1 256 128]
 
             `adam.m(m.lm_head.weight)` f32[512, 128] is a state (optimizer)
-              because: the optimizer keeps it from step to step
+              because: the optimizer keeps this state from step to step
 
             `input_ids` i64[2, 32] is neither a parameter nor a constant
               because: the model takes it
@@ -70,7 +70,7 @@ fn a_name_that_nothing_has_is_answered_with_the_nearest() {
     check(
         &["models/mlp.dynamo.onnx", "--why", "m.net.0.wieght"],
         expect![[r#"
-        error: --why m.net.0.wieght: the model has no tensor of that name
+        error: --why m.net.0.wieght: the model has no tensor or pattern of this name
           = the nearest are `m.net.0.weight`, `m.net.2.weight`, `m.net.4.weight`, `m.net.0.bias`, `m.net.2.bias`
     "#]],
     );

@@ -52,11 +52,11 @@ fn a_run_whose_eval_loss_does_not_fall_ends_early_and_as_done() {
     let flags =
         "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 64 --lr 0 --eval-every 2 --steps 20";
     let ended = place.succeed(&format!("{flags} --patience 2 -o run"));
-    let loss = number_after(&ended, "no evaluation was below the eval loss of ");
+    let loss = number_after(&ended, "no evaluation was below the eval loss ");
     assert_eq!(place.metrics("run").len(), 6);
     assert_eq!(place.checkpoints("run"), [6]);
     let told = format!(
-        "ended early, after 6 of 20 steps: no evaluation was below the eval loss of {loss:.6} after step 2\n"
+        "ended early, after 6 of 20 steps: no evaluation was below the eval loss {loss:.6} of step 2\n"
     );
     assert!(ended.stderr.contains(&told), "{}", ended.stderr);
     assert!(place.path("run/model.onnx").exists());
@@ -77,29 +77,29 @@ fn flags_that_need_an_eval_loss_are_refused_without() {
     refused(
         &place.run(&format!("{flags} --export best")),
         expect![[r#"
-        error: --export best needs an eval loss, and there are no data for it
-          = give them: --eval DATA
+        error: --export best needs an eval loss, and there is no evaluation data
+          = give evaluation data: --eval DATA
     "#]],
     );
     refused(
         &place.run(&format!("{flags} --patience 2 --eval-every 1")),
         expect![[r#"
-        error: --patience needs an eval loss, and there are no data for it
-          = give them: --eval DATA
+        error: --patience needs an eval loss, and there is no evaluation data
+          = give evaluation data: --eval DATA
     "#]],
     );
     refused(
         &place.run(&format!("{flags} --patience 2")),
         expect![[r#"
-        error: --patience does nothing without --eval-every: a run is evaluated at its end alone
-          = say how often to evaluate: --eval-every 100
+        error: --patience does not apply without --eval-every: the run is evaluated only at its end
+          = give the number of steps between evaluations: --eval-every 100
     "#]],
     );
     refused(
         &place.run("compile testdata/gpt2-fresh.onnx --keep 1 --export last -o run"),
         expect![[r#"
-        error: --keep, --export do nothing without --train
-          = say what to train on: --train corpus.txt, or --train synthetic to try the model
+        error: --keep, --export do not apply without --train
+          = give training data: --train corpus.txt, or --train synthetic to try the model
     "#]],
     );
     assert!(before == place.contents(), "a refused run leaves nothing");

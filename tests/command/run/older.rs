@@ -63,7 +63,11 @@ fn other_data_than_those_of_a_run_of_format_1_are_refused() {
     place.write("data.npz", &other);
     let ended = place.run(&format!("{RUN} --steps 8 -o run --resume"));
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
-    assert!(ended.stderr.contains("`run/checkpoints/step-4` was made with other data"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("`run/checkpoints/step-4` belongs to a run with other data"),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]
@@ -77,7 +81,7 @@ fn parameters_with_other_names_than_in_a_run_of_format_1_are_named() {
         error: `run/checkpoints/step-4` is a checkpoint of another program (`main_graph`):
           = missing in the checkpoint: `adam.m(conv.weight)` f32[4, 1, 3, 3], `adam.v(conv.weight)` f32[4, 1, 3, 3], `conv.weight` f32[4, 1, 3, 3]
           = not in this program: `adam.m(stem.weight)` f32[4, 1, 3, 3], `adam.v(stem.weight)` f32[4, 1, 3, 3], `stem.weight` f32[4, 1, 3, 3]
-          = go on with the model and the flags of the first run; or take only its weights, with --weights run/checkpoints/step-4/state.safetensors
+          = resume with the model and the flags of the first run; or load only the weights, with --weights run/checkpoints/step-4/state.safetensors
     "#]],
     );
 }

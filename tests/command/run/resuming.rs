@@ -8,7 +8,7 @@ use testing::workplace::Ended;
 
 /// The notes of a resumed run on its flags and its checkpoint.
 fn notes(ended: &Ended) -> Vec<&str> {
-    let about = ["note: the run in ", "note: the schedule of the run in "];
+    let about = ["note: the run in ", "note: the learning-rate schedule of the run in "];
     ended.stderr.lines().filter(|line| about.iter().any(|start| line.starts_with(start))).collect()
 }
 
@@ -22,21 +22,21 @@ fn a_run_goes_on_from_a_chosen_checkpoint() {
     refused(
         &place.run(&format!("{flags} -o run --resume=run@7")),
         expect![[r#"
-        error: `run/checkpoints` has no checkpoint of step 7; it has those of the steps 6, 12, 18 and 20
+        error: `run/checkpoints` has no checkpoint of step 7; it has the checkpoints of the steps 6, 12, 18 and 20
     "#]],
     );
     refused(
         &place.run(&format!("{flags} -o other --resume=nothing@7")),
         expect![[r#"
-        error: `nothing/checkpoints` has no checkpoint of step 7, and none of any other
+        error: `nothing/checkpoints` has no checkpoint of step 7, and no other checkpoint
     "#]],
     );
     refused(
         &place.run(&format!("{flags} -o run --resume=@12")),
         expect![[r#"
-        error: the run in run has checkpoints after the one to go on from: those of the steps 18, 20
-          = throw them away: --force
-          = or keep both: -o ANOTHER_DIR
+        error: the run in run has later checkpoints than the one to resume from: steps 18, 20
+          = to delete the later checkpoints: --force
+          = to keep them: -o ANOTHER_DIR
     "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
@@ -89,18 +89,18 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     refused(
         &place.run(&flags.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--freeze wte*")),
         expect![[r#"
-        error: run has no checkpoint to go on from, and was begun with other flags
+        error: run has no checkpoint to resume from, and its run was started with other flags
           = it had --lr 0.002, and this command has --lr 0.001
-          = it had --clip 1.0, and this command has no --clip
+          = the earlier run had --clip 1.0, and this command has no --clip
           = it had no --freeze, and this command has --freeze wte*
-          = give the flags of then; to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+          = give the flags of the earlier run; to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
     "#]],
     );
     refused(
         &place.run(&flags.replace("gpt2-fresh", "gpt2-bytes")),
         expect![[r#"
-        error: run has no checkpoint to go on from, and was begun with another model
-          = to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+        error: run has no checkpoint to resume from, and was begun with another model
+          = to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
     "#]],
     );
     assert!(begun == place.contents(), "a refused run changes nothing");
@@ -108,13 +108,16 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     let ended = place.succeed(&format!("{flags} --save-every 8"));
     let told = notes(&ended);
     assert!(
-        told[0].starts_with("note: the run in run has no checkpoint yet: it begins at step 0, and does "),
+        told[0].starts_with("note: the run in run has no checkpoint yet: it starts at step 0, and does "),
         "{told:?}"
     );
     assert_same(&place, "run", "whole");
     assert_eq!(place.checkpoints("run"), [8, 16, 20]);
     let ended = place.succeed(&flags);
-    assert_eq!(notes(&ended), ["note: the run in run is at step 20, where --steps 20 ends: no step is left"]);
+    assert_eq!(
+        notes(&ended),
+        ["note: the run in run is at step 20, and --steps 20 ends there: no step is left"]
+    );
 
     // A result without a checkpoint is no run that was just begun.
     std::fs::remove_dir_all(place.path("run/checkpoints")).expect("it is there");
@@ -122,8 +125,8 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     refused(
         &place.run(&flags),
         expect![[r#"
-        error: run has no checkpoint to go on from, and a trained model, model.onnx
-          = to train anew: --force in place of --resume; or another folder: -o ANOTHER_DIR
+        error: run has no checkpoint to resume from, and it holds a trained model, model.onnx
+          = to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
     "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
@@ -138,9 +141,9 @@ fn a_run_that_goes_on_with_other_flags_says_so() {
     assert_eq!(
         notes(&ended),
         [
-            "note: the run in run had --lr 0.002, and goes on with --lr 0.001",
-            "note: the run in run had --clip 1.0, and goes on with no --clip",
-            "note: the run in run had --label-smoothing 0.0, and goes on with --label-smoothing 0.1",
+            "note: the run in run had --lr 0.002, and it continues with --lr 0.001",
+            "note: the run in run had --clip 1.0, and it continues with no --clip",
+            "note: the run in run had --label-smoothing 0.0, and it continues with --label-smoothing 0.1",
         ]
     );
     let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 4 -o run --resume"));
@@ -164,20 +167,20 @@ fn every_changed_flag_of_a_step_is_told() {
         "-o other --resume=adam",
     );
     expect![[r#"
-        note: the run in adam had --optimizer adamw:beta1=0.8,beta2=0.999,eps=1e-8, and goes on with --optimizer adamw:beta1=0.85,beta2=0.95,eps=1e-6
-        note: the run in adam had --lr-schedule cosine:warmup=1,min=0.0, and goes on with --lr-schedule cosine:warmup=2,min=1e-5
-        note: the run in adam had no --weight-decay, and goes on with --weight-decay 0.2
-        note: the run in adam had --decay matrices, and goes on with --decay all
-        note: the run in adam had no --group, and goes on with --group *.bias:lr=2.0
-        note: the run in adam had no --ignore-index, and goes on with --ignore-index -1
-        note: the run in adam had --eval text.txt, and goes on with --eval eval.txt"#]].assert_eq(&notes(&ended).join("\n"));
+        note: the run in adam had --optimizer adamw:beta1=0.8,beta2=0.999,eps=1e-8, and it continues with --optimizer adamw:beta1=0.85,beta2=0.95,eps=1e-6
+        note: the run in adam had --lr-schedule cosine:warmup=1,min=0.0, and it continues with --lr-schedule cosine:warmup=2,min=1e-5
+        note: the run in adam had no --weight-decay, and it continues with --weight-decay 0.2
+        note: the run in adam had --decay matrices, and it continues with --decay all
+        note: the run in adam had no --group, and it continues with --group *.bias:lr=2.0
+        note: the run in adam had no --ignore-index, and it continues with --ignore-index -1
+        note: the run in adam had --eval text.txt, and it continues with --eval eval.txt"#]].assert_eq(&notes(&ended).join("\n"));
     // The end of the schedule is the run's.
     let ended =
         run("adamw:beta1=0.8", "--lr-schedule cosine:warmup=1 --eval text.txt", 4, "-o adam --resume");
     expect![[r#"
-        note: the schedule of the run in adam ended with --steps 2, and ends with --steps 4 now, so that its rates are others: steps=N in --lr-schedule sets its end"#]].assert_eq(&notes(&ended).join("\n"));
+        note: the learning-rate schedule of the run in adam ended with --steps 2, and it ends with --steps 4 now, so its learning rates differ; steps=N in --lr-schedule fixes the schedule's length"#]].assert_eq(&notes(&ended).join("\n"));
     run("momentum", "", 2, "-o momentum");
     let ended = run("nesterov:momentum=0.5", "", 3, "-o momentum --resume");
     expect![[r#"
-        note: the run in momentum had --optimizer sgd:momentum=0.9, and goes on with --optimizer nesterov:momentum=0.5"#]].assert_eq(&notes(&ended).join("\n"));
+        note: the run in momentum had --optimizer sgd:momentum=0.9, and it continues with --optimizer nesterov:momentum=0.5"#]].assert_eq(&notes(&ended).join("\n"));
 }

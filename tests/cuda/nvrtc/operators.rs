@@ -146,7 +146,7 @@ fn too_few_threads_at_once_are_found() {
 fn too_much_shared_memory_is_found() {
     let text = "KERNEL(256) is_large(float* x) {\n    SHARED(float, held, 12289);\n    held[threadIdx.x] = x[threadIdx.x];\n    \
          __syncthreads();\n    x[threadIdx.x] = held[(int)x[0] & 255];\n}\n";
-    assert_found(with_text("is_large", text), "49156 bytes of shared memory, where CUDA takes 49152");
+    assert_found(with_text("is_large", text), "49156 bytes of shared memory, and CUDA allows 49152");
 }
 
 /// The compiler keeps within the bounds that it is told: a launch of more threads than those may have too many registers.
@@ -155,7 +155,7 @@ fn too_much_shared_memory_is_found() {
 fn too_many_registers_of_a_block_are_found() {
     let kernel = holding("takes_all", 256, 90);
     let text = kernel.text.replace("KERNEL(256)", "// KERNEL(1024)\nextern \"C\" __global__ void");
-    assert_found(with_text("takes_all", text), "registers, where CUDA takes 65536");
+    assert_found(with_text("takes_all", text), "registers, and CUDA allows 65536");
 }
 
 #[test]

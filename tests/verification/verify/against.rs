@@ -92,7 +92,12 @@ fn a_tensor_that_the_module_does_not_train_and_trainyard_does_is_named() {
     assert!(!report.passed, "{report}");
     assert_eq!(report.trained_here_alone, ["frozen.bias", "frozen.weight"]);
     let text = report.to_string();
-    assert!(text.contains("trained here and not there: `frozen.bias`, `frozen.weight`; --freeze"), "{text}");
+    assert!(
+        text.contains(
+            "trained here, without a gradient in the file: `frozen.bias`, `frozen.weight`; --freeze"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
@@ -102,9 +107,12 @@ fn a_gradient_of_a_constant_is_a_difference() {
     assert!(!report.passed && report.failed() == 0, "{report}");
     let [gain] = &report.untrained[..] else { panic!("{report}") };
     assert!(gain.there == "gain" && gain.fails, "{report}");
-    assert!(gain.why.starts_with("is `gain`, which was taken for a constant: "), "{report}");
+    assert!(gain.why.starts_with("is `gain`, which is treated as a constant: "), "{report}");
     let text = report.to_string();
-    assert!(text.contains("DIFFERENT: 1 tensors have a gradient there and are not trained here"), "{text}");
+    assert!(
+        text.contains("DIFFERENT: 1 tensors have a gradient in the file and are not trained here"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -118,8 +126,8 @@ fn a_gradient_of_a_tensor_that_the_file_of_the_model_lacks_is_a_difference_and_e
         .expect("the command starts");
     let text = String::from_utf8_lossy(&command.stdout);
     assert_eq!(command.status.code(), Some(3), "{text}");
-    assert!(text.contains("`scale` is no tensor of the model's file"), "{text}");
-    assert!(text.contains("no error of the others is above 1e-5"), "{text}");
+    assert!(text.contains("`scale` is not in the model's file"), "{text}");
+    assert!(text.contains("no error of the other tensors is above 1e-5"), "{text}");
 }
 
 #[test]
@@ -130,7 +138,7 @@ fn a_tensor_that_the_exporter_merged_with_a_trained_one_is_told_so() {
         numbers.with(&[("param.other.weight", &[16], &norm), ("grad.other.weight", &[16], &[0.1; 16])]);
     let report = against(&file, FREEZE);
     assert!(!report.passed, "{report}");
-    assert!(report.untrained[0].why.starts_with("has the numbers of `norm.weight`"), "{report}");
+    assert!(report.untrained[0].why.starts_with("has the values of `norm.weight`"), "{report}");
 }
 
 #[test]
@@ -160,5 +168,8 @@ fn a_trained_tensor_without_a_gradient_in_the_file_is_not_said_to_be_compared() 
     let report = against(&path, FREEZE);
     assert!(report.passed, "{report}");
     let trained = &report.assumptions[0];
-    assert!(!trained.checked && trained.says.contains("no gradient for 1 of those"), "{report}");
+    assert!(
+        !trained.checked && trained.says.contains("no gradient for 1 of the trained tensors"),
+        "{report}"
+    );
 }

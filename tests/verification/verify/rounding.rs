@@ -34,8 +34,11 @@ fn biases_that_a_batch_norm_cancels_are_compared_with_rounding() {
             assert!(bias.rounding.expect("rounding was measured").is_all, "{report}");
         }
         assert_eq!(report.explained(), 2, "{report}");
-        assert!(report.to_string().contains("zero but for rounding, which makes"), "{report}");
-        assert!(report.to_string().ends_with("above 1e-5, but 2 that rounding alone explains\n"), "{report}");
+        assert!(report.to_string().contains("zero except for rounding, which causes"), "{report}");
+        assert!(
+            report.to_string().ends_with("above 1e-5, except 2 errors that rounding alone explains\n"),
+            "{report}"
+        );
     }
     // A tolerance of the user is taken as it is.
     let report = done(verify(&convolutions, "--mode cpu --tolerance 1e-5"));
@@ -115,7 +118,7 @@ fn fp16_takes_a_loss_scale_at_which_no_gradient_overflows() {
     assert_eq!(report.smaller_loss_scale, Some(32768.0), "{report}");
     assert!(!report.overflows);
     assert!(
-        report.to_string().contains("loss scale 32768: the gradients overflow f16 at a larger one"),
+        report.to_string().contains("loss scale 32768: the gradients overflow f16 at a larger loss scale"),
         "{report}"
     );
     let report = passing(&testdata("models/mlp.dynamo.onnx"), "--fp16 --mode cpu");

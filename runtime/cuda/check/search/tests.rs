@@ -86,7 +86,7 @@ fn a_batch_that_fails_whole_but_not_in_halves_is_one_failure() {
     let (report, _) = checked(&[batch(0..16)], &[(2, Plant::KillsWith(12))]);
     assert_eq!((report.passed, report.skipped), (15, 0));
     assert_eq!(parts(&report), ["gpu:0/f32/inputs/0-15"]);
-    assert_eq!(report.failures[0].problem, "with 15 other samples in one program: KillsWith(12) by 2");
+    assert_eq!(report.failures[0].problem, "only in one program with 15 other samples: KillsWith(12) by 2");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn hangs_end_the_search_sooner() {
     let (report, runs) = checked(&batches, &plants);
     assert!(runs <= MOST_HALVES / HANG + batches.len(), "{runs}");
     let last = report.failures.last().expect("the second batch fails too");
-    assert!(last.problem.starts_with("it or one of 79 other samples"), "{last:?}");
+    assert!(last.problem.starts_with("this sample or one of 79 other samples"), "{last:?}");
 }
 
 #[test]

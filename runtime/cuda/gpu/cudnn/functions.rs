@@ -42,7 +42,8 @@ impl Functions {
     pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
         let wanted = |error: &dyn std::fmt::Display, library: Library| {
             DriverError(format!(
-                "{error}; the program has convolutions, which go to cuDNN: {}; or --device cpu, which runs everything",
+                "{error}; the program has convolutions, which need cuDNN: {}; or use --device cpu, which \
+                 runs every operator",
                 library.source()
             ))
         };
@@ -53,7 +54,7 @@ impl Functions {
         let opened =
             libraries::open(Library::Cudnn, folders).map_err(|error| wanted(&error, Library::Cudnn))?;
         let strange = |reason: String| {
-            wanted(&format!("{} does not do: {reason}", opened.path.display()), Library::Cudnn)
+            wanted(&format!("{} cannot be used: {reason}", opened.path.display()), Library::Cudnn)
         };
         let functions = libraries::load(&opened.path).and_then(|open| Self::of(&*open)).map_err(strange)?;
         functions.check(&opened).map_err(strange)?;
@@ -89,7 +90,7 @@ impl Functions {
         let (version, cuda) = unsafe { ((self.version)(), (self.cuda)()) };
         if version < OLDEST {
             let version = opened.version.as_deref().unwrap_or("unknown");
-            return Err(format!("it is version {version}, and 9.12 is the oldest that is taken"));
+            return Err(format!("it is version {version}, and 9.12 is the oldest supported version"));
         }
         if cuda < CUDA {
             return Err(format!("it is for CUDA {}.{}, not 13", cuda / 1000, cuda % 1000 / 10));

@@ -88,7 +88,7 @@ impl Plan {
                     continue;
                 }
                 if let Some(bytes) = too_large(&way, room) {
-                    last = Some(format!("it takes {bytes} bytes besides"));
+                    last = Some(format!("it needs {bytes} additional bytes"));
                     continue;
                 }
                 // What it proposes it need not be able to do.
@@ -96,13 +96,13 @@ impl Plan {
                     Ok((descriptor, workspace)) if workspace <= room => {
                         return Ok(Self { descriptor, workspace, _made_from: (described, way) });
                     }
-                    Ok((_, workspace)) => last = Some(format!("it takes {workspace} bytes besides")),
+                    Ok((_, workspace)) => last = Some(format!("it needs {workspace} additional bytes")),
                     Err(error) => last = Some(error.to_string()),
                 }
             }
         }
         let why = last.map_or_else(String::new, |why| format!(" ({why})"));
-        Err(DriverError(format!("cuDNN has no way to do it{why}:\n{graph}")))
+        Err(DriverError(format!("cuDNN has no plan for this graph{why}:\n{graph}")))
     }
 }
 

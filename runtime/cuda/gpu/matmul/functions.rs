@@ -99,7 +99,7 @@ impl Functions {
     /// cuBLASLt is not there, is too old, or lacks a function; the error names the file.
     pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
         let missing = |error: &dyn std::fmt::Display| {
-            DriverError(format!("{error}; matrices are multiplied by it: {}", Library::CublasLt.source()))
+            DriverError(format!("{error}; it multiplies matrices: {}", Library::CublasLt.source()))
         };
         let opened = libraries::open(Library::CublasLt, folders).map_err(|error| missing(&error))?;
         let unfit = |reason: String| missing(&format!("{} cannot be used: {reason}", opened.path.display()));
@@ -141,7 +141,7 @@ impl Functions {
         // SAFETY: the function returns a number.
         if unsafe { (self.version)() } < OLDEST {
             let version = opened.version.as_deref().unwrap_or("unknown");
-            return Err(format!("it is version {version}, and 12.0 is the oldest that is accepted"));
+            return Err(format!("it is version {version}, and 12.0 is the oldest supported version"));
         }
         Ok(())
     }

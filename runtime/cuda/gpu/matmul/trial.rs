@@ -107,7 +107,9 @@ impl Trial for OnDevice<'_> {
 
     fn run(&mut self, algorithm: Algorithm) -> Result<f64, Failure> {
         let Some((queue, [before, after])) = &self.timer else {
-            return Err(Failure::Refused(DriverError("there is no memory for a trial".into())));
+            return Err(Failure::Refused(DriverError(
+                "there is not enough memory to try an algorithm".into(),
+            )));
         };
         let mut seconds = 0.0;
         for call in self.calls {

@@ -100,7 +100,7 @@ pub(super) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
                     calls.push(Call::Receive { to: at(to), count, ty, peer });
                 }
             }
-            Kind::AllSlice => return Err(DriverError("an all_slice is no exchange".into())),
+            Kind::AllSlice => return Err(DriverError("an all_slice is not an exchange".into())),
         }
     }
     Ok(calls)
@@ -119,7 +119,7 @@ fn element(dtype: DType) -> Result<Element, DriverError> {
         DType::U32 => Element::U32,
         // Of a bool at most one part is not zero where parts are added.
         DType::U8 | DType::Bool => Element::U8,
-        DType::I16 | DType::U16 => return Err(DriverError(format!("NCCL does not combine {dtype}"))),
+        DType::I16 | DType::U16 => return Err(DriverError(format!("NCCL does not reduce {dtype}"))),
     })
 }
 

@@ -93,7 +93,7 @@ impl Functions {
     #[allow(unsafe_code)]
     pub(super) fn open(folders: &Folders) -> Result<Self, DriverError> {
         let missing = |error: &dyn std::fmt::Display| {
-            DriverError(format!("{error}; several GPUs exchange by it: {}", Library::Nccl.source()))
+            DriverError(format!("{error}; several GPUs exchange tensors with it: {}", Library::Nccl.source()))
         };
         let opened = libraries::open(Library::Nccl, folders).map_err(|error| missing(&error))?;
         let handle = libraries::load(&opened.path).map_err(|error| missing(&error))?;

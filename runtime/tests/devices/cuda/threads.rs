@@ -214,7 +214,7 @@ fn a_block_that_reads_what_another_wrote_is_found() {
 fn a_launch_beyond_a_limit_is_refused() {
     let mut cuda = with_body("a1[threadIdx.x] = 1;");
     launch(&mut cuda).grid[1] = 65_536;
-    assert_fails(cuda, &["chain_", "it has 65536 blocks along y, where CUDA takes 1 to 65535"]);
+    assert_fails(cuda, &["chain_", "it has 65536 blocks along y, and CUDA allows 1 to 65535"]);
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Operator for Bitcast {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         if x.dtype.bytes() != self.to.bytes() || self.to == DType::Bool {
-            return Err(TypeError::new(format!("the bits of {x} are no {}", self.to)));
+            return Err(TypeError::new(format!("the bits of {x} are not a {}", self.to)));
         }
         Ok(vec![Type::new(self.to, x.dims.clone())])
     }
@@ -107,7 +107,7 @@ impl Operator for Bitcast {
     /// None through integers.
     fn gradient(&self, b: &mut Builder, node: NodeRef, _: &[Option<ValueId>]) -> Gradients {
         if b.ty(node.operands[0]).dtype.is_float() && self.to.is_float() {
-            return Err(GradientError::Undefined("the bits of a float are no smooth function of it"));
+            return Err(GradientError::Undefined("the bits of a float have no gradient"));
         }
         Ok(vec![None])
     }

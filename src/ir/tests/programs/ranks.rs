@@ -280,11 +280,11 @@ fn a_mesh_that_does_not_fit_is_refused() {
     let mut large = module.clone();
     large.mesh.axes.values_mut().for_each(|axis| axis.size = 1 << 40);
     let error = run(&large, 1).expect_err("too large").to_string();
-    assert!(error.contains("up to 1024 ranks are simulated"), "{error}");
+    assert!(error.contains("at most 1024 ranks can be simulated"), "{error}");
     let mut odd = module;
     odd.mesh.axes.values_mut().for_each(|axis| axis.size = 3);
     let error = run(&odd, 1).expect_err("4 elements over 3 devices").to_string();
-    assert!(error.contains("does not divide over the mesh"), "{error}");
+    assert!(error.contains("cannot be divided equally over the mesh"), "{error}");
 }
 
 #[test]

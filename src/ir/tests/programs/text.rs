@@ -155,7 +155,7 @@ fn an_error_says_where_and_what_was_expected() {
         (
             "trainyard-ir 1",
             "trainyard-ir 2",
-            "expected format version 1, the only one this compiler reads, found `2`\n  --> line 1, column 14",
+            "expected format version 1, the only version that this compiler reads, found `2`\n  --> line 1, column 14",
         ),
         (
             "training",
@@ -198,7 +198,7 @@ fn an_error_says_where_and_what_was_expected() {
         (
             "out = _} : f32[]",
             "out = _} : f32[1]",
-            "`contract` gives f32[], the text says f32[1]\n  --> line 33, column 5",
+            "`contract` has the result type f32[], and the text has f32[1]\n  --> line 33, column 5",
         ),
         (
             "{dim = 0, start = 7,",
@@ -220,7 +220,7 @@ fn an_error_says_where_and_what_was_expected() {
             "update @step = %6",
             "expected `}`, found the end of the text\n  --> line 45, column 1",
         ),
-        ("output \"y\"", "output \"y\" ?", "`?` means nothing here\n  --> line 41, column 14"),
+        ("output \"y\"", "output \"y\" ?", "`?` is not part of a program's text\n  --> line 41, column 14"),
     ];
     let wrong = cases.iter().filter_map(|(from, to, expected)| {
         assert!(EVERYTHING.contains(from), "{from}");

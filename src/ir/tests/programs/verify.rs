@@ -31,7 +31,7 @@ fn an_error_names_the_node_its_origin_its_types_and_its_pass() {
           }
         }"#;
     let faults = verify::verify(&text::parse_unchecked(text).unwrap()).unwrap_err();
-    let expected = "`%2 = contract %0, %1`: result 0 is f32[2, 5], the operator gives f32[2, 4]
+    let expected = "`%2 = contract %0, %1`: result 0 is f32[2, 5], and the operator gives f32[2, 4]
   --> /h.0/mlp
   = from f32[2, 3] {tp, -}, f32[3, 4] to f32[2, 5]
   = a node of fwd, last touched by pass `fold`";
@@ -78,17 +78,17 @@ fn ids_are_in_range() {
 fn data_rows_are_whole() {
     let row = |ty: &str| verdict(&imported(&format!("data @0 \"d\" : {ty} = hex \"0011\""), "", "", ""));
     assert_eq!(row("f16[1]"), "ok");
-    assert_eq!(row("f16[2]"), "data `d` has 2 bytes, f16[2] takes 4");
-    assert_eq!(row("f16[n]"), "data `d` is f16[n], whose size is not a number of 64 bits");
+    assert_eq!(row("f16[2]"), "data `d` has 2 bytes, and f16[2] needs 4");
+    assert_eq!(row("f16[n]"), "data `d` is f16[n], whose size does not fit in 64 bits");
     let huge = "f16[4294967296, 4294967296]";
-    assert_eq!(row(huge), format!("data `d` is {huge}, whose size is not a number of 64 bits"));
+    assert_eq!(row(huge), format!("data `d` is {huge}, whose size does not fit in 64 bits"));
     let sharded =
         "module @m imported mesh [tp=2] { data @0 \"d\" : u8[2] {tp} = hex \"0011\" func @forward() {} }";
-    assert_eq!(verdict(sharded), "data `d` is u8[2] {tp}: a row of the data table is never sharded");
+    assert_eq!(verdict(sharded), "data `d` is u8[2] {tp}: a row of the data table must not be sharded");
     let mut module = Module::new("m");
     let blob = Blob::File(Some(vec![0; 3].into()));
     module.add_data(Data { name: "file".into(), ty: Type::of(DType::F32, &[1]), blob, claim: None });
-    assert_eq!(verdict_of(&module), "data `file` has 3 bytes, f32[1] takes 4");
+    assert_eq!(verdict_of(&module), "data `file` has 3 bytes, and f32[1] needs 4");
 }
 
 #[test]
@@ -102,26 +102,23 @@ fn what_a_state_starts_from_fits_it() {
     assert_eq!(state("f32[9, 2] parameter = data @0 view [pad 0 2, reshape [18, 2], slice 0 9 9]"), "ok");
     assert_eq!(
         state("f32[6, 4] parameter = data @0"),
-        "state `s` is f32[6, 4], its view of `d` gives f32[4, 6]"
+        "state `s` is f32[6, 4], and its view of `d` gives f32[4, 6]"
     );
     assert_eq!(
         state("f64[4, 6] parameter = data @0 view [cast f16]"),
-        "state `s` is f64[4, 6], its view of `d` gives f16[4, 6]"
+        "state `s` is f64[4, 6], and its view of `d` gives f16[4, 6]"
     );
     assert_eq!(
         state("f32[1, 6] parameter = normal 0.02 data @0 view [slice 0 4 1]"),
         "the view of state `s` does not fit `d`: f32[4, 6]"
     );
-    assert_eq!(
-        state("f32[n] parameter = data @0"),
-        "state `s` is f32[n], cut out of `d`: dims must be bound"
-    );
+    assert_eq!(state("f32[n] parameter = data @0"), "state `s` is f32[n], a view of `d`: dims must be bound");
     let copy = |first: &str, second: &str| {
         let tables = format!("state @a : f32[2] parameter = {first} state @b : f16[3] parameter = {second}");
         verdict(&imported(&tables, "%0 = @a, %1 = @b", "", ""))
     };
     assert_eq!(copy("zeros", "zeros"), "ok");
-    assert_eq!(copy("zeros", "copy @a"), "state `b` is f16[3], it copies `a`: f32[2]");
+    assert_eq!(copy("zeros", "copy @a"), "state `b` is f16[3], and it copies `a`: f32[2]");
     assert_eq!(copy("copy @b", "zeros"), "state `a` copies `b`, which does not stand before it");
 }
 
@@ -170,7 +167,7 @@ fn a_removed_node_has_no_reader_left() {
     let mut b = Builder::new(&mut module, "test");
     b.remove(exp);
     b.finish();
-    let unknown = "which nothing in the order defines";
+    let unknown = "which no node in the order defines";
     assert_eq!(
         verdict_of(&module),
         format!("`%1 = neg %?1`: reads %?1 {unknown}\noutput `y` is %?1, {unknown}")
@@ -185,13 +182,13 @@ fn inputs_say_what_defines_their_values() {
     module.inputs.swap(0, 1);
     assert_eq!(
         verdict_of(&module),
-        "%0 is defined by input 0, but says input 1\n%1 is defined by input 1, but says input 0"
+        "%0 is defined by input 0, but it names input 1\n%1 is defined by input 1, but it names input 0"
     );
     module.inputs.swap(0, 1);
     module.inputs[1].value = module.inputs[0].value;
     assert_eq!(
         verdict_of(&module),
-        "%1 is defined twice, the second time by input 1\n%1 is defined by input 1, but says input 0"
+        "%1 is defined twice, the second time by input 1\n%1 is defined by input 1, but it names input 0"
     );
 }
 
@@ -216,11 +213,11 @@ fn operators_take_their_operands_and_give_their_results() {
     assert_eq!(node("%2 = add %0 : f32[2, 3]"), "`%2 = add %0`: add: takes 2 operands, not 1");
     assert_eq!(
         node("%2 = add %0, %0 : f16[2, 3]"),
-        "`%2 = add %0, %0`: result 0 is f16[2, 3], the operator gives f32[2, 3]"
+        "`%2 = add %0, %0`: result 0 is f16[2, 3], and the operator gives f32[2, 3]"
     );
     assert_eq!(
         node("%2, %3 = add %0, %0 : f32[2, 3], f32[2, 3]"),
-        "`%2, %3 = add %0, %0`: the operator gives 1 results, the node has 2"
+        "`%2, %3 = add %0, %0`: the operator gives 1 results, and the node has 2"
     );
     let text = imported(r#"data @0 "d" : f32[2] = [1, 2]"#, "", "%0 = constant {data = @0} : f32[3]", "");
     assert_eq!(verdict(&text), "`%0 = constant`: reads data `d`, which is f32[2], as f32[3]");
@@ -265,11 +262,11 @@ fn microbatches_enter_the_update_through_accumulate_alone() {
     let around = "%3 = mul %0, %1 : f32[2] !{bwd} %4 = add %3, %1 : f32[2] !{update}";
     assert_eq!(
         verdict(&training(around, "update @w = %4")),
-        "`%4 = add %3, %1`: a value of a microbatch enters update only through `accumulate`, and %3: f32[2] is of bwd"
+        "`%4 = add %3, %1`: a value of a microbatch may enter the update phase only through `accumulate`, and %3: f32[2] is of bwd"
     );
     assert_eq!(
         verdict(&training("%3 = neg %0 : f32[2] !{update}", "")),
-        "`%3 = neg %0`: a value of a microbatch enters update only through `accumulate`, and %0: f32[2] is input `x`"
+        "`%3 = neg %0`: a value of a microbatch may enter the update phase only through `accumulate`, and %0: f32[2] is input `x`"
     );
 }
 
@@ -277,11 +274,11 @@ fn microbatches_enter_the_update_through_accumulate_alone() {
 fn accumulate_sums_a_microbatch_phase_in_update() {
     assert_eq!(
         verdict(&training("%3 = accumulate %0 : f32[2] !{bwd}", "")),
-        "`%3 = accumulate %0`: `accumulate` stands in update"
+        "`%3 = accumulate %0`: `accumulate` must be in the update phase"
     );
     assert_eq!(
         verdict(&training("%3 = accumulate %1 : f32[2] !{update}", "")),
-        "`%3 = accumulate %1`: `accumulate` reads a value of a microbatch, and %1: f32[2] is of prepare"
+        "`%3 = accumulate %1`: `accumulate` must read a value of a microbatch, and %1: f32[2] is of prepare"
     );
 }
 
@@ -293,7 +290,7 @@ fn prepare_reads_no_microbatch() {
     );
     assert_eq!(
         verdict(&training("%3 = neg %0 : f32[2] !{prepare}", "")),
-        "`%3 = neg %0`: prepare reads nothing of a microbatch, and %0: f32[2] is input `x`"
+        "`%3 = neg %0`: the prepare phase must not read a value of a microbatch, and %0: f32[2] is input `x`"
     );
 }
 
@@ -303,12 +300,12 @@ fn states_are_written_in_update_but_buffers_in_forward() {
     assert_eq!(verdict(&training(nodes, "update @n = %3")), "ok");
     assert_eq!(
         verdict(&training(nodes, "update @w = %3")),
-        "the new value of state `w`, %3: f32[2], comes of a node of fwd, not of update"
+        "the new value of state `w`, %3: f32[2], is computed in a node of fwd and must be computed in update"
     );
     assert_eq!(
         verdict(&training("%3 = neg %0 : f32[2] !{bwd}", "update @n = %3 update @w = %0")),
-        "the new value of state `w`, %0: f32[2], comes of no node, not of update\n\
-         the new value of state `n`, %3: f32[2], comes of a node of bwd, not of update"
+        "the new value of state `w`, %0: f32[2], is computed in no node and must be computed in update\n\
+         the new value of state `n`, %3: f32[2], is computed in a node of bwd and must be computed in update"
     );
 }
 
@@ -323,9 +320,9 @@ fn a_training_program_has_bound_dims_and_a_loss() {
         verdict(text),
         "%0: f32[n]: its dims must be bound\n\
          %1: f32[4294967296, 4294967296]: its size does not fit in 64 bits\n\
-         a training program has an output `loss`"
+         a training program must have an output `loss`"
     );
     assert_eq!(verdict(&text.replace("bwd", "fwd").replace("[n]", "[2]").replace("4294967296", "2")), "ok");
     let text = r#"module @m training { func @train(%0 "x" : i64[]) {} output "loss" = %0 }"#;
-    assert_eq!(verdict(text), "the output `loss` is a float scalar, not %0: i64[]");
+    assert_eq!(verdict(text), "the output `loss` must be a float scalar, not %0: i64[]");
 }

@@ -39,15 +39,15 @@ fn a_row_parallel_contraction_leaves_a_partial_sum() {
     assert_eq!(verdict(&contract("f32[8, 4] {dp, -} partial(sum tp)")), "ok");
     assert_eq!(
         verdict(&contract("f32[8, 4] {dp, -}")),
-        "`%2 = contract %0, %1`: result 0 says it is whole, the operands make it a partial sum over `tp`"
+        "`%2 = contract %0, %1`: result 0 is declared whole, and the operands make it a partial sum over `tp`"
     );
     assert_eq!(
         verdict(&contract("f32[8, 4] {dp, -} partial(max tp)")),
-        "`%2 = contract %0, %1`: result 0 says it is a partial max over `tp`, the operands make it a partial sum over `tp`"
+        "`%2 = contract %0, %1`: result 0 is declared a partial max over `tp`, and the operands make it a partial sum over `tp`"
     );
     assert_eq!(
         verdict(&contract("f32[8, 4] partial(sum tp)")),
-        "`%2 = contract %0, %1`: dim 0 of result 0 is split over nothing, dim 0 of operand 0 over `dp`: a collective must stand between"
+        "`%2 = contract %0, %1`: dim 0 of result 0 is split over nothing and dim 0 of operand 0 over `dp`: a collective must stand between them"
     );
 }
 
@@ -57,7 +57,7 @@ fn a_partial_sum_is_not_added_to_a_bias() {
     let whole = "partial sum used as a whole value: operand 0, %0: f32[8] partial(sum tp), over `tp`";
     assert_eq!(
         verdict(&placed(parameters, "%2 = add %0, %1 : f32[8] partial(sum tp)", "")),
-        format!("`%2 = add %0, %1`: {whole}; `add` is linear in operand 0 with 1 alone")
+        format!("`%2 = add %0, %1`: {whole}; `add` is linear only in operand 0 with 1")
     );
     assert_eq!(
         verdict(&placed(parameters, "%2 = relu %0 : f32[8]", "")),
@@ -65,7 +65,7 @@ fn a_partial_sum_is_not_added_to_a_bias() {
     );
     assert_eq!(
         verdict(&placed(parameters, "%2 = mul %0, %0 : f32[8] partial(sum tp)", "")),
-        format!("`%2 = mul %0, %0`: {whole}; `mul` is linear in operand 0, or 1 alone")
+        format!("`%2 = mul %0, %0`: {whole}; `mul` is linear only in operand 0, or 1")
     );
 }
 
@@ -79,12 +79,12 @@ fn a_partial_sum_passes_what_is_linear_in_it() {
     assert_eq!(node("%3 = accumulate %0 : f32[8] partial(sum tp) !{update}"), "ok");
     assert_eq!(
         node("%3 = mul %0, %1 : f32[8]"),
-        "`%3 = mul %0, %1`: result 0 says it is whole, the operands make it a partial sum over `tp`"
+        "`%3 = mul %0, %1`: result 0 is declared whole, and the operands make it a partial sum over `tp`"
     );
     let fault = |operand: &str, axis: &str| {
         format!(
             "`%3 = add %0, %2`: partial sum used as a whole value: operand {operand}: f32[8] partial(sum {axis}), \
-             over `{axis}`; `add` is linear in operand 0 with 1 alone"
+             over `{axis}`; `add` is linear only in operand 0 with 1"
         )
     };
     assert_eq!(
@@ -105,7 +105,7 @@ fn zeros_are_a_partial_sum_as_they_stand() {
     assert_eq!(select("0.0"), "ok");
     assert_eq!(
         select("1.0"),
-        "`%4 = select %0, %1, %3`: partial sum used as a whole value: operand 1, %1: f32[8] partial(sum tp), over `tp`; `select` is linear in operand 1 with 2 alone"
+        "`%4 = select %0, %1, %3`: partial sum used as a whole value: operand 1, %1: f32[8] partial(sum tp), over `tp`; `select` is linear only in operand 1 with 2"
     );
     let made = |value: &str| {
         verdict(&placed("", &format!("%2 = splat {{value = {value}}} : f32[8] partial(sum tp)"), ""))
@@ -113,7 +113,7 @@ fn zeros_are_a_partial_sum_as_they_stand() {
     assert_eq!(made("0.0"), "ok");
     assert_eq!(
         made("2.0"),
-        "`%0 = splat`: result 0 says it is a partial sum over `tp`, the operands make it whole"
+        "`%0 = splat`: result 0 is declared a partial sum over `tp`, and the operands make it whole"
     );
 }
 
@@ -121,7 +121,7 @@ fn zeros_are_a_partial_sum_as_they_stand() {
 fn a_partial_maximum_passes_nothing() {
     assert_eq!(
         verdict(&placed(r#"%0 "x" : f32[8] partial(max tp)"#, "%1 = neg %0 : f32[8] partial(max tp)", "")),
-        "`%1 = neg %0`: partial max used as a whole value: operand 0, %0: f32[8] partial(max tp), over `tp`; `neg` is linear in operand 0 alone"
+        "`%1 = neg %0`: partial max used as a whole value: operand 0, %0: f32[8] partial(max tp), over `tp`; `neg` is linear only in operand 0"
     );
 }
 
@@ -145,7 +145,7 @@ fn a_partial_value_is_caught_below_level_placed_and_at_the_roots() {
 fn a_split_dim_divides() {
     assert_eq!(
         verdict(&placed(r#"%0 "x" : f32[6] {dp*tp}"#, "", "")),
-        "%0: f32[6] {dp*tp} does not divide over the mesh [dp=2, tp=2, cp=1]"
+        "%0: f32[6] {dp*tp} cannot be divided equally over the mesh [dp=2, tp=2, cp=1]"
     );
     assert_eq!(verdict(&placed(r#"%0 "x" : f32[6] {dp*cp}"#, "", "")), "ok");
 }
@@ -220,13 +220,13 @@ fn an_axis_does_one_thing_in_a_node() {
     let nodes = "%2 = contract %0, %1 {lhs = ab, rhs = cb, out = ac} : f32[4, 6] {tp, -}";
     assert_eq!(
         verdict(&placed(parameters, nodes, "")),
-        "`%2 = contract %0, %1`: dim 1 of result 0 is split over nothing, dim 0 of operand 1 over `tp`: a collective must stand between"
+        "`%2 = contract %0, %1`: dim 1 of result 0 is split over nothing and dim 0 of operand 1 over `tp`: a collective must stand between them"
     );
     let parameters = r#"%0 "x" : f32[4, 2] partial(sum tp), %1 "y" : f32[6, 2] {tp, -}"#;
     let nodes = "%2 = contract %0, %1 {lhs = ab, rhs = cb, out = ac} : f32[4, 6] {-, tp}";
     assert_eq!(
         verdict(&placed(parameters, nodes, "")),
-        "`%2 = contract %0, %1`: an operand is partial over `tp`, which splits dim 0 of operand 1: each part would miss the others"
+        "`%2 = contract %0, %1`: an operand is partial over `tp`, which also splits dim 0 of operand 1: each part would lack the other addends"
     );
 }
 
@@ -241,7 +241,10 @@ fn a_state_keeps_its_sharding() {
         output "loss" = %2
         update @w = %1
       }"#;
-    assert_eq!(verdict(text), "state `w` is f32[4] {tp}, its new value is sharded otherwise: %1: f32[4]");
+    assert_eq!(
+        verdict(text),
+        "state `w` is f32[4] {tp}, and its new value is is sharded otherwise: %1: f32[4]"
+    );
     assert_eq!(
         verdict(&text.replace("%1 = splat {value = 0.0} : f32[4]", "%1 = splat {value = 0.0} : f32[4] {tp}")),
         "ok"

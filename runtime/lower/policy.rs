@@ -101,7 +101,8 @@ pub(super) fn reads(op: &Op, index: usize, count: usize, target: Target) -> Read
         | Op::Sgd(_)
         | Op::Softmax(_)
         | Op::SoftmaxGrad(_)
-        | Op::Splat(_) => Reads::Dense,
+        | Op::Splat(_)
+        | Op::TopK(_) => Reads::Dense,
     }
 }
 

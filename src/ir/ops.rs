@@ -25,6 +25,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod pool;
 pub mod random;
+pub mod ranking;
 pub mod reduce;
 pub mod rotary;
 #[doc(hidden)]

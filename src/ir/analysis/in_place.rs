@@ -63,6 +63,7 @@ pub fn candidates(op: &Op) -> &'static [(usize, usize)] {
         | Op::ScatterNd(_)
         | Op::Slice(_)
         | Op::Splat(_)
+        | Op::TopK(_)
         | Op::Transpose(_) => &[],
     }
 }

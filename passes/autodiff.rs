@@ -139,7 +139,8 @@ fn classes(module: &Module, scalar: Scalar) -> Result<Vec<Class>, Diagnostic> {
         let index = classes.len();
         let missing = || {
             let weight = named(index, ScalarPart::Weight);
-            Diagnostic::new(format!("the program has no output `{weight}`, which is the weight of the loss")).note("run the pass `loss` first")
+            Diagnostic::new(format!("the program has no output `{weight}`, which is the weight of the loss"))
+                .note("run the pass `loss` first")
         };
         let weight = output(index, ScalarPart::Weight).ok_or_else(missing)?;
         let nominal = nominal(module, weight)?;

@@ -197,12 +197,11 @@ pub fn decide(module: &Module, options: &Loss, exported: Option<u64>) -> Result<
         return Err(Diagnostic::new("the program already has a training loss"));
     }
     if let Some(output) = module.outputs.iter().find(|output| StepOutput::reserves(&output.name)) {
-        let error =
-            Diagnostic::new(format!("output `{}` has a reserved name", output.name));
-        return Err(
-            error.note("names that start with `loss.` or `metric.` are reserved: export the output under another \
-                 name")
-        );
+        let error = Diagnostic::new(format!("output `{}` has a reserved name", output.name));
+        return Err(error.note(
+            "names that start with `loss.` or `metric.` are reserved: export the output under another \
+                 name",
+        ));
     }
     if !(0.0..1.0).contains(&options.label_smoothing) {
         let message =

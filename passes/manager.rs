@@ -55,8 +55,10 @@ impl Failure {
 
     /// The pass, and how to see the failure again.
     fn notes(&self) -> Vec<String> {
-        let again =
-            self.reproducer.as_ref().map(|path| format!("`trainyard opt {}` reproduces the error", path.display()));
+        let again = self
+            .reproducer
+            .as_ref()
+            .map(|path| format!("`trainyard opt {}` reproduces the error", path.display()));
         [format!("in pass `{}`", self.pass)].into_iter().chain(again).collect()
     }
 }

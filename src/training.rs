@@ -472,7 +472,8 @@ pub(crate) fn failure(error: TrainError) -> Failure {
     match error {
         TrainError::Lacks { .. } | TrainError::Unfed { .. } => Failure::Fault(error.into()),
         TrainError::Device(ref device) if matches!(**device, DeviceError::Memory { .. }) => {
-            let note = "a smaller --microbatch needs less memory; --global-batch keeps the step's batch the same";
+            let note =
+                "a smaller --microbatch needs less memory; --global-batch keeps the step's batch the same";
             Failure::User(vec![Diagnostic::from(error).note(note)])
         }
         TrainError::Device(_) => Failure::Fault(error.into()),

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | half | contractions, also with chosen experts, convolutions, attention, rotary embedding | half, if it depends on a state |
 //! | lookup | gathers | half from a parameter's table, else the table's own type |
-//! | follow | elementwise functions, dropout, pooling, moves of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
+//! | follow | elementwise functions, dropout, pooling, moves of elements, orders of elements, largest and smallest (also scattered), cross-entropy (whose sums are f32 anyway) | the type of its operands; f32 if one of them is f32 |
 //! | full | softmax, batch statistics, sums and means, dot products, running sums, scattered sums and products, determinants, functions that leave the range of half | f32 |
 //! | norm | layer norm, RMS norm, batch norm | f32, as the statistics need; what is normalised goes on in half |
 //!
@@ -87,7 +87,7 @@ pub fn class(op: &Op) -> Class {
         Op::BatchNorm(_) => Class::Norm,
         Op::BatchNormGrad(_) => Class::NormGrad,
         Op::Detach(_) | Op::InTraining(_) => Class::Follow,
-        Op::MaxPoolIndices(_) => Class::Follow,
+        Op::MaxPoolIndices(_) | Op::TopK(_) => Class::Follow,
         Op::MaxPool(_) | Op::MaxPoolGrad(_) | Op::AvgPool(_) | Op::AvgPoolGrad(_) => Class::Follow,
         Op::LayerNorm(_) | Op::RmsNorm(_) => Class::Norm,
         Op::LayerNormGrad(_) | Op::RmsNormGrad(_) => Class::NormGrad,

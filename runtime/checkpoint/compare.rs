@@ -38,7 +38,12 @@ impl Differences {
     pub fn notes(&self) -> Vec<String> {
         let rows = |rows: &[StateRow]| rows.iter().map(StateRow::to_string).collect::<Vec<_>>();
         let other = |(wanted, found): &(StateRow, StateRow)| {
-            format!("`{}` is {} in this program and {} in the checkpoint", visible(&wanted.name), wanted.what(), found.what())
+            format!(
+                "`{}` is {} in this program and {} in the checkpoint",
+                visible(&wanted.name),
+                wanted.what(),
+                found.what()
+            )
         };
         let notes = [
             list("missing in the checkpoint", &rows(&self.missing)),

@@ -70,11 +70,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Bytes that are not those that were written.
-    #[error(
-        "`{}` is damaged: the bytes of `{}` do not match their checksum",
-        shown(path),
-        visible(tensor)
-    )]
+    #[error("`{}` is damaged: the bytes of `{}` do not match their checksum", shown(path), visible(tensor))]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -66,6 +66,7 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::RmsNormGrad(_)
         | Op::ScatterElements(_)
         | Op::ScatterNd(_)
-        | Op::Splat(_) => Kernel::dense(),
+        | Op::Splat(_)
+        | Op::TopK(_) => Kernel::dense(),
     }
 }

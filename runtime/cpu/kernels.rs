@@ -16,6 +16,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod pool;
+mod ranking;
 mod reduce;
 mod rotary;
 mod scatter;
@@ -68,6 +69,7 @@ fn run_operator(op: &Op, call: Call) {
         Op::CrossEntropyGrad(loss) => loss::cross_entropy_grad(loss, call),
         Op::CumulativeSum(sum) => reduce::cumulative_sum(sum, call),
         Op::Det(_) => det::run(call),
+        Op::TopK(op) => ranking::top_k(op, call),
         Op::Dropout(dropout) => dropout::run(dropout, call),
         Op::Experts(op) => experts::run(op, call),
         Op::ExpertsGrad(_) => experts::gradient(call),

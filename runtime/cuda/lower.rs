@@ -20,6 +20,7 @@ mod norm;
 mod optimizer;
 mod order;
 mod pool;
+mod ranking;
 mod reduce;
 mod rotary;
 mod rows;
@@ -268,5 +269,6 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         Op::Sgd(op) => optimizer::sgd(op, instruction, on),
         Op::Softmax(op) => softmax::softmax(op, instruction, on),
         Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
+        Op::TopK(op) => ranking::top_k(op, instruction),
     }
 }

@@ -54,8 +54,8 @@ impl FromStr for InitRule {
             "kaiming" => spec.allow(&[]).map(|_| Self(Rule::Kaiming)),
             "normal" => {
                 let std = spec.allow(&["std"])?.take("std", None, |text| positive(text).map(Some))?;
-                let std =
-                    std.ok_or_else(|| ValueError::new("`normal` needs a standard deviation: normal:std=0.02"))?;
+                let std = std
+                    .ok_or_else(|| ValueError::new("`normal` needs a standard deviation: normal:std=0.02"))?;
                 Ok(Self(Rule::Normal { std }))
             }
             name => Err(unknown_name("rule for new weights", name, &["gpt2", "kaiming", "normal:std=X"])),

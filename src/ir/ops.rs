@@ -28,6 +28,7 @@ pub mod operands;
 pub mod optimizer;
 pub mod pool;
 pub mod random;
+pub mod ranking;
 pub mod reduce;
 pub mod rotary;
 #[doc(hidden)]

@@ -86,6 +86,7 @@ pub(in crate::cuda) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         | Op::MaxPool(_)
         | Op::MaxPoolIndices(_)
         | Op::RandomUniform(_)
-        | Op::Splat(_) => Kernel::dense(),
+        | Op::Splat(_)
+        | Op::TopK(_) => Kernel::dense(),
     }
 }

@@ -42,6 +42,7 @@ files! {
     NORM "norm.cuh" after ROWS;
     OPTIMIZER "optimizer.cuh";
     POOL "pool.cuh";
+    RANKING "ranking.cuh";
     REDUCE "reduce.cuh" after ROWS;
     ROTARY "rotary.cuh";
     ROWS "rows.cuh";

@@ -20,6 +20,7 @@ mod pad;
 mod partial;
 mod pool;
 mod programs;
+mod ranking;
 mod reduce;
 mod renew;
 mod rotary;

@@ -202,6 +202,7 @@ operators! {
         Softmax(softmax::Softmax) "softmax" { dim }
         SoftmaxGrad(softmax::SoftmaxGrad) "softmax_grad" { dim }
         Splat(constant::Splat) "splat" { value }
+        TopK(ranking::TopK) "top_k" { dim, count, largest }
         Transpose(shape::Transpose) "transpose" { permutation }
     }
     kinds {

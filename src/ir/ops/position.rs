@@ -47,6 +47,7 @@ impl Op {
             | Self::CrossEntropy(_)
             | Self::CumulativeSum(_)
             | Self::Det(_)
+            | Self::TopK(_)
             | Self::Detach(_)
             | Self::GatherNd(_)
             | Self::GatherNdGrad(_)

@@ -3,12 +3,11 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::indexing::GatherElements;
+use ir::ops::ranking::TopK;
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, ValueId};
-
-/// Above this TopK, which compares each element with each, would take more memory than a model has.
-const MOST_RANKED: u64 = 4096;
 
 /// ArgMax and ArgMin: the first place of the extreme, or the last.
 pub(super) fn arg_extreme(cx: &mut Context, call: &Call) -> Outputs {
@@ -56,8 +55,7 @@ pub(super) fn hardmax(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(hard, ty.dims)?)
 }
 
-/// TopK: the k largest (or smallest) along a dim, sorted, and where they stand. The rank of an element is the number
-/// of those before it; of equals the first comes first.
+/// TopK: the k largest (or smallest) elements along a dim, sorted, and their indices. Equal elements keep their order.
 pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
@@ -68,44 +66,10 @@ pub(super) fn top_k(cx: &mut Context, call: &Call) -> Outputs {
     };
     let count = count.and_then(|k| u64::try_from(k).ok()).filter(|&k| k <= size);
     let count = count.ok_or_else(|| Problem::new(format!("k is larger than dim {dim} of {}", cx.ty(x))))?;
-    if size > MOST_RANKED {
-        return Err(Problem::new(format!(
-            "ranking of {size} elements is not supported; at most {MOST_RANKED} are"
-        )));
-    }
     let largest = call.int("largest").unwrap_or(1) != 0;
-    // Dims: [.., k, n, ..], with k at `dim`.
-    let rank = rank(cx, x, dim, largest)?;
-    let rank = cx.with_dim(rank, dim)?;
-    let ndim = cx.ty(rank).ndim();
-    let wanted = cx.counted(DType::I64, ndim, dim, Dim::known(count))?;
-    let hit = cx.compare(Compare::Equal, rank, wanted)?;
-    let each = cx.with_dim(x, dim)?;
-    let values = cx.choose_or(hit, each, 0.0)?;
-    let values = cx.reduced(ReduceKind::Sum, values, &[dim + 1])?;
-    let places = cx.counted(DType::I64, ndim, dim + 1, Dim::known(size))?;
-    let places = cx.choose_or(hit, places, 0.0)?;
-    let places = cx.reduced(ReduceKind::Sum, places, &[dim + 1])?;
-    Ok(vec![Entry::Value(cx.without(values, dim + 1)?), Entry::Value(cx.without(places, dim + 1)?)])
-}
-
-/// How many elements along a dim come before each: i64, in the dims of x.
-fn rank(cx: &mut Context, x: ValueId, dim: u32, largest: bool) -> Built {
-    let size = cx.ty(x).dims[dim as usize].clone();
-    // Dims: [.., other, this, ..].
-    let (other, this) = (cx.with_dim(x, dim + 1)?, cx.with_dim(x, dim)?);
-    let ndim = cx.ty(this).ndim();
-    let before = if largest { Compare::Greater } else { Compare::Less };
-    let before = cx.compare(before, other, this)?;
-    let equal = cx.compare(Compare::Equal, other, this)?;
-    let other_place = cx.counted(DType::I64, ndim, dim, size.clone())?;
-    let this_place = cx.counted(DType::I64, ndim, dim + 1, size)?;
-    let earlier = cx.compare(Compare::Less, other_place, this_place)?;
-    let tie = cx.b.one(Logical::And, &[equal, earlier])?;
-    let before = cx.b.one(Logical::Or, &[before, tie])?;
-    let before = cx.b.cast(before, DType::I64)?;
-    let count = cx.reduced(ReduceKind::Sum, before, &[dim])?;
-    cx.without(count, dim)
+    let places = cx.b.one(TopK { dim, count, largest }, &[x])?;
+    let values = cx.b.one(GatherElements { dim }, &[x, places])?;
+    Ok(vec![Entry::Value(values), Entry::Value(places)])
 }
 
 /// OneHot: a dim of so many classes at `axis`, `on` at the index and `off` elsewhere.

@@ -15,6 +15,7 @@ use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use crate::ops::optimizer::{Adagrad, Adam, Sgd};
 use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, Window, Windows};
 use crate::ops::random::RandomUniform;
+use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::rotary::Rotary;
 use crate::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
@@ -72,6 +73,9 @@ fn rows() -> Vec<Sample> {
         samples.push(Sample::new(LogSoftmax { dim }, [float(dims)]));
         let reduce = Reduce { kind: ReduceKind::Sum, dims: SmallVec::from_slice(&[dim]), keep: false };
         samples.push(Sample::new(reduce, [float(dims)]));
+    }
+    for (dim, dims) in [(1, &[301u64, 7][..]), (1, &[1, 13, 301])] {
+        samples.push(Sample::new(TopK { dim, count: 3, largest: true }, [float(dims)]));
     }
     // Rows that several blocks share.
     let shared = Reduce { kind: ReduceKind::Max, dims: SmallVec::from_slice(&[0]), keep: false };

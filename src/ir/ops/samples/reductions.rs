@@ -6,6 +6,7 @@ use crate::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics, InTraini
 use crate::ops::detach::Detach;
 use crate::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use crate::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
+use crate::ops::ranking::TopK;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use smallvec::SmallVec;
@@ -28,6 +29,18 @@ pub(super) fn reductions() -> Vec<Sample> {
         let op = CumulativeSum { dim: 1, exclusive, reverse };
         samples.push(Sample::new(op.clone(), [float(&[2, 3, 4])]));
         samples.push(Sample::new(op, [of(DType::I64, &[2, 4], Fill::Normal)]));
+    }
+    samples
+}
+
+pub(super) fn rankings() -> Vec<Sample> {
+    let mut samples = vec![];
+    for (dim, dims, count) in [(2, &[2u64, 4, 6][..], 2), (0, &[5, 4, 2], 5), (1, &[4, 40], 3)] {
+        for largest in [true, false] {
+            let op = TopK { dim, count, largest };
+            let tied = of(DType::I64, dims, Fill::Integers(-3, 3));
+            samples.extend([float(dims), tied].map(|x| Sample::new(op.clone(), [x])));
+        }
     }
     samples
 }

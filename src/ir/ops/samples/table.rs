@@ -12,6 +12,7 @@ pub fn samples() -> Vec<Sample> {
         products::contractions(),
         products::convolutions(),
         reductions::reductions(),
+        reductions::rankings(),
         reductions::softmaxes(),
         reductions::norms(),
         reductions::batch_norms(),

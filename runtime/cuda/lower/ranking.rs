@@ -1,0 +1,27 @@
+//! Places of elements in their order along a dim.
+
+use super::Step;
+use super::source::{RANKING, Run};
+use crate::program::Instruction;
+use ir::Diagnostic;
+use ir::ops::ranking::TopK;
+
+/// Lanes of a warp.
+const WARP: usize = 32;
+
+/// A group of lanes has a row: one lane where neighbouring threads read neighbouring rows, up to a warp where the elements of
+/// a row are neighbours.
+pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+    let (x, out) = (&instruction.operands[0], &instruction.results[0]);
+    let (before, after) = x.layout.sizes.split_at(op.dim as usize);
+    let (outer, size, inner): (usize, usize, usize) =
+        (before.iter().product(), after[0], after[1..].iter().product());
+    let group = if inner == 1 { size.next_power_of_two().min(WARP) } else { 1 };
+    let mut run = Run::of("top_k", &RANKING);
+    let (source, target) = (run.reads(x), run.writes(out));
+    let TopK { count, largest, .. } = op;
+    run.line(format!(
+        "ranking::top_k<{outer}, {size}, {inner}, {count}, {group}, {largest}>({source}, {target});"
+    ));
+    Ok(vec![Step::Run(run.threads(outer * inner * group))])
+}

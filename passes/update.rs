@@ -9,7 +9,7 @@ use crate::dead::remove_dead;
 use crate::pass::{PassContext, Transform};
 use crate::pipeline::Arguments;
 use ir::ops::step::Accumulate;
-use ir::{At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, Type, ValueId};
+use ir::{At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, ValueId};
 use std::collections::BTreeSet;
 
 /// The pass; it has no options.
@@ -66,7 +66,7 @@ pub fn apply(module: &mut Module, gradients: &[Output]) -> Result<(), Diagnostic
     let mut b = Builder::new(module, Update::NAME);
     b.at(At::Start(Phase::Update));
     for Output { name, value } in gradients {
-        let ty = Type { ..b.ty(*value).clone() };
+        let ty = b.ty(*value).clone();
         let input = b.tables().add_input(name, ty, false);
         let sum = b.one(Accumulate, &[input])?;
         b.replace(*value, sum);

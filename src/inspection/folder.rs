@@ -5,7 +5,7 @@ use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::cli::report::Failure;
 use crate::export;
-use ir::{Diagnostic, Module, Role, visible};
+use ir::{Diagnostic, Level, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};
@@ -142,6 +142,11 @@ impl FolderFacts {
     /// A program that is not valid: the folder's file was changed. What a GPU has no kernel for.
     pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Failure> {
         ir::verify::verify(program)?;
+        if program.level == Level::Lowered {
+            return Err(
+                Diagnostic::new("program.ir is a lowered program, which `compile` does not write").into()
+            );
+        }
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
         self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
         Ok(())

@@ -152,7 +152,7 @@ impl Manager {
 fn reproduce(dir: &Path, pass: &Pass, target: Option<&str>, before: &Module) -> io::Result<PathBuf> {
     std::fs::create_dir_all(dir)?;
     let path = dir.join("reproducer.ir");
-    let target = target.map_or_else(String::new, |target| format!("// target: {target}\n"));
+    let target = target.map_or_else(String::new, |target| format!("// kernels: {target}\n"));
     std::fs::write(&path, format!("// run: {pass}\n{target}{}", ir::text::print(before)))?;
     Ok(path)
 }

@@ -55,7 +55,7 @@ impl PassContext {
     pub fn kernels(&self) -> Result<&'static dyn Kernels, Diagnostic> {
         let missing =
             || Diagnostic::new("the pass writes a program for the kernels of a target, and none is given");
-        self.kernels.ok_or_else(|| missing().note("give one: --target cuda"))
+        self.kernels.ok_or_else(|| missing().note("give one: --kernels cuda"))
     }
 
     /// Adds a warning.

@@ -9,9 +9,13 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::step::Accumulate;
+<<<<<<< HEAD
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, StepOutput, Type, ValueId,
 };
+=======
+use ir::{At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, ValueId};
+>>>>>>> h-levels
 use std::collections::BTreeSet;
 
 /// The pass; it has no options.
@@ -72,7 +76,7 @@ pub fn apply(module: &mut Module, gradients: &[Output]) -> Result<(), Diagnostic
     let mut b = Builder::new(module, Update::NAME);
     b.at(At::Start(Phase::Update));
     for Output { name, value } in gradients {
-        let ty = Type { ..b.ty(*value).clone() };
+        let ty = b.ty(*value).clone();
         let input = b.tables().add_input(name, ty, false);
         let sum = b.one(Accumulate, &[input])?;
         b.replace(*value, sum);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! // run: PIPELINE                 (or `run-interp:`, which also interprets the program before and after)
-//! // target: TARGET                (where a pass writes for the kernels of one)
+//! // kernels: TARGET                (where a pass writes for the kernels of one)
 //! // What the test is about.
 //! module @name … { … }
 //! ---- expected

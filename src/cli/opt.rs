@@ -35,8 +35,13 @@ pub struct Opt {
     pub pipeline: Option<Pipeline>,
     /// Write the program for the kernels of TARGET: cpu or cuda [default: the target in the file's first lines]
     #[arg(long, value_name = "TARGET", value_parser = target)]
+<<<<<<< HEAD
     pub target: Option<Target>,
     /// Interpret the program after the passes, and print its outputs
+=======
+    pub kernels: Option<Target>,
+    /// Interpret the program after the passes and print its outputs
+>>>>>>> h-levels
     #[arg(long)]
     pub run: bool,
     /// Read flags from a TOML file; flags on the command line override it
@@ -80,7 +85,7 @@ impl Opt {
             None => pipeline_of(&self.file, &text)?,
         };
         let mut module = parse(&self.file, &text)?;
-        let target = match self.target {
+        let target = match self.kernels {
             Some(target) => Some(target),
             None => target_of(&text).map_err(|error| error.at(place(&self.file)))?,
         };
@@ -113,7 +118,7 @@ fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
 /// A target that does not exist.
 pub fn target_of(text: &str) -> Result<Option<Target>, Diagnostic> {
     let mut comments = text.lines().take_while(|line| line.starts_with("//"));
-    let written = comments.find_map(|line| line.strip_prefix("// target:"));
+    let written = comments.find_map(|line| line.strip_prefix("// kernels:"));
     written.map(|name| target(name.trim()).map_err(Diagnostic::new)).transpose()
 }
 

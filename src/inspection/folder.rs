@@ -4,8 +4,12 @@ use super::RooflineFacts;
 use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::export;
+<<<<<<< HEAD
 use crate::failure::Failure;
 use ir::{Diagnostic, Module, Role, visible};
+=======
+use ir::{Diagnostic, Level, Module, Role, visible};
+>>>>>>> h-levels
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};
@@ -140,6 +144,11 @@ impl FolderFacts {
     /// A program that is not valid: the folder's file was changed. What a GPU has no kernel for.
     pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Failure> {
         ir::verify::verify(program)?;
+        if program.level == Level::Lowered {
+            return Err(
+                Diagnostic::new("program.ir is a lowered program, which `compile` does not write").into()
+            );
+        }
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
         self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
         Ok(())

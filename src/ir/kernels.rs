@@ -6,7 +6,7 @@ use std::fmt;
 /// The kernels of a target, as far as they decide how a program for it is best written. The backend of the target implements
 /// this trait; the driver gives it to the passes.
 pub trait Kernels: fmt::Debug + Sync {
-    /// The name of the target, as `opt --target` takes it.
+    /// The name of the target, as `opt --kernels` takes it.
     fn target(&self) -> &'static str;
 
     /// Whether the kernel of an operator that computes in f32 reads this operand as f16 or bf16 as well.

@@ -15,18 +15,17 @@ const FORBIDDEN: [(&str, &str, &[&str]); 3] = [
     ("src", "*", &["cli"]),
     // The training loop runs on every device alike.
     ("runtime", "train", &["cpu", "cuda"]),
-    // Lowering knows a target by its contracts.
-    ("runtime", "lower", &["cpu"]),
+    // Lowering knows a target by its backend trait and its contracts.
+    ("runtime", "lower", &["cpu", "cuda"]),
 ];
 
 /// The folders of packages whose modules import each other in no circle.
 const WITHOUT_CIRCLES: [&str; 1] = ["passes"];
 
 /// The modules of `passes` that are no pass.
-const BESIDE_PASSES: [&str; 9] = [
+const BESIDE_PASSES: [&str; 8] = [
     "analysis",
     "arguments",
-    "batch_norm",
     "manager",
     "pass",
     "pipeline",

@@ -229,7 +229,7 @@ fn what_a_pass_refuses_is_told() {
 }
 
 const NORM: &str = r#"// run: absorb
-// target: cuda
+// kernels: cuda
 trainyard-ir 1
 module @norm imported {
   func @forward(%0 "x" batched : bf16[4, 8], %1 "scale" : f32[8]) {
@@ -244,14 +244,14 @@ module @norm imported {
 fn a_target_is_given_by_the_file_or_by_a_flag() {
     let absorbed = read(NORM, &[]);
     assert!(absorbed.contains("module @norm lowered {") && !absorbed.contains("cast"), "{absorbed}");
-    let without = NORM.replace("// target: cuda\n", "");
-    assert_eq!(read(&without, &["--target", "cuda"]), absorbed);
+    let without = NORM.replace("// kernels: cuda\n", "");
+    assert_eq!(read(&without, &["--kernels", "cuda"]), absorbed);
     check(
         &without,
         &[],
         expect![[r#"
             error: the pass writes a program for the kernels of a target, and none is given
-              = give one: --target cuda
+              = give one: --kernels cuda
         "#]],
     );
     check(
@@ -280,7 +280,7 @@ fn a_reproducer_names_the_target() {
     let dump = folder.path().display().to_string();
     read(NORM, &["--pipeline", "absorb initialize(gpt2)", "--dump", &dump]);
     let text = fs::read_to_string(folder.path().join("reproducer.ir")).expect("the second pass fails");
-    assert!(text.starts_with("// run: initialize(gpt2)\n// target: cuda\ntrainyard-ir 1\n"), "{text}");
+    assert!(text.starts_with("// run: initialize(gpt2)\n// kernels: cuda\ntrainyard-ir 1\n"), "{text}");
 }
 
 #[test]

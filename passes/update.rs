@@ -9,13 +9,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::step::Accumulate;
-<<<<<<< HEAD
-use ir::{
-    At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, StepOutput, Type, ValueId,
-};
-=======
-use ir::{At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, ValueId};
->>>>>>> h-levels
+use ir::{At, Builder, Changed, DType, Diagnostic, Level, Module, Output, Phase, Role, StepOutput, ValueId};
 use std::collections::BTreeSet;
 
 /// The pass; it has no options.

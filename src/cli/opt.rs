@@ -35,13 +35,8 @@ pub struct Opt {
     pub pipeline: Option<Pipeline>,
     /// Write the program for the kernels of TARGET: cpu or cuda [default: the target in the file's first lines]
     #[arg(long, value_name = "TARGET", value_parser = target)]
-<<<<<<< HEAD
-    pub target: Option<Target>,
-    /// Interpret the program after the passes, and print its outputs
-=======
     pub kernels: Option<Target>,
-    /// Interpret the program after the passes and print its outputs
->>>>>>> h-levels
+    /// Interpret the program after the passes, and print its outputs
     #[arg(long)]
     pub run: bool,
     /// Read flags from a TOML file; flags on the command line override it

@@ -4,12 +4,8 @@ use super::RooflineFacts;
 use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::export;
-<<<<<<< HEAD
 use crate::failure::Failure;
-use ir::{Diagnostic, Module, Role, visible};
-=======
 use ir::{Diagnostic, Level, Module, Role, visible};
->>>>>>> h-levels
 use runtime::checkpoint::Checkpoint;
 use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};

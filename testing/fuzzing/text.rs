@@ -4,13 +4,8 @@ use ir::{Level, Module, verify};
 use runtime::lower::{LowerOptions, lower};
 
 /// A program as text: what the parser takes is printed as text that means the same, and what the verifier accepts can
-<<<<<<< HEAD:testing/fuzzing/text.rs
-/// be lowered, or is refused.
-pub(super) fn text(bytes: &[u8]) {
-=======
 /// be lowered, or is refused. A program of level lowered is written for the kernels of one target by a pass, not by a user.
-pub fn text(bytes: &[u8]) {
->>>>>>> h-levels:fuzz/src/text.rs
+pub(super) fn text(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(module) = ir::text::parse_unchecked(text) {
         round_trip(&module, ir::text::parse_unchecked);

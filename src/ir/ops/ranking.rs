@@ -78,7 +78,8 @@ impl Operator for TopK {
 
     /// One comparison for each element, and `log₂ count` for each of those that are sorted.
     fn cost(&self, signature: &Signature) -> Cost {
-        let [elements, places] = [&signature.operands[0], &signature.results[0]].map(|ty| ty.numel().unwrap_or(0));
+        let [elements, places] =
+            [&signature.operands[0], &signature.results[0]].map(|ty| ty.numel().unwrap_or(0));
         let sorting = places.saturating_mul(u64::from(self.count.max(1).ilog2()));
         Cost::streaming(signature, elements.saturating_add(sorting))
     }

@@ -418,6 +418,6 @@ mod tests {
         let ended = std::process::Command::new(this).args(arguments).env(READER, "1").output().unwrap();
         let told = String::from_utf8_lossy(&ended.stderr);
         assert_eq!(ended.status.code(), Some(2), "{told}");
-        assert!(told.contains("data.bin` was cut off while it was in use"), "{told}");
+        assert!(told.contains("data.bin` was truncated while it was in use"), "{told}");
     }
 }

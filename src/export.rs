@@ -70,7 +70,7 @@ impl Exported {
         let draws = (self.draws > 0).then(|| {
             let nodes = if self.draws == 1 { "a node" } else { &format!("{} nodes", self.draws) };
             format!(
-                "{nodes} of {} draw random numbers and are not a known form of dropout",
+                "{} draws random numbers in {nodes} outside of any known form of dropout",
                 visible(&self.model.display().to_string())
             )
         });

@@ -221,8 +221,8 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value 'dp=100000,tp=100000' for '--mesh <AXIS=SIZE,…>': the mesh has more than 4294967295 devices
             error: invalid value '4' for '--zero <0..3>': `4` is not a ZeRO stage: 0, 1 (optimizer states are sharded), 2 (gradients too) or 3 (parameters too)
             error: invalid value 'on' for '--zero <0..3>': `on` is not a ZeRO stage: 0, 1 (optimizer states are sharded), 2 (gradients too) or 3 (parameters too)
-            error: invalid value 'w' for '--shard <PATTERN=DIMS>': `w` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
-            error: invalid value '=tp' for '--shard <PATTERN=DIMS>': `=tp` is not of the form PATTERN=DIMS, such as 'h.*.weight=-,tp'
+            error: invalid value 'w' for '--shard <PATTERN=DIMS>': `w` is not a sharding; write PATTERN=DIMS, such as 'h.*.weight=-,tp'
+            error: invalid value '=tp' for '--shard <PATTERN=DIMS>': `=tp` is not a sharding; write PATTERN=DIMS, such as 'h.*.weight=-,tp'
             error: invalid value 'w=tp,,-' for '--shard <PATTERN=DIMS>': `tp,,-` has an empty dim; write `-` for a dim that no axis splits, such as -,tp
             error: invalid value 'w=tp,dp*tp' for '--shard <PATTERN=DIMS>': axis `tp` stands twice in `tp,dp*tp`
             error: invalid value 'w=-,hidden' for '--shard <PATTERN=DIMS>': `hidden` is not an axis; axes are dp, tp, pp, ep, cp, each also with a suffix (dp.outer); the nearest is `dp`

@@ -157,7 +157,7 @@ fn without_passes_to_run_it_says_how_to_give_them() {
         &format!("// run: simplify tidy\n{program}"),
         &[],
         expect![[r#"
-            error: pass `tidy`: there is no such pass; there are bind, dropout, fold, canonicalize, parameters, loss, initialize, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, evaluation, update, keep, absorb, join
+            error: pass `tidy`: there is no such pass; the passes are bind, dropout, fold, canonicalize, parameters, loss, initialize, autodiff, precision, optimizer, simplify, spmd, collectives, buckets, evaluation, update, keep, absorb, join
               --> program.ir:1
         "#]],
     );
@@ -196,7 +196,7 @@ fn a_program_that_no_machine_could_interpret_is_refused() {
     let huge = PROGRAM.replace("f32[5, 3]", "f32[5000000000000, 3]");
     let text = read(&huge, &["--pipeline", "", "--run"]);
     assert!(text.starts_with("error: a step of the program needs "), "{text}");
-    assert!(text.contains(", f32[5000000000000, 3], which takes 109 TiB\n"), "{text}");
+    assert!(text.contains(", f32[5000000000000, 3], which needs 109 TiB\n"), "{text}");
     let unbound = PROGRAM.replace("[2, 4", "[n, 4");
     check(
         &unbound,

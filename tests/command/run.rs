@@ -404,10 +404,10 @@ fn a_run_that_is_past_the_length_asked_for_is_left_as_it_is() {
     refused(
         &place.run(&format!("{RUN} --microbatch 64 --steps 2 -o run --resume")),
         expect![[r#"
-        error: the run in run is at step 3, which is past --steps 2
-          = steps are counted from step 0: for 2 more steps, give --steps 5
-          = to start from step 0, give another folder: -o ANOTHER_DIR
-    "#]],
+            error: the run in run is at step 3, which is after --steps 2
+              = steps are counted from step 0: for 2 more steps, give --steps 5
+              = to start from step 0, give another folder: -o ANOTHER_DIR
+        "#]],
     );
     assert!(before == place.contents(), "a refused run changes nothing");
     let ended = place.succeed(&format!("{RUN} --microbatch 64 --steps 3 -o run --resume"));

@@ -264,7 +264,9 @@ fn the_reference_has_no_loss_of_ours_in_the_export() {
 
 #[test]
 fn noise_that_stays_in_the_inference_form_is_told() {
-    for (model, note) in [("noise.legacy", "drawn by a node of"), ("depth.legacy", "is in inference form")] {
+    for (model, note) in
+        [("noise.legacy", "draws random numbers in a node"), ("depth.legacy", "is in inference form")]
+    {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/random/{model}.onnx"));
         let (source, compilation) = load(&path);
         let states = doctored(&compilation.training);

@@ -162,9 +162,9 @@ fn what_cannot_be_split_says_what_could_be() {
     check_error(
         "mlp.dynamo --mesh tp=3 --shard *0.weight=tp,-",
         expect![[r#"
-        error: --shard *0.weight=tp,-: the dim of size 128 of `m.net.0.weight` cannot be divided into 3 equal parts
-          = it divides by 1, 2, 4, 8, 16, 32, 64
-    "#]],
+            error: --shard *0.weight=tp,-: the dim of size 128 of `m.net.0.weight` cannot be divided into 3 equal parts
+              = it can be divided into 1, 2, 4, 8, 16, 32, 64 parts
+        "#]],
     );
 }
 

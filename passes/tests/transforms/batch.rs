@@ -166,7 +166,7 @@ fn a_weight_that_differs_from_sample_to_sample_is_refused() {
         Manager::default().run(&pipeline, &mut module.clone(), &mut PassContext::default(), |_, _, _| {});
     let failure = result.expect_err("positions differ");
     assert!(
-        failure.diagnostics[0].message.contains("`positions` differs from sample to sample"),
+        failure.diagnostics[0].message.contains("`positions`, which differs from sample to sample"),
         "{failure}"
     );
 }

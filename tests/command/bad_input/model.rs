@@ -216,7 +216,7 @@ fn a_file_whose_external_data_is_gone_is_trained_from_new_weights_alone() {
 #[test]
 fn more_memory_than_there_is_is_refused_before_anything_is_drawn() {
     let place = Workplace::new(TRAINYARD);
-    let limited = "ulimit -v 8000000; exec \"$0\" \"$@\"";
+    let limited = "ulimit -v 8050000; exec \"$0\" \"$@\"";
     let flags =
         "compile testdata/models/gpt3-175b-noweights.onnx --train synthetic --steps 1 --init gpt2 -o run";
     let mut command = place.command_of(Path::new("sh"), "-c");

@@ -45,7 +45,7 @@ fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
         let text = refused(&place.run(&format!("verify stretched.onnx --mode {mode}")));
         assert!(text.starts_with("error: a step of the program needs "), "{mode}: {text}");
         assert!(text.contains("iB in the interpreter; this machine has "), "{mode}: {text}");
-        assert!(text.contains("f32[8796093022208, 2, 3], which takes 384 TiB\n"), "{mode}: {text}");
+        assert!(text.contains("f32[8796093022208, 2, 3], which needs 384 TiB\n"), "{mode}: {text}");
         assert!(text.contains("  --> node \"/"), "{mode}: {text}");
     }
 }
@@ -86,7 +86,7 @@ fn verify_refuses_inputs_that_no_machine_holds() {
     let place = Workplace::new(TRAINYARD);
     place.write("tall.onnx", &tall().bytes());
     let text = refused(&place.run("verify tall.onnx"));
-    assert!(text.contains("of which `x` is f32[17592186044416, 4], take 640 TiB"), "{text}");
+    assert!(text.contains("of which `x` is f32[17592186044416, 4], need 640 TiB"), "{text}");
 }
 
 #[test]
@@ -112,5 +112,5 @@ fn a_program_in_text_that_no_machine_holds_is_not_interpreted() {
     let ended = place.command("opt plan/program.ir --run").args(["--pipeline", ""]).output();
     let text = refused(&super::Ended::of(ended.expect("the binary can be started")));
     assert!(text.starts_with("error: a step of the program needs "), "{text}");
-    assert!(text.contains("which takes 384 TiB\n"), "{text}");
+    assert!(text.contains("which needs 384 TiB\n"), "{text}");
 }

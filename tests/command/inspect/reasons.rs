@@ -46,7 +46,8 @@ fn dims_that_have_no_size_are_named_and_the_rest_is_shown() {
             patterns found: none
             forward program: 8 nodes: 3 add, 3 contract, 2 relu
 
-            dims without a size: `batch`; to see more, bind them: --bind batch=SIZE
+
+            dims without a size: `batch`; for more details, bind the dims: --bind batch=SIZE
         "#]],
     );
     let bound = json(&["models/mlp.dynamo-dyn.onnx", "--bind", "batch=4"]);

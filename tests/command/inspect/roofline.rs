@@ -150,10 +150,13 @@ fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
     write("metrics.jsonl", &[step(0, 9000.0), step(1, 20.0), step(2, 20.0)].concat());
     write("config.toml", "device = \"cpu\"\n");
     let text = read(&[&path, "--target", "h200"]);
-    assert!(text.contains("the run was not on a GPU (--device cuda): 20.00 ms a step"), "{text}");
+    assert!(
+        text.contains("the run was not on a GPU (--device cuda): its 20.00 ms per step cannot be compared"),
+        "{text}"
+    );
     write("config.toml", "device = \"cuda\"\n");
     let text = read(&[&path, "--target", "h200"]);
-    assert!(text.contains("the run took 20.00 ms a step, "), "{text}");
+    assert!(text.contains("the run took 20.00 ms per step, "), "{text}");
     let found = json(&[&path, "--target", "h200"]);
     assert_eq!(
         (&found["roofline"]["microbatches"], &found["run"]["median_step_ms"]),

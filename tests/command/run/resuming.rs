@@ -89,26 +89,26 @@ fn a_repeated_command_begins_where_there_is_no_checkpoint_yet() {
     refused(
         &place.run(&flags.replace("--lr 2e-3", "--lr 1e-3").replace("--clip 1", "--freeze wte*")),
         expect![[r#"
-        error: run has no checkpoint to resume from, and its run was started with other flags
-          = it had --lr 0.002, and this command has --lr 0.001
-          = the earlier run had --clip 1.0, and this command has no --clip
-          = it had no --freeze, and this command has --freeze wte*
-          = give the flags of the earlier run; to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
-    "#]],
+            error: run has no checkpoint to resume from, and its run was started with other flags
+              = the earlier run had --lr 0.002, and this command has --lr 0.001
+              = the earlier run had --clip 1.0, and this command has no --clip
+              = the earlier run had no --freeze, and this command has --freeze wte*
+              = give the flags of the earlier run; to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
+        "#]],
     );
     refused(
         &place.run(&flags.replace("gpt2-fresh", "gpt2-bytes")),
         expect![[r#"
-        error: run has no checkpoint to resume from, and was begun with another model
-          = to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
-    "#]],
+            error: run has no checkpoint to resume from, and its run was started with another model
+              = to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR
+        "#]],
     );
     assert!(begun == place.contents(), "a refused run changes nothing");
 
     let ended = place.succeed(&format!("{flags} --save-every 8"));
     let told = notes(&ended);
     assert!(
-        told[0].starts_with("note: the run in run has no checkpoint yet: it starts at step 0, and does "),
+        told[0].starts_with("note: the run in run has no checkpoint yet: it starts at step 0, and repeats "),
         "{told:?}"
     );
     assert_same(&place, "run", "whole");

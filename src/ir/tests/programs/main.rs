@@ -6,4 +6,5 @@ mod random_programs;
 mod ranks;
 mod text;
 mod verify;
+mod verify_lowered;
 mod verify_placed;

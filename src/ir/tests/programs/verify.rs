@@ -130,7 +130,7 @@ fn a_state_is_read_and_written_in_its_own_shape() {
     module.states[id].output = Some(module.states[id].input);
     assert_eq!(
         verdict_of(&module),
-        "state `s` is f32[3], its value %0: f32[2]\nstate `s` is f32[3], its new value %0: f32[2]"
+        "state `s` is f32[3], and its value is %0: f32[2]\nstate `s` is f32[3], and its new value is %0: f32[2]"
     );
 }
 

@@ -156,23 +156,23 @@ fn operands_and_results_are_split_alike() {
         r#"%0 "x" : f32[8, 4] {dp, -}, %1 "y" : f32[8, 4], %2 "bias" : f32[4] {tp}, %3 "row" : f32[1, 4]"#;
     let node = |node: &str| verdict(&placed(parameters, node, ""));
     assert_eq!(node("%4 = add %0, %3 : f32[8, 4] {dp, -}"), "ok");
-    let between = "a collective must stand between";
+    let between = "a collective must stand between them";
     assert_eq!(
         node("%4 = add %0, %1 : f32[8, 4] {dp, -}"),
         format!(
-            "`%4 = add %0, %1`: dim 0 of operand 1 is split over nothing, dim 0 of operand 0 over `dp`: {between}"
+            "`%4 = add %0, %1`: dim 0 of operand 1 is split over nothing and dim 0 of operand 0 over `dp`: {between}"
         )
     );
     assert_eq!(
         node("%4 = add %0, %2 : f32[8, 4] {dp, tp}"),
         format!(
-            "`%4 = add %0, %2`: dim 0 of operand 1 is split over `tp`, dim 1 of operand 0 over nothing: {between}"
+            "`%4 = add %0, %2`: dim 0 of operand 1 is split over `tp` and dim 1 of operand 0 over nothing: {between}"
         )
     );
     assert_eq!(
         node("%4 = neg %1 : f32[8, 4] {dp, -}"),
         format!(
-            "`%4 = neg %1`: dim 0 of result 0 is split over `dp`, dim 0 of operand 0 over nothing: {between}"
+            "`%4 = neg %1`: dim 0 of result 0 is split over `dp` and dim 0 of operand 0 over nothing: {between}"
         )
     );
     assert_eq!(node("%4 = splat {value = 1.0} : f32[8, 4] {tp, dp}"), "ok");
@@ -186,11 +186,11 @@ fn a_merged_dim_is_split_major_first() {
     };
     assert_eq!(reshape("{dp, tp, -}", "{dp*tp, -}"), "ok");
     assert_eq!(reshape("{dp, -, -}", "{dp, -}"), "ok");
-    let between = "a collective must stand between";
+    let between = "a collective must stand between them";
     assert_eq!(
         reshape("{-, tp, -}", "{tp, -}"),
         format!(
-            "`%1 = reshape %0`: dim 0 of result 0 is split over `tp`, dim 0 of operand 0 over nothing: {between}"
+            "`%1 = reshape %0`: dim 0 of result 0 is split over `tp` and dim 0 of operand 0 over nothing: {between}"
         )
     );
     let parameters = r#"%0 "x" : f32[6, 2, 4]"#;
@@ -241,10 +241,7 @@ fn a_state_keeps_its_sharding() {
         output "loss" = %2
         update @w = %1
       }"#;
-    assert_eq!(
-        verdict(text),
-        "state `w` is f32[4] {tp}, and its new value is is sharded otherwise: %1: f32[4]"
-    );
+    assert_eq!(verdict(text), "state `w` is f32[4] {tp}, and its new value has another sharding: %1: f32[4]");
     assert_eq!(
         verdict(&text.replace("%1 = splat {value = 0.0} : f32[4]", "%1 = splat {value = 0.0} : f32[4] {tp}")),
         "ok"

@@ -51,7 +51,7 @@ fn dims_follow_from_the_operators_all_the_same() {
     let wide = text.replace(": f32[4, 8] !{fwd}", ": f32[4, 9] !{fwd}");
     assert_eq!(
         verdict(&wide),
-        "`%6 = contract %3, %5`: result 0 is f32[4, 9], the operator gives bf16[4, 8]"
+        "`%6 = contract %3, %5`: result 0 is f32[4, 9], and the operator gives bf16[4, 8]"
     );
     text::parse(&wide).expect_err("the parser looks at dims too");
 }
@@ -62,7 +62,7 @@ fn only_floats_are_cast_and_only_halves_are_widened() {
     let whole = text.replace(": f32[4, 8] !{fwd}", ": i32[4, 8] !{fwd}");
     assert_eq!(
         verdict(&whole),
-        "`%6 = contract %3, %5`: result 0 is i32[4, 8], the operator gives bf16[4, 8]"
+        "`%6 = contract %3, %5`: result 0 is i32[4, 8], and the operator gives bf16[4, 8]"
     );
     let wide = text.replace("batched : bf16[4, 8]", "batched : f64[4, 8]");
     assert!(verdict(&wide).starts_with("`%3, %4 = rms_norm %0, %1`: "), "{}", verdict(&wide));
@@ -73,6 +73,6 @@ fn a_lowered_program_is_split_as_a_placed_one() {
     let text = program("lowered mesh [tp=2]").replace("f32[8, 8],\n", "f32[8, 8] {-, tp},\n");
     assert_eq!(
         verdict(&text),
-        "`%5 = cast %2`: dim 1 of result 0 is split over nothing, dim 1 of operand 0 over `tp`: a collective must stand between"
+        "`%5 = cast %2`: dim 1 of result 0 is split over nothing and dim 1 of operand 0 over `tp`: a collective must stand between them"
     );
 }

@@ -69,7 +69,8 @@ enum Unsynced {
     },
 }
 
-struct Plan {
+/// The fault that a thread injects, and its file operations so far.
+struct FaultPlan {
     at: Option<(u64, Fault)>,
     done: u64,
     ended: bool,
@@ -79,7 +80,7 @@ struct Plan {
 }
 
 thread_local! {
-    static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
+    static PLAN: RefCell<Option<FaultPlan>> = const { RefCell::new(None) };
 }
 
 /// Runs `work` with a fault at the operation number `at` (from 0) of this thread.
@@ -101,7 +102,7 @@ fn run<T>(at: Option<(u64, Fault)>, work: impl FnOnce() -> T) -> (T, u64) {
         }
     }
     let attic = tempfile::tempdir().expect("tests have a temporary folder");
-    PLAN.set(Some(Plan { at, done: 0, ended: false, unsynced: Vec::new(), attic }));
+    PLAN.set(Some(FaultPlan { at, done: 0, ended: false, unsynced: Vec::new(), attic }));
     let _clear = Clear;
     let result = work();
     let done = PLAN.with_borrow(|plan| plan.as_ref().map_or(0, |plan| plan.done));
@@ -171,7 +172,7 @@ fn after<T>(fault: Option<Fault>, act: impl FnOnce() -> io::Result<T>) -> io::Re
     })
 }
 
-impl Plan {
+impl FaultPlan {
     /// Notes the change of the next operation. A sync makes the noted changes of its file or folder last.
     fn keep(&mut self, change: Change<'_>) -> io::Result<()> {
         let unsynced = match change {

@@ -4,7 +4,7 @@
 //! in the program. Invariants: floats of the file, but for single numbers, are never folded through, because they
 //! may become parameters; what the program computes does not change.
 
-use crate::analysis::constants::{Constants, Known, Literals, all_equal};
+use crate::analysis::constants::{Constants, Constness, Literals, all_equal};
 use crate::analysis::numbers::meant_in;
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -79,12 +79,12 @@ pub fn decide(module: &Module) -> Decision {
     let mut constants = Constants::new(module);
     let mut wanted: BTreeSet<ValueId> = BTreeSet::new();
     for (_, node) in module.nodes() {
-        if node.results.iter().any(|&result| constants.known(result) != Known::Constant) {
+        if node.results.iter().any(|&result| constants.known(result) != Constness::Constant) {
             wanted.extend(node.operands.iter().filter_map(|&value| computed(module, value)));
         }
     }
     wanted.extend(module.roots().filter_map(|value| computed(module, value)));
-    wanted.retain(|&value| constants.known(value) == Known::Constant);
+    wanted.retain(|&value| constants.known(value) == Constness::Constant);
     let values = wanted.into_iter().filter_map(|value| Some((value, constants.value(value)?.clone())));
     Decision { folded: values.collect() }
 }

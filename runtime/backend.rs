@@ -3,7 +3,7 @@
 //! Lowering knows a backend as this trait alone. A backend implements it once, and [`Target`](crate::target::Target) names the
 //! implementation.
 
-use crate::contraction::Plan;
+use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::program::Exchange;
 use ir::{DType, Kernels, Op};
@@ -30,7 +30,7 @@ pub(crate) trait Backend: Sync {
 
     /// Whether its matrix multiplication computes a contraction of tensors that lie so. Lowering copies other operands, where
     /// that pays.
-    fn multiplies(&self, plan: &Plan) -> bool;
+    fn multiplies(&self, plan: &ContractionPlan) -> bool;
 
     /// Whether the rows of half-precision products begin at multiples of 16 bytes, so that multiplications read and write them
     /// faster.

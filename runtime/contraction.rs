@@ -8,28 +8,28 @@ use std::ops::Range;
 
 /// A size with the strides it has in left operand, right operand and result.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Run {
+pub(crate) struct StridedLoop {
     pub(crate) size: usize,
     pub(crate) strides: [isize; 3],
 }
 
-pub(crate) const ONE: Run = Run { size: 1, strides: [0; 3] };
+pub(crate) const ONE: StridedLoop = StridedLoop { size: 1, strides: [0; 3] };
 
 /// A contraction as loops around one multiplication.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    pub(crate) rows: Run,
-    pub(crate) columns: Run,
-    pub(crate) summed: Run,
+pub(crate) struct ContractionPlan {
+    pub(crate) rows: StridedLoop,
+    pub(crate) columns: StridedLoop,
+    pub(crate) summed: StridedLoop,
     /// Each step writes elsewhere.
-    pub(crate) outer: Vec<Run>,
+    pub(crate) outer: Vec<StridedLoop>,
     /// Each step adds to the same place.
-    pub(crate) inner: Vec<Run>,
+    pub(crate) inner: Vec<StridedLoop>,
     /// Where each tensor starts.
     pub(crate) offsets: [isize; 3],
 }
 
-impl Plan {
+impl ContractionPlan {
     pub(crate) fn of(contract: &Contract, layouts: [Layout; 3]) -> Self {
         let labels = [&contract.lhs, &contract.rhs, &contract.out];
         let run = |label: &u8| {
@@ -37,12 +37,12 @@ impl Plan {
             let [lhs, rhs, out] =
                 [0, 1, 2].map(|i| at(labels[i]).map(|dim| (layouts[i].sizes[dim], layouts[i].strides[dim])));
             let size = lhs.or(rhs).map_or(1, |(size, _)| size);
-            Run { size, strides: [lhs, rhs, out].map(|dim| dim.map_or(0, |(_, stride)| stride)) }
+            StridedLoop { size, strides: [lhs, rhs, out].map(|dim| dim.map_or(0, |(_, stride)| stride)) }
         };
         let roles = contract.roles();
         let runs = |labels: &[u8], by: usize| merged(labels.iter().map(run).collect(), by);
         let (mut outer, mut inner) = (runs(&roles.batch, 2), vec![]);
-        let take = |mut runs: Vec<Run>, rest: &mut Vec<Run>| {
+        let take = |mut runs: Vec<StridedLoop>, rest: &mut Vec<StridedLoop>| {
             let largest = (0..runs.len()).max_by_key(|&i| (runs[i].size, i));
             let taken = largest.map_or(ONE, |i| runs.remove(i));
             rest.extend(runs);
@@ -57,7 +57,7 @@ impl Plan {
     /// The strides of left side, right side and result, rows and columns, if each is a matrix that has a dim of stride 1
     /// and whose other dim reaches over a whole line.
     pub(crate) fn matrices(&self) -> Option<[[i64; 2]; 3]> {
-        let side = |run: Run, tensor: usize| (run.size, run.strides[tensor]);
+        let side = |run: StridedLoop, tensor: usize| (run.size, run.strides[tensor]);
         let Self { rows, summed, columns, .. } = *self;
         Some([
             matrix_strides([side(rows, 0), side(summed, 0)])?,
@@ -120,14 +120,14 @@ impl Plan {
 }
 
 /// Runs from the largest stride in tensor `by` to the smallest, neighbours merged where every tensor allows it.
-fn merged(mut runs: Vec<Run>, by: usize) -> Vec<Run> {
+fn merged(mut runs: Vec<StridedLoop>, by: usize) -> Vec<StridedLoop> {
     runs.retain(|run| run.size != 1);
     runs.sort_by_key(|run| std::cmp::Reverse(run.strides[by]));
-    let mut merged: Vec<Run> = Vec::new();
+    let mut merged: Vec<StridedLoop> = Vec::new();
     for run in runs {
         match merged.last_mut() {
             Some(last) if (0..3).all(|i| last.strides[i] == run.strides[i] * run.size as isize) => {
-                *last = Run { size: last.size * run.size, strides: run.strides };
+                *last = StridedLoop { size: last.size * run.size, strides: run.strides };
             }
             _ => merged.push(run),
         }
@@ -150,12 +150,12 @@ fn matrix_strides([(rows, down), (columns, right)]: [(usize, isize); 2]) -> Opti
 /// A contraction as batched multiplications of matrices.
 #[derive(Clone, Debug)]
 pub(crate) struct Batches {
-    /// The strides of [`Plan::matrices`].
+    /// The strides of [`ContractionPlan::matrices`].
     pub(crate) strides: [[i64; 2]; 3],
     /// The batch of one multiplication: the largest of the outer loops.
-    pub(crate) batch: Run,
+    pub(crate) batch: StridedLoop,
     /// The other outer loops: each of their steps is a multiplication.
-    pub(crate) loops: Vec<Run>,
+    pub(crate) loops: Vec<StridedLoop>,
 }
 
 impl Batches {
@@ -166,7 +166,7 @@ impl Batches {
 }
 
 /// Offsets after `step` of nested loops.
-pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[Run], mut step: usize) -> [isize; 3] {
+pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[StridedLoop], mut step: usize) -> [isize; 3] {
     for run in loops.iter().rev() {
         let index = (step % run.size) as isize;
         step /= run.size;
@@ -179,8 +179,8 @@ pub(crate) fn shifted(mut offsets: [isize; 3], loops: &[Run], mut step: usize) -
 mod tests {
     use super::*;
 
-    fn plan(text: &str, sizes: [&[usize]; 3]) -> Plan {
-        Plan::of(&Contract::new(text), sizes.map(Layout::dense))
+    fn plan(text: &str, sizes: [&[usize]; 3]) -> ContractionPlan {
+        ContractionPlan::of(&Contract::new(text), sizes.map(Layout::dense))
     }
 
     #[test]

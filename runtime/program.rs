@@ -140,7 +140,7 @@ pub enum Kernel {
     /// The operand, added to what the result held before; in a step's first microbatch instead of it.
     Accumulate,
     /// Of the operand, which every device has, this device's part.
-    Part(Part),
+    Part(LocalPart),
     /// A collective: operands and results are dense, each in its own place.
     Collective(Exchange),
 }
@@ -176,9 +176,9 @@ pub enum Activation {
     GeluTanhGrad,
 }
 
-/// What a device keeps of a tensor.
+/// The part of a tensor that a device keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct LocalPart {
     /// The dims that are cut, each with the axes that split it, major first.
     pub dims: SmallVec<[(usize, SmallVec<[AxisId; 2]>); 2]>,
 }

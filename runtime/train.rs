@@ -24,6 +24,6 @@ pub use error::{Cause, TrainError};
 pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
 pub use resume::{Resumed, cut_back, resume};
-pub use run::{BestCheckpoint, Outcome, Run, Schedule, train};
+pub use run::{BestCheckpoint, Outcome, Schedule, TrainingRun, train};
 pub use session::Session;
 pub use surroundings::Surroundings;

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::lowering::Lowering;
-use crate::pipeline::Plan;
+use crate::pipeline::CompilationPlan;
 use anyhow::anyhow;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
@@ -110,7 +110,7 @@ impl Source {
     /// Runs the passes of a plan. `after` sees the module after each pass, with the number of passes done by then.
     pub fn compile(
         &self,
-        plan: &Plan,
+        plan: &CompilationPlan,
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
@@ -120,7 +120,7 @@ impl Source {
     /// Runs the first half of a plan, which ends with the loss.
     pub fn forward(
         &self,
-        plan: &Plan,
+        plan: &CompilationPlan,
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Forward, Failure> {
@@ -150,7 +150,7 @@ impl Forward {
     /// Runs the second half of a plan, which makes the whole step.
     pub fn training(
         self,
-        plan: &Plan,
+        plan: &CompilationPlan,
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {

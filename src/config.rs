@@ -30,7 +30,7 @@ pub use optimizer::Optimizer;
 pub use out::Out;
 pub use parallel::{MeshAxes, Parallel};
 pub use precision::{Precision, PrecisionChoice};
-pub use run::{Export, Length, Resume, ResumePlace, Run};
+pub use run::{Export, Length, Resume, ResumePlace, RunFlags};
 pub use shapes::{Bindings, Shapes};
 pub use target::TargetDevice;
 pub use value::ValueError;
@@ -53,7 +53,7 @@ pub struct Settings {
     /// How long to run, when to save, where to go on.
     #[command(flatten)]
     #[serde(flatten)]
-    pub run: Run,
+    pub run: RunFlags,
     /// The seed of everything random.
     #[command(flatten)]
     #[serde(flatten)]

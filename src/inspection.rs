@@ -28,7 +28,7 @@ pub use why::{Answer, ShardingFacts};
 
 use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
-use crate::pipeline::Plan;
+use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use ir::{Diagnostic, Module};
 use onnx::Model;
@@ -113,7 +113,7 @@ pub struct Question<'a> {
     /// Sizes of dims.
     pub bindings: BTreeMap<String, u64>,
     /// The passes.
-    pub plan: Plan,
+    pub plan: CompilationPlan,
     /// Samples in a step.
     pub global_batch: Option<u64>,
     /// Devices that share the batch.
@@ -339,7 +339,7 @@ pub fn program_after(source: &Source, question: &Question, after: &str) -> Resul
 
 /// The passes that decide what is a parameter, and those after them; with dims that are not bound only what does without
 /// sizes.
-fn pipelines(plan: &Plan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
+fn pipelines(plan: &CompilationPlan, unbound: bool) -> (Pipeline, Option<Pipeline>) {
     let mut passes: Vec<Pass> = plan.forward().passes;
     let decided = passes.iter().position(|pass| matches!(pass, Pass::Parameters(_)));
     let rest = passes.split_off(decided.map_or(passes.len(), |at| at + 1));

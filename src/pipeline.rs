@@ -1,8 +1,8 @@
-//! Which passes run, as data.
+//! The passes that run, as data.
 //!
-//! A program is compiled in two halves: [`Plan::forward`] ends with the loss, and what it leaves says how the model is
-//! fed; [`Plan::training`] goes on to the whole step. [`Plan::reference`] is what that is verified against: the same
-//! model through as few passes as will do.
+//! A program is compiled in two halves: [`CompilationPlan::forward`] ends with the loss, and its program determines the
+//! inputs of the model; [`CompilationPlan::training`] goes on to the whole step. The step is verified against
+//! [`CompilationPlan::reference`]: the same model through as few passes as possible.
 
 use crate::config;
 use passes::Pipeline;
@@ -25,24 +25,24 @@ use std::collections::BTreeMap;
 
 /// The options of all passes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct CompilationPlan {
     /// Sizes of dims.
     pub bind: Bind,
-    /// What is dropped at random.
+    /// The dropout ratio.
     pub dropout: Dropout,
-    /// What is trained.
+    /// The trained parameters.
     pub parameters: Parameters,
-    /// What is minimised.
+    /// The loss.
     pub loss: Loss,
     /// The weights before step 0, where they are not the file's.
     pub initialize: Option<Initialize>,
-    /// How a loss of several classes is differentiated.
+    /// The differentiation of a loss of several classes.
     pub autodiff: Autodiff,
-    /// How.
+    /// The optimizer.
     pub optimizer: Optimizer,
-    /// In what.
+    /// The element types.
     pub precision: Precision,
-    /// On which devices; without axes on one.
+    /// The mesh of devices and the sharding; without axes one device.
     pub spmd: Spmd,
 }
 
@@ -61,7 +61,7 @@ pub struct Flags<'a> {
     pub seed: u64,
 }
 
-impl Plan {
+impl CompilationPlan {
     /// The plan that flags ask for, with dims of these sizes; a schedule without a length of its own ends with the run's
     /// `steps`.
     pub fn new(sizes: BTreeMap<String, u64>, flags: Flags, steps: u64) -> Self {
@@ -133,8 +133,8 @@ impl Plan {
         reference
     }
 
-    /// What turns the program that `done` passes of [`Plan::forward`] and [`Plan::training`] left into a whole step,
-    /// with as few passes as will do: how a pass that broke something is found.
+    /// Returns the fewest passes that turn a program into a whole step after `done` passes of
+    /// [`CompilationPlan::forward`] and [`CompilationPlan::training`]. The search for a faulty pass uses it.
     pub fn rest(&self, done: usize, parameters: Vec<ParameterSpec>) -> Pipeline {
         let given: Pass = self.given(parameters).into();
         let mut all: Vec<Pass> =

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// The plan of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Plan {
+pub struct RunPlan {
     /// Version of this format.
     pub format: u32,
     /// The model's name.
@@ -52,7 +52,7 @@ pub struct Memory {
     pub lower_bound: u64,
 }
 
-impl Plan {
+impl RunPlan {
     /// The plan of compiled and lowered programs. Errors: as of [`training::step`].
     pub fn new(compilation: &Compilation, programs: &Programs, microbatches: u64) -> Result<Self, Failure> {
         let module = &compilation.training;

@@ -5,7 +5,7 @@
 
 use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
-use crate::pipeline::Plan;
+use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, Type, ValueId};
 use passes::Manager;
@@ -32,7 +32,7 @@ pub struct Compiled<'a> {
     /// The sizes that its dims were bound to.
     pub sizes: &'a BTreeMap<String, u64>,
     /// The passes that ran.
-    pub plan: &'a Plan,
+    pub plan: &'a CompilationPlan,
     /// The result.
     pub compilation: &'a Compilation,
 }

@@ -30,7 +30,7 @@ use runtime::ranks;
 use runtime::room::TooLarge;
 use runtime::target::{Multiprocessors, Target};
 use runtime::train::{
-    EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, resume,
+    EvalHistory, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, resume,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -404,7 +404,7 @@ pub fn train(
     }
     let metrics_writer = MetricsWriter::append(&metrics).map_err(unwritten)?;
     history.complete(&metrics).map_err(unwritten)?;
-    let mut run = Run {
+    let mut run = TrainingRun {
         module: &compilation.training,
         session,
         loader,

@@ -1,9 +1,10 @@
 //! Verification: the compiled program's step against the untransformed program's.
 //!
-//! The reference is the model through as few passes as will do ([`crate::pipeline::Plan::reference`]), in f64; it is
-//! given the set of parameters that the compiled program was found to have. Both start from the same weights, run one
-//! step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]), number by number
-//! ([`compare`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the pass that broke something; [`against`] takes the numbers from elsewhere.
+//! The reference is the model through as few passes as possible ([`crate::pipeline::CompilationPlan::reference`]), in
+//! f64; it is given the set of parameters that the compiled program was found to have. Both start from the same
+//! weights, run one step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]),
+//! number by number ([`compare`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
+//! faulty pass; [`against`] takes the numbers from elsewhere.
 
 pub mod against;
 pub mod assumptions;
@@ -22,7 +23,7 @@ pub use mode::Mode;
 use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
 use crate::memory;
-use crate::pipeline::Plan;
+use crate::pipeline::CompilationPlan;
 use compare::Difference;
 use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::{Missing, bytes_of};
@@ -36,7 +37,7 @@ use runtime::checkpoint::{StateBytes, check_weights, initial_states};
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// How it was compiled; gradients are kept.
-    pub plan: Plan,
+    pub plan: CompilationPlan,
     /// The compiled programs.
     pub compilation: Compilation,
     /// Where the states of the compiled program lie.
@@ -60,7 +61,7 @@ impl Subject {
     /// Compiles a model, and keeps its gradients. `after` sees the program after each pass.
     pub fn compile(
         source: &Source,
-        mut plan: Plan,
+        mut plan: CompilationPlan,
         manager: &Manager,
         after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
@@ -71,7 +72,7 @@ impl Subject {
     /// A compiled program with its states before step 0: those `given`, else those of the file or of its initializers.
     /// Errors: weights that are not here; a model too large to be run in f64.
     pub fn new(
-        mut plan: Plan,
+        mut plan: CompilationPlan,
         compilation: Compilation,
         seed: u64,
         given: StateBytes,

@@ -11,11 +11,11 @@ pub mod mutate;
 pub mod onnx_file;
 mod text;
 
-/// The function that runs an input.
-pub type Run = fn(&[u8]);
+/// The function of a fuzz target: it runs one input.
+pub type FuzzFunction = fn(&[u8]);
 
 /// The name of each target, the folder of its seeds in the corpus, and its function.
-pub const TARGETS: [(&str, &str, Run); 9] = [
+pub const TARGETS: [(&str, &str, FuzzFunction); 9] = [
     ("model", "model", onnx_file::model),
     ("onnx", "model", onnx_file::onnx),
     ("text", "text", text::text),

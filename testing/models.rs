@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use trainyard::compilation::Source;
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Subject;
 
 /// An export with the numbers that PyTorch computed for its model.
@@ -248,23 +248,23 @@ pub fn done<T>(result: Result<T, impl Into<Failure>>) -> T {
 
 impl Fixture {
     /// The model's file, imported with a batch of so many samples, and how it is compiled.
-    pub fn source(&self, batch: u64, optimizer: Optimizer) -> (Source, Plan) {
+    pub fn source(&self, batch: u64, optimizer: Optimizer) -> (Source, CompilationPlan) {
         let sizes = self.bindings.iter().copied().chain([(BATCH, batch)]);
         let sizes = sizes.map(|(name, size)| (name.to_owned(), size)).collect();
         let source = done(Source::load(&path(&format!("{}.onnx", self.file)), &sizes));
-        let plan = Plan { bind: Bind { sizes }, optimizer, ..Plan::default() };
+        let plan = CompilationPlan { bind: Bind { sizes }, optimizer, ..CompilationPlan::default() };
         (source, plan)
     }
 
     /// The model compiled for a batch of so many samples.
     pub fn subject(&self, batch: u64, optimizer: Optimizer) -> Subject {
-        self.compiled(batch, Plan { optimizer, ..Plan::default() })
+        self.compiled(batch, CompilationPlan { optimizer, ..CompilationPlan::default() })
     }
 
     /// The model compiled for a batch of so many samples as `options` says, which need not bind any dims.
-    pub fn compiled(&self, batch: u64, options: Plan) -> Subject {
-        let (source, Plan { bind, .. }) = self.source(batch, options.optimizer.clone());
-        let plan = Plan { bind, ..options };
+    pub fn compiled(&self, batch: u64, options: CompilationPlan) -> Subject {
+        let (source, CompilationPlan { bind, .. }) = self.source(batch, options.optimizer.clone());
+        let plan = CompilationPlan { bind, ..options };
         let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
         done(Subject::new(plan, compilation, 0, StateBytes::new()))
     }

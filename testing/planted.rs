@@ -7,7 +7,7 @@ use passes::{Manager, Pipeline};
 use std::collections::BTreeMap;
 use trainyard::compilation::{self, Source};
 use trainyard::failure::Failure;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::bisect::{Culprit, Expected, Stage, bisect};
 use trainyard::verification::compare::Difference;
@@ -34,7 +34,7 @@ impl Planted {
     }
 
     /// The model as a changed plan compiles it, for two microbatches of so many samples.
-    pub fn of(fixture: &Fixture, batch: u64, change: impl Fn(Plan) -> Plan) -> Self {
+    pub fn of(fixture: &Fixture, batch: u64, change: impl Fn(CompilationPlan) -> CompilationPlan) -> Self {
         let (source, plan) = fixture.source(batch, adamw());
         let plan = change(plan);
         let mut stages = Vec::new();

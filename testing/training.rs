@@ -11,7 +11,7 @@ use trainyard::compilation::{Source, open};
 use trainyard::config::ResumePlace;
 use trainyard::failure::Failure;
 use trainyard::output::Folder;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::sizes;
 use trainyard::training::{self, Programs, Setup};
 
@@ -22,7 +22,7 @@ pub type Exchange<'a> = &'a dyn Fn(Box<dyn Device + Send>) -> Box<dyn Device + S
 pub fn train(
     place: &Workplace,
     flags: &str,
-    plan: impl FnOnce(&mut Plan),
+    plan: impl FnOnce(&mut CompilationPlan),
     device: Exchange,
 ) -> Result<(), Failure> {
     let [model, text] =
@@ -35,7 +35,8 @@ pub fn train(
     let model = open(&compile.model)?;
     let sizes = sizes::bindings(&model, &settings.shapes, None, settings.parallel.data_ranks())?;
     let source = Source::import(&compile.model, model, &sizes)?;
-    let mut passes = Plan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
+    let mut passes =
+        CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), settings.flags(), STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
     let programs = Programs::lower(&compilation, 1, runtime::target::Target::Cpu)?;

@@ -5,9 +5,9 @@ use ir::ops::Interp;
 use ir::{Blob, Claim, Data, DataId, Module, Node, NodeId, Op, Operator, Tensor, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How much of a value is known before the program runs.
+/// The part of a value that is known before the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Known {
+pub(crate) enum Constness {
     /// All of it.
     Constant,
     /// All of it, but it holds floats that may be a parameter, which is never folded through.
@@ -26,13 +26,13 @@ pub(crate) fn is_candidate(data: &Data) -> bool {
     data.ty.dtype.is_float() && may_be && matches!(data.blob, Blob::File(_))
 }
 
-/// The constants of a module: [`Known`] of every value, and values on demand.
+/// The constants of a module: [`Constness`] of every value, and values on demand.
 ///
 /// Floats are computed in f64. A number that a float is cut to, or what a comparison of floats gives, follows from the
 /// floats as they are in their types: a position that is just 2 in f32 and 1.9999999 in f64 is 2.
 pub(crate) struct Constants<'m> {
     module: &'m Module,
-    known: Vec<Known>,
+    known: Vec<Constness>,
     /// The place of each node in program order.
     position: SecondaryMap<NodeId, u32>,
     values: BTreeMap<ValueId, Tensor>,
@@ -43,7 +43,7 @@ pub(crate) struct Constants<'m> {
 impl<'m> Constants<'m> {
     /// Looks at every node once.
     pub(crate) fn new(module: &'m Module) -> Self {
-        let known = vec![Known::Nothing; module.value_count()];
+        let known = vec![Constness::Nothing; module.value_count()];
         let (values, typed) = (BTreeMap::new(), BTreeMap::new());
         let mut constants = Self { module, known, position: SecondaryMap::new(), values, typed };
         for (position, (id, node)) in module.nodes().enumerate() {
@@ -56,31 +56,31 @@ impl<'m> Constants<'m> {
     }
 
     /// How much of a value is known.
-    pub(crate) fn known(&self, value: ValueId) -> Known {
+    pub(crate) fn known(&self, value: ValueId) -> Constness {
         self.known[value.as_u32() as usize]
     }
 
-    fn known_result(&self, node: &Node, ty: &Type) -> Known {
+    fn known_result(&self, node: &Node, ty: &Type) -> Constness {
         if ty.numel().is_none_or(|count| count > MAX_ELEMENTS) && !matches!(node.op, Op::Constant(_)) {
-            return Known::Nothing;
+            return Constness::Nothing;
         }
         let own = match &node.op {
             Op::Constant(constant) => match &self.module.data[constant.data] {
-                data if data.bytes().is_none() && !is_candidate(data) => Known::Nothing,
-                data if is_candidate(data) => Known::Weight,
-                _ => Known::Constant,
+                data if data.bytes().is_none() && !is_candidate(data) => Constness::Nothing,
+                data if is_candidate(data) => Constness::Weight,
+                _ => Constness::Constant,
             },
             // What a dropout drops is not decided before its samples have numbers.
-            Op::Accumulate(_) | Op::Dropout(_) | Op::RandomUniform(_) => Known::Nothing,
-            _ => Known::Constant,
+            Op::Accumulate(_) | Op::Dropout(_) | Op::RandomUniform(_) => Constness::Nothing,
+            _ => Constness::Constant,
         };
-        let known = node.operands.iter().map(|&value| self.known(value)).fold(own, Known::max);
-        if known == Known::Weight && !ty.dtype.is_float() { Known::Constant } else { known }
+        let known = node.operands.iter().map(|&value| self.known(value)).fold(own, Constness::max);
+        if known == Constness::Weight && !ty.dtype.is_float() { Constness::Constant } else { known }
     }
 
     /// The value, if all of it is known and all bytes are here.
     pub(crate) fn value(&mut self, value: ValueId) -> Option<&Tensor> {
-        if self.known(value) == Known::Nothing {
+        if self.known(value) == Constness::Nothing {
             return None;
         }
         for node in self.missing(value) {

@@ -15,7 +15,7 @@ pub(super) fn retype(
     module: &mut Module,
     types: impl Fn(&Type) -> Result<Type, Diagnostic>,
 ) -> Result<(), Diagnostic> {
-    let plan = Plan { ty: &|old, value| types(old.ty(value)), decision: None };
+    let plan = Rebuild { ty: &|old, value| types(old.ty(value)), decision: None };
     *module = plan.build(module)?;
     Ok(())
 }
@@ -26,7 +26,7 @@ pub(super) fn rescale(module: &mut Module, decision: &Decision) -> Result<(), Di
         let ty = old.ty(value);
         Ok(decision.carries.get(&value).map_or_else(|| ty.clone(), |&carry| decision.rescaled(ty, carry)))
     };
-    *module = Plan { ty: &ty, decision: Some(decision) }.build(module)?;
+    *module = Rebuild { ty: &ty, decision: Some(decision) }.build(module)?;
     Ok(())
 }
 
@@ -37,7 +37,7 @@ pub(super) fn widen(module: &mut Module) -> Result<Changed, Diagnostic> {
         return Ok(Changed::No);
     }
     let ty = |old: &Module, value: ValueId| Ok(wide(old.ty(value)));
-    *module = Plan { ty: &ty, decision: None }.build(module)?;
+    *module = Rebuild { ty: &ty, decision: None }.build(module)?;
     Ok(Changed::Yes)
 }
 
@@ -52,12 +52,13 @@ fn wide(ty: &Type) -> Type {
 /// The type of a value of the old program in the new one.
 type NewType<'a> = dyn Fn(&Module, ValueId) -> Result<Type, Diagnostic> + 'a;
 
-struct Plan<'a> {
+/// The types and the decision that a new program is built with.
+struct Rebuild<'a> {
     ty: &'a NewType<'a>,
     decision: Option<&'a Decision>,
 }
 
-impl Plan<'_> {
+impl Rebuild<'_> {
     fn build(&self, old: &Module) -> Result<Module, Diagnostic> {
         let mut new = Module::new(&old.name);
         (new.level, new.mesh, new.data) = (old.level, old.mesh.clone(), old.data.clone());

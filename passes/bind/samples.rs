@@ -2,7 +2,7 @@
 //! constant. Such a lookup is a gather along the other dims, whatever the batch.
 
 use super::Bind;
-use crate::analysis::constants::{Constants, Known, Literals};
+use crate::analysis::constants::{Constants, Constness, Literals};
 use crate::pass::Transform;
 use ir::ops::constant::Constant;
 use ir::ops::indexing::{Gather, GatherNd};
@@ -48,7 +48,7 @@ fn decide(module: &Module) -> Vec<Lookup> {
 fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
     let data = node[OperandRole::Data];
     let dims = module.ty(data).dims.to_vec();
-    if constants.known(data) == Known::Constant {
+    if constants.known(data) == Constness::Constant {
         return None;
     }
     let table = constants.value(node[OperandRole::Indices])?;
@@ -76,7 +76,7 @@ fn by_number(module: &Module, constants: &mut Constants, id: NodeId, node: &Node
 /// `data[b·n + ..]` where the data were flattened from `[b, n]`, with the sample `b` in dim 0 of the indices.
 fn by_position(module: &Module, constants: &mut Constants, id: NodeId, node: &Node) -> Option<Lookup> {
     let data = node[OperandRole::Data];
-    if constants.known(data) != Known::Nothing {
+    if constants.known(data) != Constness::Nothing {
         return None;
     }
     let table = constants.value(node[OperandRole::Indices])?;

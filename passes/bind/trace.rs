@@ -1,6 +1,6 @@
 //! Which dim of which value carries the batch.
 
-use crate::analysis::constants::{Constants, Known};
+use crate::analysis::constants::{Constants, Constness};
 use ir::factors::{FactorId, FactorKind};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::{
@@ -294,7 +294,7 @@ impl<'m> Trace<'m> {
         // A stretched constant is stretched to the new batch; any other is computed for one sample.
         let stretched = self.module.producer(value).is_some_and(|node| matches!(node.op, Op::Broadcast(_)));
         match self.module.value(value).definition {
-            _ if self.constants.known(value) == Known::Constant && !stretched => {
+            _ if self.constants.known(value) == Constness::Constant && !stretched => {
                 if let Some(other) = self.wanted.insert((id, operand), carry)
                     && other != carry
                 {
@@ -364,7 +364,7 @@ fn drawn(module: &Module, constants: &Constants) -> BTreeSet<ValueId> {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Logical(_) | Op::Cast(_) | Op::Select(_) => {
                 let mut others = node.operands.iter().filter(|operand| !drawn.contains(*operand));
                 let any = node.operands.iter().any(|operand| drawn.contains(operand));
-                any && others.all(|&operand| constants.known(operand) == Known::Constant)
+                any && others.all(|&operand| constants.known(operand) == Constness::Constant)
             }
             _ => false,
         };

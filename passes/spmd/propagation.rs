@@ -161,8 +161,8 @@ pub(super) fn propagate(rules: &Rules, layouts: &mut Layouts, scope: &Scope, fro
     }
 }
 
-/// What is known of a factor in one node: its axes, and a value that has them.
-type Known = BTreeMap<FactorId, (FactorAxes, ValueId)>;
+/// The axes of each factor that the tensors of a node agree on, with a value that has them.
+type AgreedAxes = BTreeMap<FactorId, (FactorAxes, ValueId)>;
 
 /// Passes axes on between the tensors of one node; the values that changed.
 fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec<ValueId> {
@@ -198,9 +198,9 @@ fn visit(rules: &Rules, layouts: &mut Layouts, scope: &Scope, id: NodeId) -> Vec
 }
 
 /// The axes of every factor that the node's tensors agree on; `None` if there are none.
-fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<Known> {
+fn agreed(rules: &Rules, layouts: &Layouts, id: NodeId) -> Option<AgreedAxes> {
     let factors = rules.of(id);
-    let mut known = Known::new();
+    let mut known = AgreedAxes::new();
     let mut disputed: Vec<FactorId> = Vec::new();
     for (value, dims) in rules.tensors(id) {
         if layouts.of(value).is_empty() {

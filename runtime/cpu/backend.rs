@@ -2,7 +2,7 @@
 
 use super::kernel_contracts;
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
-use crate::contraction::Plan;
+use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::program::Exchange;
 use ir::{Kernels, Op};
@@ -38,7 +38,7 @@ impl Backend for CpuBackend {
     }
 
     /// Its kernel loops over what no stride reaches through.
-    fn multiplies(&self, _: &Plan) -> bool {
+    fn multiplies(&self, _: &ContractionPlan) -> bool {
         true
     }
 

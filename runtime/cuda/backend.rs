@@ -2,7 +2,7 @@
 
 use super::lower::{self, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
-use crate::contraction::Plan;
+use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced, WritableStrides};
 use crate::program::Exchange;
 use ir::{DType, Kernels, Op};
@@ -42,7 +42,7 @@ impl Backend for CudaBackend {
     }
 
     /// A matrix needs rows and columns of one stride each, and one of these strides is 1.
-    fn multiplies(&self, plan: &Plan) -> bool {
+    fn multiplies(&self, plan: &ContractionPlan) -> bool {
         lower::batches(plan).is_some()
     }
 

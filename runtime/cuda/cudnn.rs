@@ -33,23 +33,23 @@ pub(crate) struct Tensor {
     pub(crate) sizes: Vec<i64>,
     /// Elements between neighbours along each dim.
     pub(crate) strides: Vec<i64>,
-    pub(crate) held: Held,
+    pub(crate) held: TensorStorage,
 }
 
-/// Where a tensor is.
+/// The place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Held {
+pub(crate) enum TensorStorage {
     /// In the device's memory, at an address that `alignment` divides.
-    Memory { part: Part, alignment: i64 },
+    Memory { part: InstructionTensor, alignment: i64 },
     /// Nowhere: it goes from one operation to others.
     Between,
     /// With the call: an f32, as its bits.
     Number(u32),
 }
 
-/// What of an instruction a tensor is.
+/// An operand, a result or the scratch of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Part {
+pub(crate) enum InstructionTensor {
     Operand(usize),
     Result(usize),
     Scratch,
@@ -160,7 +160,7 @@ impl Graph {
     }
 }
 
-impl Part {
+impl InstructionTensor {
     /// The view of an instruction that it is.
     pub(crate) fn view(self, instruction: &Instruction) -> Option<&View> {
         match self {
@@ -171,9 +171,9 @@ impl Part {
     }
 }
 
-impl Held {
+impl TensorStorage {
     /// In memory, as a part of an instruction. Memory begins at multiples of 256.
-    fn memory(part: Part, view: &View) -> Self {
+    fn memory(part: InstructionTensor, view: &View) -> Self {
         let byte = view.base as i64 + view.layout.offset as i64 * view.dtype.bytes() as i64;
         Self::Memory { part, alignment: 1 << byte.trailing_zeros().min(WIDEST.trailing_zeros()) }
     }

@@ -2,7 +2,7 @@
 
 use super::clock::Clock;
 use super::driver::{Address, Driver, DriverError, Fetched};
-use super::graphs::{Known, Pace, Stretch};
+use super::graphs::{Pace, Stretch, StretchState};
 use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream};
 use super::ready::Ready;
@@ -21,7 +21,7 @@ pub struct Cuda<D> {
     programs: Vec<Ready>,
     arena: Address,
     pub(super) pace: Pace,
-    pub(super) known: BTreeMap<Stretch, Known>,
+    pub(super) known: BTreeMap<Stretch, StretchState>,
     /// The program whose casts of weights are in the arena, made from the weights that are there.
     renewed: Option<ProgramId>,
     /// When it is watched.

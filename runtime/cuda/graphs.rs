@@ -26,9 +26,9 @@ pub enum Pace {
 /// Instructions that are run together: of a program and a section, from one to another, adding to results or not.
 pub(super) type Stretch = (ProgramId, Section, usize, usize, bool);
 
-/// What is known of a stretch that has been run.
+/// The state of a stretch that has been run.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Known {
+pub(super) enum StretchState {
     /// It was run once.
     Run,
     /// It was captured.
@@ -61,14 +61,14 @@ impl<D: Driver> Cuda<D> {
         let graph = match self.known.get(&stretch) {
             None => {
                 self.execute(id, section, instructions).map_err(|error| self.blamed(error))?;
-                self.known.insert(stretch, Known::Run);
+                self.known.insert(stretch, StretchState::Run);
                 return Ok(());
             }
-            Some(Known::As(graph)) => *graph,
-            Some(Known::Run) => {
+            Some(StretchState::As(graph)) => *graph,
+            Some(StretchState::Run) => {
                 let graph = self.capture(id, section, instructions);
                 let graph = graph.map_err(|error| self.uncaptured(error))?;
-                self.known.insert(stretch, Known::As(graph));
+                self.known.insert(stretch, StretchState::As(graph));
                 graph
             }
         };
@@ -180,7 +180,7 @@ mod tests {
         for _ in 0..3 {
             run(&mut device).unwrap();
         }
-        let graphs = device.known.values().filter(|known| matches!(known, Known::As(_))).count();
+        let graphs = device.known.values().filter(|known| matches!(known, StretchState::As(_))).count();
         assert_eq!(graphs, device.known.len());
         assert!(graphs >= 3, "both kinds of microbatch, and the update: {graphs}");
     }
@@ -191,7 +191,7 @@ mod tests {
     fn a_capture_of_a_stretch_that_never_ran_is_refused() {
         let mut device = device();
         let count = device.program(ProgramId(0)).section(Section::Microbatch).len();
-        device.known.insert((ProgramId(0), Section::Microbatch, 0, count, true), Known::Run);
+        device.known.insert((ProgramId(0), Section::Microbatch, 0, count, true), StretchState::Run);
         let error = run(&mut device).unwrap_err().to_string();
         assert!(
             error.contains("the multiplication [4, 8] [8, 4] was never run outside of a capture"),

@@ -39,7 +39,7 @@ use crate::program::{Instruction, Kernel, Program, Section, View};
 use crate::target::Multiprocessors;
 use ir::{Diagnostic, Op};
 use smallvec::SmallVec;
-use source::{Kernels, Run};
+use source::{KernelDraft, Kernels};
 use std::sync::Arc;
 
 /// Writes a program for a GPU: one for all ranks of its mesh. What differs between them are arguments.
@@ -111,7 +111,7 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
 /// A part of an instruction.
 enum Step {
     /// A kernel.
-    Run(Run),
+    Kernel(KernelDraft),
     /// A multiplication.
     Multiply(Multiply),
     /// The whole of it, by a library.
@@ -158,7 +158,7 @@ impl Draft {
     fn command(self, kernels: &mut Kernels) -> Result<Command, Diagnostic> {
         let Self { step, reads, writes, first, last } = self;
         let task = match step {
-            Step::Run(run) => Task::Launch(kernels.launch(run)?),
+            Step::Kernel(run) => Task::Launch(kernels.launch(run)?),
             Step::Multiply(multiply) => Task::Multiply(Box::new(multiply)),
             Step::Library => Task::Library,
             Step::Collective(collective) => Task::Collective(Box::new(collective)),
@@ -189,7 +189,7 @@ fn steps(
     on: Multiprocessors,
     libraries: &mut dyn Libraries,
 ) -> Result<Vec<Step>, Diagnostic> {
-    let one = |run| Ok(vec![Step::Run(run)]);
+    let one = |run| Ok(vec![Step::Kernel(run)]);
     match &instruction.kernel {
         Kernel::Op(op) => operator(op, instruction, on),
         Kernel::Elementwise(chain) => one(chain::run(chain, instruction)),
@@ -208,7 +208,7 @@ fn missing(what: &str) -> Diagnostic {
 
 /// The kernels of an operator.
 fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
-    let one = |run| Ok(vec![Step::Run(run)]);
+    let one = |run| Ok(vec![Step::Kernel(run)]);
     match op {
         Op::Contract(op) => contract::steps(op, instruction, on),
         Op::Reduce(op) => Ok(reduce::steps(op, instruction, on)),

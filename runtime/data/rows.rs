@@ -12,12 +12,12 @@ pub(super) type Named = (String, TableArray);
 /// The rows of some arrays that fit one column. Never empty.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    parts: Vec<Part>,
+    parts: Vec<TablePart>,
 }
 
-/// One array.
+/// One array of [`Rows`].
 #[derive(Clone, Debug)]
-struct Part {
+struct TablePart {
     /// The number of its first row among all.
     first: u64,
     /// What to call it in messages.
@@ -36,7 +36,7 @@ impl Rows {
         arrays: Vec<Named>,
         check: impl Fn(&TableArray, &str) -> Result<(), DataError>,
     ) -> Result<Self, DataError> {
-        let (mut parts, mut first) = (Vec::<Part>::new(), 0);
+        let (mut parts, mut first) = (Vec::<TablePart>::new(), 0);
         for (data, array) in arrays {
             column.check_array(&array, &data)?;
             check(&array, &data)?;
@@ -48,7 +48,7 @@ impl Rows {
                 }
                 _ => {
                     let rows = if column.batched { array.dims[0] } else { 1 };
-                    parts.push(Part { first, data, array });
+                    parts.push(TablePart { first, data, array });
                     first += rows;
                 }
             }
@@ -77,7 +77,7 @@ impl Rows {
     /// The elements of row `row`, of which each row has `elements`, and their type.
     pub(super) fn row(&self, row: u64, elements: u64) -> (DType, &[u8]) {
         let index = self.parts.partition_point(|part| part.first <= row).saturating_sub(1);
-        let Part { first, array, .. } = &self.parts[index];
+        let TablePart { first, array, .. } = &self.parts[index];
         let size = (elements * array.dtype.bytes()) as usize;
         let start = (row - first) as usize * size;
         (array.dtype, &array.bytes[start..start + size])

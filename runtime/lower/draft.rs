@@ -2,7 +2,7 @@
 
 use super::fuse::Item;
 use super::pad;
-use super::parts::{Part, Whole};
+use super::parts::{PartPlace, Whole};
 use super::sums::Sum;
 use super::{LowerOptions, ranks};
 use crate::backend::Backend;
@@ -77,7 +77,7 @@ pub(super) struct Drafts<'m> {
     pub(super) located: SecondaryMap<ValueId, Option<Located>>,
     packed: SecondaryMap<ValueId, Option<(Section, Located)>>,
     /// What is written as a part of a concatenation.
-    pub(super) parts: SecondaryMap<ValueId, Option<Part>>,
+    pub(super) parts: SecondaryMap<ValueId, Option<PartPlace>>,
     /// Where such concatenations are.
     pub(super) wholes: SecondaryMap<ValueId, Option<Whole>>,
     pub(super) sums: SecondaryMap<ValueId, Vec<Sum>>,

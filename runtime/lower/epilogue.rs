@@ -16,7 +16,7 @@ use super::draft::{Draft, Drafts, Located};
 use super::fuse::Item;
 use super::pad;
 use crate::backend::{Backend, EpilogueLimits};
-use crate::contraction::Plan;
+use crate::contraction::ContractionPlan;
 use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
 use crate::program::{Activation, FusedContract, Kernel, Microbatches};
@@ -317,7 +317,7 @@ impl Drafts<'_> {
 /// Whether one multiplication makes a contraction, into each of these.
 fn is_one(contract: &Contract, operands: &[Located], made: &[Located]) -> bool {
     let layouts = |out: &Located| [&operands[0], &operands[1], out].map(|located| located.layout.clone());
-    made.iter().all(|out| Plan::of(contract, layouts(out)).is_one())
+    made.iter().all(|out| ContractionPlan::of(contract, layouts(out)).is_one())
 }
 
 /// Whether each row of a matrix begins at a multiple of so many bytes.

@@ -4,7 +4,7 @@
 
 use super::draft::{Drafts, Located};
 use crate::backend::Backend;
-use crate::contraction::Plan;
+use crate::contraction::ContractionPlan;
 use crate::layout::{Layout, Sizes};
 use ir::NodeId;
 use ir::ops::Labels;
@@ -67,7 +67,7 @@ impl Drafts<'_> {
 impl Tensors<'_> {
     /// Whether the backend multiplies them as they lie.
     fn are_multiplied(&self) -> bool {
-        self.backend.multiplies(&Plan::of(self.contract, self.layouts.clone()))
+        self.backend.multiplies(&ContractionPlan::of(self.contract, self.layouts.clone()))
     }
 
     /// The tensors as the backend multiplies them, with the least bytes copied. `None` if no copy pays. `bytes` has the

@@ -8,9 +8,9 @@ use ir::analysis::{held_values, made_by_kernel};
 use ir::ops::shape::Concat;
 use ir::{Diagnostic, Node, NodeId, Op, ValueId};
 
-/// Where a value is written that is a part of another.
+/// The place of a value that is written as a part of a concatenation.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct PartPlace {
     /// The concatenation.
     pub(super) whole: ValueId,
     /// The part's elements there.
@@ -48,11 +48,11 @@ impl Drafts<'_> {
         node: &Node,
         concat: &Concat,
         held: &EntitySet<ValueId>,
-    ) -> Option<Vec<(ValueId, Part)>> {
+    ) -> Option<Vec<(ValueId, PartPlace)>> {
         let (dim, whole) = (concat.dim as usize, node.results[0]);
         let layout = Layout::dense(&self.sizes(whole));
         let mut start = 0;
-        let mut parts: Vec<(ValueId, Part)> = Vec::new();
+        let mut parts: Vec<(ValueId, PartPlace)> = Vec::new();
         for &operand in &node.operands {
             let writes_anywhere =
                 |op: &Op| self.backend.kernel_contract(op, 0).can_write(WritableStrides::Any);
@@ -65,7 +65,7 @@ impl Drafts<'_> {
             if known || !same_phase {
                 return None;
             }
-            parts.push((base, Part { whole, layout: self.before(own, &views)? }));
+            parts.push((base, PartPlace { whole, layout: self.before(own, &views)? }));
         }
         Some(parts)
     }
@@ -87,7 +87,7 @@ impl Drafts<'_> {
     /// A place for a result: in the whole that it is a part of, or of its own, laid out so.
     pub(super) fn place(&mut self, value: ValueId, layout: Layout) -> Located {
         let dtype = self.module.ty(value).dtype;
-        let Some(Part { whole, layout: own }) = &self.parts[value] else {
+        let Some(PartPlace { whole, layout: own }) = &self.parts[value] else {
             return self.allocate(dtype, layout);
         };
         let whole = self.wholes[*whole].as_ref().expect("a part is of a whole that has a place");

@@ -5,7 +5,7 @@
 use super::draft::{Draft, Drafts, Located};
 use crate::kernel_contract::OperandLayout;
 use crate::layout::Layout;
-use crate::program::{Exchange, Kernel, Moved, Part};
+use crate::program::{Exchange, Kernel, LocalPart, Moved};
 use ir::ops::collective::{Change, Collective};
 use ir::{AxisId, Diagnostic, Mesh, Node, NodeId, Type};
 use smallvec::SmallVec;
@@ -45,7 +45,7 @@ impl Drafts<'_> {
     ) -> Located {
         let dims =
             dims.iter().map(|(dim, axes)| (*dim, self.apart(axes))).filter(|(_, axes)| !axes.is_empty());
-        let part = Part { dims: dims.collect() };
+        let part = LocalPart { dims: dims.collect() };
         if part.dims.is_empty() {
             return whole;
         }

@@ -34,8 +34,8 @@ pub struct Schedule {
     pub patience: Option<u64>,
 }
 
-/// What the loop works with. The session's states have their values.
-pub struct Run<'a> {
+/// The objects that the training loop works with. The session's states have their values.
+pub struct TrainingRun<'a> {
     /// The module that the training program was lowered from: its state table is the checkpoints'.
     pub module: &'a Module,
     /// The programs on their device.
@@ -98,7 +98,7 @@ pub struct BestCheckpoint {
 /// A loss, gradient or state that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
 /// full; programs and data that do not fit each other. With a scaled loss a gradient that is not finite skips its step,
 /// and is an error only once the scale can get no smaller.
-pub fn train(run: &mut Run, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
+pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
@@ -158,7 +158,7 @@ fn due(every: Option<u64>, done: u64) -> bool {
     every.is_some_and(|every| done.is_multiple_of(every))
 }
 
-impl Run<'_> {
+impl TrainingRun<'_> {
     /// Microbatches a step.
     pub(super) fn microbatches(&self) -> Result<u64, TrainError> {
         let (global_batch, microbatch) = (self.loader.global_batch_size(), self.session.microbatch());

@@ -3,10 +3,10 @@
 use super::error::TrainError;
 use super::finite::{FiniteStates, NotFiniteState, Refused};
 use super::history::Evaluation;
-use super::run::{BestCheckpoint, Outcome, Run, Schedule};
+use super::run::{BestCheckpoint, Outcome, Schedule, TrainingRun};
 use crate::checkpoint::{Checkpoint, Description};
 
-impl Run<'_> {
+impl TrainingRun<'_> {
     /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; then removes those that
     /// `schedule` does not keep. The last save was after `saved` steps.
     pub(super) fn save(

@@ -2,7 +2,7 @@
 
 use super::error::{Cause, TrainError};
 use super::finite::FiniteStates;
-use super::run::{Outcome, Run};
+use super::run::{Outcome, TrainingRun};
 use super::session::Updated;
 use crate::data::Batch;
 use crate::device::Later;
@@ -28,7 +28,7 @@ pub(super) struct Ended {
     seconds: f64,
 }
 
-impl Run<'_> {
+impl TrainingRun<'_> {
     /// Gives the device a step. A loss or gradient that is not finite keeps the weights from changing, so that they are still
     /// good when the node is looked for that made it: here, or on a device that runs ahead by itself.
     pub(super) fn begin_step(

@@ -11,7 +11,8 @@ mod scaling;
 mod short;
 
 use super::{
-    EvalHistory, Outcome, Resumed, Run, Schedule, Session, Surroundings, TrainError, cut_back, resume, train,
+    EvalHistory, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, cut_back,
+    resume, train,
 };
 use crate::checkpoint::{
     Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, initial_states,
@@ -201,7 +202,7 @@ impl Setup {
         let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
         session.write_states(values)?;
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
-        let mut run = Run {
+        let mut run = TrainingRun {
             surroundings: Surroundings::new(vec![self.corpus()], Vec::new(), None),
             module: &module,
             session,

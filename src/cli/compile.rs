@@ -26,7 +26,7 @@ use crate::hardware::{self, Chosen};
 use crate::inspection::units::bytes;
 use crate::lowering::Lowering;
 use crate::output::Folder;
-use crate::pipeline::Plan;
+use crate::pipeline::CompilationPlan;
 use crate::short_evaluation::Compiled;
 use crate::training::{self, Programs, Setup};
 use crate::verification::assumptions;
@@ -70,7 +70,7 @@ pub(super) struct Ready {
     source: Source,
     compilation: Compilation,
     pub(super) programs: Programs,
-    pub(super) plan: plan::Plan,
+    pub(super) plan: plan::RunPlan,
     /// With `--train`: the data, and how many steps are asked for.
     training: Option<(Loader, u64)>,
 }
@@ -180,7 +180,7 @@ impl Compile {
             .map_err(|error| error.at(self.model.display().to_string()))?;
         let source = Source::import(&self.model, model, &bindings)?;
         let left = sizes::left_to_passes(&source.model, bindings.clone());
-        let mut passes = Plan::new(left, settings.flags(), 0);
+        let mut passes = CompilationPlan::new(left, settings.flags(), 0);
         passes.initialize = settings.initial.pass();
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
@@ -211,7 +211,7 @@ impl Compile {
             let compiled = Compiled { path, source: &source, sizes, plan, compilation: &compilation };
             evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;
         }
-        let plan = plan::Plan::new(&compilation, &programs, microbatches)?;
+        let plan = plan::RunPlan::new(&compilation, &programs, microbatches)?;
         Ok(Ready { source, compilation, programs, plan, training })
     }
 
@@ -315,7 +315,7 @@ impl Compile {
         Ok(())
     }
 
-    fn tell(&self, plan: &plan::Plan, target: Target) {
+    fn tell(&self, plan: &plan::RunPlan, target: Target) {
         let memory = &plan.memory;
         tell!(
             "{}: {} parameters in {} tensors, {} x {} samples per step",

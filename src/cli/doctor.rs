@@ -6,7 +6,7 @@ mod part;
 
 use clap::Args;
 use ir::Diagnostic;
-use runtime::cuda::check::part::{Part, Place};
+use runtime::cuda::check::part::{CheckPart, Place};
 use runtime::cuda::check::process::Processes;
 use runtime::cuda::gpu::{copies, links};
 use runtime::cuda::libraries::{Folders, Library};
@@ -50,7 +50,7 @@ pub struct Doctor {
     pub json: bool,
     /// Run a part of the check in this process: `--check` starts a process for each
     #[arg(long, hide = true, exclusive = true, value_name = "PART")]
-    pub part: Option<Part>,
+    pub part: Option<CheckPart>,
 }
 
 /// All that is said.

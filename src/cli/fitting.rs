@@ -2,13 +2,13 @@
 
 use super::compile::Compile;
 use crate::hardware::Chosen;
-use crate::plan::Plan;
+use crate::plan::RunPlan;
 use runtime::room::TooLarge;
 
 impl Compile {
     /// The largest microbatch, of those that halving leads to, whose programs fit, as flags that leave the step what it is;
     /// none if no halving helps. Each is compiled for that.
-    pub(super) fn fitting(&self, plan: &Plan, device: &Chosen, too_large: &TooLarge) -> Option<String> {
+    pub(super) fn fitting(&self, plan: &RunPlan, device: &Chosen, too_large: &TooLarge) -> Option<String> {
         let ranks = self.settings.parallel.data_ranks();
         let mut smaller = self.clone();
         smaller.settings.data.train = None;

@@ -10,7 +10,7 @@ use crate::compilation::{self, Source};
 use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
-use crate::pipeline::{Flags, Plan};
+use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
 
 const EXAMPLES: &str = "\
@@ -175,7 +175,7 @@ impl Inspect {
             seed: 0,
         };
         let rebound = sizes::left_to_passes(model, bindings.clone());
-        let plan = Plan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
+        let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         let target = self.target.as_ref().map(|target| target.0.clone());

@@ -1,7 +1,7 @@
 //! Resuming a run: the step at which it begins, the flags that differ from the run before, and whether any step is left.
 
 use crate::compilation::Compilation;
-use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, Run, Settings};
+use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings};
 use crate::export;
 use crate::output::Folder;
 use crate::training::{METRICS, checkpoints};
@@ -95,7 +95,7 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let then = then.map_err(|error| {
         refused(format!("{} is not TOML: {}", config.display(), error.message())).note(anew)
     })?;
-    let free = keys(&[Run::augment_args, Device::augment_args]);
+    let free = keys(&[RunFlags::augment_args, Device::augment_args]);
     let now = table(settings);
     let known = keys(&[Settings::augment_args]);
     let differ = known.iter().filter(|key| !free.contains(key) && then.get(*key) != now.get(*key));

@@ -14,7 +14,7 @@ use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, S
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::pipeline::{Flags, Plan};
+use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
@@ -277,7 +277,7 @@ impl Verify {
         }
     }
 
-    fn plan(&self, bindings: BTreeMap<String, u64>) -> Plan {
+    fn plan(&self, bindings: BTreeMap<String, u64>) -> CompilationPlan {
         let flags = Flags {
             optimizer: &self.optimizer,
             loss: &self.loss,
@@ -286,7 +286,7 @@ impl Verify {
             seed: self.seed.seed,
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        Plan::new(bindings, flags, self.optimizer.lr_schedule.least_steps())
+        CompilationPlan::new(bindings, flags, self.optimizer.lr_schedule.least_steps())
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {

@@ -14,7 +14,7 @@ use super::value::{ValueError, count_from};
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Run")]
 #[serde(rename_all = "kebab-case")]
-pub struct Run {
+pub struct RunFlags {
     /// Train until step N; steps are counted from step 0, also in a resumed run
     #[arg(long, value_name = "N", value_parser = any_count, conflicts_with = "epochs")]
     pub steps: Option<u64>,
@@ -45,7 +45,7 @@ pub struct Run {
     pub profile: bool,
 }
 
-impl Run {
+impl RunFlags {
     /// Whether the checkpoint with the lowest eval loss is exported.
     pub fn exports_best(&self) -> bool {
         self.export == Some(Export::Best)

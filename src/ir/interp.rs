@@ -16,7 +16,7 @@ mod run;
 use crate::data::Data;
 use crate::random;
 use crate::{DType, Diagnostic, Initializer, Module, Op, State, StateId, Tensor};
-use run::Run;
+use run::StepInterpreter;
 use std::collections::BTreeMap;
 
 pub use memory::{LargestValue, StepMemory, bytes_of, memory};
@@ -134,7 +134,7 @@ pub fn step(
     microbatches: &[BTreeMap<String, Tensor>],
 ) -> Result<StepOutputs, Diagnostic> {
     check(module, states, microbatches)?;
-    Run::new(module, mode, microbatches.len()).step(states, microbatches)
+    StepInterpreter::new(module, mode, microbatches.len()).step(states, microbatches)
 }
 
 /// Everything that could make a step fail, before it starts.

@@ -27,7 +27,7 @@ pub fn program(seed: u64, dtype: DType, steps: usize) -> Module {
     for i in 0..1 + choices.below(2) {
         let ty = Type::of(dtype, &choices.sizes(1));
         let value = module.add_input(format!("input.{i}"), ty, true);
-        pool.push(Known { value, bound: INPUT_BOUND });
+        pool.push(BoundedValue { value, bound: INPUT_BOUND });
     }
     let b = Builder::new(&mut module, "random");
     let mut generator = Generator { b, choices, dtype, pool };
@@ -98,19 +98,19 @@ impl Choices {
 
 /// A value with a bound on what its elements can be.
 #[derive(Clone, Copy)]
-struct Known {
+struct BoundedValue {
     value: ValueId,
     bound: f64,
 }
 
 /// Adds an operation or a few.
-type Step<G> = fn(&mut G) -> Result<Known, TypeError>;
+type Step<G> = fn(&mut G) -> Result<BoundedValue, TypeError>;
 
 struct Generator<'m> {
     b: Builder<'m>,
     choices: Choices,
     dtype: DType,
-    pool: Vec<Known>,
+    pool: Vec<BoundedValue>,
 }
 
 impl Generator<'_> {
@@ -134,24 +134,24 @@ impl Generator<'_> {
             Self::select,
             Self::source,
         ];
-        let Known { mut value, mut bound } = self.choices.of(steps)(self)?;
+        let BoundedValue { mut value, mut bound } = self.choices.of(steps)(self)?;
         if bound > BOUND {
             (value, bound) = (self.b.one(Unary::Tanh, &[value])?, 1.0);
         }
-        self.pool.push(Known { value, bound });
+        self.pool.push(BoundedValue { value, bound });
         Ok(())
     }
 
     /// A value of the pool, most often a late one.
-    fn pick(&mut self) -> Known {
+    fn pick(&mut self) -> BoundedValue {
         let count = self.pool.len();
         let late = count - 1 - self.choices.below(count.min(3));
         if self.choices.below(3) == 0 { self.choices.of(&self.pool) } else { self.pool[late] }
     }
 
     /// A value of the pool that satisfies something, if one does.
-    fn find(&mut self, fits: impl Fn(&[u64]) -> bool) -> Option<Known> {
-        let found: Vec<Known> =
+    fn find(&mut self, fits: impl Fn(&[u64]) -> bool) -> Option<BoundedValue> {
+        let found: Vec<BoundedValue> =
             self.pool.iter().filter(|known| fits(&self.sizes(known.value))).copied().collect();
         (!found.is_empty()).then(|| self.choices.of(&found))
     }
@@ -164,7 +164,7 @@ impl Generator<'_> {
         sizes.iter().copied().map(Dim::known)
     }
 
-    fn unary(&mut self) -> Result<Known, TypeError> {
+    fn unary(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let op = self.choices.of(&[
             (Unary::Neg, x.bound),
@@ -177,11 +177,11 @@ impl Generator<'_> {
             (Unary::GeluTanh, x.bound),
             (Unary::Silu, x.bound),
         ]);
-        Ok(Known { value: self.b.one(op.0, &[x.value])?, bound: op.1 })
+        Ok(BoundedValue { value: self.b.one(op.0, &[x.value])?, bound: op.1 })
     }
 
     /// A function that needs its operand away from zero, of `½ + sigmoid(x)`.
-    fn positive(&mut self) -> Result<Known, TypeError> {
+    fn positive(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sigmoid = self.b.one(Unary::Sigmoid, &[x.value])?;
         let half = self.b.splat_like(sigmoid, 0.5)?;
@@ -198,10 +198,10 @@ impl Generator<'_> {
                 self.b.one(Binary::Pow, &[positive, power])?
             }
         };
-        Ok(Known { value, bound: 4.5 })
+        Ok(BoundedValue { value, bound: 4.5 })
     }
 
-    fn binary(&mut self) -> Result<Known, TypeError> {
+    fn binary(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         let fits = |other: &[u64]| {
@@ -220,17 +220,17 @@ impl Generator<'_> {
                 let sigmoid = self.b.one(Unary::Sigmoid, &[y.value])?;
                 let half = self.b.splat_like(sigmoid, 0.5)?;
                 let positive = self.b.add(sigmoid, half)?;
-                return Ok(Known {
+                return Ok(BoundedValue {
                     value: self.b.one(Binary::Div, &[x.value, positive])?,
                     bound: 2.0 * x.bound,
                 });
             }
         };
-        Ok(Known { value: self.b.one(op, &[x.value, y.value])?, bound })
+        Ok(BoundedValue { value: self.b.one(op, &[x.value, y.value])?, bound })
     }
 
     /// A contraction of two values over a dim they share in size, scaled by that size.
-    fn contract(&mut self) -> Result<Known, TypeError> {
+    fn contract(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         let Some(i) = (0..sizes.len()).rev().find(|&i| sizes[i] > 1) else { return self.linear() };
@@ -251,11 +251,11 @@ impl Generator<'_> {
         let contract = Contract { lhs: Labels(lhs), rhs: Labels(rhs), out: Labels(out) };
         let product = self.b.one(contract, &[x.value, y.value])?;
         let value = self.b.scale(product, 1.0 / sizes[i] as f64)?;
-        Ok(Known { value, bound: x.bound * y.bound })
+        Ok(BoundedValue { value, bound: x.bound * y.bound })
     }
 
     /// A linear layer with a parameter of its own.
-    fn linear(&mut self) -> Result<Known, TypeError> {
+    fn linear(&mut self) -> Result<BoundedValue, TypeError> {
         let mut x = self.pick();
         if self.sizes(x.value).is_empty() {
             x.value = self.b.reshape(x.value, Self::dims(&[1]))?;
@@ -265,7 +265,7 @@ impl Generator<'_> {
         let columns = self.choices.of(&[2, 3, 4]);
         let weight = self.parameter(if transposed { [columns, width] } else { [width, columns] });
         let product = self.b.one(Contract::linear(sizes.len(), transposed), &[x.value, weight])?;
-        Ok(Known { value: product, bound: width as f64 * x.bound * PARAMETER_BOUND })
+        Ok(BoundedValue { value: product, bound: width as f64 * x.bound * PARAMETER_BOUND })
     }
 
     /// A new parameter, drawn, filled, or cut out of a row of the data table.
@@ -296,7 +296,7 @@ impl Generator<'_> {
         self.b.tables().add_data(Data { name: name.into(), ty, blob, claim: None })
     }
 
-    fn reshape(&mut self) -> Result<Known, TypeError> {
+    fn reshape(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let mut sizes = self.sizes(x.value);
         let at = self.choices.below(sizes.len() + 1);
@@ -312,20 +312,20 @@ impl Generator<'_> {
             _ if sizes.len() < 4 => sizes.insert(at, 1),
             _ => sizes = vec![sizes.iter().product()],
         }
-        Ok(Known { value: self.b.reshape(x.value, Self::dims(&sizes))?, ..x })
+        Ok(BoundedValue { value: self.b.reshape(x.value, Self::dims(&sizes))?, ..x })
     }
 
-    fn transpose(&mut self) -> Result<Known, TypeError> {
+    fn transpose(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let ndim = self.sizes(x.value).len();
         let mut permutation: Vec<u32> = (0..ndim as u32).collect();
         for i in (1..ndim).rev() {
             permutation.swap(i, self.choices.below(i + 1));
         }
-        Ok(Known { value: self.b.transpose(x.value, &permutation)?, ..x })
+        Ok(BoundedValue { value: self.b.transpose(x.value, &permutation)?, ..x })
     }
 
-    fn broadcast(&mut self) -> Result<Known, TypeError> {
+    fn broadcast(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let mut sizes = self.sizes(x.value);
         for size in sizes.iter_mut().filter(|size| **size == 1) {
@@ -337,19 +337,19 @@ impl Generator<'_> {
         if sizes.iter().product::<u64>() > ELEMENTS {
             return self.reduce();
         }
-        Ok(Known { value: self.b.broadcast(x.value, Self::dims(&sizes))?, ..x })
+        Ok(BoundedValue { value: self.b.broadcast(x.value, Self::dims(&sizes))?, ..x })
     }
 
-    fn slice(&mut self) -> Result<Known, TypeError> {
+    fn slice(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         let Some(dim) = (0..sizes.len()).find(|&dim| sizes[dim] > 1) else { return self.unary() };
         let start = self.choices.below(sizes[dim] as usize) as u64;
         let length = 1 + self.choices.below((sizes[dim] - start) as usize) as u64;
-        Ok(Known { value: self.b.slice(x.value, dim as u32, start, Dim::known(length))?, ..x })
+        Ok(BoundedValue { value: self.b.slice(x.value, dim as u32, start, Dim::known(length))?, ..x })
     }
 
-    fn concat(&mut self) -> Result<Known, TypeError> {
+    fn concat(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         if sizes.is_empty() || sizes.iter().product::<u64>() * 2 > ELEMENTS {
@@ -363,10 +363,10 @@ impl Generator<'_> {
         };
         let y = self.find(same).unwrap_or(x);
         let value = self.b.one(Concat { dim: dim as u32 }, &[x.value, y.value])?;
-        Ok(Known { value, bound: x.bound.max(y.bound) })
+        Ok(BoundedValue { value, bound: x.bound.max(y.bound) })
     }
 
-    fn pad(&mut self) -> Result<Known, TypeError> {
+    fn pad(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let mut sizes = self.sizes(x.value);
         if sizes.is_empty() || sizes.iter().product::<u64>() * 3 > ELEMENTS {
@@ -378,10 +378,10 @@ impl Generator<'_> {
         let value = self.choices.of(&[0.0, 0.0, 0.5]);
         let pad = Pad { dim: dim as u32, before, value: Float::new(value) };
         let value = self.b.one_typed(pad, &[x.value], Type::of(self.dtype, &sizes))?;
-        Ok(Known { value, bound: x.bound.max(0.5) })
+        Ok(BoundedValue { value, bound: x.bound.max(0.5) })
     }
 
-    fn reduce(&mut self) -> Result<Known, TypeError> {
+    fn reduce(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         let dims: SmallVec<[u32; 4]> =
@@ -393,11 +393,11 @@ impl Generator<'_> {
         let (kind, bound) =
             self.choices.of(&[(ReduceKind::Sum, x.bound * count as f64), (ReduceKind::Mean, x.bound)]);
         let keep = self.choices.below(2) == 0;
-        Ok(Known { value: self.b.one(Reduce { kind, dims, keep }, &[x.value])?, bound })
+        Ok(BoundedValue { value: self.b.one(Reduce { kind, dims, keep }, &[x.value])?, bound })
     }
 
     /// One of two values where an index is below a number.
-    fn select(&mut self) -> Result<Known, TypeError> {
+    fn select(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
         let sizes = self.sizes(x.value);
         if sizes.is_empty() {
@@ -410,26 +410,26 @@ impl Generator<'_> {
         let condition = self.b.one(Compare::Less, &[index, limit])?;
         let y = self.find(|other| other == sizes).unwrap_or(x);
         let value = self.b.one(Select, &[condition, x.value, y.value])?;
-        Ok(Known { value, bound: x.bound.max(y.bound) })
+        Ok(BoundedValue { value, bound: x.bound.max(y.bound) })
     }
 
     /// A value that comes from nowhere.
-    fn source(&mut self) -> Result<Known, TypeError> {
+    fn source(&mut self) -> Result<BoundedValue, TypeError> {
         let sizes = self.choices.sizes(1);
         let ty = Type::of(self.dtype, &sizes);
         match self.choices.below(3) {
             0 => {
                 let value = self.choices.uniform();
-                Ok(Known { value: self.b.splat(ty, value)?, bound: 1.0 })
+                Ok(BoundedValue { value: self.b.splat(ty, value)?, bound: 1.0 })
             }
             1 => {
                 let dim = self.choices.below(sizes.len());
-                Ok(Known {
+                Ok(BoundedValue {
                     value: self.b.one_typed(Iota { dim: dim as u32 }, &[], ty)?,
                     bound: sizes[dim] as f64,
                 })
             }
-            _ => Ok(Known { value: self.constant(&sizes)?, bound: 1.0 }),
+            _ => Ok(BoundedValue { value: self.constant(&sizes)?, bound: 1.0 }),
         }
     }
 

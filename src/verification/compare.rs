@@ -6,7 +6,7 @@
 //! An error fails when it is above the tolerance, and not explained by the error that rounding alone makes.
 
 use super::execute::{Execution, Tensors};
-use super::layout::{FileTensor, Layout, Part};
+use super::layout::{FileTensor, Layout, StatePart};
 use ir::interp::StepOutputs;
 use ir::{Scalar, ScalarPart, StepOutput, Tensor};
 use serde::{Serialize, Serializer};
@@ -239,7 +239,7 @@ fn tensor_error(
     whole: &Tensor,
     floor: f64,
 ) -> f64 {
-    let cut = |(part, given): (&Part, &Option<&Tensor>)| match given {
+    let cut = |(part, given): (&StatePart, &Option<&Tensor>)| match given {
         _ if kind == Kind::Gradient => part.gradient(whole),
         Some(given) => part.cut_to(&given.sizes, whole),
         None => part.cut(whole),

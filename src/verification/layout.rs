@@ -21,12 +21,12 @@ pub struct FileTensor {
     /// Its sizes there.
     pub sizes: Vec<usize>,
     /// The states it is made of.
-    pub parts: Vec<Part>,
+    pub parts: Vec<StatePart>,
 }
 
 /// A state that is a part of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct StatePart {
     /// The state's name.
     pub state: String,
     /// From the tensor to the state: more than one where the file repeats what the state holds once (a batch that an
@@ -43,7 +43,7 @@ impl Layout {
             .iter()
             .filter(|report| report.role == RowRole::Parameter && !report.frozen && report.tied.is_none());
         let tensor = |report: &ParameterReport| {
-            let mut parts: Vec<Part> = Vec::new();
+            let mut parts: Vec<StatePart> = Vec::new();
             for held in &report.states {
                 let (padding, _) = ir::view::padding(&held.view, &[]);
                 let view: View = held.view[..held.view.len() - padding.len()].into();
@@ -51,7 +51,7 @@ impl Layout {
                     Some(part) => part.views.push(view),
                     None => {
                         let (state, padding) = (held.state.clone(), padding.into());
-                        parts.push(Part { state, views: vec![view], padding });
+                        parts.push(StatePart { state, views: vec![view], padding });
                     }
                 }
             }
@@ -64,8 +64,11 @@ impl Layout {
     /// The same tensors, each whole in one state of its name: where the states of a reference lie.
     pub fn whole(&self) -> Self {
         let whole = |tensor: &FileTensor| {
-            let parts =
-                vec![Part { state: tensor.name.clone(), views: vec![View::new()], padding: View::new() }];
+            let parts = vec![StatePart {
+                state: tensor.name.clone(),
+                views: vec![View::new()],
+                padding: View::new(),
+            }];
             FileTensor { parts, ..tensor.clone() }
         };
         Self { tensors: self.tensors.iter().map(whole).collect() }
@@ -95,7 +98,7 @@ impl FileTensor {
     }
 }
 
-impl Part {
+impl StatePart {
     /// The view from the tensor to the state, padding included.
     fn padded(&self) -> View {
         self.views[0].iter().chain(&self.padding).cloned().collect()
@@ -142,8 +145,11 @@ mod tests {
 
     #[test]
     fn parts_are_put_together_where_they_lie() {
-        let part =
-            |state: &str, start| Part { state: state.into(), views: vec![rows(start)], padding: View::new() };
+        let part = |state: &str, start| StatePart {
+            state: state.into(),
+            views: vec![rows(start)],
+            padding: View::new(),
+        };
         let parts = vec![part("upper", 0), part("lower", 1)];
         let file = FileTensor { name: "w".into(), sizes: vec![2, 2], parts };
         let row = |x| Tensor::float(DType::F32, vec![1, 2], vec![x, x]);
@@ -158,7 +164,7 @@ mod tests {
     #[test]
     fn a_padded_state_is_compared_with_its_padding_and_its_gradient_without() {
         let padding = [ir::ViewStep::Pad { dim: 1, after: 1 }].into_iter().collect();
-        let part = Part { state: "w".into(), views: vec![rows(0)], padding };
+        let part = StatePart { state: "w".into(), views: vec![rows(0)], padding };
         let whole = tensor(&[1.0, 2.0, 10.0, 20.0]);
         assert_eq!(part.cut_to(&[1, 3], &whole).unwrap().floats(), [1.0, 2.0, 0.0]);
         assert_eq!(part.cut_to(&[1, 2], &whole).unwrap().floats(), [1.0, 2.0]);
@@ -173,7 +179,7 @@ mod tests {
 
     #[test]
     fn gradients_of_what_the_file_repeats_add_up() {
-        let part = Part { state: "w".into(), views: vec![rows(0), rows(1)], padding: View::new() };
+        let part = StatePart { state: "w".into(), views: vec![rows(0), rows(1)], padding: View::new() };
         let whole = tensor(&[1.0, 2.0, 10.0, 20.0]);
         assert_eq!(part.cut(&whole).unwrap().floats(), [1.0, 2.0]);
         assert_eq!(part.gradient(&whole).unwrap().floats(), [11.0, 22.0]);

@@ -17,7 +17,7 @@ use std::path::Path;
 use trainyard::compilation::{Compilation, Source};
 use trainyard::failure::Failure;
 use trainyard::feed;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 
 /// Every dim with a name is bound to this.
@@ -65,7 +65,7 @@ fn compile(bytes: &[u8]) -> Option<Compilation> {
     if let Err(faults) = verify::verify(&source.imported.module) {
         panic!("the import made a program that is not valid: {faults:?}");
     }
-    let plan = Plan { bind: Bind { sizes }, ..Plan::default() };
+    let plan = CompilationPlan { bind: Bind { sizes }, ..CompilationPlan::default() };
     match source.compile(&plan, &Manager::default(), |_, _, _| {}) {
         Ok(compilation) => Some(compilation),
         Err(Failure::User(_)) => None,

@@ -10,7 +10,7 @@ use passes::precision::Precision;
 use runtime::checkpoint::StateBytes;
 use std::collections::BTreeMap;
 use trainyard::compilation::{Compilation, Source};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Subject;
 
 /// A graph without weights.
@@ -59,19 +59,19 @@ impl Layers {
         // The passes read nothing else of an ONNX file.
         source.imported.module = done(ir::text::parse(&text));
         let precision = Precision { compute, ..Precision::default() };
-        let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+        let plan = CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() };
         done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {})).training
     }
 }
 
 impl Bench {
     /// How it is compiled with AdamW, and what comes out.
-    fn compiled(&self, compute: DType, initialize: Option<Initialize>) -> (Plan, Compilation) {
+    fn compiled(&self, compute: DType, initialize: Option<Initialize>) -> (CompilationPlan, Compilation) {
         let sizes = self.bindings.iter().map(|&(name, size)| (name.to_owned(), size)).collect();
         let source = done(Source::load(&testdata(&format!("bench/{}.onnx", self.file)), &sizes));
         let precision = Precision { compute, ..Precision::default() };
         let (bind, optimizer) = (Bind { sizes }, adamw());
-        let plan = Plan { bind, optimizer, precision, initialize, ..Plan::default() };
+        let plan = CompilationPlan { bind, optimizer, precision, initialize, ..CompilationPlan::default() };
         let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
         (plan, compilation)
     }

@@ -4,7 +4,7 @@ use super::losses::machine;
 use super::{Fixture, adamw, done};
 use ir::{DType, Module, Tensor};
 use passes::precision::Precision;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{FLOOR, largest};
 use trainyard::verification::execute::{Execution, Machine, Tensors, with_tensors};
@@ -48,7 +48,7 @@ fn steps(
     make: Make,
 ) -> (String, [Execution; 2]) {
     let precision = Precision { compute, ..Precision::default() };
-    let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+    let plan = CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() };
     let subject = fixture.compiled(fixture.batch, plan);
     let module = with_tensors(subject.compilation.training.clone(), &subject.tensors);
     let microbatches = done(inputs::draw(&module, 5, microbatches));

@@ -6,7 +6,7 @@ use ir::ops::samples::Sample;
 use runtime::cuda::check::part::Place;
 use runtime::cuda::check::process::{Limits, Processes};
 use runtime::cuda::check::rates::{Rate, Sizes};
-use runtime::cuda::check::samples::{Batch, Way, all};
+use runtime::cuda::check::samples::{Batch, SampleVariant, all};
 use runtime::cuda::check::search::{Report, check};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -55,7 +55,7 @@ fn indices(names: &[&str]) -> Vec<usize> {
 fn checked(planted: &[(&str, &str)], names: &[&str]) -> Report {
     let folder = tempfile::tempdir().expect("there is room");
     let mut processes = processes(compiler(folder.path(), planted), Duration::from_secs(2));
-    let batch = Batch { way: Way::ALL[0], dtype: ir::DType::F32, samples: indices(names) };
+    let batch = Batch { way: SampleVariant::ALL[0], dtype: ir::DType::F32, samples: indices(names) };
     check(&mut processes, &all(), &[batch], "stand-in/", &mut |_| ())
 }
 

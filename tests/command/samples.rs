@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use testing::workplace::{Ended, Workplace};
 use trainyard::compilation::Source;
 use trainyard::feed;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 
 /// Three epochs of 22 samples in batches of four.
 const RUN: &str = "--train testdata/short-batch.npz --eval testdata/short-batch.npz --microbatch 4 --lr 0.02 --seed 5 \
@@ -121,7 +121,7 @@ fn records_of_json_lines_train_as_the_arrays_do() {
 fn unfillable(file: &str) -> runtime::data::Unfillable {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(file);
     let source = Source::load(&path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{file}: {error:?}"));
-    let forward = source.forward(&Plan::default(), &Manager::default(), |_, _, _| {});
+    let forward = source.forward(&CompilationPlan::default(), &Manager::default(), |_, _, _| {});
     let forward = forward.unwrap_or_else(|error| panic!("{file}: {error:?}"));
     let spec = feed::model_spec(&forward.module).unwrap_or_else(|error| panic!("{file}: {error:?}"));
     let labels = spec.label.expect("the model takes labels").name;

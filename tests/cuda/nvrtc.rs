@@ -23,7 +23,7 @@ use std::sync::Arc;
 use testing::models::bench::{self, Bench};
 use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::lowering;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 
 const MODELS: [&Fixture; 6] = [
     &models::MLP_DYNAMO,
@@ -41,7 +41,7 @@ const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 /// What a GPU runs for a step of a model.
 fn training(fixture: &Fixture, compute: DType) -> Module {
     let precision = Precision { compute, ..Precision::default() };
-    let plan = Plan { optimizer: adamw(), precision, ..Plan::default() };
+    let plan = CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() };
     fixture.compiled(fixture.batch, plan).compilation.training
 }
 
@@ -85,7 +85,7 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
     let of_rank = |fixture: &Fixture, compute| {
         let precision = Precision { compute, ..Precision::default() };
         let spmd = split("mesh=dp:2*tp:2, zero=3, sequence-parallel");
-        let plan = Plan { optimizer: adamw(), precision, spmd, ..Plan::default() };
+        let plan = CompilationPlan { optimizer: adamw(), precision, spmd, ..CompilationPlan::default() };
         fixture.compiled(fixture.batch, plan).compilation.training
     };
     let models = [&models::GPT2_DYNAMO, &models::LLAMA_DYNAMO, &models::MIXTRAL_DYNAMO];

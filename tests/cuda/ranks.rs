@@ -6,14 +6,15 @@ use runtime::lower::{LowerOptions, Target};
 use testing::models::losses::{check_losses, optimizers};
 use testing::models::{self, Fixture, adamw, split};
 use trainyard::lowering::lower;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 
 /// 20 losses on a mesh, `dp:2*tp:2`, with more of the pass's options.
 fn check(fixture: &Fixture, mesh: &str, more: &str) {
     let (name, optimizer, bounds) = optimizers(&fixture.bounds, Mode::Cuda).into_iter().next().expect("two");
     let spmd = split(&format!("mesh={mesh}{more}"));
-    let subject = fixture.compiled(fixture.batch, Plan { optimizer, spmd, ..Plan::default() });
+    let subject =
+        fixture.compiled(fixture.batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
     let devices = if mesh.contains('*') { 4 } else { 2 };
     assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
     check_losses(fixture, &subject, Mode::Cuda, &format!("losses_{name}_f32"), bounds);
@@ -44,7 +45,7 @@ fn gpt2_trains_in_bf16_on_one_gpu_and_on_two_that_share_states_or_weights() {
     for spmd in [None, Some("mesh=dp:2, zero=1"), Some("mesh=dp:2, zero=3")] {
         let precision = Precision { compute: DType::BF16, ..Precision::default() };
         let spmd = spmd.map(split).unwrap_or_default();
-        let plan = Plan { optimizer: adamw(), precision, spmd, ..Plan::default() };
+        let plan = CompilationPlan { optimizer: adamw(), precision, spmd, ..CompilationPlan::default() };
         let subject = models::GPT2_DYNAMO.compiled(models::GPT2_DYNAMO.batch, plan);
         let module = &subject.compilation.training;
         let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };

@@ -10,12 +10,15 @@ use runtime::lower::{LowerOptions, Target};
 use std::sync::{Arc, LazyLock};
 use testing::models::{self, adamw, done};
 use trainyard::lowering;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 
 static GPT2: LazyLock<CudaProgram> = LazyLock::new(|| {
     let precision = Precision { compute: DType::BF16, ..Precision::default() };
     let fixture = &models::GPT2_DYNAMO;
-    let subject = fixture.compiled(fixture.batch, Plan { optimizer: adamw(), precision, ..Plan::default() });
+    let subject = fixture.compiled(
+        fixture.batch,
+        CompilationPlan { optimizer: adamw(), precision, ..CompilationPlan::default() },
+    );
     let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
     done(lower(Arc::new(done(lowering::lower(&subject.compilation.training, &options)))))
 });

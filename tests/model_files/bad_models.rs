@@ -13,7 +13,7 @@ use passes::Manager;
 use prost::Message;
 use trainyard::compilation::Source;
 use trainyard::feed::model_spec;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 
 const F32: i32 = 1;
@@ -144,7 +144,7 @@ impl Given {
 fn compile(model: Model) -> Result<ir::Module, Vec<ir::Diagnostic>> {
     let source = Source::import(Path::new("model.onnx"), model, &Default::default());
     let source = source.map_err(|failure| failure.diagnostics())?;
-    let compiled = source.compile(&Plan::default(), &Manager::default(), |_, _, _| {});
+    let compiled = source.compile(&CompilationPlan::default(), &Manager::default(), |_, _, _| {});
     let compiled = compiled.map_err(|failure| {
         assert_eq!(failure.exit_code(), 2, "{:?}", failure.diagnostics());
         failure.diagnostics()

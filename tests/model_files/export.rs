@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use trainyard::compilation::{self, Compilation, Source};
 use trainyard::export;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::state_dict::load_weights;
 
 /// A compiled model, values of its states that are not the file's, and the model that was exported with them.
@@ -33,8 +33,9 @@ fn load(path: &Path) -> (Source, Compilation) {
         }
     }
     let source = Source::import(path, model, &sizes).expect("the model is imported");
-    let compilation =
-        source.compile(&Plan::default(), &Manager::default(), |_, _, _| {}).expect("the model compiles");
+    let compilation = source
+        .compile(&CompilationPlan::default(), &Manager::default(), |_, _, _| {})
+        .expect("the model compiles");
     (source, compilation)
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use trainyard::compilation::{Compilation, Source};
 use trainyard::export;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::state_dict::load_weights;
 
 /// The module of `testdata/scripts/make_state_dict_models.py`, as each of PyTorch's exporters wrote it.
@@ -20,7 +20,7 @@ fn testdata(name: &str) -> PathBuf {
 fn compiled(name: &str) -> (Source, Compilation) {
     let source = Source::load(&testdata(name), &BTreeMap::new());
     let source = source.unwrap_or_else(|failure| panic!("{name}: {:?}", failure.diagnostics()));
-    let compilation = source.compile(&Plan::default(), &Manager::default(), |_, _, _| {});
+    let compilation = source.compile(&CompilationPlan::default(), &Manager::default(), |_, _, _| {});
     let compilation = compilation.unwrap_or_else(|failure| panic!("{name}: {:?}", failure.diagnostics()));
     (source, compilation)
 }

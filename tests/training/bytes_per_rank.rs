@@ -9,17 +9,17 @@ use testing::layers::{Reductions, reductions, stored};
 use testing::models::{self, Fixture, adamw, done, path};
 use trainyard::compilation::{self, Forward, Source};
 use trainyard::inspection::{Share, Shares};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 
 /// A model compiled up to its loss, to be split in several ways.
 struct Subject {
     source: Source,
-    plan: Plan,
+    plan: CompilationPlan,
     forward: Forward,
 }
 
 impl Subject {
-    fn new(source: Source, plan: Plan) -> Self {
+    fn new(source: Source, plan: CompilationPlan) -> Self {
         let forward = done(source.forward(&plan, &Manager::default(), |_, _, _| {}));
         Self { source, plan, forward }
     }
@@ -33,14 +33,17 @@ impl Subject {
     fn gpt3(batch: u64) -> Self {
         let sizes = [(BATCH.to_owned(), batch)].into();
         let source = done(Source::load(&path("gpt3-175b-noweights.onnx"), &sizes));
-        Self::new(source, Plan { bind: Bind { sizes }, optimizer: adamw(), ..Plan::default() })
+        Self::new(
+            source,
+            CompilationPlan { bind: Bind { sizes }, optimizer: adamw(), ..CompilationPlan::default() },
+        )
     }
 
     /// The step as `spmd` leaves it, whatever comes after.
     fn placed(&self, precision: &Precision, spmd: &str) -> Module {
         let spmd: Pipeline = spmd.parse().expect("a pipeline");
         let [Pass::Spmd(spmd)] = &spmd.passes[..] else { panic!("not spmd alone: {spmd}") };
-        let plan = Plan { precision: precision.clone(), spmd: spmd.clone(), ..self.plan.clone() };
+        let plan = CompilationPlan { precision: precision.clone(), spmd: spmd.clone(), ..self.plan.clone() };
         let mut passes = plan.training().passes;
         let end = passes.iter().position(|pass| matches!(pass, Pass::Spmd(_))).expect("it is one of them");
         passes.truncate(end + 1);

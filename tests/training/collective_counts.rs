@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 use testing::layers::{Reductions, change, reductions, stored};
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::compilation::Source;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::training::step;
 
 /// The program as `spmd` leaves it, whatever comes after.
-fn placed(source: &Source, plan: &Plan, spmd: &str) -> Module {
+fn placed(source: &Source, plan: &CompilationPlan, spmd: &str) -> Module {
     let pipeline: Pipeline = spmd.parse().expect("a pipeline");
     let [Pass::Spmd(spmd)] = &pipeline.passes[..] else { panic!("not spmd alone: {pipeline}") };
-    let plan = Plan { spmd: spmd.clone(), ..plan.clone() };
+    let plan = CompilationPlan { spmd: spmd.clone(), ..plan.clone() };
     let mut placed = None;
     done(source.compile(&plan, &Manager::default(), |_, pass, module| {
         if pass == Spmd::NAME {
@@ -104,7 +104,7 @@ fn in_half_precision_a_layer_reduces_as_often_and_in_half() {
     for fixture in [models::GPT2_DYNAMO, models::LLAMA_DYNAMO, models::BERT_DYNAMO] {
         let (source, plan) = fixture.source(4, adamw());
         let precision = Precision { compute: DType::BF16, ..Precision::default() };
-        let module = placed(&source, &Plan { precision, ..plan }, "spmd(mesh=dp:2*tp:2)");
+        let module = placed(&source, &CompilationPlan { precision, ..plan }, "spmd(mesh=dp:2*tp:2)");
         check_totals(&module, 2);
         let reduced = module.nodes().filter(|(_, node)| {
             node.phase.is_microbatch() && node.op == Op::Collective(Collective::AllReduce)

@@ -8,7 +8,7 @@ use passes::initialize::{Initialize, Rule, Start, Use, decide};
 use std::collections::BTreeMap;
 use std::path::Path;
 use trainyard::compilation::{Compilation, Source};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 
 /// A model compiled with the file's weights.
 fn compiled(model: &str) -> Compilation {
@@ -23,7 +23,7 @@ fn initialized(model: &str, rule: Rule) -> Compilation {
 fn compiled_with(model: &str, initialize: Option<Initialize>) -> Compilation {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
     let source = Source::load(&path, &BTreeMap::new()).expect("the model is imported");
-    let plan = Plan { initialize, ..Plan::default() };
+    let plan = CompilationPlan { initialize, ..CompilationPlan::default() };
     source.compile(&plan, &Manager::default(), |_, _, _| {}).expect("the model compiles")
 }
 

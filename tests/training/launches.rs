@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use testing::models::{adamw, done};
 use trainyard::compilation::Source;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Subject;
 
 /// Launches of a step in bf16 of a model of `testdata/bench`, 8 sequences of 1024 tokens.
@@ -19,11 +19,11 @@ fn launches(model: &str) -> usize {
     let sizes = [("batch", 8), ("seq", 1024)].map(|(name, size)| (name.to_owned(), size));
     let sizes = sizes.into_iter().collect();
     let source = done(Source::load(&path, &sizes));
-    let plan = Plan {
+    let plan = CompilationPlan {
         bind: Bind { sizes },
         optimizer: adamw(),
         precision: Precision { compute: DType::BF16, ..Precision::default() },
-        ..Plan::default()
+        ..CompilationPlan::default()
     };
     let compilation = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
     let options =

@@ -6,7 +6,7 @@ use expect_test::expect;
 use testing::models::losses::{check_losses, losses, machine, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, path, split};
 use testing::workplace::Workplace;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::{Subject, against};
 
@@ -41,7 +41,8 @@ fn a_loss_of_unknown_form_is_exact_in_one_microbatch_on_ranks() {
     let fixture = &models::ROOT_LOSS;
     for mesh in ["", "mesh=dp:2"] {
         let spmd = if mesh.is_empty() { Default::default() } else { split(mesh) };
-        let subject = fixture.compiled(8, Plan { optimizer: adamw(), spmd, ..Plan::default() });
+        let subject =
+            fixture.compiled(8, CompilationPlan { optimizer: adamw(), spmd, ..CompilationPlan::default() });
         assert_eq!(subject.compilation.doubt(1), None);
         assert!(subject.compilation.doubt(2).is_some());
         check_step(fixture, &subject, 1);
@@ -146,7 +147,7 @@ fn check(fixture: &Fixture, classes: bool) {
                 continue;
             }
             let plan = |whole: bool| {
-                let mut plan = Plan { optimizer: adamw(), ..Plan::default() };
+                let mut plan = CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() };
                 plan.autodiff.whole = whole;
                 if !mesh.is_empty() {
                     plan.spmd = split(mesh);

@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use testing::models::{self, adamw, done, split};
 use trainyard::compilation::{self, Source};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 
 /// A way to train a model: its name, what it is computed in, how it is split, and the microbatches of a step.
-type Way = (&'static str, DType, &'static str, u64);
+type TrainingCase = (&'static str, DType, &'static str, u64);
 
-const WAYS: [Way; 6] = [
+const WAYS: [TrainingCase; 6] = [
     ("plain", DType::F32, "", 1),
     ("microbatches", DType::F32, "", 4),
     ("bf16", DType::BF16, "", 1),
@@ -70,16 +70,22 @@ fn files() -> Vec<PathBuf> {
 }
 
 /// What a device allocates to train a model so.
-fn memory(file: &Path, way: Way) -> Memory {
+fn memory(file: &Path, way: TrainingCase) -> Memory {
     programs(file, way).training.memory
 }
 
-fn programs(file: &Path, (_, compute, mesh, microbatches): Way) -> Programs {
+fn programs(file: &Path, (_, compute, mesh, microbatches): TrainingCase) -> Programs {
     let model = done(compilation::open(file));
     let sizes = sizes(&model);
     let spmd = if mesh.is_empty() { Spmd::default() } else { split(mesh) };
     let precision = Precision { compute, ..Precision::default() };
-    let plan = Plan { bind: Bind { sizes }, optimizer: adamw(), precision, spmd, ..Plan::default() };
+    let plan = CompilationPlan {
+        bind: Bind { sizes },
+        optimizer: adamw(),
+        precision,
+        spmd,
+        ..CompilationPlan::default()
+    };
     let source = done(Source::import(file, model, &plan.bind.sizes));
     let compilation = done(source.compile(&plan, &Manager::default(), |_, _, _| {}));
     done(Programs::lower(&compilation, microbatches, runtime::target::Target::Cpu))

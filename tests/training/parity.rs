@@ -5,7 +5,7 @@ use ir::Tensor;
 use std::collections::BTreeSet;
 use testing::models::losses::{check_losses, losses, numbers, optimizers};
 use testing::models::{self, Fixture, adamw, done, momentum, split};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against;
@@ -229,7 +229,8 @@ fn check_on_ranks(fixture: &Fixture) {
     for mesh in ["dp:2", "tp:2", "dp:2*tp:2"] {
         for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
             let spmd = split(&format!("mesh={mesh}"));
-            let subject = fixture.compiled(fixture.batch, Plan { optimizer, spmd, ..Plan::default() });
+            let subject = fixture
+                .compiled(fixture.batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
             let devices = if mesh.contains('*') { 4 } else { 2 };
             assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
             check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);

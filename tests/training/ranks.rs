@@ -8,7 +8,7 @@ use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use testing::models::configurations::{Configuration, pairwise};
 use testing::models::{self, Fixture, adamw, done, momentum};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{FLOOR, error, largest};
 use trainyard::verification::execute::{Machine, Tensors};
@@ -39,16 +39,16 @@ fn bert_trains_on_local_ranks_as_on_one_device() {
     check(&models::BERT_DYNAMO);
 }
 
-/// What some steps reported, and the states that they left.
+/// The outputs of several steps, and the states after them.
 #[derive(Debug, PartialEq)]
-struct Run {
+struct StepOutcomes {
     /// The loss and the gradients of each step.
     outputs: Vec<Tensors>,
     states: Tensors,
 }
 
 /// Steps of a subject's program, which may have been split since, on the same samples whatever the microbatches.
-fn run(subject: &Subject, module: &Module, mode: Mode) -> Run {
+fn run(subject: &Subject, module: &Module, mode: Mode) -> StepOutcomes {
     let batch = module
         .inputs
         .iter()
@@ -56,7 +56,7 @@ fn run(subject: &Subject, module: &Module, mode: Mode) -> Run {
         .and_then(|input| module.ty(input.value).dims[0].size());
     let microbatches = GLOBAL / batch.expect("a bound batch");
     let mut machine = done(Machine::new(module, mode, microbatches as usize, &subject.start));
-    let mut run = Run { outputs: vec![], states: Tensors::new() };
+    let mut run = StepOutcomes { outputs: vec![], states: Tensors::new() };
     for step in 0..STEPS {
         let inputs = done(inputs::draw(&subject.compilation.forward, step, microbatches));
         let executed = done(machine.step(&inputs));
@@ -68,7 +68,7 @@ fn run(subject: &Subject, module: &Module, mode: Mode) -> Run {
 
 /// The subject's program after the passes that a mesh adds.
 fn split(subject: &Subject, configuration: Configuration) -> Module {
-    let plan = Plan { spmd: configuration.spmd(), ..Plan::default() };
+    let plan = CompilationPlan { spmd: configuration.spmd(), ..CompilationPlan::default() };
     let mut passes = plan.training().passes;
     let spmd = passes.iter().position(|pass| matches!(pass, Pass::Spmd(_))).expect("a mesh is split over");
     let pipeline = Pipeline { passes: passes.split_off(spmd) };
@@ -181,7 +181,8 @@ fn check_stages(fixture: &Fixture, dp: u64, tp: u64, microbatches: u64, clip: Op
         same(0, 1);
         same(1, 2);
     }
-    let losses = |run: &Run| run.outputs.iter().map(|outputs| outputs["loss"].item()).collect::<Vec<_>>();
+    let losses =
+        |run: &StepOutcomes| run.outputs.iter().map(|outputs| outputs["loss"].item()).collect::<Vec<_>>();
     for (first, other) in runs[1..].iter().flat_map(|run| losses(&runs[0]).into_iter().zip(losses(run))) {
         assert!((first - other).abs() <= 1e-6, "{what}: losses {first} and {other}");
     }

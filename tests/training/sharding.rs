@@ -47,13 +47,13 @@ fn bert_trains_alike_on_every_mesh() {
     check(&models::BERT_DYNAMO, &configurations());
 }
 
-/// What some steps reported, and the states they left, by name.
-struct Run {
+/// The outputs of several steps, and the states after them, by name.
+struct StepOutcomes {
     outputs: Vec<BTreeMap<String, Tensor>>,
     states: BTreeMap<String, Tensor>,
 }
 
-fn run(module: &Module, inputs: &[Vec<Tensors>]) -> Run {
+fn run(module: &Module, inputs: &[Vec<Tensors>]) -> StepOutcomes {
     let mut states: StateValues = done(interp::initial_states(module, 0, Missing::Refuse));
     let steps = inputs.iter().map(|inputs| {
         let outputs = done(interp::step(module, Mode::Exact, &mut states, inputs));
@@ -62,7 +62,7 @@ fn run(module: &Module, inputs: &[Vec<Tensors>]) -> Run {
     });
     let outputs = steps.collect();
     let named = |(id, value)| (module.states[id].name.clone(), value);
-    Run { outputs, states: states.into_iter().map(named).collect() }
+    StepOutcomes { outputs, states: states.into_iter().map(named).collect() }
 }
 
 fn check(fixture: &Fixture, configurations: &[Configuration]) {
@@ -88,7 +88,7 @@ fn check(fixture: &Fixture, configurations: &[Configuration]) {
 }
 
 /// The largest error, which must be within the tolerance.
-fn compare(what: &str, split: &Run, whole: &Run) -> f64 {
+fn compare(what: &str, split: &StepOutcomes, whole: &StepOutcomes) -> f64 {
     let mut worst = 0.0f64;
     let mut near = |tensors: &BTreeMap<String, Tensor>, expected: &BTreeMap<String, Tensor>| {
         assert!(tensors.keys().eq(expected.keys()), "{what}: other names");

@@ -10,7 +10,7 @@ use testing::models::{self, Fixture, adamw, done, split};
 use testing::training::train;
 use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::execute::{Execution, Machine, Tensors};
 use trainyard::verification::{Subject, inputs};
@@ -81,8 +81,9 @@ fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
 fn an_overflow_on_one_rank_skips_the_step_on_all_and_the_scale_recovers() {
     let gpt2 = Fixture { file: "../gpt2-fresh", ..models::GPT2_DYNAMO };
     let compiled = |spmd: &str| {
-        let plan = Plan { optimizer: adamw(), precision: fp16(TOO_LARGE), ..Plan::default() };
-        gpt2.compiled(SAMPLES as u64, Plan { spmd: split(spmd), ..plan })
+        let plan =
+            CompilationPlan { optimizer: adamw(), precision: fp16(TOO_LARGE), ..CompilationPlan::default() };
+        gpt2.compiled(SAMPLES as u64, CompilationPlan { spmd: split(spmd), ..plan })
     };
     let alone = compiled("");
     let of_rank = [0..SAMPLES / 2, SAMPLES / 2..SAMPLES];

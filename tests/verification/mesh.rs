@@ -8,7 +8,7 @@ use testing::models::{self, path};
 use testing::verification;
 use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
 
@@ -178,7 +178,8 @@ fn a_tensor_is_split_by_the_name_it_has_in_the_file() {
     ] {
         let spmd = models::split(&format!("mesh=tp:2, shard=\"{rule}\""));
         let fixture = models::Fixture { file, bindings: &[], ..models::GPT2_DYNAMO };
-        let shardings = fixture.compiled(2, Plan { spmd, ..Plan::default() }).compilation.shardings;
+        let shardings =
+            fixture.compiled(2, CompilationPlan { spmd, ..CompilationPlan::default() }).compilation.shardings;
         let asked = format!("`tp`: --shard {rule} names it");
         let asked: Vec<_> = shardings.iter().filter(|report| report.reasons.contains(&asked)).collect();
         assert_eq!(asked.len(), states, "{file}: {asked:?}");

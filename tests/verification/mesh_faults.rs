@@ -12,7 +12,7 @@ use testing::layers::{change, makers, reductions};
 use testing::models;
 use testing::planted::Planted;
 use testing::verification;
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::Kind;
 use trainyard::verification::report::Report;
@@ -22,7 +22,7 @@ fn gpt2(zero: u8, precision: &Precision) -> Planted {
     Planted::of(&models::GPT2_DYNAMO, 4, |plan| {
         let axis = |name: &str| AxisSize { name: name.into(), size: 2 };
         let spmd = Spmd { mesh: vec![axis("dp"), axis("tp")], zero, ..Spmd::default() };
-        Plan { spmd, precision: precision.clone(), ..plan }
+        CompilationPlan { spmd, precision: precision.clone(), ..plan }
     })
 }
 

@@ -26,7 +26,7 @@ fn told(failure: &Failure) -> String {
 fn every_weight_of_a_recurrent_layer_is_a_parameter() {
     let source = Source::load(&model("recurrent"), &BTreeMap::new())
         .unwrap_or_else(|failure| panic!("{}", told(&failure)));
-    let plan = trainyard::pipeline::Plan::default();
+    let plan = trainyard::pipeline::CompilationPlan::default();
     let compiled = source
         .compile(&plan, &passes::Manager::default(), |_, _, _| {})
         .unwrap_or_else(|failure| panic!("{}", told(&failure)));
@@ -47,7 +47,7 @@ fn every_weight_of_a_recurrent_layer_is_a_parameter() {
 fn biases_of_all_directions_in_one_tensor_do_not_decay() {
     let source = Source::load(&model("recurrent"), &BTreeMap::new())
         .unwrap_or_else(|failure| panic!("{}", told(&failure)));
-    let mut plan = trainyard::pipeline::Plan::default();
+    let mut plan = trainyard::pipeline::CompilationPlan::default();
     plan.optimizer.weight_decay = 0.5;
     let compiled = source
         .compile(&plan, &passes::Manager::default(), |_, _, _| {})

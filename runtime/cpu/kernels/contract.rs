@@ -2,7 +2,7 @@
 
 mod tiles;
 
-use crate::contraction::{Plan, Run, shifted};
+use crate::contraction::{ContractionPlan, StridedLoop, shifted};
 use crate::cpu::call::{Call, rebased};
 use crate::cpu::element::{Element, with_half, with_real};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
@@ -14,7 +14,7 @@ use rayon::prelude::*;
 
 pub(super) fn run(contract: &Contract, mut call: Call) {
     let layouts = [&call.operand_view(0).layout, &call.operand_view(1).layout, &call.result_view(0).layout];
-    let plan = Plan::of(contract, layouts.map(rebased));
+    let plan = ContractionPlan::of(contract, layouts.map(rebased));
     let (dtype, add) = (call.dtype(), call.add);
     if is_half(dtype) {
         return with_half!(dtype, S => {
@@ -30,14 +30,14 @@ pub(super) fn run(contract: &Contract, mut call: Call) {
 }
 
 /// A plan's matrix of a tensor: the left operand is 0, the right one 1, the result 2.
-fn matrix(tensor: usize, rows: Run, columns: Run, offset: isize) -> Matrix {
+fn matrix(tensor: usize, rows: StridedLoop, columns: StridedLoop, offset: isize) -> Matrix {
     Matrix { offset, rows: rows.strides[tensor], columns: columns.strides[tensor] }
 }
 
 /// Multiplications smaller than this share the threads among them.
 const SMALL: usize = 1 << 20;
 
-fn multiply<T: Real>(plan: &Plan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {
+fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T], add: bool) {
     if let Some([left, right]) = plan.stretches() {
         return dot(&lhs[left], &rhs[right], &mut out[0], add);
     }
@@ -77,7 +77,7 @@ vectorized! {
 
 /// One step of the outer loops: the products of the inner ones, added up.
 fn multiply_step<T: Real>(
-    plan: &Plan,
+    plan: &ContractionPlan,
     (lhs, left): (&[T], isize),
     (rhs, right): (&[T], isize),
     (out, at): (&mut [T], isize),

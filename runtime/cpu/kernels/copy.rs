@@ -6,7 +6,7 @@ use crate::cpu::element::{with_float, with_width};
 use crate::cpu::storage::Float;
 use crate::cpu::walk::Walk;
 use crate::layout::{Layout, Sizes};
-use crate::program::{Part, View};
+use crate::program::{LocalPart, View};
 use rayon::prelude::*;
 
 /// Elements a task moves at a time.
@@ -23,7 +23,7 @@ pub(super) fn run(mut call: Call) {
 }
 
 /// The part of the operand that is this device's.
-pub(super) fn part(part: &Part, mut call: Call) {
+pub(super) fn part(part: &LocalPart, mut call: Call) {
     let place = call.place;
     with_width!(call.dtype().bytes(), T => {
         let Source { elements, mut layout } = call.source::<T>(0);

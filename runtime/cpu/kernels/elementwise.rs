@@ -42,7 +42,7 @@ enum Read {
 }
 
 /// The results from one element on.
-type Part<'a> = SmallVec<[&'a mut [u8]; 4]>;
+type ResultSlices<'a> = SmallVec<[&'a mut [u8]; 4]>;
 
 /// Runs a chain.
 pub(super) fn run(chain: &Chain, mut call: Call) {
@@ -62,7 +62,7 @@ pub(super) fn run(chain: &Chain, mut call: Call) {
     // How the elements are divided does not show in the results.
     let tasks = rayon::current_num_threads() * 4;
     let size = len.div_ceil(tasks).next_multiple_of(BLOCK);
-    let mut parts: Vec<Part> = (0..len.div_ceil(size)).map(|_| Part::new()).collect();
+    let mut parts: Vec<ResultSlices> = (0..len.div_ceil(size)).map(|_| ResultSlices::new()).collect();
     for (result, width) in results.into_iter().zip(&widths) {
         result.chunks_mut(size * width).zip(&mut parts).for_each(|(chunk, part)| part.push(chunk));
     }
@@ -136,7 +136,7 @@ struct Block {
     count: usize,
 }
 
-fn run_part(chain: &Chain, operands: &[Operand], widths: &[usize], start: usize, mut part: Part) {
+fn run_part(chain: &Chain, operands: &[Operand], widths: &[usize], start: usize, mut part: ResultSlices) {
     let len = part[0].len() / widths[0];
     let mut task = Task::new(chain, operands, widths, BLOCK.min(len));
     for at in (0..len).step_by(BLOCK) {
@@ -159,7 +159,7 @@ impl<'a> Task<'a> {
     }
 
     /// Brings the operands of a block into their registers: all of them, before any result is written.
-    fn load(&mut self, block: Block, part: &Part) {
+    fn load(&mut self, block: Block, part: &ResultSlices) {
         for (operand, register) in self.operands.iter().zip(&mut self.loaded) {
             match &operand.read {
                 Read::Direct | Read::One => {}
@@ -186,7 +186,7 @@ impl<'a> Task<'a> {
     }
 
     /// Runs a step on a block, and writes the result it makes, if any.
-    fn step(&mut self, index: usize, block: Block, part: &mut Part) {
+    fn step(&mut self, index: usize, block: Block, part: &mut ResultSlices) {
         let Self { chain, operands, widths, loaded, made, packed } = self;
         let step = &chain.steps[index];
         let (earlier, rest) = made.split_at_mut(index);

@@ -1,6 +1,6 @@
 //! Samples that are checked together, and how they are written on a command line: `f16/transposes/0-3,7`.
 
-use super::samples::Way;
+use super::samples::SampleVariant;
 use ir::DType;
 use ir::ops::samples::Through;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// How the samples are laid out.
-    pub way: Way,
+    pub way: SampleVariant,
     /// The type of their numbers.
     pub dtype: DType,
     /// Their indices in the list of samples, in ascending order.
@@ -25,7 +25,7 @@ impl Batch {
     }
 }
 
-/// The names of [`Way::ALL`] in text, in that order.
+/// The names of [`SampleVariant::ALL`] in text, in that order.
 const WAYS: [&str; 3] = ["inputs", "transposes", "negations"];
 
 impl fmt::Display for Batch {
@@ -49,7 +49,7 @@ impl FromStr for Batch {
         };
         let index = WAYS.iter().position(|name| *name == way);
         let index = index.ok_or_else(|| format!("`{way}` is not one of {}", WAYS.join(", ")))?;
-        Ok(Self { way: Way::ALL[index], dtype: dtype.parse()?, samples: parse_ranges(samples)? })
+        Ok(Self { way: SampleVariant::ALL[index], dtype: dtype.parse()?, samples: parse_ranges(samples)? })
     }
 }
 

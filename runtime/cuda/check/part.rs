@@ -30,7 +30,7 @@ pub enum Work {
 
 /// A part of a check: `gpu:0/f16/inputs/0-3,7`, `gpu:0/rates/0-5`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct CheckPart {
     /// The device.
     pub place: Place,
     /// The work.
@@ -68,7 +68,7 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for CheckPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
             Work::Samples(batch) => write!(f, "{}/{batch}", self.place),
@@ -77,7 +77,7 @@ impl fmt::Display for Part {
     }
 }
 
-impl FromStr for Part {
+impl FromStr for CheckPart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -106,7 +106,7 @@ pub enum Line {
     Done,
 }
 
-impl Part {
+impl CheckPart {
     /// Runs the part in this process, and writes each result as a line as soon as it is there. Returns whether all samples
     /// agree and all rates were measured.
     ///
@@ -168,17 +168,17 @@ mod tests {
     #[test]
     fn a_part_is_read_as_it_is_written() {
         for text in ["gpu:0/f16/inputs/0-3,7", "stand-in/bf16/negations/5", "gpu:12/rates/0-5"] {
-            assert_eq!(text.parse::<Part>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<CheckPart>().unwrap().to_string(), text);
         }
         for text in ["", "gpu:0", "gpu:/rates/0", "cpu/rates/0", "gpu:0/rates", "gpu:0/f16/inputs"] {
-            assert!(text.parse::<Part>().is_err(), "{text}");
+            assert!(text.parse::<CheckPart>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_part_with_an_unknown_sample_is_refused() {
         for text in ["stand-in/f32/inputs/99999", "stand-in/rates/99999"] {
-            let error = text.parse::<Part>().unwrap().run(&mut Vec::new()).unwrap_err();
+            let error = text.parse::<CheckPart>().unwrap().run(&mut Vec::new()).unwrap_err();
             assert!(error.to_string().starts_with("there is no sample 99999"), "{error}");
         }
     }

@@ -1,7 +1,7 @@
 //! Parts of a check in processes of their own: a fault of one leaves the others a sound device.
 
 use super::batch::Batch;
-use super::part::{Line, Part, Place, Work};
+use super::part::{CheckPart, Line, Place, Work};
 use super::rates::{Rate, Sizes, count, unmeasured};
 use super::samples::Verdict;
 use super::search::{Fault, Runner};
@@ -88,7 +88,7 @@ impl Processes {
     /// Runs a part in a fresh process, and gives each of its lines to `take`.
     fn run(&self, work: Work, limits: Limits, take: &mut dyn FnMut(Line)) -> Result<(), Fault> {
         let died = |problem: String| Fault { problem, hung: false };
-        let part = Part { place: self.place, work };
+        let part = CheckPart { place: self.place, work };
         let mut command = Command::new(&self.executable);
         command.args(["doctor", "--part", &part.to_string()]);
         command.envs(self.environment.iter().cloned());

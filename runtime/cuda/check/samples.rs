@@ -20,16 +20,16 @@ pub use super::batch::Batch;
 /// The types that are checked.
 pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// How samples are laid out and lowered.
+/// The layout and the lowering options that samples are checked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct SampleVariant {
     /// How operands reach the operator.
     pub through: Through,
     /// Whether elementwise operators stay kernels of their own.
     pub unfused: bool,
 }
 
-impl Way {
+impl SampleVariant {
     /// Dense, strided, and in the place of an operand.
     pub const ALL: [Self; 3] = [
         Self { through: Through::Inputs, unfused: false },
@@ -63,7 +63,7 @@ pub fn all() -> Vec<Sample> {
 
 /// Runs samples in this process, in every type that they take, in these ways. Without cuDNN, samples that need it are
 /// left out. On a GPU a fault spoils all later samples of the process; see [`super::process`].
-pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[Way], cudnn: bool) -> Report {
+pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[SampleVariant], cudnn: bool) -> Report {
     let (batches, skipped) = batches(samples, ways, cudnn);
     let mut report = search(&mut InProcess { subject, samples }, samples, &batches, "", &mut |_| ());
     report.skipped += skipped;
@@ -72,7 +72,7 @@ pub fn check(subject: &impl Subject, samples: &[Sample], ways: &[Way], cudnn: bo
 
 /// The batches of these samples, and the number of samples that are left out because cuDNN is not there. Samples that need
 /// cuDNN have batches of their own.
-pub fn batches(samples: &[Sample], ways: &[Way], cudnn: bool) -> (Vec<Batch>, usize) {
+pub fn batches(samples: &[Sample], ways: &[SampleVariant], cudnn: bool) -> (Vec<Batch>, usize) {
     let (mut batches, mut skipped) = (Vec::new(), 0);
     for &way in ways {
         for dtype in TYPES {
@@ -146,12 +146,12 @@ pub(super) fn in_type(sample: &Sample, dtype: DType) -> Option<Sample> {
     if dtype == DType::F32 { Some(sample.clone()) } else { sample.in_type(dtype) }
 }
 
-fn options(way: Way) -> LowerOptions<'static> {
+fn options(way: SampleVariant) -> LowerOptions<'static> {
     LowerOptions { target: Target::Cuda, unfused: way.unfused, ..LowerOptions::default() }
 }
 
 /// Whether cuDNN runs a part of the sample. A sample that cannot be lowered fails when it is run.
-fn needs_cudnn(sample: &Sample, way: Way) -> bool {
+fn needs_cudnn(sample: &Sample, way: SampleVariant) -> bool {
     let (module, _) = sample.program(way.through);
     let lowered = lower(&module, &options(way)).and_then(|program| lower_for_cuda(Arc::new(program)));
     let is_library = |cuda: CudaProgram| {

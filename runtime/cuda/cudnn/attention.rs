@@ -4,7 +4,7 @@
 //! The gradient lets cuDNN hold the scores' gradient as a whole, rounded as everything that is multiplied: to add up `d q`
 //! in memory part by part would take less room, but adds in another order each time.
 
-use super::{Function, Graph, Held, Operation, Part, Reduction, Tensor, TensorId};
+use super::{Function, Graph, InstructionTensor, Operation, Reduction, Tensor, TensorId, TensorStorage};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
 use ir::ops::attention::{Attention, AttentionGrad};
@@ -61,8 +61,11 @@ impl<'a> Writer<'a> {
 
     /// `out = softmax(scale · q·kᵀ) · v`, and `logsumexp` of the scores.
     fn forward(&mut self, scale: TensorId, causal: bool) {
-        let [q, v, out] = [Part::Operand(0), Part::Operand(2), Part::Result(0)].map(|part| self.memory(part));
-        let (k, logsumexp) = (self.transposed(Part::Operand(1)), self.of_rows(Part::Result(1)));
+        let [q, v, out] =
+            [InstructionTensor::Operand(0), InstructionTensor::Operand(2), InstructionTensor::Result(0)]
+                .map(|part| self.memory(part));
+        let (k, logsumexp) =
+            (self.transposed(InstructionTensor::Operand(1)), self.of_rows(InstructionTensor::Result(1)));
         let mut scores = self.scores(q, k, scale);
         if causal {
             scores = self.hide_later(scores);
@@ -81,11 +84,13 @@ impl<'a> Writer<'a> {
     /// With the probabilities `p = exp(scale · q·kᵀ - logsumexp)` and `d p = d out · vᵀ`: `d v = pᵀ · d out`,
     /// `d score = p·(d p - Σ d out·out)`, `d q = scale · d score · k`, `d k = scale · d scoreᵀ · q`.
     fn gradient(&mut self, scale: TensorId, causal: bool) {
-        let read = [Part::Operand(0), Part::Operand(3), Part::Operand(5)];
+        let read =
+            [InstructionTensor::Operand(0), InstructionTensor::Operand(3), InstructionTensor::Operand(5)];
         let [q, out, dout] = read.map(|part| self.memory(part));
-        let [k, v] = [Part::Operand(1), Part::Operand(2)].map(|part| self.transposed(part));
-        let [dq, dk, dv] = [0, 1, 2].map(|index| self.memory(Part::Result(index)));
-        let (logsumexp, dot) = (self.of_rows(Part::Operand(4)), self.dots_of_rows(out, dout));
+        let [k, v] =
+            [InstructionTensor::Operand(1), InstructionTensor::Operand(2)].map(|part| self.transposed(part));
+        let [dq, dk, dv] = [0, 1, 2].map(|index| self.memory(InstructionTensor::Result(index)));
+        let (logsumexp, dot) = (self.of_rows(InstructionTensor::Operand(4)), self.dots_of_rows(out, dout));
         let scores = self.scores(q, k, scale);
         let mut apart = self.map(Function::Subtract, &[scores, logsumexp]);
         if causal {
@@ -115,7 +120,7 @@ impl<'a> Writer<'a> {
         [self.batch, self.heads, self.queries, 1]
     }
 
-    fn push(&mut self, dtype: DType, sizes: [i64; 4], strides: [i64; 4], held: Held) -> TensorId {
+    fn push(&mut self, dtype: DType, sizes: [i64; 4], strides: [i64; 4], held: TensorStorage) -> TensorId {
         let (sizes, strides) = (sizes.to_vec(), strides.to_vec());
         self.graph.tensors.push(Tensor { dtype, sizes, strides, held });
         self.graph.tensors.len() - 1
@@ -123,34 +128,34 @@ impl<'a> Writer<'a> {
 
     /// A tensor between operations.
     fn between(&mut self, dtype: DType, sizes: [i64; 4]) -> TensorId {
-        self.push(dtype, sizes, dense(sizes), Held::Between)
+        self.push(dtype, sizes, dense(sizes), TensorStorage::Between)
     }
 
     fn number(&mut self, number: f32) -> TensorId {
-        self.push(DType::F32, [1; 4], [1; 4], Held::Number(number.to_bits()))
+        self.push(DType::F32, [1; 4], [1; 4], TensorStorage::Number(number.to_bits()))
     }
 
-    fn view(&self, part: Part) -> &'a View {
+    fn view(&self, part: InstructionTensor) -> &'a View {
         part.view(self.instruction).expect("infer has counted, and `scratch` has asked for it")
     }
 
     /// A tensor in memory.
-    fn memory(&mut self, part: Part) -> TensorId {
+    fn memory(&mut self, part: InstructionTensor) -> TensorId {
         let view = self.view(part);
         let (sizes, strides) = lies(&view.layout);
-        self.push(view.dtype, sizes, strides, Held::memory(part, view))
+        self.push(view.dtype, sizes, strides, TensorStorage::memory(part, view))
     }
 
     /// A tensor in memory, its last two dims exchanged.
-    fn transposed(&mut self, part: Part) -> TensorId {
+    fn transposed(&mut self, part: InstructionTensor) -> TensorId {
         let view = self.view(part);
         let ([b, h, s, d], [of_b, of_h, of_s, of_d]) = lies(&view.layout);
-        self.push(view.dtype, [b, h, d, s], [of_b, of_h, of_d, of_s], Held::memory(part, view))
+        self.push(view.dtype, [b, h, d, s], [of_b, of_h, of_d, of_s], TensorStorage::memory(part, view))
     }
 
     /// A number a row of the scores, in memory without holes.
-    fn of_rows(&mut self, part: Part) -> TensorId {
-        let held = Held::memory(part, self.view(part));
+    fn of_rows(&mut self, part: InstructionTensor) -> TensorId {
+        let held = TensorStorage::memory(part, self.view(part));
         self.push(DType::F32, self.rows(), dense(self.rows()), held)
     }
 
@@ -213,7 +218,7 @@ impl<'a> Writer<'a> {
     fn dots_of_rows(&mut self, out: TensorId, dout: TensorId) -> TensorId {
         let products = self.map(Function::Multiply, &[dout, out]);
         let (sum, one) = (self.reduced(Reduction::Sum, products), self.number(1.0));
-        let dots = self.of_rows(Part::Scratch);
+        let dots = self.of_rows(InstructionTensor::Scratch);
         self.map_to(Function::Multiply, &[sum, one], dots);
         dots
     }
@@ -223,7 +228,7 @@ impl<'a> Writer<'a> {
         let [batch, heads, queries, keys] = self.all();
         let [of_batch, of_heads, of_queries, of_keys] = dense(self.all());
         let (sizes, strides) = ([batch, heads, keys, queries], [of_batch, of_heads, of_keys, of_queries]);
-        let out = self.push(self.dtype, sizes, strides, Held::Between);
+        let out = self.push(self.dtype, sizes, strides, TensorStorage::Between);
         self.graph.operations.push(Operation::View { from: scores, out });
         out
     }
@@ -233,7 +238,7 @@ impl<'a> Writer<'a> {
         let Tensor { dtype, sizes, strides, .. } = &self.graph.tensors[transposed];
         let (dtype, order) = (*dtype, [0, 1, 3, 2]);
         let (sizes, strides) = (order.map(|dim| sizes[dim]), order.map(|dim| strides[dim]));
-        let out = self.push(dtype, sizes, strides, Held::Between);
+        let out = self.push(dtype, sizes, strides, TensorStorage::Between);
         self.graph.operations.push(Operation::View { from: transposed, out });
         out
     }

@@ -1,6 +1,6 @@
 //! A convolution in cuDNN's terms. cuDNN has images of two or three dims: one of fewer gets more of size 1.
 
-use super::{Convolution, Graph, Held, Makes, Operation, Part, Tensor};
+use super::{Convolution, Graph, InstructionTensor, Makes, Operation, Tensor, TensorStorage};
 use crate::layout::Layout;
 use crate::program::Instruction;
 use ir::Op;
@@ -12,7 +12,8 @@ const MOST: usize = 3;
 
 /// The graph of a convolution or of one of its gradients, or why there is none.
 pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Graph, String> {
-    let (first, second, result) = (Part::Operand(0), Part::Operand(1), Part::Result(0));
+    let (first, second, result) =
+        (InstructionTensor::Operand(0), InstructionTensor::Operand(1), InstructionTensor::Result(0));
     let (windows, makes, parts) = match op {
         Op::Conv(op) => (op.windows(), Makes::Output, [first, second, result]),
         Op::ConvGradInput(op) => (op.windows(), Makes::Image, [result, first, second]),
@@ -47,7 +48,7 @@ pub(super) fn graph(op: &Op, instruction: &Instruction, adds: bool) -> Result<Gr
 }
 
 /// A tensor, which lies row-major without holes, with an image's missing dims after batch and channels.
-fn tensor(part: Part, instruction: &Instruction) -> Option<Tensor> {
+fn tensor(part: InstructionTensor, instruction: &Instruction) -> Option<Tensor> {
     let view = part.view(instruction)?;
     let mut sizes = view.layout.sizes.clone();
     while sizes.len() < 2 + FEWEST {
@@ -58,7 +59,7 @@ fn tensor(part: Part, instruction: &Instruction) -> Option<Tensor> {
         dtype: view.dtype,
         sizes: sizes.iter().map(|&size| size as i64).collect(),
         strides: strides.iter().map(|&stride| stride as i64).collect(),
-        held: Held::memory(part, view),
+        held: TensorStorage::memory(part, view),
     })
 }
 

@@ -376,7 +376,13 @@ fn a_share_of_heads_has_its_rows_without_holes() {
         assert!(part.operands[4].layout.strides.ends_with(&[128, 1]));
         let graph = Graph::of(&part, false).unwrap_or_else(|error| panic!("{error}"));
         let rows = graph.tensors.iter().filter(|tensor| {
-            matches!(tensor.held, Held::Memory { part: Part::Operand(4) | Part::Scratch, .. })
+            matches!(
+                tensor.held,
+                TensorStorage::Memory {
+                    part: InstructionTensor::Operand(4) | InstructionTensor::Scratch,
+                    ..
+                }
+            )
         });
         let rows: Vec<(&[i64], &[i64])> =
             rows.map(|tensor| (&tensor.sizes[..], &tensor.strides[..])).collect();

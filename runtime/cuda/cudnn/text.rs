@@ -1,6 +1,6 @@
 //! Graphs as text: a line a tensor, a line an operation.
 
-use super::{Convolution, Graph, Held, Makes, Operation, Part, Tensor};
+use super::{Convolution, Graph, InstructionTensor, Makes, Operation, Tensor, TensorStorage};
 use std::fmt;
 
 impl fmt::Display for Graph {
@@ -18,14 +18,14 @@ impl fmt::Display for Tensor {
         let Self { dtype, sizes, strides, held } = self;
         write!(f, "{dtype} {sizes:?} by {strides:?} ")?;
         match held {
-            Held::Memory { part, alignment } => write!(f, "{part}, aligned to {alignment}"),
-            Held::Between => write!(f, "between"),
-            Held::Number(bits) => write!(f, "number {}", f32::from_bits(*bits)),
+            TensorStorage::Memory { part, alignment } => write!(f, "{part}, aligned to {alignment}"),
+            TensorStorage::Between => write!(f, "between"),
+            TensorStorage::Number(bits) => write!(f, "number {}", f32::from_bits(*bits)),
         }
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for InstructionTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Operand(index) => write!(f, "operand {index}"),

@@ -8,11 +8,11 @@ mod plans;
 use self::descriptors::{Descriptor, Handle, Value};
 use self::functions::Functions;
 use self::graphs::number_of;
-use self::plans::{Plan, Target};
+use self::plans::{ExecutionPlan, Target};
 use super::handles::{Memory, Queue};
 use super::{Gpu, Single};
 use crate::cuda::cudnn::share::{counts, shares};
-use crate::cuda::cudnn::{Graph, Held, Tensor};
+use crate::cuda::cudnn::{Graph, Tensor, TensorStorage};
 use crate::cuda::driver::{Address, DriverError, LibraryTask};
 use crate::cuda::libraries::Folders;
 use crate::cuda::lower::{Libraries, lower_with};
@@ -34,7 +34,7 @@ pub(super) const MOST_ROOM: u64 = 512 << 20;
 
 /// cuDNN on a device.
 pub(super) struct Cudnn {
-    plans: HashMap<Graph, Plan>,
+    plans: HashMap<Graph, ExecutionPlan>,
     /// Into how many shares an instruction is divided, by its whole graph.
     counts: HashMap<Graph, usize>,
     /// As much as any plan takes, and its bytes. It is for one stream, which runs everything that goes to cuDNN.
@@ -134,7 +134,7 @@ impl Cudnn {
             return Ok(());
         }
         let target = Target::Here(&self.handle);
-        let plan = Plan::new(&self.functions, target, graph, self.single, MOST_ROOM)?;
+        let plan = ExecutionPlan::new(&self.functions, target, graph, self.single, MOST_ROOM)?;
         self.plans.insert(graph.clone(), plan);
         Ok(())
     }
@@ -207,9 +207,11 @@ fn address(view: &View, task: &LibraryTask) -> Address {
 fn places(graph: &Graph, task: &LibraryTask) -> Vec<(i64, *mut c_void)> {
     let place = |(id, tensor): (usize, &Tensor)| {
         let place = match &tensor.held {
-            Held::Memory { part, .. } => address(part.view(task.instruction)?, task).0 as *mut c_void,
-            Held::Number(bits) => std::ptr::from_ref(bits).cast_mut().cast(),
-            Held::Between => return None,
+            TensorStorage::Memory { part, .. } => {
+                address(part.view(task.instruction)?, task).0 as *mut c_void
+            }
+            TensorStorage::Number(bits) => std::ptr::from_ref(bits).cast_mut().cast(),
+            TensorStorage::Between => return None,
         };
         Some((number_of(id), place))
     };

@@ -33,7 +33,7 @@ pub(super) type Choices = HashMap<Problem, Vec<Algorithm>>;
 
 /// cuBLASLt on a device.
 pub(super) struct Multiplier {
-    plans: HashMap<Problem, Plan>,
+    plans: HashMap<Problem, MatmulPlan>,
     /// The choices that another GPU has made.
     given: Choices,
     /// The workspace of each stream.
@@ -60,7 +60,7 @@ struct Prepared {
 }
 
 /// A problem with its algorithms: the chosen one first, then those to be tried if it is refused.
-struct Plan {
+struct MatmulPlan {
     prepared: Prepared,
     algorithms: Vec<Algorithm>,
 }
@@ -132,7 +132,7 @@ impl Multiplier {
                 choice::choose(&mut trial).map_err(|error| described(error, &problem))?
             }
         };
-        self.plans.insert(problem, Plan { prepared, algorithms });
+        self.plans.insert(problem, MatmulPlan { prepared, algorithms });
         Ok(())
     }
 

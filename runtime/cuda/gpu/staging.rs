@@ -10,11 +10,12 @@ const PART: usize = 4 << 20;
 
 /// Two parts that take turns.
 pub(super) struct Staging {
-    parts: [Part; 2],
+    parts: [StagingBuffer; 2],
     next: usize,
 }
 
-struct Part {
+/// A buffer of pinned memory.
+struct StagingBuffer {
     memory: Pinned,
     /// Where the last copy from or to it ends.
     done: Mark,
@@ -22,7 +23,7 @@ struct Part {
 
 impl Staging {
     pub(super) fn new() -> Result<Self, DriverError> {
-        let part = || Ok::<_, DriverError>(Part { memory: Pinned::new(PART)?, done: Mark::new()? });
+        let part = || Ok::<_, DriverError>(StagingBuffer { memory: Pinned::new(PART)?, done: Mark::new()? });
         Ok(Self { parts: [part()?, part()?], next: 0 })
     }
 

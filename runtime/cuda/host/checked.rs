@@ -31,14 +31,14 @@ pub(super) struct Declared {
     /// The memory's name, for people.
     pub(super) name: &'static str,
     /// The operands that lie in it.
-    pub(super) reads: Vec<Part>,
+    pub(super) reads: Vec<DeclaredTensor>,
     /// The results that lie in it.
-    pub(super) writes: Vec<Part>,
+    pub(super) writes: Vec<DeclaredTensor>,
 }
 
 /// An operand or a result of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Part {
+pub(super) struct DeclaredTensor {
     /// Its number among those that the command reads, or writes.
     pub(super) number: usize,
     /// Its bytes, counted from the memory's first.
@@ -55,7 +55,7 @@ impl Declared {
         let of = |(region, memory, name)| {
             let within = |places: &[Place]| {
                 let own = places.iter().enumerate().filter(|(_, place)| place.region == region);
-                own.map(|(number, place)| Part { number, bytes: place.bytes.clone() }).collect()
+                own.map(|(number, place)| DeclaredTensor { number, bytes: place.bytes.clone() }).collect()
             };
             let (reads, writes) = (within(&touches.command.reads), within(&touches.command.writes));
             Self { memory, name, reads, writes }
@@ -149,7 +149,7 @@ impl Host {
         let mut held = Vec::new();
         for declared in declared {
             let memory = state.whole(declared.memory)?;
-            held.push((Held::of(declared, &(0..memory.len() as u64), memory), memory));
+            held.push((WatchedBytes::of(declared, &(0..memory.len() as u64), memory), memory));
         }
         for _ in FILLS {
             held.iter_mut().for_each(|(held, memory)| held.fill(memory, 0));
@@ -221,7 +221,7 @@ impl fmt::Display for Stray {
 }
 
 /// Bytes of a memory while a command is held to its declaration. Ranges are counted from the first of them.
-pub(super) struct Held {
+pub(super) struct WatchedBytes {
     name: &'static str,
     /// The place of the first byte in its memory.
     first: u64,
@@ -231,19 +231,19 @@ pub(super) struct Held {
     saved: Vec<u8>,
     /// The bytes that should be there after a run, with those around them.
     filled: Vec<u8>,
-    runs: Vec<Run>,
+    runs: Vec<WrittenBytes>,
 }
 
 /// The bytes that the command writes, one range after the other.
-struct Run {
+struct WrittenBytes {
     before: Vec<u8>,
     after: Vec<u8>,
 }
 
-impl Held {
+impl WatchedBytes {
     /// Of the range of a memory that has these bytes.
     pub(super) fn of(declared: &Declared, range: &Range<u64>, bytes: &[u8]) -> Self {
-        let within = |parts: &[Part]| {
+        let within = |parts: &[DeclaredTensor]| {
             let own = parts
                 .iter()
                 .map(|part| &part.bytes)
@@ -285,7 +285,7 @@ impl Held {
         let (filled, bytes) = (&mut self.filled[start..], &memory[start..]);
         let written =
             |bytes: &[u8]| self.writes.iter().flat_map(|range| &bytes[range.clone()]).copied().collect();
-        self.runs.push(Run { before: written(filled), after: written(bytes) });
+        self.runs.push(WrittenBytes { before: written(filled), after: written(bytes) });
         for range in self.writes.iter().cloned() {
             filled[range.clone()].copy_from_slice(&bytes[range]);
         }
@@ -322,11 +322,11 @@ mod tests {
 
     /// The result of a command on a memory of 16 bytes, of which it says that it reads 0 to 4 and writes 8 to 12.
     fn held(command: impl Fn(&mut [u8])) -> Result<Vec<u8>, Stray> {
-        let [reads, writes] = [0..4, 8..12].map(|bytes| vec![Part { number: 0, bytes }]);
+        let [reads, writes] = [0..4, 8..12].map(|bytes| vec![DeclaredTensor { number: 0, bytes }]);
         let declared = Declared { memory: Address(0), name: "the arena", reads, writes };
         let mut bytes: Vec<u8> = (0..16).collect();
         let mut memory = vec![0; 2 * GUARD + 16];
-        let mut held = Held::of(&declared, &(0..16), &bytes);
+        let mut held = WatchedBytes::of(&declared, &(0..16), &bytes);
         for _ in FILLS {
             held.fill(&mut memory, GUARD);
             command(&mut memory[GUARD..]);

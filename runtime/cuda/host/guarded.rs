@@ -3,7 +3,7 @@
 //! Operands and results that overlap share a mapping. An address that the command is given is moved with the operand that it
 //! lies in; an address of which the command says nothing is moved to pages that may not be touched.
 
-use super::checked::{Declared, Held, Part};
+use super::checked::{Declared, DeclaredTensor, WatchedBytes};
 use super::fault::Fault;
 use super::pages::Pages;
 use super::{Queued, State};
@@ -207,8 +207,8 @@ impl Mapped {
     }
 
     /// Holds a command to what it declares of these bytes.
-    pub(super) fn held(&self, bytes: &[u8]) -> Held {
-        Held::of(&self.declared, &self.range, bytes)
+    pub(super) fn held(&self, bytes: &[u8]) -> WatchedBytes {
+        WatchedBytes::of(&self.declared, &self.range, bytes)
     }
 
     /// Says where an address outside of these bytes is: `4 bytes behind operand 1`.
@@ -227,7 +227,7 @@ impl Mapped {
     /// The name of the operand or result whose bytes are the ones that are looked for.
     fn part(&self, is_it: impl Fn(&Range<u64>) -> bool) -> String {
         let Declared { name, reads, writes, .. } = &self.declared;
-        let named = |of: &str, parts: &[Part]| {
+        let named = |of: &str, parts: &[DeclaredTensor]| {
             let part = parts.iter().find(|part| is_it(&part.bytes))?;
             let Range { start, end } = part.bytes;
             Some(format!("{of} {} (bytes {start} to {end} of {name})", part.number))

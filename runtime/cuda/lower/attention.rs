@@ -2,7 +2,7 @@
 
 mod matrices;
 
-use super::source::{ATTENTION, ATTENTION_GRAD, Run, address, computed, is_aligned};
+use super::source::{ATTENTION, ATTENTION_GRAD, KernelDraft, address, computed, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
@@ -13,10 +13,10 @@ pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec
     let call = Call::of(&instruction.operands, instruction, op.scale.get(), op.causal);
     let [out, logsumexp] = &instruction.results[..] else { unreachable!("infer has counted") };
     if matrices::take(&call, &[out]) {
-        return Ok(vec![Step::Run(matrices::forward(&call, out, logsumexp))]);
+        return Ok(vec![Step::Kernel(matrices::forward(&call, out, logsumexp))]);
     }
     let tiles = call.tiles(&[out], 2);
-    let mut run = Run::of("attention", &ATTENTION);
+    let mut run = KernelDraft::of("attention", &ATTENTION);
     let mut arguments: Vec<String> = [call.q, call.k, call.v].iter().map(|view| run.reads(view)).collect();
     arguments.push(call.mask(&mut run));
     arguments.extend([out, logsumexp].iter().map(|view| run.writes(view)));
@@ -26,7 +26,7 @@ pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec
     let (columns, across) = tiles.columns(call.value_width);
     run.line(format!("attention::forward<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
     let run = tiles.blocks(run, [call.queries, call.batch * call.heads], columns);
-    Ok(vec![Step::Run(run.blocks_along_y(across))])
+    Ok(vec![Step::Kernel(run.blocks_along_y(across))])
 }
 
 pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -37,7 +37,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     let gradient = Gradient { call, out, logsumexp, dout, instruction };
     let others: Vec<&View> = [out, dout].into_iter().chain(&instruction.results).collect();
     if matrices::take(&gradient.call, &others) {
-        return Ok(matrices::gradient(&gradient).into_iter().map(Step::Run).collect());
+        return Ok(matrices::gradient(&gradient).into_iter().map(Step::Kernel).collect());
     }
     let mut runs = vec![];
     if gradient.call.queries > 0 {
@@ -49,7 +49,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     if gradient.call.keys > 0 {
         runs.push(gradient.by_keys());
     }
-    Ok(runs.into_iter().map(Step::Run).collect())
+    Ok(runs.into_iter().map(Step::Kernel).collect())
 }
 
 /// The f32 numbers of scratch that the kernels take: three numbers a row of the scores, or those that tensor cores take.
@@ -107,12 +107,12 @@ impl<'a> Call<'a> {
     }
 
     /// The mask as an argument.
-    fn mask(&self, run: &mut Run) -> String {
+    fn mask(&self, run: &mut KernelDraft) -> String {
         self.mask.map_or_else(|| "(const u8*)0".into(), |mask| run.reads(mask))
     }
 
     /// The factor on the scores, and where the first query stands among all.
-    fn numbers(&self, run: &mut Run) -> [String; 2] {
+    fn numbers(&self, run: &mut KernelDraft) -> [String; 2] {
         let first = run.parameter("i64", super::indexing::start(self.whole, 2, self.queries));
         [format!("({}){:e}", computed(self.q.dtype), self.scale), first]
     }
@@ -168,7 +168,7 @@ impl Tiles {
 
     /// A block for each tile of the rows of so many heads, whose threads add up their share of so many tiles. Their sums are
     /// to stay in registers: 128 of them do for two small tiles.
-    fn blocks(&self, run: Run, [rows, heads]: [usize; 2], sums: usize) -> Run {
+    fn blocks(&self, run: KernelDraft, [rows, heads]: [usize; 2], sums: usize) -> KernelDraft {
         let lanes = self.size as u32 / 4;
         let together = if lanes == 8 && sums <= 2 && self.dtype != DType::F64 { 8 } else { 1 };
         run.blocks(rows.div_ceil(self.size) * heads, lanes * lanes).together(together)
@@ -186,9 +186,9 @@ struct Gradient<'a> {
 
 impl Gradient<'_> {
     /// What is needed of each row of the scores, in scratch.
-    fn prepare(&self) -> Run {
+    fn prepare(&self) -> KernelDraft {
         let Self { call, out, logsumexp, dout, .. } = self;
-        let mut run = Run::of("attention_rows", &ATTENTION_GRAD);
+        let mut run = KernelDraft::of("attention_rows", &ATTENTION_GRAD);
         let sources = [out, dout, logsumexp].map(|view| run.reads(view)).join(", ");
         let (kept, count) = (self.rows(&mut run), call.batch * call.heads * call.queries);
         let types = [call.text(), rows(out), rows(dout)].join(", ");
@@ -196,10 +196,10 @@ impl Gradient<'_> {
         run.threads(count * 32)
     }
 
-    fn normalize(&self) -> Run {
+    fn normalize(&self) -> KernelDraft {
         let call = &self.call;
         let tiles = call.tiles(&[], 1);
-        let mut run = Run::of("attention_normalize", &ATTENTION_GRAD);
+        let mut run = KernelDraft::of("attention_normalize", &ATTENTION_GRAD);
         let mut arguments =
             vec![run.reads(call.q), run.reads(call.k), call.mask(&mut run), self.rows(&mut run)];
         arguments.extend(call.numbers(&mut run));
@@ -208,16 +208,16 @@ impl Gradient<'_> {
         tiles.blocks(run, [call.queries, call.batch * call.heads], 1)
     }
 
-    fn by_keys(&self) -> Run {
+    fn by_keys(&self) -> KernelDraft {
         let call = &self.call;
         let [_, dk, dv] = &self.instruction.results[..] else { unreachable!("infer has counted") };
-        let run = Run::of("attention_by_keys", &ATTENTION_GRAD);
+        let run = KernelDraft::of("attention_by_keys", &ATTENTION_GRAD);
         self.by("by_keys", run, &[dk, dv], call.width.max(call.value_width), [call.keys, call.groups])
     }
 
-    fn by_queries(&self) -> Run {
+    fn by_queries(&self) -> KernelDraft {
         let (call, dq) = (&self.call, &self.instruction.results[0]);
-        let run = Run::of("attention_by_queries", &ATTENTION_GRAD);
+        let run = KernelDraft::of("attention_by_queries", &ATTENTION_GRAD);
         self.by("by_queries", run, &[dq], call.width, [call.queries, call.heads])
     }
 
@@ -225,11 +225,11 @@ impl Gradient<'_> {
     fn by(
         &self,
         name: &str,
-        mut run: Run,
+        mut run: KernelDraft,
         results: &[&View],
         width: usize,
         [count, heads]: [usize; 2],
-    ) -> Run {
+    ) -> KernelDraft {
         let call = &self.call;
         // Two columns of doubles more do not fit into a thread's registers.
         let most = if self.dout.dtype == DType::F64 { 1 } else { 2 };
@@ -249,7 +249,7 @@ impl Gradient<'_> {
     }
 
     /// The rows in scratch, as an argument.
-    fn rows(&self, run: &mut Run) -> String {
+    fn rows(&self, run: &mut KernelDraft) -> String {
         let scratch = self.instruction.scratch.as_ref().expect("`scratch` has asked for it");
         let ty = format!("attention::Row<{}>*", computed(self.dout.dtype));
         run.parameter(ty, address(scratch))

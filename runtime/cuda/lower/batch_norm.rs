@@ -1,6 +1,6 @@
 //! Batch norm: statistics, normalization, gradient.
 
-use super::source::{BATCH_NORM, BLOCK, Run, address, computed, index_type, is_aligned};
+use super::source::{BATCH_NORM, BLOCK, KernelDraft, address, computed, index_type, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
@@ -16,10 +16,10 @@ pub(super) fn statistics(
     let slices = Slices::of(&x.layout, on);
     let width = slices.neighbours(&[x]);
     let ty = slices.ty(width);
-    let mut parts = Run::of("statistics_of_slices", &BATCH_NORM);
+    let mut parts = KernelDraft::of("statistics_of_slices", &BATCH_NORM);
     let (source, scratch) = (parts.reads(x), scratch_of(&mut parts, instruction));
     parts.line(format!("batch_norm::statistics_of_slices<{ty}>({source}, {scratch});"));
-    let mut whole = Run::of("statistics", &BATCH_NORM);
+    let mut whole = KernelDraft::of("statistics", &BATCH_NORM);
     let scratch = scratch_of(&mut whole, instruction);
     let targets: Vec<String> = results.iter().map(|result| whole.writes(result)).collect();
     whole.line(format!("batch_norm::statistics<{ty}>({scratch}, {});", targets.join(", ")));
@@ -35,12 +35,12 @@ pub(super) fn gradient(
     let slices = Slices::of(&operands[0].layout, on);
     let width = slices.neighbours(&[&operands[0], &operands[4], &results[0]]);
     let (ty, eps) = (slices.ty(width), op.eps.get());
-    let mut parts = Run::of("gradient_of_slices", &BATCH_NORM);
+    let mut parts = KernelDraft::of("gradient_of_slices", &BATCH_NORM);
     let sources: Vec<String> = operands.iter().map(|operand| parts.reads(operand)).collect();
     let (target, scratch) = (parts.writes(&results[0]), scratch_of(&mut parts, instruction));
     let sources = sources.join(", ");
     parts.line(format!("batch_norm::gradient_of_slices<{ty}>({sources}, {target}, {scratch}, {eps:?});"));
-    let mut whole = Run::of("gradient", &BATCH_NORM);
+    let mut whole = KernelDraft::of("gradient", &BATCH_NORM);
     let scratch = scratch_of(&mut whole, instruction);
     let [variance, scale] = [2, 3].map(|operand| whole.reads(&operands[operand]));
     let targets: Vec<String> = results[1..].iter().map(|result| whole.writes(result)).collect();
@@ -56,12 +56,12 @@ pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec
     let width = 16 / y.dtype.bytes() as usize;
     let fits = count.is_multiple_of(width) && is_aligned(x, 16) && is_aligned(y, 16);
     let width = if fits { width } else { 1 };
-    let mut run = Run::of("normalize", &BATCH_NORM);
+    let mut run = KernelDraft::of("normalize", &BATCH_NORM);
     let sources: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
     let (sources, target) = (sources.join(", "), run.writes(y));
     let (shape, index, eps) = (shape(extents(&x.layout)), index_type(count), op.eps.get());
     run.line(format!("batch_norm::normalize<{shape}, {width}, {index}>({sources}, {target}, {eps:?});"));
-    Ok(vec![Step::Run(run.threads(count / width))])
+    Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
 /// The f32 numbers of scratch that the kernels take: two for each slice.
@@ -71,7 +71,7 @@ pub(super) fn scratch(_: &Op, operands: &[Unplaced], _: &[Unplaced], on: Multipr
     slices.channels * slices.count() * 2 * if *dtype == DType::F64 { 2 } else { 1 }
 }
 
-fn scratch_of(run: &mut Run, instruction: &Instruction) -> String {
+fn scratch_of(run: &mut KernelDraft, instruction: &Instruction) -> String {
     let sums = computed(instruction.operands[0].dtype);
     let scratch = instruction.scratch.as_ref().expect("slices leave their sums in scratch");
     run.parameter(format!("{sums}*"), address(scratch))
@@ -149,14 +149,14 @@ impl Slices {
     }
 
     /// The launch over slices, and the one that puts these together.
-    fn steps(&self, parts: Run, whole: Run, width: usize) -> Vec<Step> {
+    fn steps(&self, parts: KernelDraft, whole: KernelDraft, width: usize) -> Vec<Step> {
         let warps = |threads: usize| (threads.next_multiple_of(32) as u32).min(BLOCK);
         let threads =
             if self.lanes() == 1 { warps((self.samples * self.plane).div_ceil(width)) } else { BLOCK };
         let of_slices = warps(self.count());
         vec![
-            Step::Run(parts.blocks(self.blocks(), threads)),
-            Step::Run(whole.blocks(self.channels, of_slices)),
+            Step::Kernel(parts.blocks(self.blocks(), threads)),
+            Step::Kernel(whole.blocks(self.channels, of_slices)),
         ]
     }
 }

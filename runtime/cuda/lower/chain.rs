@@ -2,7 +2,7 @@
 //!
 //! What a step makes of f16 or bf16 is rounded to it, as if it had been stored: so fusing changes no number.
 
-use super::source::{ELEMENTWISE, Run, computed, index_type, is_aligned, stored};
+use super::source::{ELEMENTWISE, KernelDraft, computed, index_type, is_aligned, stored};
 use crate::cuda::program::Argument;
 use crate::layout::Sizes;
 use crate::program::{Chain, ChainSource, ChainStep, Instruction, View};
@@ -11,12 +11,12 @@ use ir::{DType, Op};
 use smallvec::SmallVec;
 
 /// The kernel of a chain.
-pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
+pub(super) fn run(chain: &Chain, instruction: &Instruction) -> KernelDraft {
     let Instruction { operands, results, .. } = instruction;
     let dims = Dims::of(operands, results);
     let width = neighbours(&dims, operands, results);
     let count: usize = dims.sizes.iter().product();
-    let mut run = Run::of("chain", &ELEMENTWISE);
+    let mut run = KernelDraft::of("chain", &ELEMENTWISE);
     let sources: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
     let targets: Vec<String> = results.iter().map(|result| run.writes(result)).collect();
     let index = index_type(count);
@@ -54,7 +54,7 @@ pub(super) fn run(chain: &Chain, instruction: &Instruction) -> Run {
 }
 
 /// Writes what is done with an element `x` of each operand: the steps, and which of them are results.
-fn steps(run: &mut Run, chain: &Chain, instruction: &Instruction) {
+fn steps(run: &mut KernelDraft, chain: &Chain, instruction: &Instruction) {
     let dtype_of = |source: &ChainSource| match *source {
         ChainSource::Operand(operand) => instruction.operands[operand as usize].dtype,
         ChainSource::Step(step) => chain.steps[step as usize].dtype,
@@ -166,7 +166,7 @@ fn neighbours(dims: &Dims, operands: &[View], results: &[View]) -> usize {
 }
 
 /// Writes the indices of a thread's first element along all dims but those of size one.
-fn indices(run: &mut Run, dims: &Dims, width: usize, index: &str) {
+fn indices(run: &mut KernelDraft, dims: &Dims, width: usize, index: &str) {
     let count = dims.sizes.len();
     if count > 1 {
         run.line(format!("{index} rest = first;"));
@@ -206,7 +206,15 @@ impl Read {
         Self::Apart(stride)
     }
 
-    fn load(&self, run: &mut Run, index: usize, view: &View, source: &str, dims: &Dims, width: usize) {
+    fn load(
+        &self,
+        run: &mut KernelDraft,
+        index: usize,
+        view: &View,
+        source: &str,
+        dims: &Dims,
+        width: usize,
+    ) {
         let place = dims.place(index);
         let ty = stored(view.dtype);
         match self {

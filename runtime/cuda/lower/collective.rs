@@ -5,16 +5,16 @@
 
 use super::copy::moved;
 use super::shape::copied;
-use super::source::{Run, address};
+use super::source::{KernelDraft, address};
 use super::{Step, Unplaced, missing};
 use crate::cuda::program::{Argument, ByRank, Collective, Cut, Pieces, Start};
 use crate::layout::Layout;
-use crate::program::{Exchange, Instruction, Moved, Part, View};
+use crate::program::{Exchange, Instruction, LocalPart, Moved, View};
 use ir::{DType, Diagnostic};
 use smallvec::SmallVec;
 
 /// The rank's part of what every rank has: a copy from another place on each.
-pub(super) fn part(part: &Part, instruction: &Instruction) -> Run {
+pub(super) fn part(part: &LocalPart, instruction: &Instruction) -> KernelDraft {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
     let Argument::Address(region, first) = address(from) else { unreachable!("an address") };
     let (mut layout, mut cuts) = (from.layout.clone(), SmallVec::new());
@@ -48,12 +48,12 @@ pub(super) fn steps(exchange: &Exchange, instruction: &Instruction) -> Result<Ve
         };
         if let Some(copy) = way.sent {
             let (view, own) = views(from, copy);
-            before.push(Step::Run(copied("pack", &view, &own)));
+            before.push(Step::Kernel(copied("pack", &view, &own)));
             pieces.from = Start::of(&own);
         }
         if let Some(copy) = way.received {
             let (view, own) = views(to, copy);
-            after.push(Step::Run(copied("unpack", &own, &view)));
+            after.push(Step::Kernel(copied("unpack", &own, &view)));
             pieces.to = Start::of(&own);
         }
         tensors.push(pieces);
@@ -71,8 +71,8 @@ fn combines(exchange: &Exchange, dtype: DType) -> Result<(), Diagnostic> {
     }
 }
 
-/// How a tensor goes into pieces.
-struct Way {
+/// The number of pieces of a tensor in an exchange, and its copies in scratch, piece by piece.
+struct PieceCopies {
     /// Pieces of what is cut, or put together.
     ranks: usize,
     /// How it is laid out before it is sent, unless it is.
@@ -90,7 +90,10 @@ struct Copy {
 }
 
 /// The way of each tensor, and the bytes of scratch that this takes.
-fn ways<'a>(exchange: &Exchange, tensors: impl Iterator<Item = (DType, [&'a Layout; 2])>) -> (Vec<Way>, u64) {
+fn ways<'a>(
+    exchange: &Exchange,
+    tensors: impl Iterator<Item = (DType, [&'a Layout; 2])>,
+) -> (Vec<PieceCopies>, u64) {
     let mut end = 0;
     let way = |(moved, (dtype, [from, to])): (&Moved, (DType, [&Layout; 2]))| {
         let ranks = ranks(moved, from, to);
@@ -103,7 +106,7 @@ fn ways<'a>(exchange: &Exchange, tensors: impl Iterator<Item = (DType, [&'a Layo
             Some(Copy { layout, room })
         };
         let (sent, received) = (copy(moved.split, from), copy(moved.gathered, to));
-        Way { ranks, sent, received }
+        PieceCopies { ranks, sent, received }
     };
     let ways = exchange.dims.iter().zip(tensors).map(way).collect();
     (ways, end)

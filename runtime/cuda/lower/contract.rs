@@ -2,9 +2,9 @@
 
 mod unfused;
 
-use super::source::{BLOCK, CONTRACT, Run, address, computed, is_aligned, layout};
+use super::source::{BLOCK, CONTRACT, KernelDraft, address, computed, is_aligned, layout};
 use super::{Libraries, Multiprocessors, Step, Unplaced};
-use crate::contraction::{Batches, Plan, shifted};
+use crate::contraction::{Batches, ContractionPlan, shifted};
 use crate::cuda::program::{Argument, Epilogue, Matrices, Multiply, Start};
 use crate::layout::Layout;
 use crate::program::{FusedContract, Instruction, View};
@@ -29,7 +29,7 @@ pub(super) fn steps(
             let step = |multiply| Step::Multiply(Multiply { accumulates, ..multiply });
             Ok(all.into_iter().map(step).collect())
         }
-        None => Ok(vec![Step::Run(kernel(contract, instruction))]),
+        None => Ok(vec![Step::Kernel(kernel(contract, instruction))]),
     }
 }
 
@@ -40,7 +40,7 @@ fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> O
     let terms = terms(contract, [&x.layout, &y.layout, &to.layout])?;
     let computed = computed(to.dtype);
     let (blocks, width) = (slices(terms.len(), on), pack(&terms, [x, y]));
-    let mut part = Run::of("dot", &CONTRACT);
+    let mut part = KernelDraft::of("dot", &CONTRACT);
     let (x, y) = (part.reads(x), part.reads(y));
     let sums = part.parameter(format!("{computed}*"), address(scratch));
     let packs = packs(terms, width);
@@ -48,13 +48,13 @@ fn dot(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> O
     let places = if packs.sizes.len() == 1 { format!("Line<{width}>") } else { layout(&packs) };
     let count = part.parameter("i64", Argument::Number(packs.len() as i64));
     part.line(format!("dot<{places}, {width}, {computed}>({x}, {y}, {sums}, {count});"));
-    let mut total = Run::of("dot_total", &CONTRACT);
+    let mut total = KernelDraft::of("dot_total", &CONTRACT);
     let sums = total.parameter(format!("const {computed}*"), address(scratch));
     let out = total.writes(to);
     let slices = total.parameter("i64", Argument::Number(blocks as i64));
     let adds = total.adds(instruction);
     total.line(format!("dot_total<{computed}>({sums}, {slices}, {out}, {adds});"));
-    Some(vec![Step::Run(part.blocks(blocks, BLOCK)), Step::Run(total.blocks(1, BLOCK))])
+    Some(vec![Step::Kernel(part.blocks(blocks, BLOCK)), Step::Kernel(total.blocks(1, BLOCK))])
 }
 
 /// The products that a contraction of two tensors that lie alike adds up: where they are in both, in the order in which they
@@ -140,7 +140,7 @@ pub(super) fn fused(
 /// The multiplications that make a contraction of left side, right side and result, if cuBLASLt takes them.
 fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multiply>> {
     let [dtype, out_dtype] = [views[0].dtype, views[2].dtype];
-    let plan = Plan::of(contract, views.map(|view| view.layout.clone()));
+    let plan = ContractionPlan::of(contract, views.map(|view| view.layout.clone()));
     let batches = batches(&plan).filter(|_| dtype.is_float())?;
     let count = batches.count();
     let Batches { strides, batch, loops } = batches;
@@ -170,7 +170,7 @@ fn multiplications(contract: &Contract, views: [&View; 3]) -> Option<Vec<Multipl
 
 /// A contraction of floats as multiplications by cuBLASLt. `None` if it does not take the matrices, if there would be too
 /// many multiplications, or if there is nothing to multiply.
-pub(crate) fn batches(plan: &Plan) -> Option<Batches> {
+pub(crate) fn batches(plan: &ContractionPlan) -> Option<Batches> {
     let sizes = [plan.rows.size, plan.summed.size, plan.columns.size];
     let batches = plan.batches().filter(|_| !sizes.contains(&0))?;
     let count = batches.count();
@@ -178,7 +178,7 @@ pub(crate) fn batches(plan: &Plan) -> Option<Batches> {
 }
 
 /// A thread an element of the result.
-fn kernel(contract: &Contract, instruction: &Instruction) -> Run {
+fn kernel(contract: &Contract, instruction: &Instruction) -> KernelDraft {
     let [lhs, rhs] = [&instruction.operands[0], &instruction.operands[1]];
     let to = &instruction.results[0];
     let dim = |labels: &ir::ops::Labels, view: &View, label: u8| {
@@ -205,7 +205,7 @@ fn kernel(contract: &Contract, instruction: &Instruction) -> Run {
     ];
     let layouts: Vec<String> = layouts.iter().map(layout).collect();
     let sums = if to.dtype.is_float() { computed(to.dtype) } else { computed(DType::I64) };
-    let mut run = Run::of("contract", &CONTRACT);
+    let mut run = KernelDraft::of("contract", &CONTRACT);
     let (x, y, out) = (run.reads(lhs), run.reads(rhs), run.writes(to));
     let adds = run.adds(instruction);
     run.line(format!("contract<{}, {sums}>({x}, {y}, {out}, {adds});", layouts.join(", ")));

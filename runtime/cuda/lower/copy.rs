@@ -4,7 +4,7 @@
 //! neighbours in both, they move in packs of up to 16 bytes. Where another dim has the source's neighbours, tiles go through
 //! shared memory.
 
-use super::source::{COPY, Run, address, index_type, layout, word};
+use super::source::{COPY, KernelDraft, address, index_type, layout, word};
 use crate::cuda::program::{Argument, Cut};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
@@ -20,31 +20,31 @@ const LEAST: usize = 16;
 const TRANSPOSING: u32 = 8 * 32;
 
 /// The first operand in the layout of the result, element for element in the order of its sizes.
-pub(super) fn copy(instruction: &Instruction) -> Run {
+pub(super) fn copy(instruction: &Instruction) -> KernelDraft {
     let from = &instruction.operands[0];
     moved(instruction, &from.layout, address(from))
 }
 
 /// A copy to the result, from elements that lie like this from an address on.
-pub(super) fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> Run {
+pub(super) fn moved(instruction: &Instruction, from: &Layout, start: Argument) -> KernelDraft {
     between("copy", from, start, &instruction.results[0])
 }
 
 /// A copy from elements that lie like this from an address on.
-pub(super) fn between(name: &str, from: &Layout, start: Argument, to: &View) -> Run {
+pub(super) fn between(name: &str, from: &Layout, start: Argument, to: &View) -> KernelDraft {
     let word = word(to.dtype);
-    let mut run = Run::of(name, &COPY);
-    let way = Way::of(from, &start, to);
+    let mut run = KernelDraft::of(name, &COPY);
+    let way = CopyMethod::of(from, &start, to);
     let source = run.parameter(format!("const {word}*"), start);
     let target = run.parameter(format!("{word}*"), address(to));
     way.write(run, &source, &target, "0")
 }
 
 /// The operand in the first microbatch of a step, and its sum with the result in later ones.
-pub(super) fn accumulate(instruction: &Instruction) -> Run {
+pub(super) fn accumulate(instruction: &Instruction) -> KernelDraft {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let mut run = Run::of("accumulate", &COPY);
-    let way = Way::of(&from.layout, &address(from), to);
+    let mut run = KernelDraft::of("accumulate", &COPY);
+    let way = CopyMethod::of(&from.layout, &address(from), to);
     let (source, target) = (run.reads(from), run.writes(to));
     let adds = run.parameter("i64", Argument::Adds);
     way.write(run, &source, &target, &adds)
@@ -56,8 +56,8 @@ type Dim = (usize, isize);
 /// A dim of source and result: its size, and the distances of neighbours in both.
 type Both = (usize, [isize; 2]);
 
-/// How elements are moved.
-enum Way {
+/// The access pattern of a copy.
+enum CopyMethod {
     /// So many neighbours of the result a thread, of which some are neighbours in the source as well.
     Packs { from: Layout, to: Layout, width: usize, read: usize, step: isize },
     /// The matrices of a batch, tile by tile.
@@ -74,7 +74,7 @@ enum Way {
     },
 }
 
-impl Way {
+impl CopyMethod {
     fn of(from: &Layout, start: &Argument, to: &View) -> Self {
         let bytes = to.dtype.bytes() as usize;
         let aligned = [alignment(start), alignment(&address(to))].map(|aligned| aligned / bytes);
@@ -87,7 +87,7 @@ impl Way {
         }
     }
 
-    fn write(self, mut run: Run, source: &str, target: &str, adds: &str) -> Run {
+    fn write(self, mut run: KernelDraft, source: &str, target: &str, adds: &str) -> KernelDraft {
         match self {
             Self::Packs { from, to, width, read, step } => {
                 let count = to.len();
@@ -143,7 +143,7 @@ fn together(from: &Layout, to: &Layout) -> Option<Vec<Both>> {
 
 /// Tiles, if a dim other than the result's innermost has the source's neighbours. `aligned` says of how many elements the
 /// first addresses are multiples.
-fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<Way> {
+fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<CopyMethod> {
     let (&(b, [from_b, 1]), outer) = dims.split_last()? else { return None };
     let index = outer.iter().position(|(_, [from, _])| *from == 1)?;
     let (a, [_, to_a]) = outer[index];
@@ -165,12 +165,12 @@ fn tiles(dims: &[Both], bytes: usize, aligned: [usize; 2]) -> Option<Way> {
         of_dims(&dims)
     };
     let (from, to) = (matrices(0), matrices(1));
-    Some(Way::Tiles { from, to, sizes: [a, b], strides: [from_b, to_a], packs, side: 32 * width })
+    Some(CopyMethod::Tiles { from, to, sizes: [a, b], strides: [from_b, to_a], packs, side: 32 * width })
 }
 
 /// Packs of the widest width that sizes, strides and addresses allow: that of the result's, of which as many are read at once
 /// as the source allows.
-fn packs(from: &[Dim], to: &[Dim], bytes: usize, aligned: [usize; 2]) -> Way {
+fn packs(from: &[Dim], to: &[Dim], bytes: usize, aligned: [usize; 2]) -> CopyMethod {
     let step = from.last().map_or(1, |dim| dim.1);
     // Neighbours that move at once wherever a thread begins.
     let fits = |dims: &[Dim], aligned: usize, width: usize| match dims.split_last() {
@@ -193,7 +193,7 @@ fn packs(from: &[Dim], to: &[Dim], bytes: usize, aligned: [usize; 2]) -> Way {
         }
         of_dims(&dims)
     });
-    Way::Packs { from, to, width, read, step }
+    CopyMethod::Packs { from, to, width, read, step }
 }
 
 fn of_dims(dims: &[Dim]) -> Layout {

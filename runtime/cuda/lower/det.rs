@@ -1,6 +1,6 @@
 //! Determinants.
 
-use super::source::{BLOCK, DET, Run, address};
+use super::source::{BLOCK, DET, KernelDraft, address};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::Instruction;
@@ -14,11 +14,11 @@ const IN_SHARED: usize = 76;
 pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (x, out) = (&instruction.operands[0], &instruction.results[0]);
     let (count, n) = (out.layout.len(), rows(&x.layout));
-    let mut run = Run::of("det", &DET);
+    let mut run = KernelDraft::of("det", &DET);
     let (source, target) = (run.reads(x), run.writes(out));
     if n <= IN_REGISTERS {
         run.line(format!("det::by_thread<{count}, {n}>({source}, {target});"));
-        return Ok(vec![Step::Run(run.threads(count))]);
+        return Ok(vec![Step::Kernel(run.threads(count))]);
     }
     match &instruction.scratch {
         None => run.line(format!("det::by_block<{n}>({source}, {target});")),
@@ -28,7 +28,7 @@ pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagn
         }
     }
     // A row of up to 32 is a warp's; more warps would wait for each other.
-    Ok(vec![Step::Run(run.blocks(count, if n <= 32 { 32 } else { BLOCK }))])
+    Ok(vec![Step::Kernel(run.blocks(count, if n <= 32 { 32 } else { BLOCK }))])
 }
 
 fn rows(layout: &Layout) -> usize {

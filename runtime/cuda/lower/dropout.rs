@@ -1,7 +1,7 @@
 //! Dropout and uniform numbers, with the words of the interpreter.
 
 use super::Step;
-use super::source::{DROPOUT, Run, computed, index_type, is_aligned, layout};
+use super::source::{DROPOUT, KernelDraft, computed, index_type, is_aligned, layout};
 use crate::cuda::program::{Argument, ByRank, Cut};
 use crate::layout::Layout;
 use crate::program::{Instruction, View};
@@ -13,13 +13,13 @@ use ir::{Diagnostic, Span, Type};
 pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {
         // Nothing is dropped of samples without numbers.
-        return Ok(vec![Step::Run(super::copy::copy(instruction))]);
+        return Ok(vec![Step::Kernel(super::copy::copy(instruction))]);
     };
     let draws = op.draws();
     let (positions, start) = positions(&draws, instruction, 1);
     let width = neighbours(&positions, &[x, y], instruction.parts.is_some());
     let count = y.layout.len();
-    let mut run = Run::of("dropout", &DROPOUT);
+    let mut run = KernelDraft::of("dropout", &DROPOUT);
     let (from, samples, to) = (run.reads(x), run.reads(numbers), run.writes(y));
     let [key, id, start] = counters(&mut run, &draws, start);
     let [elements, of_samples] = layouts(&positions).map(|own| layout(&own));
@@ -30,19 +30,19 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
         op.threshold(),
         op.scale()
     ));
-    Ok(vec![Step::Run(run.threads(count / width))])
+    Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
 /// Uniform numbers; without numbers of samples, their mean.
 pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let y = &instruction.results[0];
     let (count, sums) = (y.layout.len(), computed(y.dtype));
-    let mut run = Run::of("random_uniform", &DROPOUT);
+    let mut run = KernelDraft::of("random_uniform", &DROPOUT);
     let index = index_type(count);
     let [numbers] = &instruction.operands[..] else {
         let to = run.writes(y);
         run.line(format!("dropout::fill<{count}, {index}>({to}, ({sums}){:?});", RandomUniform::MEAN));
-        return Ok(vec![Step::Run(run.threads(count))]);
+        return Ok(vec![Step::Kernel(run.threads(count))]);
     };
     let draws = op.draws();
     let (positions, start) = positions(&draws, instruction, 0);
@@ -53,12 +53,12 @@ pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<V
     run.line(format!(
         "dropout::uniform<{elements}, {of_samples}, {index}, {width}, {sums}>({samples}, {to}, {key}, {id}, {start});"
     ));
-    Ok(vec![Step::Run(run.threads(count / width))])
+    Ok(vec![Step::Kernel(run.threads(count / width))])
 }
 
 /// The parameters that tell the words. The run's seed and the operator's id are arguments, so that all dropouts of a
 /// model are one kernel.
-fn counters(run: &mut Run, draws: &Draws, start: Argument) -> [String; 3] {
+fn counters(run: &mut KernelDraft, draws: &Draws, start: Argument) -> [String; 3] {
     let numbers = [draws.key() as i64, i64::from(draws.id)].map(Argument::Number);
     let [key, id] = numbers.map(|number| run.parameter("i64", number));
     [key, id, run.parameter("i64", start)]

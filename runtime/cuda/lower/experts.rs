@@ -1,6 +1,6 @@
 //! Rows times the matrix of the expert each belongs to: f16 and bf16 on tensor cores, other types in tiles of plain sums.
 
-use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, Run, address, is_aligned};
+use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, KernelDraft, address, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::program::{Instruction, View};
@@ -45,10 +45,10 @@ impl Tiles {
     }
 
     /// A kernel, by its name on tensor cores and without them.
-    fn run(self, name: &str) -> Run {
+    fn run(self, name: &str) -> KernelDraft {
         match self {
-            Self::Matrices { .. } => Run::of(format!("{name}_mma"), &EXPERTS_MMA),
-            Self::Elements => Run::of(name, &EXPERTS),
+            Self::Matrices { .. } => KernelDraft::of(format!("{name}_mma"), &EXPERTS_MMA),
+            Self::Elements => KernelDraft::of(name, &EXPERTS),
         }
     }
 
@@ -61,7 +61,7 @@ impl Tiles {
     }
 
     /// So many blocks. Sums in registers leave room for 512 threads on a multiprocessor.
-    fn blocks(self, run: Run, count: usize) -> Run {
+    fn blocks(self, run: KernelDraft, count: usize) -> KernelDraft {
         match self {
             Self::Matrices { down } => run.blocks(count, 128 * down as u32).together(4 / down as u32),
             Self::Elements => run.blocks(count, BLOCK),
@@ -91,7 +91,7 @@ pub(super) fn experts(
     // The last tile of each expert may have few rows, and so may the last tile of the rows that no expert takes.
     let down = rows / tiles.rows() + (experts + 1).min(rows);
     let run = tiles.blocks(run, down * across);
-    Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
+    Ok(vec![sort(instruction, index, experts, whole), Step::Kernel(run)])
 }
 
 pub(super) fn experts_grad(
@@ -114,24 +114,24 @@ pub(super) fn experts_grad(
     let call = tiles.call("sum_of_rows", &format!("{experts}, {k}, {n}"));
     run.line(format!("{call}({rows}, {columns}, {order}, {starts}, {out}, {adds});"));
     let run = tiles.blocks(run, experts * k.div_ceil(tiles.rows()) * across);
-    Ok(vec![sort(instruction, index, experts, whole), Step::Run(run)])
+    Ok(vec![sort(instruction, index, experts, whole), Step::Kernel(run)])
 }
 
 /// Sorts rows by expert. `whole` is the type of all the matrices, if they are split over devices.
 fn sort(instruction: &Instruction, index: &View, experts: usize, whole: Option<&Type>) -> Step {
     let all = whole.and_then(|ty| ty.dims[0].size()).unwrap_or(experts as u64);
     let rows = index.layout.len();
-    let mut run = Run::of("sort", &EXPERTS);
+    let mut run = KernelDraft::of("sort", &EXPERTS);
     let from = run.reads(index);
     let [order, starts] = sorted(&mut run, instruction, rows);
     let first = run.parameter("i64", super::indexing::start(whole, 0, experts));
     let all = run.parameter("i64", Argument::Number(all as i64));
     run.line(format!("experts::sort<{rows}, {experts}>({from}, {order}, {starts}, {first}, {all});"));
-    Step::Run(run.blocks(experts + 1, BLOCK))
+    Step::Kernel(run.blocks(experts + 1, BLOCK))
 }
 
 /// The scratch: the rows in their order, then where those of each expert start.
-fn sorted(run: &mut Run, instruction: &Instruction, rows: usize) -> [String; 2] {
+fn sorted(run: &mut KernelDraft, instruction: &Instruction, rows: usize) -> [String; 2] {
     let scratch = instruction.scratch.as_ref().expect("rows are sorted in scratch");
     let mut starts = scratch.clone();
     starts.layout.offset += rows as isize;

@@ -3,7 +3,7 @@
 //! A word in its memory says that a number was not finite; once it is set, kernels of the update that write states return
 //! at once. So the states stay what they were until the host has come to look at that number.
 
-use super::source::{HALT, Run};
+use super::source::{HALT, KernelDraft};
 use super::{Draft, Step};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, OutputSlot, Program, Section};
@@ -49,12 +49,12 @@ pub(super) fn watches(program: &Program, section: Section, index: usize) -> Vec<
 }
 
 fn watch(output: &OutputSlot, index: usize) -> Draft {
-    let mut run = Run::of("watch", &HALT);
+    let mut run = KernelDraft::of("watch", &HALT);
     let value = run.reads(&output.view);
     let halt = run.parameter("u32*", Argument::Halt);
     run.line(format!("watch({value}, {halt});"));
     let reads = smallvec![Place::of(&output.view)];
-    Draft { step: Step::Run(run.threads(1)), reads, writes: SmallVec::new(), first: index, last: index }
+    Draft { step: Step::Kernel(run.threads(1)), reads, writes: SmallVec::new(), first: index, last: index }
 }
 
 /// Keeps a step from changing states on a device that has halted. Whether that can be done.
@@ -64,7 +64,7 @@ pub(super) fn guard(program: &Program, instruction: &Instruction, step: &mut Ste
         return true;
     }
     match step {
-        Step::Run(run) => {
+        Step::Kernel(run) => {
             run.unless_halted();
             true
         }

@@ -2,7 +2,7 @@
 
 use super::Step;
 use super::scatter;
-use super::source::{INDEXING, Run, address, index_type, is_aligned, word};
+use super::source::{INDEXING, KernelDraft, address, index_type, is_aligned, word};
 use crate::cuda::program::{Argument, ByRank, Cut};
 use crate::program::{Instruction, View};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
@@ -10,8 +10,8 @@ use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
 use ir::{Diagnostic, Type};
 use smallvec::SmallVec;
 
-/// How indices say which row of the data another row stands for.
-pub(super) struct Way {
+/// The rows of the data that indices select.
+pub(super) struct IndexedRows {
     /// The kernels' name of it, but for the type that is counted in.
     name: String,
     /// How often the same indices count, each time for other places.
@@ -26,7 +26,7 @@ pub(super) struct Way {
     dim: Option<usize>,
 }
 
-impl Way {
+impl IndexedRows {
     /// One index a position along a dim. Sizes: of the data, of the indices.
     pub(super) fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
@@ -61,13 +61,13 @@ impl Way {
     }
 
     /// The arguments that say which part of the indexed dim the data has.
-    pub(super) fn span(&self, run: &mut Run, ty: Option<&Type>, data: &View) -> [String; 2] {
+    pub(super) fn span(&self, run: &mut KernelDraft, ty: Option<&Type>, data: &View) -> [String; 2] {
         self.dim.map_or_else(|| ["0".into(), "0".into()], |dim| span(run, ty, data, dim).1)
     }
 }
 
 /// Whether a tensor has all of a dim; the first index that it has, and the size of the whole dim, as arguments.
-pub(super) fn span(run: &mut Run, ty: Option<&Type>, part: &View, dim: usize) -> (bool, [String; 2]) {
+pub(super) fn span(run: &mut KernelDraft, ty: Option<&Type>, part: &View, dim: usize) -> (bool, [String; 2]) {
     let own = part.layout.sizes[dim];
     let split = ty.filter(|ty| !ty.sharding.axes(dim).is_empty());
     let Some(all) = split.and_then(|ty| ty.dims[dim].size()) else {
@@ -102,14 +102,14 @@ pub(super) fn sizes<'v>(data: &'v View, indices: &'v View) -> [&'v [usize]; 2] {
 }
 
 /// A thread for each pack of the result.
-fn read(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+fn read(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([data, indices], out) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("two operands");
     };
     let (width, word) = (neighbours(way.width, &[data, out]), word(data.dtype));
     let (rows, packs) = (way.outer * way.rows, way.width / width);
     let index = index_type(out.layout.len());
-    let mut run = Run::of("gather", &INDEXING);
+    let mut run = KernelDraft::of("gather", &INDEXING);
     let source = run.parameter(format!("const {word}*"), address(data));
     let places = run.reads(indices);
     let target = run.parameter(format!("{word}*"), address(out));
@@ -117,12 +117,12 @@ fn read(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let [start, all] = way.span(&mut run, ty, data);
     let types = format!("{}, {rows}, {packs}, {width}, {index}", way.name(index));
     run.line(format!("indexing::gather<{types}>({source}, {places}, {target}, {start}, {all});"));
-    Ok(vec![Step::Run(run.threads(rows * packs))])
+    Ok(vec![Step::Kernel(run.threads(rows * packs))])
 }
 
 pub(super) fn gather(op: &Gather, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&Way::along(sizes, op.dim), instruction)
+    read(&IndexedRows::along(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_elements(
@@ -130,17 +130,17 @@ pub(super) fn gather_elements(
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&Way::elements(sizes, op.dim), instruction)
+    read(&IndexedRows::elements(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_nd(op: &GatherNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&Way::coordinates(sizes, op.batch_dims), instruction)
+    read(&IndexedRows::coordinates(sizes, op.batch_dims), instruction)
 }
 
 pub(super) fn gather_grad(op: &GatherGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&Way::along(sizes, op.dim), instruction)
+    scatter::sums(&IndexedRows::along(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_elements_grad(
@@ -148,10 +148,10 @@ pub(super) fn gather_elements_grad(
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&Way::elements(sizes, op.dim), instruction)
+    scatter::sums(&IndexedRows::elements(sizes, op.dim), instruction)
 }
 
 pub(super) fn gather_nd_grad(op: &GatherNdGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&Way::coordinates(sizes, op.batch_dims), instruction)
+    scatter::sums(&IndexedRows::coordinates(sizes, op.batch_dims), instruction)
 }

@@ -1,7 +1,7 @@
 //! Cross-entropy over a large vocabulary, without its probabilities in memory.
 
 use super::indexing::span;
-use super::source::{LOSS, Run, address, is_aligned, stored};
+use super::source::{KernelDraft, LOSS, address, is_aligned, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::program::{Instruction, View};
@@ -26,7 +26,7 @@ impl Rows {
         Self { count: logits.layout.len() / classes, classes, team }
     }
 
-    fn launch(&self, run: Run) -> Run {
+    fn launch(&self, run: KernelDraft) -> KernelDraft {
         match self.team {
             32 => run.blocks(self.count.div_ceil(8), 256),
             threads => run.blocks(self.count, threads),
@@ -56,13 +56,13 @@ pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Res
     };
     let rows = Rows::of(logits);
     let Rows { count, classes, team } = rows;
-    let losses = |run: &mut Run, pointer: &str| match &instruction.scratch {
+    let losses = |run: &mut KernelDraft, pointer: &str| match &instruction.scratch {
         Some(scratch) => run.parameter(pointer, address(scratch)),
         None => "nullptr".into(),
     };
     let mut steps = vec![];
     if count > 0 {
-        let mut run = Run::of("cross_entropy", &LOSS);
+        let mut run = KernelDraft::of("cross_entropy", &LOSS);
         let (x, y, to) = (run.reads(logits), run.reads(labels), run.writes(logsumexps));
         let scratch = losses(&mut run, "double*");
         let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
@@ -71,14 +71,14 @@ pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Res
         let step = step(logits);
         let types = format!("loss::Team<{team}>, {smooth}, {count}, {classes}, {step}, {width}");
         run.line(format!("loss::rows<{types}>({x}, {y}, {to}, {scratch}, {ignored}, {smoothing:?});"));
-        steps.push(Step::Run(rows.launch(run)));
+        steps.push(Step::Kernel(rows.launch(run)));
     }
-    let mut run = Run::of("cross_entropy_total", &LOSS);
+    let mut run = KernelDraft::of("cross_entropy_total", &LOSS);
     let scratch = losses(&mut run, "const double*");
     let (y, sum, weight) = (run.reads(labels), run.writes(sum), run.writes(weight));
     let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
     run.line(format!("loss::total<{count}, {classes}>({scratch}, {y}, {sum}, {weight}, {ignored});"));
-    steps.push(Step::Run(run.blocks(1, 1024)));
+    steps.push(Step::Kernel(run.blocks(1, 1024)));
     Ok(steps)
 }
 
@@ -93,7 +93,7 @@ pub(super) fn cross_entropy_grad(
     };
     let rows = Rows::of(logits);
     let Rows { count, classes, team } = rows;
-    let mut run = Run::of("cross_entropy_grad", &LOSS);
+    let mut run = KernelDraft::of("cross_entropy_grad", &LOSS);
     let (x, y, from) = (run.reads(logits), run.reads(labels), run.reads(logsumexps));
     let (factor, to) = (run.reads(factor), run.writes(result));
     let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
@@ -107,7 +107,7 @@ pub(super) fn cross_entropy_grad(
     run.line(format!(
         "loss::gradient<{types}>({x}, {y}, {from}, {factor}, {to}, {ignored}, {smoothing:?}, {start}, {all});"
     ));
-    Ok(vec![Step::Run(rows.launch(run))])
+    Ok(vec![Step::Kernel(rows.launch(run))])
 }
 
 /// The f32 numbers of scratch that the kernels of the loss take: an f64 a row.

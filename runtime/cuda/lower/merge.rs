@@ -5,7 +5,7 @@
 //! instruction that makes an output, because the loop may look at that before it goes on.
 
 use super::order::conflict;
-use super::source::Run;
+use super::source::KernelDraft;
 use super::{Draft, Step};
 use crate::cuda::program::Argument;
 use crate::program::{Program, Section};
@@ -66,7 +66,7 @@ fn within(stretch: Vec<Draft>, table: &mut Vec<Argument>) -> Vec<Draft> {
     let mut groups: Vec<Vec<Vec<Draft>>> = (0..count).map(|_| vec![]).collect();
     for (draft, level) in stretch.into_iter().zip(levels) {
         let alike = |group: &&mut Vec<Draft>| match (&group[0].step, &draft.step) {
-            (Step::Run(first), Step::Run(run)) => first.is_like(run) && group.len() < MOST,
+            (Step::Kernel(first), Step::Kernel(run)) => first.is_like(run) && group.len() < MOST,
             (Step::Collective(first), Step::Collective(other)) => first.is_like(other),
             _ => false,
         };
@@ -95,11 +95,11 @@ impl Draft {
     /// This and the next: as one, if one thread does both.
     fn then(mut self, mut next: Self) -> Vec<Self> {
         match (self.step, next.step) {
-            (Step::Run(run), Step::Run(after)) if run.continues(&after) => {
+            (Step::Kernel(run), Step::Kernel(after)) if run.continues(&after) => {
                 self.reads.append(&mut next.reads);
                 self.writes.append(&mut next.writes);
                 let (first, last) = (self.first.min(next.first), self.last.max(next.last));
-                vec![Self { step: Step::Run(run.then(after)), first, last, ..self }]
+                vec![Self { step: Step::Kernel(run.then(after)), first, last, ..self }]
             }
             (step, after) => vec![Self { step, ..self }, Self { step: after, ..next }],
         }
@@ -112,19 +112,21 @@ const MOST: usize = 65_535;
 fn one(group: Vec<Draft>, table: &mut Vec<Argument>) -> Draft {
     let mut drafts = group.into_iter();
     let Some(mut first) = drafts.next() else { unreachable!("no group is empty") };
-    let mut others: Vec<Run> = Vec::new();
+    let mut others: Vec<KernelDraft> = Vec::new();
     for draft in drafts {
         first.reads.extend(draft.reads);
         first.writes.extend(draft.writes);
         first.last = draft.last;
         match (&mut first.step, draft.step) {
-            (Step::Run(_), Step::Run(run)) => others.push(run),
+            (Step::Kernel(_), Step::Kernel(run)) => others.push(run),
             (Step::Collective(first), Step::Collective(other)) => first.tensors.extend(other.tensors),
             _ => unreachable!("a group is of one kind"),
         }
     }
     match first.step {
-        Step::Run(run) if !others.is_empty() => Draft { step: Step::Run(run.with(others, table)), ..first },
+        Step::Kernel(run) if !others.is_empty() => {
+            Draft { step: Step::Kernel(run.with(others, table)), ..first }
+        }
         step => Draft { step, ..first },
     }
 }

@@ -3,9 +3,9 @@
 //! Blocks of a gradient's kernel go through the rows; the sums for scale and bias of each go to scratch, where a second
 //! kernel adds them up.
 
-use super::reduce::{Axes, Plan, sums, words};
-use super::rows::{Along, Held, unplaced};
-use super::source::{NORM, REDUCE, Run, address, computed, stored};
+use super::reduce::{Axes, ReductionPlan, sums, words};
+use super::rows::{Along, RegisterBudget, unplaced};
+use super::source::{KernelDraft, NORM, REDUCE, address, computed, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::program::Instruction;
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
@@ -47,17 +47,17 @@ pub(super) fn rms_norm_grad(
 fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let tensors: Vec<Unplaced> = operands.iter().chain(&results[..1]).map(unplaced).collect();
-    let along = along(&tensors, Held::ONE, on);
-    let mut run = Run::of(name, &NORM);
+    let along = along(&tensors, RegisterBudget::ONE, on);
+    let mut run = KernelDraft::of(name, &NORM);
     let mut arguments: Vec<String> = operands.iter().map(|operand| run.reads(operand)).collect();
     arguments.extend(results.iter().map(|result| run.writes(result)));
     let (shape, computed) = (along.name(), computed(operands[0].dtype));
     run.line(format!("norms::{name}<{shape}, {computed}>({}, ({computed}){eps:e});", arguments.join(", ")));
-    vec![Step::Run(run.blocks(along.rows.div_ceil(along.groups), along.threads()))]
+    vec![Step::Kernel(run.blocks(along.rows.div_ceil(along.groups), along.threads()))]
 }
 
 /// The rows of the first of these, which lie alike but for the offsets.
-fn along(tensors: &[Unplaced], held: Held, on: Multiprocessors) -> Along {
+fn along(tensors: &[Unplaced], held: RegisterBudget, on: Multiprocessors) -> Along {
     let (last, leading) = tensors[0].layout.sizes.split_last().expect("`infer` has found a last dim");
     Along::of(&tensors.iter().collect::<Vec<_>>(), leading.iter().product(), *last, held, on)
 }
@@ -73,7 +73,7 @@ struct Blocks {
 impl Blocks {
     fn of(op: [&Unplaced; 4], centred: bool, on: Multiprocessors) -> Self {
         // Besides two rows a thread has its columns' sums: with 24 elements of each it takes 164 registers on sm_100a.
-        let held = Held { by_warp: 16, by_block: 16, threads: 512 };
+        let held = RegisterBudget { by_warp: 16, by_block: 16, threads: 512 };
         let along = along(&op.map(Unplaced::clone), held, on);
         let rounds = along.rows.div_ceil(along.groups);
         // So many that the device is busy, or that each adds up at most 64 terms; few sums to add up later.
@@ -94,7 +94,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
     let dtype = views[0].dtype;
     let computed = computed(dtype);
     if blocks.count > 0 {
-        let mut run = Run::of(name, &NORM);
+        let mut run = KernelDraft::of(name, &NORM);
         let places = [0, 1, operands[0], operands[1], operands[2]];
         let mut sources: Vec<String> = places.iter().map(|&place| run.reads(&views[place])).collect();
         // A gradient with an operand more adds that to d x; else nothing reads what stands for it.
@@ -108,11 +108,12 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
             "norms::gradient<{shape}, {centred}, {}, {computed}>({sources}, {target}, {partial});",
             added.is_some()
         ));
-        steps.push(Step::Run(run.blocks(blocks.count, blocks.along.threads())));
+        steps.push(Step::Kernel(run.blocks(blocks.count, blocks.along.threads())));
     }
     let size = blocks.along.size;
-    let plan = Plan::of(sums(dtype), Axes::of_columns(blocks.count, size, blocks.sums * size), false, on);
-    let mut run = Run::of(format!("{name}_sums"), &REDUCE);
+    let plan =
+        ReductionPlan::of(sums(dtype), Axes::of_columns(blocks.count, size, blocks.sums * size), false, on);
+    let mut run = KernelDraft::of(format!("{name}_sums"), &REDUCE);
     let source = run.parameter(format!("const {}*", stored(sums(dtype))), address(scratch));
     let targets: Vec<String> = results[1..].iter().map(|result| run.writes(result)).collect();
     // Which of the sums a block adds up.
@@ -122,7 +123,7 @@ fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Mul
         targets => targets.join(""),
     };
     run.line(plan.line(["Sum", computed, "1", "0"], &source, &target));
-    steps.push(Step::Run(plan.launch(run).blocks_along_y(blocks.sums)));
+    steps.push(Step::Kernel(plan.launch(run).blocks_along_y(blocks.sums)));
     steps
 }
 

@@ -1,6 +1,6 @@
 //! The updates of optimizers.
 
-use super::source::{BLOCK, OPTIMIZER, Run, index_type, is_aligned, layout, stored};
+use super::source::{BLOCK, KernelDraft, OPTIMIZER, index_type, is_aligned, layout, stored};
 use super::{Multiprocessors, Step};
 use crate::program::{Instruction, View};
 use ir::Diagnostic;
@@ -49,7 +49,7 @@ fn update(
     let count = gradient.layout.len();
     let (results, copies) = results.split_at(old.len());
     let width = neighbours(&old, gradient, results);
-    let mut run = Run::of(rule, &OPTIMIZER);
+    let mut run = KernelDraft::of(rule, &OPTIMIZER);
     let scalars: Vec<String> = scalars.iter().map(|&operand| run.reads(&operands[operand])).collect();
     let from: Vec<String> = old.iter().map(|view| run.reads(view)).collect();
     let from_gradient = run.reads(gradient);
@@ -73,7 +73,7 @@ fn update(
     ));
     let packs = count / width;
     let each = (packs / on.threads()).clamp(1, EACH);
-    vec![Step::Run(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
+    vec![Step::Kernel(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
 }
 
 /// Returns whether every pack of so many elements of a copy lies together, at an aligned place.

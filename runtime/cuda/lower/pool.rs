@@ -1,6 +1,6 @@
 //! Pooling over windows.
 
-use super::source::{POOL, Run, address, stored};
+use super::source::{KernelDraft, POOL, address, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::program::{Instruction, View};
 use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolIndices, Window, Windows};
@@ -9,27 +9,27 @@ use ir::{Diagnostic, Op};
 pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (x, y) = (&instruction.operands[0], &instruction.results[0]);
     let slides = Slides::of(&op.windows, &x.layout.sizes, &y.layout.sizes);
-    let mut run = Run::of("avg_pool", &POOL);
+    let mut run = KernelDraft::of("avg_pool", &POOL);
     let (source, target) = (run.reads(x), run.writes(y));
     let Slides { plane, planes, index, .. } = &slides;
     let (lanes, count_padding) = (slides.lanes(), op.count_padding);
     run.line(format!(
         "pool::avg_pool<{plane}, {planes}, {lanes}, {count_padding}, {index}>({source}, {target});"
     ));
-    Ok(vec![Step::Run(run.threads(y.layout.len() * lanes))])
+    Ok(vec![Step::Kernel(run.threads(y.layout.len() * lanes))])
 }
 
 pub(super) fn avg_pool_grad(op: &AvgPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let (dy, dx) = (&instruction.operands[0], &instruction.results[0]);
     let slides = Slides::of(&op.windows, &dx.layout.sizes, &dy.layout.sizes);
-    let mut run = Run::of("avg_pool_grad", &POOL);
+    let mut run = KernelDraft::of("avg_pool_grad", &POOL);
     let (source, target) = (run.reads(dy), run.writes(dx));
     let Slides { plane, planes, index, .. } = &slides;
     let count_padding = op.count_padding;
     run.line(format!(
         "pool::avg_pool_grad<{plane}, {planes}, {count_padding}, {index}>({source}, {target});"
     ));
-    Ok(vec![Step::Run(run.threads(dx.layout.len()))])
+    Ok(vec![Step::Kernel(run.threads(dx.layout.len()))])
 }
 
 pub(super) fn max_pool(op: &MaxPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
@@ -54,12 +54,12 @@ pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Resu
     let slides = Slides::of(&op.windows, &x.layout.sizes, &dy.layout.sizes);
     let scratch = instruction.scratch.as_ref().expect("places of the largest are kept in scratch");
     let Slides { plane, planes, index, .. } = &slides;
-    let mut gather = Run::of("max_pool_grad", &POOL);
+    let mut gather = KernelDraft::of("max_pool_grad", &POOL);
     let places = gather.parameter(format!("const {index}*"), address(scratch));
     let (source, target) = (gather.reads(dy), gather.writes(dx));
     gather.line(format!("pool::max_pool_grad<{plane}, {planes}>({places}, {source}, {target});"));
     let find = slides.largest("max_pool_indices", x, index, scratch);
-    Ok(vec![find, Step::Run(gather.threads(dx.layout.len()))])
+    Ok(vec![find, Step::Kernel(gather.threads(dx.layout.len()))])
 }
 
 /// The f32 numbers of scratch that the kernels take: the place of each window's largest element.
@@ -116,10 +116,10 @@ impl Slides {
     /// The kernel of this name, which looks for the largest element of each window and writes results of this type.
     fn largest(&self, name: &str, source: &View, ty: &str, target: &View) -> Step {
         let Self { plane, planes, index, .. } = self;
-        let (mut run, lanes) = (Run::of(name, &POOL), self.lanes());
+        let (mut run, lanes) = (KernelDraft::of(name, &POOL), self.lanes());
         let [from, to] = [run.reads(source), run.parameter(format!("{ty}*"), address(target))];
         run.line(format!("pool::{name}<{plane}, {planes}, {lanes}, {index}>({from}, {to});"));
-        Step::Run(run.threads(self.results * lanes))
+        Step::Kernel(run.threads(self.results * lanes))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Places of elements in their order along a dim.
 
 use super::Step;
-use super::source::{RANKING, Run};
+use super::source::{KernelDraft, RANKING};
 use crate::program::Instruction;
 use ir::Diagnostic;
 use ir::ops::ranking::TopK;
@@ -17,11 +17,11 @@ pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> Result<Vec<Step>, D
     let (outer, size, inner): (usize, usize, usize) =
         (before.iter().product(), after[0], after[1..].iter().product());
     let group = if inner == 1 { size.next_power_of_two().min(WARP) } else { 1 };
-    let mut run = Run::of("top_k", &RANKING);
+    let mut run = KernelDraft::of("top_k", &RANKING);
     let (source, target) = (run.reads(x), run.writes(out));
     let TopK { count, largest, .. } = op;
     run.line(format!(
         "ranking::top_k<{outer}, {size}, {inner}, {count}, {group}, {largest}>({source}, {target});"
     ));
-    Ok(vec![Step::Run(run.threads(outer * inner * group))])
+    Ok(vec![Step::Kernel(run.threads(outer * inner * group))])
 }

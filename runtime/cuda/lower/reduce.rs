@@ -2,7 +2,7 @@
 //! are few, blocks share the work on each, and a second kernel combines what they leave in scratch.
 
 use super::rows::width;
-use super::source::{REDUCE, Run, address, layout, stored};
+use super::source::{KernelDraft, REDUCE, address, layout, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::layout::Layout;
 use crate::program::Instruction;
@@ -14,7 +14,8 @@ const THREADS: usize = 256;
 
 pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
-    let plan = |may_slice| Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice, on);
+    let plan =
+        |may_slice| ReductionPlan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), may_slice, on);
     let sliced = plan(true);
     // Slices leave their sums in scratch.
     let plan = if sliced.slices > 1 && instruction.scratch.is_none() { plan(false) } else { sliced };
@@ -23,7 +24,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocess
         ReduceKind::Max => "Largest",
         ReduceKind::Min => "Smallest",
     };
-    let mut run = Run::of("reduce", &REDUCE);
+    let mut run = KernelDraft::of("reduce", &REDUCE);
     let source = run.reads(from);
     let mut steps = vec![];
     let (last, source, mut run) = match &instruction.scratch {
@@ -31,8 +32,8 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocess
             let sums = stored(sums(from.dtype));
             let target = run.parameter(format!("{sums}*"), address(scratch));
             run.line(plan.line([combine, sums, "1", "0"], &source, &target));
-            steps.push(Step::Run(plan.launch(run)));
-            let mut run = Run::of("reduce_slices", &REDUCE);
+            steps.push(Step::Kernel(plan.launch(run)));
+            let mut run = KernelDraft::of("reduce_slices", &REDUCE);
             let source = run.parameter(format!("const {sums}*"), address(scratch));
             (plan.of_slices(self::sums(from.dtype), on), source, run)
         }
@@ -45,7 +46,7 @@ pub(super) fn steps(reduce: &Reduce, instruction: &Instruction, on: Multiprocess
         _ => "1".into(),
     };
     run.line(last.line([combine, stored(sums(from.dtype)), &factor, &adds], &source, &target));
-    steps.push(Step::Run(last.launch(run)));
+    steps.push(Step::Kernel(last.launch(run)));
     steps
 }
 
@@ -65,7 +66,7 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], on: 
     if to.layout.is_empty() {
         return 0;
     }
-    match Plan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true, on).slices {
+    match ReductionPlan::of(from.dtype, Axes::of(reduce, &from.layout, &to.layout), true, on).slices {
         1 => 0,
         slices => slices * to.layout.len() * words(from.dtype),
     }
@@ -133,24 +134,25 @@ fn nearest(layout: &Layout) -> usize {
     (0..layout.sizes.len()).map(|dim| distance(layout, dim)).min().unwrap_or(usize::MAX)
 }
 
-/// How the threads share a reduction.
-pub(super) struct Plan {
+/// A reduction divided among threads.
+pub(super) struct ReductionPlan {
     axes: Axes,
-    way: Way,
+    way: ReductionThreads,
     /// Neighbours that are read at once.
     width: usize,
     /// Parts of a result that blocks of their own combine.
     slices: usize,
 }
 
-enum Way {
+/// The assignment of threads to results.
+enum ReductionThreads {
     /// Neighbours are combined; a result has so many threads.
     Along { group: usize },
     /// Neighbours are of different results; of a block's threads so many have neighbours, and so many the same.
     Across { across: usize, down: usize },
 }
 
-impl Plan {
+impl ReductionPlan {
     /// With one slice, unless it `may_slice`.
     pub(super) fn of(dtype: DType, axes: Axes, may_slice: bool, on: Multiprocessors) -> Self {
         let along = nearest(&axes.gone) <= nearest(&axes.kept);
@@ -182,8 +184,10 @@ impl Plan {
         let to = if self.slices > 1 { layout(&Layout::dense(&kept.sizes)) } else { layout(to) };
         let (width, slices) = (self.width, self.slices);
         let (way, kept, gone, threads) = match self.way {
-            Way::Along { group } => ("along", layout(kept), layout(&packs(gone, width)), group.to_string()),
-            Way::Across { across, down } => {
+            ReductionThreads::Along { group } => {
+                ("along", layout(kept), layout(&packs(gone, width)), group.to_string())
+            }
+            ReductionThreads::Across { across, down } => {
                 ("across", layout(&packs(kept, width)), layout(gone), format!("{across}, {down}"))
             }
         };
@@ -193,32 +197,32 @@ impl Plan {
         )
     }
 
-    pub(super) fn launch(&self, run: Run) -> Run {
+    pub(super) fn launch(&self, run: KernelDraft) -> KernelDraft {
         let results = self.axes.kept.len();
         let blocks = match self.way {
-            Way::Along { group } => results.div_ceil(THREADS / group),
-            Way::Across { across, .. } => (results / self.width).div_ceil(across),
+            ReductionThreads::Along { group } => results.div_ceil(THREADS / group),
+            ReductionThreads::Across { across, .. } => (results / self.width).div_ceil(across),
         };
         run.blocks(blocks, THREADS as u32).blocks_along_y(self.slices)
     }
 }
 
 /// Few packs make a result: few threads have one. A warp has one of many, a block one of few.
-fn along_way(results: usize, packs: usize, on: Multiprocessors) -> (Way, usize) {
+fn along_way(results: usize, packs: usize, on: Multiprocessors) -> (ReductionThreads, usize) {
     let most = if packs >= 1024 || results * 32 < on.blocks() * THREADS { THREADS } else { 32 };
     let group = packs.div_ceil(4).next_power_of_two().min(most);
     let blocks = results.div_ceil(THREADS / group);
     let slices = (2 * on.blocks() / blocks.max(1)).min(packs / (4 * THREADS));
-    (Way::Along { group }, if group == THREADS { slices } else { 1 })
+    (ReductionThreads::Along { group }, if group == THREADS { slices } else { 1 })
 }
 
 /// A warp reads neighbours, if there are as many.
-fn across_way(packs: usize, rows: usize, on: Multiprocessors) -> (Way, usize) {
+fn across_way(packs: usize, rows: usize, on: Multiprocessors) -> (ReductionThreads, usize) {
     let most = THREADS / packs.next_power_of_two().min(32);
     let down = rows.div_ceil(4).next_power_of_two().min(most);
     let across = THREADS / down;
     let slices = (2 * on.blocks() / packs.div_ceil(across).max(1)).min(rows / (8 * down));
-    (Way::Across { across, down }, slices)
+    (ReductionThreads::Across { across, down }, slices)
 }
 
 /// How many neighbours along `inner` can be read at once, wherever along the dims of `other`.

@@ -1,7 +1,7 @@
 //! Rotary position embeddings: a thread rotates neighbouring pairs.
 
 use super::Step;
-use super::source::{ROTARY, Run, index_type, is_aligned, layout};
+use super::source::{KernelDraft, ROTARY, index_type, is_aligned, layout};
 use crate::layout::{Layout, Sizes};
 use crate::program::{Instruction, View};
 use ir::Diagnostic;
@@ -24,7 +24,7 @@ pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>
         (true, 1) => (1, 2),
         (true, _) => (0, 2),
     };
-    let mut run = Run::of("rotary", &ROTARY);
+    let mut run = KernelDraft::of("rotary", &ROTARY);
     let pointers = [run.reads(x), run.reads(cos), run.reads(sin), run.writes(out)].join(", ");
     let [x, to] = [x, out].map(|view| places(&view.layout, step));
     let [cos, sin] =
@@ -32,7 +32,7 @@ pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>
     let threads = sizes.iter().product::<usize>() / count;
     let index = index_type(threads);
     run.line(format!("rotary::run<{apart}, {count}, {x}, {to}, {cos}, {sin}, {index}>({pointers});"));
-    Ok(vec![Step::Run(run.threads(threads))])
+    Ok(vec![Step::Kernel(run.threads(threads))])
 }
 
 /// How many pairs a thread rotates: what 16 bytes hold of one half of a row, if all lie where packs may.

@@ -4,9 +4,9 @@ use super::{Multiprocessors, Unplaced};
 use crate::program::View;
 use ir::DType;
 
-/// How much of a row a kernel may hold in registers.
+/// The part of a row that a kernel may hold in registers.
 #[derive(Clone, Copy)]
-pub(super) struct Held {
+pub(super) struct RegisterBudget {
     /// Elements of a thread, where a warp or less has a row.
     pub(super) by_warp: usize,
     /// Elements of a thread where more have one.
@@ -15,7 +15,7 @@ pub(super) struct Held {
     pub(super) threads: usize,
 }
 
-impl Held {
+impl RegisterBudget {
     /// Kernels that hold one row, which leaves registers for much of it.
     pub(super) const ONE: Self = Self { by_warp: 32, by_block: 32, threads: 1024 };
     /// Kernels that hold two.
@@ -48,7 +48,7 @@ impl Along {
         tensors: &[&Unplaced],
         rows: usize,
         size: usize,
-        held: Held,
+        held: RegisterBudget,
         on: Multiprocessors,
     ) -> Self {
         let dtype = tensors[0].dtype;
@@ -97,7 +97,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Rows along a dim.
-    pub(super) fn of(tensors: &[&Unplaced], dim: usize, held: Held, on: Multiprocessors) -> Self {
+    pub(super) fn of(tensors: &[&Unplaced], dim: usize, held: RegisterBudget, on: Multiprocessors) -> Self {
         let sizes = &tensors[0].layout.sizes;
         let size = sizes[dim];
         let (outer, inner): (usize, usize) =

@@ -4,8 +4,8 @@
 //! combine only some of the updates of a place.
 
 use super::copy::{copy, moved};
-use super::indexing::{Way, neighbours, sizes};
-use super::source::{INDEXING, Run, SCATTER, address, computed, index_type, word};
+use super::indexing::{IndexedRows, neighbours, sizes};
+use super::source::{INDEXING, KernelDraft, SCATTER, address, computed, index_type, word};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::{Argument, Place};
 use crate::program::{Instruction, View};
@@ -28,7 +28,7 @@ struct Room {
 }
 
 impl Room {
-    fn of(way: &Way, kind: ScatterKind, dtype: DType) -> Self {
+    fn of(way: &IndexedRows, kind: ScatterKind, dtype: DType) -> Self {
         // Multiples of 16 bytes.
         let keys = way.rows.saturating_mul(2).next_multiple_of(4);
         let second = if way.rows > EACH * MOST_THREADS { keys } else { 0 };
@@ -55,15 +55,17 @@ fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
 /// The f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
     let result = &results[0];
-    let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> Way, argument| {
+    let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> IndexedRows, argument| {
         of([&result.layout.sizes, &indices.layout.sizes], argument)
     };
     let (way, kind) = match op {
-        Op::GatherGrad(op) => (sizes(&operands[0], Way::along, op.dim), ScatterKind::Add),
-        Op::GatherElementsGrad(op) => (sizes(&operands[0], Way::elements, op.dim), ScatterKind::Add),
-        Op::GatherNdGrad(op) => (sizes(&operands[0], Way::coordinates, op.batch_dims), ScatterKind::Add),
-        Op::ScatterElements(op) => (sizes(&operands[1], Way::elements, op.dim), op.kind),
-        Op::ScatterNd(op) => (sizes(&operands[1], Way::coordinates, op.batch_dims), op.kind),
+        Op::GatherGrad(op) => (sizes(&operands[0], IndexedRows::along, op.dim), ScatterKind::Add),
+        Op::GatherElementsGrad(op) => (sizes(&operands[0], IndexedRows::elements, op.dim), ScatterKind::Add),
+        Op::GatherNdGrad(op) => {
+            (sizes(&operands[0], IndexedRows::coordinates, op.batch_dims), ScatterKind::Add)
+        }
+        Op::ScatterElements(op) => (sizes(&operands[1], IndexedRows::elements, op.dim), op.kind),
+        Op::ScatterNd(op) => (sizes(&operands[1], IndexedRows::coordinates, op.batch_dims), op.kind),
         other => unreachable!("`{}` scatters nothing", other.name()),
     };
     Room::of(&way, kind, result.dtype).end
@@ -71,7 +73,7 @@ pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: M
 
 /// Updates on their way into a result.
 struct Scatter<'a> {
-    way: &'a Way,
+    way: &'a IndexedRows,
     kind: ScatterKind,
     indices: &'a View,
     updates: &'a View,
@@ -90,7 +92,7 @@ impl Scatter<'_> {
     }
 
     /// A pointer into the scratch, so many f32 numbers from its start.
-    fn pointer(&self, run: &mut Run, ty: &str, numbers: usize) -> String {
+    fn pointer(&self, run: &mut KernelDraft, ty: &str, numbers: usize) -> String {
         match self.scratch {
             Some(scratch) => {
                 let Argument::Address(region, start) = address(scratch) else { unreachable!("an address") };
@@ -100,7 +102,7 @@ impl Scatter<'_> {
         }
     }
 
-    fn adds(&self, run: &mut Run) -> String {
+    fn adds(&self, run: &mut KernelDraft) -> String {
         self.adds.clone().map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
     }
 
@@ -120,8 +122,8 @@ impl Scatter<'_> {
     }
 
     /// Zeros, but where what comes is added to what is there.
-    fn clear(&self) -> Run {
-        let mut run = Run::of("clear", &SCATTER);
+    fn clear(&self) -> KernelDraft {
+        let mut run = KernelDraft::of("clear", &SCATTER);
         let (target, adds) = (run.writes(self.result), self.adds(&mut run));
         let count = self.result.layout.len();
         let neighbours = neighbours(count, &[self.result]);
@@ -132,33 +134,33 @@ impl Scatter<'_> {
 
     /// The keys, in the order of the updates.
     fn keys(&self) -> Step {
-        let Way { rows, places, .. } = *self.way;
-        let mut run = Run::of("keys", &INDEXING);
+        let IndexedRows { rows, places, .. } = *self.way;
+        let mut run = KernelDraft::of("keys", &INDEXING);
         let (indices, keys) = (run.reads(self.indices), self.pointer(&mut run, "u64*", 0));
         let [start, all] = self.way.span(&mut run, self.whole, self.result);
         let (index, bits) = (index_type(rows), self.bits());
         let types = format!("{}, {rows}, {places}, {bits}, {index}", self.way.name(index));
         run.line(format!("indexing::keys<{types}>({indices}, {keys}, {start}, {all});"));
-        Step::Run(run.threads(rows))
+        Step::Kernel(run.threads(rows))
     }
 
     /// Sorts the keys; gives the place where they are then.
     fn sort(&self, [mut from, mut to]: [usize; 2], steps: &mut Vec<Step>) -> usize {
         let rows = self.way.rows;
         let threads = rows.div_ceil(EACH).next_multiple_of(32).min(MOST_THREADS);
-        let mut run = Run::of("sort", &SCATTER);
+        let mut run = KernelDraft::of("sort", &SCATTER);
         let keys = self.pointer(&mut run, "u64*", from);
         run.line(format!("scatter::sort<{threads}, {EACH}, {rows}>({keys});"));
-        steps.push(Step::Run(run.blocks(rows.div_ceil(EACH * threads), threads as u32)));
+        steps.push(Step::Kernel(run.blocks(rows.div_ceil(EACH * threads), threads as u32)));
         let mut length = EACH * threads;
         while length < rows {
-            let mut run = Run::of("merge", &SCATTER);
+            let mut run = KernelDraft::of("merge", &SCATTER);
             let source = self.pointer(&mut run, "const u64*", from);
             let target = self.pointer(&mut run, "u64*", to);
             let sorted = run.parameter("i64", Argument::Number(length as i64));
             let index = index_type(2 * rows);
             run.line(format!("scatter::merge<{rows}, {index}>({source}, {target}, {sorted});"));
-            steps.push(Step::Run(run.threads(rows)));
+            steps.push(Step::Kernel(run.threads(rows)));
             (from, to, length) = (to, from, 2 * length);
         }
         from
@@ -166,7 +168,7 @@ impl Scatter<'_> {
 
     /// What the kernels call `Sorted`, and its neighbours.
     fn sorted(&self) -> (String, usize) {
-        let Way { outer, rows, places, width, .. } = *self.way;
+        let IndexedRows { outer, rows, places, width, .. } = *self.way;
         let most = match self.kind {
             ScatterKind::Set => 16,
             // In the type that is computed in a thread has 32 bytes.
@@ -188,7 +190,7 @@ impl Scatter<'_> {
             ScatterKind::Min => "Smallest",
         };
         let number = number(self.kind, self.result.dtype).0;
-        let mut run = Run::of(name, &SCATTER);
+        let mut run = KernelDraft::of(name, &SCATTER);
         let (sorted, neighbours) = self.sorted();
         let keys = self.pointer(&mut run, "const u64*", keys);
         let left = self.pointer(&mut run, &format!("{number}*"), left);
@@ -197,30 +199,30 @@ impl Scatter<'_> {
         if name == "join" {
             let types = format!("{combine}, {sorted}, {number}");
             run.line(format!("scatter::join<{types}>({keys}, {left}, {result}, {adds});"));
-            return Step::Run(run.threads(columns * self.way.rows.div_ceil(RUN)));
+            return Step::Kernel(run.threads(columns * self.way.rows.div_ceil(RUN)));
         }
         let updates = run.reads(self.updates);
         run.line(format!(
             "scatter::fold<{combine}, {sorted}, {number}>({keys}, {updates}, {result}, {left}, {adds});"
         ));
-        Step::Run(run.threads(columns * self.way.rows))
+        Step::Kernel(run.threads(columns * self.way.rows))
     }
 
     /// A thread for each key and pack: the last of a place is what stays.
     fn set(&self, keys: usize) -> Step {
         let word = word(self.result.dtype);
-        let mut run = Run::of("set", &SCATTER);
+        let mut run = KernelDraft::of("set", &SCATTER);
         let (sorted, neighbours) = self.sorted();
         let keys = self.pointer(&mut run, "const u64*", keys);
         let updates = run.parameter(format!("const {word}*"), address(self.updates));
         let result = run.parameter(format!("{word}*"), address(self.result));
         run.line(format!("scatter::set<{sorted}>({keys}, {updates}, {result});"));
-        Step::Run(run.threads(self.way.width / neighbours * self.way.rows))
+        Step::Kernel(run.threads(self.way.width / neighbours * self.way.rows))
     }
 }
 
 /// The gradient of reading: sums of updates, and zeros where none go; if there is an operand more, that and the sums.
-pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn sums(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let ([indices, updates, addend @ ..], result) = (&instruction.operands[..], &instruction.results[0])
     else {
         unreachable!("two operands");
@@ -237,9 +239,9 @@ pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Di
         adds: if addend.is_empty() { adds } else { Some(Argument::Number(1)) },
     };
     let mut steps = match addend {
-        [] => vec![Step::Run(scatter.clear())],
+        [] => vec![Step::Kernel(scatter.clear())],
         [addend] if Place::of(addend) == Place::of(result) => vec![],
-        [addend, ..] => vec![Step::Run(moved(instruction, &addend.layout, address(addend)))],
+        [addend, ..] => vec![Step::Kernel(moved(instruction, &addend.layout, address(addend)))],
     };
     if way.rows > 0 {
         steps.extend(scatter.steps());
@@ -248,7 +250,7 @@ pub(super) fn sums(way: &Way, instruction: &Instruction) -> Result<Vec<Step>, Di
 }
 
 /// The data, changed by updates.
-fn changed(way: &Way, kind: ScatterKind, instruction: &Instruction) -> Vec<Step> {
+fn changed(way: &IndexedRows, kind: ScatterKind, instruction: &Instruction) -> Vec<Step> {
     let ([_, indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("three operands");
     };
@@ -262,7 +264,7 @@ fn changed(way: &Way, kind: ScatterKind, instruction: &Instruction) -> Vec<Step>
         whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
         adds: Some(Argument::Number(1)),
     };
-    let mut steps = vec![Step::Run(copy(instruction))];
+    let mut steps = vec![Step::Kernel(copy(instruction))];
     if way.rows > 0 {
         steps.extend(scatter.steps());
     }
@@ -274,10 +276,10 @@ pub(super) fn scatter_elements(
     instruction: &Instruction,
 ) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    Ok(changed(&Way::elements(sizes, op.dim), op.kind, instruction))
+    Ok(changed(&IndexedRows::elements(sizes, op.dim), op.kind, instruction))
 }
 
 pub(super) fn scatter_nd(op: &ScatterNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
     let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    Ok(changed(&Way::coordinates(sizes, op.batch_dims), op.kind, instruction))
+    Ok(changed(&IndexedRows::coordinates(sizes, op.batch_dims), op.kind, instruction))
 }

@@ -1,7 +1,9 @@
 //! Laying tensors together, padding, running sums.
 
 use super::copy::between;
-use super::source::{BLOCK, Run, SHAPE, address, computed, index_type, is_aligned, layout, stored, word};
+use super::source::{
+    BLOCK, KernelDraft, SHAPE, address, computed, index_type, is_aligned, layout, stored, word,
+};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::cuda::program::Argument;
 use crate::layout::{Layout, Sizes};
@@ -21,14 +23,14 @@ pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>
         place.layout = place.layout.slice(dim, start, 1, size);
         start += size as i64;
         if !place.layout.is_empty() {
-            steps.push(Step::Run(copied("concat", operand, &place)));
+            steps.push(Step::Kernel(copied("concat", operand, &place)));
         }
     }
     Ok(steps)
 }
 
 /// A copy between two places.
-pub(super) fn copied(name: &str, from: &View, to: &View) -> Run {
+pub(super) fn copied(name: &str, from: &View, to: &View) -> KernelDraft {
     between(name, &from.layout, address(from), to)
 }
 
@@ -84,7 +86,7 @@ pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diag
     let [row, start, count] = in_a_row.map(|count| count / width);
     let total = to.layout.len() / width;
     let (ty, index) = (word_of(to.dtype, width), index_type(total));
-    let mut run = Run::of("pad", &SHAPE);
+    let mut run = KernelDraft::of("pad", &SHAPE);
     let source = run.parameter(format!("const {ty}*"), address(from));
     let target = run.parameter(format!("{ty}*"), address(to));
     let (from, rows, pattern) =
@@ -92,7 +94,7 @@ pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diag
     run.line(format!(
         "shape::pad<{from}, {rows}, {row}, {start}, {count}, {index}>({source}, {target}, {pattern:#x}ull);"
     ));
-    Ok(vec![Step::Run(run.threads(total))])
+    Ok(vec![Step::Kernel(run.threads(total))])
 }
 
 /// 8 bytes of an element over and over.
@@ -108,7 +110,7 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> R
     let sums = sums_of(from.dtype);
     let way = if rows.by_block { "block" } else { "thread" };
     let run = |phase: &str| {
-        let mut run = Run::of(format!("cumulative_{phase}"), &SHAPE);
+        let mut run = KernelDraft::of(format!("cumulative_{phase}"), &SHAPE);
         let source = run.reads(from);
         let target = if phase == "run" { run.writes(to) + ", " } else { String::new() };
         let scratch = match &instruction.scratch {
@@ -121,7 +123,7 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> R
         run.line(format!("shape::{phase}_by_{way}<{of}>({source}, {target}{scratch});"));
         let count = rows.count() * rows.chunks();
         let threads = size.min(chunk).next_multiple_of(32).min(BLOCK as usize) as u32;
-        Step::Run(if rows.by_block { run.blocks(count, threads) } else { run.threads(count) })
+        Step::Kernel(if rows.by_block { run.blocks(count, threads) } else { run.threads(count) })
     };
     Ok(if rows.chunks() > 1 { vec![run("sums"), run("run")] } else { vec![run("run")] })
 }

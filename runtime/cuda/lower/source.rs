@@ -111,7 +111,7 @@ pub(super) fn address(view: &View) -> Argument {
 }
 
 /// A kernel with its arguments: written parameter by parameter, then its body.
-pub(super) struct Run {
+pub(super) struct KernelDraft {
     of: String,
     file: &'static File,
     /// The types of the parameters, whose names are `a0`, `a1` and so on.
@@ -133,7 +133,7 @@ const MOST_PARAMETERS: usize = 400;
 /// Threads of a block, where nothing speaks for another number.
 pub(super) const BLOCK: u32 = 256;
 
-impl Run {
+impl KernelDraft {
     /// A kernel of this name, an instance of something in a file.
     pub(super) fn of(name: impl Into<String>, file: &'static File) -> Self {
         Self {
@@ -291,7 +291,7 @@ impl Kernels {
     ///
     /// # Errors
     /// A launch that no device takes.
-    pub(super) fn launch(&mut self, run: Run) -> Result<Launch, Diagnostic> {
+    pub(super) fn launch(&mut self, run: KernelDraft) -> Result<Launch, Diagnostic> {
         let refused =
             |refusal| Diagnostic::new(format!("the kernel `{}` cannot be launched: {refusal}", run.of));
         let grid = match limits::grid(run.grid) {

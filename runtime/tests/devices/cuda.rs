@@ -34,7 +34,7 @@ mod timeline;
 mod writer;
 
 use ir::ops::samples::{Sample, Through};
-use runtime::cuda::check::samples::{self, Way};
+use runtime::cuda::check::samples::{self, SampleVariant};
 use runtime::cuda::check::{StandIn, Subject};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
@@ -60,10 +60,10 @@ fn is_covered(sample: &Sample) -> bool {
 /// Every sample in single and half precision, on the stand-in. Large samples, those with a partial last block, are not run
 /// unfused as well: that would take the time of all others together.
 pub(crate) fn check(through: Through, unfused: bool, order: Order) {
-    check_on(&StandIn::sound(order), Way { through, unfused });
+    check_on(&StandIn::sound(order), SampleVariant { through, unfused });
 }
 
-fn check_on(subject: &impl Subject, way: Way) {
+fn check_on(subject: &impl Subject, way: SampleVariant) {
     let mut samples = samples::all();
     if way.unfused {
         samples.truncate(samples.len() - ir::ops::samples::partial().len());

@@ -3,7 +3,7 @@
 use crate::cli::report::tell;
 use runtime::cuda::check::process::Processes;
 use runtime::cuda::check::rates::{Rate, Sizes};
-use runtime::cuda::check::samples::{Way, all, batches};
+use runtime::cuda::check::samples::{SampleVariant, all, batches};
 use runtime::cuda::check::search::{Counts, Event, Failure, Report, check};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ impl Check {
     /// that is killed leaves those that it has.
     pub(super) fn of(gpu: usize, mut processes: Processes, cudnn: bool) -> Self {
         let (start, samples) = (Instant::now(), all());
-        let (batches, skipped) = batches(&samples, &Way::ALL, cudnn);
+        let (batches, skipped) = batches(&samples, &SampleVariant::ALL, cudnn);
         let place = format!("{}/", processes.place);
         let mut report = check(&mut processes, &samples, &batches, &place, &mut |event| {
             tell!("GPU {gpu}, {:.0} s: {}", start.elapsed().as_secs_f64(), told(&event));

@@ -4,11 +4,11 @@ use crate::cli::report::Outcome;
 use crate::failure::Failure;
 use crate::signals;
 use ir::Diagnostic;
-use runtime::cuda::check::part::Part;
+use runtime::cuda::check::part::CheckPart;
 use std::io;
 
 /// Runs a part, and writes its results to standard output, a line of JSON each.
-pub(super) fn run(part: &Part) -> Result<Outcome, Failure> {
+pub(super) fn run(part: &CheckPart) -> Result<Outcome, Failure> {
     signals::end_with_parent();
     match part.run(&mut io::stdout().lock()) {
         Ok(true) => Ok(Outcome::Done),

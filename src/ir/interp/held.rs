@@ -1,11 +1,11 @@
-//! How long the interpreter holds each value: [`Run`](super::run::Run) frees values by these rules, and
-//! [`memory`](super::memory()) counts them by the same.
+//! The lifetimes of values in the interpreter: [`StepInterpreter`](super::run::StepInterpreter) frees values by these
+//! rules, and [`memory`](super::memory()) counts them by the same rules.
 
 use crate::{Module, Node, NodeId, Op, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
 
 /// The readers of every value of a module.
-pub(super) struct Held<'m> {
+pub(super) struct ValueLifetimes<'m> {
     module: &'m Module,
     /// The last node that reads each value. Additions to sums over microbatches are made with the value, and do not count.
     last_reader: SecondaryMap<ValueId, Option<NodeId>>,
@@ -15,7 +15,7 @@ pub(super) struct Held<'m> {
     sums: SecondaryMap<ValueId, Vec<ValueId>>,
 }
 
-impl<'m> Held<'m> {
+impl<'m> ValueLifetimes<'m> {
     pub(super) fn new(module: &'m Module) -> Self {
         let (mut last_reader, mut sums) = (SecondaryMap::new(), SecondaryMap::<_, Vec<ValueId>>::new());
         for (id, node) in module.nodes() {

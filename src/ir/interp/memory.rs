@@ -1,6 +1,6 @@
 //! The memory that a step takes in the interpreter, known before anything of it is allocated.
 
-use super::held::Held;
+use super::held::ValueLifetimes;
 use crate::{Definition, Module, Op, Phase, Type, ValueId};
 use cranelift_entity::SecondaryMap;
 use std::collections::BTreeMap;
@@ -57,10 +57,11 @@ fn largest(module: &Module) -> Option<(ValueId, u64)> {
     sizes.reduce(|largest, other| if other.1 > largest.1 { other } else { largest })
 }
 
-/// A step in which values are counted and not computed, in the order of [`Run`](super::run::Run).
+/// A step in which values are counted and not computed, in the order of
+/// [`StepInterpreter`](super::run::StepInterpreter).
 struct Step<'m> {
     module: &'m Module,
-    held: Held<'m>,
+    held: ValueLifetimes<'m>,
     /// Bytes of each value that is held.
     values: SecondaryMap<ValueId, u64>,
     /// Bytes of the sums over microbatches that are not another value's too.
@@ -71,7 +72,7 @@ struct Step<'m> {
 
 impl<'m> Step<'m> {
     fn new(module: &'m Module) -> Self {
-        let (held, values, sums) = (Held::new(module), SecondaryMap::new(), BTreeMap::new());
+        let (held, values, sums) = (ValueLifetimes::new(module), SecondaryMap::new(), BTreeMap::new());
         Self { module, held, values, sums, live: 0, peak: 0 }
     }
 

@@ -1,6 +1,6 @@
 //! One step in progress.
 
-use super::held::Held;
+use super::held::ValueLifetimes;
 use super::ranks::{ByRank, Disagreement, Ranks};
 use super::{Mode, StateValues, StepOutputs, collective};
 use crate::ops::collective::Change;
@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A step in progress: what each rank holds of each value, as long as something will read it.
-pub(super) struct Run<'m> {
+pub(super) struct StepInterpreter<'m> {
     module: &'m Module,
     mode: Mode,
     ranks: Ranks<'m>,
     values: SecondaryMap<ValueId, Option<ByRank>>,
-    held: Held<'m>,
+    held: ValueLifetimes<'m>,
     sums: BTreeMap<ValueId, ByRank>,
     /// Buffers as the microbatches so far left them.
     carried: BTreeMap<StateId, ByRank>,
@@ -35,14 +35,14 @@ struct Call {
     results: Vec<Arc<Tensor>>,
 }
 
-impl<'m> Run<'m> {
+impl<'m> StepInterpreter<'m> {
     pub(super) fn new(module: &'m Module, mode: Mode, microbatches: usize) -> Self {
         Self {
             module,
             mode,
             ranks: Ranks::new(&module.mesh),
             values: SecondaryMap::new(),
-            held: Held::new(module),
+            held: ValueLifetimes::new(module),
             sums: BTreeMap::new(),
             carried: BTreeMap::new(),
             to_come: microbatches,

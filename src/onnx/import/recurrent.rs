@@ -37,8 +37,8 @@ struct Layer {
     input_forget: bool,
 }
 
-/// What one direction gives.
-struct Run {
+/// The outputs of one direction.
+struct DirectionOutputs {
     /// The hidden state after each step, in the order of time.
     steps: Vec<ValueId>,
     last: State,
@@ -141,7 +141,7 @@ impl Layer {
     }
 
     /// One direction, all steps.
-    fn run(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<Run, Problem> {
+    fn run(&self, cx: &mut Context, call: &Call, direction: usize) -> Result<DirectionOutputs, Problem> {
         let (w, r) = (cx.value(call, 1)?, cx.value(call, 2)?);
         let (w, r) = (part(cx, w, 0, direction)?, part(cx, r, 0, direction)?);
         let bias = self.bias(cx, call, direction)?;
@@ -182,7 +182,7 @@ impl Layer {
         projected: ValueId,
         mut state: State,
         backwards: bool,
-    ) -> Result<Run, Problem> {
+    ) -> Result<DirectionOutputs, Problem> {
         let mut steps = Vec::new();
         for i in 0..self.steps {
             let time = if backwards { self.steps - 1 - i } else { i };
@@ -208,7 +208,7 @@ impl Layer {
         if backwards {
             steps.reverse();
         }
-        Ok(Run { steps, last: state })
+        Ok(DirectionOutputs { steps, last: state })
     }
 
     /// The two biases of a direction, each `[gates · hidden]`.
@@ -263,7 +263,7 @@ impl Layer {
     }
 
     /// Y, Y_h and, of an LSTM, Y_c, in the layout that is asked for.
-    fn outputs(&self, cx: &mut Context, call: &Call, runs: &[Run]) -> Outputs {
+    fn outputs(&self, cx: &mut Context, call: &Call, runs: &[DirectionOutputs]) -> Outputs {
         let mut outputs = vec![Entry::Failed; call.output_count()];
         let at = u32::from(self.batch_first);
         if call.output(0).is_some() {
@@ -278,7 +278,8 @@ impl Layer {
             }
             outputs[0] = Entry::Value(joined(cx, &all, 1 + at)?);
         }
-        let last: [fn(&Run) -> Option<ValueId>; 2] = [|run| Some(run.last.hidden), |run| run.last.cell];
+        let last: [fn(&DirectionOutputs) -> Option<ValueId>; 2] =
+            [|run| Some(run.last.hidden), |run| run.last.cell];
         for (i, state) in last.into_iter().enumerate().map(|(i, state)| (i + 1, state)) {
             let values: Option<Vec<ValueId>> = runs.iter().map(state).collect();
             if let (Some(values), Some(_)) = (values, call.output(i)) {

@@ -20,7 +20,7 @@ use crate::proto::{
 pub(super) fn to_inference_form(model: &mut ModelProto) -> usize {
     let opset = opset(&model.opset_import);
     let functions = model.functions.iter_mut().map(in_function).sum::<usize>();
-    functions + model.graph.as_mut().map_or(0, |graph| in_graph(graph, opset, &Known::default()))
+    functions + model.graph.as_mut().map_or(0, |graph| in_graph(graph, opset, &FlagFacts::default()))
 }
 
 /// The number of nodes that draw random numbers, those of functions and subgraphs included.
@@ -47,7 +47,7 @@ fn opset(imports: &[OperatorSetIdProto]) -> i64 {
 
 /// The values of a graph, as far as a training flag depends on them.
 #[derive(Clone, Default)]
-struct Known {
+struct FlagFacts {
     /// Values that depend on an input of the graph: a caller decides about them.
     varying: BTreeSet<String>,
     /// Flags that are false.
@@ -56,7 +56,7 @@ struct Known {
     numbers: Numbers,
 }
 
-impl Known {
+impl FlagFacts {
     fn add_tensor(&mut self, name: &str, tensor: &TensorProto) {
         let is_zero = match &tensor.raw_data {
             Some(bytes) => bytes.iter().all(|&byte| byte == 0),
@@ -109,7 +109,7 @@ struct Leftovers {
     changed: usize,
 }
 
-fn in_graph(graph: &mut GraphProto, opset: i64, around: &Known) -> usize {
+fn in_graph(graph: &mut GraphProto, opset: i64, around: &FlagFacts) -> usize {
     let mut known = around.clone();
     let stored: BTreeSet<&str> =
         graph.initializer.iter().filter_map(|tensor| tensor.name.as_deref()).collect();
@@ -141,7 +141,7 @@ fn in_graph(graph: &mut GraphProto, opset: i64, around: &Known) -> usize {
 }
 
 fn in_function(function: &mut FunctionProto) -> usize {
-    let mut known = Known::default();
+    let mut known = FlagFacts::default();
     known.varying.extend(function.input.iter().cloned());
     known.add_nodes(&function.node);
     let results: BTreeSet<String> = function.output.iter().cloned().collect();
@@ -159,7 +159,7 @@ fn in_function(function: &mut FunctionProto) -> usize {
 }
 
 /// Changes nodes. `results` are the values that the graph around them yields.
-fn in_nodes(nodes: &mut [NodeProto], opset: i64, known: &Known, results: &BTreeSet<String>) -> Leftovers {
+fn in_nodes(nodes: &mut [NodeProto], opset: i64, known: &FlagFacts, results: &BTreeSet<String>) -> Leftovers {
     let retyped = stochastic_depth::replace(nodes, &known.numbers, results);
     let mut leftovers = Leftovers { changed: retyped.len() / 2, retyped, ..Leftovers::default() };
     for node in nodes {
@@ -204,7 +204,7 @@ fn batch_norm(node: &mut NodeProto, opset: i64, leftovers: &mut Leftovers) -> bo
 }
 
 /// The flag goes; without it a dropout is in inference form. The mask, if it is read, is then all true.
-fn dropout(node: &mut NodeProto, opset: i64, known: &Known, leftovers: &mut Leftovers) -> bool {
+fn dropout(node: &mut NodeProto, opset: i64, known: &FlagFacts, leftovers: &mut Leftovers) -> bool {
     match opset {
         ..=6 if integer(node, "is_test") == Some(0) => set_integer(node, "is_test", 1),
         12.. if node.input.get(2).is_some_and(|flag| known.is_on(flag)) => {

@@ -55,7 +55,7 @@ const BUDGETS: [(&str, u32); 23] = [
 const TOGETHER: usize = 12;
 
 /// The kernels of a file, compiled for an architecture together.
-struct Part<'a> {
+struct CompilationUnit<'a> {
     kernels: &'a [&'a Kernel],
     architecture: &'a str,
 }
@@ -67,8 +67,9 @@ pub(super) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) 
         by_files.entry(kernel.files.iter().map(|file| file.name).collect()).or_default().push(kernel);
     }
     let parts = by_files.values().flat_map(|kernels| kernels.chunks(TOGETHER));
-    let parts = parts
-        .flat_map(|kernels| architectures.iter().map(move |&architecture| Part { kernels, architecture }));
+    let parts = parts.flat_map(|kernels| {
+        architectures.iter().map(move |&architecture| CompilationUnit { kernels, architecture })
+    });
     let parts = Mutex::new(parts);
     let next = || parts.lock().expect("no thread panics with it").next();
     let take = || std::iter::from_fn(next).flat_map(|part| part.compiled(nvrtc)).collect::<Vec<_>>();
@@ -93,7 +94,7 @@ pub(super) fn faults(nvrtc: &Nvrtc, kernels: &[Kernel], architectures: &[&str]) 
     faults
 }
 
-impl<'a> Part<'a> {
+impl<'a> CompilationUnit<'a> {
     /// What each kernel takes, or why it does not compile.
     fn compiled(&self, nvrtc: &Nvrtc) -> Vec<(&'a Kernel, &'a str, Result<Resources, String>)> {
         let Ok(together) = nvrtc.compile(&joined(self.kernels), self.architecture) else {

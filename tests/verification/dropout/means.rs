@@ -7,7 +7,7 @@ use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
 use passes::{Manager, PassContext, Pipeline};
 use testing::models::{self, Fixture, done};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};
 use trainyard::verification::execute::{Machine, Tensors};
@@ -114,7 +114,8 @@ const GPT2: Fixture = Fixture { file: "gpt2-dropout.legacy", ..models::GPT2_MASK
 fn losses(ratio: f64, seed: u64, steps: usize) -> Vec<f64> {
     let dropout = Dropout { seed, ratio: Some(ratio) };
     let optimizer = passes::optimizer::Optimizer { lr: 0.0, ..models::momentum() };
-    let subject = GPT2.compiled(GPT2.batch, Plan { optimizer, dropout, ..Plan::default() });
+    let subject =
+        GPT2.compiled(GPT2.batch, CompilationPlan { optimizer, dropout, ..CompilationPlan::default() });
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
     let mut numbers = done(Numbers::read(&models::path("gpt2.train.npz"), module, label.as_deref()));

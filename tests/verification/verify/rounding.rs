@@ -7,7 +7,7 @@ use passes::precision::Precision;
 use testing::models::{self, Fixture, adamw, done};
 use testing::testdata;
 use testing::verification::{passing, verify};
-use trainyard::pipeline::Plan;
+use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
 use trainyard::verification::report::Report;
@@ -65,7 +65,7 @@ fn half_precision_at_kinks_is_compared_with_rounding() {
 /// The differences of a program whose reported gradient of a tensor is multiplied, once rounding has explained some.
 fn with_wrong_gradient(name: &str, factor: f64, compute: DType, tolerance: f64) -> Vec<Difference> {
     let (source, plan) = CONVOLUTIONS.source(CONVOLUTIONS.batch, adamw());
-    let plan = Plan { precision: Precision { compute, ..Precision::default() }, ..plan };
+    let plan = CompilationPlan { precision: Precision { compute, ..Precision::default() }, ..plan };
     let compilation = done(Subject::compile(&source, plan.clone(), &Manager::default(), |_, _, _| {}));
     let subject = done(Subject::new(plan, compilation, 0, Default::default()));
     let microbatches = done(inputs::draw(&subject.compilation.forward, 0, 1));

@@ -4,7 +4,7 @@
 //! The tiles follow from the sizes and the scratch alone, so the result does not depend on the number of threads.
 
 use super::{SMALL, dot};
-use crate::contraction::{Plan, Run, shifted};
+use crate::contraction::{ContractionPlan, StridedLoop, shifted};
 use crate::cpu::gemm::{Matrix, Multiply, gemm};
 use crate::cpu::storage::{Float, narrow, narrow_add, widen};
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// `out (+)= lhs × rhs`, in this scratch, which the plan of memory gave the instruction: any length from three on does.
 pub(super) fn multiply<S: Float<Real = f32>>(
-    plan: &Plan,
+    plan: &ContractionPlan,
     operands: [&[S]; 2],
     out: &mut [S],
     scratch: &mut [f32],
@@ -60,7 +60,7 @@ struct Tile {
 }
 
 impl Tile {
-    fn whole(plan: &Plan) -> Self {
+    fn whole(plan: &ContractionPlan) -> Self {
         Self { rows: plan.rows.size, summed: plan.summed.size.max(1), columns: plan.columns.size }
     }
 
@@ -82,7 +82,7 @@ impl Tile {
 
 /// One multiplication in tiles.
 struct Tiles<'a, S> {
-    plan: &'a Plan,
+    plan: &'a ContractionPlan,
     operands: [&'a [S]; 2],
     /// Where both operands and the result start.
     starts: [isize; 3],
@@ -146,7 +146,12 @@ struct Lines {
 }
 
 impl Lines {
-    fn of(tensor: usize, rows: (Run, &Range<usize>), columns: (Run, &Range<usize>), start: isize) -> Self {
+    fn of(
+        tensor: usize,
+        rows: (StridedLoop, &Range<usize>),
+        columns: (StridedLoop, &Range<usize>),
+        start: isize,
+    ) -> Self {
         let Matrix { rows: down, columns: right, offset } = super::matrix(tensor, rows.0, columns.0, start);
         let start = offset + rows.1.start as isize * down + columns.1.start as isize * right;
         let (down, right) = ((rows.1.len(), down), (columns.1.len(), right));

@@ -1,6 +1,6 @@
 //! Planted faults: samples that fail, that spoil all others of their batch, that hang, and that fail in company alone.
 
-use super::super::samples::{Way, all};
+use super::super::samples::{SampleVariant, all};
 use super::*;
 use ir::DType;
 
@@ -44,7 +44,7 @@ impl Runner for Planted {
 }
 
 fn batch(samples: std::ops::Range<usize>) -> Batch {
-    Batch { way: Way::ALL[0], dtype: DType::F32, samples: samples.collect() }
+    Batch { way: SampleVariant::ALL[0], dtype: DType::F32, samples: samples.collect() }
 }
 
 /// The report of a check of these batches, and how often something was run.

@@ -3,7 +3,7 @@
 use super::descriptors::{Descriptor, Value};
 use super::functions::Functions;
 use crate::cuda::cudnn::{
-    Convolution, Function, Graph, Held, Makes, Operation, Reduction, Tensor, TensorId, WIDEST,
+    Convolution, Function, Graph, Makes, Operation, Reduction, Tensor, TensorId, TensorStorage, WIDEST,
 };
 use crate::cuda::driver::DriverError;
 use cudarc::cudnn::sys;
@@ -58,15 +58,15 @@ fn describe_tensor(
     own.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, Value::Integers(&tensor.sizes))?;
     own.set(Name::CUDNN_ATTR_TENSOR_STRIDES, Value::Integers(&tensor.strides))?;
     let alignment = match tensor.held {
-        Held::Memory { alignment, .. } => alignment,
+        TensorStorage::Memory { alignment, .. } => alignment,
         // Such are nowhere, or as cuDNN likes it.
-        Held::Between | Held::Number(_) => WIDEST,
+        TensorStorage::Between | TensorStorage::Number(_) => WIDEST,
     };
     own.set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, Value::Integers(&[alignment]))?;
     match tensor.held {
-        Held::Memory { .. } => {}
-        Held::Between => own.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Value::Flag(true))?,
-        Held::Number(_) => own.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, Value::Flag(true))?,
+        TensorStorage::Memory { .. } => {}
+        TensorStorage::Between => own.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, Value::Flag(true))?,
+        TensorStorage::Number(_) => own.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, Value::Flag(true))?,
     }
     own.finalize("a tensor")
 }

@@ -27,8 +27,8 @@ pub(super) enum Target<'a> {
     Told(&'a Descriptor),
 }
 
-/// A graph, and how it is done.
-pub(super) struct Plan {
+/// A graph with the engine configuration that executes it.
+pub(super) struct ExecutionPlan {
     pub(super) descriptor: Descriptor,
     /// Bytes that it takes besides.
     pub(super) workspace: u64,
@@ -70,7 +70,7 @@ impl Target<'_> {
     }
 }
 
-impl Plan {
+impl ExecutionPlan {
     /// Of a graph, with so many bytes of room at most.
     pub(super) fn new(
         functions: &Arc<Functions>,

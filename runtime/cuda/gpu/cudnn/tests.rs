@@ -58,10 +58,10 @@ fn device(functions: &Arc<Functions>) -> Descriptor {
     device.finalize("an H200").unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn plan(graph: &Graph, single: Single) -> Result<Plan, DriverError> {
+fn plan(graph: &Graph, single: Single) -> Result<ExecutionPlan, DriverError> {
     let functions = functions();
     let device = device(&functions);
-    Plan::new(&functions, Target::Told(&device), graph, single, MOST_ROOM)
+    ExecutionPlan::new(&functions, Target::Told(&device), graph, single, MOST_ROOM)
 }
 
 /// An operator on dense tensors, each so many elements behind a multiple of 256 bytes.

@@ -1,7 +1,7 @@
 //! Attention by tensor cores: of f16 and bf16, of rows that are whole packs and not too wide, under any mask.
 
 use super::{Call, Gradient, rows};
-use crate::cuda::lower::source::{ATTENTION_MMA, ATTENTION_MMA_GRAD, Run, address, is_aligned};
+use crate::cuda::lower::source::{ATTENTION_MMA, ATTENTION_MMA_GRAD, KernelDraft, address, is_aligned};
 use crate::cuda::program::Argument;
 use crate::program::View;
 use ir::DType;
@@ -31,7 +31,7 @@ pub(super) fn scratch(heads: usize, queries: usize, adds: bool) -> usize {
 }
 
 /// A block for each tile of rows; a multiprocessor shall have so many blocks at once.
-fn blocks(run: Run, call: &Call, rows: usize, heads: usize, together: Option<u32>) -> Run {
+fn blocks(run: KernelDraft, call: &Call, rows: usize, heads: usize, together: Option<u32>) -> KernelDraft {
     let run = run.blocks(rows.div_ceil(16 * WARPS) * heads * call.batch, 32 * WARPS as u32);
     match together {
         Some(blocks) => run.together(blocks),
@@ -49,8 +49,8 @@ fn is_paired(call: &Call) -> bool {
     })
 }
 
-pub(super) fn forward(call: &Call, out: &View, logsumexp: &View) -> Run {
-    let mut run = Run::of("attention_mma", &ATTENTION_MMA);
+pub(super) fn forward(call: &Call, out: &View, logsumexp: &View) -> KernelDraft {
+    let mut run = KernelDraft::of("attention_mma", &ATTENTION_MMA);
     let mut arguments: Vec<String> = [call.q, call.k, call.v].iter().map(|view| run.reads(view)).collect();
     arguments.push(call.mask(&mut run));
     arguments.extend([out, logsumexp].iter().map(|view| run.writes(view)));
@@ -89,7 +89,7 @@ fn is_narrow(call: &Call) -> bool {
 
 /// The gradient of queries comes first: it writes the numbers of each query that the other kernel reads to
 /// scratch.
-pub(super) fn gradient(gradient: &Gradient) -> Vec<Run> {
+pub(super) fn gradient(gradient: &Gradient) -> Vec<KernelDraft> {
     vec![by_queries(gradient), by_keys(gradient)]
 }
 
@@ -104,10 +104,10 @@ fn gradient_together(call: &Call) -> Option<u32> {
 /// Keys of a tile of the gradient of queries. Scores of 64 keys would spill in 168 registers.
 const KEYS: usize = 32;
 
-fn by_queries(gradient: &Gradient) -> Run {
+fn by_queries(gradient: &Gradient) -> KernelDraft {
     let Gradient { call, out, logsumexp, dout, instruction } = gradient;
     let (dq, paired) = (&instruction.results[0], is_paired(call));
-    let mut run = Run::of("attention_by_queries_mma", &ATTENTION_MMA_GRAD);
+    let mut run = KernelDraft::of("attention_by_queries_mma", &ATTENTION_MMA_GRAD);
     let mut arguments: Vec<String> = [call.q, call.k, call.v].iter().map(|view| run.reads(view)).collect();
     arguments.push(call.mask(&mut run));
     arguments.extend([out, dout, logsumexp].iter().map(|view| run.reads(view)));
@@ -123,10 +123,10 @@ fn by_queries(gradient: &Gradient) -> Run {
     blocks(run, call, call.queries, call.heads, gradient_together(call))
 }
 
-fn by_keys(gradient: &Gradient) -> Run {
+fn by_keys(gradient: &Gradient) -> KernelDraft {
     let Gradient { call, dout, instruction, .. } = gradient;
     let [_, dk, dv] = &instruction.results[..] else { unreachable!("infer has counted") };
-    let mut run = Run::of("attention_by_keys_mma", &ATTENTION_MMA_GRAD);
+    let mut run = KernelDraft::of("attention_by_keys_mma", &ATTENTION_MMA_GRAD);
     let mut arguments: Vec<String> = [call.q, call.k, call.v].iter().map(|view| run.reads(view)).collect();
     arguments.extend([call.mask(&mut run), run.reads(dout)]);
     arguments.extend(kept(gradient, &mut run));
@@ -151,7 +151,7 @@ fn query_tile(call: &Call) -> [usize; 2] {
 
 /// The pairs and the factors of the queries, in scratch, as arguments. Only a mask that is added to scores
 /// needs factors.
-fn kept(gradient: &Gradient, run: &mut Run) -> [String; 2] {
+fn kept(gradient: &Gradient, run: &mut KernelDraft) -> [String; 2] {
     let Gradient { call, instruction, .. } = gradient;
     let scratch = address(instruction.scratch.as_ref().expect("`scratch` has asked for it"));
     let pairs = run.parameter("attention::Pair*", scratch.clone());

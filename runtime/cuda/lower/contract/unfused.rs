@@ -81,7 +81,7 @@ impl Rest<'_> {
         let Writer { operands, steps, .. } = writer;
         let chain = Chain { steps, stores };
         let instruction = self.instruction(Kernel::Elementwise(chain.clone()), operands, results);
-        Some(Step::Run(chain::run(&chain, &instruction)))
+        Some(Step::Kernel(chain::run(&chain, &instruction)))
     }
 
     /// A matrix of the result's sizes and type.

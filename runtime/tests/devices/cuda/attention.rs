@@ -5,7 +5,7 @@ use super::writer::Writer;
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::{DType, Tensor, ValueId, random};
 use runtime::cuda::check::StandIn;
-use runtime::cuda::check::samples::{Way, all, check};
+use runtime::cuda::check::samples::{SampleVariant, all, check};
 use runtime::cuda::check::search::Report;
 use runtime::cuda::host::Order;
 use runtime::cuda::program::{File, Kernel};
@@ -197,7 +197,12 @@ fn attention_to_nothing_gives_zeros() {
 /// Attention's samples, on kernels with a fault.
 fn check_with(fault: fn(&mut Kernel)) -> Report {
     let samples: Vec<_> = all().into_iter().filter(|sample| sample.op.name() == "attention").collect();
-    check(&StandIn { change: fault, ..StandIn::sound(Order::default()) }, &samples, &Way::ALL[..1], true)
+    check(
+        &StandIn { change: fault, ..StandIn::sound(Order::default()) },
+        &samples,
+        &SampleVariant::ALL[..1],
+        true,
+    )
 }
 
 /// Replaces a text in the files that a kernel needs.

@@ -3,7 +3,7 @@
 use ir::ops::samples::Sample;
 use runtime::cuda::check::StandIn;
 use runtime::cuda::check::rates::{Sizes, measure};
-use runtime::cuda::check::samples::{Way, all, check};
+use runtime::cuda::check::samples::{SampleVariant, all, check};
 use runtime::cuda::check::search::Report;
 use runtime::cuda::host::Order;
 use runtime::cuda::program::Kernel;
@@ -12,7 +12,7 @@ use runtime::cuda::program::Kernel;
 fn check_some(change: fn(&mut Kernel)) -> Report {
     let some = |sample: &Sample| ["softmax", "log_softmax", "layer_norm"].contains(&sample.op.name());
     let samples: Vec<Sample> = all().into_iter().filter(some).collect();
-    check(&StandIn { change, ..StandIn::sound(Order::default()) }, &samples, &Way::ALL[..1], true)
+    check(&StandIn { change, ..StandIn::sound(Order::default()) }, &samples, &SampleVariant::ALL[..1], true)
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_kernel_that_does_not_compile_is_found_among_those_that_do() {
 fn without_cudnn_convolutions_are_left_out() {
     let convolves = |sample: &Sample| sample.op.name().starts_with("conv");
     let samples: Vec<Sample> = all().into_iter().filter(convolves).collect();
-    let report = check(&StandIn::sound(Order::default()), &samples, &Way::ALL[..1], false);
+    let report = check(&StandIn::sound(Order::default()), &samples, &SampleVariant::ALL[..1], false);
     assert_eq!((report.passed, report.failures.len()), (0, 0));
     assert!(report.skipped >= 3, "{report:?}");
 }

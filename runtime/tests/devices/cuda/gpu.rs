@@ -9,7 +9,7 @@ use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
 use runtime::cuda::check::OfNumber;
-use runtime::cuda::check::samples::{self, Way};
+use runtime::cuda::check::samples::{self, SampleVariant};
 use runtime::cuda::device::Cuda;
 use runtime::cuda::driver::{Address, Driver};
 use runtime::cuda::gpu::{Gpu, Options};
@@ -96,7 +96,7 @@ fn contractions_by_cublaslt_agree() {
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_agree_with_the_interpreter_on_a_gpu() {
-    let report = samples::check(&OfNumber::of_process(0), &samples::all(), &Way::ALL, false);
+    let report = samples::check(&OfNumber::of_process(0), &samples::all(), &SampleVariant::ALL, false);
     assert!(report.failures.is_empty(), "{:#?}", report.failures);
     assert!(report.passed > 100, "{} passed", report.passed);
 }
@@ -106,7 +106,7 @@ fn kernels_agree_with_the_interpreter_on_a_gpu() {
 fn convolutions_by_cudnn_agree_with_the_interpreter() {
     let convolves = |op: &Op| matches!(op, Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_));
     let convolutions: Vec<_> = samples::all().into_iter().filter(|sample| convolves(&sample.op)).collect();
-    let report = samples::check(&OfNumber::of_process(0), &convolutions, &Way::ALL, true);
+    let report = samples::check(&OfNumber::of_process(0), &convolutions, &SampleVariant::ALL, true);
     assert!(report.failures.is_empty() && report.skipped == 0, "{:#?}", report.failures);
 }
 

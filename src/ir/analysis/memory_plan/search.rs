@@ -20,9 +20,9 @@ const FIRST_COMPARISONS: u64 = 1 << 28;
 /// Comparisons of two buffers besides those for the first order: some tens of milliseconds.
 const COMPARISONS: u64 = 1 << 23;
 
-/// An order of placement, and what it leads to.
+/// An order of placement with its result.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct PlacementOrder {
     /// The end of the last buffer.
     pub(super) peak: u64,
     /// The offset of each buffer.
@@ -32,7 +32,7 @@ pub(super) struct Plan {
 
 /// Looks for a small plan of buffers that all have bytes, multiples of the alignment. `live` are the bytes that are
 /// alive at each position.
-pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> Plan {
+pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> PlacementOrder {
     let bound = live.iter().copied().max().unwrap_or(0);
     let near = bound.saturating_add(bound / NEAR);
     let fullest = Fullest::of(live);
@@ -51,14 +51,14 @@ pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> Plan {
 }
 
 /// The plan of the first order, or, if that takes more comparisons than there may be, of a sweep over time.
-fn first(packer: &mut Packer, fullest: &Fullest, comparisons: u64) -> Plan {
+fn first(packer: &mut Packer, fullest: &Fullest, comparisons: u64) -> PlacementOrder {
     packer.left = comparisons;
     let plan = packer.plan(sorted(packer.buffers, fullest, KEYS[0]), u64::MAX);
     plan.unwrap_or_else(|| {
         let (offsets, order) = sweep(packer.buffers);
         let ends =
             packer.buffers.iter().zip(&offsets).map(|(buffer, offset)| offset.saturating_add(buffer.bytes));
-        Plan { peak: ends.max().unwrap_or(0), offsets, order }
+        PlacementOrder { peak: ends.max().unwrap_or(0), offsets, order }
     })
 }
 
@@ -88,7 +88,7 @@ fn sorted(buffers: &[Buffer], fullest: &Fullest, key: Key) -> Vec<usize> {
 }
 
 /// Moves and swaps buffers in the order of a plan as long as there are comparisons left, and keeps what is no worse.
-fn climb(packer: &mut Packer, best: &mut Plan, near: u64) {
+fn climb(packer: &mut Packer, best: &mut PlacementOrder, near: u64) {
     for round in 0u32.. {
         let count = best.order.len();
         packer.left = packer.left.saturating_sub(count as u64);
@@ -105,7 +105,7 @@ fn climb(packer: &mut Packer, best: &mut Plan, near: u64) {
 
 /// Brings one of the buffers that end at the peak before one that was placed earlier and is alive with it; now and then
 /// two more change places.
-fn vary(order: &mut [usize], buffers: &[Buffer], plan: &Plan, round: u32) {
+fn vary(order: &mut [usize], buffers: &[Buffer], plan: &PlacementOrder, round: u32) {
     let words = philox(0, [round, 0, 0, 0]);
     let drawn = |word: u32, from: usize| ((u64::from(word) * from as u64) >> 32) as usize;
     let ends_at_peak = |index: usize| plan.offsets[index].saturating_add(buffers[index].bytes) == plan.peak;
@@ -153,7 +153,7 @@ impl<'a> Packer<'a> {
     }
 
     /// The plan that an order makes; `None` if it is larger than `most`, or takes more comparisons than are left.
-    fn plan(&mut self, order: Vec<usize>, most: u64) -> Option<Plan> {
+    fn plan(&mut self, order: Vec<usize>, most: u64) -> Option<PlacementOrder> {
         if self.comparisons() > self.left {
             return None;
         }
@@ -173,7 +173,7 @@ impl<'a> Packer<'a> {
             let at = self.placed.partition_point(|other| other.offset <= offset);
             self.placed.insert(at, Placed { lifetime, offset, end });
         }
-        Some(Plan { peak, offsets, order })
+        Some(PlacementOrder { peak, offsets, order })
     }
 
     /// The start of the smallest gap between what is alive at the same time, or the end of all that.

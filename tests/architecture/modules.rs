@@ -16,7 +16,7 @@ const FORBIDDEN: [(&str, &str, &[&str]); 3] = [
     // The training loop runs on every device alike.
     ("runtime", "train", &["cpu", "cuda"]),
     // Lowering knows a target by its contracts.
-    ("runtime", "lower", &["cpu"]),
+    ("runtime", "lower", &["cpu", "cuda"]),
 ];
 
 /// The folders of packages whose modules import each other in no circle.

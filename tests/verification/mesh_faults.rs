@@ -132,7 +132,7 @@ fn a_reduction_that_is_missing_is_refused() {
             let said = refused(&wrong);
             // What is linear in it would have to pass it on as it is.
             let read = said.contains("partial sum used as a whole value") && said.contains("over `tp`");
-            let passed = "says it is whole, the operands make it a partial sum over `tp`";
+            let passed = "is declared whole, and the operands make it a partial sum over `tp`";
             assert!(read || said.contains(passed), "{said}");
             tried += 1;
         }
@@ -189,7 +189,7 @@ fn a_group_over_the_wrong_axis_is_refused() {
         reshard(&mut wrong, value, over(dp));
     }
     let said = refused(&wrong);
-    let expected = "is split over nothing, dim 0 of operand 0 over `dp`: a collective must stand between";
+    let expected = "is split over nothing and dim 0 of operand 0 over `dp`: a collective must stand between";
     assert!(said.contains(expected), "{said}");
     // The result says that it is partial over tp still.
     let mut wrong = module.clone();

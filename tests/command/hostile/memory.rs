@@ -44,7 +44,7 @@ fn verify_refuses_a_step_that_no_machine_holds_and_names_the_value() {
     for mode in ["exact", "typed"] {
         let text = refused(&place.run(&format!("verify stretched.onnx --mode {mode}")));
         assert!(text.starts_with("error: a step of the program needs "), "{mode}: {text}");
-        assert!(text.contains("iB in the interpreter; this machine has "), "{mode}: {text}");
+        assert!(text.contains("iB of memory in the interpreter; this machine has "), "{mode}: {text}");
         assert!(text.contains("f32[8796093022208, 2, 3], which needs 384 TiB\n"), "{mode}: {text}");
         assert!(text.contains("  --> node \"/"), "{mode}: {text}");
     }

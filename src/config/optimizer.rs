@@ -40,7 +40,7 @@ pub struct Optimizer {
     #[serde(serialize_with = "serialize_decay")]
     pub decay: Decay,
     /// Set the learning rate to FACTOR times --lr, or the weight decay to X, for parameters whose name matches the glob; the
-    /// last matching group applies; may be repeated; a config file may have [[group]] tables with the keys pattern, lr,
+    /// last matching group applies; may be repeated; a config file may have group tables with the keys pattern, lr,
     /// weight-decay instead
     #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X", value_parser = group::parse)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "group::serialize")]

@@ -171,5 +171,5 @@ fn ranks_that_exchange_in_another_order_are_told_apart() {
         }
     });
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("rank 0 issued `all_") && error.contains("rank 1 `all_"), "{error}");
+    assert!(error.contains("rank 0 issued `all_") && error.contains("rank 1 issued `all_"), "{error}");
 }

@@ -142,7 +142,7 @@ fn unavailable(error: &Unavailable) -> String {
 fn not_opened(error: &NotOpened) -> String {
     match error {
         NotOpened::Missing { library, .. } => {
-            format!("{} is missing: {}", library.file(), library.source())
+            format!("{} was not found: {}", library.file(), library.source())
         }
         error => error.to_string(),
     }

@@ -57,7 +57,7 @@ fn a_machine_with_gpus_is_described() {
           GPU 1        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, no context can be created on the GPU: it is another's alone
           links        direct, with atomics: NVLink, rank 0: 0-1 1-0
         NVRTC          13.0, /env/nvidia/cu13/lib/libnvrtc.so.13
-        NCCL           libnccl.so.2 is missing: pip install nvidia-nccl-cu13
+        NCCL           libnccl.so.2 was not found: pip install nvidia-nccl-cu13
 
         libraries were searched in the system's folders, /env/nvidia/cu13/lib; TRAINYARD_CUDA_LIBS=FOLDER:FOLDER adds folders
         programs run on the processor; --device cuda runs them on a GPU
@@ -122,7 +122,7 @@ fn json_has_all_of_it_under_keys_that_stay() {
             {
               "name": "NCCL",
               "file": "libnccl.so.2",
-              "error": "libnccl.so.2 is missing: pip install nvidia-nccl-cu13"
+              "error": "libnccl.so.2 was not found: pip install nvidia-nccl-cu13"
             }
           ],
           "looked_in": [
@@ -175,7 +175,7 @@ fn a_machine_without_a_gpu_says_why() {
         (Unavailable::NoDevice, "NVIDIA driver  the NVIDIA driver finds no GPU\n"),
         (
             Unavailable::Library(missing(Library::Driver)),
-            "NVIDIA driver  libcuda.so.1 is missing: install NVIDIA's driver, 580 or newer\n",
+            "NVIDIA driver  libcuda.so.1 was not found: install NVIDIA's driver, 580 or newer\n",
         ),
     ] {
         let probe = Probe { driver: Err(error), libraries: vec![] };

@@ -192,7 +192,7 @@ impl<'op> KernelContract<'op> {
     }
 }
 
-/// What a kernel can do besides.
+/// Abilities of a kernel beyond those of its family.
 impl KernelContract<'_> {
     /// It can write a result over an operand.
     pub(crate) const fn in_place(self, in_place: &'static [(usize, usize)]) -> Self {

@@ -1,4 +1,4 @@
-//! What lowering asks of the processor.
+//! The CPU backend, as lowering sees it.
 
 use super::kernel_contracts;
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};

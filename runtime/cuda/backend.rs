@@ -1,4 +1,4 @@
-//! What lowering asks of a GPU.
+//! The GPU backend, as lowering and the rewrites see it.
 
 use super::lower::{self, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};

@@ -48,7 +48,7 @@ use crate::{Data, DataId, Factors, Mesh, Span, Tensor, Type, TypeError, ValueId}
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
-/// What the compiler knows of an operator: six things, in this order, and nothing elsewhere in `ir`.
+/// Everything the compiler knows of an operator: six functions, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
     /// The role of each operand, and how the operands' elements move into the result if the operator computes no new
     /// elements.

@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 pub struct TopK {
     /// The dim along which elements are compared.
     pub dim: u32,
-    /// How many indices the result has in place of the dim.
+    /// The number of indices in the result, in place of the dim.
     pub count: u64,
     /// Whether the largest elements are taken. If not, the smallest are.
     pub largest: bool,

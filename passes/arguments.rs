@@ -72,7 +72,7 @@ impl Arguments {
         }
     }
 
-    /// The first of these words that stands bare, with what it means.
+    /// The meaning of the first of these words that stands bare.
     pub fn word<T: Copy>(&mut self, words: &[(T, &str)]) -> Option<T> {
         words.iter().find(|(_, word)| self.flag(word)).map(|(meaning, _)| *meaning)
     }

@@ -23,7 +23,7 @@ pub struct NearMiss {
     pub pattern: &'static str,
     /// Where in the file.
     pub origin: Arc<str>,
-    /// What is in the way.
+    /// The obstacle to the pattern.
     pub reason: String,
 }
 

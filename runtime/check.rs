@@ -140,7 +140,7 @@ pub fn differences(
 /// As [`differences`], with a program that was lowered from the module after passes had rewritten it.
 ///
 /// # Errors
-/// What cannot be interpreted or run.
+/// A program that cannot be interpreted or run.
 pub fn differences_of(
     make: Make,
     mode: Mode,

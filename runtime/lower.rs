@@ -74,7 +74,7 @@ pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnos
     place::program(drafts, options, renewed)
 }
 
-/// What can be said before anything is drafted.
+/// Checks the module before any instruction is drafted.
 fn check(module: &Module) -> Result<(), Diagnostic> {
     for (_, node) in module.nodes() {
         for &value in node.results.iter().chain(&node.operands) {

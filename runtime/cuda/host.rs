@@ -1,8 +1,7 @@
 //! A stand-in for a GPU and its driver, on the processor: memory is the host's, kernels are compiled by a C++ compiler
-//! (`host.h`) and run thread by thread, multiplications are done in f32, what goes to a library the CPU backend does.
-//!
-//! It is for tests, and slow. Streams are kept apart as on a device: what is given to them is queued, and done when it is
-//! asked for, in an order that nothing but the streams and their marks restrict; so a missing wait shows.
+//! (`host.h`) and run thread by thread, multiplications are done in f32, and the CPU backend does the work of libraries.
+//! It is for tests, and slow. Streams are kept apart as on a device: commands are queued and run when their results are asked
+//! for, in an order that only the streams and their marks restrict. So a missing wait shows.
 
 mod capture;
 mod checked;

@@ -139,7 +139,7 @@ pub struct NearMissFacts {
     pub pattern: String,
     /// Where in the file.
     pub origin: String,
-    /// What is in the way.
+    /// The obstacle to the pattern.
     pub reason: String,
 }
 

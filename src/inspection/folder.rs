@@ -137,7 +137,7 @@ impl FolderFacts {
     /// Predicts a step of the folder's program on a device.
     ///
     /// # Errors
-    /// A program that is not valid: the folder's file was changed. What a GPU has no kernel for.
+    /// A program that is not valid: the folder's file was changed. An operator for which a GPU has no kernel.
     pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Failure> {
         ir::verify::verify(program)?;
         if program.level == Level::Lowered {

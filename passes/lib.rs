@@ -30,6 +30,7 @@ pub mod parameters;
 pub mod pass;
 pub mod pipeline;
 pub mod precision;
+pub mod recompute;
 pub mod registry;
 pub mod reports;
 pub mod rewriting;

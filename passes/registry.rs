@@ -4,7 +4,7 @@ use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, initialize, join,
-    keep, loss, optimizer, parameters, precision, simplify, spmd, update,
+    keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -83,6 +83,7 @@ passes! {
     Spmd(spmd::Spmd)
     Collectives(collectives::Collectives)
     Buckets(buckets::Buckets)
+    Recompute(recompute::Recompute)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)
     Keep(keep::Keep)

@@ -1,8 +1,10 @@
 //! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own.
 
 mod parameters;
+mod recompute;
 
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
+pub use recompute::{BlockReport, RecomputeReport};
 
 use ir::Diagnostic;
 use std::sync::Arc;

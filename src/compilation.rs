@@ -8,7 +8,8 @@ use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model};
 use passes::arguments::pattern::matches as fits;
 use passes::evaluation::Evaluation;
-use passes::reports::{LossReport, NearMiss, ParameterReport, RowRole, ShardingReport};
+use passes::recompute::Recompute;
+use passes::reports::{LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport};
 use passes::{Manager, PassContext, Pipeline, Timing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -51,6 +52,8 @@ pub struct Compilation {
     pub shardings: Vec<ShardingReport>,
     /// The objective.
     pub loss: Option<LossReport>,
+    /// The blocks of the forward phase, and the parts that backward repeats; `None` if nothing was asked to be repeated.
+    pub recomputed: Option<RecomputeReport>,
     /// Warnings for the user.
     pub warnings: Vec<Diagnostic>,
     /// How long each pass took.
@@ -173,6 +176,7 @@ impl Forward {
             near_misses: cx.near_misses,
             shardings: cx.shardings,
             loss: cx.loss,
+            recomputed: cx.recomputed,
             warnings: cx.warnings,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
@@ -185,6 +189,19 @@ impl Compilation {
     /// The lowering of these programs, by a manager that shows the passes for it behind those that have run.
     pub fn lowering<'a>(&self, manager: &'a Manager) -> Lowering<'a> {
         Lowering::new(manager, self.passes_run)
+    }
+
+    /// Runs `recompute` on the step, after the passes that have run. The evaluation stays: it has no backward phase.
+    ///
+    /// # Errors
+    /// A program that the verifier refuses.
+    pub fn recompute(&mut self, manager: &Manager, options: Recompute) -> Result<(), Failure> {
+        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
+        let pipeline: Pipeline = options.into();
+        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
+        self.pipeline.passes.extend(pipeline.passes);
+        (self.recomputed, self.passes_run) = (cx.recomputed, cx.passes_run);
+        Ok(())
     }
 
     /// The warning for steps of several microbatches, where their losses may not make that of the whole batch.

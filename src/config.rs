@@ -11,6 +11,7 @@ pub mod file;
 pub mod initial;
 pub mod look;
 pub mod loss;
+pub mod memory;
 pub mod nearest;
 pub mod optimizer;
 pub mod out;
@@ -26,6 +27,7 @@ pub use device::{Device, DeviceChoice};
 pub use initial::{InitRule, Initial, Seed};
 pub use look::Look;
 pub use loss::Loss;
+pub use memory::{Memory, RecomputeChoice};
 pub use optimizer::Optimizer;
 pub use out::Out;
 pub use parallel::{MeshAxes, Parallel};
@@ -78,6 +80,10 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(flatten)]
     pub parallel: Parallel,
+    /// The memory of each device.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub memory: Memory,
     /// What it runs on.
     #[command(flatten)]
     #[serde(flatten)]
@@ -100,6 +106,7 @@ impl Settings {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            memory: &self.memory,
             seed: self.seed.seed,
         }
     }

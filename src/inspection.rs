@@ -8,6 +8,7 @@ mod facts;
 pub mod folder;
 mod groups;
 mod parameters;
+mod recomputed;
 mod roofline;
 mod shares;
 mod step;
@@ -21,11 +22,13 @@ pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub use recomputed::{BlockFacts, RecomputeFacts};
 pub use roofline::{CommandFacts, KindFacts, RooflineFacts, SectionFacts};
 pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
 
+use crate::budget;
 use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
@@ -35,6 +38,7 @@ use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
 use runtime::cuda::roofline::Accelerator;
+use runtime::target::Target;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -71,6 +75,12 @@ pub struct Inspection {
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
+    /// The blocks of the forward phase, and the parts that backward computes again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recomputed: Option<RecomputeFacts>,
+    /// The search for a program that fits into `--memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fit: Option<String>,
     /// What a step takes on the device that was asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roofline: Option<RooflineFacts>,
@@ -120,6 +130,8 @@ pub struct Question<'a> {
     pub data_ranks: u64,
     /// The device that a step is to be predicted on.
     pub target: Option<Accelerator>,
+    /// Bytes that the programs may take on each device.
+    pub budget: Option<u64>,
     /// What shows the program between passes.
     pub manager: Manager,
 }
@@ -142,6 +154,8 @@ impl Inspection {
             near_misses: vec![],
             loss: None,
             step: None,
+            recomputed: None,
+            fit: None,
             roofline: None,
             shardings: vec![],
             passes: vec![],
@@ -227,7 +241,13 @@ impl Inspection {
         let mut plan = question.plan.clone();
         plan.autodiff.whole = question.global_batch.is_none();
         match source.compile(&plan, &question.manager, with_loss) {
-            Ok(compilation) => self.trainable(compilation, &source.imported.state_dict, question),
+            Ok(mut compilation) => match self.fit(&mut compilation, question) {
+                Ok(()) => self.trainable(compilation, &source.imported.state_dict, question),
+                Err(failure) => {
+                    self.reasons = told(failure)?;
+                    Ok(())
+                }
+            },
             Err(failure) => {
                 self.reasons = told(failure)?;
                 // What it could be trained with is known all the same, unless an earlier pass is at fault.
@@ -237,6 +257,18 @@ impl Inspection {
                 Ok(())
             }
         }
+    }
+
+    /// Makes the program fit into the memory that was asked for.
+    fn fit(&mut self, compilation: &mut Compilation, question: &Question) -> Result<(), Failure> {
+        let Some(budget) = question.budget else { return Ok(()) };
+        let microbatches =
+            sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
+        let target = if question.target.is_some() { Target::Cuda } else { Target::Cpu };
+        let multiprocessors = question.target.as_ref().map(|target| target.multiprocessors).unwrap_or_default();
+        let place = budget::Place { budget, microbatches, target, multiprocessors };
+        self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
+        Ok(())
     }
 
     /// Everything about a program that all passes have run on.
@@ -254,6 +286,7 @@ impl Inspection {
         self.near_misses = compilation.near_misses.iter().map(NearMissFacts::of).collect();
         self.groups = GroupFacts::of(&question.plan.optimizer.groups, &compilation.parameters);
         self.shardings = compilation.shardings.iter().map(ShardingFacts::of).collect();
+        self.recomputed = compilation.recomputed.as_ref().map(RecomputeFacts::of);
         match StepFacts::of(&compilation, question) {
             Ok(step) => {
                 self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));

@@ -3,6 +3,7 @@
 // These macros panic where the stream is full or closed.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod budget;
 pub mod cli;
 pub mod compilation;
 pub mod config;

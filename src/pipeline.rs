@@ -18,6 +18,7 @@ use passes::loss::Loss;
 use passes::optimizer::Optimizer;
 use passes::parameters::{ParameterSpec, Parameters, Set};
 use passes::precision::Precision;
+use passes::recompute::Recompute;
 use passes::registry::Pass;
 use passes::simplify::Simplify;
 use passes::spmd::Spmd;
@@ -44,6 +45,8 @@ pub struct CompilationPlan {
     pub precision: Precision,
     /// The mesh of devices and the sharding; without axes one device.
     pub spmd: Spmd,
+    /// The price of kept activations; without it, backward repeats nothing.
+    pub recompute: Option<Recompute>,
 }
 
 /// The groups of flags that say how a program is compiled.
@@ -57,6 +60,8 @@ pub struct Flags<'a> {
     pub precision: &'a config::Precision,
     /// What is split over which devices.
     pub parallel: &'a config::Parallel,
+    /// The memory of a device, and the activations that are made twice.
+    pub memory: &'a config::Memory,
     /// What random numbers are drawn from.
     pub seed: u64,
 }
@@ -80,6 +85,7 @@ impl CompilationPlan {
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
             spmd: flags.parallel.pass(),
+            recompute: flags.memory.pass(),
         }
     }
 
@@ -107,6 +113,7 @@ impl CompilationPlan {
         };
         let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
         let passes = [self.autodiff.clone().into()].into_iter().chain(precision).chain(update).chain(devices);
+        let passes = passes.chain(self.recompute.clone().map(Pass::from));
         Pipeline { passes: passes.collect() }
     }
 

@@ -90,9 +90,20 @@ impl Programs {
         target: Target,
         multiprocessors: Multiprocessors,
     ) -> Result<Self, Failure> {
-        let training =
-            lower_step(lowering, compilation.training.clone(), microbatches, target, multiprocessors)?;
-        let training = Arc::new(training);
+        let step = compilation.training.clone();
+        Self::lower_with(lowering, step, compilation, microbatches, target, multiprocessors)
+    }
+
+    /// As [`Self::lower_by`], with another step in place of the compilation's.
+    pub fn lower_with(
+        lowering: &mut Lowering,
+        step: Module,
+        compilation: &Compilation,
+        microbatches: u64,
+        target: Target,
+        multiprocessors: Multiprocessors,
+    ) -> Result<Self, Failure> {
+        let training = Arc::new(lower_step(lowering, step, microbatches, target, multiprocessors)?);
         let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
         Ok(Self { training, evaluation, short_evaluation: None })
     }

@@ -19,10 +19,13 @@ use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
 use super::summary;
 use crate::compilation::{self, Compilation, Source};
+use crate::budget;
+use crate::config::memory::Budget;
 use crate::config::{DataSource, Length, Settings};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
+use crate::inspection::RecomputeFacts;
 use crate::inspection::units::bytes;
 use crate::lowering::Lowering;
 use crate::output::Folder;
@@ -71,6 +74,8 @@ pub(super) struct Ready {
     compilation: Compilation,
     pub(super) programs: Programs,
     pub(super) plan: plan::RunPlan,
+    /// With `--memory`: the search for a program that fits.
+    fit: Option<budget::Fit>,
     /// With `--train`: the data, and how many steps are asked for.
     training: Option<(Loader, u64)>,
 }
@@ -99,6 +104,9 @@ impl Compile {
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         self.tell(&ready.plan, device.target);
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
+        let recomputed = ready.compilation.recomputed.as_ref();
+        recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
+        ready.fit.iter().for_each(|fit| tell!("{fit}"));
         ready.compilation.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
             tell!("device: {}", device.described);
@@ -197,7 +205,13 @@ impl Compile {
         });
         passes.optimizer = settings.optimizer.pass(training.as_ref().map_or(0, |(_, steps)| *steps));
         passes.autodiff.whole = forward.has_classes() && microbatches == 1;
-        let compilation = forward.training(&passes, &manager, |_, _, _| {})?;
+        let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
+        let fit = settings.memory.memory.map(|Budget(budget)| {
+            let Chosen { target, multiprocessors, .. } = *device;
+            let place = budget::Place { budget, microbatches, target, multiprocessors };
+            budget::fit(&mut compilation, &manager, place)
+        });
+        let fit = fit.transpose()?;
         let mut lowering = compilation.lowering(&manager);
         let mut programs = Programs::lower_by(
             &mut lowering,
@@ -212,7 +226,7 @@ impl Compile {
             evaluate_all(loader, compiled, &mut lowering, &mut programs, data_ranks)?;
         }
         let plan = plan::RunPlan::new(&compilation, &programs, microbatches)?;
-        Ok(Ready { source, compilation, programs, plan, training })
+        Ok(Ready { source, compilation, programs, plan, fit, training })
     }
 
     /// Trains, and writes the result. The folder is left as it is until the run can begin.

@@ -7,7 +7,7 @@ use ir::Diagnostic;
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
-use crate::config::{Look, Loss, Optimizer, Parallel, Precision, Shapes, TargetDevice};
+use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
 use crate::pipeline::{CompilationPlan, Flags};
@@ -75,6 +75,9 @@ pub struct Inspect {
     /// The mesh.
     #[command(flatten)]
     pub parallel: Parallel,
+    /// The memory.
+    #[command(flatten)]
+    pub memory: Memory,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -172,6 +175,7 @@ impl Inspect {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            memory: &self.memory,
             seed: 0,
         };
         let rebound = sizes::left_to_passes(model, bindings.clone());
@@ -179,7 +183,9 @@ impl Inspect {
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         let target = self.target.as_ref().map(|target| target.0.clone());
-        Ok(Question { path: &self.subject, bindings, plan, global_batch, data_ranks, target, manager })
+        let budget = self.memory.memory.map(|budget| budget.0);
+        let path = &self.subject;
+        Ok(Question { path, bindings, plan, global_batch, data_ranks, target, budget, manager })
     }
 
     /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.

@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use ir::{DType, Diagnostic, Module};
+use passes::Transform;
+use passes::recompute::Recompute;
 use runtime::checkpoint::StateBytes;
+use runtime::target::{Multiprocessors, Target};
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Compilation, Source};
+use crate::budget;
+use crate::config::memory::Budget;
 use crate::config::value::positive;
-use crate::config::{Initial, Look, Loss, Optimizer, Parallel, Precision, Seed, Shapes};
+use crate::config::{Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
 use crate::hardware;
@@ -94,6 +99,9 @@ pub struct Verify {
     /// The mesh.
     #[command(flatten)]
     pub parallel: Parallel,
+    /// The memory.
+    #[command(flatten)]
+    pub memory: Memory,
     /// Looking at the compilation.
     #[command(flatten)]
     pub look: Look,
@@ -146,12 +154,22 @@ impl Verify {
         plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
         plan.initialize = self.initial.pass();
         let mut stages = Vec::new();
-        let compilation =
+        let mut compilation =
             Subject::compile(&source, plan.clone(), &self.look.manager()?, |_, pass, module| {
                 if self.bisect {
                     stages.push(Stage { pass: pass.to_owned(), module: module.clone() });
                 }
             })?;
+        if let Some(Budget(budget)) = self.memory.memory {
+            let microbatches = self.microbatches(&compilation.training)?;
+            let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+            let place = budget::Place { budget, microbatches, target, multiprocessors };
+            let fit = budget::fit(&mut compilation, &self.look.manager()?, place)?;
+            report::tell_lines(&fit.to_string());
+            if self.bisect && fit.time > 0 {
+                stages.push(Stage { pass: Recompute::NAME.into(), module: compilation.training.clone() });
+            }
+        }
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.seed.seed, given)?;
@@ -283,6 +301,7 @@ impl Verify {
             loss: &self.loss,
             precision: &self.precision,
             parallel: &self.parallel,
+            memory: &self.memory,
             seed: self.seed.seed,
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.

@@ -31,6 +31,12 @@ impl fmt::Display for Inspection {
         if let Some(step) = &self.step {
             write_step(f, step)?;
         }
+        if let Some(recomputed) = &self.recomputed {
+            write!(f, "\n{recomputed}")?;
+        }
+        if let Some(fit) = &self.fit {
+            writeln!(f, "{fit}")?;
+        }
         if let Some(roofline) = &self.roofline {
             write!(f, "{roofline}")?;
         }

@@ -1,0 +1,88 @@
+//! Copies of forward nodes in backward.
+
+use super::Recompute;
+use crate::pass::Transform;
+use cranelift_entity::EntitySet;
+use ir::analysis::live_nodes;
+use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Phase, Type, ValueId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Adds a copy of each repeated node before the first backward node that needs it. Backward nodes read the copies from then on.
+pub(super) fn insert(module: &mut Module, repeated: &BTreeSet<NodeId>) -> Result<Changed, Diagnostic> {
+    if repeated.is_empty() {
+        return Ok(Changed::No);
+    }
+    let live = live_nodes(module);
+    let backward: Vec<NodeId> = module
+        .nodes()
+        .filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id))
+        .map(|(id, _)| id)
+        .collect();
+    let mut position: BTreeMap<NodeId, usize> = BTreeMap::new();
+    position.extend(module.order().iter().enumerate().filter(|(_, id)| repeated.contains(id)).map(|(at, &id)| (id, at)));
+    let mut copies = Copies { b: Builder::new(module, Recompute::NAME), repeated, position, made: BTreeMap::new() };
+    for reader in backward {
+        copies.before(reader)?;
+    }
+    Ok(copies.b.finish())
+}
+
+struct Copies<'a> {
+    b: Builder<'a>,
+    repeated: &'a BTreeSet<NodeId>,
+    /// The places of repeated nodes in the program order.
+    position: BTreeMap<NodeId, usize>,
+    /// The copy of each value.
+    made: BTreeMap<ValueId, ValueId>,
+}
+
+impl Copies<'_> {
+    /// The repeated node that makes a value.
+    fn producer(&self, value: ValueId) -> Option<NodeId> {
+        match self.b.module().value(value).definition {
+            Definition::Node(id, _) => self.repeated.contains(&id).then_some(id),
+            Definition::Input(_) | Definition::State(_) => None,
+        }
+    }
+
+    /// Makes the copies that a backward node needs and that are not there yet, in the order of the nodes that they repeat.
+    fn before(&mut self, reader: NodeId) -> Result<(), Diagnostic> {
+        let operands = self.b.module().node(reader).operands.clone();
+        let (mut missing, mut pending) = (BTreeSet::new(), operands.to_vec());
+        let mut seen: EntitySet<NodeId> = EntitySet::new();
+        while let Some(value) = pending.pop() {
+            let Some(id) = self.producer(value).filter(|_| !self.made.contains_key(&value)) else { continue };
+            if seen.insert(id) {
+                missing.insert((self.position[&id], id));
+                pending.extend(self.b.module().node(id).operands.iter().copied());
+            }
+        }
+        for (_, id) in missing {
+            self.copy(id, reader)?;
+        }
+        for (index, operand) in operands.into_iter().enumerate() {
+            if let Some(&copy) = self.made.get(&operand) {
+                self.b.set_operand(reader, index, copy);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a copy of a node before a backward node.
+    fn copy(&mut self, id: NodeId, reader: NodeId) -> Result<(), Diagnostic> {
+        let node = self.b.module().node(id).clone();
+        let operands: Vec<ValueId> =
+            node.operands.iter().map(|operand| *self.made.get(operand).unwrap_or(operand)).collect();
+        let types: Vec<Type> = node.results.iter().map(|&result| self.b.ty(result).clone()).collect();
+        self.b.at(At::Before(reader)).stage(node.stage).copy(node.copy + 1).origin(node.origin.clone());
+        let results = self
+            .b
+            .push_typed(node.op, &operands, &types)
+            .map_err(|error| Diagnostic::new(format!("recompute built an ill-typed node: {error}")))?;
+        for ((&original, &copy), ty) in node.results.iter().zip(&results).zip(types) {
+            self.b.shard(copy, ty.sharding);
+            self.made.insert(original, copy);
+        }
+        Ok(())
+    }
+}

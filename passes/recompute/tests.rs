@@ -1,0 +1,75 @@
+//! Programs with blocks, as the pass finds and changes them.
+
+use super::*;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::Unary;
+use ir::{At, Builder, DType, Phase, Type, ValueId};
+
+/// `count` layers `x + tanh(x · w)`, each with the backward nodes that read their activations.
+fn layers(count: usize) -> Module {
+    let mut module = Module::new("layers");
+    let ty = Type::of(DType::F32, &[64, 64]);
+    let input = module.add_input("x", ty.clone(), true);
+    let weights: Vec<ValueId> = (0..count)
+        .map(|layer| {
+            let name = format!("w{layer}");
+            let w = module.add_state(name, ty.clone(), ir::Role::Parameter, ir::Initializer::Zeros);
+            module.states[w].input
+        })
+        .collect();
+    let mut b = Builder::new(&mut module, "test");
+    let (mut read, mut x) = (Vec::new(), b.one(Unary::Exp, &[input]).unwrap());
+    for w in weights {
+        let product = b.one(Contract::new("ik,kj->ij"), &[x, w]).unwrap();
+        let active = b.one(Unary::Tanh, &[product]).unwrap();
+        read.push((x, product, active));
+        x = b.add(x, active).unwrap();
+    }
+    let loss = b.one(Contract::new("ij,ij->"), &[x, x]).unwrap();
+    b.tables().add_output("loss", loss);
+    let mut gradient = b.one(Unary::Neg, &[x]).unwrap();
+    b.at(At::End(Phase::Backward));
+    for (x, product, active) in read.into_iter().rev() {
+        let all = b.mul(product, active).unwrap();
+        let all = b.mul(all, x).unwrap();
+        gradient = b.mul(gradient, all).unwrap();
+    }
+    b.tables().add_output("gradient", gradient);
+    b.finish();
+    module.level = ir::Level::Training;
+    module
+}
+
+#[test]
+fn each_layer_is_a_block_that_may_be_repeated() {
+    let decision = decide(&layers(4), &Recompute::FULL);
+    assert_eq!(decision.block_count(), 5, "the loss behind the layers is the last block");
+    assert_eq!(decision.kept(), 0, "{decision}");
+}
+
+#[test]
+fn a_price_of_zero_repeats_nothing() {
+    let mut module = layers(4);
+    let decision = decide(&module, &Recompute { price: 0, ..Recompute::FULL });
+    assert_eq!(decision.picoseconds(), 0);
+    assert_eq!(apply(&mut module, &decision), Ok(Changed::No));
+}
+
+#[test]
+fn copies_stand_in_backward_and_compute_the_same() {
+    let before = layers(4);
+    let mut after = before.clone();
+    let decision = decide(&before, &Recompute::FULL);
+    assert_eq!(apply(&mut after, &decision), Ok(Changed::Yes));
+    ir::verify::verify(&after).expect("the program is whole");
+    let copies: Vec<_> = after.nodes().filter(|(_, node)| node.copy == 1).collect();
+    assert_eq!(copies.len(), 8, "a product and its tanh of each layer");
+    assert!(copies.iter().all(|(_, node)| node.phase == Phase::Backward));
+}
+
+#[test]
+fn the_first_blocks_alone_take_the_price() {
+    let decision = decide(&layers(4), &Recompute { first: Some(2), ..Recompute::FULL });
+    let repeated: Vec<usize> = decision.blocks.iter().map(|block| block.repeated.len()).collect();
+    assert_eq!(repeated, [0, 2, 0, 0, 0]);
+}

@@ -1,11 +1,16 @@
 //! The memory plan: where in one arena each buffer lies, so that buffers alive together never share a byte.
 //!
 //! Placing intervals of given sizes in the least space is dynamic storage allocation (NP-hard; Garey and Johnson,
-//! problem SR2). `search` looks for an order in which best fit does well, `placement` bounds every plan from below by
-//! the sum of what is alive at the fullest position, and proves that nothing overlaps.
+//! problem SR2). `search` looks for an order in which best fit does well. `sweep` and `skyline` plan programs of very many
+//! buffers, and `skyline` those for which best fit finds no good order. `placement` bounds every plan from below by the
+//! sum of what is alive at the fullest position, and proves that nothing overlaps.
 
 mod placement;
 mod search;
+mod skyline;
 mod sweep;
+#[cfg(test)]
+mod training;
+mod unplaced;
 
 pub use placement::{ALIGNMENT, Buffer, Overlap, Placement, aligned, check, lower_bound, place};

@@ -1,12 +1,15 @@
 //! The order in which buffers are placed. Best fit puts each buffer into the smallest gap that holds it; its plan is good only
 //! if the order is good. Several greedy orders are tried, then one buffer at a time is moved in the best of them.
 //!
-//! For a program of very many buffers the first plan follows the order of time ([`super::sweep`]) and compares no buffers.
+//! Best fit compares each pair of buffers, so it has a budget of comparisons. A program of very many buffers begins with a
+//! sweep over time ([`super::sweep`]) instead. The last plans to be tried are skylines ([`super::skyline`]). Sweeps and
+//! skylines compare no pairs.
 //!
 //! The search ends near the lower bound, or after so many comparisons of buffers: it never looks at a clock, and its
 //! random choices are the same each time.
 
 use super::placement::Buffer;
+use super::skyline;
 use super::sweep::sweep;
 use crate::analysis::Lifetime;
 use crate::random::philox;
@@ -19,6 +22,8 @@ const NEAR: u64 = 1024;
 const FIRST_COMPARISONS: u64 = 1 << 28;
 /// Comparisons of two buffers besides those for the first order: some tens of milliseconds.
 const COMPARISONS: u64 = 1 << 23;
+/// Buffers placed in all skylines: up to a second. There is one skyline at least.
+const PLACEMENTS: usize = 1 << 19;
 
 /// An order of placement with its result.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +32,7 @@ pub(super) struct PlacementOrder {
     pub(super) peak: u64,
     /// The offset of each buffer.
     pub(super) offsets: Vec<u64>,
-    order: Vec<usize>,
+    pub(super) order: Vec<usize>,
 }
 
 /// Looks for a small plan of buffers that all have bytes, multiples of the alignment. `live` are the bytes that are
@@ -43,10 +48,21 @@ pub(super) fn search(buffers: &[Buffer], live: &[u64]) -> PlacementOrder {
         if best.peak <= near {
             return best;
         }
+        if packer.comparisons() > packer.left {
+            break;
+        }
         let better = packer.plan(sorted(buffers, &fullest, *key), best.peak - 1);
         best = better.unwrap_or(best);
     }
     climb(&mut packer, &mut best, near);
+    let skylines = (PLACEMENTS / buffers.len().max(1)).max(1);
+    for key in KEYS.into_iter().take(skylines) {
+        if best.peak <= near {
+            break;
+        }
+        let better = skyline::plan(buffers, sorted(buffers, &fullest, key), best.peak - 1);
+        best = better.unwrap_or(best);
+    }
     best
 }
 
@@ -63,11 +79,11 @@ fn first(packer: &mut Packer, fullest: &Fullest, comparisons: u64) -> PlacementO
 }
 
 /// What makes a buffer come early: the greater, the earlier.
-type Key = fn(&Buffer, &Fullest) -> (u128, u64);
+pub(super) type Key = fn(&Buffer, &Fullest) -> (u128, u64);
 
 /// The greedy orders, first the one that is mostly enough. What is alive where memory is shortest must lie without
 /// gaps there: hence those that begin with the fullest position (as MiniMalloc does: Moffitt, ASPLOS 2023).
-const KEYS: [Key; 7] = [
+pub(super) const KEYS: [Key; 7] = [
     |buffer, fullest| (fullest.during(buffer.lifetime).into(), length(buffer)),
     |buffer, _| (buffer.bytes.into(), length(buffer)),
     |buffer, _| (u128::from(length(buffer)) * u128::from(buffer.bytes), buffer.bytes),
@@ -81,7 +97,7 @@ fn length(buffer: &Buffer) -> u64 {
     u64::from(buffer.lifetime.last - buffer.lifetime.first) + 1
 }
 
-fn sorted(buffers: &[Buffer], fullest: &Fullest, key: Key) -> Vec<usize> {
+pub(super) fn sorted(buffers: &[Buffer], fullest: &Fullest, key: Key) -> Vec<usize> {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_cached_key(|&index| (Reverse(key(&buffers[index], fullest)), index));
     order
@@ -191,12 +207,12 @@ impl<'a> Packer<'a> {
 }
 
 /// The most bytes alive at a position of any range, by a table of the ranges whose lengths are powers of two.
-struct Fullest {
+pub(super) struct Fullest {
     levels: Vec<Vec<u64>>,
 }
 
 impl Fullest {
-    fn of(live: &[u64]) -> Self {
+    pub(super) fn of(live: &[u64]) -> Self {
         let mut levels = vec![live.to_vec()];
         for half in (0..).map(|level| 1 << level).take_while(|half| 2 * half <= live.len()) {
             let last = &levels[levels.len() - 1];

@@ -11,6 +11,7 @@ pub mod file;
 pub mod initial;
 pub mod look;
 pub mod loss;
+pub mod machine;
 pub mod nearest;
 pub mod optimizer;
 pub mod out;
@@ -19,6 +20,7 @@ pub mod precision;
 pub mod run;
 pub mod shapes;
 pub mod target;
+mod toml_file;
 pub mod value;
 
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};

@@ -2,6 +2,7 @@
 //! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON,
 //! and the program as a graph.
 
+mod cluster;
 mod collectives;
 mod dot;
 mod facts;
@@ -15,6 +16,7 @@ mod text;
 pub(crate) mod units;
 mod why;
 
+pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts};
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
@@ -30,11 +32,11 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
+use ir::machine::{Cluster, Device};
 use ir::{Diagnostic, Module};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
-use runtime::cuda::roofline::Accelerator;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -119,7 +121,9 @@ pub struct Question<'a> {
     /// Devices that share the batch.
     pub data_ranks: u64,
     /// The device that a step is to be predicted on.
-    pub target: Option<Accelerator>,
+    pub target: Option<Device>,
+    /// The cluster whose links the mesh is laid on.
+    pub cluster: Option<Cluster>,
     /// What shows the program between passes.
     pub manager: Manager,
 }

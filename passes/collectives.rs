@@ -18,7 +18,6 @@ mod rules;
 mod split;
 
 pub use decision::Decision;
-pub use price::Rates;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -26,19 +25,63 @@ use crate::rewriting::egraph::{Limits, Problem, saturate};
 use decision::Search;
 use graph::{ENode, Graph, Place, Program};
 use insert::insert;
-use ir::{At, Builder, Changed, Diagnostic, Module, NodeId, Op, ValueId};
+use ir::machine::{Device, Link, Unit};
+use ir::{At, Builder, Changed, DType, Diagnostic, Module, NodeId, Op, ValueId};
 use order::Chosen;
 use price::Prices;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// The pass `collectives`. `collectives(any, link=450, latency=1000, memory=3000, flops=600, kept=10)`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The pass `collectives`. `collectives(any, link=450, latency=1000, memory=3000, flops=600, kept=10, bucket=26214400)`.
+///
+/// Its first four numbers are the machine that it prices programs for: by default [`Device::assumed`]. The last two are prices of
+/// the pass itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collectives {
     /// Whether every dim may be cut, not only the rows of activations (sequences).
     pub any: bool,
-    /// What the search takes for the cost of things.
-    pub rates: Rates,
+    /// GB/s that a device sends while all devices send.
+    pub link: u64,
+    /// Nanoseconds of each step of a collective's ring; a launch takes several of them.
+    pub latency: u64,
+    /// GB/s of a device's memory.
+    pub memory: u64,
+    /// TFLOP/s of a device.
+    pub flops: u64,
+    /// Picoseconds that keeping a byte from forward to backward is worth. More than sending it, so that what can be
+    /// gathered again is not kept whole.
+    pub kept: u64,
+    /// Bytes at which a reduction of the update pays its whole latency: smaller ones travel in buckets.
+    pub bucket: u64,
+}
+
+impl Default for Collectives {
+    fn default() -> Self {
+        let device = Device::assumed();
+        let in_units = |rate: f64, unit: f64| (rate / unit).round() as u64;
+        Self {
+            any: false,
+            link: in_units(device.link.rate(), GIGA),
+            latency: in_units(device.link.latency, NANO),
+            memory: in_units(device.memory_rate(), GIGA),
+            flops: in_units(device.rate(Unit::Matrices(DType::BF16)), TERA),
+            kept: 10,
+            bucket: 25 << 20,
+        }
+    }
+}
+
+const NANO: f64 = 1e-9;
+const GIGA: f64 = 1e9;
+const TERA: f64 = 1e12;
+
+impl Collectives {
+    /// The device that programs are priced for.
+    fn device(&self) -> Device {
+        let bandwidth = self.link as f64 * GIGA;
+        let link = Link { bandwidth, attained: 1.0, latency: self.latency as f64 * NANO };
+        Device::with_rates(link, self.memory as f64 * GIGA, self.flops as f64 * TERA)
+    }
 }
 
 impl Transform for Collectives {
@@ -46,27 +89,27 @@ impl Transform for Collectives {
     const NEEDED: bool = false;
 
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let default = Rates::default();
-        let rates = Rates {
+        let default = Self::default();
+        Ok(Self {
             link: arguments.value("link", default.link)?,
             latency: arguments.value("latency", default.latency)?,
             memory: arguments.value("memory", default.memory)?,
             flops: arguments.value("flops", default.flops)?,
             kept: arguments.value("kept", default.kept)?,
             bucket: arguments.value("bucket", default.bucket)?,
-        };
-        Ok(Self { any: arguments.flag("any"), rates })
+            any: arguments.flag("any"),
+        })
     }
 
     fn print(&self, arguments: &mut Arguments) {
-        let (default, rates) = (Rates::default(), self.rates);
+        let default = Self::default();
         arguments.push_flag("any", self.any);
-        arguments.push_unless(&default.link, "link", &rates.link);
-        arguments.push_unless(&default.latency, "latency", &rates.latency);
-        arguments.push_unless(&default.memory, "memory", &rates.memory);
-        arguments.push_unless(&default.flops, "flops", &rates.flops);
-        arguments.push_unless(&default.kept, "kept", &rates.kept);
-        arguments.push_unless(&default.bucket, "bucket", &rates.bucket);
+        arguments.push_unless(&default.link, "link", &self.link);
+        arguments.push_unless(&default.latency, "latency", &self.latency);
+        arguments.push_unless(&default.memory, "memory", &self.memory);
+        arguments.push_unless(&default.flops, "flops", &self.flops);
+        arguments.push_unless(&default.kept, "kept", &self.kept);
+        arguments.push_unless(&default.bucket, "bucket", &self.bucket);
     }
 
     /// Rewrites a placed program. A limit that is hit leaves it as it was, with a warning.
@@ -97,7 +140,7 @@ pub fn decide(module: &Module, options: &Collectives) -> Result<Option<Decision>
             format!("collectives stopped after {} rounds: the program is not changed", end.iterations);
         return Err(Diagnostic::new(message));
     }
-    let prices = Prices::new(options.rates);
+    let prices = Prices::new(options);
     let price = |class, node: &ENode| price::allowed(&graph, class, node).then(|| prices.of(&graph, node));
     let problem = Problem::new(&graph, inserted.root, price);
     let stood = inserted.stood(&graph);

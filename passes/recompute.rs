@@ -16,12 +16,12 @@ mod cut;
 mod tests;
 
 use crate::arguments::Arguments;
-use crate::collectives::Rates;
 use crate::pass::{PassContext, Transform};
 use crate::reports::{BlockReport, RecomputeReport};
 use crate::rewriting::dead::remove_dead;
 use blocks::Blocks;
 use ir::analysis::live_nodes;
+use ir::machine::Device;
 use ir::{Changed, Diagnostic, Module, NodeId};
 use std::fmt;
 
@@ -136,7 +136,11 @@ impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, block) in self.blocks.iter().enumerate() {
             let [before, after] = block.kept;
-            writeln!(f, "block {index}: {} nodes repeated, {before} -> {after} bytes kept", block.repeated.len())?;
+            writeln!(
+                f,
+                "block {index}: {} nodes repeated, {before} -> {after} bytes kept",
+                block.repeated.len()
+            )?;
         }
         Ok(())
     }
@@ -146,11 +150,11 @@ impl fmt::Display for Decision {
 pub fn decide(module: &Module, options: &Recompute) -> Decision {
     let live = live_nodes(module);
     let blocks = Blocks::find(module, &live);
-    let rates = Rates::default();
+    let device = Device::assumed();
     let decide = |(index, block): (usize, &Vec<NodeId>)| {
         let in_first = options.first.is_none_or(|first| (index as u64) < first);
         let price = if in_first { options.price } else { options.then };
-        let cut = cut::minimum(module, &live, &blocks, block, price, &rates);
+        let cut = cut::minimum(module, &live, &blocks, block, price, &device);
         let ends = [block[0], block[block.len() - 1]];
         BlockDecision { ends, repeated: cut.repeated, time: cut.time, kept: cut.kept }
     };

@@ -74,11 +74,7 @@ pub struct Place {
 ///
 /// # Errors
 /// A budget that no program fits: the smallest program's bytes, and the largest value at its peak.
-pub fn fit(
-    compilation: &mut Compilation,
-    manager: &Manager,
-    place: Place,
-) -> Result<Fit, Failure> {
+pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Result<Fit, Failure> {
     let Place { budget, microbatches, target, multiprocessors } = place;
     let silent = Manager::default();
     let mut peak = |step: Module| {
@@ -92,7 +88,8 @@ pub fn fit(
     if unconstrained <= budget {
         return Ok(fits_as_it_is);
     }
-    let mut search = Search { module: &compilation.training, budget, tried: Vec::new(), lowered: 0, peak: &mut peak };
+    let mut search =
+        Search { module: &compilation.training, budget, tried: Vec::new(), lowered: 0, peak: &mut peak };
     let found = search.run(unconstrained)?;
     let (time, peak) = (found.decision.picoseconds(), found.peak);
     let least_time = lagrangian_bound(&search.tried, found.decision.kept()).min(time);
@@ -152,7 +149,8 @@ impl Search<'_> {
 
     /// Finds the smallest number of blocks that take the price that fits, if the others take a lower price that does not.
     fn fewest_blocks(&mut self, low: u64, fitting: Tried) -> Result<Tried, Failure> {
-        let (mut too_few, mut enough, price) = (0, fitting.decision.block_count() as u64, fitting.options.price);
+        let (mut too_few, mut enough, price) =
+            (0, fitting.decision.block_count() as u64, fitting.options.price);
         let mut best = fitting;
         while enough - too_few > 1 {
             let first = too_few + (enough - too_few) / 2;
@@ -197,7 +195,10 @@ impl Search<'_> {
             Some((value, size)) => {
                 let node = module.producer(value).map(|node| (node.op.name(), node.origin.to_string()));
                 let (name, origin) = node.unwrap_or(("input", String::new()));
-                let error = error.note(format!("the largest value at its peak is the result of `{name}`, {}", bytes(size)));
+                let error = error.note(format!(
+                    "the largest value at its peak is the result of `{name}`, {}",
+                    bytes(size)
+                ));
                 if origin.is_empty() { error } else { error.at(origin) }
             }
             None => error,
@@ -226,6 +227,7 @@ fn largest_at_peak(module: &Module) -> Option<(ValueId, u64)> {
         Some(*total)
     });
     let (peak, _) = totals.enumerate().max_by_key(|(_, total)| *total)?;
-    let at_peak = alive.iter().filter(|(_, lifetime, _)| (lifetime.first..=lifetime.last).contains(&(peak as u32)));
+    let at_peak =
+        alive.iter().filter(|(_, lifetime, _)| (lifetime.first..=lifetime.last).contains(&(peak as u32)));
     at_peak.max_by_key(|(_, _, size)| *size).map(|(value, _, size)| (*value, *size))
 }

@@ -11,6 +11,7 @@ pub mod file;
 pub mod initial;
 pub mod look;
 pub mod loss;
+pub mod machine;
 pub mod memory;
 pub mod nearest;
 pub mod optimizer;
@@ -20,6 +21,7 @@ pub mod precision;
 pub mod run;
 pub mod shapes;
 pub mod target;
+mod toml_file;
 pub mod value;
 
 pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};

@@ -2,6 +2,7 @@
 //! its program, and what a step of training takes. `trainyard inspect` shows them as text or as JSON,
 //! and the program as a graph.
 
+mod cluster;
 mod collectives;
 mod dot;
 mod facts;
@@ -16,6 +17,7 @@ mod text;
 pub(crate) mod units;
 mod why;
 
+pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts};
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
@@ -33,12 +35,12 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
+use ir::machine::{Cluster, Device};
 use ir::{Diagnostic, Module};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
-use runtime::cuda::roofline::Accelerator;
-use runtime::target::Target;
+use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -129,7 +131,9 @@ pub struct Question<'a> {
     /// Devices that share the batch.
     pub data_ranks: u64,
     /// The device that a step is to be predicted on.
-    pub target: Option<Accelerator>,
+    pub target: Option<Device>,
+    /// The cluster whose links the mesh is laid on.
+    pub cluster: Option<Cluster>,
     /// Bytes that the programs may take on each device.
     pub budget: Option<u64>,
     /// What shows the program between passes.
@@ -265,7 +269,8 @@ impl Inspection {
         let microbatches =
             sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
         let target = if question.target.is_some() { Target::Cuda } else { Target::Cpu };
-        let multiprocessors = question.target.as_ref().map(|target| target.multiprocessors).unwrap_or_default();
+        let gpu = question.target.as_ref().map(|device| Multiprocessors(device.multiprocessors));
+        let multiprocessors = gpu.unwrap_or_default();
         let place = budget::Place { budget, microbatches, target, multiprocessors };
         self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
         Ok(())

@@ -1,54 +1,35 @@
-//! What nodes cost, in picoseconds of one device.
+//! The costs of nodes, in picoseconds of one device, by the cost model of [`ir::machine`].
 //!
-//! Communication alone does not decide between an all_reduce and its two halves: they send the same bytes. What decides
-//! is what stands between the halves (norms and elementwise operators on a part move fewer bytes), what is kept for
-//! backward, and the latency of one more collective, which wins when the parts are small.
+//! Communication alone does not decide between an all_reduce and its two halves: they send the same bytes. The decision follows
+//! from the nodes between the halves (norms and elementwise operators on a part move fewer bytes), from the bytes that are kept for
+//! backward, and from the latency of one more collective, which wins when the parts are small.
 
+use super::Collectives;
 use super::graph::{Ask, ENode, Graph, Head, Place, TypeId, TypeIds};
 use egg::Id;
+use ir::machine::{CollectiveTime, Device};
 use ir::ops::collective::{Change, Collective};
-use ir::ops::{Cost, Operator};
 use ir::{Movement, Op, Phase, Signature, Type};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// How fast devices are. The defaults are those of a node of H100s, rounded: the choices they lead to are the same on
-/// any machine whose links are slower than its memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rates {
-    /// GB/s that a device sends while all do.
-    pub link: u64,
-    /// Nanoseconds that a collective takes however small it is, and again for each step of its ring.
-    pub latency: u64,
-    /// GB/s of a device's memory.
-    pub memory: u64,
-    /// TFLOP/s of a device.
-    pub flops: u64,
-    /// Picoseconds that keeping a byte from forward to backward is worth. More than sending it, so that what can be
-    /// gathered again is not kept whole.
-    pub kept: u64,
-    /// Bytes at which a reduction of the update pays its whole latency: smaller ones travel in buckets.
-    pub bucket: u64,
-}
-
-impl Default for Rates {
-    fn default() -> Self {
-        Self { link: 450, latency: 1000, memory: 3000, flops: 600, kept: 10, bucket: 25 << 20 }
-    }
-}
-
-/// Launching a collective takes as long as so many steps of a ring.
-const LAUNCH_STEPS: u64 = 5;
-
 /// Costs of e-nodes. Layers are alike, so each call is priced once.
 pub(super) struct Prices {
-    rates: Rates,
+    device: Device,
+    /// As [`super::Collectives::kept`].
+    kept: u64,
+    /// As [`super::Collectives::bucket`].
+    bucket: u64,
     known: RefCell<BTreeMap<(Op, TypeIds, TypeIds, Phase), u64>>,
 }
 
+/// The cost of a node that no device can run.
+const UNAFFORDABLE: u64 = u64::MAX / 4;
+
 impl Prices {
-    pub(super) fn new(rates: Rates) -> Self {
-        Self { rates, known: RefCell::default() }
+    pub(super) fn new(options: &Collectives) -> Self {
+        let Collectives { kept, bucket, .. } = *options;
+        Self { device: options.device(), kept, bucket, known: RefCell::default() }
     }
 
     /// What an e-node costs.
@@ -68,12 +49,12 @@ impl Prices {
                 self.known.borrow_mut().insert(key, cost);
                 cost
             }
-            Head::Saved(_) => local_bytes(graph, graph.type_id(node.args[0])).saturating_mul(self.rates.kept),
+            Head::Saved(_) => local_bytes(graph, graph.type_id(node.args[0])).saturating_mul(self.kept),
             _ => 0,
         }
     }
 
-    /// The time of a collective by its ring: a launch, the steps, and the bytes that a device sends.
+    /// The time of a collective on one device's part.
     fn collective(
         &self,
         graph: &Graph,
@@ -84,49 +65,28 @@ impl Prices {
     ) -> u64 {
         let (from, to) = (graph.analysis.ty(operands[0]), graph.analysis.ty(results[0]));
         let Ok(change) = Change::between(&from.sharding, &to.sharding, from.ndim()) else {
-            return u64::MAX / 4;
+            return UNAFFORDABLE;
         };
         let devices = graph.analysis.module.mesh.size(&change.axes);
         let [read, written]: [u64; 2] = [operands, results]
             .map(|types| types.iter().map(|&id| local_bytes(graph, id)).fold(0, u64::saturating_add));
-        let hops = devices.saturating_sub(1);
-        let (whole, steps) = match collective {
-            Collective::AllSlice => return self.traffic(written.saturating_mul(2)),
-            Collective::AllReduce => (read, 2 * hops),
-            Collective::ReduceScatter => (read, hops),
-            Collective::AllGather => (written, hops),
-            Collective::AllToAll => (read.saturating_mul(devices), hops),
-        };
-        let latency = (LAUNCH_STEPS + steps).saturating_mul(self.rates.latency).saturating_mul(1000);
-        let in_bucket = place.phase == Phase::Update && change.reduced.is_some() && whole < self.rates.bucket;
-        let latency = if in_bucket {
-            (u128::from(latency) * u128::from(whole) / u128::from(self.rates.bucket.max(1))) as u64
-        } else {
-            latency
-        };
-        latency.saturating_add(picoseconds(collective.bytes_sent(whole, devices), self.rates.link))
+        let bytes = collective.group_bytes(read, written, devices);
+        let time = self.device.collective_time(&self.device.link, collective, bytes, devices);
+        let travels_in_a_bucket = place.phase == Phase::Update && change.reduced.is_some();
+        if !travels_in_a_bucket || bytes >= self.bucket {
+            return time.total();
+        }
+        let share = u128::from(time.latency) * u128::from(bytes) / u128::from(self.bucket.max(1));
+        CollectiveTime { latency: share as u64, ..time }.total()
     }
 
     /// The time of an operator on one device's part.
     fn operator(&self, graph: &Graph, op: &Op, operands: &[TypeId], results: &[TypeId]) -> u64 {
-        let part = |&id: &TypeId| {
-            let ty = graph.analysis.ty(id);
-            ty.local(&graph.analysis.module.mesh).map(|sizes| Type::of(ty.dtype, &sizes))
-        };
-        let parts = |ids: &[TypeId]| ids.iter().map(part).collect::<Option<Vec<Type>>>();
-        let (Some(operands), Some(results)) = (parts(operands), parts(results)) else { return u64::MAX / 4 };
-        let Cost { flops, read, written } = op.cost(&Signature { operands, results });
-        (flops / self.rates.flops.max(1)).max(self.traffic(read.saturating_add(written)))
+        let types = |ids: &[TypeId]| ids.iter().map(|&id| Type::clone(&graph.analysis.ty(id))).collect();
+        let signature = Signature { operands: types(operands), results: types(results) };
+        let part = signature.local(&graph.analysis.module.mesh);
+        part.map_or(UNAFFORDABLE, |part| self.device.node_time(op, &part))
     }
-
-    fn traffic(&self, bytes: u64) -> u64 {
-        picoseconds(bytes, self.rates.memory)
-    }
-}
-
-/// The time that bytes take at a rate in GB/s, which is bytes a nanosecond.
-fn picoseconds(bytes: u64, rate: u64) -> u64 {
-    bytes.saturating_mul(1000) / rate.max(1)
 }
 
 /// Views and constants are no kernels. A slice of what no node makes is a view of it.

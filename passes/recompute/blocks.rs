@@ -28,16 +28,18 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Finds the blocks among the live nodes.
     pub(super) fn find(module: &Module, live: &EntitySet<NodeId>) -> Self {
-        let forward: Vec<NodeId> =
-            module.nodes().filter(|(id, node)| node.phase == Phase::Forward && live.contains(*id)).map(|(id, _)| id).collect();
+        let forward: Vec<NodeId> = module
+            .nodes()
+            .filter(|(id, node)| node.phase == Phase::Forward && live.contains(*id))
+            .map(|(id, _)| id)
+            .collect();
         let spans = Spans::of(module, &forward);
         let segments = segments(&spans, forward.len());
         let signatures = signatures(module, &forward, &segments);
         let mut groups = Vec::new();
         group(&signatures, 0, &mut groups);
-        let nodes_of = |group: &Range<usize>| {
-            forward[segments[group.start].start..segments[group.end - 1].end].to_vec()
-        };
+        let nodes_of =
+            |group: &Range<usize>| forward[segments[group.start].start..segments[group.end - 1].end].to_vec();
         let nodes: Vec<Vec<NodeId>> = groups.iter().map(nodes_of).collect();
         let mut block_of: Vec<usize> = Vec::with_capacity(forward.len());
         nodes.iter().enumerate().for_each(|(block, nodes)| block_of.extend(nodes.iter().map(|_| block)));
@@ -149,7 +151,8 @@ fn signatures(module: &Module, forward: &[NodeId], segments: &[Range<usize>]) ->
     let mut signature = |segment: &Range<usize>| {
         let node = |&id: &NodeId| {
             let node = module.node(id);
-            let types: Vec<String> = node.results.iter().map(|&result| type_text(&module.mesh, module.ty(result))).collect();
+            let types: Vec<String> =
+                node.results.iter().map(|&result| type_text(&module.mesh, module.ty(result))).collect();
             (node.op.name(), types.join(" "))
         };
         let next = known.len();

@@ -19,8 +19,11 @@ pub(super) fn insert(module: &mut Module, repeated: &BTreeSet<NodeId>) -> Result
         .map(|(id, _)| id)
         .collect();
     let mut position: BTreeMap<NodeId, usize> = BTreeMap::new();
-    position.extend(module.order().iter().enumerate().filter(|(_, id)| repeated.contains(id)).map(|(at, &id)| (id, at)));
-    let mut copies = Copies { b: Builder::new(module, Recompute::NAME), repeated, position, made: BTreeMap::new() };
+    position.extend(
+        module.order().iter().enumerate().filter(|(_, id)| repeated.contains(id)).map(|(at, &id)| (id, at)),
+    );
+    let mut copies =
+        Copies { b: Builder::new(module, Recompute::NAME), repeated, position, made: BTreeMap::new() };
     for reader in backward {
         copies.before(reader)?;
     }

@@ -7,10 +7,10 @@
 //! values).
 
 use super::blocks::{Blocks, base, is_activation, local_bytes};
-use crate::collectives::Rates;
 use cranelift_entity::EntitySet;
+use ir::machine::Device;
 use ir::ops::collective::{Change, Collective};
-use ir::{Module, Node, NodeId, Op, Operator, Phase, Signature, Type, ValueId};
+use ir::{Module, Node, NodeId, Op, Phase, ValueId};
 use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, EdgeIndex, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -36,17 +36,18 @@ pub(super) fn minimum(
     blocks: &Blocks,
     block: &[NodeId],
     price: u64,
-    rates: &Rates,
+    device: &Device,
 ) -> Cut {
     let members: BTreeSet<NodeId> = block.iter().copied().collect();
     let uses = uses_in_backward(module, live, block);
     let mut network = Network::new();
     for &id in block {
         let node = module.node(id);
-        let time = if is_repeatable(node) { u128::from(picoseconds(module, node, rates)) } else { UNCUT };
+        let time = if is_repeatable(node) { u128::from(picoseconds(module, node, device)) } else { UNCUT };
         let own = network.node(Vertex::Node(id));
         network.graph.add_edge(own, network.sink, time);
-        for &operand in node.operands.iter().filter(|&&operand| is_choice(module, blocks, &members, operand)) {
+        for &operand in node.operands.iter().filter(|&&operand| is_choice(module, blocks, &members, operand))
+        {
             let operand = network.node(Vertex::Value(operand));
             network.graph.add_edge(own, operand, UNCUT);
         }
@@ -63,14 +64,17 @@ pub(super) fn minimum(
     let on_source_side = network.source_side();
     let repeated: Vec<NodeId> =
         block.iter().copied().filter(|&id| on_source_side.contains(&Vertex::Node(id))).collect();
-    let is_repeated = |value: ValueId| matches!(module.value(value).definition,
-        ir::Definition::Node(id, _) if on_source_side.contains(&Vertex::Node(id)));
+    let is_repeated = |value: ValueId| {
+        matches!(module.value(value).definition,
+        ir::Definition::Node(id, _) if on_source_side.contains(&Vertex::Node(id)))
+    };
     let needed = on_source_side.iter().filter_map(|vertex| match vertex {
         Vertex::Value(value) if !is_repeated(*value) => Some(*value),
         _ => None,
     });
     let kept = [bytes_of(module, blocks, uses.iter().copied()), bytes_of(module, blocks, needed)];
-    let time = repeated.iter().map(|&id| picoseconds(module, module.node(id), rates)).fold(0, u64::saturating_add);
+    let time =
+        repeated.iter().map(|&id| picoseconds(module, module.node(id), device)).fold(0, u64::saturating_add);
     Cut { repeated, time, kept }
 }
 
@@ -108,39 +112,24 @@ fn is_repeatable(node: &Node) -> bool {
     }
 }
 
-/// The time of a node on a device: of its operations, its bytes to and from memory, or its bytes to other devices, the
-/// longest. Views and constants take none.
-fn picoseconds(module: &Module, node: &Node, rates: &Rates) -> u64 {
+/// The time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take none.
+fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
     if node.op.movement().is_layout() || matches!(node.op, Op::Constant(_) | Op::Splat(_)) {
         return 0;
     }
     if let Op::Collective(collective) = &node.op {
-        return sending(module, node, *collective, rates);
+        let (from, to) = (module.ty(node.operands[0]), module.ty(node.results[0]));
+        let Ok(change) = Change::between(&from.sharding, &to.sharding, from.ndim()) else { return u64::MAX };
+        let devices = module.mesh.size(&change.axes);
+        let [read, written]: [u64; 2] = [&node.operands[..], &node.results[..]].map(|values| {
+            values.iter().map(|&value| local_bytes(module, value)).fold(0, u64::saturating_add)
+        });
+        let bytes = collective.group_bytes(read, written, devices);
+        return device.collective_time(&device.link, *collective, bytes, devices).total();
     }
-    let part = |&value: &ValueId| {
-        let ty = module.ty(value);
-        ty.local(&module.mesh).map(|sizes| Type::of(ty.dtype, &sizes))
-    };
-    let parts = |values: &[ValueId]| values.iter().map(part).collect::<Option<Vec<Type>>>();
-    let (Some(operands), Some(results)) = (parts(&node.operands), parts(&node.results)) else { return u64::MAX };
-    let cost = node.op.cost(&Signature { operands, results });
-    let moved = cost.read.saturating_add(cost.written).saturating_mul(1000) / rates.memory.max(1);
-    moved.max(cost.flops / rates.flops.max(1)).max(1)
-}
-
-/// The time of the bytes that a collective sends.
-fn sending(module: &Module, node: &Node, collective: Collective, rates: &Rates) -> u64 {
-    let (from, to) = (module.ty(node.operands[0]), module.ty(node.results[0]));
-    let Ok(change) = Change::between(&from.sharding, &to.sharding, from.ndim()) else { return u64::MAX };
-    let devices = module.mesh.size(&change.axes);
-    let of = |values: &[ValueId]| values.iter().map(|&value| local_bytes(module, value)).fold(0, u64::saturating_add);
-    let whole = match collective {
-        Collective::AllGather => of(&node.results),
-        Collective::AllToAll => of(&node.operands).saturating_mul(devices),
-        Collective::AllSlice | Collective::AllReduce | Collective::ReduceScatter => of(&node.operands),
-    };
-    let sent = collective.bytes_sent(whole, devices).saturating_mul(1000) / rates.link.max(1);
-    sent.saturating_add(rates.latency.saturating_mul(1000))
+    let part = module.signature(node).local(&module.mesh);
+    // A node takes some time even if its bytes take none, so that it is not repeated for nothing.
+    part.map_or(u64::MAX, |part| device.node_time(&node.op, &part).max(1))
 }
 
 /// A vertex of the flow network.

@@ -1,22 +1,21 @@
-//! The roofline: what each command of a program takes on a device that need not be here, and so how long a step takes.
+//! The roofline: a prediction of the time of each command of a program, and of a step, on a device that need not be here.
 //!
 //! A command takes as long as its bytes at the attained bandwidth or its operations at the attained rate, whichever is
-//! longer, and then the next one's start (`accelerator` has the rates and their sources, `work` counts). Streams
-//! overlap: a section ends with the last of what its commands wait for one after the other (`timeline`), but no
-//! earlier than memory has moved the bytes of all of them, or the arithmetic is done. Every kernel is taken to fill the device, and
-//! to be as good as the best of its kind: what is measured takes longer, and how much longer says where to look.
+//! longer, and then the launch of the next command. [`ir::machine`] has the rates and their sources, `work` counts. Streams
+//! overlap: a section ends with its longest chain of commands that wait for each other (`timeline`), but no
+//! earlier than memory has moved the bytes of all commands, or the arithmetic is done. The prediction assumes that every kernel fills
+//! the device, and is as good as the best of its kind. A measured time is longer, and the difference says where to look.
 
-mod accelerator;
 #[cfg(test)]
 mod tests;
 mod timeline;
 mod work;
 
-pub use accelerator::{Accelerator, Attained};
-pub use work::{Unit, Work};
+pub use work::Work;
 
 use super::program::{Command, CudaProgram, Stream, Task};
 use crate::program::{Instruction, Section};
+use ir::machine::Device;
 use std::sync::Arc;
 use work::Works;
 
@@ -24,7 +23,7 @@ use work::Works;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
     /// The device.
-    pub accelerator: Accelerator,
+    pub device: Device,
     /// How many microbatches a step has.
     pub microbatches: u64,
     /// One run of each section, by [`Section`].
@@ -90,14 +89,14 @@ impl Bound {
 
 impl Roofline {
     /// What a program takes on a device, of a step of so many microbatches.
-    pub fn of(cuda: &CudaProgram, accelerator: Accelerator, microbatches: u64) -> Self {
+    pub fn of(cuda: &CudaProgram, device: Device, microbatches: u64) -> Self {
         let works = Works::new(cuda, microbatches > 1);
         let sections = Section::ALL.map(|(section, _)| {
             let commands = cuda.repeated(section);
-            let cost = |command| cost(cuda, &accelerator, section, command, works.of(section, command));
-            SectionCost::of(commands, commands.iter().map(cost).collect(), &accelerator)
+            let cost = |command| cost(cuda, &device, section, command, works.of(section, command));
+            SectionCost::of(commands, commands.iter().map(cost).collect(), &device)
         });
-        Self { accelerator, microbatches, sections }
+        Self { device, microbatches, sections }
     }
 
     /// How often a section runs in a step.
@@ -113,34 +112,28 @@ impl Roofline {
 }
 
 impl SectionCost {
-    fn of(commands: &[Command], mut costs: Vec<CommandCost>, accelerator: &Accelerator) -> Self {
+    fn of(commands: &[Command], mut costs: Vec<CommandCost>, device: &Device) -> Self {
         let seconds: Vec<f64> = costs.iter().map(|cost| cost.seconds).collect();
         let begins = timeline::begins(commands, &seconds);
         costs.iter_mut().zip(begins).for_each(|(cost, begin)| cost.begin = begin);
         let last = costs.iter().map(|cost| cost.begin + cost.seconds).fold(0.0, f64::max);
         let moved: f64 =
-            costs.iter().map(|cost| cost.work.bytes() as f64).sum::<f64>() / accelerator.streamed();
-        let computed: f64 = costs.iter().map(|cost| computing(accelerator, &cost.work)).sum();
+            costs.iter().map(|cost| cost.work.bytes() as f64).sum::<f64>() / device.memory_rate();
+        let computed: f64 = costs.iter().map(|cost| computing(device, &cost.work)).sum();
         Self { commands: costs, seconds: last.max(moved).max(computed) }
     }
 }
 
-fn cost(
-    cuda: &CudaProgram,
-    accelerator: &Accelerator,
-    section: Section,
-    command: &Command,
-    work: Work,
-) -> CommandCost {
+fn cost(cuda: &CudaProgram, device: &Device, section: Section, command: &Command, work: Work) -> CommandCost {
     let instruction = &cuda.program.section(section)[command.instructions.start];
     let times = [
-        (Bound::Memory, work.bytes() as f64 / accelerator.streamed()),
-        (Bound::Compute, computing(accelerator, &work)),
-        (Bound::Link, work.sent as f64 / accelerator.sent()),
+        (Bound::Memory, work.bytes() as f64 / device.memory_rate()),
+        (Bound::Compute, computing(device, &work)),
+        (Bound::Link, work.sent as f64 / device.link.rate()),
     ];
     let longer = |a: (Bound, f64), b: (Bound, f64)| if b.1 > a.1 { b } else { a };
     let (bound, longest) = times.into_iter().fold((Bound::Launch, 0.0), longer);
-    let launch = accelerator.attained.launch;
+    let launch = device.launch;
     CommandCost {
         kind: kind(cuda, instruction, &command.task),
         sizes: sizes(instruction, &command.task),
@@ -155,8 +148,8 @@ fn cost(
 }
 
 /// Seconds that the operations take.
-fn computing(accelerator: &Accelerator, work: &Work) -> f64 {
-    work.flops as f64 / accelerator.rate(work.unit)
+fn computing(device: &Device, work: &Work) -> f64 {
+    work.flops as f64 / device.rate(work.unit)
 }
 
 fn kind(cuda: &CudaProgram, instruction: &Instruction, task: &Task) -> String {

@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
+use ir::machine::Cluster;
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
+use crate::config::machine::read_cluster;
 use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
+use crate::inspection::units::count;
 use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
 use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
@@ -28,6 +31,9 @@ Examples:
   Predict the time of a step on an H200, and compare a run with the prediction:
     trainyard inspect gpt2.onnx --microbatch 8 --bf16 --target h200
     trainyard inspect gpt2.trainyard --target h200:bandwidth=4.2,multiply=740
+
+  Price the collectives of a step on the cluster that a file describes:
+    trainyard inspect gpt2.onnx --mesh dp=4,tp=8 --cluster cluster.toml
 
   Print the program after one pass, with its dims bound:
     trainyard inspect gpt2.onnx --bind batch=8,seq=128 --after canonicalize
@@ -49,11 +55,14 @@ pub struct Inspect {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Predict the time of a step on this device, command by command, and count its launches; KEY=X replaces an assumed rate
-    /// by a measured one: bandwidth (TB/s read and written), multiply and attention (TFLOP/s in half precision), link (GB/s
-    /// each way), launch (µs)
-    #[arg(long, value_name = "h200|h100|a100[:KEY=X,…]")]
+    /// Predict the time of a step on this GPU, command by command, and count its launches: h200, h100, a100, a100-40, v100 or
+    /// v100-16, or the GPU that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth (TB/s read and
+    /// written), multiply and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
+    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml")]
     pub target: Option<TargetDevice>,
+    /// Lay the mesh on the links of the cluster that FILE.toml describes, and price the collectives of a step there
+    #[arg(long, value_name = "FILE.toml")]
+    pub cluster: Option<PathBuf>,
     /// Explain the role and the sharding of the tensor NAME, or why the pattern NAME was not found; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
@@ -182,10 +191,37 @@ impl Inspect {
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        let target = self.target.as_ref().map(|target| target.0.clone());
+        let target = self.target.as_ref().map(TargetDevice::device).transpose()?;
+        let cluster = self.cluster()?;
         let budget = self.memory.memory.map(|budget| budget.0);
-        let path = &self.subject;
-        Ok(Question { path, bindings, plan, global_batch, data_ranks, target, budget, manager })
+        Ok(Question {
+            path: &self.subject,
+            bindings,
+            plan,
+            global_batch,
+            data_ranks,
+            target,
+            cluster,
+            budget,
+            manager,
+        })
+    }
+
+    /// The cluster that is asked about. Errors: a faulty description; a mesh that is larger than the cluster.
+    fn cluster(&self) -> Result<Option<Cluster>, Failure> {
+        let Some(path) = &self.cluster else { return Ok(None) };
+        let cluster = read_cluster(path)?;
+        let (ranks, devices) = (self.parallel.ranks(), cluster.devices());
+        if ranks > devices {
+            let mesh = self.parallel.described().unwrap_or_default();
+            let (nodes, each) = (count(cluster.nodes as usize, "node"), cluster.node.devices);
+            let error = Diagnostic::new(format!(
+                "the mesh {mesh} is larger than the cluster, which has {devices} devices: {nodes} of {each} devices"
+            ));
+            let error = error.at(path.display().to_string());
+            return Err(error.note("give a smaller mesh, or more nodes in the description").into());
+        }
+        Ok(Some(cluster))
     }
 
     /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
@@ -198,7 +234,12 @@ impl Inspect {
     }
 
     fn folder(&self) -> Result<Output, Failure> {
-        let flag = if self.after.is_some() { Some("--after") } else { self.why.first().map(|_| "--why") };
+        let given = [
+            ("--after", self.after.is_some()),
+            ("--why", !self.why.is_empty()),
+            ("--cluster", self.cluster.is_some()),
+        ];
+        let flag = given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag));
         if let Some(flag) = flag {
             let error =
                 Diagnostic::new(format!("{flag} needs a model, and {} is a folder", self.subject.display()));
@@ -206,7 +247,7 @@ impl Inspect {
         }
         let mut found = FolderFacts::of(&self.subject)?;
         if let Some(target) = &self.target {
-            found.predict(&written_program(&self.subject)?, &target.0)?;
+            found.predict(&written_program(&self.subject)?, &target.device()?)?;
         }
         let text = match self.format {
             Format::Text => found.to_string(),

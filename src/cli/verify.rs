@@ -11,8 +11,8 @@ use runtime::checkpoint::StateBytes;
 use runtime::target::{Multiprocessors, Target};
 
 use super::report::{self, Outcome};
-use crate::compilation::{self, Compilation, Source};
 use crate::budget;
+use crate::compilation::{self, Compilation, Source};
 use crate::config::memory::Budget;
 use crate::config::value::positive;
 use crate::config::{Initial, Look, Loss, Memory, Optimizer, Parallel, Precision, Seed, Shapes};

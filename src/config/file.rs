@@ -11,11 +11,12 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use ir::Diagnostic;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeValue;
 
 use super::Settings;
 use super::nearest::nearest;
 use super::optimizer::{Share, group};
+use super::toml_file::TomlFile;
 
 /// The keys of a config file, each as the arguments it stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,13 +39,8 @@ impl ConfigFile {
     /// A file that cannot be read or is not TOML; else every unknown key, wrong type, refused value and pair of
     /// keys that exclude each other, with their lines.
     pub fn read(path: &Path) -> Result<Self, Vec<Diagnostic>> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            vec![
-                Diagnostic::new(format!("cannot read the config file: {error}"))
-                    .at(path.display().to_string()),
-            ]
-        })?;
-        Self::parse(&path.display().to_string(), &text)
+        let file = TomlFile::read(path, "the config file").map_err(|error| vec![error])?;
+        Self::of(&file)
     }
 
     /// Reads the text of a config file; `name` stands in the errors.
@@ -52,12 +48,11 @@ impl ConfigFile {
     /// # Errors
     /// As [`Self::read`].
     pub fn parse(name: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
-        let newlines_before = |at: usize| text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-        let line = |at: usize| format!("{name}:{}", newlines_before(at) + 1);
-        let table = DeTable::parse(text).map_err(|error| {
-            let origin = error.span().map_or(name.to_owned(), |span| line(span.start));
-            vec![Diagnostic::new(format!("not TOML: {}", error.message())).at(origin)]
-        })?;
+        Self::of(&TomlFile::new(name, text))
+    }
+
+    fn of(file: &TomlFile) -> Result<Self, Vec<Diagnostic>> {
+        let table = file.table().map_err(|error| vec![error])?;
         let flags = flags();
         let mut items: Vec<(&Spanned<_>, &Spanned<DeValue<'_>>)> = table.get_ref().iter().collect();
         items.sort_by_key(|(key, _)| key.span().start);
@@ -67,17 +62,16 @@ impl ConfigFile {
         for (key, value) in items {
             match read_entry(&flags, key.get_ref(), value.get_ref()) {
                 Ok(entry) => entries.push(entry),
-                Err(error) => errors.push(error.at(line(key.span().start))),
+                Err(error) => errors.push(error.at(file.line(key.span().start))),
             }
         }
-        let file = Self { entries };
         if errors.is_empty() {
-            let arguments = file.entries.iter().flat_map(|entry| entry.arguments.iter().cloned());
+            let arguments = entries.iter().flat_map(|entry: &Entry| entry.arguments.iter().cloned());
             if let Err(error) = parse_arguments(&flags, arguments) {
-                errors.push(Diagnostic::new(explain(&error)).at(name));
+                errors.push(Diagnostic::new(explain(&error)).at(file.name()));
             }
         }
-        if errors.is_empty() { Ok(file) } else { Err(errors) }
+        if errors.is_empty() { Ok(Self { entries }) } else { Err(errors) }
     }
 
     /// The arguments for a subcommand that was called with `given`: the keys it takes, less those that the

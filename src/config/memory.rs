@@ -86,7 +86,10 @@ impl FromStr for Budget {
             Some(bytes) => Ok(Self(bytes as u64)),
             None => {
                 let units: Vec<&str> = UNITS.iter().map(|(name, _)| *name).collect();
-                let message = format!("`{text}` is not a number of bytes, such as 6GiB; units are {}", units.join(", "));
+                let message = format!(
+                    "`{text}` is not a number of bytes, such as 6GiB; units are {}",
+                    units.join(", ")
+                );
                 Err(ValueError::new(message))
             }
         }

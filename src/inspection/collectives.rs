@@ -2,7 +2,7 @@
 
 use super::units::{bytes, count};
 use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Mesh, Module, Node, Op, Type, ValueId, visible};
+use ir::{AxisId, Mesh, Module, Node, Op, Type, visible};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -50,41 +50,59 @@ impl Communication {
     }
 }
 
-impl CollectiveFacts {
-    fn of(module: &Module, node: &Node, microbatches: u64) -> Option<Self> {
+/// The exchange of a collective.
+pub(super) struct Exchange {
+    /// The operator.
+    pub(super) kind: Collective,
+    /// The axes it goes over.
+    pub(super) axes: Vec<AxisId>,
+    /// For each of its values the bytes that a group of devices has together.
+    pub(super) groups: Vec<u64>,
+}
+
+impl Exchange {
+    /// The exchange of a node; `None` if the node is no collective.
+    pub(super) fn of(module: &Module, node: &Node) -> Option<Self> {
         let Op::Collective(kind) = node.op else { return None };
-        let mesh = &module.mesh;
         let mut axes: Vec<AxisId> = Vec::new();
-        let mut sent = 0u64;
+        let mut groups = Vec::with_capacity(node.operands.len());
         for (&from, &to) in node.operands.iter().zip(&node.results) {
+            let [from, to] = [from, to].map(|value| module.ty(value));
             // The verifier has proved that every change is one that a collective makes.
-            let change =
-                Change::between(&module.ty(from).sharding, &module.ty(to).sharding, module.ty(from).ndim())
-                    .ok()?;
-            sent = sent.saturating_add(
-                kind.bytes_sent(group_bytes(module, kind, (from, to), &change), mesh.size(&change.axes)),
-            );
+            let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
+            let [read, written] = [from, to].map(|ty| local_bytes(ty, &module.mesh));
+            groups.push(kind.group_bytes(read, written, module.mesh.size(&change.axes)));
             axes = change.axes.to_vec();
         }
+        Some(Self { kind, axes, groups })
+    }
+
+    /// Bytes that a device sends in one run.
+    pub(super) fn sent(&self, mesh: &Mesh) -> u64 {
+        let devices = mesh.size(&self.axes);
+        let sent = self.groups.iter().map(|&bytes| self.kind.bytes_sent(bytes, devices));
+        sent.fold(0, u64::saturating_add)
+    }
+
+    /// The names of its axes.
+    pub(super) fn axis_names(&self, module: &Module) -> Vec<String> {
+        self.axes.iter().map(|&axis| module.mesh.axes[axis].name.clone()).collect()
+    }
+}
+
+impl CollectiveFacts {
+    fn of(module: &Module, node: &Node, microbatches: u64) -> Option<Self> {
+        let exchange = Exchange::of(module, node)?;
         let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
         Some(Self {
             kind: node.op.name(),
-            axes: axes.iter().map(|&axis| mesh.axes[axis].name.clone()).collect(),
+            axes: exchange.axis_names(module),
             phase: super::step::long_name(node.phase),
             origin: node.origin.to_string(),
             values: node.operands.len(),
             runs,
-            bytes: sent.saturating_mul(runs),
+            bytes: exchange.sent(&module.mesh).saturating_mul(runs),
         })
-    }
-}
-
-/// Bytes of the value that a group of devices has together.
-fn group_bytes(module: &Module, kind: Collective, (from, to): (ValueId, ValueId), change: &Change) -> u64 {
-    let [from, to] = [from, to].map(|value| local_bytes(module.ty(value), &module.mesh));
-    match kind {
-        Collective::AllToAll => from.saturating_mul(module.mesh.size(&change.axes)),
-        _ => from.max(to),
     }
 }
 

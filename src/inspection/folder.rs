@@ -5,9 +5,9 @@ use super::roofline::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::export;
 use crate::failure::Failure;
+use ir::machine::Device;
 use ir::{Diagnostic, Level, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
-use runtime::cuda::roofline::Accelerator;
 use runtime::metrics::{StepMetrics, read_metrics};
 use serde::Serialize;
 use std::fmt;
@@ -138,7 +138,7 @@ impl FolderFacts {
     ///
     /// # Errors
     /// A program that is not valid: the folder's file was changed. An operator for which a GPU has no kernel.
-    pub fn predict(&mut self, program: &Module, device: &Accelerator) -> Result<(), Failure> {
+    pub fn predict(&mut self, program: &Module, device: &Device) -> Result<(), Failure> {
         ir::verify::verify(program)?;
         if program.level == Level::Lowered {
             return Err(

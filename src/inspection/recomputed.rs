@@ -52,7 +52,8 @@ impl BlockFacts {
 
 impl fmt::Display for RecomputeFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let total = |number: fn(&BlockFacts) -> u64| self.blocks.iter().map(number).fold(0, u64::saturating_add);
+        let total =
+            |number: fn(&BlockFacts) -> u64| self.blocks.iter().map(number).fold(0, u64::saturating_add);
         let [before, kept] = [total(|block| block.kept_before), total(|block| block.kept)].map(bytes);
         let milliseconds = total(|block| block.picoseconds) as f64 / 1e9;
         if self.blocks.is_empty() {
@@ -66,7 +67,8 @@ impl fmt::Display for RecomputeFacts {
         )?;
         for alike in self.blocks.chunk_by(BlockFacts::is_like) {
             let (first, last) = (&alike[0], &alike[alike.len() - 1]);
-            let count = if alike.len() == 1 { "1 block".into() } else { format!("{} blocks, each", alike.len()) };
+            let count =
+                if alike.len() == 1 { "1 block".into() } else { format!("{} blocks, each", alike.len()) };
             let names = |(name, count): &(&str, usize)| {
                 if *count == 1 { (*name).to_owned() } else { format!("{count} {name}") }
             };

@@ -9,15 +9,16 @@ use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::training;
 use bytes::Bytes;
-use ir::{Blob, Module, Op, Operator, Phase};
+use ir::machine::{Device, DeviceKind};
+use ir::{Blob, Diagnostic, Module, Op, Operator, Phase};
 use passes::Manager;
 use runtime::cuda::cudnn::{Declined, declined};
 use runtime::cuda::launches::Launches;
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::Stream;
-use runtime::cuda::roofline::{Accelerator, CommandCost, Roofline};
+use runtime::cuda::roofline::{CommandCost, Roofline};
 use runtime::program::Section;
-use runtime::target::Target;
+use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RooflineFacts {
     /// The device.
-    pub device: &'static str,
+    pub device: String,
     /// Microbatches of a step.
     pub microbatches: u64,
     /// What one run of each section launches, and how long it takes.
@@ -135,10 +136,17 @@ pub struct CommandFacts {
 }
 
 impl RooflineFacts {
-    /// The roofline of a program's step. Errors: what a GPU has no kernel for.
-    pub fn of(module: &Module, microbatches: u64, device: &Accelerator) -> Result<Self, Failure> {
+    /// The roofline of a program's step. Errors: a device that is no GPU; an operator that a GPU has no kernel for.
+    pub fn of(module: &Module, microbatches: u64, device: &Device) -> Result<Self, Failure> {
+        if device.kind != DeviceKind::Gpu {
+            let error = Diagnostic::new(format!(
+                "cannot predict a step on the {}: a step is predicted from the commands of a GPU",
+                device.name
+            ));
+            return Err(error.note("give a GPU: --target h200").into());
+        }
         let manager = Manager::default();
-        let (mut lowering, size) = (Lowering::new(&manager, 0), device.multiprocessors);
+        let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
         let program = training::lower_step(&mut lowering, module.clone(), microbatches, Target::Cuda, size)?;
         let planned = program.memory.peak();
         let not_by_cudnn = declined(&program).into_iter().map(DeclinedFacts::of).collect();
@@ -154,12 +162,12 @@ impl RooflineFacts {
         let (samples, tokens) = samples(module);
         let samples = samples.saturating_mul(roofline.microbatches);
         let model_flops = products(module).saturating_mul(3).saturating_mul(roofline.microbatches);
-        let most = seconds * roofline.accelerator.half * module.mesh.devices() as f64;
+        let most = seconds * roofline.device.matrices.f16 * module.mesh.devices() as f64;
         let all = || Section::ALL.into_iter().flat_map(|(section, name)| commands(roofline, section, name));
         let runs = |section| roofline.runs(section);
         let in_turn: f64 = all().map(|(_, runs, cost)| cost.seconds * runs as f64).sum();
         Self {
-            device: roofline.accelerator.name,
+            device: roofline.device.name.clone(),
             microbatches: roofline.microbatches,
             launches: Section::ALL
                 .map(|(section, _)| launches[section as usize].total() as u64 * runs(section))

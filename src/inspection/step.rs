@@ -1,6 +1,7 @@
 //! What a step of training takes: operations, traffic, memory.
 
 use super::Question;
+use super::cluster::ClusterFacts;
 use super::collectives::Communication;
 use super::shares::Shares;
 use crate::compilation::Compilation;
@@ -13,7 +14,7 @@ use runtime::target::Target;
 use serde::Serialize;
 
 /// A step of training.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepFacts {
     /// Samples in a microbatch.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,6 +30,9 @@ pub struct StepFacts {
     /// The devices, when there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshFacts>,
+    /// The cluster that was asked about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterFacts>,
 }
 
 /// What several devices do.
@@ -80,7 +84,7 @@ impl StepFacts {
     pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Failure> {
         let module = &training::step(&compilation.training)?;
         let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
-        let cost = StepCost::of(module);
+        let (cost, cluster) = (StepCost::of(module), question.cluster.as_ref());
         let phase = |(phase, _): (Phase, &'static str)| {
             let ir::Cost { flops, read, written } = cost.phase(phase);
             let nodes = module.nodes().filter(|(_, node)| node.phase == phase).count();
@@ -94,6 +98,7 @@ impl StepFacts {
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
             memory: MemoryFacts::of(module, Programs::lower(compilation, microbatches, Target::Cpu)?.peak()),
             mesh: MeshFacts::of(module, microbatches),
+            cluster: cluster.map(|cluster| ClusterFacts::of(module, microbatches, cluster)),
         })
     }
 }

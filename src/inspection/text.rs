@@ -200,7 +200,8 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
         kinds.iter().filter(|(_, size)| *size > 0).map(|(what, size)| format!("{what} {}", bytes(*size)));
     let kinds = kinds.collect::<Vec<_>>().join(", ");
     let Some(mesh) = &step.mesh else {
-        return writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned));
+        writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned))?;
+        return write_cluster(f, step);
     };
     let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
     writeln!(
@@ -210,5 +211,10 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
         mesh.devices,
         bytes(memory.planned)
     )?;
-    write!(f, "{}{}", mesh.shares, mesh.communication)
+    write!(f, "{}{}", mesh.shares, mesh.communication)?;
+    write_cluster(f, step)
+}
+
+fn write_cluster(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
+    step.cluster.iter().try_for_each(|cluster| write!(f, "{cluster}"))
 }

@@ -39,7 +39,7 @@ fn scaled(mut number: f64, step: f64, units: &[&str]) -> String {
 }
 
 /// `1 tensor`, `2 tensors`
-pub(super) fn count(number: usize, what: &str) -> String {
+pub(crate) fn count(number: usize, what: &str) -> String {
     format!("{} {what}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
 }
 

@@ -121,6 +121,15 @@ pub struct Signature {
     pub results: Vec<Type>,
 }
 
+impl Signature {
+    /// The types of the parts that one device holds, each a whole tensor of its own. `None` when a dim is unbound or does not divide.
+    pub fn local(&self, mesh: &Mesh) -> Option<Self> {
+        let part = |ty: &Type| ty.local(mesh).map(|sizes| Type::of(ty.dtype, &sizes));
+        let parts = |types: &[Type]| types.iter().map(part).collect::<Option<_>>();
+        Some(Self { operands: parts(&self.operands)?, results: parts(&self.results)? })
+    }
+}
+
 /// The operands and results of the node whose gradient is being built.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeRef<'a> {

@@ -1,10 +1,11 @@
 //! What a GPU runs for a step of a large model in bf16: no slow kernel does much of the work. The work of a command is
 //! that of the roofline.
 
+use ir::machine::{Preset, Unit};
 use ir::{DType, Module};
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::{CudaProgram, Kernel};
-use runtime::cuda::roofline::{Accelerator, CommandCost, Roofline, Unit};
+use runtime::cuda::roofline::{CommandCost, Roofline};
 use runtime::lower::{LowerOptions, Target};
 use runtime::program::Section;
 use std::collections::BTreeMap;
@@ -59,7 +60,7 @@ pub(crate) fn kernels() -> impl Iterator<Item = Kernel> {
 
 /// The commands of a step.
 fn commands(cuda: &CudaProgram) -> Vec<CommandCost> {
-    let mut roofline = Roofline::of(cuda, Accelerator::H100, 1);
+    let mut roofline = Roofline::of(cuda, Preset::H100.device(), 1);
     let of_section = |(section, _)| std::mem::take(&mut roofline.sections[section as usize].commands);
     Section::ALL.into_iter().flat_map(of_section).collect()
 }

@@ -13,6 +13,7 @@ mod microbatches;
 mod parity;
 mod precision;
 mod ranks;
+mod recompute;
 mod sharding;
 mod skipped_steps;
 

@@ -4,7 +4,7 @@
 use ir::interp::{self, Missing, Mode, StateValues};
 use ir::{Module, Tensor};
 use passes::buckets::Buckets;
-use passes::collectives::{Collectives, Rates};
+use passes::collectives::Collectives;
 use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use testing::models::configurations::{Configuration, all, pairwise};
@@ -75,7 +75,7 @@ fn check(fixture: &Fixture, configurations: &[Configuration]) {
             let mut split = module.clone();
             let mut cx = PassContext::default();
             // Without latency every collective of activations that can be cut is cut, however small.
-            let cut = Collectives { rates: Rates { latency: 0, ..Rates::default() }, any: false };
+            let cut = Collectives { latency: 0, ..Collectives::default() };
             let passes = vec![configuration.spmd().into(), cut.into(), Buckets::default().into()];
             let pipeline = Pipeline { passes };
             let ran = Manager::default().run(&pipeline, &mut split, &mut cx, |_, _, _| {});

@@ -1,11 +1,12 @@
 //! Programs of one operator, whose work was counted by hand.
 
-use super::{Accelerator, Bound, CommandCost, Roofline, Unit, timeline};
+use super::{Bound, CommandCost, Roofline, timeline};
 use crate::cuda::lower::lower as lower_for_cuda;
 use crate::cuda::program::{Command, Event, Stream, Task};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Section};
 use crate::target::Target;
+use ir::machine::{Preset, Unit};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
@@ -35,7 +36,7 @@ fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<CommandCos
         LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
     let program = Arc::new(lower(&module, &options).expect("it lowers"));
     let cuda = lower_for_cuda(program).expect("it lowers for CUDA");
-    let mut roofline = Roofline::of(&cuda, Accelerator::H200, 1);
+    let mut roofline = Roofline::of(&cuda, Preset::H200.device(), 1);
     std::mem::take(&mut roofline.sections[Section::Microbatch as usize].commands)
 }
 
@@ -181,10 +182,10 @@ fn gradients_of_weights_run_aside_and_take_memory_all_the_same() {
     let cost = super::SectionCost::of(
         &[command(Stream::Main, &[], None), command(Stream::Side, &[], None)],
         commands.clone(),
-        &Accelerator::H200,
+        &Preset::H200.device(),
     );
     // Both begin at once, and share the memory.
     assert_eq!(cost.commands[1].begin, 0.0);
-    let moving = 4.0 * 64.0 * 4096.0 * 4096.0 * 4.0 / Accelerator::H200.streamed();
+    let moving = 4.0 * 64.0 * 4096.0 * 4096.0 * 4.0 / Preset::H200.device().memory_rate();
     assert!((cost.seconds - moving).abs() < 1e-9, "{} {moving}", cost.seconds);
 }

@@ -6,6 +6,7 @@ use crate::cuda::program::{
     Argument, Collective, Command, CudaProgram, Launch, Matrices, Multiply, Start, Task,
 };
 use crate::program::{Activation, Chain, Instruction, Kernel, Section, View};
+use ir::machine::Unit;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{DType, Op, Operator, Signature, Type};
 
@@ -22,17 +23,6 @@ pub struct Work {
     pub flops: u64,
     /// What does them.
     pub unit: Unit,
-}
-
-/// What computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// What multiplies matrices of that type: tensor cores, but for f32.
-    Matrices(DType),
-    /// Tensor cores, between the rows of a softmax.
-    Attention,
-    /// Plain arithmetic of that type.
-    Elements(DType),
 }
 
 impl Work {
@@ -151,12 +141,8 @@ impl<'a> Works<'a> {
             Kind::ReduceScatter => (devices, 1),
             Kind::AllToAll => (devices, devices),
         };
-        // What the group has together.
-        let whole = match collective.kind {
-            Kind::AllToAll => devices * devices,
-            _ => read.max(written),
-        };
-        let sent = collective.kind.bytes_sent(piece * whole, devices);
+        let group = collective.kind.group_bytes(piece * read, piece * written, devices);
+        let sent = collective.kind.bytes_sent(group, devices);
         Work {
             read: piece * read,
             written: piece * written,
@@ -278,12 +264,11 @@ fn signature(operands: &[View], results: &[View]) -> Signature {
     Signature { operands: types(operands), results: types(results) }
 }
 
-/// What does the work of a library.
+/// The unit that does the work of a library.
 fn library(instruction: &Instruction) -> Unit {
     let dtype = instruction.operands.first().map_or(DType::F32, |view| view.dtype);
     match &instruction.kernel {
-        Kernel::Op(Op::Attention(_) | Op::AttentionGrad(_)) => Unit::Attention,
-        Kernel::Op(Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_)) => Unit::Matrices(dtype),
+        Kernel::Op(op) => Unit::of(op, dtype),
         _ => Unit::Elements(dtype),
     }
 }

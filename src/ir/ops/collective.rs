@@ -113,6 +113,25 @@ impl Collective {
         self != Self::AllSlice
     }
 
+    /// Bytes of the value that a group of `n` devices has together, along the axes of the collective. Each device reads `read` bytes
+    /// and writes `written` bytes.
+    pub fn group_bytes(self, read: u64, written: u64, n: u64) -> u64 {
+        match self {
+            Self::AllToAll => read.saturating_mul(n),
+            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::AllSlice => read.max(written),
+        }
+    }
+
+    /// Steps of the ring of a group of `n` devices: the messages that each device sends one after the other.
+    pub fn steps(self, n: u64) -> u64 {
+        let hops = n.saturating_sub(1);
+        match self {
+            Self::AllReduce => hops.saturating_mul(2),
+            Self::AllGather | Self::ReduceScatter | Self::AllToAll => hops,
+            Self::AllSlice => 0,
+        }
+    }
+
     /// Bytes one device sends, for a whole value of so many bytes (of the devices' part of it, along the other axes)
     /// in a group of `n`: a ring's (Patarasuk and Yuan 2009), which no algorithm undercuts.
     pub fn bytes_sent(self, bytes: u64, n: u64) -> u64 {

@@ -17,7 +17,15 @@ use std::collections::BTreeMap;
 const TOLERANCE: f64 = 1e-9;
 
 /// What may come after `spmd`.
-const AFTER: [&str; 5] = ["", "", "", "collectives buckets", "collectives(any)"];
+const AFTER: [&str; 7] = [
+    "",
+    "",
+    "",
+    "collectives buckets",
+    "collectives(any)",
+    "recompute(price=1125899906842624)",
+    "collectives buckets recompute",
+];
 
 /// How often things occurred.
 pub(crate) type Counts = BTreeMap<&'static str, usize>;

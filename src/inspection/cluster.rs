@@ -1,0 +1,204 @@
+//! A step on a cluster: the links that the axes of its mesh use, and the time of its collectives: `inspect --cluster`.
+
+use super::collectives::Exchange;
+use super::roofline::milliseconds;
+use super::units::{bytes, count, grouped};
+use ir::machine::{Cluster, Link};
+use ir::{Module, visible};
+use serde::Serialize;
+use std::fmt;
+
+/// A cluster, and a step on it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ClusterFacts {
+    /// The number of nodes.
+    pub nodes: u64,
+    /// The number of devices in each node.
+    pub devices_per_node: u64,
+    /// The name of each device.
+    pub device: String,
+    /// Bytes of the memory of each device.
+    pub device_memory: u64,
+    /// Bytes of the host's memory in each node.
+    pub host_memory: u64,
+    /// Watts of all devices under load.
+    pub watts: f64,
+    /// Dollars per hour of all devices.
+    pub price_per_hour: f64,
+    /// The links, from the fastest between devices to the disk.
+    pub links: Vec<LinkFacts>,
+    /// The axes of the mesh, outermost first.
+    pub axes: Vec<AxisFacts>,
+    /// The collectives of a step: those of one kind, phase and group of axes together.
+    pub collectives: Vec<CollectiveTimeFacts>,
+    /// Milliseconds of all collectives of a step, one after the other.
+    pub collectives_ms: f64,
+}
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinkFacts {
+    /// Its ends.
+    pub between: &'static str,
+    /// Bytes per second that transfers attain in each direction.
+    pub rate: f64,
+    /// Microseconds that a message takes however small it is.
+    pub latency_us: f64,
+}
+
+/// An axis of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AxisFacts {
+    /// Its name.
+    pub name: String,
+    /// The number of devices along it.
+    pub size: u64,
+    /// The link that its collectives use.
+    pub link: &'static str,
+}
+
+/// Collectives that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CollectiveTimeFacts {
+    /// The operator.
+    pub kind: &'static str,
+    /// The axes that they go over.
+    pub axes: Vec<String>,
+    /// The phase that they run in.
+    pub phase: &'static str,
+    /// The link that they use.
+    pub link: &'static str,
+    /// How often one of them runs in a step.
+    pub runs: u64,
+    /// Bytes that a device sends in a step.
+    pub bytes: u64,
+    /// Milliseconds of a step.
+    pub ms: f64,
+}
+
+/// Names of the links between devices.
+const INSIDE: &str = "devices of a node";
+const NETWORK: &str = "nodes";
+
+impl ClusterFacts {
+    /// A step of so many microbatches of a placed program, whose mesh is not larger than the cluster.
+    pub(super) fn of(module: &Module, microbatches: u64, cluster: &Cluster) -> Self {
+        let Cluster { nodes, node, network } = cluster;
+        let (device, devices) = (&node.device, cluster.devices() as f64);
+        let links = [
+            (INSIDE, device.link),
+            (NETWORK, *network),
+            ("a device and its host", node.host_link),
+            ("a host and its disk", node.disk),
+        ];
+        let axis = |id| AxisFacts {
+            name: module.mesh.axes[id].name.clone(),
+            size: module.mesh.axes[id].size,
+            link: name(cluster.is_inside(&module.mesh, &[id])),
+        };
+        let collectives = CollectiveTimeFacts::all(module, microbatches, cluster);
+        Self {
+            nodes: *nodes,
+            devices_per_node: node.devices,
+            device: device.name.clone(),
+            device_memory: device.memory,
+            host_memory: node.host_memory,
+            watts: device.watts * devices,
+            price_per_hour: device.price_per_hour * devices,
+            links: links.map(|(between, link)| LinkFacts::of(between, link)).into(),
+            axes: module.mesh.axes.keys().map(axis).collect(),
+            collectives_ms: collectives.iter().map(|one| one.ms).sum(),
+            collectives,
+        }
+    }
+}
+
+/// The link of a group of devices.
+fn name(is_inside: bool) -> &'static str {
+    if is_inside { INSIDE } else { NETWORK }
+}
+
+impl LinkFacts {
+    fn of(between: &'static str, link: Link) -> Self {
+        Self { between, rate: link.rate(), latency_us: link.latency * 1e6 }
+    }
+}
+
+impl CollectiveTimeFacts {
+    fn all(module: &Module, microbatches: u64, cluster: &Cluster) -> Vec<Self> {
+        let mut alike: Vec<Self> = Vec::new();
+        for (_, node) in module.nodes() {
+            let Some(exchange) = Exchange::of(module, node) else { continue };
+            if !exchange.kind.communicates() {
+                continue;
+            }
+            let Exchange { kind, axes, groups } = &exchange;
+            let whole = groups.iter().copied().fold(0, u64::saturating_add);
+            let link = cluster.link(&module.mesh, axes);
+            let devices = module.mesh.size(axes);
+            let time = cluster.node.device.collective_time(&link, *kind, whole, devices).total();
+            let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
+            let one = Self {
+                kind: node.op.name(),
+                axes: exchange.axis_names(module),
+                phase: super::step::long_name(node.phase),
+                link: name(cluster.is_inside(&module.mesh, axes)),
+                runs,
+                bytes: exchange.sent(&module.mesh).saturating_mul(runs),
+                ms: time as f64 * 1e-9 * runs as f64,
+            };
+            match alike.iter_mut().find(|other| other.key() == one.key()) {
+                Some(other) => {
+                    other.runs += one.runs;
+                    other.bytes = other.bytes.saturating_add(one.bytes);
+                    other.ms += one.ms;
+                }
+                None => alike.push(one),
+            }
+        }
+        alike
+    }
+
+    fn key(&self) -> (&str, &[String], &str) {
+        (self.kind, &self.axes, self.phase)
+    }
+}
+
+impl fmt::Display for ClusterFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (nodes, device) = (count(self.nodes as usize, "node"), visible(&self.device));
+        let kilowatts = self.watts / 1e3;
+        writeln!(
+            f,
+            "\na cluster of {nodes} with {} {device} each: {kilowatts:.1} kW, {:.2} dollars per hour",
+            grouped(self.devices_per_node),
+            self.price_per_hour
+        )?;
+        let (memory, host) = (bytes(self.device_memory), bytes(self.host_memory));
+        writeln!(f, "  memory: {memory} of each device, {host} of each host")?;
+        for LinkFacts { between, rate, latency_us } in &self.links {
+            writeln!(f, "  between {between:21}  {:>6.1} GB/s  {latency_us:>6.1} µs", rate / 1e9)?;
+        }
+        for AxisFacts { name, size, link } in &self.axes {
+            writeln!(f, "  axis {}={size} lies between {link}", visible(name))?;
+        }
+        if self.axes.is_empty() {
+            return Ok(());
+        }
+        let ms = milliseconds(self.collectives_ms);
+        writeln!(f, "  collectives take {ms} per step, one after the other")?;
+        let width = self.collectives.iter().map(|one| one.axes.join("*").len()).max().unwrap_or(0);
+        for one in &self.collectives {
+            let CollectiveTimeFacts { kind, phase, link, runs, .. } = one;
+            writeln!(
+                f,
+                "    {phase:8}  {kind:14}  {:width$}  {:>6}  {:>10}  {:>9}  between {link}",
+                visible(&one.axes.join("*")),
+                format!("{runs} x"),
+                bytes(one.bytes),
+                milliseconds(one.ms)
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! The link that a group of devices uses: axes of a mesh laid on the links of a cluster.
+
+use super::{Cluster, Link};
+use crate::{AxisId, Mesh};
+
+impl Cluster {
+    /// The number of devices.
+    pub fn devices(&self) -> u64 {
+        self.nodes.saturating_mul(self.node.devices)
+    }
+
+    /// The link of a collective over these axes. Ranks fill one node after the other, so the innermost axes lie inside nodes and
+    /// the outermost axes between them.
+    ///
+    /// Between nodes, a group of several devices per node sends over the network links of all of them: its ring enters and leaves
+    /// a node by each of these links with an equal share of the bytes.
+    pub fn link(&self, mesh: &Mesh, axes: &[AxisId]) -> Link {
+        let inside = self.node.device.link;
+        let in_node = self.ranks_in_node(mesh, axes);
+        if in_node >= mesh.size(axes) {
+            return inside;
+        }
+        let shared = self.network.bandwidth * in_node as f64;
+        let most = inside.rate() / self.network.attained;
+        Link { bandwidth: shared.min(most), ..self.network }
+    }
+
+    /// Whether a collective over these axes stays inside nodes.
+    pub fn is_inside(&self, mesh: &Mesh, axes: &[AxisId]) -> bool {
+        self.ranks_in_node(mesh, axes) >= mesh.size(axes)
+    }
+
+    /// The number of ranks of a group that share a node. Where the axes do not fill nodes evenly, it is taken to be one.
+    fn ranks_in_node(&self, mesh: &Mesh, axes: &[AxisId]) -> u64 {
+        axes.iter().map(|&axis| self.ranks_of_axis(mesh, axis)).product()
+    }
+
+    fn ranks_of_axis(&self, mesh: &Mesh, axis: AxisId) -> u64 {
+        let (devices, size) = (self.node.devices.max(1), mesh.axes[axis].size);
+        // Neighbours along the axis are so many ranks apart.
+        let apart: u64 =
+            mesh.axes.iter().filter(|(other, _)| *other > axis).map(|(_, inner)| inner.size).product();
+        if devices.is_multiple_of(apart.saturating_mul(size)) {
+            size
+        } else if devices.is_multiple_of(apart) && size.is_multiple_of(devices / apart) {
+            devices / apart
+        } else {
+            1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::machine::Preset;
+    use crate::{Axis, AxisRole, Mesh};
+
+    fn mesh(axes: &[(&str, u64)]) -> Mesh {
+        let mut mesh = Mesh::default();
+        for &(name, size) in axes {
+            mesh.axes.push(Axis {
+                name: name.into(),
+                role: Mesh::role(name).unwrap_or(AxisRole::Data),
+                size,
+            });
+        }
+        mesh
+    }
+
+    #[test]
+    fn the_outermost_axis_lies_on_the_slowest_link() {
+        let cluster = Preset::H100.cluster(2);
+        let mesh = mesh(&[("dp", 2), ("tp", 8)]);
+        let [dp, tp] = ["dp", "tp"].map(|name| mesh.find(name).expect("an axis"));
+        assert_eq!(cluster.link(&mesh, &[tp]), cluster.node.device.link);
+        assert_eq!(cluster.link(&mesh, &[dp]), cluster.network);
+        assert!(cluster.is_inside(&mesh, &[tp]) && !cluster.is_inside(&mesh, &[dp]));
+    }
+
+    #[test]
+    fn a_group_of_whole_nodes_sends_over_all_their_network_links_and_no_faster_than_inside() {
+        let cluster = Preset::H100.cluster(2);
+        let both = mesh(&[("dp", 2), ("tp", 8)]);
+        let all: Vec<_> = both.axes.keys().collect();
+        let link = cluster.link(&both, &all);
+        assert_eq!(link.latency, cluster.network.latency);
+        assert!(
+            (link.rate() - (8.0 * cluster.network.rate()).min(cluster.node.device.link.rate())).abs() < 1.0
+        );
+        let mut fast = cluster.clone();
+        fast.network.bandwidth = 400e9;
+        assert!((fast.link(&both, &all).rate() - fast.node.device.link.rate()).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_group_that_no_node_holds_whole_goes_between_nodes() {
+        // Nodes of 8 devices cut groups of 6 at rank 8.
+        let cluster = Preset::A100.cluster(2);
+        let mesh = mesh(&[("dp", 2), ("tp", 6)]);
+        let tp = mesh.find("tp").expect("an axis");
+        assert!(!cluster.is_inside(&mesh, &[tp]));
+        assert_eq!(cluster.link(&mesh, &[tp]), cluster.network);
+    }
+}

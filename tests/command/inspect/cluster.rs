@@ -1,0 +1,97 @@
+//! `--cluster`: the mesh on the links of a cluster, and the time of a step's collectives there.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{json, read};
+
+const SMALL: &str = "models/gpt2.dynamo.onnx";
+
+/// Writes a description of a cluster.
+fn described(folder: &Path, text: &str) -> String {
+    let path = folder.join("cluster.toml");
+    std::fs::write(&path, text).expect("it is written");
+    path.display().to_string()
+}
+
+/// `inspect --cluster` of the small model on four devices, as JSON.
+fn priced(text: &str) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = described(folder.path(), text);
+    json(&[SMALL, "--mesh", "dp=2,tp=2", "--cluster", &path])["step"].clone()
+}
+
+#[test]
+fn the_outermost_axis_lies_between_nodes_and_every_byte_is_priced() {
+    let step = priced("preset = 'h100'\nnodes = 2\n[node]\ndevices = 2\n");
+    let cluster = &step["cluster"];
+    assert_eq!(cluster["axes"][0]["link"], "nodes");
+    assert_eq!(cluster["axes"][1]["link"], "devices of a node");
+    let priced = cluster["collectives"].as_array().expect("they are a list");
+    let sum = |key: &str| priced.iter().filter_map(|one| one[key].as_f64()).sum::<f64>();
+    assert_eq!(Some(sum("bytes")), step["mesh"]["communication"]["bytes"].as_f64());
+    let total = cluster["collectives_ms"].as_f64().expect("it is a number");
+    assert!((sum("ms") - total).abs() < 1e-9 && total > 0.0, "{total}");
+}
+
+#[test]
+fn slower_links_make_longer_collectives() {
+    let time = |text: &str| priced(text)["cluster"]["collectives_ms"].as_f64().expect("it is a number");
+    let one_node = time("preset = 'h100'\n");
+    let two_nodes = time("preset = 'h100'\nnodes = 2\n[node]\ndevices = 2\n");
+    let slow = time("preset = 'h100'\nnodes = 2\n[node]\ndevices = 2\n[network]\nlatency = 1e-3\n");
+    assert!(one_node < two_nodes && two_nodes < slow, "{one_node} {two_nodes} {slow}");
+}
+
+#[test]
+fn a_cluster_is_described_in_words() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = described(folder.path(), "preset = 'a100'\nnodes = 2\n[node]\ndevices = 2\n");
+    let text = read(&[SMALL, "--mesh", "dp=2,tp=2", "--cluster", &path]);
+    let expected = [
+        "\na cluster of 2 nodes with 2 A100 SXM 80 GB each: 1.6 kW, 13.72 dollars per hour\n",
+        "\n  between devices of a node       252.0 GB/s     1.0 µs\n",
+        "\n  between nodes                    21.0 GB/s     5.0 µs\n",
+        "\n  axis dp=2 lies between nodes\n",
+        "\n  axis tp=2 lies between devices of a node\n",
+        "\n  collectives take ",
+        "\n    forward   all_reduce ",
+    ];
+    for expected in expected {
+        assert!(text.contains(expected), "no `{expected}` in\n{text}");
+    }
+}
+
+#[test]
+fn a_mesh_larger_than_the_cluster_and_a_faulty_description_are_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let refused = |text: &str| {
+        let path = described(folder.path(), text);
+        read(&[SMALL, "--mesh", "dp=16", "--cluster", &path])
+    };
+    let larger = refused("preset = 'h100'\n");
+    assert!(
+        larger.contains(
+            "the mesh dp=16, 16 ranks is larger than the cluster, which has 8 devices: 1 node of 8 devices"
+        ),
+        "{larger}"
+    );
+    let faulty = refused("preset = 'h100'\nnods = 2\n[nett]\n");
+    for expected in ["unknown key `nods`", "key is `nodes`", "unknown key `nett`"] {
+        assert!(faulty.contains(expected), "no `{expected}` in\n{faulty}");
+    }
+}
+
+#[test]
+fn a_device_is_read_from_a_file_and_a_processor_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path =
+        described(folder.path(), "preset = 'h200'\nname = 'half an H200'\nmemory-bandwidth = 2.4e12\n");
+    let step = |target: &str| json(&[SMALL, "--microbatch", "64", "--target", target])["roofline"].clone();
+    let (half, whole) = (step(&path), step("h200"));
+    assert_eq!(half["device"], "half an H200");
+    assert!(half["step_ms"].as_f64() > whole["step_ms"].as_f64(), "{} {}", half["step_ms"], whole["step_ms"]);
+    let refused = read(&[SMALL, "--target", "cpu"]);
+    assert!(refused.contains("cannot predict a step on the processor of 8 cores"), "{refused}");
+}

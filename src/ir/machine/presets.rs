@@ -1,7 +1,7 @@
 //! The machines that are known by name. Peaks are those of NVIDIA's data sheets, nodes those of its DGX systems.
 //!
-//! Prices are rounded list prices of Amazon EC2 per device after June 2025 (p3, p3dn, p4d, p4de, p5, p5en; c7i.4xlarge for the
-//! processor). They change often: a description in a file can replace them.
+//! Prices and watts are assumed, near those of rented machines of each kind in 2025. They change often and differ between
+//! sellers: a description in TOML replaces them by one's own.
 
 use super::{Cluster, Device, DeviceKind, FlopRates, Link, Node, attained};
 

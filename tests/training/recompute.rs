@@ -73,7 +73,7 @@ fn gpt2_has_the_same_bits_in_microbatches() {
 
 #[test]
 fn gpt2_has_the_same_bits_on_meshes() {
-    for options in ["mesh=dp:2, zero=3", "mesh=tp:2, sequence_parallel"] {
+    for options in ["mesh=dp:2, zero=3", "mesh=tp:2, sequence-parallel"] {
         let plan = CompilationPlan { spmd: split(options), ..CompilationPlan::default() };
         check(&models::GPT2_DYNAMO, &plan, 1);
     }

@@ -146,11 +146,7 @@ impl Kind {
         };
         let (from, to) = (module.ty(operand), module.ty(result));
         let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
-        let local_bytes = |ty: &Type| {
-            let sizes = ty.local(&module.mesh)?;
-            sizes.iter().try_fold(ty.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
-        };
-        let bytes = local_bytes(from)?.max(local_bytes(to)?);
+        let bytes = from.local_bytes(&module.mesh)?.max(to.local_bytes(&module.mesh)?);
         let kind = Self {
             collective: *collective,
             axes: change.axes,

@@ -48,8 +48,8 @@ pub struct Collectives {
     pub memory: u64,
     /// TFLOP/s of a device.
     pub flops: u64,
-    /// Picoseconds that keeping a byte from forward to backward is worth. More than sending it, so that what can be
-    /// gathered again is not kept whole.
+    /// The price of keeping a byte from forward to backward, in picoseconds. It is higher than the time of sending a byte, so that
+    /// a value that can be gathered again is not kept whole.
     pub kept: u64,
     /// Bytes at which a reduction of the update pays its whole latency: smaller ones travel in buckets.
     pub bucket: u64,

@@ -20,9 +20,10 @@ use crate::pass::{PassContext, Transform};
 use crate::reports::{BlockReport, RecomputeReport};
 use crate::rewriting::dead::remove_dead;
 use blocks::Blocks;
+use cranelift_entity::EntitySet;
 use ir::analysis::live_nodes;
 use ir::machine::Device;
-use ir::{Changed, Diagnostic, Module, NodeId};
+use ir::{Changed, Diagnostic, Module, NodeId, Phase};
 use std::fmt;
 
 /// The pass `recompute`. `recompute(price=1536)`.
@@ -150,11 +151,14 @@ impl fmt::Display for Decision {
 pub fn decide(module: &Module, options: &Recompute) -> Decision {
     let live = live_nodes(module);
     let blocks = Blocks::find(module, &live);
+    let mut read_in_backward = EntitySet::new();
+    let backward = module.nodes().filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id));
+    backward.for_each(|(_, node)| read_in_backward.extend(node.operands.iter().copied()));
     let device = Device::assumed();
     let decide = |(index, block): (usize, &Vec<NodeId>)| {
         let in_first = options.first.is_none_or(|first| (index as u64) < first);
         let price = if in_first { options.price } else { options.then };
-        let cut = cut::minimum(module, &live, &blocks, block, price, &device);
+        let cut = cut::minimum(module, &blocks, &read_in_backward, block, price, &device);
         let ends = [block[0], block[block.len() - 1]];
         BlockDecision { ends, repeated: cut.repeated, time: cut.time, kept: cut.kept }
     };
@@ -165,5 +169,8 @@ pub fn decide(module: &Module, options: &Recompute) -> Decision {
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
     let repeated = decision.blocks.iter().flat_map(|block| block.repeated.iter().copied()).collect();
     let changed = copies::insert(module, &repeated)?;
-    Ok(if changed == Changed::Yes { changed.or(remove_dead(module, Recompute::NAME)) } else { changed })
+    if changed == Changed::Yes {
+        remove_dead(module, Recompute::NAME);
+    }
+    Ok(changed)
 }

@@ -92,7 +92,7 @@ pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Re
         Search { module: &compilation.training, budget, tried: Vec::new(), lowered: 0, peak: &mut peak };
     let found = search.run(unconstrained)?;
     let (time, peak) = (found.decision.picoseconds(), found.peak);
-    let least_time = lagrangian_bound(&search.tried, found.decision.kept()).min(time);
+    let least_time = lagrangian_bound(&search.tried, found.decision.kept());
     let tries = search.lowered + 1;
     compilation.recompute(manager, found.options)?;
     Ok(Fit { peak, time, least_time, tries, ..fits_as_it_is })
@@ -186,7 +186,7 @@ impl Search<'_> {
         let mut module = self.module.clone();
         let applied = apply(&mut module, &decide(self.module, &Recompute::FULL));
         let message = format!(
-            "--memory {}: the program needs at least {} of memory on each device",
+            "--memory {}: the smallest program, with --recompute full, takes {} of memory on each device",
             crate::config::memory::Budget(self.budget),
             bytes(smallest)
         );
@@ -210,11 +210,7 @@ impl Search<'_> {
 /// The largest value that is no state, at the node where the values alive have the most bytes.
 fn largest_at_peak(module: &Module) -> Option<(ValueId, u64)> {
     let lifetimes = liveness::values(module);
-    let size = |value: ValueId| {
-        let ty = module.ty(value);
-        let sizes = ty.local(&module.mesh)?;
-        sizes.iter().try_fold(ty.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
-    };
+    let size = |value: ValueId| module.ty(value).local_bytes(&module.mesh);
     let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
     let alive: Vec<_> = results.filter_map(|value| Some((value, lifetimes[value]?, size(value)?))).collect();
     let mut changes = vec![0i128; module.order().len() + 1];

@@ -126,6 +126,8 @@ pub const MLP_LEGACY: Fixture = Fixture { file: "mlp.legacy", ..MLP };
 pub const MLP_LOSS: Fixture = Fixture { file: "mlp-loss.dynamo", ..MLP };
 /// A small GPT-2.
 pub const GPT2_DYNAMO: Fixture = GPT2;
+/// The GPT-2 as PyTorch exports it in training mode, with dropout.
+pub const GPT2_DROPOUT: Fixture = Fixture { file: "gpt2-dropout.legacy", ..GPT2_MASK };
 /// The GPT-2 with symbolic dims.
 pub const GPT2_DYNAMIC: Fixture = Fixture { file: "gpt2.dynamo-dyn", bindings: SEQUENCE, ..GPT2 };
 /// The GPT-2, exported without the exporter's optimizations.

@@ -21,7 +21,7 @@ const SMALL: u64 = 16;
 pub(super) struct Blocks {
     /// The live forward nodes of each block, in program order. No block is empty.
     nodes: Vec<Vec<NodeId>>,
-    /// The values that a later block reads in the forward phase, and views of them aside: they are always kept.
+    /// The values that a later block reads in the forward phase, directly or through views. They are always kept.
     pub(super) between: EntitySet<ValueId>,
 }
 
@@ -64,11 +64,14 @@ pub(super) fn base(module: &Module, value: ValueId) -> ValueId {
     module.viewed(value, Movement::is_layout)
 }
 
-/// Bytes of a device's part of a value.
+/// Bytes of a device's part of a value; the largest number if the bytes of a program are not known.
 pub(super) fn local_bytes(module: &Module, value: ValueId) -> u64 {
-    let ty = module.ty(value);
-    let sizes = ty.local(&module.mesh).unwrap_or_default();
-    sizes.iter().fold(ty.dtype.bytes(), |bytes, &size| bytes.saturating_mul(size))
+    module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX)
+}
+
+/// Whether an operator makes no bytes in the arena and takes no time: lowering makes views and constants of its results.
+pub(super) fn is_view_or_constant(op: &Op) -> bool {
+    op.movement().is_layout() || matches!(op, Op::Constant(_) | Op::Splat(_))
 }
 
 /// A value with the positions, among the forward nodes, of its node and of its last reader.
@@ -94,7 +97,7 @@ impl Spans {
                     span.last_read = position;
                 }
             }
-            if node.op.movement().is_layout() || matches!(node.op, Op::Constant(_) | Op::Splat(_)) {
+            if is_view_or_constant(&node.op) {
                 continue;
             }
             for &value in &node.results {

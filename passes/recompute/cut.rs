@@ -6,11 +6,11 @@
 //! are repeated (as Jia et al., arXiv 1910.02653, and PyTorch's min-cut partitioner, whose formulation has the time inside the
 //! values).
 
-use super::blocks::{Blocks, base, is_activation, local_bytes};
+use super::blocks::{Blocks, base, is_activation, is_view_or_constant, local_bytes};
 use cranelift_entity::EntitySet;
 use ir::machine::Device;
 use ir::ops::collective::{Change, Collective};
-use ir::{Module, Node, NodeId, Op, Phase, ValueId};
+use ir::{Module, Node, NodeId, Op, ValueId};
 use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, EdgeIndex, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -26,24 +26,27 @@ pub(super) struct Cut {
     pub(super) kept: [u64; 2],
 }
 
-/// The capacity of an edge that is never cut.
-const UNCUT: u128 = 1 << 100;
+/// The capacity of an edge that is never cut. A sum of many such edges still fits.
+const UNCUT: u128 = 1 << 112;
+
+/// Capacities are times a KiB, since prices are for a KiB: so they are whole numbers.
+const KIB: u128 = 1024;
 
 /// Finds the cheapest choice for a block, if keeping a KiB costs `price` picoseconds.
 pub(super) fn minimum(
     module: &Module,
-    live: &EntitySet<NodeId>,
     blocks: &Blocks,
+    read_in_backward: &EntitySet<ValueId>,
     block: &[NodeId],
     price: u64,
     device: &Device,
 ) -> Cut {
     let members: BTreeSet<NodeId> = block.iter().copied().collect();
-    let uses = uses_in_backward(module, live, block);
     let mut network = Network::new();
     for &id in block {
         let node = module.node(id);
-        let time = if is_repeatable(node) { u128::from(picoseconds(module, node, device)) } else { UNCUT };
+        let time = u128::from(picoseconds(module, node, device)) * KIB;
+        let time = if is_repeatable(node) { time } else { UNCUT };
         let own = network.node(Vertex::Node(id));
         network.graph.add_edge(own, network.sink, time);
         for &operand in node.operands.iter().filter(|&&operand| is_choice(module, blocks, &members, operand))
@@ -53,10 +56,10 @@ pub(super) fn minimum(
         }
         for &result in node.results.iter().filter(|&&result| is_choice(module, blocks, &members, result)) {
             let value = network.node(Vertex::Value(result));
-            let bytes = if node.op.movement().is_layout() { None } else { Some(local_bytes(module, result)) };
-            let kept = bytes.map_or(UNCUT, |bytes| u128::from(bytes) * u128::from(price) / 1024);
+            let price = u128::from(local_bytes(module, result)) * u128::from(price);
+            let kept = if node.op.movement().is_layout() { UNCUT } else { price };
             network.graph.add_edge(value, own, kept);
-            if uses.contains(&result) {
+            if read_in_backward.contains(result) {
                 network.graph.add_edge(network.source, value, UNCUT);
             }
         }
@@ -72,19 +75,12 @@ pub(super) fn minimum(
         Vertex::Value(value) if !is_repeated(*value) => Some(*value),
         _ => None,
     });
-    let kept = [bytes_of(module, blocks, uses.iter().copied()), bytes_of(module, blocks, needed)];
+    let results = block.iter().flat_map(|&id| module.node(id).results.iter().copied());
+    let read = results.filter(|&result| read_in_backward.contains(result));
+    let kept = [bytes_of(module, blocks, read), bytes_of(module, blocks, needed)];
     let time =
         repeated.iter().map(|&id| picoseconds(module, module.node(id), device)).fold(0, u64::saturating_add);
     Cut { repeated, time, kept }
-}
-
-/// The results of a block's nodes that live backward nodes read.
-fn uses_in_backward(module: &Module, live: &EntitySet<NodeId>, block: &[NodeId]) -> BTreeSet<ValueId> {
-    let results: BTreeSet<ValueId> =
-        block.iter().flat_map(|&id| module.node(id).results.iter().copied()).collect();
-    let backward = module.nodes().filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id));
-    let read = backward.flat_map(|(_, node)| node.operands.iter().copied());
-    read.filter(|value| results.contains(value)).collect()
 }
 
 /// Whether the cut decides on a value: a value of the block that is not kept anyway.
@@ -93,7 +89,8 @@ fn is_choice(module: &Module, blocks: &Blocks, members: &BTreeSet<NodeId>, value
     members.contains(&id) && is_activation(module, value) && !blocks.between.contains(value)
 }
 
-/// The bytes of the values behind these, each once; without those that are kept anyway.
+/// Sums the bytes of the values behind these views. A value counts once. Values between blocks do not count, since they are
+/// always kept.
 fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<Item = ValueId>) -> u64 {
     let bases: BTreeSet<ValueId> = values.map(|value| base(module, value)).collect();
     let counted =
@@ -114,7 +111,7 @@ fn is_repeatable(node: &Node) -> bool {
 
 /// The time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take none.
 fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
-    if node.op.movement().is_layout() || matches!(node.op, Op::Constant(_) | Op::Splat(_)) {
+    if is_view_or_constant(&node.op) {
         return 0;
     }
     if let Op::Collective(collective) = &node.op {

@@ -32,7 +32,7 @@ pub enum RecomputeChoice {
     /// Keep all activations that backward reads
     #[default]
     None,
-    /// Compute again what takes little time for its bytes: activation functions, norms, attention without a fused kernel
+    /// Compute activations again that take little time for their bytes, such as those of norms and activation functions
     Selective,
     /// Keep only the values between blocks, such as the layers of a transformer
     Full,

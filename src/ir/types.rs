@@ -77,6 +77,11 @@ impl Type {
         Some(sizes)
     }
 
+    /// Bytes of the part that one device holds. `None` where [`Type::local`] is, and for more bytes than 64 bits count.
+    pub fn local_bytes(&self, mesh: &Mesh) -> Option<u64> {
+        self.local(mesh)?.iter().try_fold(self.dtype.bytes(), |bytes, &size| bytes.checked_mul(size))
+    }
+
     /// Where the part of a rank lies in the global tensor: for each dim its first index and the global size. As
     /// [`Type::local`] otherwise.
     pub fn spans(&self, mesh: &Mesh, rank: u64) -> Option<SmallVec<[Span; 4]>> {

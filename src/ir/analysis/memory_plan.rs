@@ -3,7 +3,7 @@
 //! Placing intervals of given sizes in the least space is dynamic storage allocation (NP-hard; Garey and Johnson,
 //! problem SR2). `search` looks for an order in which best fit does well. `sweep` and `skyline` plan programs of very many
 //! buffers, and `skyline` those for which best fit finds no good order. `placement` bounds every plan from below by the
-//! sum of what is alive at the fullest position, and proves that nothing overlaps.
+//! largest sum of the buffers that are alive at one position, and proves that no two buffers overlap.
 
 mod placement;
 mod search;

@@ -6,7 +6,7 @@
 use ir::{DType, Module, Tensor};
 use passes::dropout::Dropout;
 use passes::{Manager, PassContext, Pipeline};
-use testing::models::{self, Fixture, done};
+use testing::models::{self, GPT2_DROPOUT, done};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};
@@ -108,14 +108,12 @@ fn the_means_of_what_is_left_and_of_its_gradient_are_those_without_dropout() {
 }
 
 /// GPT-2 with dropout in training mode; it has the weights of the fixtures `gpt2`.
-const GPT2: Fixture = Fixture { file: "gpt2-dropout.legacy", ..models::GPT2_MASK };
-
 /// The first losses of a program, on the samples of PyTorch's numbers: no step changes a weight.
 fn losses(ratio: f64, seed: u64, steps: usize) -> Vec<f64> {
     let dropout = Dropout { seed, ratio: Some(ratio) };
     let optimizer = passes::optimizer::Optimizer { lr: 0.0, ..models::momentum() };
-    let subject =
-        GPT2.compiled(GPT2.batch, CompilationPlan { optimizer, dropout, ..CompilationPlan::default() });
+    let subject = GPT2_DROPOUT
+        .compiled(GPT2_DROPOUT.batch, CompilationPlan { optimizer, dropout, ..CompilationPlan::default() });
     let module = &subject.compilation.training;
     let label = done(against::label_name(module));
     let mut numbers = done(Numbers::read(&models::path("gpt2.train.npz"), module, label.as_deref()));

@@ -5,8 +5,10 @@
 
 use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
-use crate::program::Exchange;
-use ir::{DType, Kernels, Op};
+use crate::program::{Exchange, Program};
+use crate::simulator::CommandList;
+use ir::{DType, Diagnostic, Kernels, Op};
+use std::sync::Arc;
 
 /// A kind of device, as lowering sees it.
 pub(crate) trait Backend: Sync {
@@ -39,6 +41,12 @@ pub(crate) trait Backend: Sync {
     /// Whether a buffer of so many bytes that the update accesses lives through the whole update. Instructions whose buffers
     /// share no place can run as one.
     fn keeps_in_update(&self, bytes: u64) -> bool;
+
+    /// Returns the commands that the device is given for a step of so many microbatches.
+    ///
+    /// # Errors
+    /// An operator without a kernel.
+    fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic>;
 }
 
 /// The limits of a chain.

@@ -6,6 +6,7 @@
 mod arena;
 mod backend;
 mod call;
+mod commands;
 mod element;
 mod gemm;
 mod kernel_contracts;

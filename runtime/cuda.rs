@@ -8,6 +8,7 @@ mod backend;
 pub mod cache;
 pub mod check;
 mod clock;
+pub mod commands;
 pub mod cubins;
 pub mod cudnn;
 pub mod device;
@@ -25,7 +26,6 @@ pub mod probe;
 pub mod program;
 pub mod ranks;
 mod ready;
-pub mod roofline;
 mod room;
 mod symbols;
 

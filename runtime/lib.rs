@@ -24,5 +24,6 @@ pub mod progress;
 pub mod ranks;
 pub mod room;
 mod safetensors_types;
+pub mod simulator;
 pub mod target;
 pub mod train;

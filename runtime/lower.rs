@@ -8,8 +8,10 @@
 //! of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications, `pad` keeps rows
 //! of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices exchange, `sums` are kept over
 //! microbatches); `commit` brings new state values into the states' own buffers; `renew` has optimizers write the casts of the
-//! weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address.
+//! weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address; `classes` counts the
+//! memory by its classes.
 
+mod classes;
 mod commit;
 mod constants;
 mod draft;
@@ -26,6 +28,7 @@ mod sums;
 use crate::program::{Microbatches, Program, Section};
 use crate::target::Multiprocessors;
 pub use crate::target::Target;
+pub use classes::MemoryByClass;
 use draft::Drafts;
 use ir::analysis::{Readers, live_nodes};
 use ir::{Diagnostic, Module};

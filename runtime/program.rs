@@ -2,6 +2,7 @@
 //! a mesh: each runs it on its own parts of the tensors.
 
 use crate::layout::Layout;
+use crate::lower::MemoryByClass;
 use crate::target::{Multiprocessors, Target};
 use bytes::Bytes;
 use ir::ops::collective::Collective;
@@ -93,6 +94,8 @@ pub struct Memory {
     pub lower_bound: u64,
     /// Constants.
     pub constants: u64,
+    /// The arena by classes, where most of it is in use.
+    pub by_class: MemoryByClass,
 }
 
 impl Memory {
@@ -459,7 +462,7 @@ fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
 /// The listing: what `inspect` shows and what the hash is made of.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Memory { states, arena, lower_bound, constants } = self.memory;
+        let Memory { states, arena, lower_bound, constants, by_class: _ } = self.memory;
         writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
         // What a value is on other devices says its type; on one device its place says all.
         let alone = self.mesh.axes.is_empty();

@@ -1,8 +1,12 @@
 //! The kinds of devices, and the backend of each: the only place that names the backends to lowering.
 
 use crate::backend::Backend;
+use crate::program::Program;
+use crate::simulator::CommandList;
 use crate::{cpu, cuda};
-use ir::Kernels;
+use ir::machine::DeviceKind;
+use ir::{Diagnostic, Kernels};
+use std::sync::Arc;
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +33,22 @@ impl Target {
     /// The rewrites that make a program ready for [`crate::lower::lower`], as the text of a pipeline of passes.
     pub fn rewrites(self) -> &'static str {
         self.backend().rewrites()
+    }
+
+    /// The target of a kind of device.
+    pub fn of(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Cpu => Self::Cpu,
+            DeviceKind::Gpu => Self::Cuda,
+        }
+    }
+
+    /// The commands that a device is given for a step of so many microbatches of a program, which is for its target.
+    ///
+    /// # Errors
+    /// An operator without a kernel.
+    pub fn commands(program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic> {
+        program.target.backend().commands(program, microbatches)
     }
 
     /// The facts about its kernels that the rewrites ask for. `None` for a target that wants no rewrites.

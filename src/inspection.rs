@@ -9,8 +9,8 @@ mod facts;
 pub mod folder;
 mod groups;
 mod parameters;
+mod prediction;
 mod recomputed;
-mod roofline;
 mod shares;
 mod step;
 mod text;
@@ -24,8 +24,10 @@ pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub use prediction::{
+    CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, SectionFacts,
+};
 pub use recomputed::{BlockFacts, RecomputeFacts};
-pub use roofline::{CommandFacts, KindFacts, RooflineFacts, SectionFacts};
 pub use shares::{Share, Shares};
 pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 pub use why::{Answer, ShardingFacts};
@@ -35,8 +37,8 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
-use ir::machine::{Cluster, Device};
-use ir::{Diagnostic, Module};
+use ir::machine::{Device, Machine};
+use ir::{Diagnostic, Module, visible};
 use onnx::Model;
 use passes::bind::BATCH;
 use passes::{Manager, Pass, Pipeline};
@@ -85,7 +87,7 @@ pub struct Inspection {
     pub fit: Option<String>,
     /// What a step takes on the device that was asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub roofline: Option<RooflineFacts>,
+    pub prediction: Option<PredictionFacts>,
     /// How inputs and states lie over the mesh, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shardings: Vec<ShardingFacts>,
@@ -130,10 +132,8 @@ pub struct Question<'a> {
     pub global_batch: Option<u64>,
     /// Devices that share the batch.
     pub data_ranks: u64,
-    /// The device that a step is to be predicted on.
-    pub target: Option<Device>,
-    /// The cluster whose links the mesh is laid on.
-    pub cluster: Option<Cluster>,
+    /// The machine that a step is to be predicted on.
+    pub machine: Option<Machine>,
     /// Bytes that the programs may take on each device.
     pub budget: Option<u64>,
     /// What shows the program between passes.
@@ -160,7 +160,7 @@ impl Inspection {
             step: None,
             recomputed: None,
             fit: None,
-            roofline: None,
+            prediction: None,
             shardings: vec![],
             passes: vec![],
             module: None,
@@ -268,8 +268,9 @@ impl Inspection {
         let Some(budget) = question.budget else { return Ok(()) };
         let microbatches =
             sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
-        let target = if question.target.is_some() { Target::Cuda } else { Target::Cpu };
-        let gpu = question.target.as_ref().map(|device| Multiprocessors(device.multiprocessors));
+        let device = question.machine.as_ref().map(Machine::device);
+        let target = device.map_or(Target::Cpu, |device| Target::of(device.kind));
+        let gpu = device.map(|device| Multiprocessors(device.multiprocessors));
         let multiprocessors = gpu.unwrap_or_default();
         let place = budget::Place { budget, microbatches, target, multiprocessors };
         self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
@@ -305,11 +306,15 @@ impl Inspection {
         Ok(())
     }
 
-    /// Predicts a step on the device that was asked about. What has no kernel there is a reason.
+    /// Predicts a step on the machine that was asked about. An operator without a kernel there is a reason; a program that is
+    /// larger than the device's memory is warned of.
     fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
-        let Some(target) = &question.target else { return Ok(()) };
-        match RooflineFacts::of(training, microbatches, target) {
-            Ok(roofline) => self.roofline = Some(roofline),
+        let Some(machine) = &question.machine else { return Ok(()) };
+        match PredictionFacts::of(training, microbatches, machine) {
+            Ok(prediction) => {
+                self.warnings.extend(larger(&prediction, machine.device()).as_ref().map(Told::diagnostic));
+                self.prediction = Some(prediction);
+            }
             Err(failure) => self.reasons.extend(told(failure)?),
         }
         Ok(())
@@ -387,6 +392,17 @@ fn pipelines(plan: &CompilationPlan, unbound: bool) -> (Pipeline, Option<Pipelin
     }
     let rest = rest.into_iter().chain(plan.training().passes).collect();
     (Pipeline { passes }, Some(Pipeline { passes: rest }))
+}
+
+/// The warning about a program that does not fit into the memory of a device.
+fn larger(prediction: &PredictionFacts, device: &Device) -> Option<Diagnostic> {
+    (prediction.planned > device.memory).then(|| {
+        let [planned, memory] = [prediction.planned, device.memory].map(units::bytes);
+        let message = format!("the program takes {planned}, and the {} has {memory}", visible(&device.name));
+        let remedy = format!("--memory {} computes activations again", device.memory);
+        Diagnostic::new(message)
+            .note(format!("{remedy}; a smaller --microbatch, a mesh of more devices or --zero takes less"))
+    })
 }
 
 /// The named dims of a model's inputs that have no size.

@@ -1,11 +1,13 @@
 //! The CPU backend, as lowering sees it.
 
-use super::kernel_contracts;
+use super::{commands, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
-use crate::program::Exchange;
-use ir::{Kernels, Op};
+use crate::program::{Exchange, Program};
+use crate::simulator::CommandList;
+use ir::{Diagnostic, Kernels, Op};
+use std::sync::Arc;
 
 /// The processor, as lowering sees it.
 pub(crate) struct CpuBackend;
@@ -48,5 +50,9 @@ impl Backend for CpuBackend {
 
     fn keeps_in_update(&self, _: u64) -> bool {
         false
+    }
+
+    fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic> {
+        Ok(commands::commands(program, microbatches))
     }
 }

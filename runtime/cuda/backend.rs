@@ -4,8 +4,10 @@ use super::lower::{self, kernel_contracts};
 use crate::backend::{Backend, ChainLimits, EpilogueLimits};
 use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced, WritableStrides};
-use crate::program::Exchange;
-use ir::{DType, Kernels, Op};
+use crate::program::{Exchange, Program};
+use crate::simulator::CommandList;
+use ir::{DType, Diagnostic, Kernels, Op};
+use std::sync::Arc;
 
 /// NVIDIA's GPUs and their stand-in, as lowering sees them.
 #[derive(Debug)]
@@ -52,6 +54,10 @@ impl Backend for CudaBackend {
 
     fn keeps_in_update(&self, bytes: u64) -> bool {
         bytes <= KEPT_IN_UPDATE
+    }
+
+    fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic> {
+        Ok(super::commands::commands(&lower::lower(program.clone())?, microbatches))
     }
 }
 

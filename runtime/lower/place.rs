@@ -1,6 +1,7 @@
 //! Addresses: dying buffers are taken over in place, the rest is planned into one arena, and every view is fixed.
 
 use super::LowerOptions;
+use super::classes::{Boundaries, MemoryByClass};
 use super::commit::{may_overwrite, section_of};
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use crate::kernel_contract::Unplaced;
@@ -13,7 +14,7 @@ use crate::target::Multiprocessors;
 use ir::analysis::memory_plan::{self, aligned};
 use ir::analysis::{Lifetime, Lifetimes};
 use ir::text::type_text;
-use ir::{DType, Diagnostic, Type};
+use ir::{DType, Diagnostic, Phase, Role, Type};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -28,7 +29,8 @@ pub(super) fn program(
     let positions = Positions::of(&drafts.instructions);
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
     share_in_place(&mut drafts, &positions, &mut lifetimes);
-    let (addresses, memory) = addresses(&drafts, &lifetimes, options)?;
+    let boundaries = positions.boundaries(&drafts);
+    let (addresses, memory) = addresses(&drafts, &lifetimes, boundaries, options)?;
     let view = |located: &Located| {
         let buffer = root(&drafts.buffers, located.buffer);
         let constant = matches!(drafts.buffers[buffer].kind, BufferKind::Constant(_));
@@ -145,6 +147,16 @@ impl Positions {
             Section::Microbatch => prepare + 2 + microbatch,
             Section::Update => prepare + 3 + microbatch + update,
         }
+    }
+
+    /// The positions at which the parts of a step begin.
+    fn boundaries(&self, drafts: &Drafts) -> Boundaries {
+        let instructions = drafts.instructions.iter().enumerate();
+        let mut backward =
+            instructions.filter(|(_, draft)| drafts.module.node(draft.node).phase == Phase::Backward);
+        let first = backward.next().map(|(index, draft)| self.of_instruction(index, draft.section));
+        let (microbatch, update) = (self.microbatch().start, self.start_of_update());
+        Boundaries { microbatch, backward: first.unwrap_or(update), update }
     }
 
     fn microbatch(&self) -> Range<u32> {
@@ -265,6 +277,7 @@ const MOST: u64 = 1 << 60;
 fn addresses(
     drafts: &Drafts,
     lifetimes: &[Option<Lifetime>],
+    boundaries: Boundaries,
     options: &LowerOptions,
 ) -> Result<(Vec<u64>, Memory), Diagnostic> {
     let mut addresses = vec![0; drafts.buffers.len()];
@@ -311,7 +324,26 @@ fn addresses(
     }
     memory.arena = memory.states + placement.peak;
     memory.lower_bound = memory.states + placement.lower_bound;
+    memory.by_class = of_states(drafts);
+    let classed = planned.iter().zip(&buffers).map(|(&id, buffer)| {
+        let Buffer { kind, carried, .. } = drafts.buffers[id];
+        (boundaries.class(kind, carried, buffer.lifetime), buffer.bytes, buffer.lifetime)
+    });
+    memory.by_class.add(&classed.collect::<Vec<_>>(), placement.peak);
     Ok((addresses, memory))
+}
+
+/// The bytes of states, by class.
+fn of_states(drafts: &Drafts) -> MemoryByClass {
+    let mut memory = MemoryByClass::default();
+    for (buffer, state) in drafts.buffers.iter().zip(drafts.module.states.values()) {
+        let class = match state.role {
+            Role::Parameter | Role::Buffer => &mut memory.parameters,
+            Role::Optimizer | Role::Counter | Role::Scaler | Role::Rng => &mut memory.optimizer,
+        };
+        *class += aligned(buffer.bytes);
+    }
+    memory
 }
 
 /// Where the other program has the state of that name.

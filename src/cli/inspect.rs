@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
-use ir::machine::Cluster;
+use ir::machine::Machine;
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
@@ -12,7 +12,7 @@ use crate::config::machine::read_cluster;
 use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
 use crate::inspection::units::count;
-use crate::inspection::{FolderFacts, Inspection, Question, RooflineFacts, dot, program_after};
+use crate::inspection::{FolderFacts, Inspection, PredictionFacts, Question, dot, program_after};
 use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
 
@@ -32,7 +32,7 @@ Examples:
     trainyard inspect gpt2.onnx --microbatch 8 --bf16 --target h200
     trainyard inspect gpt2.trainyard --target h200:bandwidth=4.2,multiply=740
 
-  Price the collectives of a step on the cluster that a file describes:
+  Predict a step on the cluster that a file describes:
     trainyard inspect gpt2.onnx --mesh dp=4,tp=8 --cluster cluster.toml
 
   Print the program after one pass, with its dims bound:
@@ -55,12 +55,12 @@ pub struct Inspect {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
-    /// Predict the time of a step on this GPU, command by command, and count its launches: h200, h100, a100, a100-40, v100 or
-    /// v100-16, or the GPU that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth (TB/s read and
-    /// written), multiply and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
-    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml")]
+    /// Predict the time of a step on this device, command by command, and its memory, energy and cost: h200, h100, a100, a100-40,
+    /// v100, v100-16 or cpu, or the device that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth
+    /// (TB/s read and written), multiply and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
+    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
     pub target: Option<TargetDevice>,
-    /// Lay the mesh on the links of the cluster that FILE.toml describes, and price the collectives of a step there
+    /// Predict a step as --target does, on the cluster that FILE.toml describes: the mesh is laid on its links
     #[arg(long, value_name = "FILE.toml")]
     pub cluster: Option<PathBuf>,
     /// Explain the role and the sharding of the tensor NAME, or why the pattern NAME was not found; may be repeated
@@ -102,7 +102,7 @@ pub enum Format {
     Json,
     /// The program as a graph, for Graphviz
     Dot,
-    /// The predicted step on --target as a timeline, for Perfetto
+    /// The predicted step on --target or --cluster as a timeline, for Perfetto
     Perfetto,
 }
 
@@ -159,7 +159,7 @@ impl Inspect {
             (true, Format::Text) => found.to_string(),
             (true, Format::Json) => report::json(&found)?,
             (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
-            (true, Format::Perfetto) => self.timeline(found.roofline.as_ref())?,
+            (true, Format::Perfetto) => self.timeline(found.prediction.as_ref())?,
             (false, format) => {
                 let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
                 match format {
@@ -191,8 +191,7 @@ impl Inspect {
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        let target = self.target.as_ref().map(TargetDevice::device).transpose()?;
-        let cluster = self.cluster()?;
+        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
         let budget = self.memory.memory.map(|budget| budget.0);
         Ok(Question {
             path: &self.subject,
@@ -200,20 +199,20 @@ impl Inspect {
             plan,
             global_batch,
             data_ranks,
-            target,
-            cluster,
+            machine,
             budget,
             manager,
         })
     }
 
-    /// The cluster that is asked about. Errors: a faulty description; a mesh that is larger than the cluster.
-    fn cluster(&self) -> Result<Option<Cluster>, Failure> {
-        let Some(path) = &self.cluster else { return Ok(None) };
+    /// The machine that is asked about, for so many ranks of a mesh. Errors: a faulty description; a mesh that is larger than the
+    /// cluster.
+    fn machine(&self, ranks: u64, mesh: &str) -> Result<Option<Machine>, Failure> {
+        let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
+        let Some(path) = &self.cluster else { return Ok(device.map(Machine::Node)) };
         let cluster = read_cluster(path)?;
-        let (ranks, devices) = (self.parallel.ranks(), cluster.devices());
+        let devices = cluster.devices();
         if ranks > devices {
-            let mesh = self.parallel.described().unwrap_or_default();
             let (nodes, each) = (count(cluster.nodes as usize, "node"), cluster.node.devices);
             let error = Diagnostic::new(format!(
                 "the mesh {mesh} is larger than the cluster, which has {devices} devices: {nodes} of {each} devices"
@@ -221,24 +220,20 @@ impl Inspect {
             let error = error.at(path.display().to_string());
             return Err(error.note("give a smaller mesh, or more nodes in the description").into());
         }
-        Ok(Some(cluster))
+        Ok(Some(Machine::Cluster(cluster)))
     }
 
     /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
-    fn timeline(&self, roofline: Option<&RooflineFacts>) -> Result<String, Failure> {
-        match roofline {
-            Some(roofline) => report::json(&roofline.timeline()),
-            None if self.target.is_some() => Ok(String::new()),
+    fn timeline(&self, prediction: Option<&PredictionFacts>) -> Result<String, Failure> {
+        match prediction {
+            Some(prediction) => report::json(&prediction.timeline()),
+            None if self.target.is_some() || self.cluster.is_some() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
     }
 
     fn folder(&self) -> Result<Output, Failure> {
-        let given = [
-            ("--after", self.after.is_some()),
-            ("--why", !self.why.is_empty()),
-            ("--cluster", self.cluster.is_some()),
-        ];
+        let given = [("--after", self.after.is_some()), ("--why", !self.why.is_empty())];
         let flag = given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag));
         if let Some(flag) = flag {
             let error =
@@ -246,14 +241,16 @@ impl Inspect {
             return Err(error.note("give the model that was compiled into this folder").into());
         }
         let mut found = FolderFacts::of(&self.subject)?;
-        if let Some(target) = &self.target {
-            found.predict(&written_program(&self.subject)?, &target.device()?)?;
+        if self.target.is_some() || self.cluster.is_some() {
+            let program = written_program(&self.subject)?;
+            let machine = self.machine(program.mesh.devices(), &program.mesh.to_string())?;
+            machine.iter().try_for_each(|machine| found.predict(&program, machine))?;
         }
         let text = match self.format {
             Format::Text => found.to_string(),
             Format::Json => report::json(&found)?,
             Format::Dot => dot(&written_program(&self.subject)?),
-            Format::Perfetto => self.timeline(found.roofline.as_ref())?,
+            Format::Perfetto => self.timeline(found.prediction.as_ref())?,
         };
         Ok(Output { text, reasons: vec![] })
     }

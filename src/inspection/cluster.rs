@@ -1,7 +1,7 @@
 //! A step on a cluster: the links that the axes of its mesh use, and the time of its collectives: `inspect --cluster`.
 
 use super::collectives::Exchange;
-use super::roofline::milliseconds;
+use super::prediction::milliseconds;
 use super::units::{bytes, count, grouped};
 use ir::machine::{Cluster, Link};
 use ir::{Module, visible};

@@ -1,11 +1,11 @@
 //! What a folder holds that `compile` wrote: how far its run came, and what can be taken from it.
 
-use super::RooflineFacts;
-use super::roofline::{filled, milliseconds};
+use super::PredictionFacts;
+use super::prediction::{filled, milliseconds};
 use super::units::{bytes, count, grouped};
 use crate::export;
 use crate::failure::Failure;
-use ir::machine::Device;
+use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::metrics::{StepMetrics, read_metrics};
@@ -37,7 +37,10 @@ pub struct FolderFacts {
     pub results: Vec<(String, u64)>,
     /// What a step takes on the device that was asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub roofline: Option<RooflineFacts>,
+    pub prediction: Option<PredictionFacts>,
+    /// The kind of the device that a step was predicted on.
+    #[serde(skip)]
+    predicted_kind: Option<DeviceKind>,
     /// Files that are there and cannot be read, and why.
     pub problems: Vec<String>,
 }
@@ -99,7 +102,8 @@ impl FolderFacts {
             plan: serde_json::Value::Null,
             config: None,
             results: vec![],
-            roofline: None,
+            prediction: None,
+            predicted_kind: None,
             problems: vec![],
         };
         let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
@@ -134,11 +138,11 @@ impl FolderFacts {
         Ok(facts)
     }
 
-    /// Predicts a step of the folder's program on a device.
+    /// Predicts a step of the folder's program on a machine.
     ///
     /// # Errors
-    /// A program that is not valid: the folder's file was changed. An operator for which a GPU has no kernel.
-    pub fn predict(&mut self, program: &Module, device: &Device) -> Result<(), Failure> {
+    /// A program that is not valid: the folder's file was changed. An operator for which the device has no kernel.
+    pub fn predict(&mut self, program: &Module, machine: &Machine) -> Result<(), Failure> {
         ir::verify::verify(program)?;
         if program.level == Level::Lowered {
             return Err(
@@ -146,33 +150,36 @@ impl FolderFacts {
             );
         }
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
-        self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
+        self.prediction = Some(PredictionFacts::of(&filled(program), planned.unwrap_or(1), machine)?);
+        self.predicted_kind = Some(machine.device().kind);
         Ok(())
     }
 
-    /// Whether the run was on a GPU.
-    fn was_on_gpu(&self) -> bool {
+    /// The kind of the device that the run was on.
+    fn device_kind(&self) -> DeviceKind {
         let settings = self.config.as_deref().and_then(|config| config.parse::<toml::Table>().ok());
-        settings.is_some_and(|settings| {
-            settings.get("device").is_some_and(|device| device.as_str() == Some("cuda"))
-        })
+        let device = settings.as_ref().and_then(|settings| settings.get("device")?.as_str());
+        if device == Some("cuda") { DeviceKind::Gpu } else { DeviceKind::Cpu }
     }
 
-    /// The run beside what was predicted.
-    fn compare(&self, f: &mut fmt::Formatter<'_>, roofline: &RooflineFacts) -> fmt::Result {
+    /// The run beside its prediction.
+    fn compare(&self, f: &mut fmt::Formatter<'_>, prediction: &PredictionFacts) -> fmt::Result {
         let Some(run) = &self.run else {
             return writeln!(f, "  no step was run, so there is no time to compare the prediction with");
         };
         let measured = milliseconds(run.median_step_ms);
-        if !self.was_on_gpu() {
+        if self.predicted_kind != Some(self.device_kind()) {
+            let was = match self.device_kind() {
+                DeviceKind::Cpu => "was not on a GPU (--device cuda)",
+                DeviceKind::Gpu => "was on a GPU (--device cuda)",
+            };
             return writeln!(
                 f,
-                "  the run was not on a GPU (--device cuda): its {measured} per step cannot be compared with \
-                 the prediction"
+                "  the run {was}: its {measured} per step cannot be compared with the prediction"
             );
         }
-        let times = run.median_step_ms / roofline.step_ms;
-        let mfu = 100.0 * roofline.mfu / times;
+        let times = run.median_step_ms / prediction.step_ms;
+        let mfu = 100.0 * prediction.mfu / times;
         writeln!(f, "  the run took {measured} per step, {times:.2} times the predicted time: MFU {mfu:.1} %")
     }
 
@@ -288,9 +295,9 @@ impl fmt::Display for FolderFacts {
             writeln!(f, "  result       {name}: {}", bytes(*size))?;
         }
         self.problems.iter().try_for_each(|problem| writeln!(f, "  cannot read  {}", visible(problem)))?;
-        if let Some(roofline) = &self.roofline {
-            write!(f, "{roofline}")?;
-            self.compare(f, roofline)?;
+        if let Some(prediction) = &self.prediction {
+            write!(f, "{prediction}")?;
+            self.compare(f, prediction)?;
         }
         if let Some(config) = &self.config {
             writeln!(f, "\nsettings (config.toml)")?;

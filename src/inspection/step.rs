@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::sizes;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
+use ir::machine::Machine;
 use ir::{Module, Phase, Role};
 use runtime::target::Target;
 use serde::Serialize;
@@ -84,7 +85,11 @@ impl StepFacts {
     pub(super) fn of(compilation: &Compilation, question: &Question) -> Result<Self, Failure> {
         let module = &training::step(&compilation.training)?;
         let microbatches = sizes::microbatches(module, question.global_batch, question.data_ranks)?;
-        let (cost, cluster) = (StepCost::of(module), question.cluster.as_ref());
+        let cost = StepCost::of(module);
+        let cluster = match &question.machine {
+            Some(Machine::Cluster(cluster)) => Some(cluster),
+            Some(Machine::Node(_)) | None => None,
+        };
         let phase = |(phase, _): (Phase, &'static str)| {
             let ir::Cost { flops, read, written } = cost.phase(phase);
             let nodes = module.nodes().filter(|(_, node)| node.phase == phase).count();

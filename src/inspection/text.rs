@@ -37,8 +37,8 @@ impl fmt::Display for Inspection {
         if let Some(fit) = &self.fit {
             writeln!(f, "{fit}")?;
         }
-        if let Some(roofline) = &self.roofline {
-            write!(f, "{roofline}")?;
+        if let Some(prediction) = &self.prediction {
+            write!(f, "{prediction}")?;
         }
         if !self.passes.is_empty() {
             let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, time.ms));

@@ -103,7 +103,7 @@ pub struct Attained {
     pub memory: f64,
     /// Of the rates of matrices, by a large multiplication.
     pub multiply: f64,
-    /// Of the rate of matrices in f16, by attention.
+    /// Of the rates of matrices, by attention.
     pub attention: f64,
 }
 
@@ -112,8 +112,8 @@ pub struct Attained {
 pub enum Unit {
     /// The unit that multiplies matrices of this type: tensor cores where the device has them for the type.
     Matrices(DType),
-    /// Tensor cores, between the rows of a softmax.
-    Attention,
+    /// The unit that multiplies matrices of this type, between the rows of a softmax.
+    Attention(DType),
     /// Plain arithmetic of this type.
     Elements(DType),
 }
@@ -122,7 +122,7 @@ impl Unit {
     /// The unit of an operator whose operands have this element type.
     pub fn of(op: &Op, dtype: DType) -> Self {
         match op {
-            Op::Attention(_) | Op::AttentionGrad(_) => Self::Attention,
+            Op::Attention(_) | Op::AttentionGrad(_) => Self::Attention(dtype),
             Op::Contract(_)
             | Op::Conv(_)
             | Op::ConvGradInput(_)
@@ -139,7 +139,7 @@ impl Device {
     pub fn rate(&self, unit: Unit) -> f64 {
         match unit {
             Unit::Matrices(dtype) => self.matrices.of(dtype) * self.attained.multiply,
-            Unit::Attention => self.matrices.f16 * self.attained.attention,
+            Unit::Attention(dtype) => self.matrices.of(dtype) * self.attained.attention,
             Unit::Elements(dtype) => self.elements.of(dtype),
         }
     }
@@ -192,4 +192,13 @@ pub struct Cluster {
     pub node: Node,
     /// The link of each device to the other nodes.
     pub network: Link,
+}
+
+/// The devices of a mesh, with the links between them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Machine {
+    /// Devices of one node, as many as a mesh has.
+    Node(Device),
+    /// A cluster.
+    Cluster(Cluster),
 }

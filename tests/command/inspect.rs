@@ -6,8 +6,8 @@ mod folder;
 mod groups;
 mod parameters;
 mod patterns;
+mod prediction;
 mod reasons;
-mod roofline;
 mod why;
 
 use std::fmt::Write as _;

@@ -1,13 +1,13 @@
 //! What a GPU runs for a step of a large model in bf16: no slow kernel does much of the work. The work of a command is
-//! that of the roofline.
+//! that of the simulator.
 
-use ir::machine::{Preset, Unit};
+use ir::machine::Unit;
 use ir::{DType, Module};
+use runtime::cuda::commands::commands as simulated_commands;
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::{CudaProgram, Kernel};
-use runtime::cuda::roofline::{CommandCost, Roofline};
 use runtime::lower::{LowerOptions, Target};
-use runtime::program::Section;
+use runtime::simulator::Command;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use testing::models::{bench, done};
@@ -59,14 +59,12 @@ pub(crate) fn kernels() -> impl Iterator<Item = Kernel> {
 }
 
 /// The commands of a step.
-fn commands(cuda: &CudaProgram) -> Vec<CommandCost> {
-    let mut roofline = Roofline::of(cuda, Preset::H100.device(), 1);
-    let of_section = |(section, _)| std::mem::take(&mut roofline.sections[section as usize].commands);
-    Section::ALL.into_iter().flat_map(of_section).collect()
+fn commands(cuda: &CudaProgram) -> Vec<Command> {
+    simulated_commands(cuda, 1).sections.into_iter().flatten().collect()
 }
 
 /// Why a command is too slow, if it is.
-fn slow(command: &CommandCost) -> Option<String> {
+fn slow(command: &Command) -> Option<String> {
     let (work, kind) = (&command.work, command.kind.as_str());
     let multiplies = kind.split('_').next().is_some_and(|word| MULTIPLYING.contains(&word));
     if multiplies && matches!(work.unit, Unit::Elements(_)) && work.flops > MOST_FLOPS {
@@ -79,16 +77,16 @@ fn slow(command: &CommandCost) -> Option<String> {
 /// The slow commands of a program that are no exceptions, and the exceptions that it does not need.
 fn faults(file: &str, cuda: &CudaProgram) -> Vec<String> {
     let commands = commands(cuda);
-    let slow: Vec<(&CommandCost, String)> =
+    let slow: Vec<(&Command, String)> =
         commands.iter().filter_map(|command| Some((command, slow(command)?))).collect();
     let exceptions: Vec<&[&str; 4]> = EXCEPTIONS.iter().filter(|exception| exception[0] == file).collect();
-    let is_of = |[_, kind, node, _]: &[&str; 4], command: &CommandCost| {
+    let is_of = |[_, kind, node, _]: &[&str; 4], command: &Command| {
         *kind == command.kind && command.origin.contains(node)
     };
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for (command, problem) in &slow {
         if !exceptions.iter().any(|exception| is_of(exception, command)) {
-            let CommandCost { kind, sizes, origin, .. } = command;
+            let Command { kind, sizes, origin, .. } = command;
             *counts.entry(format!("{file}: {kind} {sizes:?} of {origin}: {problem}")).or_default() += 1;
         }
     }
@@ -157,9 +155,9 @@ fn scalar_kernels_are_found() {
     let commands = commands(&cuda);
     let attention = commands.iter().find(|command| command.kind == "attention").expect("there is one");
     for kind in ["contract", "experts", "experts_grad"] {
-        assert!(slow(&CommandCost { kind: kind.into(), ..attention.clone() }).is_some(), "{kind}");
+        assert!(slow(&Command { kind: kind.into(), ..attention.clone() }).is_some(), "{kind}");
     }
-    assert_eq!(slow(&CommandCost { kind: "chain".into(), ..attention.clone() }), None);
+    assert_eq!(slow(&Command { kind: "chain".into(), ..attention.clone() }), None);
 }
 
 /// A transposed copy of 8 MB; a product with two summed runs that do not merge, which is done without tensor cores or after a

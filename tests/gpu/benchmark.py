@@ -319,7 +319,7 @@ class Sequence:
             self.report.note(f"no prediction: `{' '.join(command)}` fails")
             return
         self.folder.with_name(self.folder.name + "-prediction.json").write_text(text)
-        found = json.loads(text)["roofline"]
+        found = json.loads(text)["prediction"]
         took = 1e3 * self.tokens / self.ours.rate
         self.report.note(
             f"sequence {self.sequence}: predicted for {found['device']}: {found['step_ms']:.2f} ms a step in "

@@ -1,6 +1,6 @@
 //! The link that a group of devices uses: axes of a mesh laid on the links of a cluster.
 
-use super::{Cluster, Link};
+use super::{Cluster, Device, Link, Machine};
 use crate::{AxisId, Mesh};
 
 impl Cluster {
@@ -46,6 +46,40 @@ impl Cluster {
             devices / apart
         } else {
             1
+        }
+    }
+}
+
+impl Machine {
+    /// Each device.
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::Node(device) => device,
+            Self::Cluster(cluster) => &cluster.node.device,
+        }
+    }
+
+    /// The link of a collective over these axes.
+    pub fn link(&self, mesh: &Mesh, axes: &[AxisId]) -> Link {
+        match self {
+            Self::Node(device) => device.link,
+            Self::Cluster(cluster) => cluster.link(mesh, axes),
+        }
+    }
+
+    /// The devices of the nodes that so many devices are part of: whole nodes of a cluster.
+    pub fn rented(&self, devices: u64) -> u64 {
+        match self {
+            Self::Node(_) => devices,
+            Self::Cluster(cluster) => devices.next_multiple_of(cluster.node.devices.max(1)),
+        }
+    }
+
+    /// Whether a collective over these axes stays inside nodes.
+    pub fn is_inside(&self, mesh: &Mesh, axes: &[AxisId]) -> bool {
+        match self {
+            Self::Node(_) => true,
+            Self::Cluster(cluster) => cluster.is_inside(mesh, axes),
         }
     }
 }

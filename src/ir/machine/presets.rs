@@ -246,7 +246,7 @@ mod tests {
     fn attained_rates_are_those_that_were_measured() {
         let h100 = Preset::H100.device();
         assert!((h100.rate(Unit::Matrices(DType::BF16)) - 794.5e12).abs() < 1e12);
-        assert!((h100.rate(Unit::Attention) - 355e12).abs() < 2e12);
+        assert!((h100.rate(Unit::Attention(DType::BF16)) - 355e12).abs() < 2e12);
         assert_eq!(h100.rate(Unit::Elements(DType::F64)), 33.5e12);
         let v100 = Preset::V100.device();
         assert!((v100.rate(Unit::Matrices(DType::F16)) - 83e12).abs() < 1e9);

@@ -88,7 +88,7 @@ fn a_device_is_read_from_a_file_and_a_processor_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path =
         described(folder.path(), "preset = 'h200'\nname = 'half an H200'\nmemory-bandwidth = 2.4e12\n");
-    let step = |target: &str| json(&[SMALL, "--microbatch", "64", "--target", target])["roofline"].clone();
+    let step = |target: &str| json(&[SMALL, "--microbatch", "64", "--target", target])["prediction"].clone();
     let (half, whole) = (step(&path), step("h200"));
     assert_eq!(half["device"], "half an H200");
     assert!(half["step_ms"].as_f64() > whole["step_ms"].as_f64(), "{} {}", half["step_ms"], whole["step_ms"]);

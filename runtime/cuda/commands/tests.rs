@@ -1,12 +1,12 @@
 //! Programs of one operator, whose work was counted by hand.
 
-use super::{Bound, CommandCost, Roofline, timeline};
+use super::commands;
 use crate::cuda::lower::lower as lower_for_cuda;
-use crate::cuda::program::{Command, Event, Stream, Task};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Section};
+use crate::simulator::{Bound, Queue, SimulatedCommand, SimulatedStep};
 use crate::target::Target;
-use ir::machine::{Preset, Unit};
+use ir::machine::{Machine, Preset, Unit};
 use ir::ops::attention::{Attention, AttentionGrad};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
@@ -14,11 +14,10 @@ use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::LayerNorm;
 use ir::{Builder, DType, Module, Op, Type};
-use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What the commands of an operator on operands of these types take on an H200.
-fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<CommandCost> {
+/// The commands of operators on operands of these types, on an H200.
+fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<SimulatedCommand> {
     let mut module = Module::new("test");
     let mut values: Vec<_> = (types.iter().enumerate())
         .map(|(index, (dtype, sizes))| module.add_input(format!("x{index}"), Type::of(*dtype, sizes), false))
@@ -36,8 +35,9 @@ fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<CommandCos
         LowerOptions { target: Target::Cuda, microbatches: Microbatches::One, ..LowerOptions::default() };
     let program = Arc::new(lower(&module, &options).expect("it lowers"));
     let cuda = lower_for_cuda(program).expect("it lowers for CUDA");
-    let mut roofline = Roofline::of(&cuda, Preset::H200.device(), 1);
-    std::mem::take(&mut roofline.sections[Section::Microbatch as usize].commands)
+    let list = commands(&cuda, 1);
+    let mut step = SimulatedStep::of(&list, &Machine::Node(Preset::H200.device()));
+    std::mem::take(&mut step.sections[Section::Microbatch as usize].commands)
 }
 
 #[test]
@@ -48,12 +48,12 @@ fn a_matrix_multiplication_reads_both_sides_once_and_is_bound_by_tensor_cores() 
     )[..] else {
         panic!("one command")
     };
-    assert_eq!(multiply.work.read, 2 * (1024 * 512 + 512 * 2048));
-    assert_eq!(multiply.work.written, 2 * 1024 * 2048);
-    assert_eq!(multiply.work.flops, 2 * 1024 * 512 * 2048);
-    assert_eq!((multiply.bound, multiply.work.unit), (Bound::Compute, Unit::Matrices(DType::BF16)));
+    assert_eq!(multiply.command.work.read, 2 * (1024 * 512 + 512 * 2048));
+    assert_eq!(multiply.command.work.written, 2 * 1024 * 2048);
+    assert_eq!(multiply.command.work.flops, 2 * 1024 * 512 * 2048);
+    assert_eq!((multiply.bound, multiply.command.work.unit), (Bound::Compute, Unit::Matrices(DType::BF16)));
     // 2.147 GFLOP at 989.5 · 0.803 TFLOP/s, and 1.5 µs.
-    assert!((multiply.seconds - 4.203e-6).abs() < 1e-9, "{}", multiply.seconds);
+    assert!((multiply.alone - 4.203e-6).abs() < 1e-9, "{}", multiply.alone);
 }
 
 #[test]
@@ -65,11 +65,11 @@ fn a_norm_is_bound_by_memory_and_a_small_one_by_its_start() {
         of(&[(op.into(), &[0, 1, 2])], &types).remove(0)
     };
     let large = norm(8192);
-    assert_eq!(large.work.read, 4 * (8192 * 1024 + 2 * 1024));
-    assert_eq!(large.work.written, 4 * (8192 * 1024 + 2 * 8192));
-    assert_eq!((large.bound, large.work.flops), (Bound::Memory, 8 * 8192 * 1024));
+    assert_eq!(large.command.work.read, 4 * (8192 * 1024 + 2 * 1024));
+    assert_eq!(large.command.work.written, 4 * (8192 * 1024 + 2 * 8192));
+    assert_eq!((large.bound, large.command.work.flops), (Bound::Memory, 8 * 8192 * 1024));
     // 67.2 MB at 4.8 · 0.9 TB/s, and 1.5 µs.
-    assert!((large.seconds - 17.05e-6).abs() < 1e-8, "{}", large.seconds);
+    assert!((large.alone - 17.05e-6).abs() < 1e-8, "{}", large.alone);
     assert_eq!(norm(64).bound, Bound::Launch);
 }
 
@@ -85,13 +85,14 @@ fn half_of_causal_attention_is_counted_and_each_part_of_its_gradient_for_itself(
     );
     let tensor = 2 * batch * heads * length * width;
     let (rows, pairs) = (batch * heads * length, batch * heads * length * length);
-    let kinds: Vec<&str> = parts.iter().map(|part| &part.kind[..]).collect();
+    let kinds: Vec<&str> = parts.iter().map(|part| &part.command.kind[..]).collect();
     assert_eq!(kinds, ["attention_mma", "attention_by_queries_mma", "attention_by_keys_mma"]);
-    let flops: Vec<u64> = parts.iter().map(|part| part.work.flops).collect();
+    let flops: Vec<u64> = parts.iter().map(|part| part.command.work.flops).collect();
     // Two products; three; four.
     assert_eq!(flops, [2, 3, 4].map(|products| products * 2 * pairs * width / 2));
-    assert!(parts.iter().all(|part| part.work.unit == Unit::Attention));
-    let moved: Vec<[u64; 2]> = parts.iter().map(|part| [part.work.read, part.work.written]).collect();
+    assert!(parts.iter().all(|part| part.command.work.unit == Unit::Attention(DType::BF16)));
+    let moved: Vec<[u64; 2]> =
+        parts.iter().map(|part| [part.command.work.read, part.command.work.written]).collect();
     // Scratch has three numbers a row.
     let kept = 3 * 4 * rows;
     let expected = [
@@ -108,7 +109,8 @@ fn units_of_experts(dtype: DType, widths: [u64; 2]) -> Vec<(String, u64, Unit)> 
     let (rows, experts, [k, n]) = (1024, 8, widths);
     let types: [(DType, &[u64]); 3] = [(dtype, &[rows, k]), (dtype, &[experts, k, n]), (DType::I64, &[rows])];
     let commands = of(&[(Experts { transposed: false }.into(), &[0, 1, 2])], &types);
-    commands.into_iter().map(|command| (command.kind, command.work.flops, command.work.unit)).collect()
+    let fact = |one: SimulatedCommand| (one.command.kind, one.command.work.flops, one.command.work.unit);
+    commands.into_iter().map(fact).collect()
 }
 
 #[test]
@@ -132,11 +134,11 @@ fn a_chain_moves_its_ends_and_not_what_is_between() {
     )[..] else {
         panic!("one command")
     };
-    assert_eq!((chain.kind.as_str(), chain.work.unit), ("chain", Unit::Elements(DType::F32)));
-    assert_eq!(chain.work.flops, 3 * 4096 * 1024);
+    assert_eq!((chain.command.kind.as_str(), chain.command.work.unit), ("chain", Unit::Elements(DType::F32)));
+    assert_eq!(chain.command.work.flops, 3 * 4096 * 1024);
     // x, and the row that is added to all; three results, all of them outputs.
-    assert_eq!(chain.work.read, 4 * (4096 * 1024 + 1024));
-    assert_eq!(chain.work.written, 3 * 4 * 4096 * 1024);
+    assert_eq!(chain.command.work.read, 4 * (4096 * 1024 + 1024));
+    assert_eq!(chain.command.work.written, 3 * 4 * 4096 * 1024);
 }
 
 #[test]
@@ -146,46 +148,20 @@ fn of_a_table_only_the_rows_that_are_looked_up_are_read() {
     else {
         panic!("one command")
     };
-    assert_eq!((gather.work.read, gather.work.written), (32 * 64 * 4 + 32 * 8, 32 * 64 * 4));
-}
-
-fn command(stream: Stream, waits: &[u32], records: Option<u32>) -> Command {
-    Command {
-        stream,
-        waits: waits.iter().copied().map(Event).collect(),
-        records: records.map(Event),
-        task: Task::Library,
-        reads: SmallVec::new(),
-        writes: SmallVec::new(),
-        instructions: 0..1,
-    }
+    assert_eq!((gather.command.work.read, gather.command.work.written), (32 * 64 * 4 + 32 * 8, 32 * 64 * 4));
 }
 
 #[test]
-fn streams_overlap_but_for_what_waits() {
-    use Stream::{Main, Side};
-    let commands = [
-        command(Main, &[], Some(0)),
-        command(Side, &[0], Some(1)),
-        command(Main, &[], None),
-        command(Side, &[], None),
-        command(Main, &[1], None),
-    ];
-    assert_eq!(timeline::begins(&commands, &[2.0, 5.0, 3.0, 1.0, 4.0]), [0.0, 2.0, 2.0, 7.0, 7.0]);
-}
-
-#[test]
-fn gradients_of_weights_run_aside_and_take_memory_all_the_same() {
-    let sizes: &[u64] = &[64, 4096, 4096];
-    let commands = of(&[(Unary::Neg.into(), &[0]), (Unary::Neg.into(), &[1])], &[(DType::F32, sizes); 2]);
-    assert_eq!(commands.len(), 2);
-    let cost = super::SectionCost::of(
-        &[command(Stream::Main, &[], None), command(Stream::Side, &[], None)],
-        commands.clone(),
-        &Preset::H200.device(),
+fn gradients_of_weights_run_aside_and_share_the_memory() {
+    // Two products of one value: nothing reads either of them, so both go aside; the copy before them is waited for.
+    let sizes: &[u64] = &[512, 512];
+    let commands = of(
+        &[(Unary::Neg.into(), &[0]), (Contract::new("mk,kn->mn").into(), &[2, 1]), (Unary::Neg.into(), &[0])],
+        &[(DType::BF16, sizes); 2],
     );
-    // Both begin at once, and share the memory.
-    assert_eq!(cost.commands[1].begin, 0.0);
-    let moving = 4.0 * 64.0 * 4096.0 * 4096.0 * 4.0 / Preset::H200.device().memory_rate();
-    assert!((cost.seconds - moving).abs() < 1e-9, "{} {moving}", cost.seconds);
+    let queues: Vec<Queue> = commands.iter().map(|one| one.command.queue).collect();
+    let product = queues.iter().position(|queue| *queue == Queue::Side).expect("a product goes aside");
+    let waits = &commands[product].command.waits;
+    assert_eq!(waits.len(), 1, "{queues:?}");
+    assert!(commands[product].span.begin >= commands[waits[0]].span.end);
 }

@@ -1,12 +1,12 @@
 //! A predicted step as Perfetto and chrome://tracing read it: a track for each stream, as a measured one has them.
 
-use super::{CommandFacts, RooflineFacts};
+use super::{CommandFacts, PredictionFacts};
 use serde_json::{Value, json};
 
 /// The process that predicted commands belong to, so that they stand beside measured ones, whose process is 0.
 const PROCESS: u32 = 1;
 
-impl RooflineFacts {
+impl PredictionFacts {
     /// Each section once, one after the other.
     pub fn timeline(&self) -> Value {
         let mut events = vec![named("process_name", 0, &format!("predicted, {}", self.device))];

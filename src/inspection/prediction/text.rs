@@ -1,14 +1,17 @@
 //! A prediction as text.
 
-use super::{CommandFacts, DeclinedFacts, RooflineFacts};
+use super::{CommandFacts, DeclinedFacts, ExchangeFacts, MemoryClassFacts, PredictionFacts};
 use crate::inspection::units::{bytes, count, flops, grouped};
 use ir::visible;
 use std::fmt;
 
+/// Joules of a kilowatt-hour.
+const JOULES_PER_KWH: f64 = 3.6e6;
+
 /// Commands that text has; JSON has all.
 const LONGEST: usize = 10;
 
-impl fmt::Display for RooflineFacts {
+impl fmt::Display for PredictionFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.tokens { "tokens" } else { "samples" };
         let rate = grouped(self.samples_per_s.round() as u64);
@@ -21,23 +24,68 @@ impl fmt::Display for RooflineFacts {
             flops(self.model_flops)
         )?;
         let launches = count(self.launches as usize, "launch").replace("hs", "hes");
-        let (in_turn, planned) = (milliseconds(self.in_turn_ms), bytes(self.planned));
-        writeln!(
-            f,
-            "  {launches}, {in_turn} if each command waited for the previous one; {planned} of memory"
-        )?;
+        let in_turn = milliseconds(self.in_turn_ms);
+        writeln!(f, "  {launches}, {in_turn} if each command waited for the previous one")?;
+        self.write_price(f)?;
         for section in &self.sections {
             let runs = if section.section == "microbatch" { self.microbatches } else { 1 };
             let (times, ms) = (format!("{runs} x"), milliseconds(section.ms));
-            writeln!(f, "    {:10}  {times:>5}  {ms:>9}  {}", section.section, section.launches())?;
+            writeln!(f, "    {:10}  {times:>5}  {ms:>9}  {}", section.section, section.commands())?;
         }
+        self.write_memory(f)?;
+        self.write_exchanges(f)?;
         self.write_declined(f)?;
         self.write_kinds(f)?;
         self.write_longest(f)
     }
 }
 
-impl RooflineFacts {
+impl PredictionFacts {
+    /// Energy and cost, of a step and of a billion tokens or a million samples.
+    fn write_price(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (amount, many) = if self.tokens { (1e9, "billion tokens") } else { (1e6, "million samples") };
+        let steps = amount / self.samples as f64;
+        writeln!(
+            f,
+            "  energy and cost: {:.3e} J and {:.3e} dollars per step; {:.3} kWh and {:.3} dollars per {many}",
+            self.joules,
+            self.dollars,
+            self.joules * steps / JOULES_PER_KWH,
+            self.dollars * steps
+        )
+    }
+
+    /// The memory of a device by class.
+    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryClassFacts { parameters, optimizer, gradients, activations, workspace, constants } =
+            self.memory;
+        let classes = [
+            ("parameters", parameters),
+            ("gradients", gradients),
+            ("optimizer", optimizer),
+            ("saved activations", activations),
+            ("workspace", workspace),
+            ("constants", constants),
+        ];
+        let classes = classes.iter().filter(|(_, size)| *size > 0);
+        let classes: Vec<String> = classes.map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
+        writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), classes.join(", "))
+    }
+
+    /// A line for the collectives of each kind and axes.
+    fn write_exchanges(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for ExchangeFacts { kind, axes, count, ms, not_hidden_ms } in &self.exchanges {
+            let (axes, share) = (axes.join("*"), 100.0 * not_hidden_ms / self.step_ms);
+            let [ms, not_hidden] = [ms, not_hidden_ms].map(|ms| milliseconds(*ms));
+            writeln!(
+                f,
+                "  {kind} over {}: {count} x, {ms}, of which {not_hidden} are not hidden, {share:.1} % of the step",
+                visible(&axes)
+            )?;
+        }
+        Ok(())
+    }
+
     /// A line for each kind and reason. Only attention has kernels besides cuDNN's.
     fn write_declined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for DeclinedFacts { kind, reason, count } in &self.not_by_cudnn {

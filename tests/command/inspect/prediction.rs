@@ -15,30 +15,30 @@ fn numbers(all: &Value, key: &str) -> Vec<f64> {
 #[test]
 fn every_command_of_a_step_is_told_once() {
     let found = json(&[SMALL, "--target", "h200", "--global-batch", "6"]);
-    let roofline = &found["roofline"];
-    assert_eq!(roofline["microbatches"], 3);
+    let prediction = &found["prediction"];
+    assert_eq!(prediction["microbatches"], 3);
     let runs = |section: &Value| if section["section"] == "microbatch" { 3 } else { 1 };
-    let sections = roofline["sections"].as_array().expect("they are a list");
+    let sections = prediction["sections"].as_array().expect("they are a list");
     let mut launches = 0;
     for section in sections {
         let number = |key: &str| section[key].as_u64().expect("it is a number");
         let kinds = ["kernels", "multiplications", "libraries", "collectives"];
         let own: u64 = kinds.into_iter().map(number).sum();
-        let commands = roofline["commands"].as_array().expect("they are a list");
+        let commands = prediction["commands"].as_array().expect("they are a list");
         let told = commands.iter().filter(|command| command["section"] == section["section"]).count();
         assert_eq!(own, told as u64, "{section}");
         launches += own * runs(section);
     }
-    assert_eq!(roofline["launches"], launches);
-    let by_kind: f64 = numbers(&roofline["kinds"], "launches").iter().sum();
+    assert_eq!(prediction["launches"], launches);
+    let by_kind: f64 = numbers(&prediction["kinds"], "launches").iter().sum();
     assert_eq!(by_kind as u64, launches);
     let [step, in_turn] =
-        ["step_ms", "in_turn_ms"].map(|key| roofline[key].as_f64().expect("it is a number"));
-    let by_kind: f64 = numbers(&roofline["kinds"], "ms").iter().sum();
+        ["step_ms", "in_turn_ms"].map(|key| prediction[key].as_f64().expect("it is a number"));
+    let by_kind: f64 = numbers(&prediction["kinds"], "ms").iter().sum();
     assert!((by_kind - in_turn).abs() < 1e-9 * in_turn, "{by_kind} {in_turn}");
     assert!(step < in_turn, "gradients of weights overlap: {step} {in_turn}");
     // 2 samples of 32 tokens, three times.
-    assert_eq!((&roofline["samples"], &roofline["tokens"]), (&(2 * 32 * 3).into(), &true.into()));
+    assert_eq!((&prediction["samples"], &prediction["tokens"]), (&(2 * 32 * 3).into(), &true.into()));
 }
 
 /// 72·B·L·s·h²·(1 + s/(12h) + v/(12Lh)) operations (arXiv 2205.05198, with half of the scores for causal attention).
@@ -47,7 +47,7 @@ fn a_models_operations_are_those_of_the_published_formula() {
     let found = json(&["models/gpt3-175b-noweights.onnx", "--bf16", "--target", "h200"]);
     let (layers, s, h, v) = (96.0, 2048.0, 12288.0, 51200.0);
     let published = 72.0 * layers * s * h * h * (1.0 + s / (12.0 * h) + v / (12.0 * layers * h));
-    let counted = found["roofline"]["model_flops"].as_f64().expect("it is a number");
+    let counted = found["prediction"]["model_flops"].as_f64().expect("it is a number");
     assert!((counted / published - 1.0).abs() < 1e-6, "{counted} {published}");
 }
 
@@ -57,7 +57,7 @@ fn a_models_operations_are_those_of_the_published_formula() {
 fn a_prediction_lies_between_what_was_published_and_what_one_multiplication_attains() {
     let flags =
         ["bench/gpt2-1.5b.onnx", "--bind", "seq=1024", "--microbatch", "16", "--bf16", "--target", "a100"];
-    let mfu = json(&flags)["roofline"]["mfu"].as_f64().expect("it is a number");
+    let mfu = json(&flags)["prediction"]["mfu"].as_f64().expect("it is a number");
     assert!((137.0 / 312.0..271.2 / 312.0).contains(&mfu), "{mfu}");
 }
 
@@ -93,7 +93,7 @@ fn a_step_is_told_in_words() {
 fn a_faster_memory_makes_a_shorter_step() {
     let step = |target: &str| {
         let found = json(&[SMALL, "--microbatch", "64", "--target", target]);
-        found["roofline"]["step_ms"].as_f64().expect("it is a number")
+        found["prediction"]["step_ms"].as_f64().expect("it is a number")
     };
     let usual = step("h200");
     assert!(step("h200:bandwidth=0.01") > 2.0 * usual, "{usual}");
@@ -104,13 +104,13 @@ fn a_faster_memory_makes_a_shorter_step() {
 fn a_timeline_has_every_command_within_its_step() {
     let output = inspect(&[SMALL, "--target", "a100", "--format", "perfetto"]).output().expect("it is drawn");
     let timeline: Value = serde_json::from_str(&output.text).expect("it is JSON");
-    let roofline = &json(&[SMALL, "--target", "a100"])["roofline"];
+    let prediction = &json(&[SMALL, "--target", "a100"])["prediction"];
     let events = timeline["traceEvents"].as_array().expect("they are a list");
     let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
-    assert_eq!(spans.len(), roofline["commands"].as_array().expect("they are a list").len());
+    assert_eq!(spans.len(), prediction["commands"].as_array().expect("they are a list").len());
     let end = |span: &&Value| span["ts"].as_f64().expect("a time") + span["dur"].as_f64().expect("a time");
     let last = spans.iter().map(end).fold(0.0, f64::max);
-    let step = roofline["step_ms"].as_f64().expect("it is a number") * 1e3;
+    let step = prediction["step_ms"].as_f64().expect("it is a number") * 1e3;
     assert!(last <= step + 1e-6 && last > 0.5 * step, "{last} {step}");
     let tracks: std::collections::BTreeSet<u64> =
         spans.iter().filter_map(|span| span["tid"].as_u64()).collect();
@@ -121,7 +121,7 @@ fn a_timeline_has_every_command_within_its_step() {
 #[test]
 fn collectives_are_sent_by_links() {
     let found = json(&[SMALL, "--mesh", "dp=2", "--target", "h200"]);
-    let commands = found["roofline"]["commands"].as_array().expect("they are a list");
+    let commands = found["prediction"]["commands"].as_array().expect("they are a list");
     let sent: u64 = commands.iter().filter_map(|command| command["sent"].as_u64()).sum();
     assert!(sent > 0);
     assert_eq!(found["step"]["mesh"]["communication"]["bytes"], sent);
@@ -159,7 +159,7 @@ fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
     assert!(text.contains("the run took 20.00 ms per step, "), "{text}");
     let found = json(&[&path, "--target", "h200"]);
     assert_eq!(
-        (&found["roofline"]["microbatches"], &found["run"]["median_step_ms"]),
+        (&found["prediction"]["microbatches"], &found["run"]["median_step_ms"]),
         (&2.into(), &20.0.into())
     );
 }

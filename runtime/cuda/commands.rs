@@ -1,0 +1,259 @@
+//! The commands of a GPU as the simulator sees them: their queues, waits, bytes and operations.
+
+#[cfg(test)]
+mod tests;
+
+use super::program::{
+    Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, Multiply, Start,
+    Stream, Task,
+};
+use crate::program::{Activation, Instruction, Kernel, Section, View};
+use crate::simulator::work::{Work, elements, largest_sizes};
+use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
+use ir::machine::Unit;
+use ir::ops::elementwise::{Binary, Unary};
+use ir::{DType, Op, Operator, Signature, Type};
+use std::collections::BTreeMap;
+
+/// The commands of a step of so many microbatches.
+pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
+    let works = Works::new(cuda, microbatches > 1);
+    let sections = Section::ALL.map(|(section, _)| {
+        let commands = cuda.repeated(section);
+        let waits = waits(commands);
+        let command = |(command, waits): (&CudaCommand, Vec<usize>)| works.command(section, command, &waits);
+        commands.iter().zip(waits).map(command).collect()
+    });
+    CommandList { mesh: cuda.program.mesh.clone(), microbatches, sections }
+}
+
+/// For each command the numbers of the commands whose marks it waits for.
+fn waits(commands: &[CudaCommand]) -> Vec<Vec<usize>> {
+    let mut marked: BTreeMap<Event, usize> = BTreeMap::new();
+    let waits = commands.iter().enumerate().map(|(number, command)| {
+        let waits = command.waits.iter().filter_map(|event| marked.get(event).copied()).collect();
+        marked.extend(command.records.map(|event| (event, number)));
+        waits
+    });
+    waits.collect()
+}
+
+fn queue(stream: Stream) -> Queue {
+    match stream {
+        Stream::Main => Queue::Main,
+        Stream::Side => Queue::Side,
+    }
+}
+
+/// The work of a program's commands.
+struct Works<'a> {
+    cuda: &'a CudaProgram,
+    /// Where the tables of launches that are several in one begin, ascending.
+    tables: Vec<usize>,
+    /// Whether accumulators are added to.
+    adds: bool,
+}
+
+impl<'a> Works<'a> {
+    fn new(cuda: &'a CudaProgram, adds: bool) -> Self {
+        let launches = cuda.sections.iter().flatten().filter_map(|command| match &command.task {
+            Task::Launch(launch) => Some(launch),
+            _ => None,
+        });
+        let mut tables: Vec<usize> = launches.filter_map(table).collect();
+        tables.sort_unstable();
+        Self { cuda, tables, adds }
+    }
+
+    /// A command of a section.
+    fn command(&self, section: Section, command: &CudaCommand, waits: &[usize]) -> Command {
+        let instruction = &self.cuda.program.section(section)[command.instructions.start];
+        let (class, work, exchange) = match &command.task {
+            Task::Multiply(multiply) => {
+                let work = multiplication(multiply, multiply.accumulates && self.adds);
+                (CommandClass::Multiplication, work, None)
+            }
+            Task::Launch(launch) => {
+                (CommandClass::Kernel, self.launched(launch, instruction, command, section), None)
+            }
+            Task::Collective(collective) => {
+                let (work, exchange) = self.exchange(collective);
+                (CommandClass::Collective, work, Some(exchange))
+            }
+            Task::Library => (CommandClass::Library, Work::of(instruction, self.adds), None),
+        };
+        Command {
+            class,
+            kind: self.kind(instruction, &command.task),
+            sizes: sizes(instruction, &command.task),
+            origin: instruction.origin.clone(),
+            queue: queue(command.stream),
+            waits: waits.into(),
+            layers: if let Task::Launch(launch) = &command.task { launch.grid[2] } else { 1 },
+            work,
+            exchange,
+        }
+    }
+
+    fn kind(&self, instruction: &Instruction, task: &Task) -> String {
+        match task {
+            Task::Launch(launch) => {
+                let name = &self.cuda.kernels[launch.kernel].name;
+                let name = name.rsplit_once('_').map_or(&name[..], |(name, _hash)| name);
+                name.strip_suffix("_many").unwrap_or(name).into()
+            }
+            Task::Multiply(_) => "multiply".into(),
+            Task::Library | Task::Collective(_) => instruction.name(),
+        }
+    }
+
+    /// The work of all layers of a launch, each of an instruction of its own: they are in one order.
+    fn launched(
+        &self,
+        launch: &Launch,
+        first: &Instruction,
+        command: &CudaCommand,
+        section: Section,
+    ) -> Work {
+        let unit = self.unit(launch, first);
+        let all = &self.cuda.program.section(section)[command.instructions.clone()];
+        let name = first.name();
+        let mut alike = all.iter().filter(|other| other.name() == name);
+        let mut sum = Work { read: 0, written: 0, sent: 0, flops: 0, unit };
+        for given in self.given(launch) {
+            let own = alike.find(|instruction| is_of(given, instruction)).unwrap_or(first);
+            let touches = |view: &View| is_given(given, view, own.scratch.as_ref() == Some(view));
+            let Work { read, written, flops, .. } = Work::of_part(own, touches, unit, self.adds);
+            sum.read += read;
+            sum.written += written;
+            sum.flops += flops;
+        }
+        sum
+    }
+
+    /// What each layer of a launch is given.
+    fn given<'l>(&'l self, launch: &'l Launch) -> impl Iterator<Item = &'l [Argument]> {
+        let all = match table(launch) {
+            Some(start) => {
+                let next = self.tables.partition_point(|&other| other <= start);
+                let end = self.tables.get(next).copied().unwrap_or(self.cuda.tables.len());
+                &self.cuda.tables[start..end]
+            }
+            None => &launch.arguments[..],
+        };
+        let layers = if table(launch).is_some() { launch.grid[2] as usize } else { 1 };
+        all.chunks((all.len() / layers.max(1)).max(1))
+    }
+
+    /// The unit that computes a launch of this instruction.
+    fn unit(&self, launch: &Launch, instruction: &Instruction) -> Unit {
+        let files = &self.cuda.kernels[launch.kernel].files;
+        let dtype = instruction.results[0].dtype;
+        let on_tensor_cores = files.iter().any(|file| file.name == "mma.cuh");
+        match &instruction.kernel {
+            Kernel::Op(Op::Experts(_) | Op::ExpertsGrad(_)) if on_tensor_cores => Unit::Matrices(dtype),
+            _ if on_tensor_cores => Unit::Attention(dtype),
+            _ => Unit::Elements(dtype),
+        }
+    }
+
+    /// The bytes that one of a group of devices moves and sends, and its exchange.
+    fn exchange(&self, collective: &Collective) -> (Work, Exchange) {
+        use ir::ops::collective::Collective as Kind;
+        let (kind, devices) = (collective.kind, self.cuda.program.mesh.size(&collective.axes));
+        let piece: u64 =
+            collective.tensors.iter().map(|tensor| tensor.count as u64 * tensor.dtype.bytes()).sum();
+        let (read, written) = match kind {
+            Kind::AllReduce | Kind::AllSlice => (piece, piece),
+            Kind::AllGather => (piece, piece * devices),
+            Kind::ReduceScatter => (piece * devices, piece),
+            Kind::AllToAll => (piece * devices, piece * devices),
+        };
+        let group_bytes = kind.group_bytes(read, written, devices);
+        let sent = kind.bytes_sent(group_bytes, devices);
+        let work = Work { read, written, sent, flops: 0, unit: Unit::Elements(DType::F32) };
+        (work, Exchange { kind, axes: collective.axes.clone(), group_bytes })
+    }
+}
+
+fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
+    match task {
+        Task::Multiply(multiply) => [multiply.batch].into_iter().chain(multiply.sizes).collect(),
+        Task::Launch(_) | Task::Library | Task::Collective(_) => largest_sizes(instruction),
+    }
+}
+
+/// Where the table of a launch begins that is several in one.
+fn table(launch: &Launch) -> Option<usize> {
+    match launch.arguments[..] {
+        [Argument::Table(start)] => Some(start),
+        _ => None,
+    }
+}
+
+/// Whether an instruction is what a kernel with these arguments is of.
+fn is_of(arguments: &[Argument], instruction: &Instruction) -> bool {
+    let given = |view: &View| is_given(arguments, view, false);
+    let largest = instruction.operands.iter().max_by_key(|view| elements(view));
+    instruction.results.iter().any(given) || largest.is_some_and(given)
+}
+
+/// Whether one of the arguments is where a tensor begins, or, of scratch, within it.
+fn is_given(arguments: &[Argument], view: &View, is_scratch: bool) -> bool {
+    let (start, bytes) = (Start::of(view), view.bytes());
+    arguments.iter().any(|argument| match argument {
+        &Argument::Address(region, byte) if is_scratch => {
+            region == start.region && bytes.contains(&byte.cast_unsigned())
+        }
+        &Argument::Address(region, byte) => (Start { region, byte }) == start,
+        Argument::AddressByRank(region, byte) => (Start { region: *region, byte: byte.first }) == start,
+        Argument::Number(_)
+        | Argument::NumberByRank(_)
+        | Argument::Table(_)
+        | Argument::Adds
+        | Argument::Halt => false,
+    })
+}
+
+fn multiplication(multiply: &Multiply, adds: bool) -> Work {
+    let Multiply { sizes: [m, k, n], batch, dtype, out_dtype, epilogue, .. } = multiply;
+    let [m, k, n, batch] = [*m, *k, *n, *batch].map(|size| size as u64);
+    let side =
+        |matrices: &Matrices, count: u64| count * dtype.bytes() * if matrices.apart == 0 { 1 } else { batch };
+    let out = m * n * batch * out_dtype.bytes();
+    let bias = epilogue.bias.map_or(0, |_| n * out_dtype.bytes());
+    let addend = epilogue.addend.as_ref().map_or(0, |_| out);
+    let aux = epilogue.aux.as_ref().map_or(0, |_| out);
+    let [aux_read, aux_written] = match epilogue.activation {
+        Activation::GeluTanhGrad => [aux, 0],
+        Activation::None | Activation::GeluTanh => [0, aux],
+    };
+    let summed = epilogue.sums.map_or(0, |(side, _)| if side == 0 { m } else { n });
+    Work {
+        read: side(&multiply.lhs, m * k)
+            + side(&multiply.rhs, k * n)
+            + bias
+            + addend
+            + aux_read
+            + if adds { out } else { 0 },
+        written: out + aux_written + summed * out_dtype.bytes(),
+        sent: 0,
+        flops: 2 * m * k * n * batch + finished(multiply) * m * n,
+        unit: Unit::Matrices(*dtype),
+    }
+}
+
+/// Operations on each element of a product before it is stored.
+fn finished(multiply: &Multiply) -> u64 {
+    let epilogue = &multiply.epilogue;
+    let one = Type::of(multiply.out_dtype, &[1]);
+    let cost = |op: Op, operands: usize| {
+        op.cost(&Signature { operands: vec![one.clone(); operands], results: vec![one.clone()] }).flops
+    };
+    let activation = match epilogue.activation {
+        Activation::None => 0,
+        Activation::GeluTanh => cost(Unary::GeluTanh.into(), 1),
+        Activation::GeluTanhGrad => cost(Binary::GeluTanhGrad.into(), 2),
+    };
+    activation + u64::from(epilogue.bias.is_some()) + u64::from(epilogue.addend.is_some())
+}

@@ -1,0 +1,153 @@
+//! The classes of the memory of a program: the bytes of each class where most bytes are alive.
+
+use super::draft::BufferKind;
+use ir::analysis::Lifetime;
+use ir::analysis::memory_plan::aligned;
+
+/// The positions at which the parts of a step begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Boundaries {
+    /// The first position of the microbatch section.
+    pub(super) microbatch: u32,
+    /// The first position of backward; that of the update if there is no backward phase.
+    pub(super) backward: u32,
+    /// The first position of the update section.
+    pub(super) update: u32,
+}
+
+/// A class of buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Parameters,
+    Gradients,
+    Activations,
+    Workspace,
+}
+
+/// Bytes of each class where most bytes are alive. Together they are the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryByClass {
+    /// Parameters and buffers of the model, and the casts of weights that a step makes before its first microbatch.
+    pub parameters: u64,
+    /// States of the optimizer, counters and random numbers' positions.
+    pub optimizer: u64,
+    /// Gradients that wait for the update, and sums over microbatches.
+    pub gradients: u64,
+    /// Results of forward that backward reads.
+    pub activations: u64,
+    /// Everything else: inputs, values that die before their phase ends, scratch, and gaps of the plan.
+    pub workspace: u64,
+}
+
+impl Boundaries {
+    /// The class of a buffer with this lifetime. `carried` tells whether it holds sums over microbatches.
+    pub(super) fn class(&self, kind: BufferKind, carried: bool, lifetime: Lifetime) -> Class {
+        let Lifetime { first, last } = lifetime;
+        if carried {
+            Class::Gradients
+        } else if first < self.microbatch && last >= self.microbatch {
+            Class::Parameters
+        } else if first < self.backward && last >= self.backward && !matches!(kind, BufferKind::Input(_)) {
+            Class::Activations
+        } else if first < self.update && last >= self.update {
+            Class::Gradients
+        } else {
+            Class::Workspace
+        }
+    }
+}
+
+impl MemoryByClass {
+    /// Adds the buffers that are alive at the position where their bytes are the most. `peak` is the size of their plan.
+    pub(super) fn add(&mut self, buffers: &[(Class, u64, Lifetime)], peak: u64) {
+        let at = busiest(buffers);
+        let alive = buffers.iter().filter(|(_, _, lifetime)| (lifetime.first..=lifetime.last).contains(&at));
+        let before = self.total();
+        for (class, bytes, _) in alive {
+            *self.of(*class) += aligned(*bytes);
+        }
+        self.workspace += (before + peak).saturating_sub(self.total());
+    }
+
+    fn of(&mut self, class: Class) -> &mut u64 {
+        match class {
+            Class::Parameters => &mut self.parameters,
+            Class::Gradients => &mut self.gradients,
+            Class::Activations => &mut self.activations,
+            Class::Workspace => &mut self.workspace,
+        }
+    }
+
+    /// All bytes.
+    pub fn total(&self) -> u64 {
+        let Self { parameters, optimizer, gradients, activations, workspace } = self;
+        parameters + optimizer + gradients + activations + workspace
+    }
+}
+
+/// The first position where the bytes alive are the most.
+fn busiest(buffers: &[(Class, u64, Lifetime)]) -> u32 {
+    let mut changes: Vec<(u32, i128)> = Vec::with_capacity(2 * buffers.len());
+    for (_, bytes, lifetime) in buffers {
+        changes.push((lifetime.first, i128::from(aligned(*bytes))));
+        changes.push((lifetime.last + 1, -i128::from(aligned(*bytes))));
+    }
+    // At one position buffers die before others are born.
+    changes.sort_unstable();
+    let (mut alive, mut most, mut at) = (0, 0, 0);
+    for (position, change) in changes {
+        alive += change;
+        if alive > most {
+            (most, at) = (alive, position);
+        }
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Boundaries = Boundaries { microbatch: 10, backward: 20, update: 30 };
+
+    fn class(first: u32, last: u32) -> Class {
+        STEP.class(BufferKind::Result, false, Lifetime { first, last })
+    }
+
+    #[test]
+    fn a_buffer_belongs_to_the_part_of_the_step_that_it_waits_for() {
+        assert_eq!(class(3, 15), Class::Parameters);
+        assert_eq!(class(12, 19), Class::Workspace);
+        assert_eq!(class(12, 20), Class::Activations);
+        assert_eq!(class(21, 29), Class::Workspace);
+        assert_eq!(class(21, 30), Class::Gradients);
+        assert_eq!(class(31, 35), Class::Workspace);
+        assert_eq!(class(3, 5), Class::Workspace);
+        let lifetime = Lifetime { first: 11, last: 25 };
+        assert_eq!(STEP.class(BufferKind::Input(0), false, lifetime), Class::Workspace);
+        assert_eq!(STEP.class(BufferKind::Result, true, lifetime), Class::Gradients);
+    }
+
+    #[test]
+    fn classes_are_counted_where_most_is_alive_and_add_up_to_the_plan() {
+        let buffer = |class, bytes, first, last| (class, bytes, Lifetime { first, last });
+        let buffers = [
+            buffer(Class::Activations, 1024, 11, 22),
+            buffer(Class::Activations, 2048, 12, 21),
+            buffer(Class::Gradients, 4096, 22, 31),
+            buffer(Class::Workspace, 512, 22, 22),
+        ];
+        let mut memory = MemoryByClass { parameters: 256, optimizer: 512, ..MemoryByClass::default() };
+        memory.add(&buffers, 6144);
+        // At 22: 1024 + 4096 + 512 alive; 512 of the plan are gaps.
+        let expected = MemoryByClass {
+            parameters: 256,
+            optimizer: 512,
+            gradients: 4096,
+            activations: 1024,
+            workspace: 1024,
+        };
+        assert_eq!(memory, expected);
+        assert_eq!(memory.total(), 768 + 6144);
+    }
+}

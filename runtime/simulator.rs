@@ -1,0 +1,324 @@
+//! The simulator: a step of a program on a machine that need not be here.
+//!
+//! It runs the list of commands that a device is given ([`Target::commands`](crate::target::Target::commands)), so it describes no
+//! other program. All ranks of a mesh run the same list, so one rank stands for all of them. A command takes its latency, and
+//! then its bytes at the attained bandwidth or its operations at the attained rate, whichever take longer (`price`).
+//! Commands of one queue run one after the other; commands that run at once share memory, arithmetic and links
+//! (`schedule`). [`ir::machine`] has the rates and their sources. The prediction assumes that every kernel fills the
+//! device, and is as good as the best of its kind. A measured time is longer, and the difference says where to look.
+
+mod price;
+pub mod schedule;
+pub mod work;
+
+use crate::program::Section;
+use ir::machine::Machine;
+use ir::ops::collective::Collective;
+use ir::{AxisId, Mesh};
+use schedule::Span;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use work::Work;
+
+/// The commands of a step, as a device is given them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CommandList {
+    /// The devices.
+    pub mesh: Mesh,
+    /// Microbatches of a step.
+    pub microbatches: u64,
+    /// One run of each section, by [`Section`].
+    pub sections: [Vec<Command>; 3],
+}
+
+/// A command.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Command {
+    /// Its class.
+    pub class: CommandClass,
+    /// A kernel's name without the parts that distinguish its instances, `multiply`, or the name of an operator.
+    pub kind: String,
+    /// The sizes that it works on: of a multiplication `[batch, rows, terms, columns]`, else of its largest tensor.
+    pub sizes: Vec<usize>,
+    /// The ONNX node that it comes from, or the first of several.
+    pub origin: Arc<str>,
+    /// Its queue.
+    pub queue: Queue,
+    /// The commands of the section that it waits for, by number, besides the command before it on its queue.
+    pub waits: SmallVec<[usize; 2]>,
+    /// The number of launches that are combined in it.
+    pub layers: u32,
+    /// Its bytes and operations.
+    pub work: Work,
+    /// Its exchange with other devices, if it is a collective.
+    pub exchange: Option<Exchange>,
+}
+
+/// A class of commands, by the part of a machine or library that runs them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CommandClass {
+    /// A kernel of ours.
+    Kernel,
+    /// A multiplication of matrices, by cuBLASLt or the `gemm` crate.
+    Multiplication,
+    /// An operator that cuDNN runs.
+    Library,
+    /// An exchange with other devices.
+    Collective,
+}
+
+/// A queue of commands, which run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queue {
+    /// The queue of all commands that others wait for.
+    Main,
+    /// The queue of commands that are not needed soon: gradients of weights.
+    Side,
+}
+
+impl Queue {
+    /// Every queue, with its name.
+    pub const ALL: [(Self, &'static str); 2] = [(Self::Main, "main"), (Self::Side, "side")];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// The exchange of a collective.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// The collective.
+    pub kind: Collective,
+    /// The axes of its groups.
+    pub axes: SmallVec<[AxisId; 2]>,
+    /// Bytes of the values that a group has together ([`Collective::group_bytes`]).
+    pub group_bytes: u64,
+}
+
+/// A step, simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimulatedStep {
+    /// Microbatches of the step.
+    pub microbatches: u64,
+    /// One run of each section, by [`Section`].
+    pub sections: [SimulatedSection; 3],
+}
+
+/// One run of a section.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SimulatedSection {
+    /// The commands, in order.
+    pub commands: Vec<SimulatedCommand>,
+    /// Seconds from its begin to the end of its last command.
+    pub seconds: f64,
+}
+
+/// A command with its time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimulatedCommand {
+    /// The command.
+    pub command: Command,
+    /// The part of its time that is the longest.
+    pub bound: Bound,
+    /// Seconds that it takes if nothing else runs.
+    pub alone: f64,
+    /// Its begin and end, in seconds after the begin of the section.
+    pub span: Span,
+}
+
+/// The longest part of a command's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Bound {
+    /// Bytes to and from memory.
+    Memory,
+    /// Operations.
+    Compute,
+    /// Bytes to other devices.
+    Link,
+    /// The start of a kernel, and the latency of a collective.
+    Launch,
+}
+
+impl Bound {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Compute => "compute",
+            Self::Link => "link",
+            Self::Launch => "launch",
+        }
+    }
+}
+
+/// Seconds of the collectives of one kind over one group of axes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExchangeTime {
+    /// The number of collectives.
+    pub count: u64,
+    /// Seconds in which they run.
+    pub seconds: f64,
+    /// Seconds of these in which the device does nothing else.
+    pub not_hidden: f64,
+}
+
+impl SimulatedStep {
+    /// Simulates a step on a machine.
+    pub fn of(list: &CommandList, machine: &Machine) -> Self {
+        let sections = Section::ALL
+            .map(|(section, _)| SimulatedSection::of(&list.sections[section as usize], &list.mesh, machine));
+        Self { microbatches: list.microbatches, sections }
+    }
+
+    /// The number of runs of a section in a step.
+    pub fn runs(&self, section: Section) -> u64 {
+        if section == Section::Microbatch { self.microbatches } else { 1 }
+    }
+
+    /// Seconds of a step.
+    pub fn seconds(&self) -> f64 {
+        let seconds = |(section, _)| self.sections[section as usize].seconds * self.runs(section) as f64;
+        Section::ALL.into_iter().map(seconds).sum()
+    }
+
+    /// The collectives of a step, by their kind and axes.
+    pub fn exchanges(&self) -> BTreeMap<(Collective, SmallVec<[AxisId; 2]>), ExchangeTime> {
+        let mut times: BTreeMap<_, ExchangeTime> = BTreeMap::new();
+        for (section, _) in Section::ALL {
+            let runs = self.runs(section);
+            let commands = &self.sections[section as usize].commands;
+            for one in commands {
+                let Some(exchange) = &one.command.exchange else { continue };
+                let time = times.entry((exchange.kind, exchange.axes.clone())).or_default();
+                time.count += runs;
+                time.seconds += (one.span.end - one.span.begin) * runs as f64;
+                time.not_hidden += not_hidden(one, commands) * runs as f64;
+            }
+        }
+        times
+    }
+}
+
+impl SimulatedSection {
+    fn of(commands: &[Command], mesh: &Mesh, machine: &Machine) -> Self {
+        let tasks: Vec<_> = commands.iter().map(|command| price::task(command, mesh, machine)).collect();
+        let spans = schedule::run(&tasks);
+        let seconds = spans.iter().map(|span| span.end).fold(0.0, f64::max);
+        let timed = commands.iter().zip(tasks).zip(spans).map(|((command, task), span)| SimulatedCommand {
+            command: command.clone(),
+            bound: price::bound(&task),
+            alone: task.latency + task.alone(),
+            span,
+        });
+        Self { commands: timed.collect(), seconds }
+    }
+}
+
+/// Seconds of a collective in which no command that computes runs.
+fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f64 {
+    let Span { begin, end } = collective.span;
+    let computing = commands.iter().filter(|other| other.command.exchange.is_none());
+    let mut others: Vec<Span> = computing
+        .map(|other| Span { begin: other.span.begin.max(begin), end: other.span.end.min(end) })
+        .filter(|overlap| overlap.begin < overlap.end)
+        .collect();
+    others.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+    let (mut hidden, mut until) = (0.0, begin);
+    for Span { begin, end } in others {
+        hidden += (end - begin.max(until)).max(0.0);
+        until = until.max(end);
+    }
+    end - begin - hidden
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::machine::{Cluster, Preset, Unit};
+    use ir::{Axis, AxisRole, DType};
+    use smallvec::smallvec;
+
+    fn command(queue: Queue, waits: &[usize], read: u64, exchange: Option<Exchange>) -> Command {
+        let work = Work { read, written: 0, sent: 0, flops: 0, unit: Unit::Elements(DType::F32) };
+        let class = if exchange.is_some() { CommandClass::Collective } else { CommandClass::Kernel };
+        Command {
+            class,
+            kind: String::new(),
+            sizes: vec![],
+            origin: "".into(),
+            queue,
+            waits: waits.into(),
+            layers: 1,
+            work,
+            exchange,
+        }
+    }
+
+    /// An H100 whose kernels start in no time, in nodes of two, with 1 GB/s between nodes, and no latency.
+    fn cluster() -> Cluster {
+        let mut cluster = Preset::H100.cluster(2);
+        cluster.node.devices = 2;
+        cluster.node.device.launch = 0.0;
+        cluster.network = ir::machine::Link { bandwidth: 1e9, attained: 1.0, latency: 0.0 };
+        cluster.node.device.link = ir::machine::Link { bandwidth: 4e9, attained: 1.0, latency: 0.0 };
+        cluster
+    }
+
+    fn simulated(microbatch: Vec<Command>) -> SimulatedStep {
+        let mut mesh = Mesh::default();
+        for name in ["dp", "tp"] {
+            mesh.axes.push(Axis {
+                name: name.into(),
+                role: Mesh::role(name).unwrap_or(AxisRole::Data),
+                size: 2,
+            });
+        }
+        let list = CommandList { mesh, microbatches: 3, sections: [vec![], microbatch, vec![]] };
+        SimulatedStep::of(&list, &Machine::Cluster(cluster()))
+    }
+
+    fn reduce(axis: u32, group_bytes: u64) -> Option<Exchange> {
+        let axes = smallvec![AxisId::from_u32(axis)];
+        Some(Exchange { kind: Collective::AllReduce, axes, group_bytes })
+    }
+
+    #[test]
+    fn axes_lie_on_their_links_and_microbatches_repeat_their_section() {
+        // Each of two devices sends all bytes of an all_reduce once: 1 GB between nodes, 4 GB within a node.
+        let step = simulated(vec![
+            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Queue::Main, &[], 0, reduce(1, 4_000_000_000)),
+        ]);
+        assert!((step.seconds() - 3.0 * 2.0).abs() < 1e-9, "{}", step.seconds());
+        let times = step.exchanges();
+        assert_eq!(times.values().map(|time| time.count).collect::<Vec<_>>(), [3, 3]);
+        assert!(times.values().all(|time| (time.not_hidden - 3.0).abs() < 1e-9));
+    }
+
+    #[test]
+    fn a_collective_is_hidden_where_the_device_computes() {
+        let rate = cluster().node.device.memory_rate();
+        let kernel = command(Queue::Side, &[], (0.25 * rate) as u64, None);
+        let step = simulated(vec![kernel, command(Queue::Main, &[], 0, reduce(0, 1_000_000_000))]);
+        let [time] = step.exchanges().into_values().collect::<Vec<_>>()[..] else { panic!("one kind") };
+        assert!((time.seconds - 3.0).abs() < 1e-6 && (time.not_hidden - 2.25).abs() < 1e-6, "{time:?}");
+        assert_eq!(step.sections[1].commands[1].bound, Bound::Link);
+    }
+
+    #[test]
+    fn collectives_over_different_links_do_not_slow_each_other() {
+        let both = vec![
+            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Queue::Side, &[], 0, reduce(1, 4_000_000_000)),
+        ];
+        assert!((simulated(both).seconds() - 3.0).abs() < 1e-9);
+        let same = vec![
+            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Queue::Side, &[], 0, reduce(0, 1_000_000_000)),
+        ];
+        assert!((simulated(same).seconds() - 6.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,250 @@
+//! Tasks on queues that share resources: when each of them begins and ends.
+//!
+//! A task begins when the task before it on its queue and all tasks that it waits for have ended. First it takes its latency, in
+//! which it uses no resource. Then it works at the speed that its resources leave to it: tasks that run at once share a
+//! resource max-min fairly (Bertsekas and Gallager, Data Networks, section 6.5.2), as far as they need it.
+
+use smallvec::SmallVec;
+
+/// A task.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Task {
+    /// The number of its queue, whose tasks run one after the other in their order.
+    pub queue: usize,
+    /// The tasks that it waits for, by their numbers; each is smaller than its own number.
+    pub waits: SmallVec<[usize; 2]>,
+    /// Seconds before it works.
+    pub latency: f64,
+    /// For each resource the seconds that the task alone would use all of it. Alone the task works as long as the longest.
+    pub uses: SmallVec<[f64; 4]>,
+}
+
+/// The time of a task, in seconds after the first task begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Span {
+    /// Its begin.
+    pub begin: f64,
+    /// Its end.
+    pub end: f64,
+}
+
+impl Task {
+    /// Seconds of its work if it has all resources for itself.
+    pub fn alone(&self) -> f64 {
+        self.uses.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The share of a resource that it takes at full speed.
+    fn share(&self, resource: usize) -> f64 {
+        let alone = self.alone();
+        if alone > 0.0 { self.uses.get(resource).copied().unwrap_or(0.0) / alone } else { 0.0 }
+    }
+}
+
+/// A task that has begun.
+struct Running {
+    task: usize,
+    /// Seconds of its latency that are left.
+    latency: f64,
+    /// Seconds of work at full speed that are left.
+    work: f64,
+}
+
+/// Runs the tasks, and returns their spans in the order of the tasks.
+///
+/// # Panics
+/// Panics if a task waits for itself or for a later task.
+pub fn run(tasks: &[Task]) -> Vec<Span> {
+    let mut spans = vec![Span::default(); tasks.len()];
+    let mut queues = Queues::of(tasks);
+    let mut running: Vec<Running> = Vec::new();
+    let mut now = 0.0;
+    loop {
+        for task in queues.ready(tasks) {
+            spans[task].begin = now;
+            running.push(Running { task, latency: tasks[task].latency, work: tasks[task].alone() });
+        }
+        if running.is_empty() {
+            return spans;
+        }
+        let speeds = speeds(tasks, &running);
+        let left =
+            |(one, speed): (&Running, &f64)| if one.latency > 0.0 { one.latency } else { one.work / speed };
+        let passing = running.iter().zip(&speeds).map(left).fold(f64::INFINITY, f64::min);
+        now += passing;
+        for (one, speed) in running.iter_mut().zip(&speeds) {
+            one.pass(passing, *speed);
+        }
+        running.retain(|one| {
+            let ends = one.latency <= 0.0 && one.work <= 0.0;
+            if ends {
+                spans[one.task].end = now;
+                queues.end(one.task, tasks[one.task].queue);
+            }
+            !ends
+        });
+    }
+}
+
+impl Running {
+    fn pass(&mut self, seconds: f64, speed: f64) {
+        // What rounding leaves of a task that ends now is no work.
+        const NOTHING: f64 = 1e-15;
+        let spent =
+            |left: f64, spent: f64| if left - spent <= NOTHING * left.max(1.0) { 0.0 } else { left - spent };
+        if self.latency > 0.0 {
+            self.latency = spent(self.latency, seconds);
+        } else {
+            self.work = spent(self.work, seconds * speed);
+        }
+    }
+}
+
+/// The speeds of tasks that run at once, 1 at most: all speeds grow together, until a resource is used up; the tasks that need
+/// it stay there, and the others go on.
+fn speeds(tasks: &[Task], running: &[Running]) -> Vec<f64> {
+    let works = |one: &Running| one.latency <= 0.0;
+    let resources = running.iter().map(|one| tasks[one.task].uses.len()).max().unwrap_or(0);
+    let share =
+        |one: &Running, resource: usize| if works(one) { tasks[one.task].share(resource) } else { 0.0 };
+    let mut speeds = vec![0.0_f64; running.len()];
+    let mut grows = vec![true; running.len()];
+    let mut free = vec![1.0_f64; resources];
+    while grows.contains(&true) {
+        let demand = |resource: usize| -> f64 {
+            running.iter().zip(&grows).filter(|(_, grows)| **grows).map(|(one, _)| share(one, resource)).sum()
+        };
+        let demands: Vec<f64> = (0..resources).map(demand).collect();
+        let speed = speeds.iter().zip(&grows).find(|(_, grows)| **grows).map_or(1.0, |(speed, _)| *speed);
+        let room = free
+            .iter()
+            .zip(&demands)
+            .filter(|(_, demand)| **demand > 0.0)
+            .map(|(free, demand)| free / demand);
+        let step = room.fold(1.0 - speed, f64::min).max(0.0);
+        free.iter_mut().zip(&demands).for_each(|(free, demand)| *free -= step * demand);
+        for (index, one) in running.iter().enumerate().filter(|(index, _)| grows[*index]).collect::<Vec<_>>()
+        {
+            speeds[index] += step;
+            let is_full = |resource: usize| free[resource] <= 1e-12 && share(one, resource) > 0.0;
+            grows[index] = speeds[index] < 1.0 - 1e-12 && !(0..resources).any(is_full);
+        }
+    }
+    speeds
+}
+
+/// The tasks that have not begun, queue by queue.
+struct Queues {
+    /// For each queue its tasks in their order, and the number of those that have begun.
+    queues: Vec<(Vec<usize>, usize)>,
+    is_busy: Vec<bool>,
+    has_ended: Vec<bool>,
+}
+
+impl Queues {
+    fn of(tasks: &[Task]) -> Self {
+        let count = tasks.iter().map(|task| task.queue + 1).max().unwrap_or(0);
+        let mut queues = vec![(vec![], 0); count];
+        for (number, task) in tasks.iter().enumerate() {
+            assert!(
+                task.waits.iter().all(|&earlier| earlier < number),
+                "task {number} waits for a later task"
+            );
+            queues[task.queue].0.push(number);
+        }
+        Self { is_busy: vec![false; count], has_ended: vec![false; tasks.len()], queues }
+    }
+
+    /// Takes the tasks that can begin.
+    fn ready(&mut self, tasks: &[Task]) -> Vec<usize> {
+        let mut ready = Vec::new();
+        for ((queue, begun), is_busy) in self.queues.iter_mut().zip(&mut self.is_busy) {
+            let Some(&next) = queue.get(*begun).filter(|_| !*is_busy) else { continue };
+            if tasks[next].waits.iter().all(|&earlier| self.has_ended[earlier]) {
+                (*begun, *is_busy) = (*begun + 1, true);
+                ready.push(next);
+            }
+        }
+        ready
+    }
+
+    fn end(&mut self, task: usize, queue: usize) {
+        self.has_ended[task] = true;
+        self.is_busy[queue] = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smallvec::smallvec;
+
+    fn task(queue: usize, waits: &[usize], latency: f64, uses: &[f64]) -> Task {
+        Task { queue, waits: waits.into(), latency, uses: uses.into() }
+    }
+
+    /// Begins and ends, which are exact in these schedules.
+    fn schedule(tasks: &[Task]) -> Vec<[f64; 2]> {
+        run(tasks).into_iter().map(|span| [span.begin, span.end]).collect()
+    }
+
+    #[test]
+    fn tasks_of_a_queue_run_one_after_the_other() {
+        let tasks = [task(0, &[], 1.0, &[2.0]), task(0, &[], 0.0, &[3.0, 4.0]), task(0, &[], 5.0, &[])];
+        assert_eq!(schedule(&tasks), [[0.0, 3.0], [3.0, 7.0], [7.0, 12.0]]);
+    }
+
+    #[test]
+    fn queues_run_at_once_except_for_waits() {
+        let tasks = [
+            task(0, &[], 0.0, &[2.0, 0.0]),
+            task(1, &[0], 0.0, &[0.0, 5.0]),
+            task(0, &[], 0.0, &[3.0, 0.0]),
+            task(1, &[], 0.0, &[0.0, 1.0]),
+            task(0, &[1], 0.0, &[4.0, 0.0]),
+        ];
+        assert_eq!(schedule(&tasks), [[0.0, 2.0], [2.0, 7.0], [2.0, 5.0], [7.0, 8.0], [7.0, 11.0]]);
+    }
+
+    #[test]
+    fn two_tasks_that_need_all_of_a_resource_take_as_long_as_both_in_turn() {
+        let tasks = [task(0, &[], 0.0, &[2.0]), task(1, &[], 0.0, &[6.0])];
+        // Half speed each until the first ends at 4; 4 seconds of the second are left.
+        assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 8.0]]);
+    }
+
+    #[test]
+    fn tasks_slow_each_other_only_where_their_resources_meet() {
+        // The first two need 0.75 + 0.75 of the first resource, so both run at 2/3. The third needs another resource.
+        let tasks = [
+            task(0, &[], 0.0, &[3.0, 4.0]),
+            task(1, &[], 0.0, &[3.0, 0.0, 4.0]),
+            task(2, &[], 0.0, &[0.0, 0.0, 0.0, 5.0]),
+        ];
+        assert_eq!(schedule(&tasks), [[0.0, 6.0], [0.0, 6.0], [0.0, 5.0]]);
+    }
+
+    #[test]
+    fn a_task_takes_what_a_slower_task_leaves() {
+        // The first takes all of resource 1, of which the second needs all: both at half speed, so the first leaves half of
+        // resource 0, and the third, which needs all of it, gets that: max-min fairness.
+        let tasks =
+            [task(0, &[], 0.0, &[4.0, 4.0]), task(1, &[], 0.0, &[0.0, 4.0]), task(2, &[], 0.0, &[2.0, 0.0])];
+        // Three at half speed until 4; then the first two have 2 left and share resource 1 until 8.
+        assert_eq!(schedule(&tasks), [[0.0, 8.0], [0.0, 8.0], [0.0, 4.0]]);
+    }
+
+    #[test]
+    fn latency_uses_no_resource() {
+        let tasks = [task(0, &[], 3.0, &[1.0]), task(1, &[], 0.0, &[3.0])];
+        assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 3.0]]);
+    }
+
+    #[test]
+    fn an_empty_list_ends_at_once_and_a_wait_for_a_later_task_panics() {
+        assert_eq!(schedule(&[]), Vec::<[f64; 2]>::new());
+        let broken = Task { waits: smallvec![1], ..Task::default() };
+        let result = std::panic::catch_unwind(|| run(&[broken, Task::default()]));
+        assert!(result.is_err());
+    }
+}

@@ -13,6 +13,7 @@ mod kernel_contracts;
 mod kernels;
 mod math;
 mod non_finite;
+pub mod rates;
 mod scratch;
 mod simd;
 mod storage;

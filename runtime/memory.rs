@@ -21,6 +21,11 @@ pub fn available() -> Option<u64> {
     [of_groups, of_addresses].into_iter().flatten().chain([free]).min()
 }
 
+/// Bytes of this machine's memory. `None` where the system does not say.
+pub fn total() -> Option<u64> {
+    kibibytes(&read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
 /// The bytes that the cache of ZFS gives back when they are needed, by the text of `arcstats`. The system counts them as used.
 /// <https://openzfs.github.io/openzfs-docs/man/master/4/zfs.4.html>
 fn zfs_cache(arcstats: &str) -> Option<u64> {

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod configurations;
+pub mod gpt;
 pub mod half;
 pub mod losses;
 

@@ -1,8 +1,11 @@
 //! `trainyard doctor`: what this machine has to train on, and what is missing.
 
 mod check;
+mod description;
 mod facts;
 mod part;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use ir::Diagnostic;
@@ -30,6 +33,10 @@ Examples:
   Check every operator on every GPU, and measure the speed of the GPUs:
     trainyard doctor --check
 
+  Measure this machine, and predict a step on it:
+    trainyard doctor --write device.toml
+    trainyard inspect gpt2.onnx --target device.toml
+
   Check one GPU, and write JSON:
     trainyard doctor --check --gpu 0 --json
 
@@ -48,6 +55,9 @@ pub struct Doctor {
     /// Write the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Measure GPU 0, or the processor if there is no GPU, and write its description to FILE.toml, for `inspect --target`
+    #[arg(long, value_name = "FILE.toml")]
+    pub write: Option<PathBuf>,
     /// Run a part of the check in this process: `--check` starts a process for each
     #[arg(long, hide = true, exclusive = true, value_name = "PART")]
     pub part: Option<CheckPart>,
@@ -75,6 +85,7 @@ impl Doctor {
         let folders = Folders::of_process();
         let probe = probe(&folders);
         let facts = facts(&folders, &probe)?;
+        self.write.iter().try_for_each(|path| description::write(path, &probe))?;
         let checked = if self.check { Some(self.checks(&folders, &probe)) } else { None };
         let (checks, missing) = match checked {
             Some(Ok(checks)) => (Some(checks), None),

@@ -4,6 +4,9 @@
 //! operations, watts and dollars, without prefixes: `memory-bandwidth = 3.35e12`.
 
 mod section;
+mod written;
+
+pub use written::device_text;
 
 use std::path::Path;
 

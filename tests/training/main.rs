@@ -12,6 +12,7 @@ mod memory;
 mod microbatches;
 mod parity;
 mod precision;
+mod published_steps;
 mod ranks;
 mod recompute;
 mod sharding;

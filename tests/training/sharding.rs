@@ -33,6 +33,7 @@ fn mlp_trains_alike_on_every_mesh() {
 }
 
 #[test]
+#[ignore = "longer"]
 fn gpt2_trains_alike_on_every_mesh() {
     check(&models::GPT2_DYNAMO, &configurations());
 }
@@ -43,6 +44,7 @@ fn llama_trains_alike_on_every_mesh() {
 }
 
 #[test]
+#[ignore = "longer"]
 fn bert_trains_alike_on_every_mesh() {
     check(&models::BERT_DYNAMO, &configurations());
 }

@@ -88,6 +88,7 @@ fn losses(model: &str, flags: &str) -> (Vec<f64>, f64) {
 }
 
 #[test]
+#[ignore = "longer"]
 fn an_evaluation_draws_nothing() {
     for model in MODELS {
         let [(own, own_eval), (off, off_eval)] =

@@ -2,6 +2,7 @@
 
 use super::term::{ENode, Graph, Sound, Symbol, Term};
 use egg::Id;
+use std::collections::BTreeMap;
 
 /// Pushes a term for every match at a node.
 pub(crate) type Find<S, N> = fn(&Graph<S, N>, &ENode<S>, &mut Vec<Term<S>>);
@@ -98,6 +99,27 @@ struct Match<S> {
     term: Term<S>,
 }
 
+/// Stands for the roots of a rule that looks at every node.
+const ANY: &str = "*";
+
+/// The nodes whose heads have this name, or all nodes for [`ANY`], each with its class, in the order of classes; with `near`,
+/// only those of classes of which it is true.
+fn nodes_of<'g, S: Symbol, N: Sound<S>>(
+    graph: &'g Graph<S, N>,
+    root: &'static str,
+    near: Option<&[bool]>,
+) -> Vec<(Id, &'g ENode<S>)> {
+    let mut classes: Vec<Id> = match root {
+        ANY => graph.classes().map(|class| class.id).collect(),
+        _ => graph.classes_for_op(&root).into_iter().flatten().collect(),
+    };
+    classes.retain(|&class| near.is_none_or(|near| near[usize::from(class)]));
+    classes.sort_unstable();
+    let nodes =
+        classes.into_iter().flat_map(|class| graph[class].nodes.iter().map(move |node| (class, node)));
+    nodes.filter(|(_, node)| root == ANY || node.head.name() == root).collect()
+}
+
 /// The matches of all rules that the graph does not hold yet, in the order of rules and classes; with `near`, only those
 /// for classes of which it is true.
 fn search<S: Symbol, N: Sound<S>>(
@@ -105,21 +127,13 @@ fn search<S: Symbol, N: Sound<S>>(
     rules: &[Rule<S, N>],
     near: Option<&[bool]>,
 ) -> Vec<Match<S>> {
-    let sorted = |mut classes: Vec<Id>| {
-        classes.retain(|&class| near.is_none_or(|near| near[usize::from(class)]));
-        classes.sort_unstable();
-        classes
-    };
-    let every = || sorted(graph.classes().map(|class| class.id).collect());
-    let all = if rules.iter().any(|rule| rule.roots.is_empty()) { every() } else { Vec::new() };
+    let mut by_root: BTreeMap<&'static str, Vec<(Id, &ENode<S>)>> = BTreeMap::new();
     let (mut terms, mut matches) = (Vec::new(), Vec::new());
     for rule in rules {
-        let mut visit = |classes: &[Id], root: Option<&str>| {
-            for &class in classes {
-                let nodes = graph[class].nodes.iter();
-                for node in nodes.filter(|node| root.is_none_or(|root| node.head.name() == root)) {
-                    (rule.find)(graph, node, &mut terms);
-                }
+        let roots = if rule.roots.is_empty() { &[ANY] } else { rule.roots };
+        for &root in roots {
+            for &(class, node) in by_root.entry(root).or_insert_with(|| nodes_of(graph, root, near)).iter() {
+                (rule.find)(graph, node, &mut terms);
                 // Every round finds again what the rounds before have found: nearly all of it.
                 for term in terms.drain(..).map(|term| term.known(graph)) {
                     if !matches!(term, Term::Class(known) if graph.find(known) == class) {
@@ -127,12 +141,6 @@ fn search<S: Symbol, N: Sound<S>>(
                     }
                 }
             }
-        };
-        if rule.roots.is_empty() {
-            visit(&all, None);
-        }
-        for root in rule.roots {
-            visit(&sorted(graph.classes_for_op(root).into_iter().flatten().collect()), Some(root));
         }
     }
     matches

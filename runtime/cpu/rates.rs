@@ -1,0 +1,172 @@
+//! The rates of this machine's processor: how fast its kernels stream, multiply, attend and start.
+
+use super::Cpu;
+use crate::device::{Device, DeviceError, ProgramId};
+use crate::lower::{LowerOptions, lower};
+use crate::program::{Microbatches, Section};
+use ir::machine::FlopRates;
+use ir::ops::attention::Attention;
+use ir::ops::contract::Contract;
+use ir::ops::elementwise::Unary;
+use ir::{Builder, DType, Module, Op, Operator, Tensor, Type, random};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The sizes of what is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Elements that a kernel streams from memory.
+    pub streamed: u64,
+    /// Elements that a kernel streams from cache.
+    pub cached: u64,
+    /// Rows, columns and terms of a multiplication.
+    pub matrices: u64,
+    /// Batch, heads, tokens and width of a head of attention.
+    pub attention: [u64; 4],
+    /// The runs of each kernel, of which the median counts.
+    pub runs: usize,
+}
+
+impl Default for Sizes {
+    /// Sizes that take some seconds.
+    fn default() -> Self {
+        Self { streamed: 1 << 25, cached: 1 << 17, matrices: 1024, attention: [4, 8, 512, 64], runs: 9 }
+    }
+}
+
+impl Sizes {
+    /// Sizes that a test measures in no time.
+    pub fn small() -> Self {
+        Self { streamed: 1 << 12, cached: 1 << 10, matrices: 32, attention: [1, 2, 32, 16], runs: 3 }
+    }
+}
+
+/// Rates that were measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Bytes per second to and from memory, read and written.
+    pub memory: f64,
+    /// Bytes per second to and from cache.
+    pub cache: f64,
+    /// Operations per second of a multiplication of matrices.
+    pub matrices: FlopRates,
+    /// Operations per second on single elements, of GELU by tanh.
+    pub elements: FlopRates,
+    /// Operations per second of attention in f32.
+    pub attention: f64,
+    /// Seconds that a kernel takes without elements to speak of.
+    pub launch: f64,
+}
+
+/// Measures the rates with `threads` threads, or as many as there are cores.
+///
+/// # Errors
+/// No memory, no threads.
+pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceError> {
+    let bench = Bench { runs: sizes.runs, threads };
+    let of_types = |rate: &dyn Fn(DType) -> Result<f64, DeviceError>| {
+        let [f64, f32, f16, bf16] = [DType::F64, DType::F32, DType::F16, DType::BF16].map(rate);
+        Ok::<_, DeviceError>(FlopRates { f64: f64?, f32: f32?, f16: f16?, bf16: bf16? })
+    };
+    Ok(Rates {
+        memory: bench.streaming(sizes.streamed)?,
+        cache: bench.streaming(sizes.cached)?,
+        matrices: of_types(&|dtype| {
+            let matrix = Type::of(dtype, &[sizes.matrices; 2]);
+            bench.rate(Contract::new("mk,kn->mn"), &[matrix.clone(), matrix])
+        })?,
+        elements: of_types(&|dtype| bench.rate(Unary::GeluTanh, &[Type::of(dtype, &[sizes.cached])]))?,
+        attention: {
+            let width = sizes.attention[3] as f64;
+            let ty = Type::of(DType::F32, &sizes.attention);
+            bench.rate(
+                Attention { scale: width.powf(-0.5).into(), causal: true },
+                &[ty.clone(), ty.clone(), ty],
+            )?
+        },
+        launch: bench.timed(&vec![(Unary::Neg.into(), vec![Type::of(DType::F32, &[8])]); 64])?.seconds / 64.0,
+    })
+}
+
+/// Operators that are run and timed.
+struct Bench {
+    runs: usize,
+    threads: Option<usize>,
+}
+
+impl Bench {
+    /// Bytes per second of an elementwise kernel.
+    fn streaming(&self, elements: u64) -> Result<f64, DeviceError> {
+        let ty = Type::of(DType::F32, &[elements]);
+        let seconds = self.timed(&[(Unary::Neg.into(), vec![ty])])?.seconds;
+        Ok(2.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
+    }
+
+    /// Operations per second of an operator, as its cost counts them.
+    fn rate(&self, op: impl Into<Op>, operands: &[Type]) -> Result<f64, DeviceError> {
+        let Timed { flops, seconds } = self.timed(&[(op.into(), operands.to_vec())])?;
+        Ok(flops as f64 / seconds)
+    }
+
+    /// The median of the time of all instructions of these operators, each with operands of its own.
+    fn timed(&self, operators: &[(Op, Vec<Type>)]) -> Result<Timed, DeviceError> {
+        let mut module = Module::new("rate");
+        let mut operands = Vec::new();
+        for (index, ty) in operators.iter().flat_map(|(_, types)| types).enumerate() {
+            operands.push(module.add_input(format!("x{index}"), ty.clone(), false));
+        }
+        let mut b = Builder::new(&mut module, "rate");
+        let (mut results, mut next) = (Vec::new(), operands.iter().copied());
+        for (op, types) in operators {
+            let own: Vec<_> = next.by_ref().take(types.len()).collect();
+            results.extend(b.push(op.clone(), &own).expect("its operands fit"));
+        }
+        b.finish();
+        for (index, result) in results.into_iter().enumerate() {
+            module.add_output(format!("y{index}"), result);
+        }
+        let flops = module.nodes().map(|(_, node)| node.op.cost(&module.signature(node)).flops).sum();
+        let options = LowerOptions { microbatches: Microbatches::Many, ..LowerOptions::default() };
+        let program = lower(&module, &options).map_err(DeviceError::kernel)?;
+        let mut cpu = Cpu::new(vec![Arc::new(program)], self.threads)?;
+        for (index, ty) in operators.iter().flat_map(|(_, types)| types).enumerate() {
+            cpu.write_input(ProgramId(0), index, &numbers(ty))?;
+        }
+        // The first runs meet pages that were never touched.
+        let mut once =
+            || Ok::<_, DeviceError>(cpu.run_timed(ProgramId(0), Section::Microbatch)?.iter().sum());
+        once()?;
+        let mut times: Vec<Duration> = (0..self.runs).map(|_| once()).collect::<Result<_, _>>()?;
+        times.sort_unstable();
+        Ok(Timed { flops, seconds: times[times.len() / 2].as_secs_f64().max(1e-9) })
+    }
+}
+
+/// Operators that were timed.
+struct Timed {
+    flops: u64,
+    seconds: f64,
+}
+
+/// Normal numbers, repeated after some.
+fn numbers(ty: &Type) -> Vec<u8> {
+    const PERIOD: usize = 4_099;
+    let normal = (0..PERIOD as u64).map(|i| random::normal(1, 0, i)).collect();
+    let period = Tensor::float(ty.dtype, vec![PERIOD], normal).to_bytes();
+    let bytes = ty.bytes().expect("its dims are bound") as usize;
+    period.iter().copied().cycle().take(bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rate_is_measured() {
+        let Rates { memory, cache, matrices, elements, attention, launch } =
+            measure(&Sizes::small(), Some(1)).expect("it is measured");
+        let all = [matrices, elements].map(|rates| [rates.f64, rates.f32, rates.f16, rates.bf16]);
+        let rates = all.iter().flatten().chain([&memory, &cache, &attention, &launch]);
+        assert!(rates.into_iter().all(|rate| rate.is_finite() && *rate > 0.0));
+    }
+}

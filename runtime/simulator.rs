@@ -15,6 +15,7 @@ use crate::program::Section;
 use ir::machine::Machine;
 use ir::ops::collective::Collective;
 use ir::{AxisId, Mesh};
+use price::{Price, Prices};
 use schedule::Span;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -26,6 +27,8 @@ use work::Work;
 pub struct CommandList {
     /// The devices.
     pub mesh: Mesh,
+    /// Bytes of the program on each device.
+    pub bytes: u64,
     /// Microbatches of a step.
     pub microbatches: u64,
     /// One run of each section, by [`Section`].
@@ -168,8 +171,9 @@ pub struct ExchangeTime {
 impl SimulatedStep {
     /// Simulates a step on a machine.
     pub fn of(list: &CommandList, machine: &Machine) -> Self {
-        let sections = Section::ALL
-            .map(|(section, _)| SimulatedSection::of(&list.sections[section as usize], &list.mesh, machine));
+        let prices = Prices { machine, mesh: &list.mesh, program: list.bytes };
+        let of = |(section, _)| SimulatedSection::of(&list.sections[section as usize], &prices);
+        let sections = Section::ALL.map(of);
         Self { microbatches: list.microbatches, sections }
     }
 
@@ -203,13 +207,16 @@ impl SimulatedStep {
 }
 
 impl SimulatedSection {
-    fn of(commands: &[Command], mesh: &Mesh, machine: &Machine) -> Self {
-        let tasks: Vec<_> = commands.iter().map(|command| price::task(command, mesh, machine)).collect();
+    fn of(commands: &[Command], prices: &Prices) -> Self {
+        let priced: Vec<Price> = commands.iter().map(|command| prices.of(command)).collect();
+        let tasks: Vec<_> =
+            commands.iter().zip(&priced).map(|(command, price)| price.task(command)).collect();
         let spans = schedule::run(&tasks);
         let seconds = spans.iter().map(|span| span.end).fold(0.0, f64::max);
-        let timed = commands.iter().zip(tasks).zip(spans).map(|((command, task), span)| SimulatedCommand {
+        let priced = commands.iter().zip(priced).zip(tasks).zip(spans);
+        let timed = priced.map(|(((command, price), task), span)| SimulatedCommand {
             command: command.clone(),
-            bound: price::bound(&task),
+            bound: price.bound(),
             alone: task.latency + task.alone(),
             span,
         });
@@ -276,7 +283,8 @@ mod tests {
                 size: 2,
             });
         }
-        let list = CommandList { mesh, microbatches: 3, sections: [vec![], microbatch, vec![]] };
+        let list =
+            CommandList { mesh, bytes: 1 << 30, microbatches: 3, sections: [vec![], microbatch, vec![]] };
         SimulatedStep::of(&list, &Machine::Cluster(cluster()))
     }
 

@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
     let command = |instruction: &Instruction| command(instruction, &program.mesh, microbatches > 1);
     let sections = Section::ALL.map(|(section, _)| program.section(section).iter().map(command).collect());
-    CommandList { mesh: program.mesh.clone(), microbatches, sections }
+    CommandList { mesh: program.mesh.clone(), bytes: program.memory.peak(), microbatches, sections }
 }
 
 fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
     let mut work = Work::of(instruction, adds);
+    work.read += allocated(instruction, adds);
     let exchange = match &instruction.kernel {
         Kernel::Collective(kernel) => Some(exchange(kernel, instruction, mesh)),
         Kernel::Op(_)
@@ -43,6 +44,16 @@ fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
         work,
         exchange,
     }
+}
+
+/// The bytes that a processor reads because it is about to write them: of results that lie in the place of no operand.
+fn allocated(instruction: &Instruction, adds: bool) -> u64 {
+    let is_read = |result: usize| {
+        instruction.in_place.iter().any(|&(_, place)| place as usize == result)
+            || instruction.accumulates && adds
+    };
+    let results = instruction.results.iter().enumerate();
+    results.filter(|(index, _)| !is_read(*index)).map(|(_, view)| bytes(view)).sum()
 }
 
 fn class(instruction: &Instruction) -> CommandClass {

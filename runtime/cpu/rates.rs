@@ -4,7 +4,7 @@ use super::Cpu;
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Section};
-use ir::machine::FlopRates;
+use ir::machine::{Cache, FlopRates};
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::Unary;
@@ -17,7 +17,7 @@ use std::time::Duration;
 pub struct Sizes {
     /// Elements that a kernel streams from memory.
     pub streamed: u64,
-    /// Elements that a kernel streams from cache.
+    /// Elements that a kernel streams from cache; the size of the cache is found by doubling them.
     pub cached: u64,
     /// Rows, columns and terms of a multiplication.
     pub matrices: u64,
@@ -30,7 +30,7 @@ pub struct Sizes {
 impl Default for Sizes {
     /// Sizes that take some seconds.
     fn default() -> Self {
-        Self { streamed: 1 << 25, cached: 1 << 17, matrices: 1024, attention: [4, 8, 512, 64], runs: 9 }
+        Self { streamed: 1 << 25, cached: 1 << 17, matrices: 1024, attention: [8, 8, 128, 64], runs: 9 }
     }
 }
 
@@ -44,10 +44,10 @@ impl Sizes {
 /// Rates that were measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Bytes per second to and from memory, read and written.
+    /// Bytes per second to and from memory: read, and written twice, since a line is read before it is written.
     pub memory: f64,
-    /// Bytes per second to and from cache.
-    pub cache: f64,
+    /// The cache, by the bytes of a kernel's tensors that are streamed twice as fast as from memory.
+    pub cache: Cache,
     /// Operations per second of a multiplication of matrices.
     pub matrices: FlopRates,
     /// Operations per second on single elements, of GELU by tanh.
@@ -68,9 +68,10 @@ pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceErr
         let [f64, f32, f16, bf16] = [DType::F64, DType::F32, DType::F16, DType::BF16].map(rate);
         Ok::<_, DeviceError>(FlopRates { f64: f64?, f32: f32?, f16: f16?, bf16: bf16? })
     };
+    let memory = bench.streaming(sizes.streamed)?;
     Ok(Rates {
-        memory: bench.streaming(sizes.streamed)?,
-        cache: bench.streaming(sizes.cached)?,
+        memory,
+        cache: bench.cache(sizes, memory)?,
         matrices: of_types(&|dtype| {
             let matrix = Type::of(dtype, &[sizes.matrices; 2]);
             bench.rate(Contract::new("mk,kn->mn"), &[matrix.clone(), matrix])
@@ -99,7 +100,27 @@ impl Bench {
     fn streaming(&self, elements: u64) -> Result<f64, DeviceError> {
         let ty = Type::of(DType::F32, &[elements]);
         let seconds = self.timed(&[(Unary::Neg.into(), vec![ty])])?.seconds;
-        Ok(2.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
+        Ok(3.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
+    }
+
+    /// The largest tensors, in steps of a factor of two, that are streamed at least twice as fast as from memory. The bandwidth is
+    /// that of the smallest tensors.
+    fn cache(&self, sizes: &Sizes, memory: f64) -> Result<Cache, DeviceError> {
+        let mut cache = Cache::NONE;
+        let mut elements = sizes.cached;
+        while elements < sizes.streamed {
+            let bandwidth = self.streaming(elements)?;
+            if bandwidth < 2.0 * memory {
+                break;
+            }
+            let first = cache.bytes == 0;
+            cache = Cache {
+                bytes: 2 * DType::F32.bytes() * elements,
+                bandwidth: if first { bandwidth } else { cache.bandwidth },
+            };
+            elements *= 2;
+        }
+        Ok(cache)
     }
 
     /// Operations per second of an operator, as its cost counts them.
@@ -163,10 +184,10 @@ mod tests {
 
     #[test]
     fn every_rate_is_measured() {
-        let Rates { memory, cache, matrices, elements, attention, launch } =
+        let Rates { memory, cache: _, matrices, elements, attention, launch } =
             measure(&Sizes::small(), Some(1)).expect("it is measured");
         let all = [matrices, elements].map(|rates| [rates.f64, rates.f32, rates.f16, rates.bf16]);
-        let rates = all.iter().flatten().chain([&memory, &cache, &attention, &launch]);
+        let rates = all.iter().flatten().chain([&memory, &attention, &launch]);
         assert!(rates.into_iter().all(|rate| rate.is_finite() && *rate > 0.0));
     }
 }

@@ -24,7 +24,8 @@ pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
         let command = |(command, waits): (&CudaCommand, Vec<usize>)| works.command(section, command, &waits);
         commands.iter().zip(waits).map(command).collect()
     });
-    CommandList { mesh: cuda.program.mesh.clone(), microbatches, sections }
+    let bytes = cuda.program.memory.peak();
+    CommandList { mesh: cuda.program.mesh.clone(), bytes, microbatches, sections }
 }
 
 /// For each command the numbers of the commands whose marks it waits for.

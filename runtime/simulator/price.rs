@@ -3,42 +3,78 @@
 use super::schedule::Task;
 use super::{Bound, Command};
 use ir::Mesh;
-use ir::machine::Machine;
-use smallvec::smallvec;
+use ir::machine::{DeviceKind, Machine};
+use smallvec::{SmallVec, smallvec};
 
-/// The resources of a device, by their place in [`Task::uses`].
-const RESOURCES: [Bound; 4] = [Bound::Memory, Bound::Compute, Bound::Link, Bound::Link];
-
-/// The places of the links inside a node and between nodes.
-const INSIDE: usize = 2;
-const NETWORK: usize = 3;
-
-/// The latency of a command, and the seconds that it uses each resource.
-pub(super) fn task(command: &Command, mesh: &Mesh, machine: &Machine) -> Task {
-    let (device, work) = (machine.device(), &command.work);
-    let memory = work.bytes() as f64 / device.memory_rate();
-    let arithmetic = work.flops as f64 / device.rate(work.unit);
-    let mut task = Task {
-        queue: command.queue as usize,
-        waits: command.waits.clone(),
-        latency: device.launch,
-        uses: smallvec![memory, arithmetic, 0.0, 0.0],
-    };
-    if let Some(exchange) = &command.exchange {
-        let (link, devices) = (machine.link(mesh, &exchange.axes), mesh.size(&exchange.axes));
-        let time = device.collective_time(&link, exchange.kind, exchange.group_bytes, devices);
-        let place = if machine.is_inside(mesh, &exchange.axes) { INSIDE } else { NETWORK };
-        task.latency = seconds(time.latency);
-        task.uses[place] = seconds(time.moving);
-    }
-    task
+/// A machine that prices the commands of a program.
+pub(super) struct Prices<'a> {
+    /// The machine.
+    pub(super) machine: &'a Machine,
+    /// The devices of the program.
+    pub(super) mesh: &'a Mesh,
+    /// Bytes of the program on each device.
+    pub(super) program: u64,
 }
 
-/// The longest part of a command's time.
-pub(super) fn bound(task: &Task) -> Bound {
-    let longer = |a: (Bound, f64), b: (Bound, f64)| if b.1 > a.1 { b } else { a };
-    let uses = RESOURCES.into_iter().zip(task.uses.iter().copied());
-    uses.fold((Bound::Launch, task.latency), longer).0
+/// The seconds that a command uses each resource, alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Price {
+    kind: DeviceKind,
+    /// Before it uses any resource.
+    latency: f64,
+    memory: f64,
+    arithmetic: f64,
+    /// The links to devices of its node.
+    inside: f64,
+    /// The links to other nodes.
+    network: f64,
+}
+
+impl Prices<'_> {
+    pub(super) fn of(&self, command: &Command) -> Price {
+        let Self { machine, mesh, program } = self;
+        let (device, work) = (machine.device(), &command.work);
+        let mut price = Price {
+            kind: device.kind,
+            latency: device.launch,
+            memory: work.bytes() as f64 / device.data_rate(*program),
+            arithmetic: work.flops as f64 / device.rate(work.unit),
+            inside: 0.0,
+            network: 0.0,
+        };
+        if let Some(exchange) = &command.exchange {
+            let (link, devices) = (machine.link(mesh, &exchange.axes), mesh.size(&exchange.axes));
+            let time = device.collective_time(&link, exchange.kind, exchange.group_bytes, devices);
+            price.latency = seconds(time.latency);
+            let inside = machine.is_inside(mesh, &exchange.axes);
+            *(if inside { &mut price.inside } else { &mut price.network }) = seconds(time.moving);
+        }
+        price
+    }
+}
+
+impl Price {
+    /// The command as a task. A GPU moves bytes while it computes. Within a kernel of a processor, loads and arithmetic wait
+    /// for each other: their times add up.
+    pub(super) fn task(&self, command: &Command) -> Task {
+        let Self { kind, latency, memory, arithmetic, inside, network } = *self;
+        let uses: SmallVec<[f64; 4]> = match kind {
+            DeviceKind::Cpu => smallvec![memory + arithmetic, 0.0, inside, network],
+            DeviceKind::Gpu => smallvec![memory, arithmetic, inside, network],
+        };
+        Task { queue: command.queue as usize, waits: command.waits.clone(), latency, uses }
+    }
+
+    /// The longest part of the time.
+    pub(super) fn bound(&self) -> Bound {
+        let longer = |a: (Bound, f64), b: (Bound, f64)| if b.1 > a.1 { b } else { a };
+        let parts = [
+            (Bound::Memory, self.memory),
+            (Bound::Compute, self.arithmetic),
+            (Bound::Link, self.inside + self.network),
+        ];
+        parts.into_iter().fold((Bound::Launch, self.latency), longer).0
+    }
 }
 
 fn seconds(picoseconds: u64) -> f64 {

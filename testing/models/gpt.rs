@@ -83,7 +83,8 @@ impl Gpt {
         let s = text.node(&format!("contract {q}, {k} {{lhs = abmk, rhs = abnk, out = abmn}}"), &scores);
         let scale = text.node(&format!("splat {{value = {:?}}}", (width as f64).powf(-0.5)), "f32[]");
         let s = text.node(&format!("mul {s}, {scale}"), &scores);
-        let s = text.node(&format!("add {s}, {}", self.mask(text)), &scores);
+        let mask = self.mask(text);
+        let s = text.node(&format!("add {s}, {mask}"), &scores);
         let p = text.node(&format!("softmax {s} {{dim = 3}}"), &scores);
         let p = self.dropped(text, p, &scores);
         let y = text.node(&format!("contract {p}, {v} {{lhs = abmn, rhs = abnk, out = abmk}}"), &by_head);

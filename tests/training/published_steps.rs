@@ -57,7 +57,8 @@ impl Published {
         let mut source = done(Source::load(&testdata("bench/bench-mlp-loss.onnx"), &BTreeMap::new()));
         // The passes read nothing else of an ONNX file.
         source.imported.module = self.gpt(microbatch * data).imported();
-        let mesh = if self.tensor > 1 { format!("dp:{data}+tp:{}", self.tensor) } else { format!("dp:{data}") };
+        let mesh =
+            if self.tensor > 1 { format!("dp:{data}+tp:{}", self.tensor) } else { format!("dp:{data}") };
         let spmd: Pipeline = format!("spmd(mesh={mesh})").parse().expect("a pipeline");
         let [Pass::Spmd(spmd)] = &spmd.passes[..] else { panic!("not spmd alone: {spmd}") };
         let plan = CompilationPlan {
@@ -84,7 +85,10 @@ impl Published {
             .filter(|(_, step)| step.planned <= memory)
             .map(|(size, step)| {
                 let rate = rate(&step);
-                println!("{} sequences: {rate:.1} TFLOP/s of {}, {} bytes", size, self.teraflops, step.planned);
+                println!(
+                    "{} sequences: {rate:.1} TFLOP/s of {}, {} bytes",
+                    size, self.teraflops, step.planned
+                );
                 rate
             })
             .collect();

@@ -46,12 +46,13 @@ fn processor() -> Result<Device, Failure> {
 
 fn described(measured: &Rates, name: String, threads: u32) -> Device {
     let preset = Preset::Cpu.device();
-    let Rates { memory, matrices, elements, attention, launch, .. } = *measured;
+    let Rates { memory, cache, matrices, elements, attention, launch } = *measured;
     Device {
         name,
         multiprocessors: threads,
         memory: total().unwrap_or(preset.memory),
         memory_bandwidth: memory,
+        cache,
         matrices,
         elements,
         attained: Attained { memory: 1.0, multiply: 1.0, attention: (attention / matrices.f32).min(1.0) },
@@ -115,7 +116,7 @@ fn with_rates(mut device: Device, measured: &[Rate]) -> Result<Device, Diagnosti
 mod tests {
     use super::*;
     use crate::config::machine::read_device;
-    use ir::machine::FlopRates;
+    use ir::machine::{Cache, FlopRates};
 
     fn measured(name: &str, value: Option<f64>) -> Rate {
         Rate {
@@ -131,7 +132,7 @@ mod tests {
     fn a_description_is_read_back_as_it_was_measured() {
         let rates = Rates {
             memory: 1.23e10,
-            cache: 5.0e10,
+            cache: Cache { bytes: 1 << 24, bandwidth: 5.0e10 },
             matrices: FlopRates { f64: 4.5e10, f32: 9.1e10, f16: 8.0e10, bf16: 7.9e10 },
             elements: FlopRates::uniform(1.0 / 3.0 * 1e10),
             attention: 5.1e10,

@@ -30,7 +30,7 @@ pub struct Sizes {
 impl Default for Sizes {
     /// Sizes that take some seconds.
     fn default() -> Self {
-        Self { streamed: 1 << 25, cached: 1 << 17, matrices: 1024, attention: [8, 8, 128, 64], runs: 9 }
+        Self { streamed: 1 << 25, cached: 1 << 18, matrices: 1024, attention: [8, 8, 128, 64], runs: 9 }
     }
 }
 
@@ -46,7 +46,7 @@ impl Sizes {
 pub struct Rates {
     /// Bytes per second to and from memory: read, and written twice, since a line is read before it is written.
     pub memory: f64,
-    /// The cache, by the bytes of a kernel's tensors that are streamed twice as fast as from memory.
+    /// The cache, by the bytes of a kernel's tensors that are streamed half as fast again as from memory.
     pub cache: Cache,
     /// Operations per second of a multiplication of matrices.
     pub matrices: FlopRates,
@@ -103,14 +103,14 @@ impl Bench {
         Ok(3.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
     }
 
-    /// The largest tensors, in steps of a factor of two, that are streamed at least twice as fast as from memory. The bandwidth is
+    /// The largest tensors, in steps of a factor of two, that are streamed half as fast again as from memory. The bandwidth is
     /// that of the smallest tensors.
     fn cache(&self, sizes: &Sizes, memory: f64) -> Result<Cache, DeviceError> {
         let mut cache = Cache::NONE;
         let mut elements = sizes.cached;
         while elements < sizes.streamed {
             let bandwidth = self.streaming(elements)?;
-            if bandwidth < 2.0 * memory {
+            if bandwidth < 1.5 * memory {
                 break;
             }
             let first = cache.bytes == 0;

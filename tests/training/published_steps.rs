@@ -2,7 +2,7 @@
 //! pipeline stages. All their activations are computed again, attention is not fused, and half of the numbers are fp16 or bf16.
 
 use ir::DType;
-use ir::machine::{Cluster, Machine, Preset};
+use ir::machine::{Machine, Preset};
 use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::{Manager, Pass, Pipeline};
@@ -35,16 +35,6 @@ const OF_7_5_BILLION: Published =
 const OF_18_4_BILLION: Published =
     Published { layers: 40, hidden: 6144, heads: 48, tensor: 8, gpus: 256, batch: 1024, teraflops: 135.0 };
 
-/// The fraction of the peak of tensor cores that their multiplications attained, fixed on the first and the third row.
-const MULTIPLY: f64 = 0.62;
-
-/// DGX A100 of 80 GB: eight links of 200 Gbit/s in each node.
-fn cluster(gpus: u64) -> Cluster {
-    let mut cluster = Preset::A100.cluster(gpus / 8);
-    cluster.node.device.attained.multiply = MULTIPLY;
-    cluster
-}
-
 impl Published {
     fn gpt(&self, batch: u64) -> Gpt {
         let Self { layers, hidden, heads, .. } = *self;
@@ -58,7 +48,7 @@ impl Published {
         // The passes read nothing else of an ONNX file.
         source.imported.module = self.gpt(microbatch * data).imported();
         let mesh =
-            if self.tensor > 1 { format!("dp:{data}+tp:{}", self.tensor) } else { format!("dp:{data}") };
+            if self.tensor > 1 { format!("dp:{data}*tp:{}", self.tensor) } else { format!("dp:{data}") };
         let spmd: Pipeline = format!("spmd(mesh={mesh})").parse().expect("a pipeline");
         let [Pass::Spmd(spmd)] = &spmd.passes[..] else { panic!("not spmd alone: {spmd}") };
         let plan = CompilationPlan {
@@ -69,7 +59,7 @@ impl Published {
             ..CompilationPlan::default()
         };
         let compiled = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
-        let machine = Machine::Cluster(cluster(self.gpus));
+        let machine = Machine::Cluster(Preset::A100.cluster(self.gpus / 8));
         done(PredictionFacts::of(&compiled.training, self.batch / data / microbatch, &machine))
     }
 
@@ -80,19 +70,8 @@ impl Published {
         let flops = self.gpt(1).flops_with_full_recompute(self.batch);
         let rate = |step: &PredictionFacts| flops / (step.step_ms * 1e-3) / self.gpus as f64 / 1e12;
         let sizes = [1, 2, 4, 8, 16].into_iter().filter(|size| sequences % size == 0);
-        let steps = sizes.map(|size| (size, self.predicted(size)));
-        let rates: Vec<f64> = steps
-            .filter(|(_, step)| step.planned <= memory)
-            .map(|(size, step)| {
-                let rate = rate(&step);
-                println!(
-                    "{} sequences: {rate:.1} TFLOP/s of {}, {} bytes",
-                    size, self.teraflops, step.planned
-                );
-                rate
-            })
-            .collect();
-        rates.into_iter().fold(0.0, f64::max)
+        let steps = sizes.map(|size| self.predicted(size)).filter(|step| step.planned <= memory);
+        steps.map(|step| rate(&step)).fold(0.0, f64::max)
     }
 
     fn check(&self) {

@@ -35,7 +35,7 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
-use ir::machine::{Cluster, Device};
+use ir::machine::{Cluster, Device, Preset};
 use ir::{Diagnostic, Module};
 use onnx::Model;
 use passes::bind::BATCH;
@@ -271,7 +271,8 @@ impl Inspection {
         let target = if question.target.is_some() { Target::Cuda } else { Target::Cpu };
         let gpu = question.target.as_ref().map(|device| Multiprocessors(device.multiprocessors));
         let multiprocessors = gpu.unwrap_or_default();
-        let place = budget::Place { budget, microbatches, target, multiprocessors };
+        let device = &question.target.clone().unwrap_or_else(|| Preset::Cpu.device());
+        let place = budget::Place { budget, microbatches, target, multiprocessors, device };
         self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
         Ok(())
     }

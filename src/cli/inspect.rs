@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
-use ir::machine::Cluster;
+use ir::machine::{Cluster, Preset};
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
@@ -188,10 +188,12 @@ impl Inspect {
             seed: 0,
         };
         let rebound = sizes::left_to_passes(model, bindings.clone());
+        let target = self.target.as_ref().map(TargetDevice::device).transpose()?;
+        let device = target.clone().unwrap_or_else(|| Preset::Cpu.device());
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
+        let plan = plan.priced_on(&device);
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        let target = self.target.as_ref().map(TargetDevice::device).transpose()?;
         let cluster = self.cluster()?;
         let budget = self.memory.memory.map(|budget| budget.0);
         Ok(Question {

@@ -55,8 +55,8 @@ impl Case {
     fn of(seed: u64) -> Option<Self> {
         // The batch of a program that is no model may be 1, which no mesh divides.
         let (mut step, passes) = match seed % 4 {
-            0 => (program(seed, DType::F32, 12 + draw(seed, 0, 36) as usize), ON_ONE_DEVICE),
-            _ => (layers::program(seed, 2 + draw(seed, 0, 5) as usize), PASSES.len() as u64),
+            0 => (program(seed, DType::F32, 12 + draw(seed, 0, 20) as usize), ON_ONE_DEVICE),
+            _ => (layers::program(seed, 2 + draw(seed, 0, 3) as usize), PASSES.len() as u64),
         };
         let passes = PASSES[draw(seed, 1, passes) as usize];
         let pipeline: Pipeline = format!("dropout {passes}").parse().expect("these are passes");
@@ -124,7 +124,9 @@ fn draw(seed: u64, place: u32, count: u64) -> u64 {
 fn check_seed(seed: u64, counts: &mut Counts) {
     let Some(case) = Case::of(seed) else { return };
     let all = done(case.peak(case.step.clone()));
-    let mut budget = all * (900 + draw(seed, 3, 100)) / 1000;
+    let kept = |options: Recompute| decide(&case.step, &options).kept();
+    let saved = kept(Recompute { price: 0, ..Recompute::FULL }) - kept(Recompute::FULL);
+    let mut budget = all - saved * draw(seed, 3, 800) / 1000;
     let options = match case.fit(budget, all) {
         Ok(options) => options,
         Err(failure) => {

@@ -1,5 +1,6 @@
 //! Steps whose activations are computed again have the bits of steps that keep them, in less memory.
 
+mod faults;
 mod layers;
 mod random;
 

@@ -253,7 +253,8 @@ impl Search<'_> {
             Some((value, size)) => {
                 let node = module.producer(value).map(|node| (node.op.name(), node.origin.to_string()));
                 let (name, origin) = node.unwrap_or(("input", String::new()));
-                let text = format!("the largest value at its peak is the result of `{name}`, {}", bytes(size));
+                let text =
+                    format!("the largest value at its peak is the result of `{name}`, {}", bytes(size));
                 let error = error.note(text);
                 if origin.is_empty() { error } else { error.at(origin) }
             }

@@ -3,8 +3,8 @@
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
 use ir::Diagnostic;
-use ir::machine::{Device, Preset};
 use ir::interp::MOST_RANKS;
+use ir::machine::{Device, Preset};
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
 use runtime::cuda::probe::{Driver, Probe, probe};

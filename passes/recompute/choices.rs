@@ -84,11 +84,14 @@ impl<'a> Choices<'a> {
         let [first, last] = ends;
         let (mut found, mut pending, mut at) = (Vec::new(), vec![last], first);
         while let Some(next) = pending.last() {
-            let middle = at.1.crossing(&next.1).filter(|price| (at.0.price + 1..next.0.price).contains(price));
+            let middle =
+                at.1.crossing(&next.1).filter(|price| (at.0.price + 1..next.0.price).contains(price));
             let middle = middle.map(|price| Recompute { price, ..highest.clone() });
             let middle = middle.map(|options| (self.decide(&options), options));
             match middle {
-                Some((decision, options)) if decision == next.1 => pending.last_mut().expect("it is there").0 = options,
+                Some((decision, options)) if decision == next.1 => {
+                    pending.last_mut().expect("it is there").0 = options
+                }
                 Some((decision, options)) if decision != at.1 => {
                     pending.push((options, decision));
                     continue;

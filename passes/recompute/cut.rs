@@ -194,7 +194,12 @@ pub(super) struct Cut {
 }
 
 /// Whether the cut decides on a value: a value of the block that is not kept anyway.
-pub(super) fn is_choice(module: &Module, blocks: &Blocks, members: &BTreeSet<NodeId>, value: ValueId) -> bool {
+pub(super) fn is_choice(
+    module: &Module,
+    blocks: &Blocks,
+    members: &BTreeSet<NodeId>,
+    value: ValueId,
+) -> bool {
     let Definition::Node(id, _) = module.value(value).definition else { return false };
     members.contains(&id) && is_activation(module, value) && !blocks.between.contains(value)
 }

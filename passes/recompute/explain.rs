@@ -1,9 +1,9 @@
 //! The report of a decision: each block, and each value that it decides about.
 
+use super::Recompute;
+use super::blocks::{base, is_view_or_constant, local_bytes};
 use super::choices::{BlockDecision, Choices, Decision};
 use super::cut::Network;
-use super::blocks::{base, is_view_or_constant, local_bytes};
-use super::Recompute;
 use crate::reports::{BlockReport, Fate, RecomputeReport, ValueReport};
 use ir::{Definition, NodeId, ValueId};
 use std::collections::BTreeSet;
@@ -76,9 +76,8 @@ impl Choices<'_> {
                 continue;
             }
             total = total.saturating_add(network.time(id));
-            let absent = |value: &&ValueId| {
-                !made.needed.contains(value) && !self.blocks.between.contains(**value)
-            };
+            let absent =
+                |value: &&ValueId| !made.needed.contains(value) && !self.blocks.between.contains(**value);
             let operands = self.module.node(id).operands.iter().filter(absent);
             pending.extend(operands.filter_map(|&value| match self.module.value(value).definition {
                 Definition::Node(id, _) => Some(id),

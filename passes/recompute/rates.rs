@@ -51,11 +51,8 @@ impl DeviceRates {
 
     /// A device that attains these rates.
     pub fn device(&self) -> Device {
-        let link = Link {
-            bandwidth: self.link as f64 * MEGA,
-            attained: 1.0,
-            latency: self.latency as f64 * NANO,
-        };
+        let link =
+            Link { bandwidth: self.link as f64 * MEGA, attained: 1.0, latency: self.latency as f64 * NANO };
         let flops = |[f64, f32, f16, bf16]: [u64; 4]| {
             let rate = |rate: u64| rate as f64 * GIGA;
             FlopRates { f64: rate(f64), f32: rate(f32), f16: rate(f16), bf16: rate(bf16) }
@@ -158,8 +155,13 @@ mod tests {
         assert!(rates.to_string().ends_with("+launch:3000"), "{rates}");
         assert_eq!(rates.to_string().parse(), Ok(rates.clone()));
         assert_eq!(DeviceRates::of(&rates.device()), rates);
-        for text in ["h201", "", "matrices:1", &format!("{rates}+launch:1"), &rates.to_string().replace(":3000", ":x")]
-        {
+        for text in [
+            "h201",
+            "",
+            "matrices:1",
+            &format!("{rates}+launch:1"),
+            &rates.to_string().replace(":3000", ":x"),
+        ] {
             assert!(text.parse::<DeviceRates>().is_err(), "{text}");
         }
     }

@@ -33,6 +33,13 @@ pub struct ValueReport {
     pub fate: Fate,
 }
 
+impl ValueReport {
+    /// The price of keeping the value, in picoseconds, if a KiB costs `price`.
+    pub fn price(&self, price: u64) -> u128 {
+        u128::from(self.bytes) * u128::from(price) / 1024
+    }
+}
+
 /// The choice that was made for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {

@@ -66,12 +66,18 @@ impl RecomputeFacts {
         let [size, time] = [bytes(report.bytes), microseconds((*picoseconds).into())];
         let price = match facts.price {
             price if price >= Recompute::FULL.price => "more than any time".to_owned(),
-            price => microseconds(u128::from(report.bytes) * u128::from(price) / 1024),
+            price => microseconds(report.price(price)),
         };
         let (choice, why) = match fate {
             Fate::Kept => (
                 "is kept for backward",
-                format!("computing it again takes {time} with the nodes that it needs, and the price of its bytes is {price}"),
+                format!(
+                    "computing it again takes {time} with the nodes that it needs, and the price of its bytes is {price}"
+                ),
+            ),
+            Fate::Repeated if u128::from(*picoseconds) > report.price(facts.price) => (
+                "is computed again in backward",
+                format!("its node, which takes {time}, is repeated for other results too"),
             ),
             Fate::Repeated => (
                 "is computed again in backward",

@@ -108,7 +108,15 @@ fn named_budget(failure: &Failure) -> u64 {
     let Failure::User(errors) = failure else { panic!("{failure:?}") };
     let text = errors[0].to_string();
     let (_, budget) = text.split_once("the smallest budget that fits is --memory ").expect("it is named");
-    done(budget.lines().next().expect("a line").parse::<Budget>().map_err(|error| Diagnostic::new(error.to_string()))).0
+    done(
+        budget
+            .lines()
+            .next()
+            .expect("a line")
+            .parse::<Budget>()
+            .map_err(|error| Diagnostic::new(error.to_string())),
+    )
+    .0
 }
 
 /// Makes GPT-2 fit a budget; the bytes of its program, and its copies.

@@ -58,7 +58,10 @@ fn copies(c: &mut Check) {
             c.node_fault(id, "a reduction over devices must not be repeated");
         }
         if let Some(state) = node.results.iter().find_map(|result| written.get(result)) {
-            c.node_fault(id, format!("a copy must not write a state, and its result is the new value of `{state}`"));
+            c.node_fault(
+                id,
+                format!("a copy must not write a state, and its result is the new value of `{state}`"),
+            );
         }
     }
 }

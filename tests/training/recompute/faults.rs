@@ -90,8 +90,7 @@ fn a_repeated_write_of_a_state_is_refused_by_the_verifier() {
     module.states[state].output = Some(copy);
     let said = refused(&module);
     let name = &module.states[state].name;
-    let expected =
-        format!("a copy must not write a state, and its result is the new value of `{name}`");
+    let expected = format!("a copy must not write a state, and its result is the new value of `{name}`");
     assert!(said.contains(&expected), "{said}");
 }
 
@@ -101,7 +100,10 @@ fn a_repeated_reduction_is_refused_by_the_verifier() {
     let reduces = |node: &Node| {
         node.phase == Phase::Forward && matches!(node.op, Op::Collective(Collective::AllReduce))
     };
-    assert!(nodes(&module, |node| node.copy > 0 && matches!(node.op, Op::Collective(kind) if kind.reduces())).is_empty());
+    assert!(
+        nodes(&module, |node| node.copy > 0 && matches!(node.op, Op::Collective(kind) if kind.reduces()))
+            .is_empty()
+    );
     let id = nodes(&module, reduces)[0];
     repeat(&mut module, id);
     let said = refused(&module);

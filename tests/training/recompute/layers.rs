@@ -1,12 +1,12 @@
 //! Random models of layers `x + f(x)`: products, norms, activation functions, attention and dropout.
 
+use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
 use ir::ops::dropout::Dropout;
 use ir::ops::elementwise::Unary;
 use ir::ops::norm::LayerNorm;
 use ir::ops::softmax::Softmax;
-use ir::ops::Float;
 use ir::{
     Builder, DType, Dim, Initializer, Module, Role, ScalarPart, StepOutput, Type, TypeError, ValueId, random,
 };

@@ -54,7 +54,8 @@ fn a_row_parallel_contraction_leaves_a_partial_sum() {
 #[test]
 fn a_copy_is_no_reduction_over_devices() {
     let parameters = r#"%0 "x" : f32[8] partial(sum tp), %1 "y" : f32[8] {tp}"#;
-    let reduced = |marks: &str| placed(parameters, &format!("%2 = all_reduce %0 : f32[8] !{{bwd{marks}}}"), "");
+    let reduced =
+        |marks: &str| placed(parameters, &format!("%2 = all_reduce %0 : f32[8] !{{bwd{marks}}}"), "");
     assert_eq!(verdict(&reduced("")), "ok");
     let refused = "`%2 = all_reduce %0`: a reduction over devices must not be repeated";
     assert_eq!(verdict(&reduced(", copy 1")), refused);

@@ -63,7 +63,8 @@ pub struct Inspect {
     /// Lay the mesh on the links of the cluster that FILE.toml describes, and price the collectives of a step there
     #[arg(long, value_name = "FILE.toml")]
     pub cluster: Option<PathBuf>,
-    /// Explain the role and the sharding of the tensor NAME, or why the pattern NAME was not found; may be repeated
+    /// Explain the role and the sharding of the tensor NAME, why the pattern NAME was not found, or whether backward computes the
+    /// results of the node NAME again; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
     /// Print the program after PASS

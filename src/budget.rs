@@ -1,8 +1,8 @@
 //! `--memory`: the cheapest recomputation whose program fits a number of bytes on each device.
 //!
 //! A price of a kept byte determines a program (`passes::recompute`). Few prices matter: those at which the decision changes.
-//! The search lowers the programs of some of them until it has the lowest price that fits. Layers are alike, so all of them
-//! change at the same price; then the search finds the smallest number of blocks, from the first on, that take this price.
+//! Layers are alike, so all of them change at the same price; then they are changed one by one, from the first block on. That makes
+//! a list of programs, each of which keeps fewer bytes than the one before. The search finds the first program that fits.
 //!
 //! Lowering takes long. So the search guesses: a program gets as much smaller as it keeps fewer bytes. A guess that is wrong
 //! costs time, and not the result.
@@ -78,7 +78,7 @@ pub struct Place<'a> {
 /// A budget that no program fits: the smallest budget that is accepted, and the largest value at the peak of its program.
 pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Result<Fit, Failure> {
     let Place { budget, microbatches, target, multiprocessors, device } = place;
-    let silent = Manager::default();
+    let silent = Manager { trial: true, ..Manager::default() };
     let lowering = &mut compilation.lowering(&silent);
     // The evaluation has no backward phase, so its bytes are the same for every choice.
     let all = Programs::lower_by(lowering, compilation, microbatches, target, multiprocessors)?;
@@ -119,8 +119,7 @@ pub fn cheapest(
     let prices = choices.prices(&lowest, &highest);
     let nothing = Tried { options: lowest.clone(), decision: choices.decide(&lowest), peak: unconstrained };
     let mut search = Search { module, choices: &choices, budget, tried: vec![nothing], peak };
-    let options: Vec<Recompute> = prices.iter().map(|(options, _)| options.clone()).collect();
-    let found = search.run(&options)?;
+    let found = search.run(&prices)?;
     let (time, peak) = (found.decision.picoseconds(), found.peak);
     let least_time = lagrangian_bound(&prices, found.decision.kept());
     let tries = search.tried.len();
@@ -136,6 +135,15 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
         u64::try_from(bound).unwrap_or(0)
     };
     prices.iter().map(bound).max().unwrap_or(0)
+}
+
+/// The options that change the blocks from one decision to the next one by one, from the first block on.
+fn one_by_one(from: &(Recompute, Decision), to: &(Recompute, Decision)) -> Vec<Recompute> {
+    let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.0.price, ..to.0.clone() };
+    let mut options: Vec<Recompute> = from.1.changed_blocks(&to.1).map(with).collect();
+    // With the last block, the price holds everywhere.
+    options.last_mut().into_iter().for_each(|last| *last = to.0.clone());
+    options
 }
 
 /// Options whose program was lowered, with the bytes of the program.
@@ -157,25 +165,22 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Finds the cheapest options that fit. `prices` are those at which the decision changes, in ascending order.
-    fn run(&mut self, prices: &[Recompute]) -> Result<Tried, Failure> {
-        let (low, fitting) = match self.first_that_fits(prices, None)? {
-            Some(found) => found,
-            None => self.any_that_fits(prices)?,
-        };
-        let blocks = self.choices.block_count() as u64;
-        let first = |count| Recompute { first: Some(count), then: low.price, ..fitting.options.clone() };
-        let by_count: Vec<Recompute> = [low.clone()].into_iter().chain((1..=blocks).map(first)).collect();
-        let fewest = self.first_that_fits(&by_count, Some(fitting.clone()))?;
-        Ok(fewest.map_or(fitting, |(_, fewest)| fewest))
+    fn run(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
+        let all = prices.windows(2).flat_map(|pair| one_by_one(&pair[0], &pair[1]));
+        let all: Vec<Recompute> = [prices[0].0.clone()].into_iter().chain(all).collect();
+        match self.first_that_fits(&all, None)? {
+            Some(found) => Ok(found),
+            None => self.any_that_fits(prices),
+        }
     }
 
-    /// Finds options that fit, with those before them, which do not fit. The programs of `options` get smaller and smaller, and
-    /// that of the first does not fit. `fitting` is that of the last, if it is known to fit. `None` if it does not.
+    /// Finds the first options that fit. The programs of `options` get smaller and smaller, and that of the first does not fit.
+    /// `fitting` is that of the last, if it is known to fit. `None` if it does not.
     fn first_that_fits(
         &mut self,
         options: &[Recompute],
         mut fitting: Option<Tried>,
-    ) -> Result<Option<(Recompute, Tried)>, Failure> {
+    ) -> Result<Option<Tried>, Failure> {
         let (mut below, mut above) = (0, options.len() - usize::from(fitting.is_some()));
         let mut before = self.attempt(&options[0])?;
         let mut guesses = 0..GUESSES;
@@ -190,7 +195,7 @@ impl Search<'_> {
                 (below, before) = (at, tried);
             }
         }
-        Ok(fitting.map(|fitting| (options[below].clone(), fitting)))
+        Ok(fitting)
     }
 
     /// The index of the first options whose programs fit, if a program's bytes follow the bytes that it keeps: on a line through
@@ -214,11 +219,14 @@ impl Search<'_> {
     ///
     /// # Errors
     /// A budget that none fits.
-    fn any_that_fits(&mut self, prices: &[Recompute]) -> Result<(Recompute, Tried), Failure> {
+    fn any_that_fits(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
         for pair in prices.windows(2) {
-            let tried = self.attempt(&pair[1])?;
+            let tried = self.attempt(&pair[1].0)?;
             if tried.peak <= self.budget {
-                return Ok((pair[0].clone(), tried));
+                let mut options = vec![pair[0].0.clone()];
+                options.extend(one_by_one(&pair[0], &pair[1]));
+                let first = self.first_that_fits(&options, Some(tried.clone()))?;
+                return Ok(first.unwrap_or(tried));
             }
         }
         Err(self.too_small().into())

@@ -62,6 +62,12 @@ impl<'a> Choices<'a> {
         self.networks.len()
     }
 
+    /// The number of different networks of blocks.
+    #[cfg(test)]
+    pub(super) fn shape_count(&self) -> usize {
+        self.shapes.len()
+    }
+
     /// Chooses the nodes that are repeated. The device of the options is the one that the choices were found for.
     pub fn decide(&self, options: &Recompute) -> Decision {
         let mut sides: BTreeMap<(usize, u64), Vec<bool>> = BTreeMap::new();
@@ -142,6 +148,12 @@ impl Decision {
     /// The number of blocks that may be repeated.
     pub fn block_count(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// The indices of the blocks that are decided otherwise in `other`.
+    pub fn changed_blocks<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = usize> + 'a {
+        let both = self.blocks.iter().zip(&other.blocks).enumerate();
+        both.filter(|(_, (own, other))| own != other).map(|(index, _)| index)
     }
 
     /// The repeated nodes of all blocks.

@@ -214,7 +214,7 @@ pub(super) fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<I
 }
 
 /// Whether a node may run twice. A reduction over devices is communication that nobody would wait for twice.
-fn is_repeatable(node: &Node) -> bool {
+pub(super) fn is_repeatable(node: &Node) -> bool {
     !matches!(node.op, Op::Collective(collective) if collective.reduces())
 }
 

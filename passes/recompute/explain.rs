@@ -3,7 +3,7 @@
 use super::Recompute;
 use super::blocks::{base, is_view_or_constant, local_bytes};
 use super::choices::{BlockDecision, Choices, Decision};
-use super::cut::Network;
+use super::cut::{Network, is_repeatable};
 use crate::reports::{BlockReport, Fate, RecomputeReport, ValueReport};
 use ir::{Definition, NodeId, ValueId};
 use std::collections::BTreeSet;
@@ -53,7 +53,7 @@ impl Choices<'_> {
             Fate::Unread
         };
         let picoseconds = match fate {
-            Fate::Repeated => network.time(id),
+            Fate::Repeated => Some(network.time(id)),
             Fate::Between | Fate::Kept | Fate::Unread => self.time_of_repeating(network, made, id),
         };
         ValueReport {
@@ -68,12 +68,15 @@ impl Choices<'_> {
         }
     }
 
-    /// Picoseconds of a node and of all others that would have to be repeated with it.
-    fn time_of_repeating(&self, network: &Network, made: &BlockDecision, id: NodeId) -> u64 {
+    /// Picoseconds of a node and of all others that would have to be repeated with it. `None` if one of them must not be repeated.
+    fn time_of_repeating(&self, network: &Network, made: &BlockDecision, id: NodeId) -> Option<u64> {
         let (mut seen, mut pending, mut total) = (BTreeSet::new(), vec![id], 0u64);
         while let Some(id) = pending.pop() {
             if !network.contains(id) || made.repeated.contains(&id) || !seen.insert(id) {
                 continue;
+            }
+            if !is_repeatable(self.module.node(id)) {
+                return None;
             }
             total = total.saturating_add(network.time(id));
             let absent =
@@ -84,6 +87,6 @@ impl Choices<'_> {
                 Definition::Input(_) | Definition::State(_) => None,
             }));
         }
-        total
+        Some(total)
     }
 }

@@ -27,8 +27,8 @@ pub struct ValueReport {
     /// Its bytes on a device.
     pub bytes: u64,
     /// The predicted picoseconds of its node on a device; of a value that is not computed again, with the nodes that would have
-    /// to be repeated too.
-    pub picoseconds: u64,
+    /// to be repeated too. `None` if one of them is a reduction over devices, which is never repeated.
+    pub picoseconds: Option<u64>,
     /// The choice.
     pub fate: Fate,
 }

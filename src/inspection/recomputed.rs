@@ -63,19 +63,24 @@ impl RecomputeFacts {
     fn value(&self, names: &Numbering, report: &ValueReport) -> String {
         let ValueReport { operator, origin, block, picoseconds, fate, .. } = report;
         let facts = &self.blocks[*block];
-        let [size, time] = [bytes(report.bytes), microseconds((*picoseconds).into())];
+        let (size, picoseconds) = (bytes(report.bytes), picoseconds.map(u128::from));
+        let time = picoseconds.map_or_else(String::new, microseconds);
         let price = match facts.price {
             price if price >= Recompute::FULL.price => "more than any time".to_owned(),
             price => microseconds(report.price(price)),
         };
         let (choice, why) = match fate {
+            Fate::Kept if picoseconds.is_none() => (
+                "is kept for backward",
+                "a reduction over devices would be repeated to compute it again".to_owned(),
+            ),
             Fate::Kept => (
                 "is kept for backward",
                 format!(
                     "computing it again takes {time} with the nodes that it needs, and the price of its bytes is {price}"
                 ),
             ),
-            Fate::Repeated if u128::from(*picoseconds) > report.price(facts.price) => (
+            Fate::Repeated if picoseconds.is_some_and(|time| time > report.price(facts.price)) => (
                 "is computed again in backward",
                 format!("its node, which takes {time}, is repeated for other results too"),
             ),

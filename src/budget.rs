@@ -2,7 +2,8 @@
 //!
 //! A price of a kept byte determines a program (`passes::recompute`). Few prices matter: those at which the decision changes.
 //! Layers are alike, so all of them change at the same price; then they are changed one by one, from the first block on. That makes
-//! a list of programs, each of which keeps fewer bytes than the one before. The search finds the first program that fits.
+//! a list of programs, each of which keeps fewer bytes than the one before. The search finds the first program that fits, or one
+//! that repeats at most a hundredth more.
 //!
 //! Lowering takes long. So the search guesses: a program gets as much smaller as it keeps fewer bytes. A guess that is wrong
 //! costs time, and not the result.
@@ -20,8 +21,12 @@ use passes::recompute::{Choices, Decision, DeviceRates, Recompute, apply};
 use runtime::target::{Multiprocessors, Target};
 use std::fmt;
 
-/// After this number of guesses, the rest of the candidates is halved instead.
+/// After this number of guesses, the remaining programs are halved instead. After half of it, the last program is tried, if none
+/// was found that fits.
 const GUESSES: usize = 4;
+
+/// The search ends with a program that repeats at most one part in so many longer than a program that does not fit.
+const NEAR: u64 = 100;
 
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
@@ -154,6 +159,14 @@ struct Tried {
     peak: u64,
 }
 
+impl Tried {
+    /// Whether this program repeats hardly more than another program.
+    fn is_near(&self, other: &Self) -> bool {
+        let [own, other] = [self, other].map(|tried| tried.decision.picoseconds());
+        own.saturating_sub(other) <= own / NEAR
+    }
+}
+
 struct Search<'a> {
     module: &'a Module,
     choices: &'a Choices<'a>,
@@ -183,11 +196,16 @@ impl Search<'_> {
     ) -> Result<Option<Tried>, Failure> {
         let (mut below, mut above) = (0, options.len() - usize::from(fitting.is_some()));
         let mut before = self.attempt(&options[0])?;
-        let mut guesses = 0..GUESSES;
-        while above - below > 1 {
+        for tries in 0.. {
+            if above - below <= 1 || fitting.as_ref().is_some_and(|fitting| fitting.is_near(&before)) {
+                break;
+            }
             let between = &options[below + 1..above];
-            let guess = guesses.next().map(|_| self.guess(between, &before, fitting.as_ref()));
-            let at = below + 1 + guess.unwrap_or(between.len() / 2);
+            let at = match &fitting {
+                None if tries >= GUESSES / 2 => above - 1,
+                _ if tries >= GUESSES => below + 1 + between.len() / 2,
+                fitting => below + 1 + self.guess(between, &before, fitting.as_ref()),
+            };
             let tried = self.attempt(&options[at])?;
             if tried.peak <= self.budget {
                 (above, fitting) = (at, Some(tried));

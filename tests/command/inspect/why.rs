@@ -93,11 +93,11 @@ fn why_says_whether_an_activation_is_kept_or_computed_again() {
                 node "node_layer_norm_1" (LayerNormalization, opset 20)
                 in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
             the result %136 and %254 of `layer_norm`, 256 B on each device, is computed again in backward
-              because: its node takes 2.6 µs, and the price of its bytes is 0.0 µs
+              because: its node, which takes 2.6 µs, is repeated for other results too
                 node "node_layer_norm_1" (LayerNormalization, opset 20)
                 in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
             the result %137 and %255 of `layer_norm`, 256 B on each device, is computed again in backward
-              because: its node takes 2.6 µs, and the price of its bytes is 0.0 µs
+              because: its node, which takes 2.6 µs, is repeated for other results too
                 node "node_layer_norm_1" (LayerNormalization, opset 20)
                 in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
 
@@ -111,7 +111,8 @@ fn why_says_whether_an_activation_is_kept_or_computed_again() {
     assert_eq!(text("%140"), text("node_mul_3"), "the value");
     assert_eq!(text("%248"), text("node_mul_3"), "its copy");
     let reduction = read(&[model, "--mesh=tp=2", "--recompute=full", "--why=node_view_9"]);
-    let because = "is kept for backward\n  because: a reduction over devices would be repeated to compute it again";
+    let because =
+        "is kept for backward\n  because: a reduction over devices would be repeated to compute it again";
     assert!(reduction.contains(because), "{reduction}");
     let without = read(&[model, "--why=node_mul_3"]);
     assert!(without.contains("the model has no tensor or pattern of this name"), "{without}");

@@ -23,6 +23,9 @@ pub struct Manager {
     pub reproducer: Option<PathBuf>,
     /// The folder that gets it, without `reproducer`, when the compiler is to blame.
     pub fault_reproducer: Option<PathBuf>,
+    /// Whether the passes run as a trial, without verification: its program is only measured. The passes run again, and are
+    /// verified, for the program that is used.
+    pub trial: bool,
 }
 
 /// How long a pass took, without its verification.
@@ -108,6 +111,7 @@ impl Manager {
             let result = pass.run(module, cx);
             timings.push(Timing { pass: pass.name(), time: start.elapsed() });
             let diagnostics = match result {
+                Ok(_) if self.trial => Ok(()),
                 Ok(_) => ir::verify::verify(module).map_err(|faults| (faults, true)),
                 Err(diagnostic) => Err((vec![diagnostic], false)),
             };

@@ -10,23 +10,24 @@
 //! are counted, so that a copy draws the same numbers.
 
 mod blocks;
+mod choices;
 mod copies;
 mod cut;
+mod explain;
+mod rates;
 #[cfg(test)]
 mod tests;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::reports::{BlockReport, RecomputeReport};
 use crate::rewriting::dead::remove_dead;
-use blocks::Blocks;
-use cranelift_entity::EntitySet;
-use ir::analysis::live_nodes;
+pub use choices::{Choices, Decision};
 use ir::machine::Device;
-use ir::{Changed, Diagnostic, Module, NodeId, Phase};
-use std::fmt;
+use ir::{Changed, Diagnostic, Module, ValueId};
+pub use rates::DeviceRates;
+use std::collections::BTreeMap;
 
-/// The pass `recompute`. `recompute(price=1536)`.
+/// The pass `recompute`. `recompute(price=1536, device=h200)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recompute {
     /// The price of a kept activation: picoseconds for each KiB.
@@ -35,15 +36,39 @@ pub struct Recompute {
     pub first: Option<u64>,
     /// The price in the blocks after these.
     pub then: u64,
+    /// The device whose times are compared with the price. `None`: [`Device::assumed`].
+    pub device: Option<DeviceRates>,
 }
 
 impl Recompute {
     /// The price of `--recompute selective`, 1.5 ps for a byte. An elementwise operator, a norm, or the scores of an attention
     /// head are cheaper on a GPU; a multiplication by a weight matrix is not.
-    pub const SELECTIVE: Self = Self { price: 1536, first: None, then: 0 };
+    pub const SELECTIVE: Self = Self { price: 1536, first: None, then: 0, device: None };
 
     /// The price of `--recompute full`: more than any time, so that only bytes count.
-    pub const FULL: Self = Self { price: 1 << 50, first: None, then: 0 };
+    pub const FULL: Self = Self { price: 1 << 50, first: None, then: 0, device: None };
+
+    /// The same choice on a device. A price is compared with the time of moving a byte in memory, so it grows as this time. The
+    /// price of `full` is more than any time on any device.
+    pub fn on(self, device: &Device) -> Self {
+        let rates = DeviceRates::of(device);
+        let before = self.rates().memory();
+        let scaled = |price: u64| {
+            let scaled = u128::from(price) * u128::from(before) / u128::from(rates.memory());
+            if price == Self::FULL.price { price } else { u64::try_from(scaled).unwrap_or(u64::MAX) }
+        };
+        Self { price: scaled(self.price), then: scaled(self.then), device: Some(rates), ..self }
+    }
+
+    /// The price in a block, by its index.
+    fn price_in(&self, block: usize) -> u64 {
+        if self.first.is_none_or(|first| (block as u64) < first) { self.price } else { self.then }
+    }
+
+    /// The rates of the device whose times are compared with the price.
+    pub fn rates(&self) -> DeviceRates {
+        self.device.clone().unwrap_or_else(|| DeviceRates::of(&Device::assumed()))
+    }
 }
 
 impl Default for Recompute {
@@ -63,6 +88,7 @@ impl Transform for Recompute {
             price: arguments.value("price", default.price)?,
             first: (first != u64::MAX).then_some(first),
             then: arguments.value("then", default.then)?,
+            device: arguments.take("device").map(|text| text.parse()).transpose()?,
         })
     }
 
@@ -71,106 +97,36 @@ impl Transform for Recompute {
         arguments.push_unless(&default.price, "price", &self.price);
         arguments.push_unless(&u64::MAX, "first", &self.first.unwrap_or(u64::MAX));
         arguments.push_unless(&default.then, "then", &self.then);
+        self.device.iter().for_each(|device| arguments.push("device", device));
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
-        let decision = decide(module, self);
-        cx.recomputed = Some(decision.report(module));
-        apply(module, &decision)
-    }
-}
-
-/// The nodes that are repeated, block by block.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
-    blocks: Vec<BlockDecision>,
-}
-
-/// The decision for a block.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct BlockDecision {
-    /// The first and the last node of the block.
-    ends: [NodeId; 2],
-    /// The repeated nodes, in program order.
-    repeated: Vec<NodeId>,
-    /// Picoseconds that they take.
-    time: u64,
-    /// Bytes on a device of the block's activations that backward reads: without the pass, and with it.
-    kept: [u64; 2],
-}
-
-impl Decision {
-    /// Picoseconds that the repeated nodes of a microbatch take on a device.
-    pub fn picoseconds(&self) -> u64 {
-        self.blocks.iter().map(|block| block.time).fold(0, u64::saturating_add)
-    }
-
-    /// Bytes on a device of the blocks' activations that backward reads and that are kept.
-    pub fn kept(&self) -> u64 {
-        self.blocks.iter().map(|block| block.kept[1]).fold(0, u64::saturating_add)
-    }
-
-    /// The number of blocks that may be repeated.
-    pub fn block_count(&self) -> usize {
-        self.blocks.len()
-    }
-
-    fn report(&self, module: &Module) -> RecomputeReport {
-        let block = |block: &BlockDecision| {
-            let [first, last] = block.ends.map(|node| module.node(node).origin.to_string());
-            let mut operators: Vec<(&'static str, usize)> = Vec::new();
-            for &node in &block.repeated {
-                let name = module.node(node).op.name();
-                match operators.iter_mut().find(|(other, _)| *other == name) {
-                    Some((_, count)) => *count += 1,
-                    None => operators.push((name, 1)),
-                }
-            }
-            let [kept_before, kept] = block.kept;
-            BlockReport { first, last, operators, picoseconds: block.time, kept_before, kept }
-        };
-        RecomputeReport { blocks: self.blocks.iter().map(block).collect() }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, block) in self.blocks.iter().enumerate() {
-            let [before, after] = block.kept;
-            writeln!(
-                f,
-                "block {index}: {} nodes repeated, {before} -> {after} bytes kept",
-                block.repeated.len()
-            )?;
-        }
-        Ok(())
+        let choices = Choices::of(module, &self.rates());
+        let decision = choices.decide(self);
+        let mut report = choices.report(&decision, self);
+        let copies = add_copies(module, &decision)?;
+        report.values.iter_mut().for_each(|value| value.copy = copies.get(&value.value).copied());
+        cx.recomputed = Some(report);
+        Ok(if copies.is_empty() { Changed::No } else { Changed::Yes })
     }
 }
 
 /// Chooses the nodes that are repeated.
 pub fn decide(module: &Module, options: &Recompute) -> Decision {
-    let live = live_nodes(module);
-    let blocks = Blocks::find(module, &live);
-    let mut read_in_backward = EntitySet::new();
-    let backward = module.nodes().filter(|(id, node)| node.phase == Phase::Backward && live.contains(*id));
-    backward.for_each(|(_, node)| read_in_backward.extend(node.operands.iter().copied()));
-    let device = Device::assumed();
-    let decide = |(index, block): (usize, &Vec<NodeId>)| {
-        let in_first = options.first.is_none_or(|first| (index as u64) < first);
-        let price = if in_first { options.price } else { options.then };
-        let cut = cut::minimum(module, &blocks, &read_in_backward, block, price, &device);
-        let ends = [block[0], block[block.len() - 1]];
-        BlockDecision { ends, repeated: cut.repeated, time: cut.time, kept: cut.kept }
-    };
-    Decision { blocks: blocks.repeatable().iter().enumerate().map(decide).collect() }
+    Choices::of(module, &options.rates()).decide(options)
 }
 
 /// Adds the copies, makes backward read them, and removes forward nodes that nobody reads any more.
 pub fn apply(module: &mut Module, decision: &Decision) -> Result<Changed, Diagnostic> {
-    let repeated = decision.blocks.iter().flat_map(|block| block.repeated.iter().copied()).collect();
-    let changed = copies::insert(module, &repeated)?;
-    if changed == Changed::Yes {
+    let copies = add_copies(module, decision)?;
+    Ok(if copies.is_empty() { Changed::No } else { Changed::Yes })
+}
+
+/// Applies a decision, and returns the copy of each value.
+fn add_copies(module: &mut Module, decision: &Decision) -> Result<BTreeMap<ValueId, ValueId>, Diagnostic> {
+    let copies = copies::insert(module, &decision.repeated())?;
+    if !copies.is_empty() {
         remove_dead(module, Recompute::NAME);
     }
-    Ok(changed)
+    Ok(copies)
 }

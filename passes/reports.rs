@@ -4,7 +4,7 @@ mod parameters;
 mod recompute;
 
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
-pub use recompute::{BlockReport, RecomputeReport};
+pub use recompute::{BlockReport, Fate, RecomputeReport, ValueReport};
 
 use ir::Diagnostic;
 use std::sync::Arc;

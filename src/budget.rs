@@ -1,19 +1,32 @@
 //! `--memory`: the cheapest recomputation whose program fits a number of bytes on each device.
 //!
-//! A price of a kept byte determines a program (`passes::recompute`). The search halves the range of prices, and lowers the
-//! program of each price that decides otherwise than those before. Layers are alike, so all of them change at the same price;
-//! then the search finds the smallest number of blocks, from the first on, that take the higher price.
+//! A price of a kept byte determines a program (`passes::recompute`). Few prices matter: those at which the decision changes.
+//! Layers are alike, so all of them change at the same price; then they are changed one by one, from the first block on. That makes
+//! a list of programs, each of which keeps fewer bytes than the one before. The search finds the first program that fits, or one
+//! that repeats at most a hundredth more.
+//!
+//! Lowering takes long. So the search guesses: a program gets as much smaller as it keeps fewer bytes. A guess that is wrong
+//! costs time, and not the result.
 
 use crate::compilation::Compilation;
+use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::inspection::units::bytes;
-use crate::training::Programs;
+use crate::training::{Programs, lower_step};
 use ir::analysis::liveness;
+use ir::machine::Device;
 use ir::{Diagnostic, Module, ValueId};
 use passes::Manager;
-use passes::recompute::{Decision, Recompute, apply, decide};
+use passes::recompute::{Choices, Decision, DeviceRates, Recompute, apply};
 use runtime::target::{Multiprocessors, Target};
 use std::fmt;
+
+/// After this number of guesses, the remaining programs are halved instead. After half of it, the last program is tried, if none
+/// was found that fits.
+const GUESSES: usize = 4;
+
+/// The search ends with a program that repeats at most one part in so many longer than a program that does not fit.
+const NEAR: u64 = 100;
 
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,17 +62,9 @@ impl fmt::Display for Fit {
     }
 }
 
-/// Options of the search, with the bytes of their program.
-#[derive(Clone, Debug)]
-struct Tried {
-    options: Recompute,
-    decision: Decision,
-    peak: u64,
-}
-
 /// The device and the steps that a program is made to fit.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Place<'a> {
     /// Bytes of each device that the programs may take.
     pub budget: u64,
     /// Microbatches of a step.
@@ -68,137 +73,215 @@ pub struct Place {
     pub target: Target,
     /// The size of a GPU.
     pub multiprocessors: Multiprocessors,
+    /// The device whose times are the costs of repeated nodes.
+    pub device: &'a Device,
 }
 
 /// Recomputes as little as possible so that the programs of a compilation fit into the budget.
 ///
 /// # Errors
-/// A budget that no program fits: the smallest program's bytes, and the largest value at its peak.
+/// A budget that no program fits: the smallest budget that is accepted, and the largest value at the peak of its program.
 pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Result<Fit, Failure> {
-    let Place { budget, microbatches, target, multiprocessors } = place;
-    let silent = Manager::default();
+    let Place { budget, microbatches, target, multiprocessors, device } = place;
+    let silent = Manager { trial: true, ..Manager::default() };
+    let lowering = &mut compilation.lowering(&silent);
+    // The evaluation has no backward phase, so its bytes are the same for every choice.
+    let all = Programs::lower_by(lowering, compilation, microbatches, target, multiprocessors)?;
+    let unconstrained = all.peak();
     let mut peak = |step: Module| {
-        let lowering = &mut compilation.lowering(&silent);
-        let programs =
-            Programs::lower_with(lowering, step, compilation, microbatches, target, multiprocessors);
-        programs.map(|programs| programs.peak())
+        let training = lower_step(lowering, step, microbatches, target, multiprocessors)?;
+        let arena = training.memory.arena.max(all.evaluation.memory.arena);
+        Ok(arena + training.memory.constants + all.evaluation.memory.constants)
     };
-    let unconstrained = peak(compilation.training.clone())?;
+    match cheapest(&compilation.training, budget, unconstrained, device, &mut peak)? {
+        (fit, Some(options)) => {
+            compilation.recompute(manager, options)?;
+            Ok(fit)
+        }
+        (fit, None) => Ok(fit),
+    }
+}
+
+/// Finds the options of `recompute` whose program takes at most `budget` bytes and repeats the least. `None` if the program fits as
+/// it is, in `unconstrained` bytes. `peak` lowers a program and returns its bytes.
+///
+/// # Errors
+/// As [`fit`]; those of `peak`.
+pub fn cheapest(
+    module: &Module,
+    budget: u64,
+    unconstrained: u64,
+    device: &Device,
+    peak: &mut dyn FnMut(Module) -> Result<u64, Failure>,
+) -> Result<(Fit, Option<Recompute>), Failure> {
     let fits_as_it_is = Fit { budget, unconstrained, peak: unconstrained, time: 0, least_time: 0, tries: 1 };
     if unconstrained <= budget {
-        return Ok(fits_as_it_is);
+        return Ok((fits_as_it_is, None));
     }
-    let mut search =
-        Search { module: &compilation.training, budget, tried: Vec::new(), lowered: 0, peak: &mut peak };
-    let found = search.run(unconstrained)?;
+    let choices = Choices::of(module, &DeviceRates::of(device));
+    let highest = Recompute::FULL.on(device);
+    let lowest = Recompute { price: 0, ..highest.clone() };
+    let prices = choices.prices(&lowest, &highest);
+    let nothing = Tried { options: lowest.clone(), decision: choices.decide(&lowest), peak: unconstrained };
+    let mut search = Search { module, choices: &choices, budget, tried: vec![nothing], peak };
+    let found = search.run(&prices)?;
     let (time, peak) = (found.decision.picoseconds(), found.peak);
-    let least_time = lagrangian_bound(&search.tried, found.decision.kept());
-    let tries = search.lowered + 1;
-    compilation.recompute(manager, found.options)?;
-    Ok(Fit { peak, time, least_time, tries, ..fits_as_it_is })
+    let least_time = lagrangian_bound(&prices, found.decision.kept());
+    let tries = search.tried.len();
+    Ok((Fit { peak, time, least_time, tries, ..fits_as_it_is }, Some(found.options)))
 }
 
 /// The Lagrangian bound: for any price, no choice that keeps `kept` bytes takes less than the cheapest choice's time and the
 /// price of the bytes that it keeps beyond these.
-fn lagrangian_bound(tried: &[Tried], kept: u64) -> u64 {
-    let bound = |tried: &Tried| {
-        let price = i128::from(tried.options.price);
-        let beyond = i128::from(tried.decision.kept()) - i128::from(kept);
-        let bound = i128::from(tried.decision.picoseconds()) + beyond * price / 1024;
+fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
+    let bound = |(options, decision): &(Recompute, Decision)| {
+        let beyond = i128::from(decision.kept()) - i128::from(kept);
+        let bound = i128::from(decision.picoseconds()) + beyond * i128::from(options.price) / 1024;
         u64::try_from(bound).unwrap_or(0)
     };
-    tried.iter().filter(|tried| tried.options.first.is_none()).map(bound).max().unwrap_or(0)
+    prices.iter().map(bound).max().unwrap_or(0)
+}
+
+/// The options that change the blocks from one decision to the next one by one, from the first block on.
+fn one_by_one(from: &(Recompute, Decision), to: &(Recompute, Decision)) -> Vec<Recompute> {
+    let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.0.price, ..to.0.clone() };
+    let mut options: Vec<Recompute> = from.1.changed_blocks(&to.1).map(with).collect();
+    // With the last block, the price holds everywhere.
+    options.last_mut().into_iter().for_each(|last| *last = to.0.clone());
+    options
+}
+
+/// Options whose program was lowered, with the bytes of the program.
+#[derive(Clone, Debug)]
+struct Tried {
+    options: Recompute,
+    decision: Decision,
+    peak: u64,
+}
+
+impl Tried {
+    /// Whether this program repeats hardly more than another program.
+    fn is_near(&self, other: &Self) -> bool {
+        let [own, other] = [self, other].map(|tried| tried.decision.picoseconds());
+        own.saturating_sub(other) <= own / NEAR
+    }
 }
 
 struct Search<'a> {
     module: &'a Module,
+    choices: &'a Choices<'a>,
     budget: u64,
+    /// Every program that was lowered. The first repeats nothing.
     tried: Vec<Tried>,
-    /// The number of programs that were lowered.
-    lowered: usize,
     peak: &'a mut dyn FnMut(Module) -> Result<u64, Failure>,
 }
 
 impl Search<'_> {
-    /// Finds the cheapest options that fit.
-    fn run(&mut self, unconstrained: u64) -> Result<Tried, Failure> {
-        let highest = self.attempt(Recompute::FULL)?;
-        if highest.peak > self.budget {
-            return Err(self.too_small(highest.peak.min(unconstrained)).into());
+    /// Finds the cheapest options that fit. `prices` are those at which the decision changes, in ascending order.
+    fn run(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
+        let all = prices.windows(2).flat_map(|pair| one_by_one(&pair[0], &pair[1]));
+        let all: Vec<Recompute> = [prices[0].0.clone()].into_iter().chain(all).collect();
+        match self.first_that_fits(&all, None)? {
+            Some(found) => Ok(found),
+            None => self.any_that_fits(prices),
         }
-        // The lowest exponent of two whose price fits; then the price, to a sixteenth.
-        let (mut low, mut fitting) = (0, highest);
-        for step in [1 << 32, 1 << 16, 1 << 8, 1 << 4, 1 << 2, 1 << 1] {
-            let price = fitting.options.price / step;
-            if price > low {
-                match self.attempt(Recompute { price, ..Recompute::FULL })? {
-                    tried if tried.peak <= self.budget => fitting = tried,
-                    tried => low = tried.options.price,
-                }
-            }
-        }
-        while fitting.options.price - low > (fitting.options.price / 16).max(1) {
-            let price = low + (fitting.options.price - low) / 2;
-            match self.attempt(Recompute { price, ..Recompute::FULL })? {
-                tried if tried.peak <= self.budget => fitting = tried,
-                tried => low = tried.options.price,
-            }
-        }
-        self.fewest_blocks(low, fitting)
     }
 
-    /// Finds the smallest number of blocks that take the price that fits, if the others take a lower price that does not.
-    fn fewest_blocks(&mut self, low: u64, fitting: Tried) -> Result<Tried, Failure> {
-        let (mut too_few, mut enough, price) =
-            (0, fitting.decision.block_count() as u64, fitting.options.price);
-        let mut best = fitting;
-        while enough - too_few > 1 {
-            let first = too_few + (enough - too_few) / 2;
-            let tried = self.attempt(Recompute { price, first: Some(first), then: low })?;
+    /// Finds the first options that fit. The programs of `options` get smaller and smaller, and that of the first does not fit.
+    /// `fitting` is that of the last, if it is known to fit. `None` if it does not.
+    fn first_that_fits(
+        &mut self,
+        options: &[Recompute],
+        mut fitting: Option<Tried>,
+    ) -> Result<Option<Tried>, Failure> {
+        let (mut below, mut above) = (0, options.len() - usize::from(fitting.is_some()));
+        let mut before = self.attempt(&options[0])?;
+        for tries in 0.. {
+            if above - below <= 1 || fitting.as_ref().is_some_and(|fitting| fitting.is_near(&before)) {
+                break;
+            }
+            let between = &options[below + 1..above];
+            let at = match &fitting {
+                None if tries >= GUESSES / 2 => above - 1,
+                _ if tries >= GUESSES => below + 1 + between.len() / 2,
+                fitting => below + 1 + self.guess(between, &before, fitting.as_ref()),
+            };
+            let tried = self.attempt(&options[at])?;
             if tried.peak <= self.budget {
-                (best, enough) = (tried, first);
+                (above, fitting) = (at, Some(tried));
             } else {
-                too_few = first;
+                (below, before) = (at, tried);
             }
         }
-        Ok(best)
+        Ok(fitting)
     }
 
-    /// The bytes of the program of a price. A decision is lowered once.
-    fn attempt(&mut self, options: Recompute) -> Result<Tried, Failure> {
-        let decision = decide(self.module, &options);
-        let known = self.tried.iter().find(|tried| tried.decision == decision).map(|tried| tried.peak);
-        let peak = match known {
-            Some(peak) => peak,
-            None => {
-                let mut module = self.module.clone();
-                apply(&mut module, &decision)?;
-                self.lowered += 1;
-                (self.peak)(module)?
+    /// The index of the first options whose programs fit, if a program's bytes follow the bytes that it keeps: on a line through
+    /// the programs on both sides, or, as long as no program fits, byte by byte.
+    fn guess(&self, options: &[Recompute], before: &Tried, fitting: Option<&Tried>) -> usize {
+        let (excess, kept) = (u128::from(before.peak - self.budget), before.decision.kept());
+        let to_save = match fitting {
+            Some(fitting) => {
+                let saved = u128::from(kept.saturating_sub(fitting.decision.kept()));
+                excess * saved / u128::from((before.peak - fitting.peak).max(1))
             }
+            None => excess,
         };
-        let tried = Tried { options, decision, peak };
+        let fits = |options: &Recompute| {
+            u128::from(kept.saturating_sub(self.choices.decide(options).kept())) >= to_save
+        };
+        options.partition_point(|options| !fits(options)).min(options.len() - 1)
+    }
+
+    /// Finds options that fit where the highest price does not: a block that is repeated as a whole needs its memory at once.
+    ///
+    /// # Errors
+    /// A budget that none fits.
+    fn any_that_fits(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
+        for pair in prices.windows(2) {
+            let tried = self.attempt(&pair[1].0)?;
+            if tried.peak <= self.budget {
+                let mut options = vec![pair[0].0.clone()];
+                options.extend(one_by_one(&pair[0], &pair[1]));
+                let first = self.first_that_fits(&options, Some(tried.clone()))?;
+                return Ok(first.unwrap_or(tried));
+            }
+        }
+        Err(self.too_small().into())
+    }
+
+    /// The bytes of the program of some options. A decision is lowered once.
+    fn attempt(&mut self, options: &Recompute) -> Result<Tried, Failure> {
+        let decision = self.choices.decide(options);
+        if let Some(known) = self.tried.iter().find(|tried| tried.decision == decision) {
+            return Ok(Tried { options: options.clone(), ..known.clone() });
+        }
+        let mut module = self.module.clone();
+        apply(&mut module, &decision)?;
+        let tried = Tried { options: options.clone(), decision, peak: (self.peak)(module)? };
         self.tried.push(tried.clone());
         Ok(tried)
     }
 
-    fn too_small(&self, smallest: u64) -> Diagnostic {
+    /// The error of a budget that no program fits.
+    fn too_small(&self) -> Diagnostic {
+        let smallest = self.tried.iter().min_by_key(|tried| tried.peak).expect("a program was lowered");
+        let accepted = Budget(smallest.peak).rounded_up();
+        let error = Diagnostic::new(format!(
+            "--memory {}: the smallest program takes {} of memory on each device",
+            Budget(self.budget),
+            bytes(smallest.peak)
+        ));
+        let error = error.note(format!("the smallest budget that fits is --memory {accepted}"));
         let mut module = self.module.clone();
-        let applied = apply(&mut module, &decide(self.module, &Recompute::FULL));
-        let message = format!(
-            "--memory {}: the smallest program, with --recompute full, takes {} of memory on each device",
-            crate::config::memory::Budget(self.budget),
-            bytes(smallest)
-        );
-        let error = Diagnostic::new(message);
+        let applied = apply(&mut module, &smallest.decision);
         let error = match applied.ok().and_then(|_| largest_at_peak(&module)) {
             Some((value, size)) => {
                 let node = module.producer(value).map(|node| (node.op.name(), node.origin.to_string()));
                 let (name, origin) = node.unwrap_or(("input", String::new()));
-                let error = error.note(format!(
-                    "the largest value at its peak is the result of `{name}`, {}",
-                    bytes(size)
-                ));
+                let text =
+                    format!("the largest value at its peak is the result of `{name}`, {}", bytes(size));
+                let error = error.note(text);
                 if origin.is_empty() { error } else { error.at(origin) }
             }
             None => error,

@@ -4,6 +4,7 @@ use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
 use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
+use ir::machine::{Device, Preset};
 use runtime::cuda::gpu::enough;
 use runtime::cuda::libraries::{FOLDERS, Folders, Library};
 use runtime::cuda::probe::{Driver, Probe, probe};
@@ -18,6 +19,31 @@ pub struct Chosen {
     pub multiprocessors: Multiprocessors,
     /// What it is, for people; and a GPU that nobody has asked for.
     pub described: String,
+    /// The preset that describes it, if it is known.
+    pub preset: Option<Preset>,
+}
+
+impl Chosen {
+    /// The device that programs are priced for.
+    pub fn device(&self) -> Device {
+        self.preset.map_or_else(Device::assumed, Preset::device)
+    }
+}
+
+/// GPUs that have a preset, by the names that their driver has for them.
+const PRESETS: [(&str, Preset); 6] = [
+    ("NVIDIA H200", Preset::H200),
+    ("NVIDIA H100 80GB HBM3", Preset::H100),
+    ("NVIDIA A100-SXM4-80GB", Preset::A100),
+    ("NVIDIA A100-SXM4-40GB", Preset::A100With40),
+    ("Tesla V100-SXM2-32GB", Preset::V100),
+    ("Tesla V100-SXM2-16GB", Preset::V100With16),
+];
+
+/// The preset of a driver's first GPU.
+fn preset(driver: &Driver) -> Option<Preset> {
+    let name = &driver.devices.first()?.name;
+    PRESETS.iter().find(|(known, _)| known == name).map(|(_, preset)| *preset)
 }
 
 /// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too.
@@ -30,7 +56,8 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
         if runs {
             fits_processor(parallel)?;
         }
-        Ok(Chosen { target: Target::Cpu, multiprocessors: Multiprocessors::default(), described })
+        let multiprocessors = Multiprocessors::default();
+        Ok(Chosen { target: Target::Cpu, multiprocessors, described, preset: Some(Preset::Cpu) })
     };
     let folders = Folders::of_process();
     match choice {
@@ -44,7 +71,8 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
             }
             let ranks = parallel.ranks();
             let multiprocessors = multiprocessors(driver, ranks);
-            Ok(Chosen { target: Target::Cuda, multiprocessors, described: names(driver, ranks) })
+            let (described, preset) = (names(driver, ranks), preset(driver));
+            Ok(Chosen { target: Target::Cuda, multiprocessors, described, preset })
         }
     }
 }

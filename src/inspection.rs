@@ -37,7 +37,7 @@ use crate::compilation::{self, Compilation, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
-use ir::machine::{Device, Machine};
+use ir::machine::{Device, Machine, Preset};
 use ir::{Diagnostic, Module, visible};
 use onnx::Model;
 use passes::bind::BATCH;
@@ -268,11 +268,10 @@ impl Inspection {
         let Some(budget) = question.budget else { return Ok(()) };
         let microbatches =
             sizes::microbatches(&compilation.training, question.global_batch, question.data_ranks)?;
-        let device = question.machine.as_ref().map(Machine::device);
-        let target = device.map_or(Target::Cpu, |device| Target::of(device.kind));
-        let gpu = device.map(|device| Multiprocessors(device.multiprocessors));
-        let multiprocessors = gpu.unwrap_or_default();
-        let place = budget::Place { budget, microbatches, target, multiprocessors };
+        let processor = Preset::Cpu.device();
+        let device = question.machine.as_ref().map_or(&processor, Machine::device);
+        let (target, multiprocessors) = (Target::of(device.kind), Multiprocessors(device.multiprocessors));
+        let place = budget::Place { budget, microbatches, target, multiprocessors, device };
         self.fit = Some(budget::fit(compilation, &question.manager, place)?.to_string());
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! [`CompilationPlan::reference`]: the same model through as few passes as possible.
 
 use crate::config;
+use ir::machine::Device;
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
@@ -87,6 +88,12 @@ impl CompilationPlan {
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
         }
+    }
+
+    /// The same plan, whose choices are made by the times of a device.
+    pub fn priced_on(mut self, device: &Device) -> Self {
+        self.recompute = self.recompute.map(|recompute| recompute.on(device));
+        self
     }
 
     /// From the import to the loss, and the weights before step 0.

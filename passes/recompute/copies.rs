@@ -4,13 +4,17 @@ use super::Recompute;
 use crate::pass::Transform;
 use cranelift_entity::EntitySet;
 use ir::analysis::live_nodes;
-use ir::{At, Builder, Changed, Definition, Diagnostic, Module, NodeId, Phase, Type, ValueId};
+use ir::{At, Builder, Definition, Diagnostic, Module, NodeId, Phase, Type, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Adds a copy of each repeated node before the first backward node that needs it. Backward nodes read the copies from then on.
-pub(super) fn insert(module: &mut Module, repeated: &BTreeSet<NodeId>) -> Result<Changed, Diagnostic> {
+/// Returns the copy of each value.
+pub(super) fn insert(
+    module: &mut Module,
+    repeated: &BTreeSet<NodeId>,
+) -> Result<BTreeMap<ValueId, ValueId>, Diagnostic> {
     if repeated.is_empty() {
-        return Ok(Changed::No);
+        return Ok(BTreeMap::new());
     }
     let live = live_nodes(module);
     let backward: Vec<NodeId> = module
@@ -27,7 +31,8 @@ pub(super) fn insert(module: &mut Module, repeated: &BTreeSet<NodeId>) -> Result
     for reader in backward {
         copies.before(reader)?;
     }
-    Ok(copies.b.finish())
+    copies.b.finish();
+    Ok(copies.made)
 }
 
 struct Copies<'a> {

@@ -5,26 +5,18 @@
 //! a node to each operand an edge that cannot be cut; from a node to the sink the time of the node. Nodes on the source's side
 //! are repeated (as Jia et al., arXiv 1910.02653, and PyTorch's min-cut partitioner, whose formulation has the time inside the
 //! values).
+//!
+//! The networks of equal layers are equal but for the names of their values, so they are cut once for each price.
 
 use super::blocks::{Blocks, base, is_activation, is_view_or_constant, local_bytes};
 use cranelift_entity::EntitySet;
 use ir::machine::Device;
-use ir::ops::collective::{Change, Collective};
-use ir::{Module, Node, NodeId, Op, ValueId};
+use ir::ops::collective::Change;
+use ir::{Definition, Module, Node, NodeId, Op, ValueId};
 use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, EdgeIndex, NodeIndex};
 use petgraph::visit::EdgeRef;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The cheapest choice for a block.
-pub(super) struct Cut {
-    /// The repeated nodes, in program order.
-    pub(super) repeated: Vec<NodeId>,
-    /// Picoseconds that they take.
-    pub(super) time: u64,
-    /// Bytes on a device of the block's activations that backward reads: if none is repeated, and after the cut.
-    pub(super) kept: [u64; 2],
-}
 
 /// The capacity of an edge that is never cut. A sum of many such edges still fits.
 const UNCUT: u128 = 1 << 112;
@@ -32,66 +24,189 @@ const UNCUT: u128 = 1 << 112;
 /// Capacities are times a KiB, since prices are for a KiB: so they are whole numbers.
 const KIB: u128 = 1024;
 
-/// Finds the cheapest choice for a block, if keeping a KiB costs `price` picoseconds.
-pub(super) fn minimum(
-    module: &Module,
-    blocks: &Blocks,
-    read_in_backward: &EntitySet<ValueId>,
-    block: &[NodeId],
-    price: u64,
-    device: &Device,
-) -> Cut {
-    let members: BTreeSet<NodeId> = block.iter().copied().collect();
-    let mut network = Network::new();
-    for &id in block {
-        let node = module.node(id);
-        let time = u128::from(picoseconds(module, node, device)) * KIB;
-        let time = if is_repeatable(node) { time } else { UNCUT };
-        let own = network.node(Vertex::Node(id));
-        network.graph.add_edge(own, network.sink, time);
-        for &operand in node.operands.iter().filter(|&&operand| is_choice(module, blocks, &members, operand))
-        {
-            let operand = network.node(Vertex::Value(operand));
-            network.graph.add_edge(own, operand, UNCUT);
-        }
-        for &result in node.results.iter().filter(|&&result| is_choice(module, blocks, &members, result)) {
-            let value = network.node(Vertex::Value(result));
-            let price = u128::from(local_bytes(module, result)) * u128::from(price);
-            let kept = if node.op.movement().is_layout() { UNCUT } else { price };
-            network.graph.add_edge(value, own, kept);
-            if read_in_backward.contains(result) {
-                network.graph.add_edge(network.source, value, UNCUT);
-            }
+/// A vertex of a flow network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Vertex {
+    Value(ValueId),
+    Node(NodeId),
+}
+
+/// The capacity of an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Capacity {
+    /// The edge cannot be cut.
+    Uncut,
+    /// Picoseconds of a node.
+    Time(u64),
+    /// Bytes of a value, which have a price.
+    Bytes(u64),
+}
+
+impl Capacity {
+    /// The capacity, if keeping a KiB costs `price` picoseconds.
+    fn at(self, price: u64) -> u128 {
+        match self {
+            Self::Uncut => UNCUT,
+            Self::Time(time) => u128::from(time) * KIB,
+            Self::Bytes(bytes) => u128::from(bytes) * u128::from(price),
         }
     }
-    let on_source_side = network.source_side();
-    let repeated: Vec<NodeId> =
-        block.iter().copied().filter(|&id| on_source_side.contains(&Vertex::Node(id))).collect();
-    let is_repeated = |value: ValueId| {
-        matches!(module.value(value).definition,
-        ir::Definition::Node(id, _) if on_source_side.contains(&Vertex::Node(id)))
-    };
-    let needed = on_source_side.iter().filter_map(|vertex| match vertex {
-        Vertex::Value(value) if !is_repeated(*value) => Some(*value),
-        _ => None,
-    });
-    let results = block.iter().flat_map(|&id| module.node(id).results.iter().copied());
-    let read = results.filter(|&result| read_in_backward.contains(result));
-    let kept = [bytes_of(module, blocks, read), bytes_of(module, blocks, needed)];
-    let time =
-        repeated.iter().map(|&id| picoseconds(module, module.node(id), device)).fold(0, u64::saturating_add);
-    Cut { repeated, time, kept }
+}
+
+/// The place of the source, the sink, and the first vertex.
+const SOURCE: u32 = 0;
+const SINK: u32 = 1;
+const FIRST: u32 = 2;
+
+/// The edges of a flow network, between the places of its vertices. Equal blocks have equal shapes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shape(Vec<(u32, u32, Capacity)>);
+
+impl Shape {
+    /// Returns for each vertex whether it is on the source's side of the minimum cut with the smallest such side.
+    pub(super) fn source_side(&self, price: u64) -> Vec<bool> {
+        let mut graph: DiGraph<(), u128> = DiGraph::new();
+        let last = self.0.iter().map(|&(from, to, _)| from.max(to)).max().unwrap_or(SINK);
+        for _ in 0..=last {
+            graph.add_node(());
+        }
+        for &(from, to, capacity) in &self.0 {
+            graph.add_edge(from.into(), to.into(), capacity.at(price));
+        }
+        let source = NodeIndex::from(SOURCE);
+        let (_, flows) = dinics(&graph, source, SINK.into());
+        let (mut reached, mut pending) = (vec![false; last as usize + 1], vec![source]);
+        reached[source.index()] = true;
+        while let Some(at) = pending.pop() {
+            let left = |edge: EdgeIndex| graph[edge] - flows[edge.index()];
+            let onward = graph.edges(at).filter(|edge| left(edge.id()) > 0).map(|edge| edge.target());
+            let back = graph.edges_directed(at, petgraph::Incoming);
+            let back = back.filter(|edge| flows[edge.id().index()] > 0).map(|edge| edge.source());
+            for next in onward.chain(back) {
+                if !std::mem::replace(&mut reached[next.index()], true) {
+                    pending.push(next);
+                }
+            }
+        }
+        reached.split_off(FIRST as usize)
+    }
+}
+
+/// The flow network of a block.
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    pub(super) shape: Shape,
+    /// The vertices, in the order in which they were met.
+    vertices: Vec<Vertex>,
+    places: BTreeMap<Vertex, u32>,
+    /// Picoseconds of each node.
+    times: BTreeMap<NodeId, u64>,
+}
+
+impl Network {
+    /// The network of a block.
+    pub(super) fn of(
+        module: &Module,
+        blocks: &Blocks,
+        read_in_backward: &EntitySet<ValueId>,
+        block: &[NodeId],
+        device: &Device,
+    ) -> Self {
+        let members: BTreeSet<NodeId> = block.iter().copied().collect();
+        let is_choice = |value: ValueId| is_choice(module, blocks, &members, value);
+        let mut network = Self::default();
+        for &id in block {
+            let node = module.node(id);
+            let own = network.place(Vertex::Node(id));
+            let time = picoseconds(module, node, device);
+            network.times.insert(id, time);
+            let time = if is_repeatable(node) { Capacity::Time(time) } else { Capacity::Uncut };
+            network.edge(own, SINK, time);
+            for &operand in node.operands.iter().filter(|&&operand| is_choice(operand)) {
+                let operand = network.place(Vertex::Value(operand));
+                network.edge(own, operand, Capacity::Uncut);
+            }
+            for &result in node.results.iter().filter(|&&result| is_choice(result)) {
+                let value = network.place(Vertex::Value(result));
+                let is_view = node.op.movement().is_layout();
+                let kept =
+                    if is_view { Capacity::Uncut } else { Capacity::Bytes(local_bytes(module, result)) };
+                network.edge(value, own, kept);
+                if read_in_backward.contains(result) {
+                    network.edge(SOURCE, value, Capacity::Uncut);
+                }
+            }
+        }
+        network
+    }
+
+    fn place(&mut self, vertex: Vertex) -> u32 {
+        let next = FIRST + self.vertices.len() as u32;
+        let place = *self.places.entry(vertex).or_insert(next);
+        if place == next {
+            self.vertices.push(vertex);
+        }
+        place
+    }
+
+    fn edge(&mut self, from: u32, to: u32, capacity: Capacity) {
+        self.shape.0.push((from, to, capacity));
+    }
+
+    /// The choice that a cut stands for, by the source's side of it.
+    pub(super) fn cut(&self, module: &Module, blocks: &Blocks, source_side: &[bool]) -> Cut {
+        let mut repeated = BTreeSet::new();
+        let mut needed = Vec::new();
+        for (vertex, _) in self.vertices.iter().zip(source_side).filter(|(_, is_reached)| **is_reached) {
+            match vertex {
+                Vertex::Node(id) => drop(repeated.insert(*id)),
+                Vertex::Value(value) => needed.push(*value),
+            }
+        }
+        let is_repeated = |value: &ValueId| matches!(module.value(*value).definition, Definition::Node(id, _) if repeated.contains(&id));
+        needed.retain(|value| !is_repeated(value));
+        let time = repeated.iter().map(|id| self.times[id]).fold(0, u64::saturating_add);
+        let kept = bytes_of(module, blocks, needed.iter().copied());
+        Cut { repeated, needed: needed.into_iter().collect(), time, kept }
+    }
+
+    /// Whether a node is in the block.
+    pub(super) fn contains(&self, id: NodeId) -> bool {
+        self.times.contains_key(&id)
+    }
+
+    /// Picoseconds of a node of the block.
+    pub(super) fn time(&self, id: NodeId) -> u64 {
+        self.times.get(&id).copied().unwrap_or(0)
+    }
+}
+
+/// The cheapest choice for a block.
+pub(super) struct Cut {
+    /// The repeated nodes.
+    pub(super) repeated: BTreeSet<NodeId>,
+    /// The values that are kept because backward, or a repeated node, reads them.
+    pub(super) needed: BTreeSet<ValueId>,
+    /// Picoseconds of the repeated nodes.
+    pub(super) time: u64,
+    /// Bytes on a device of the values that are kept.
+    pub(super) kept: u64,
 }
 
 /// Whether the cut decides on a value: a value of the block that is not kept anyway.
-fn is_choice(module: &Module, blocks: &Blocks, members: &BTreeSet<NodeId>, value: ValueId) -> bool {
-    let ir::Definition::Node(id, _) = module.value(value).definition else { return false };
+pub(super) fn is_choice(
+    module: &Module,
+    blocks: &Blocks,
+    members: &BTreeSet<NodeId>,
+    value: ValueId,
+) -> bool {
+    let Definition::Node(id, _) = module.value(value).definition else { return false };
     members.contains(&id) && is_activation(module, value) && !blocks.between.contains(value)
 }
 
 /// Sums the bytes of the values behind these views. A value counts once. Values between blocks do not count, since they are
 /// always kept.
-fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<Item = ValueId>) -> u64 {
+pub(super) fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<Item = ValueId>) -> u64 {
     let bases: BTreeSet<ValueId> = values.map(|value| base(module, value)).collect();
     let counted =
         bases.into_iter().filter(|&value| is_activation(module, value) && !blocks.between.contains(value));
@@ -99,14 +214,8 @@ fn bytes_of(module: &Module, blocks: &Blocks, values: impl Iterator<Item = Value
 }
 
 /// Whether a node may run twice. A reduction over devices is communication that nobody would wait for twice.
-fn is_repeatable(node: &Node) -> bool {
-    match &node.op {
-        Op::Collective(collective) => match collective {
-            Collective::AllReduce | Collective::ReduceScatter => false,
-            Collective::AllGather | Collective::AllToAll | Collective::AllSlice => true,
-        },
-        _ => true,
-    }
+pub(super) fn is_repeatable(node: &Node) -> bool {
+    !matches!(node.op, Op::Collective(collective) if collective.reduces())
 }
 
 /// The time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take none.
@@ -127,49 +236,4 @@ fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
     let part = module.signature(node).local(&module.mesh);
     // A node takes some time even if its bytes take none, so that it is not repeated for nothing.
     part.map_or(u64::MAX, |part| device.node_time(&node.op, &part).max(1))
-}
-
-/// A vertex of the flow network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Vertex {
-    Value(ValueId),
-    Node(NodeId),
-}
-
-/// The flow network of a block.
-struct Network {
-    graph: DiGraph<Option<Vertex>, u128>,
-    source: NodeIndex,
-    sink: NodeIndex,
-    vertices: BTreeMap<Vertex, NodeIndex>,
-}
-
-impl Network {
-    fn new() -> Self {
-        let mut graph = DiGraph::new();
-        let (source, sink) = (graph.add_node(None), graph.add_node(None));
-        Self { graph, source, sink, vertices: BTreeMap::new() }
-    }
-
-    fn node(&mut self, vertex: Vertex) -> NodeIndex {
-        *self.vertices.entry(vertex).or_insert_with(|| self.graph.add_node(Some(vertex)))
-    }
-
-    /// The vertices on the source's side of the minimum cut with the smallest such side.
-    fn source_side(&self) -> BTreeSet<Vertex> {
-        let (_, flows) = dinics(&self.graph, self.source, self.sink);
-        let (mut reached, mut pending) = (BTreeSet::from([self.source]), vec![self.source]);
-        while let Some(at) = pending.pop() {
-            let left = |edge: EdgeIndex| self.graph[edge] - flows[edge.index()];
-            let onward = self.graph.edges(at).filter(|edge| left(edge.id()) > 0).map(|edge| edge.target());
-            let back = self.graph.edges_directed(at, petgraph::Incoming);
-            let back = back.filter(|edge| flows[edge.id().index()] > 0).map(|edge| edge.source());
-            for next in onward.chain(back).collect::<Vec<_>>() {
-                if reached.insert(next) {
-                    pending.push(next);
-                }
-            }
-        }
-        reached.into_iter().filter_map(|index| self.graph[index]).collect()
-    }
 }

@@ -73,3 +73,40 @@ fn the_first_blocks_alone_take_the_price() {
     let repeated: Vec<usize> = decision.blocks.iter().map(|block| block.repeated.len()).collect();
     assert_eq!(repeated, [0, 2, 0, 0, 0]);
 }
+
+#[test]
+fn equal_layers_share_a_network() {
+    let module = layers(6);
+    let choices = Choices::of(&module, &Recompute::FULL.rates());
+    assert_eq!(choices.block_count(), 7);
+    assert!(choices.shape_count() <= 3, "{choices:?}");
+}
+
+#[test]
+fn every_decision_is_found_with_its_lowest_price() {
+    let module = layers(4);
+    let choices = Choices::of(&module, &Recompute::FULL.rates());
+    let at = |price: u64| Recompute { price, ..Recompute::FULL };
+    let prices = choices.prices(&at(0), &Recompute::FULL);
+    assert!(prices.len() >= 2, "{} prices", prices.len());
+    assert!(prices.is_sorted_by_key(|(options, _)| options.price));
+    for pair in prices.windows(2) {
+        let [(lower, kept), (higher, repeated)] = pair else { panic!("two neighbours") };
+        assert_eq!(choices.decide(lower), *kept);
+        assert_eq!(choices.decide(&at(higher.price - 1)), *kept, "up to the next price");
+        assert_eq!(choices.decide(higher), *repeated);
+        assert!(repeated.kept() < kept.kept() && repeated.picoseconds() > kept.picoseconds());
+    }
+    assert_eq!(prices[prices.len() - 1].1, choices.decide(&Recompute::FULL));
+}
+
+#[test]
+fn a_price_on_another_device_is_as_many_moved_bytes() {
+    let device = ir::machine::Preset::H200.device();
+    let selective = Recompute::SELECTIVE.on(&device);
+    assert_eq!(selective.price, 1536 * 3_000_000 / 4_320_000);
+    assert_eq!(Recompute::FULL.on(&device).price, Recompute::FULL.price);
+    let pipeline = crate::Pipeline::from(selective);
+    assert_eq!(pipeline.to_string(), "recompute(price=1066, device=h200)");
+    assert_eq!(pipeline.to_string().parse(), Ok(pipeline));
+}

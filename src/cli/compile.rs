@@ -188,7 +188,8 @@ impl Compile {
             .map_err(|error| error.at(self.model.display().to_string()))?;
         let source = Source::import(&self.model, model, &bindings)?;
         let left = sizes::left_to_passes(&source.model, bindings.clone());
-        let mut passes = CompilationPlan::new(left, settings.flags(), 0);
+        let machine = device.device();
+        let mut passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
         passes.initialize = settings.initial.pass();
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
@@ -208,7 +209,7 @@ impl Compile {
         let mut compilation = forward.training(&passes, &manager, |_, _, _| {})?;
         let fit = settings.memory.memory.map(|Budget(budget)| {
             let Chosen { target, multiprocessors, .. } = *device;
-            let place = budget::Place { budget, microbatches, target, multiprocessors };
+            let place = budget::Place { budget, microbatches, target, multiprocessors, device: &machine };
             budget::fit(&mut compilation, &manager, place)
         });
         let fit = fit.transpose()?;

@@ -45,6 +45,7 @@ mod tests {
             target: Target::Cuda,
             multiprocessors: Multiprocessors::default(),
             described: String::new(),
+            preset: None,
         };
         let ready = compile.compile(&device).unwrap_or_else(|error| panic!("{error:?}"));
         let with = |of_programs| {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::Diagnostic;
-use ir::machine::Machine;
+use ir::machine::{Machine, Preset};
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
@@ -63,7 +63,8 @@ pub struct Inspect {
     /// Predict a step as --target does, on the cluster that FILE.toml describes: the mesh is laid on its links
     #[arg(long, value_name = "FILE.toml")]
     pub cluster: Option<PathBuf>,
-    /// Explain the role and the sharding of the tensor NAME, or why the pattern NAME was not found; may be repeated
+    /// Explain the role and the sharding of the tensor NAME, why the pattern NAME was not found, or whether backward computes the
+    /// results of the node NAME again; may be repeated
     #[arg(long, value_name = "NAME")]
     pub why: Vec<String>,
     /// Print the program after PASS
@@ -188,10 +189,12 @@ impl Inspect {
             seed: 0,
         };
         let rebound = sizes::left_to_passes(model, bindings.clone());
+        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
+        let device = machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
+        let plan = plan.priced_on(&device);
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
-        let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
         let budget = self.memory.memory.map(|budget| budget.0);
         Ok(Question {
             path: &self.subject,

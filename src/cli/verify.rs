@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
 use passes::Transform;
 use passes::recompute::Recompute;
@@ -163,7 +164,8 @@ impl Verify {
         if let Some(Budget(budget)) = self.memory.memory {
             let microbatches = self.microbatches(&compilation.training)?;
             let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
-            let place = budget::Place { budget, microbatches, target, multiprocessors };
+            let device = &Preset::Cpu.device();
+            let place = budget::Place { budget, microbatches, target, multiprocessors, device };
             let fit = budget::fit(&mut compilation, &self.look.manager()?, place)?;
             report::tell_lines(&fit.to_string());
             if self.bisect && fit.time > 0 {
@@ -305,7 +307,8 @@ impl Verify {
             seed: self.seed.seed,
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
-        CompilationPlan::new(bindings, flags, self.optimizer.lr_schedule.least_steps())
+        let steps = self.optimizer.lr_schedule.least_steps();
+        CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device())
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {

@@ -33,6 +33,7 @@ impl Look {
             dump: self.dump.clone(),
             reproducer: self.dump.clone(),
             fault_reproducer: None,
+            trial: false,
         })
     }
 }

@@ -45,7 +45,7 @@ impl RecomputeChoice {
 }
 
 impl Memory {
-    /// The pass that `--recompute` asks for.
+    /// The pass that `--recompute` asks for, with the prices of [`ir::machine::Device::assumed`].
     pub fn pass(&self) -> Option<Recompute> {
         match self.recompute {
             RecomputeChoice::None => None,
@@ -71,6 +71,15 @@ const UNITS: [(&str, u64); 9] = [
     ("kB", 1_000),
     ("B", 1),
 ];
+
+impl Budget {
+    /// The smallest budget of at least so many bytes that is short to write: at most 0.1 % larger.
+    pub fn rounded_up(self) -> Self {
+        let unit = UNITS.iter().map(|(_, unit)| *unit).filter(|unit| unit.is_power_of_two());
+        let unit = unit.filter(|unit| self.0 / 1000 >= *unit).max().unwrap_or(1);
+        Self(self.0.div_ceil(unit).saturating_mul(unit))
+    }
+}
 
 impl FromStr for Budget {
     type Err = ValueError;
@@ -117,6 +126,8 @@ mod tests {
         assert_eq!(read("1.5 GB"), Ok(1_500_000_000));
         assert_eq!(Budget(6 << 30).to_string(), "6GiB");
         assert_eq!(Budget(6001).to_string(), "6001B");
+        assert_eq!(Budget(3_930_000_001).rounded_up().to_string(), "3748MiB");
+        assert_eq!(Budget(700_001).rounded_up().to_string(), "700001B");
         for text in ["6", "GiB", "-1GiB", "0GiB", "6gib", "nanGiB", "1e300GiB"] {
             assert!(read(text).is_err(), "{text}");
         }

@@ -57,7 +57,8 @@ impl ShardingFacts {
 }
 
 impl Inspection {
-    /// What the tensor, state, input or output of that name is, and why. Module paths are names too.
+    /// What the tensor, state, input or output of that name is, and why. Module paths are names too. With `--recompute` or
+    /// `--memory` a name may be that of a node, or of a value in the program.
     ///
     /// # Errors
     /// No such name, with the nearest that there are; a model that could not be imported.
@@ -80,7 +81,8 @@ impl Inspection {
             return Ok(answer(self.tensor(row), Some(row.clone())));
         }
         let text = self.state(name).or_else(|| self.port(name)).or_else(|| self.stored(name));
-        let text = text.or_else(|| self.pattern(name)).or_else(|| self.node(name));
+        let text = text.or_else(|| self.pattern(name)).or_else(|| self.recomputed(name));
+        let text = text.or_else(|| self.node(name));
         text.map(|text| answer(text, None)).ok_or_else(|| self.unknown(name))
     }
 
@@ -159,6 +161,12 @@ impl Inspection {
         };
         let near = near.iter().map(|near| near_miss(near));
         Some(format!("`{name}` {times}{nearly}\n{}", near.collect::<String>()))
+    }
+
+    /// Whether the results of a node, or a value of the program, are kept for backward; and what was nearly found at the node.
+    fn recomputed(&self, name: &str) -> Option<String> {
+        let text = self.recomputed.as_ref()?.why(self.module.as_ref()?, name)?;
+        Some(text + &self.node(name).unwrap_or_default())
     }
 
     /// What was nearly found at a node of the file.

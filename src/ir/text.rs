@@ -37,7 +37,8 @@ mod numbering;
 mod parser;
 mod printer;
 
-pub(crate) use numbering::{Numbering, data_of};
+pub use numbering::Numbering;
+pub(crate) use numbering::data_of;
 pub use printer::{print, type_text, view_text};
 
 use crate::{AxisRole, Diagnostic, Level, Module, PartialKind};

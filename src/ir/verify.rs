@@ -21,18 +21,20 @@
 //! 12. A state's new value is defined in `update`; a buffer's and a counter's may be in `fwd`.
 //! 13. A program with a node in `bwd` or `update` has an output `loss`. The output is a float scalar. (A program without such
 //!     a node is an evaluation.)
+//! 14. A copy of a node (`copy` above 0), which computes a value again, stands in `bwd`. It is no reduction over devices, and
+//!     its results are no new values of states.
 //!
 //! **Placed** (`placed`):
 //!
-//! 14. Every split dim divides by the devices that split it.
-//! 15. Operands and results of a node are split alike, by the operator's factors: whatever else changes a sharding is
+//! 15. Every split dim divides by the devices that split it.
+//! 16. Operands and results of a node are split alike, by the operator's factors: whatever else changes a sharding is
 //!     a collective. No axis does two things in one node.
-//! 16. A result is partial over exactly the axes of the reduced factors and of the partial operands.
-//! 17. A state's new value is sharded as the state.
+//! 17. A result is partial over exactly the axes of the reduced factors and of the partial operands.
+//! 18. A state's new value is sharded as the state.
 //!
 //! **Lowered** (`lowered`), for the kernels of a target, which cast as they read and write:
 //!
-//! 18. In place of 7: an operand of f16 or bf16 may stand for one of f32, which the kernel widens as it reads; a result may
+//! 19. In place of 7: an operand of f16 or bf16 may stand for one of f32, which the kernel widens as it reads; a result may
 //!     have another float type than the operator gives, to which the kernel casts as it writes. Dims still follow.
 //!
 //! A failure is a bug of the pass named in it. Values are named as [`crate::text::print`] prints them.

@@ -1,12 +1,18 @@
 //! Steps whose activations are computed again have the bits of steps that keep them, in less memory.
 
-use ir::{DType, Module, Node, Op};
+mod faults;
+mod layers;
+mod random;
+
+use ir::machine::Preset;
+use ir::{DType, Diagnostic, Module, Node, Op};
 use passes::Manager;
 use passes::precision::Precision;
 use passes::recompute::Recompute;
 use runtime::target::{Multiprocessors, Target};
 use testing::models::{self, Fixture, adamw, done, split};
-use trainyard::budget::{self, Place};
+use trainyard::budget::{self, Fit, Place};
+use trainyard::config::memory::Budget;
 use trainyard::failure::Failure;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
@@ -97,34 +103,58 @@ fn llama_and_bert_have_the_same_bits() {
     check(&models::BERT_DYNAMO, &CompilationPlan::default(), 1);
 }
 
-/// Every budget between the smallest program and the largest is kept, and the smallest program is named where none fits.
-#[test]
-fn a_budget_that_is_accepted_is_kept() {
-    let full = peak(&models::GPT2_DYNAMO.compiled(
-        SAMPLES,
-        CompilationPlan {
-            recompute: Some(Recompute::FULL),
-            optimizer: adamw(),
-            ..CompilationPlan::default()
-        },
-    ));
+/// The budget that an error names.
+fn named_budget(failure: &Failure) -> u64 {
+    let Failure::User(errors) = failure else { panic!("{failure:?}") };
+    let text = errors[0].to_string();
+    let (_, budget) = text.split_once("the smallest budget that fits is --memory ").expect("it is named");
+    done(
+        budget
+            .lines()
+            .next()
+            .expect("a line")
+            .parse::<Budget>()
+            .map_err(|error| Diagnostic::new(error.to_string())),
+    )
+    .0
+}
+
+/// Makes GPT-2 fit a budget; the bytes of its program, and its copies.
+fn fit(budget: u64) -> Result<(Fit, u64, usize), Failure> {
     let plan = CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() };
-    let all = peak(&models::GPT2_DYNAMO.compiled(SAMPLES, plan.clone()));
-    assert!(full < all, "{full} and {all} bytes");
-    let fit = |budget: u64| {
-        let mut subject = models::GPT2_DYNAMO.compiled(SAMPLES, plan.clone());
-        let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
-        let place = Place { budget, microbatches: 1, target, multiprocessors };
-        let fit = budget::fit(&mut subject.compilation, &Manager::default(), place);
-        fit.map(|fit| (fit, peak(&subject), copies(&subject.compilation.training)))
-    };
+    let mut subject = models::GPT2_DYNAMO.compiled(SAMPLES, plan);
+    let (target, multiprocessors) = (Target::Cpu, Multiprocessors::default());
+    let device = &Preset::Cpu.device();
+    let place = Place { budget, microbatches: 1, target, multiprocessors, device };
+    let fit = budget::fit(&mut subject.compilation, &Manager::default(), place);
+    fit.map(|fit| (fit, peak(&subject), copies(&subject.compilation.training)))
+}
+
+#[test]
+fn every_budget_between_the_smallest_and_the_largest_program_is_kept() {
+    let smallest = named_budget(&fit(1).expect_err("a program takes more than a byte"));
+    let all = peak(&subject_of(&models::GPT2_DYNAMO, &CompilationPlan::default(), None));
+    assert!(smallest < all, "{smallest} and {all} bytes");
     for share in 0..=4 {
-        let budget = full + (all - full) * share / 4;
+        let budget = smallest + (all - smallest) * share / 4;
         let (fit, peak, copies) = done(fit(budget));
         assert!(peak <= budget && fit.peak == peak, "{fit:?}: {peak} bytes");
         assert_eq!(copies > 0, share < 4, "{fit:?}");
-        assert!(fit.least_time <= fit.time);
+        assert!(fit.least_time <= fit.time, "{fit:?}");
     }
-    let Err(Failure::User(errors)) = fit(full - 1) else { panic!("no program fits") };
-    assert!(errors[0].to_string().contains("the smallest program"), "{errors:?}");
+}
+
+#[test]
+fn a_budget_that_nothing_fits_is_refused_with_its_remedies() {
+    let Err(Failure::User(errors)) = fit(1 << 20) else { panic!("no program fits") };
+    let text = errors[0].to_string();
+    for part in [
+        "--memory 1MiB: the smallest program takes ",
+        "the smallest budget that fits is --memory ",
+        "the largest value at its peak is the result of `",
+        "a smaller --microbatch, a mesh of more devices or --zero takes less",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(errors[0].origin.is_some(), "the node that makes the largest value is named");
 }

@@ -1,7 +1,7 @@
 //! Collectives on transformers: Megatron-LM's sequence parallelism comes out by itself where it pays, no number changes,
 //! and what is gathered twice on purpose stays so.
 
-mod decoder;
+pub(crate) mod decoder;
 
 use decoder::Sizes;
 use ir::interp::{self, Missing, Mode, StateValues};
@@ -11,7 +11,7 @@ use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 
 /// Runs passes, which must have nothing to warn of.
-fn run(module: &mut Module, pipeline: &str) {
+pub(crate) fn run(module: &mut Module, pipeline: &str) {
     let (pipeline, mut cx) = (pipeline.parse::<Pipeline>().expect("a pipeline"), PassContext::default());
     let end = Manager::default().run(&pipeline, module, &mut cx, |_, _, _| {});
     end.unwrap_or_else(|failure| panic!("{failure}"));

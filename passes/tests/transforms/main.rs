@@ -9,4 +9,5 @@ mod meshes;
 mod optimizers;
 mod parameters;
 mod precision;
+mod recompute;
 mod steps;

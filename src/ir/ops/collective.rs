@@ -113,6 +113,14 @@ impl Collective {
         self != Self::AllSlice
     }
 
+    /// Whether devices add up their addends, or take the largest or smallest of them.
+    pub fn reduces(self) -> bool {
+        match self {
+            Self::AllReduce | Self::ReduceScatter => true,
+            Self::AllGather | Self::AllToAll | Self::AllSlice => false,
+        }
+    }
+
     /// Bytes of the value that a group of `n` devices has together, along the axes of the collective. Each device reads `read` bytes
     /// and writes `written` bytes.
     pub fn group_bytes(self, read: u64, written: u64, n: u64) -> u64 {

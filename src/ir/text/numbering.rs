@@ -6,14 +6,15 @@ use cranelift_entity::SecondaryMap;
 
 /// The numbers under which a module's values and data rows are printed: inputs, then states, then results in program
 /// order; data rows in table order. What is not live has none.
-pub(crate) struct Numbering {
+#[derive(Clone, Debug)]
+pub struct Numbering {
     values: SecondaryMap<ValueId, Option<u32>>,
     data: SecondaryMap<DataId, Option<u32>>,
 }
 
 impl Numbering {
     /// Numbers everything live. The ids in the module's order must be in range.
-    pub(crate) fn of(module: &Module) -> Self {
+    pub fn of(module: &Module) -> Self {
         let inputs = module.inputs.iter().map(|input| input.value);
         let states = module.states.values().map(|state| state.input);
         let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
@@ -32,7 +33,7 @@ impl Numbering {
     }
 
     /// `%12`, or `%?40` with the internal number for a value that no live node defines.
-    pub(crate) fn value(&self, id: ValueId) -> String {
+    pub fn value(&self, id: ValueId) -> String {
         self.values[id].map_or_else(|| format!("%?{}", id.as_u32()), |number| format!("%{number}"))
     }
 

@@ -1,4 +1,4 @@
-//! Level lowered: casts that kernels do as they read and write. Invariant 18.
+//! Level lowered: casts that kernels do as they read and write. Invariant 19.
 
 use crate::ops::{Inference, Op, Operator};
 use crate::{DType, Level, Type, TypeError};

@@ -1,4 +1,4 @@
-//! Level placed: shardings fit their dims, their nodes and each other. Invariants 14 to 17.
+//! Level placed: shardings fit their dims, their nodes and each other. Invariants 15 to 18.
 
 use super::Check;
 use super::partial::{self, is_zero, names, over, word};
@@ -8,7 +8,7 @@ use crate::ops::{Op, Operator};
 use crate::{AxisId, Mesh, Node, NodeId, PartialKind, Sharding, Type};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Invariants 14 to 17.
+/// Invariants 15 to 18.
 pub(super) fn check(c: &mut Check) {
     let mesh = &c.module.mesh;
     for (id, _) in c.values().filter(|(_, ty)| ty.local(mesh).is_none()) {

@@ -1,4 +1,4 @@
-//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, and 18 in place of 7.
+//! Level imported, the nodes: definitions, order, types, shardings. Invariants 5 to 8, and 19 in place of 7.
 
 use super::{Check, lowered};
 use crate::module::{Definition, Phase};

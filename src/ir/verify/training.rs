@@ -1,11 +1,12 @@
-//! Level training: what a whole step demands. Invariants 10 to 13.
+//! Level training: what a whole step demands. Invariants 10 to 14.
 
 use super::Check;
 use crate::module::{Node, Phase};
 use crate::ops::Op;
 use crate::{NodeId, Role, StepOutput, ValueId};
+use std::collections::BTreeMap;
 
-/// Invariants 10 to 13.
+/// Invariants 10 to 14.
 pub(super) fn check(c: &mut Check) {
     for (id, ty) in c.values().filter(|(_, ty)| ty.bytes().is_none()) {
         let unbound = ty.dims.iter().any(|dim| dim.size().is_none());
@@ -13,6 +14,7 @@ pub(super) fn check(c: &mut Check) {
         c.fault(format!("{}: {why}", c.value(id)));
     }
     c.nodes().for_each(|(id, node)| reads(c, id, node));
+    copies(c);
     state_outputs(c);
     loss(c);
 }
@@ -40,6 +42,27 @@ fn reads(c: &mut Check, id: NodeId, node: &Node) {
         };
         let operand = describe(c, operand);
         c.node_fault(id, format!("{wrong}, and {operand}"));
+    }
+}
+
+/// A copy only computes a value again.
+fn copies(c: &mut Check) {
+    let states = c.module.states.values();
+    let written: BTreeMap<ValueId, &str> =
+        states.filter_map(|state| Some((state.output?, state.name.as_str()))).collect();
+    for (id, node) in c.nodes().filter(|(_, node)| node.copy > 0) {
+        if node.phase != Phase::Backward {
+            c.node_fault(id, "a copy must be in bwd");
+        }
+        if matches!(node.op, Op::Collective(collective) if collective.reduces()) {
+            c.node_fault(id, "a reduction over devices must not be repeated");
+        }
+        if let Some(state) = node.results.iter().find_map(|result| written.get(result)) {
+            c.node_fault(
+                id,
+                format!("a copy must not write a state, and its result is the new value of `{state}`"),
+            );
+        }
     }
 }
 

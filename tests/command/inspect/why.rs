@@ -75,3 +75,45 @@ fn a_name_that_nothing_has_is_answered_with_the_nearest() {
     "#]],
     );
 }
+
+/// A name of an ONNX node stands for all results of its nodes; a value of the program has the name that it has in the text.
+#[test]
+fn why_says_whether_an_activation_is_kept_or_computed_again() {
+    let model = "models/gpt2.dynamo.onnx";
+    check(
+        &[model, "--recompute=selective", "--why=node_mul_3", "--why=node_layer_norm_1", "--why=node_add_11"],
+        expect![[r#"
+            the result %140 and %248 of `gelu_tanh`, 128 KiB on each device, is computed again in backward
+              because: its node takes 7.4 µs, and the price of its bytes is 14.4 µs
+                node "node_mul_3" (Mul, opset 20)
+                in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
+
+            the result %135 and %253 of `layer_norm`, 32.0 KiB on each device, is computed again in backward
+              because: its node takes 2.6 µs, and the price of its bytes is 3.6 µs
+                node "node_layer_norm_1" (LayerNormalization, opset 20)
+                in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
+            the result %136 and %254 of `layer_norm`, 256 B on each device, is computed again in backward
+              because: its node, which takes 2.6 µs, is repeated for other results too
+                node "node_layer_norm_1" (LayerNormalization, opset 20)
+                in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
+            the result %137 and %255 of `layer_norm`, 256 B on each device, is computed again in backward
+              because: its node, which takes 2.6 µs, is repeated for other results too
+                node "node_layer_norm_1" (LayerNormalization, opset 20)
+                in block 3 of 6, from node "node_layer_norm" (LayerNormalization, opset 20) to node "node_add_7" (Add, opset 20)
+
+            the result %174 of `add`, 32.0 KiB on each device, is kept
+              because: a later block reads it
+                node "node_add_11" (Add, opset 20)
+                in block 4 of 6, from node "node_layer_norm_2" (LayerNormalization, opset 20) to node "node_add_11" (Add, opset 20)
+        "#]],
+    );
+    let text = |name: &str| read(&[model, "--recompute=selective", "--why", name]);
+    assert_eq!(text("%140"), text("node_mul_3"), "the value");
+    assert_eq!(text("%248"), text("node_mul_3"), "its copy");
+    let behind_reduction = read(&[model, "--mesh=tp=2", "--recompute=full", "--why=node_add_4"]);
+    let because =
+        "is kept for backward\n  because: a reduction over devices would be repeated to compute it again";
+    assert!(behind_reduction.contains(because), "{behind_reduction}");
+    let without = read(&[model, "--why=node_mul_3"]);
+    assert!(without.contains("the model has no tensor or pattern of this name"), "{without}");
+}

@@ -310,6 +310,21 @@ fn states_are_written_in_update_but_buffers_in_forward() {
 }
 
 #[test]
+fn a_copy_stands_in_backward_and_writes_no_state() {
+    let copy = |phase: &str, roots: &str| {
+        let copy = format!("%3 = neg %0 : f32[2] !{{fwd}} %4 = neg %0 : f32[2] !{{{phase}, copy 1}}");
+        verdict(&training(&copy, roots))
+    };
+    assert_eq!(copy("bwd", "update @n = %3"), "ok");
+    assert_eq!(copy("fwd", ""), "`%4 = neg %0`: a copy must be in bwd");
+    assert_eq!(
+        copy("bwd", "update @n = %4"),
+        "`%4 = neg %0`: a copy must not write a state, and its result is the new value of `n`\n\
+         the new value of state `n`, %4: f32[2], is computed in a node of bwd and must be computed in update"
+    );
+}
+
+#[test]
 fn a_training_program_has_bound_dims_and_a_loss() {
     let text = r#"module @m training {
         func @train(%0 "x" : f32[n], %1 "y" : f32[4294967296, 4294967296], %2 "z" : f32[]) {

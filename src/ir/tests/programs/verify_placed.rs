@@ -52,6 +52,17 @@ fn a_row_parallel_contraction_leaves_a_partial_sum() {
 }
 
 #[test]
+fn a_copy_is_no_reduction_over_devices() {
+    let parameters = r#"%0 "x" : f32[8] partial(sum tp), %1 "y" : f32[8] {tp}"#;
+    let reduced =
+        |marks: &str| placed(parameters, &format!("%2 = all_reduce %0 : f32[8] !{{bwd{marks}}}"), "");
+    assert_eq!(verdict(&reduced("")), "ok");
+    let refused = "`%2 = all_reduce %0`: a reduction over devices must not be repeated";
+    assert_eq!(verdict(&reduced(", copy 1")), refused);
+    assert_eq!(verdict(&placed(parameters, "%2 = all_gather %1 : f32[8] !{bwd, copy 1}", "")), "ok");
+}
+
+#[test]
 fn a_partial_sum_is_not_added_to_a_bias() {
     let parameters = r#"%0 "x" : f32[8] partial(sum tp), %1 "bias" : f32[8]"#;
     let whole = "partial sum used as a whole value: operand 0, %0: f32[8] partial(sum tp), over `tp`";

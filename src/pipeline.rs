@@ -126,7 +126,7 @@ impl CompilationPlan {
             self.given(parameters).into(),
             self.loss.clone().into(),
             Autodiff::default().into(),
-            self.optimizer.clone().into(),
+            Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into(),
         ])
     }
 

@@ -2,8 +2,7 @@
 //! the next step casts nothing.
 //!
 //! The copy is made from the same number by the same rounding, so the results are those of the cast. A weight takes part if
-//! its optimizer writes it in place. With a loss scale it does not: what is written is chosen after the optimizer, between the
-//! new and the old weight.
+//! its optimizer writes it in place. An update that is skipped writes a copy of the old weight.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::layout::Layout;

@@ -308,7 +308,7 @@ impl Inspection {
     /// Predicts a step on the device that was asked about. What has no kernel there is a reason.
     fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
         let Some(target) = &question.target else { return Ok(()) };
-        match RooflineFacts::of(training, microbatches, target) {
+        match RooflineFacts::of(training, microbatches, question.plan.update, target) {
             Ok(roofline) => self.roofline = Some(roofline),
             Err(failure) => self.reasons.extend(told(failure)?),
         }

@@ -9,6 +9,7 @@ use ir::machine::Device;
 use ir::{Diagnostic, Level, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::metrics::{StepMetrics, read_metrics};
+use runtime::program::UpdateTime;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
@@ -146,7 +147,9 @@ impl FolderFacts {
             );
         }
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
-        self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), device)?);
+        let is_early = self.plan.get("update").is_some_and(|update| update == "early");
+        let update = if is_early { UpdateTime::Early } else { UpdateTime::Late };
+        self.roofline = Some(RooflineFacts::of(&filled(program), planned.unwrap_or(1), update, device)?);
         Ok(())
     }
 

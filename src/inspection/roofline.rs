@@ -17,7 +17,7 @@ use runtime::cuda::launches::Launches;
 use runtime::cuda::lower::lower;
 use runtime::cuda::program::Stream;
 use runtime::cuda::roofline::{CommandCost, Roofline};
-use runtime::program::Section;
+use runtime::program::{Section, UpdateTime};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -137,7 +137,12 @@ pub struct CommandFacts {
 
 impl RooflineFacts {
     /// The roofline of a program's step. Errors: a device that is no GPU; an operator that a GPU has no kernel for.
-    pub fn of(module: &Module, microbatches: u64, device: &Device) -> Result<Self, Failure> {
+    pub fn of(
+        module: &Module,
+        microbatches: u64,
+        update: UpdateTime,
+        device: &Device,
+    ) -> Result<Self, Failure> {
         if device.kind != DeviceKind::Gpu {
             let error = Diagnostic::new(format!(
                 "cannot predict a step on the {}: a step is predicted from the commands of a GPU",
@@ -147,7 +152,8 @@ impl RooflineFacts {
         }
         let manager = Manager::default();
         let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
-        let program = training::lower_step(&mut lowering, module.clone(), microbatches, Target::Cuda, size)?;
+        let program =
+            training::lower_step(&mut lowering, module.clone(), microbatches, update, Target::Cuda, size)?;
         let planned = program.memory.peak();
         let not_by_cudnn = declined(&program).into_iter().map(DeclinedFacts::of).collect();
         let cuda = lower(Arc::new(program))?;

@@ -3,24 +3,29 @@
 //! Reads the outputs `grad.NAME` of [`crate::autodiff`]; adds the states `step`, `adam.m(NAME)`, `adam.v(NAME)`,
 //! `sgd.velocity(NAME)` or `adagrad.sum(NAME)`, the outputs `lr` and `grad_norm` (f64; the norm before clipping), and the
 //! new value of each parameter. If the loss is scaled ([`crate::precision`]), a step whose gradients are not finite leaves
-//! every state as it was. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
+//! every state as it was. The optimizer's operators do both themselves: their operand `scale` has the product of all factors
+//! of a gradient, and `skip` says whether the states stay. Plain gradient descent has no operator; its nodes multiply and
+//! select. Invariants: everything it adds is in the update phase; a parameter without a gradient keeps its value.
 
 mod algorithm;
 mod group;
+mod scale;
 pub mod schedule;
 mod update;
 
 pub use algorithm::{Algorithm, Hyperparameter, Range};
 pub use group::{Group, settings};
+pub(crate) use scale::{Casts, Factored, Products};
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
+use crate::rewriting::dead::remove_dead;
 use algorithm::not_negative;
-use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Select, Unary};
+use ir::ops::{Labels, OperandRole};
 use ir::{
-    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Phase, Role, State, StateId,
+    At, Builder, Changed, DType, Diagnostic, Initializer, Level, Module, Node, Phase, Role, State, StateId,
     StepOutput, Type, TypeError, ValueId,
 };
 use schedule::Schedule;
@@ -47,6 +52,9 @@ pub struct Optimizer {
     pub clip: Option<f64>,
     /// Whether the outputs `grad.NAME` stay.
     pub keep_gradients: bool,
+    /// Whether the update reads the gradients `grad.NAME`, and not the tensors of which they are multiples. The pass
+    /// [`crate::update`] needs it.
+    pub reads_gradients: bool,
 }
 
 /// The learning rate of an optimizer for which none is given.
@@ -74,6 +82,7 @@ impl Default for Optimizer {
             groups: vec![],
             clip: None,
             keep_gradients: false,
+            reads_gradients: false,
         }
     }
 }
@@ -97,6 +106,7 @@ impl Transform for Optimizer {
             groups,
             clip: clip.transpose()?,
             keep_gradients: arguments.flag("keep-gradients"),
+            reads_gradients: arguments.flag("reads-gradients"),
         })
     }
 
@@ -109,6 +119,7 @@ impl Transform for Optimizer {
         self.groups.iter().for_each(|group| arguments.push("group", group));
         self.clip.iter().for_each(|clip| arguments.push("clip", clip));
         arguments.push_flag("keep-gradients", self.keep_gradients);
+        arguments.push_flag("reads-gradients", self.reads_gradients);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -231,7 +242,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
     let step = build_step(&mut b)?;
     let lr = options.schedule.build(&mut b, options.lr, step.before)?;
     b.tables().add_output(StepOutput::LearningRate, lr);
-    let gradients: Vec<ValueId> = decision.updates.iter().map(|update| update.gradient).collect();
+    let gradients = factored(&b, options, decision);
     let norm = match b.module().step_output(StepOutput::GradientNorm) {
         // Where the loss is scaled, the norm has told whether the gradients are finite.
         Some(output) => output.value,
@@ -241,14 +252,13 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
             norm
         }
     };
-    let scale = options.clip.map(|clip| build_clip_scale(&mut b, clip, norm)).transpose()?;
+    let skip = b.module().step_output(StepOutput::Skipped).map(|output| output.value);
+    let clip = options.clip.map(|clip| build_clip_scale(&mut b, clip, norm)).transpose()?;
+    let mut scales =
+        Scales { clip: clip.map(Casts::of), products: Products::default(), needed: skip.is_some() };
     let mut rates: BTreeMap<u64, ValueId> = BTreeMap::from([(1f64.to_bits(), lr)]);
-    for update in &decision.updates {
-        let mut gradient = update.gradient;
-        if let Some(scale) = scale {
-            let scale = b.cast(scale, b.ty(gradient).dtype)?;
-            gradient = b.mul(gradient, scale)?;
-        }
+    for (update, gradient) in decision.updates.iter().zip(gradients) {
+        let scale = scales.build(&mut b, &gradient)?;
         let weight_decay = b.scalar(DType::F64, update.weight_decay)?;
         let lr = match rates.get(&update.lr_factor.to_bits()) {
             Some(&rate) => rate,
@@ -258,16 +268,51 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
                 rate
             }
         };
-        let scalars = Scalars { lr, weight_decay, decays: update.weight_decay != 0.0, step: step.after };
-        build_update(&mut b, options.algorithm, update.state, gradient, &scalars)?;
+        let decays = update.weight_decay != 0.0;
+        let scalars = Scalars { lr, weight_decay, decays, step: step.after, scale, skip };
+        build_update(&mut b, options.algorithm, update.state, gradient.tensor, &scalars)?;
     }
-    if let Some(skipped) = b.module().step_output(StepOutput::Skipped).map(|output| output.value) {
-        build_skip(&mut b, skipped)?;
+    if let Some(skip) = skip {
+        build_skip(&mut b, skip)?;
     }
     if !options.keep_gradients {
         b.tables().outputs.retain(|output| StepOutput::gradient_of(&output.name).is_none());
     }
-    Ok(b.finish())
+    let changed = b.finish();
+    Ok(changed.or(remove_dead(module, Optimizer::NAME)))
+}
+
+/// The gradients as the update reads them.
+fn factored(b: &Builder, options: &Optimizer, decision: &Decision) -> Vec<Factored> {
+    let factored = |update: &Update| match options.reads_gradients {
+        true => Factored::whole(update.gradient),
+        false => Factored::of(b.module(), update.gradient),
+    };
+    decision.updates.iter().map(factored).collect()
+}
+
+/// The factors of the gradients.
+struct Scales {
+    /// The factor that clips.
+    clip: Option<Casts>,
+    products: Products,
+    /// Whether every update has a scale, since another operand follows it.
+    needed: bool,
+}
+
+impl Scales {
+    /// The product of all factors of a gradient, in the gradient's element type; `None` if there are none.
+    fn build(&mut self, b: &mut Builder, gradient: &Factored) -> Result<Option<ValueId>, TypeError> {
+        let dtype = b.ty(gradient.tensor).dtype;
+        let mut factors = gradient.factors.clone();
+        if let Some(clip) = &mut self.clip {
+            factors.push(clip.cast(b, dtype)?);
+        }
+        match self.products.product(b, &factors)? {
+            None if self.needed => b.scalar(dtype, 1.0).map(Some),
+            product => Ok(product),
+        }
+    }
 }
 
 /// The step counter as f64 scalars.
@@ -288,13 +333,24 @@ fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
 }
 
 /// `√Σ g²` over all elements of all gradients.
-pub(crate) fn build_norm(b: &mut Builder, gradients: &[ValueId]) -> Result<ValueId, TypeError> {
+pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<ValueId, TypeError> {
     let mut total = b.scalar(DType::F64, 0.0)?;
-    for &gradient in gradients {
-        let labels = Labels((0..b.ty(gradient).ndim()).map(|i| b'a' + i as u8).collect());
+    let (mut products, mut squares_of) = (Products::default(), BTreeMap::new());
+    for Factored { tensor, factors } in gradients {
+        let labels = Labels((0..b.ty(*tensor).ndim()).map(|i| b'a' + i as u8).collect());
         let square = Contract { lhs: labels.clone(), rhs: labels, out: Labels::default() };
-        let squares = b.one(square, &[gradient, gradient])?;
-        let squares = b.cast(squares, DType::F64)?;
+        let squares = b.one(square, &[*tensor, *tensor])?;
+        let mut squares = b.cast(squares, DType::F64)?;
+        if let Some(factor) = products.product(b, factors)? {
+            let square = match squares_of.get(&factor) {
+                Some(&square) => square,
+                None => {
+                    let wide = b.cast(factor, DType::F64)?;
+                    *squares_of.entry(factor).or_insert(b.mul(wide, wide)?)
+                }
+            };
+            squares = b.mul(squares, square)?;
+        }
         total = b.add(total, squares)?;
     }
     b.one(Unary::Sqrt, &[total])
@@ -309,18 +365,23 @@ fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId
     b.one(Binary::Min, &[scale, one])
 }
 
-/// Keeps every state that the update changes as it was, where a step is skipped; the scaler's change all the same.
+/// Selects the old value of every state that the update changes, where a step is skipped. The scaler's states change all the
+/// same, and operators that skip by themselves need no selection.
 fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
     let states: Vec<StateId> = b.module().states.keys().collect();
     for id in states {
         let State { role, input, output, .. } = b.module().states[id];
-        let Some(new) =
-            output.filter(|&new| role != Role::Scaler && b.module().phase_of(new) == Phase::Update)
-        else {
+        let Some(new) = output.filter(|&new| role != Role::Scaler && is_overwritten(b.module(), new)) else {
             continue;
         };
         let new = b.one(Select, &[skipped, input, new])?;
         b.tables().states[id].output = Some(new);
     }
     Ok(())
+}
+
+/// Whether a state's new value comes from a node of the update that does not look at `skip` itself.
+fn is_overwritten(module: &Module, new: ValueId) -> bool {
+    let skips = |node: &Node| node.roles().contains(&OperandRole::Skip);
+    module.producer(new).is_some_and(|node| node.phase == Phase::Update && !skips(node))
 }

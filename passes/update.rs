@@ -48,7 +48,7 @@ pub fn decide(module: &Module) -> Result<Vec<Output>, Diagnostic> {
         .collect();
     if module.level != Level::Training || gradients.is_empty() {
         let error = Diagnostic::new("only a step on one device that reports its gradients has an update");
-        return Err(error.note("run `optimizer(…, keep-gradients)` before it"));
+        return Err(error.note("run `optimizer(…, keep-gradients, reads-gradients)` before it"));
     }
     let values: BTreeSet<ValueId> = gradients.iter().map(|gradient| gradient.value).collect();
     if values.len() < gradients.len() {

@@ -4,7 +4,7 @@
 //! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target.
 //! Nodes on which nothing depends are left out. The device is a `backend::Backend`: no step knows more of it
 //! than this trait says. In order: `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do the work that
-//! follows them; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the layouts
+//! follows them; `early` moves updates into backward, if they are to run there; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the layouts
 //! of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications, `pad` keeps rows
 //! of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices exchange, `sums` are kept over
 //! microbatches); `commit` brings new state values into the states' own buffers; `renew` has optimizers write the casts of the
@@ -15,6 +15,7 @@ mod classes;
 mod commit;
 mod constants;
 mod draft;
+mod early;
 mod epilogue;
 mod fuse;
 mod matrices;
@@ -25,19 +26,24 @@ mod ranks;
 mod renew;
 mod sums;
 
-use crate::program::{Microbatches, Program, Section};
+use crate::program::{Microbatches, Program, Section, UpdateTime};
 use crate::target::Multiprocessors;
 pub use crate::target::Target;
 pub use classes::MemoryByClass;
+use cranelift_entity::SecondaryMap;
 use draft::Drafts;
+use early::Early;
+use fuse::Item;
 use ir::analysis::{Readers, live_nodes};
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Module, NodeId};
 
 /// How to lower.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LowerOptions<'a> {
     /// How many microbatches a step has.
     pub microbatches: Microbatches,
+    /// When its updates run.
+    pub update: UpdateTime,
     /// A program whose states this one shares: states of the same name lie at the same place, so that both can run
     /// on one device in turns (evaluation between the steps of training).
     pub states_of: Option<&'a Program>,
@@ -53,23 +59,52 @@ pub struct LowerOptions<'a> {
 
 /// Lowers a module.
 ///
-/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks.
+/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks, early updates with several
+/// microbatches.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
+    let order = match options.update {
+        UpdateTime::Late => |_: &Module, items| Early { items, ..Early::default() },
+        UpdateTime::Early => early::order,
+    };
+    lower_in(module, options, order)
+}
+
+/// Lowers a module as [`lower`] does, in this order.
+fn lower_in(
+    module: &Module,
+    options: &LowerOptions,
+    order: fn(&Module, Vec<Item>) -> Early,
+) -> Result<Program, Diagnostic> {
     check(module)?;
+    if options.update == UpdateTime::Early && options.microbatches == Microbatches::Many {
+        let error = Diagnostic::new("updates of a step of several microbatches cannot run early");
+        return Err(error.note("no gradient is complete before the last microbatch"));
+    }
     let backend = options.target.backend();
     let live = live_nodes(module);
     let readers = Readers::new(module, &live);
-    let mut items = fuse::items(module, backend, &live, &readers, options.unfused);
+    let slots = match options.update {
+        UpdateTime::Late => SecondaryMap::new(),
+        UpdateTime::Early => {
+            let nodes: Vec<NodeId> = module.order().iter().copied().filter(|&id| live.contains(id)).collect();
+            early::slots_of_nodes(module, &nodes)
+        }
+    };
+    let mut items = fuse::items(module, backend, &live, &readers, options.unfused, &slots);
     if !options.unfused && !options.without_epilogues {
         items = epilogue::items(module, backend, &readers, options.microbatches, items);
     }
+    let Early { items, moved } = order(module, items);
     let mut drafts = Drafts::new(module, options, &live)?;
+    drafts.moved = moved;
     if backend.pads_rows() {
         drafts.padded = pad::rows(&drafts, &items, &readers);
     }
     for (section, _) in Section::ALL {
-        for item in items.iter().filter(|item| item.section(module) == section) {
-            drafts.item(item)?;
+        for item in &items {
+            if drafts.section(item.nodes()[0]) == section {
+                drafts.item(item)?;
+            }
         }
         commit::finish_section(&mut drafts, section);
     }
@@ -88,3 +123,6 @@ fn check(module: &Module) -> Result<(), Diagnostic> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,8 @@ pub struct Program {
     pub constants: Vec<ConstantSlot>,
     /// How many microbatches a step may have.
     pub microbatches: Microbatches,
+    /// When its updates run.
+    pub update: UpdateTime,
     /// Whose kernels it is for.
     pub target: Target,
     /// The size of the GPU that it is for, by which its scratch is sized.
@@ -81,6 +83,16 @@ pub enum Microbatches {
     /// Any number from one: sums over microbatches have buffers of their own.
     #[default]
     Many,
+}
+
+/// When an update runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum UpdateTime {
+    /// After backward: all gradients are there, and their norm is known before a weight changes.
+    #[default]
+    Late,
+    /// As soon as its gradient is complete, in a step of one microbatch.
+    Early,
 }
 
 /// What a program takes, in bytes.

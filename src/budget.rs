@@ -87,9 +87,9 @@ pub fn fit(compilation: &mut Compilation, manager: &Manager, place: Place) -> Re
     let lowering = &mut compilation.lowering(&silent);
     // The evaluation has no backward phase, so its bytes are the same for every choice.
     let all = Programs::lower_by(lowering, compilation, microbatches, target, multiprocessors)?;
-    let unconstrained = all.peak();
+    let (unconstrained, update) = (all.peak(), compilation.update);
     let mut peak = |step: Module| {
-        let training = lower_step(lowering, step, microbatches, target, multiprocessors)?;
+        let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
         let arena = training.memory.arena.max(all.evaluation.memory.arena);
         Ok(arena + training.memory.constants + all.evaluation.memory.constants)
     };

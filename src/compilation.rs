@@ -11,6 +11,7 @@ use passes::evaluation::Evaluation;
 use passes::recompute::Recompute;
 use passes::reports::{LossReport, NearMiss, ParameterReport, RecomputeReport, RowRole, ShardingReport};
 use passes::{Manager, PassContext, Pipeline, Timing};
+use runtime::program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -60,6 +61,8 @@ pub struct Compilation {
     pub timings: Vec<Timing>,
     /// The passes that made the step.
     pub pipeline: Pipeline,
+    /// When the updates of the step run.
+    pub update: UpdateTime,
     /// The number of passes that have run, that of the evaluation included.
     passes_run: usize,
 }
@@ -151,12 +154,16 @@ impl Forward {
     }
 
     /// Runs the second half of a plan, which makes the whole step.
+    ///
+    /// # Errors
+    /// A program that cannot be trained so; early updates with clipping or fp16.
     pub fn training(
         self,
         plan: &CompilationPlan,
         manager: &Manager,
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
+        plan.check_update()?;
         let Self { module: forward, mut cx, mut timings, pipeline } = self;
         let mut module = forward.clone();
         let done = pipeline.passes.len();
@@ -180,6 +187,7 @@ impl Forward {
             warnings: cx.warnings,
             timings,
             pipeline: Pipeline { passes: pipeline.passes.into_iter().chain(rest.passes).collect() },
+            update: plan.update,
             passes_run: cx.passes_run,
         })
     }

@@ -29,7 +29,7 @@ pub use device::{Device, DeviceChoice};
 pub use initial::{InitRule, Initial, Seed};
 pub use look::Look;
 pub use loss::Loss;
-pub use memory::{Memory, RecomputeChoice};
+pub use memory::{Memory, RecomputeChoice, UpdateChoice};
 pub use optimizer::Optimizer;
 pub use out::Out;
 pub use parallel::{MeshAxes, Parallel};

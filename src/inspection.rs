@@ -309,7 +309,7 @@ impl Inspection {
     /// larger than the device's memory is warned of.
     fn predict(&mut self, training: &Module, microbatches: u64, question: &Question) -> Result<(), Failure> {
         let Some(machine) = &question.machine else { return Ok(()) };
-        match PredictionFacts::of(training, microbatches, machine) {
+        match PredictionFacts::of(training, microbatches, question.plan.update, machine) {
             Ok(prediction) => {
                 self.warnings.extend(larger(&prediction, machine.device()).as_ref().map(Told::diagnostic));
                 self.prediction = Some(prediction);

@@ -6,6 +6,7 @@
 
 use crate::config;
 use ir::machine::Device;
+use ir::{DType, Diagnostic};
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
@@ -23,6 +24,7 @@ use passes::recompute::Recompute;
 use passes::registry::Pass;
 use passes::simplify::Simplify;
 use passes::spmd::Spmd;
+use runtime::program::UpdateTime;
 use std::collections::BTreeMap;
 
 /// The options of all passes.
@@ -48,6 +50,8 @@ pub struct CompilationPlan {
     pub spmd: Spmd,
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
+    /// When updates run. No pass reads it: lowering does.
+    pub update: UpdateTime,
 }
 
 /// The groups of flags that say how a program is compiled.
@@ -87,6 +91,7 @@ impl CompilationPlan {
             precision: flags.precision.pass(),
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
+            update: flags.memory.update.into(),
         }
     }
 
@@ -94,6 +99,26 @@ impl CompilationPlan {
     pub fn priced_on(mut self, device: &Device) -> Self {
         self.recompute = self.recompute.map(|recompute| recompute.on(device));
         self
+    }
+
+    /// Refuses early updates where an update waits for all gradients anyway.
+    pub(crate) fn check_update(&self) -> Result<(), Vec<Diagnostic>> {
+        let clips = self.optimizer.clip.is_some().then(|| {
+            Diagnostic::new("--update early cannot be used with --clip").note(
+                "clipping multiplies each gradient by a factor that depends on all gradients; the norm that is reported \
+                 needs no --clip",
+            )
+        });
+        let scales = (self.precision.compute == DType::F16).then(|| {
+            Diagnostic::new("--update early cannot be used with fp16").note(
+                "fp16 scales the loss, and skips the update if any gradient is not finite; --bf16 needs no loss scale",
+            )
+        });
+        let problems: Vec<Diagnostic> = match self.update {
+            UpdateTime::Late => vec![],
+            UpdateTime::Early => clips.into_iter().chain(scales).collect(),
+        };
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     /// From the import to the loss, and the weights before step 0.
@@ -133,7 +158,7 @@ impl CompilationPlan {
             self.given(parameters).into(),
             self.loss.clone().into(),
             Autodiff::default().into(),
-            self.optimizer.clone().into(),
+            Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into(),
         ])
     }
 

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::inspection::Shares;
 use crate::training::{self, Programs};
 use passes::reports::RowRole;
+use runtime::program::UpdateTime;
 use serde::Serialize;
 
 /// The plan of a run.
@@ -22,6 +23,9 @@ pub struct RunPlan {
     pub microbatch: u64,
     /// Microbatches of a step.
     pub microbatches: u64,
+    /// `early` if updates run before backward is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub update: Option<&'static str>,
     /// Trained tensors of the file.
     pub parameters: usize,
     /// Elements of all trained states.
@@ -70,6 +74,7 @@ impl RunPlan {
             mesh: module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size)).collect(),
             microbatch: batch.unwrap_or(1),
             microbatches,
+            update: (compilation.update == UpdateTime::Early).then_some("early"),
             parameters: compilation
                 .parameters
                 .iter()

@@ -24,7 +24,7 @@ use runtime::device::{Device, DeviceError, ProgramId};
 use runtime::lower::LowerOptions;
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
-use runtime::program::{Microbatches, Program};
+use runtime::program::{Microbatches, Program, UpdateTime};
 use runtime::progress::Progress;
 use runtime::ranks;
 use runtime::room::TooLarge;
@@ -103,7 +103,8 @@ impl Programs {
         target: Target,
         multiprocessors: Multiprocessors,
     ) -> Result<Self, Failure> {
-        let training = Arc::new(lower_step(lowering, step, microbatches, target, multiprocessors)?);
+        let update = compilation.update;
+        let training = Arc::new(lower_step(lowering, step, microbatches, update, target, multiprocessors)?);
         let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
         Ok(Self { training, evaluation, short_evaluation: None })
     }
@@ -150,16 +151,28 @@ fn lower_evaluation(
 }
 
 /// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
+///
+/// # Errors
+/// Early updates with several microbatches; as of [`Lowering::lower`].
 pub fn lower_step(
     lowering: &mut Lowering,
     module: Module,
     microbatches: u64,
+    update: UpdateTime,
     target: Target,
     multiprocessors: Multiprocessors,
 ) -> Result<Program, Failure> {
+    if update == UpdateTime::Early && microbatches > 1 {
+        let message = format!("--update early cannot be used with {microbatches} microbatches in a step");
+        let error = Diagnostic::new(message).note(
+            "a gradient is complete only in the last microbatch, which has no program of its own; one microbatch that is the \
+             global batch has",
+        );
+        return Err(error.into());
+    }
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let keep = Keep { outputs: outputs(&module) };
-    let options = LowerOptions { microbatches, ..lower_options(target, multiprocessors) };
+    let options = LowerOptions { microbatches, update, ..lower_options(target, multiprocessors) };
     lowering.lower(module, keep.into(), &options)
 }
 

@@ -6,7 +6,7 @@ use ir::ops::elementwise::Binary;
 use ir::ops::optimizer::{Adagrad, Adam, Sgd};
 use ir::{Builder, Initializer, Role, StateId, TypeError, ValueId};
 
-/// The f64 scalars that an update reads.
+/// The scalars that an update reads: f64 but for the last two.
 pub(super) struct Scalars {
     pub(super) lr: ValueId,
     pub(super) weight_decay: ValueId,
@@ -14,6 +14,10 @@ pub(super) struct Scalars {
     pub(super) decays: bool,
     /// The number of this step, from 1.
     pub(super) step: ValueId,
+    /// The factor of the gradient, of its element type.
+    pub(super) scale: Option<ValueId>,
+    /// Whether the states stay as they are. A program that has it has a scale, too.
+    pub(super) skip: Option<ValueId>,
 }
 
 /// The new value of a parameter, and of the states that the rule keeps for it.
@@ -25,21 +29,24 @@ pub(super) fn build_update(
     scalars: &Scalars,
 ) -> Result<(), TypeError> {
     let parameter = b.module().states[state].input;
-    let &Scalars { lr, weight_decay, step, .. } = scalars;
+    let &Scalars { lr, weight_decay, step, scale, skip, .. } = scalars;
+    let with_optional = |operands: &[ValueId]| -> Vec<ValueId> {
+        operands.iter().copied().chain(scale).chain(skip).collect()
+    };
     let new = match algorithm {
         // Without momentum there is no velocity to keep.
         Algorithm::Sgd { momentum: 0.0, .. } => build_descent(b, parameter, gradient, scalars)?,
         Algorithm::Sgd { momentum, nesterov } => {
             let velocity = add_state(b, "sgd.velocity", state);
             let op = Sgd { momentum: Float::new(momentum), nesterov };
-            let operands = [parameter, gradient, velocity.1, lr, weight_decay];
+            let operands = with_optional(&[parameter, gradient, velocity.1, lr, weight_decay]);
             let results = b.push(op, &operands)?;
             b.tables().states[velocity.0].output = Some(results[1]);
             results[0]
         }
         Algorithm::Adagrad { eps } => {
             let sum = add_state(b, "adagrad.sum", state);
-            let operands = [parameter, gradient, sum.1, lr, weight_decay];
+            let operands = with_optional(&[parameter, gradient, sum.1, lr, weight_decay]);
             let results = b.push(Adagrad { eps: Float::new(eps) }, &operands)?;
             b.tables().states[sum.0].output = Some(results[1]);
             results[0]
@@ -47,7 +54,7 @@ pub(super) fn build_update(
         Algorithm::Adam { beta1, beta2, eps, decoupled } => {
             let (m, v) = (add_state(b, "adam.m", state), add_state(b, "adam.v", state));
             let [beta1, beta2, eps] = [beta1, beta2, eps].map(Float::new);
-            let operands = [parameter, gradient, m.1, v.1, lr, weight_decay, step];
+            let operands = with_optional(&[parameter, gradient, m.1, v.1, lr, weight_decay, step]);
             let results = b.push(Adam { beta1, beta2, eps, decoupled }, &operands)?;
             b.tables().states[m.0].output = Some(results[1]);
             b.tables().states[v.0].output = Some(results[2]);
@@ -58,7 +65,7 @@ pub(super) fn build_update(
     Ok(())
 }
 
-/// `p - lr·(g + weight_decay·p)`. Without decay an infinite parameter stays as it is: zero times it would be NaN.
+/// `p - lr·(scale·g + weight_decay·p)`. Without decay an infinite parameter stays as it is: zero times it would be NaN.
 fn build_descent(
     b: &mut Builder,
     parameter: ValueId,
@@ -67,6 +74,10 @@ fn build_descent(
 ) -> Result<ValueId, TypeError> {
     let dtype = b.ty(parameter).dtype;
     let lr = b.cast(scalars.lr, dtype)?;
+    let gradient = match scalars.scale {
+        Some(scale) => b.mul(gradient, scale)?,
+        None => gradient,
+    };
     let direction = match scalars.decays {
         true => {
             let weight_decay = b.cast(scalars.weight_decay, dtype)?;

@@ -1,11 +1,12 @@
 //! Dynamic loss scaling (Micikevicius et al., arXiv 1710.03740, section 3.2), for gradients that are too small for f16.
 //!
 //! Backward starts from the loss times the scale; the update divides the gradients by it again, and looks whether they
-//! are finite, all of them at once by their norm. If they are not, the step is skipped: the optimizer selects the old
-//! value of every state, and the scale shrinks. The counters are those of Megatron-LM's `DynamicGradScaler`.
+//! are finite, all of them at once by their norm. If they are not, the step is skipped: the optimizer keeps the old
+//! value of every state, and the scale shrinks. The division costs no pass over the gradients: the norm is divided, and the
+//! optimizer's operators multiply by the inverse while they read a gradient. The counters are those of Megatron-LM's `DynamicGradScaler`.
 
 use super::{Precision, Scaling};
-use crate::optimizer::build_norm;
+use crate::optimizer::{Casts, Factored, build_norm};
 use crate::pass::Transform;
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::{
@@ -94,19 +95,19 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
 }
 
 /// Divides the gradients by the scale, an f64.
-fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<ValueId>, TypeError> {
+fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> {
     let inverse = b.one(Unary::Reciprocal, &[scale])?;
-    let mut gradients = Vec::new();
+    let (mut inverses, mut gradients) = (Casts::of(inverse), Vec::new());
     for index in 0..b.module().outputs.len() {
         let output = &b.module().outputs[index];
         if StepOutput::gradient_of(&output.name).is_none() {
             continue;
         }
         let gradient = output.value;
-        let inverse = b.cast(inverse, b.ty(gradient).dtype)?;
+        let inverse = inverses.cast(b, b.ty(gradient).dtype)?;
         let gradient = b.mul(gradient, inverse)?;
         b.tables().outputs[index].value = gradient;
-        gradients.push(gradient);
+        gradients.push(Factored::of(b.module(), gradient));
     }
     Ok(gradients)
 }

@@ -22,7 +22,7 @@ pub struct DeviceRates {
     matrices: [u64; 4],
     /// GFLOP/s on single elements of these types.
     elements: [u64; 4],
-    /// GFLOP/s of attention.
+    /// GFLOP/s of attention in f16.
     attention: u64,
     /// MB/s to and from memory.
     memory: u64,
@@ -41,7 +41,7 @@ impl DeviceRates {
         Self {
             matrices: TYPES.map(|dtype| whole(device.rate(Unit::Matrices(dtype)), GIGA)),
             elements: TYPES.map(|dtype| whole(device.rate(Unit::Elements(dtype)), GIGA)),
-            attention: whole(device.rate(Unit::Attention), GIGA),
+            attention: whole(device.rate(Unit::Attention(DType::F16)), GIGA),
             memory: whole(device.memory_rate(), MEGA),
             link: whole(device.link.rate(), MEGA),
             latency: (device.link.latency / NANO).round() as u64,

@@ -1,28 +1,29 @@
 //! Prints what lies in the arena of a training program at its fullest, largest first.
 //!
-//!     cargo run -p runtime --example memory -- FILE.ir [one|many]
+//!     cargo run -p runtime --example memory -- FILE.ir [one|early|many]
 //!
-//! `one` (the default) is the program of steps of one microbatch, `many` that of several.
+//! `one` (the default) is the program of steps of one microbatch, `early` the same with early updates, `many` that of several.
 
 use ir::analysis::{Lifetime, Lifetimes};
 use ir::{Blob, Module, Op};
 use runtime::lower::{LowerOptions, lower};
-use runtime::program::{Instruction, Microbatches, Program, Region, Section, View};
+use runtime::program::{Instruction, Microbatches, Program, Region, Section, UpdateTime, View};
 use std::collections::BTreeMap;
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let file = arguments.first().ok_or("give a program in text")?;
-    let microbatches = match arguments.get(1).map(String::as_str) {
-        None | Some("one") => Microbatches::One,
-        Some("many") => Microbatches::Many,
-        Some(_) => return Err("one or many microbatches?".into()),
+    let (microbatches, update) = match arguments.get(1).map(String::as_str) {
+        None | Some("one") => (Microbatches::One, UpdateTime::Late),
+        Some("early") => (Microbatches::One, UpdateTime::Early),
+        Some("many") => (Microbatches::Many, UpdateTime::Late),
+        Some(_) => return Err("one, early or many microbatches?".into()),
     };
     let mut module = ir::text::parse(&std::fs::read_to_string(file)?)?;
     fill_constants(&mut module);
     module.outputs.retain(|o| ["loss", "loss.sum", "lr", "grad_norm"].contains(&o.name.as_str()));
-    let program = lower(&module, &LowerOptions { microbatches, ..Default::default() })?;
+    let program = lower(&module, &LowerOptions { microbatches, update, ..Default::default() })?;
     let memory = program.memory;
     println!("states {} arena {} lower bound {}", memory.states, memory.arena, memory.lower_bound);
     let buffers = buffers(&program);

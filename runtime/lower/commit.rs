@@ -4,18 +4,9 @@
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::backend::Backend;
 use crate::layout::Layout;
-use crate::program::{Kernel, Section};
-use ir::{Definition, Module, NodeId, State, ValueId};
+use crate::program::{Kernel, Section, UpdateTime};
+use ir::{Definition, NodeId, State, ValueId};
 use std::sync::Arc;
-
-/// The section after which a value is there.
-pub(super) fn section_of(module: &Module, value: ValueId) -> Section {
-    match module.value(value).definition {
-        Definition::Node(node, _) => module.node(node).phase.into(),
-        Definition::Input(_) => Section::Microbatch,
-        Definition::State(_) => Section::Prepare,
-    }
-}
 
 /// Drafts what the end of a section needs.
 pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
@@ -43,7 +34,7 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
 fn report(drafts: &mut Drafts, section: Section) {
     let module = drafts.module;
     for (index, output) in module.outputs.iter().enumerate() {
-        if section_of(module, output.value) != section {
+        if drafts.section_of(output.value) != section {
             continue;
         }
         let Some(located) = drafts.located[output.value].clone() else { continue };
@@ -70,9 +61,12 @@ fn due_states(drafts: &Drafts, section: Section) -> Vec<Due> {
     let module = drafts.module;
     let due = |(index, state): (usize, &State)| {
         let value = state.output.filter(|&value| value != state.input)?;
-        let when = match section_of(module, value) {
-            Section::Microbatch => Section::Microbatch,
-            _ => Section::Update,
+        let when = match (drafts.section_of(value), drafts.update) {
+            (Section::Microbatch, UpdateTime::Late) => Section::Microbatch,
+            // Early updates leave a part of backward to the section `update`, which may read the old value.
+            (Section::Microbatch, UpdateTime::Early) | (Section::Prepare | Section::Update, _) => {
+                Section::Update
+            }
         };
         let (node, origin) = match module.value(value).definition {
             Definition::Node(node, _) => (node, module.node(node).origin.clone()),

@@ -8,10 +8,10 @@ use super::{LowerOptions, ranks};
 use crate::backend::Backend;
 use crate::kernel_contract::{KernelContract, OperandLayout};
 use crate::layout::{Layout, Sizes};
-use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section};
+use crate::program::{Chain, ChainSource, ChainStep, Kernel, Microbatches, Section, UpdateTime};
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
-use ir::{DType, Diagnostic, Module, Node, NodeId, Op, Signature, ValueId};
+use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Signature, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -71,6 +71,9 @@ pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) backend: &'static dyn Backend,
     pub(super) microbatches: Microbatches,
+    pub(super) update: UpdateTime,
+    /// Nodes of backward that run in the section `update`.
+    pub(super) moved: EntitySet<NodeId>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
     pub(super) instructions: Vec<Draft>,
@@ -100,6 +103,8 @@ impl<'m> Drafts<'m> {
             module,
             backend: options.target.backend(),
             microbatches: options.microbatches,
+            update: options.update,
+            moved: EntitySet::new(),
             buffers: vec![],
             constants: vec![],
             instructions: vec![],
@@ -128,6 +133,20 @@ impl<'m> Drafts<'m> {
             drafts.find_sums(live);
         }
         Ok(drafts)
+    }
+
+    /// The section in which a node runs.
+    pub(super) fn section(&self, id: NodeId) -> Section {
+        if self.moved.contains(id) { Section::Update } else { self.module.node(id).phase.into() }
+    }
+
+    /// The section after which a value is there.
+    pub(super) fn section_of(&self, value: ValueId) -> Section {
+        match self.module.value(value).definition {
+            Definition::Node(node, _) => self.section(node),
+            Definition::Input(_) => Section::Microbatch,
+            Definition::State(_) => Section::Prepare,
+        }
     }
 
     /// The contract of the kernel that runs an operator with so many operands.
@@ -170,7 +189,7 @@ impl<'m> Drafts<'m> {
         if reads.accepts(&located.layout) {
             return Ok(located);
         }
-        let section = node.phase.into();
+        let section = self.section(id);
         if let Some((_, packed)) = self.packed[value].clone().filter(|(made, _)| *made == section) {
             return Ok(packed);
         }
@@ -237,7 +256,7 @@ impl<'m> Drafts<'m> {
                     }
                     _ => return self.kernel(*id, node),
                 }
-                self.sum_up(node.results[0], node.phase.into());
+                self.sum_up(node.results[0], self.section(*id));
                 Ok(())
             }
         }
@@ -260,7 +279,7 @@ impl<'m> Drafts<'m> {
             _ => match from.layout.reshape(&sizes) {
                 Some(layout) => layout,
                 None => {
-                    let dense = self.copy(from, node.phase.into(), id, node.origin.clone());
+                    let dense = self.copy(from, self.section(id), id, node.origin.clone());
                     let layout = Layout::dense(&sizes);
                     return Located { layout, ..dense };
                 }
@@ -294,7 +313,7 @@ impl<'m> Drafts<'m> {
         let signature = self.module.signature(node);
         let is_split = signature.operands.iter().chain(&signature.results).any(|ty| !ty.sharding.is_whole());
         self.instructions.push(Draft {
-            section: node.phase.into(),
+            section: self.section(id),
             kernel: Kernel::Op(node.op.clone()),
             operands,
             results: results.clone(),
@@ -311,7 +330,7 @@ impl<'m> Drafts<'m> {
         }
         for (&value, located) in node.results.iter().zip(results) {
             self.located[value] = Some(located);
-            self.sum_up(value, node.phase.into());
+            self.sum_up(value, self.section(id));
         }
         Ok(())
     }
@@ -360,7 +379,7 @@ impl<'m> Drafts<'m> {
         let stored = stores.iter().map(|&step| made[step as usize]).collect::<Vec<_>>();
         let results: Vec<Located> = stored.iter().map(|&value| self.place(value, layout.clone())).collect();
         let last = nodes[nodes.len() - 1];
-        let section = module.node(last).phase.into();
+        let section = self.section(last);
         self.instructions.push(Draft {
             section,
             kernel: Kernel::Elementwise(Chain { steps, stores }),

@@ -239,7 +239,7 @@ impl Drafts<'_> {
         }
         for operand in &mut operands {
             if !begins_evenly(operand, limits.row_bytes) {
-                *operand = self.copy(operand.clone(), node.phase.into(), id, node.origin.clone());
+                *operand = self.copy(operand.clone(), self.section(id), id, node.origin.clone());
             }
         }
         for result in &mut results[..matrices] {
@@ -253,7 +253,7 @@ impl Drafts<'_> {
         if let Some(value) = fused.aux {
             let aux = self.operand(value, OperandLayout::Dense, node, id)?;
             let aligned = begins_evenly(&aux, limits.argument_row_bytes);
-            let section = node.phase.into();
+            let section = self.section(id);
             operands.push(if aligned { aux } else { self.copy(aux, section, id, node.origin.clone()) });
         }
         let kernel = Kernel::Contract(Box::new(FusedContract {
@@ -298,7 +298,7 @@ impl Drafts<'_> {
         let node = self.module.node(id);
         let (made, results): (Vec<ValueId>, Vec<Located>) = results.unzip();
         self.instructions.push(Draft {
-            section: node.phase.into(),
+            section: self.section(id),
             kernel,
             operands,
             results: results.clone(),
@@ -309,7 +309,7 @@ impl Drafts<'_> {
         });
         for (value, located) in made.into_iter().zip(results) {
             self.located[value] = Some(located);
-            self.sum_up(value, node.phase.into());
+            self.sum_up(value, self.section(id));
         }
     }
 }

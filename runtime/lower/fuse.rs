@@ -1,7 +1,8 @@
 //! Chains: elementwise nodes that run as one instruction, so that what only they exchange never goes to memory.
 //!
 //! A node joins the chain of its reader when both are of one phase and have the same dims, and everything else that
-//! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well.
+//! reads it comes after the chain's last node, where the chain runs. Then the node's result is stored as well. With early updates
+//! both run at one place of backward.
 
 use super::epilogue::{Added, Fused};
 use crate::backend::{Backend, ChainLimits};
@@ -47,16 +48,17 @@ struct Chain {
     position: u32,
 }
 
-/// The live nodes as items, in an order in which everything is made before it is read.
+/// The live nodes as items, in an order in which everything is made before it is read. Nodes in different `slots` stay apart.
 pub(super) fn items(
     module: &Module,
     backend: &dyn Backend,
     live: &EntitySet<NodeId>,
     readers: &Readers,
     unfused: bool,
+    slots: &SecondaryMap<NodeId, usize>,
 ) -> Vec<Item> {
     let limits = if unfused { ChainLimits { operators: 1, results: 1 } } else { backend.chain_limits() };
-    let mut fusion = Fusion { module, limits, readers, chains: vec![], chain_of: SecondaryMap::new() };
+    let mut fusion = Fusion { module, limits, readers, slots, chains: vec![], chain_of: SecondaryMap::new() };
     let in_chains = |id: &NodeId| {
         let node = module.node(*id);
         backend.kernel_contract(&node.op, node.operands.len()).in_chains
@@ -83,6 +85,7 @@ struct Fusion<'m> {
     module: &'m Module,
     limits: ChainLimits,
     readers: &'m Readers,
+    slots: &'m SecondaryMap<NodeId, usize>,
     chains: Vec<Chain>,
     chain_of: SecondaryMap<NodeId, Option<u32>>,
 }
@@ -92,7 +95,7 @@ impl Fusion<'_> {
     fn assign(&mut self, id: NodeId) {
         let node = self.module.node(id);
         let result = node.results[0];
-        let chain = match self.reading_chain(node) {
+        let chain = match self.reading_chain(id, node) {
             Some(chain) => chain,
             None => {
                 self.chains.push(Chain {
@@ -115,11 +118,12 @@ impl Fusion<'_> {
             || self.readers.of[value].iter().any(|&reader| self.chain_of[reader] != Some(chain))
     }
 
-    fn reading_chain(&self, node: &Node) -> Option<u32> {
+    fn reading_chain(&self, id: NodeId, node: &Node) -> Option<u32> {
         let result = node.results[0];
         let fits = |reader: &&NodeId| {
-            let reader = self.module.node(**reader);
+            let (same_slot, reader) = (self.slots[**reader] == self.slots[id], self.module.node(**reader));
             reader.phase == node.phase
+                && same_slot
                 && self.module.ty(reader.results[0]).dims == self.module.ty(result).dims
         };
         let chains = self.readers.of[result].iter().filter(fits).filter_map(|&reader| self.chain_of[reader]);

@@ -54,7 +54,7 @@ impl Drafts<'_> {
         for (operand, layout) in operands.iter_mut().zip([lhs, rhs]) {
             if operand.layout != layout {
                 let to = self.allocate(operand.dtype, layout);
-                self.copy_to(operand.clone(), to.clone(), node.phase.into(), id, node.origin.clone());
+                self.copy_to(operand.clone(), to.clone(), self.section(id), id, node.origin.clone());
                 *operand = to;
             }
         }

@@ -101,7 +101,7 @@ impl Drafts<'_> {
             let from = self.locate(value)?;
             if from.buffer != whole.located.buffer {
                 let to = self.place(value, Layout::dense(&from.layout.sizes));
-                self.copy_to(from, to, node.phase.into(), id, node.origin.clone());
+                self.copy_to(from, to, self.section(id), id, node.origin.clone());
             }
         }
         self.located[node.results[0]] = Some(whole.located);

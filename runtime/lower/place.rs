@@ -2,7 +2,7 @@
 
 use super::LowerOptions;
 use super::classes::{Boundaries, MemoryByClass};
-use super::commit::{may_overwrite, section_of};
+use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
@@ -59,7 +59,7 @@ pub(super) fn program(
         InputSlot { name: input.name.clone(), ty, batched: input.batched, view: located.map(view) }
     });
     let outputs = module.outputs.iter().zip(&drafts.outputs).filter_map(|(output, located)| {
-        let (ty, section) = (module.ty(output.value).clone(), section_of(module, output.value));
+        let (ty, section) = (module.ty(output.value).clone(), drafts.section_of(output.value));
         Some(OutputSlot { name: output.name.clone(), ty, section, view: view(located.as_ref()?) })
     });
     let states = module.states.values().map(|state| {
@@ -79,6 +79,7 @@ pub(super) fn program(
         sections,
         renewed,
         microbatches: drafts.microbatches,
+        update: drafts.update,
         target: options.target,
         multiprocessors: options.multiprocessors,
         memory,
@@ -199,7 +200,7 @@ fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions
     for (output, located) in drafts.module.outputs.iter().zip(&drafts.outputs) {
         if let Some(located) = located {
             used[root(located.buffer)] = true;
-            let after = positions.after(section_of(drafts.module, output.value));
+            let after = positions.after(drafts.section_of(output.value));
             lifetimes.access(root(located.buffer), after);
         }
     }

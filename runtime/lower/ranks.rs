@@ -53,7 +53,7 @@ impl Drafts<'_> {
         part.dims.iter().for_each(|(dim, axes)| sizes[*dim] /= self.module.mesh.size(axes) as usize);
         let result = self.allocate(whole.dtype, Layout::dense(&sizes));
         self.instructions.push(Draft {
-            section: node.phase.into(),
+            section: self.section(id),
             kernel: Kernel::Part(part),
             operands: vec![whole],
             results: vec![result.clone()],
@@ -101,7 +101,7 @@ impl Drafts<'_> {
         }
         if !results.is_empty() {
             self.instructions.push(Draft {
-                section: node.phase.into(),
+                section: self.section(id),
                 kernel: Kernel::Collective(exchange),
                 operands,
                 results,
@@ -111,7 +111,7 @@ impl Drafts<'_> {
                 origin: node.origin.clone(),
             });
         }
-        node.results.iter().for_each(|&result| self.sum_up(result, node.phase.into()));
+        node.results.iter().for_each(|&result| self.sum_up(result, self.section(id)));
         Ok(())
     }
 }

@@ -2,8 +2,7 @@
 //! the next step casts nothing.
 //!
 //! The copy is made from the same number by the same rounding, so the results are those of the cast. A weight takes part if
-//! its optimizer writes it in place. With a loss scale it does not: what is written is chosen after the optimizer, between the
-//! new and the old weight.
+//! its optimizer writes it in place. An update that is skipped writes a copy of the old weight.
 
 use super::draft::{BufferId, BufferKind, Draft, Drafts, Located};
 use crate::layout::Layout;
@@ -14,17 +13,31 @@ use std::collections::BTreeMap;
 /// Has optimizers write the casts of weights, and moves these casts to the start of `prepare`. Returns their number.
 pub(super) fn weights(drafts: &mut Drafts) -> usize {
     let mut updates = updates(drafts);
+    let last_reader = last_readers(drafts);
     let mut renewed = Vec::new();
     for index in 0..drafts.instructions.len() {
         let Some((state, copy)) = cast_weight(drafts, &drafts.instructions[index]) else { continue };
         // A second cast of the same weight stays: an optimizer writes one copy.
         let Some(update) = updates.remove(&state) else { continue };
+        // An early update may run before the last reader of the cast.
+        if last_reader[copy.buffer] > update {
+            continue;
+        }
         drafts.buffers[copy.buffer].renewed = true;
         drafts.instructions[update].results.push(copy);
         renewed.push(index);
     }
     move_to_start(&mut drafts.instructions, &renewed);
     renewed.len()
+}
+
+/// For each buffer the index of the last instruction that reads it; 0 if none does.
+fn last_readers(drafts: &Drafts) -> Vec<usize> {
+    let mut last = vec![0; drafts.buffers.len()];
+    for (index, draft) in drafts.instructions.iter().enumerate() {
+        draft.operands.iter().for_each(|operand| last[operand.buffer] = index);
+    }
+    last
 }
 
 /// The optimizers that write a state in place, by the state's buffer.

@@ -25,6 +25,8 @@ pub enum TrainError {
         value: f64,
         /// What made the first such number, if it was found.
         cause: Option<Cause>,
+        /// Whether early updates had changed weights by then.
+        updated: bool,
         /// The newest checkpoint, made before that.
         kept: Option<PathBuf>,
     },
@@ -124,6 +126,7 @@ impl TrainError {
     /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
     fn notes(&self) -> Vec<String> {
         match self {
+            Self::NotFinite { kept, updated: true, .. } => vec![updated_text(kept)],
             Self::NotFinite { cause, kept, .. } => vec![kept_text(kept, cause)],
             Self::StateNotFinite { kept, .. } => vec![spoilt_text(kept)],
             Self::ScaleExhausted { kept, .. } => vec![scale_text(kept)],
@@ -193,6 +196,16 @@ fn kept_text(kept: &Option<PathBuf>, cause: &Option<Cause>) -> String {
             "give other weights, with --weights, or start from scratch with --init".to_owned()
         }
         kept => format!("{}; {advice}", before_text(kept)),
+    }
+}
+
+/// A run with early updates has no weights but those of its last checkpoint.
+fn updated_text(kept: &Option<PathBuf>) -> String {
+    let advice = "a smaller --lr or a longer warm-up may help, and --update late keeps the weights";
+    let began = "weights had changed by then, because of --update early";
+    match kept {
+        Some(path) => format!("{began}: the run ends at the checkpoint `{}`; {advice}", path.display()),
+        None => format!("{began}, and no checkpoint was saved before that; {advice}"),
     }
 }
 

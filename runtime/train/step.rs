@@ -7,6 +7,7 @@ use super::session::Updated;
 use crate::data::Batch;
 use crate::device::Later;
 use crate::metrics::{StepMetrics, outputs};
+use crate::program::UpdateTime;
 use std::time::Instant;
 
 const LOSS: &str = "the loss";
@@ -30,7 +31,8 @@ pub(super) struct Ended {
 
 impl TrainingRun<'_> {
     /// Gives the device a step. A loss or gradient that is not finite keeps the weights from changing, so that they are still
-    /// good when the node is looked for that made it: here, or on a device that runs ahead by itself.
+    /// good when the node is looked for that made it: here, or on a device that runs ahead by itself. Early updates change weights
+    /// before the norm of the gradients is there; a loss keeps them from changing all the same.
     pub(super) fn begin_step(
         &mut self,
         step: u64,
@@ -81,7 +83,16 @@ impl TrainingRun<'_> {
             return Err(not_finite(step, LOSS, loss, None, outcome));
         }
         if !skipped && !grad_norm.is_finite() {
-            return Err(not_finite(step, GRADIENT, grad_norm, None, outcome));
+            let updated = self.session.program().update == UpdateTime::Early;
+            let kept = outcome.checkpoint.clone();
+            return Err(TrainError::NotFinite {
+                step,
+                what: GRADIENT,
+                value: grad_norm,
+                cause: None,
+                updated,
+                kept,
+            });
         }
         let seconds = since.elapsed().as_secs_f64();
         *since = Instant::now();
@@ -180,5 +191,5 @@ pub(super) fn not_finite(
     cause: Option<Cause>,
     outcome: &Outcome,
 ) -> TrainError {
-    TrainError::NotFinite { step, what, value, cause, kept: outcome.checkpoint.clone() }
+    TrainError::NotFinite { step, what, value, cause, updated: false, kept: outcome.checkpoint.clone() }
 }

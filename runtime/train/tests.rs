@@ -21,6 +21,7 @@ use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, Model
 use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
+use crate::program::{Microbatches, UpdateTime};
 use crate::progress::Progress;
 use crate::ranks::Ranks;
 use crate::ranks::testing::Faulty;
@@ -64,6 +65,8 @@ struct Setup {
     gpu: Option<on_gpu::Gpu>,
     /// The conditions of its evaluations, which checkpoints name.
     evaluation: EvalConditions,
+    /// When its updates run. Early ones take steps of one microbatch.
+    update: UpdateTime,
 }
 
 /// The collective at which a rank panics, or else returns an error.
@@ -103,6 +106,7 @@ fn setup() -> Setup {
         fault: None,
         gpu: None,
         evaluation: EvalConditions::default(),
+        update: UpdateTime::Late,
     }
 }
 
@@ -229,7 +233,12 @@ impl Setup {
         }
         forward.outputs.retain(|output| ["loss.sum", "loss.weight"].contains(&output.name.as_str()));
         let target = if self.gpu.is_some() { Target::Cuda } else { Target::Cpu };
-        let program = Arc::new(lower(module, &LowerOptions { target, ..LowerOptions::default() }).unwrap());
+        let (update, microbatches) = match self.update {
+            UpdateTime::Late => (UpdateTime::Late, Microbatches::Many),
+            UpdateTime::Early => (UpdateTime::Early, Microbatches::One),
+        };
+        let options = LowerOptions { target, update, microbatches, ..LowerOptions::default() };
+        let program = Arc::new(lower(module, &options).unwrap());
         let options = LowerOptions { states_of: Some(&program), target, ..LowerOptions::default() };
         let eval = Arc::new(lower(&forward, &options).unwrap());
         let programs = vec![program, eval];

@@ -190,7 +190,8 @@ impl Inspect {
         };
         let rebound = sizes::left_to_passes(model, bindings.clone());
         let machine = self.machine(self.parallel.ranks(), &self.parallel.described().unwrap_or_default())?;
-        let device = machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
+        let device =
+            machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let plan = plan.priced_on(&device);
         let manager = self.look.manager()?;

@@ -1,10 +1,11 @@
-//! Memory: the bytes that a device may take, and the activations that are made twice so that less is kept.
+//! Memory: the bytes that a device may take, the activations that are made twice so that less is kept, and the time of updates.
 
 use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use passes::recompute::Recompute;
+use runtime::program::UpdateTime;
 use serde::Serialize;
 
 use super::value::{ValueError, serialize_as_text};
@@ -23,6 +24,37 @@ pub struct Memory {
     #[arg(long, value_name = "BYTES", conflicts_with = "recompute")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Budget>,
+    /// When an update of a weight runs; `early` frees the memory of each gradient during backward, but a gradient that is not
+    /// finite then ends the run at its last checkpoint, since the weights have changed
+    #[arg(long, value_enum, default_value_t)]
+    #[serde(skip_serializing_if = "UpdateChoice::is_late")]
+    pub update: UpdateChoice,
+}
+
+/// The time of updates.
+#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UpdateChoice {
+    /// After backward: weights stay as they are if a gradient is not finite
+    #[default]
+    Late,
+    /// As soon as the gradient is complete: not with --clip, fp16 or several microbatches
+    Early,
+}
+
+impl UpdateChoice {
+    fn is_late(&self) -> bool {
+        *self == Self::Late
+    }
+}
+
+impl From<UpdateChoice> for UpdateTime {
+    fn from(choice: UpdateChoice) -> Self {
+        match choice {
+            UpdateChoice::Late => Self::Late,
+            UpdateChoice::Early => Self::Early,
+        }
+    }
 }
 
 /// The activations that are computed again.

@@ -98,6 +98,7 @@ impl Optimizer {
             groups: self.group.clone(),
             clip: self.clip,
             keep_gradients: false,
+            reads_gradients: false,
         }
     }
 }

@@ -9,6 +9,7 @@ use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use runtime::checkpoint::Checkpoint;
 use runtime::metrics::{StepMetrics, read_metrics};
+use runtime::program::UpdateTime;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
@@ -150,7 +151,9 @@ impl FolderFacts {
             );
         }
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
-        self.prediction = Some(PredictionFacts::of(&filled(program), planned.unwrap_or(1), machine)?);
+        let is_early = self.plan.get("update").is_some_and(|update| update == "early");
+        let update = if is_early { UpdateTime::Early } else { UpdateTime::Late };
+        self.prediction = Some(PredictionFacts::of(&filled(program), planned.unwrap_or(1), update, machine)?);
         self.predicted_kind = Some(machine.device().kind);
         Ok(())
     }

@@ -16,7 +16,7 @@ use ir::{AxisId, Blob, DType, Module, Op, Operator, Phase};
 use passes::Manager;
 use runtime::cuda::cudnn::{Declined, declined};
 use runtime::lower::MemoryByClass;
-use runtime::program::Section;
+use runtime::program::{Section, UpdateTime};
 use runtime::simulator::{CommandClass, ExchangeTime, SimulatedCommand, SimulatedSection, SimulatedStep};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
@@ -178,13 +178,24 @@ pub struct CommandFacts {
 
 impl PredictionFacts {
     /// Predicts a step of a program's microbatches on a machine. Errors: an operator that the machine's device has no kernel for.
-    pub fn of(module: &Module, microbatches: u64, machine: &Machine) -> Result<Self, Failure> {
+    pub fn of(
+        module: &Module,
+        microbatches: u64,
+        update: UpdateTime,
+        machine: &Machine,
+    ) -> Result<Self, Failure> {
         let manager = Manager::default();
         let device = machine.device();
         let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
         let target = Target::of(device.kind);
-        let program =
-            Arc::new(training::lower_step(&mut lowering, module.clone(), microbatches, target, size)?);
+        let program = Arc::new(training::lower_step(
+            &mut lowering,
+            module.clone(),
+            microbatches,
+            update,
+            target,
+            size,
+        )?);
         let list = Target::commands(&program, microbatches)?;
         let by_cuda = target == Target::Cuda;
         let not_by_cudnn = if by_cuda { declined(&program) } else { vec![] };

@@ -11,6 +11,7 @@ use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::machine::Machine;
 use ir::{Module, Phase, Role};
+use runtime::program::UpdateTime;
 use runtime::target::Target;
 use serde::Serialize;
 
@@ -77,6 +78,9 @@ pub struct MemoryFacts {
     pub gradients: u64,
     /// All that a device allocates to train and evaluate: the size of the plan, states and gradients included.
     pub planned: u64,
+    /// With early updates: all that a device would allocate with late ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_with_late_updates: Option<u64>,
 }
 
 impl StepFacts {
@@ -101,7 +105,7 @@ impl StepFacts {
             microbatches,
             flops: cost.step(microbatches).flops,
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
-            memory: MemoryFacts::of(module, Programs::lower(compilation, microbatches, Target::Cpu)?.peak()),
+            memory: MemoryFacts::of(module, compilation, microbatches)?,
             mesh: MeshFacts::of(module, microbatches),
             cluster: cluster.map(|cluster| ClusterFacts::of(module, microbatches, cluster)),
         })
@@ -131,18 +135,26 @@ impl MeshFacts {
 }
 
 impl MemoryFacts {
-    fn of(module: &Module, planned: u64) -> Self {
+    /// The facts of a step. Errors: a program that no device can run.
+    fn of(module: &Module, compilation: &Compilation, microbatches: u64) -> Result<Self, Failure> {
+        let planned = |compilation: &Compilation| {
+            Programs::lower(compilation, microbatches, Target::Cpu).map(|programs| programs.peak())
+        };
+        let mut late = compilation.clone();
+        late.update = UpdateTime::Late;
+        let late = (compilation.update == UpdateTime::Early).then(|| planned(&late)).transpose()?;
         let bytes = |roles: &[Role]| {
             let states = module.states.values().filter(|state| roles.contains(&state.role));
             states.filter_map(|state| state.ty.bytes()).fold(0, u64::saturating_add)
         };
         let parameters = bytes(&[Role::Parameter]);
-        Self {
+        Ok(Self {
             parameters,
             buffers: bytes(&[Role::Buffer]),
             optimizer: bytes(&[Role::Optimizer, Role::Counter, Role::Scaler, Role::Rng]),
             gradients: parameters,
-            planned,
-        }
+            planned: planned(compilation)?,
+            planned_with_late_updates: late,
+        })
     }
 }

@@ -2,7 +2,9 @@
 
 use super::parameters::{ParameterFacts, TensorRow, TieFacts};
 use super::units::{bytes, count, flops, grouped};
-use super::{FileFacts, Inspection, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
+use super::{
+    FileFacts, Inspection, MemoryFacts, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint,
+};
 use crate::diagnostics::{Severity, render};
 use ir::visible;
 use std::collections::BTreeMap;
@@ -201,6 +203,7 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
     let kinds = kinds.collect::<Vec<_>>().join(", ");
     let Some(mesh) = &step.mesh else {
         writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned))?;
+        write_saving(f, memory)?;
         return write_cluster(f, step);
     };
     let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
@@ -211,8 +214,16 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
         mesh.devices,
         bytes(memory.planned)
     )?;
+    write_saving(f, memory)?;
     write!(f, "{}{}", mesh.shares, mesh.communication)?;
     write_cluster(f, step)
+}
+
+/// The bytes that early updates save on a device.
+fn write_saving(f: &mut fmt::Formatter<'_>, memory: &MemoryFacts) -> fmt::Result {
+    let Some(late) = memory.planned_with_late_updates else { return Ok(()) };
+    let saved = bytes(late.saturating_sub(memory.planned));
+    writeln!(f, "update: early; {saved} less than the {} of late updates", bytes(late))
 }
 
 fn write_cluster(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {

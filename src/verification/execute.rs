@@ -12,7 +12,7 @@ use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
 use runtime::device::{self, Device, DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Microbatches, Program};
+use runtime::program::{Microbatches, Program, UpdateTime};
 use runtime::ranks;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -85,6 +85,18 @@ impl<'m> Machine<'m> {
         microbatches: usize,
         start: &Tensors,
     ) -> Result<Self, Failure> {
+        Self::with(module, mode, microbatches, UpdateTime::Late, start)
+    }
+
+    /// As [`Machine::new`], with updates at this time. They differ on devices alone: the interpreter runs phase after phase.
+    /// Errors: as of [`Machine::new`]; early updates of several microbatches.
+    pub fn with(
+        module: &'m Module,
+        mode: Mode,
+        microbatches: usize,
+        update: UpdateTime,
+        start: &Tensors,
+    ) -> Result<Self, Failure> {
         match mode {
             Mode::Exact | Mode::Typed => {
                 memory::check_step(module, microbatches, REMEDY)?;
@@ -92,12 +104,16 @@ impl<'m> Machine<'m> {
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
             // Each of several devices is a rank with a thread of its own.
-            Mode::Cpu => Self::on(module, Target::Cpu, microbatches, start, |program| {
-                ranks::device(vec![program], None, None)
-            }),
-            Mode::Cuda => Self::on(module, Target::Cuda, microbatches, start, |program| {
-                stand_in(vec![program], Order::default())
-            }),
+            Mode::Cpu => {
+                Self::on_device(module, options(Target::Cpu, microbatches, update), start, |program| {
+                    ranks::device(vec![program], None, None)
+                })
+            }
+            Mode::Cuda => {
+                Self::on_device(module, options(Target::Cuda, microbatches, update), start, |program| {
+                    stand_in(vec![program], Order::default())
+                })
+            }
         }
     }
 
@@ -110,8 +126,16 @@ impl<'m> Machine<'m> {
         start: &Tensors,
         make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
     ) -> Result<Self, Failure> {
-        let states = initial(module, start)?;
-        let device = on_device(module, microbatches, &states, target, make)?;
+        Self::on_device(module, options(target, microbatches, UpdateTime::Late), start, make)
+    }
+
+    fn on_device(
+        module: &'m Module,
+        options: LowerOptions,
+        start: &Tensors,
+        make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
+    ) -> Result<Self, Failure> {
+        let device = on_device(module, &options, &initial(module, start)?, make)?;
         Ok(Self { module, runs_on: RunsOn::Device(device) })
     }
 
@@ -145,11 +169,13 @@ pub fn finite_step(
     mode: Mode,
     microbatches: &[Tensors],
     start: &Tensors,
+    update: UpdateTime,
     backoff: f64,
 ) -> Result<Execution, Failure> {
     let mut start = Cow::Borrowed(start);
     loop {
-        let execution = Machine::new(module, mode, microbatches.len(), &start)?.last_step(microbatches)?;
+        let execution =
+            Machine::with(module, mode, microbatches.len(), update, &start)?.last_step(microbatches)?;
         match execution.loss_scale() {
             Some(scale) if execution.says(StepOutput::Skipped) && !execution.overflows() => {
                 let smaller = Tensor::splat(DType::F32, vec![], scale * backoff);
@@ -174,17 +200,20 @@ fn initial(module: &Module, start: &Tensors) -> Result<StateValues, Failure> {
     Ok(interp::initial_states_but(module, 0, interp::Missing::Refuse, given)?)
 }
 
-/// A device with the program, lowered as a run of so many microbatches lowers it, and with these states.
+/// How a run of so many microbatches lowers a program, with updates at this time.
+fn options(target: Target, microbatches: usize, update: UpdateTime) -> LowerOptions<'static> {
+    let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
+    LowerOptions { microbatches, update, target, ..LowerOptions::default() }
+}
+
+/// A device with the program, lowered so, and with these states.
 fn on_device(
     module: &Module,
-    microbatches: usize,
+    options: &LowerOptions,
     states: &StateValues,
-    target: Target,
     make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
 ) -> Result<Box<dyn Device + Send>, Failure> {
-    let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let options = LowerOptions { microbatches, target, ..LowerOptions::default() };
-    let program = lowering::lower(module, &options)?;
+    let program = lowering::lower(module, options)?;
     let mut device = make(Arc::new(program)).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
         device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;

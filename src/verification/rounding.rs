@@ -16,6 +16,7 @@ use crate::compilation::Source;
 use crate::failure::Failure;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Tensor, random};
+use runtime::program::UpdateTime;
 use std::collections::BTreeMap;
 
 /// The most samples. The largest of so many is rarely a quarter of another.
@@ -85,7 +86,8 @@ impl<'a> Rounding<'a> {
         let weights = moved(&self.subject.tensors, program.unit, self.samples);
         let module = with_tensors(program.module.clone(), &weights);
         let backoff = self.subject.plan.precision.scaling.backoff;
-        let mut rounded = finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), backoff)?;
+        let mut rounded =
+            finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
         rounded.states = other_states(&module, &rounded.states);
         for sample in compare::compare(&rounded, &program.layout, &program.exact) {
             let Difference { kind, name, error, size, .. } = sample;

@@ -17,6 +17,7 @@ mod ranks;
 mod recompute;
 mod sharding;
 mod skipped_steps;
+mod update;
 
 /// The binary.
 const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");

@@ -6,6 +6,7 @@ use ir::machine::{Machine, Preset};
 use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::{Manager, Pass, Pipeline};
+use runtime::program::UpdateTime;
 use std::collections::BTreeMap;
 use testing::models::gpt::Gpt;
 use testing::models::{adamw, done};
@@ -60,7 +61,12 @@ impl Published {
         };
         let compiled = done(Subject::compile(&source, plan, &Manager::default(), |_, _, _| {}));
         let machine = Machine::Cluster(Preset::A100.cluster(self.gpus / 8));
-        done(PredictionFacts::of(&compiled.training, self.batch / data / microbatch, &machine))
+        done(PredictionFacts::of(
+            &compiled.training,
+            self.batch / data / microbatch,
+            UpdateTime::Late,
+            &machine,
+        ))
     }
 
     /// TFLOP/s of each GPU with the microbatch that is fastest and fits.

@@ -14,12 +14,31 @@ use rayon::prelude::*;
 /// Elements a task updates at a time.
 const BLOCK: usize = 1 << 12;
 
+/// The operands that every update may have behind its own: the scalar `scale` and the bool `skip`.
+struct Optional<T> {
+    /// The factor of the gradient; 1 if there is none, by which a product is the other factor to the bit.
+    scale: T,
+    skips: bool,
+}
+
+impl<T: Real> Optional<T> {
+    /// The operands from this one on.
+    fn of<S: Float<Real = T>>(call: &Call, first: usize) -> Self {
+        let count = call.operands.len();
+        let scale = if first < count { call.scalar::<S>(first).widen() } else { T::ONE };
+        let skips = first + 1 < count && call.scalar::<u8>(first + 1) != 0;
+        Self { scale, skips }
+    }
+}
+
 pub(super) fn adam(op: &Adam, mut call: Call) {
     let [rate, decay, step] = [4, 5, 6].map(|index| call.scalar::<f64>(index));
     let (beta1, beta2) = (op.beta1.get(), op.beta2.get());
     with_float!(call.dtype(), S => {
         type T = <S as Float>::Real;
+        let Optional { scale, skips } = Optional::of::<S>(&call, 7);
         let rule = AdamRule {
+            scale,
             keep: T::of(if op.decoupled { 1.0 - rate * decay } else { 1.0 }),
             decay: T::of(if op.decoupled { 0.0 } else { decay }),
             beta1: T::of(beta1),
@@ -32,7 +51,7 @@ pub(super) fn adam(op: &Adam, mut call: Call) {
         };
         let gradient = Gradient::<S>::of(&call);
         let old = [0, 2, 3].map(|index| call.dense_or_in_place::<S>(index));
-        for_blocks(old, call.take_results(), |start, [parameter, first, second]| {
+        for_blocks(old, call.take_results(), skips, |start, [parameter, first, second]| {
             let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
             let gradient = wide.read(&gradient);
             let mut wide = [Scratch::new(), Scratch::new(), Scratch::new()];
@@ -49,6 +68,8 @@ pub(super) fn adam(op: &Adam, mut call: Call) {
 /// The numbers of Adam's rule, in the type that the parameter is computed in.
 #[derive(Clone, Copy)]
 struct AdamRule<T> {
+    /// Factor on the gradient.
+    scale: T,
     /// Factor on the parameter: decoupled decay.
     keep: T,
     /// Share of the parameter in the gradient: decay that is not decoupled.
@@ -75,6 +96,7 @@ vectorized! {
         // Without decay an infinite parameter stays as it is: zero times it would be NaN.
         let decays = rule.decay != T::ZERO;
         for (((p, m), v), &g) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
+            let g = rule.scale * g;
             let g = if decays { g + rule.decay * *p } else { g };
             *m = rule.beta1 * *m + rule.rest1 * g;
             *v = rule.beta2 * *v + rule.rest2 * g * g;
@@ -87,16 +109,17 @@ pub(super) fn sgd(op: &Sgd, mut call: Call) {
     let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
     with_float!(call.dtype(), S => {
         type T = <S as Float>::Real;
+        let Optional { scale, skips } = Optional::of::<S>(&call, 5);
         let [rate, decay, momentum] = [rate, decay, op.momentum.get()].map(T::of);
         let gradient = Gradient::<S>::of(&call);
         let old = [0, 2].map(|index| call.dense_or_in_place::<S>(index));
-        for_blocks(old, call.take_results(), |start, [parameter, velocity]| {
+        for_blocks(old, call.take_results(), skips, |start, [parameter, velocity]| {
             let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
             let gradient = wide.read(&gradient);
             let [mut wide_parameter, mut wide_velocity] = [Scratch::new(), Scratch::new()];
             wide_parameter.update(parameter, |parameter| {
                 wide_velocity.update(velocity, |velocity| {
-                    sgd_block(rate, decay, momentum, op.nesterov, gradient, parameter, velocity);
+                    sgd_block(scale, rate, decay, momentum, op.nesterov, gradient, parameter, velocity);
                 });
             });
         });
@@ -105,6 +128,7 @@ pub(super) fn sgd(op: &Sgd, mut call: Call) {
 
 vectorized! {
     fn sgd_block<'a; T: Real>(
+        scale: T,
         rate: T,
         decay: T,
         momentum: T,
@@ -115,6 +139,7 @@ vectorized! {
     ) {
         let decays = decay != T::ZERO;
         for ((p, u), &g) in parameter.iter_mut().zip(velocity).zip(gradient) {
+            let g = scale * g;
             let g = if decays { g + decay * *p } else { g };
             *u = momentum * *u + g;
             *p = *p - rate * if nesterov { g + momentum * *u } else { *u };
@@ -126,15 +151,16 @@ pub(super) fn adagrad(op: &Adagrad, mut call: Call) {
     let [rate, decay] = [3, 4].map(|index| call.scalar::<f64>(index));
     with_float!(call.dtype(), S => {
         type T = <S as Float>::Real;
+        let Optional { scale, skips } = Optional::of::<S>(&call, 5);
         let [rate, decay, eps] = [rate, decay, op.eps.get()].map(T::of);
         let gradient = Gradient::<S>::of(&call);
         let old = [0, 2].map(|index| call.dense_or_in_place::<S>(index));
-        for_blocks(old, call.take_results(), |start, [parameter, sum]| {
+        for_blocks(old, call.take_results(), skips, |start, [parameter, sum]| {
             let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
             let gradient = wide.read(&gradient);
             let [mut wide_parameter, mut wide_sum] = [Scratch::new(), Scratch::new()];
             wide_parameter.update(parameter, |parameter| {
-                wide_sum.update(sum, |sum| adagrad_block(rate, decay, eps, gradient, parameter, sum));
+                wide_sum.update(sum, |sum| adagrad_block(scale, rate, decay, eps, gradient, parameter, sum));
             });
         });
     });
@@ -142,6 +168,7 @@ pub(super) fn adagrad(op: &Adagrad, mut call: Call) {
 
 vectorized! {
     fn adagrad_block<'a; T: Real>(
+        scale: T,
         rate: T,
         decay: T,
         eps: T,
@@ -151,6 +178,7 @@ vectorized! {
     ) {
         let decays = decay != T::ZERO;
         for ((p, s), &g) in parameter.iter_mut().zip(sum).zip(gradient) {
+            let g = scale * g;
             let g = if decays { g + decay * *p } else { g };
             *s = *s + g * g;
             *p = *p - rate * g / (s.sqrt() + eps);
@@ -180,10 +208,12 @@ impl<'a, T: Element> Gradient<'a, T> {
     }
 }
 
-/// Calls for blocks of the results, which hold the old values: copied there, unless the results lie in their place.
+/// Calls for blocks of the results, which hold the old values: copied there, unless the results lie in their place. An update
+/// that is skipped leaves the old values.
 fn for_blocks<T: Element, const N: usize>(
     old: [Option<&[T]>; N],
     results: [&mut [u8]; N],
+    skips: bool,
     block: impl Fn(usize, [&mut [T]; N]) + Sync,
 ) {
     let len = results[0].len() / size_of::<T>();
@@ -198,7 +228,7 @@ fn for_blocks<T: Element, const N: usize>(
         for (old, new) in old.iter().zip(&mut part) {
             old.iter().for_each(|old| new.copy_from_slice(&old[start..start + new.len()]));
         }
-        if let Ok(part) = part.try_into() {
+        if let (false, Ok(part)) = (skips, part.try_into()) {
             block(start, part);
         }
     });

@@ -99,56 +99,89 @@ DEVICE void put(const Copy<H, To, I, IN_PACKS>& copy, i64 first, const Pack<T, N
     for (int e = 0; e < N; e++) copy.to[To::at((I)(first + e))] = half.at[e];
 }
 
-// Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do.
-template <class Gradient, class I, int N, class Rule, class T, int Count, class Copied>
-DEVICE void update(const Rule& rule, const T* gradient, const Tensors<const T, Count>& from, const Tensors<T, Count>& to,
-                   const Copied& copy) {
+// The optional operands of an update: none; the factor of the gradient; this factor, and whether the update is skipped.
+struct Always {};
+template <class T> struct Scaled { const T* scale; };
+template <class T> struct Skippable { const T* scale; const u8* skip; };
+
+template <class C> DEVICE C scale_of(const Always&) { return (C)1; }
+template <class C, class T> DEVICE C scale_of(const Scaled<T>& operands) { return widen(*operands.scale); }
+template <class C, class T> DEVICE C scale_of(const Skippable<T>& operands) { return widen(*operands.scale); }
+
+// A product that is rounded and not fused with the sum that reads it: a gradient that a kernel of its own had scaled.
+#ifdef ON_HOST
+template <class C> DEVICE C product(C x, C y) { return x * y; }
+#else
+DEVICE float product(float x, float y) { return __fmul_rn(x, y); }
+DEVICE double product(double x, double y) { return __dmul_rn(x, y); }
+#endif
+
+template <class C> DEVICE C scaled(const Always&, C, C g) { return g; }
+template <class Operands, class C> DEVICE C scaled(const Operands&, C scale, C g) { return product(scale, g); }
+
+template <class Operands> DEVICE bool is_skipped(const Operands&) { return false; }
+template <class T> DEVICE bool is_skipped(const Skippable<T>& operands) { return *operands.skip; }
+
+// Updates `N` neighbours of the parameter and the states.
+template <int N, class Rule, class Operands, class C, class T, int Count>
+DEVICE void apply_all(const Rule& rule, const Operands& operands, C scale, const Pack<T, N>& g, Pack<T, N> (&packs)[Count]) {
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        C x[Count];
+#pragma unroll
+        for (int t = 0; t < Count; t++) x[t] = widen(packs[t].at[e]);
+        apply(rule, scaled(operands, scale, (C)widen(g.at[e])), x);
+#pragma unroll
+        for (int t = 0; t < Count; t++) packs[t].at[e] = narrow<T>(x[t]);
+    }
+}
+
+// Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do. An update
+// that is skipped writes the old numbers.
+template <class Gradient, class I, int N, class Rule, class Operands, class T, int Count, class Copied>
+DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient, const Tensors<const T, Count>& from,
+                   const Tensors<T, Count>& to, const Copied& copy) {
     typedef Computed<T> C;
+    const C scale = scale_of<C>(operands);
+    const bool skips = is_skipped(operands);
     const i64 step = (i64)gridDim.x * blockDim.x * N;
     for (i64 i = thread_index() * N; i < Gradient::size; i += step) {
         const Pack<T, N> g = Neighbours<Gradient, I, N, T>::load(gradient, i);
         Pack<T, N> packs[Count];
 #pragma unroll
         for (int t = 0; t < Count; t++) packs[t] = load<N>(from.at[t] + i);
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            C x[Count];
-#pragma unroll
-            for (int t = 0; t < Count; t++) x[t] = widen(packs[t].at[e]);
-            apply(rule, (C)widen(g.at[e]), x);
-#pragma unroll
-            for (int t = 0; t < Count; t++) packs[t].at[e] = narrow<T>(x[t]);
-        }
+        if (!skips) apply_all<N>(rule, operands, scale, g, packs);
 #pragma unroll
         for (int t = 0; t < Count; t++) store(to.at[t] + i, packs[t]);
         put(copy, i, packs[0]);
     }
 }
 
-template <bool Decoupled, class Gradient, class I, int N, class T, class Copied>
+template <bool Decoupled, class Gradient, class I, int N, class Operands, class T, class Copied>
 DEVICE void adam(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
-                 const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to, const Copied& copy) {
+                 const Operands& operands, const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to,
+                 const Copied& copy) {
     typedef Computed<T> C;
     SHARED(AdamRule<C>, rule, 1);
     if (threadIdx.x == 0) *rule = adam_rule<Decoupled, C>(beta1, beta2, eps, *rate, *decay, *step);
     __syncthreads();
-    update<Gradient, I, N>(*rule, gradient, from, to, copy);
+    update<Gradient, I, N>(*rule, operands, gradient, from, to, copy);
 }
 
-template <bool Nesterov, class Gradient, class I, int N, class T, class Copied>
-DEVICE void sgd(double momentum, const double* rate, const double* decay, const T* gradient,
+template <bool Nesterov, class Gradient, class I, int N, class Operands, class T, class Copied>
+DEVICE void sgd(double momentum, const double* rate, const double* decay, const Operands& operands, const T* gradient,
                 const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const SgdRule<Nesterov, C> rule = {(C)*rate, (C)*decay, (C)momentum};
-    update<Gradient, I, N>(rule, gradient, from, to, copy);
+    update<Gradient, I, N>(rule, operands, gradient, from, to, copy);
 }
 
-template <class Gradient, class I, int N, class T, class Copied>
-DEVICE void adagrad(double eps, const double* rate, const double* decay, const T* gradient,
+template <class Gradient, class I, int N, class Operands, class T, class Copied>
+DEVICE void adagrad(double eps, const double* rate, const double* decay, const Operands& operands, const T* gradient,
                     const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const AdagradRule<C> rule = {(C)*rate, (C)*decay, (C)eps};
-    update<Gradient, I, N>(rule, gradient, from, to, copy);
+    update<Gradient, I, N>(rule, operands, gradient, from, to, copy);
 }
 
 }  // namespace optimizer

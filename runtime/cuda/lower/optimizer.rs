@@ -31,9 +31,12 @@ pub(super) fn sgd(op: &Sgd, instruction: &Instruction, on: Multiprocessors) -> R
     Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction, on))
 }
 
-/// Updates `tensors`, the parameter and its moments, by the gradient, operand 1. `flags` and `numbers` are the rule's, as
-/// template arguments and as arguments; `scalars` are the operands that are single numbers. One result more than there are
-/// tensors is a half-precision copy of the parameter.
+/// The index of the gradient among the operands.
+const GRADIENT: usize = 1;
+
+/// Updates `tensors`, the parameter and its moments, by the gradient. `flags` and `numbers` are the rule's, as template
+/// arguments and as arguments; `scalars` are the operands that are f64 scalars, which `scale` and `skip` may follow. One result
+/// more than there are tensors is a half-precision copy of the parameter.
 fn update(
     rule: &str,
     flags: &str,
@@ -45,12 +48,14 @@ fn update(
 ) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let old: Vec<&View> = tensors.iter().map(|&operand| &operands[operand]).collect();
-    let gradient = &operands[1];
+    let gradient = &operands[GRADIENT];
     let count = gradient.layout.len();
     let (results, copies) = results.split_at(old.len());
     let width = neighbours(&old, gradient, results);
     let mut run = KernelDraft::of(rule, &OPTIMIZER);
+    let optional = &operands[1 + tensors.len() + scalars.len()..];
     let scalars: Vec<String> = scalars.iter().map(|&operand| run.reads(&operands[operand])).collect();
+    let optional = optional_operands(&mut run, optional);
     let from: Vec<String> = old.iter().map(|view| run.reads(view)).collect();
     let from_gradient = run.reads(gradient);
     let to: Vec<String> = results.iter().map(|view| run.writes(view)).collect();
@@ -69,11 +74,22 @@ fn update(
     run.line(format!("const optimizer::Tensors<const {ty}, {tensors}> from = {{{{{from}}}}};"));
     run.line(format!("const optimizer::Tensors<{ty}, {tensors}> to = {{{{{to}}}}};"));
     run.line(format!(
-        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {from_gradient}, from, to, {copy});"
+        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {optional}, {from_gradient}, from, to, {copy});"
     ));
     let packs = count / width;
     let each = (packs / on.threads()).clamp(1, EACH);
     vec![Step::Kernel(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
+}
+
+/// The operands `scale` and `skip`, as far as there are any, in C++.
+fn optional_operands(run: &mut KernelDraft, operands: &[View]) -> String {
+    let names: Vec<String> = operands.iter().map(|view| run.reads(view)).collect();
+    let of = operands.first().map_or("", |scale| stored(scale.dtype));
+    match &names[..] {
+        [] => "optimizer::Always{}".into(),
+        [scale] => format!("optimizer::Scaled<{of}>{{{scale}}}"),
+        names => format!("optimizer::Skippable<{of}>{{{}}}", names.join(", ")),
+    }
 }
 
 /// Returns whether every pack of so many elements of a copy lies together, at an aligned place.

@@ -9,7 +9,7 @@ use ir::{At, Builder, DType, Initializer, Module, Operator, Phase, Role, StateId
 use proptest::prelude::*;
 use runtime::device::{ProgramId, step};
 use runtime::lower::{LowerOptions, lower};
-use runtime::program::Microbatches;
+use runtime::program::{Microbatches, UpdateTime};
 use std::collections::BTreeMap;
 
 /// A random program with the gradient of its loss and an optimizer for every state that has one.
@@ -105,6 +105,24 @@ proptest! {
         let module = training_program(seed, DType::F64, adam);
         let options = LowerOptions { microbatches: Microbatches::One, ..LowerOptions::default() };
         assert_agrees(&module, &options, &steps(&module, seed, 3, 1), 1e-8);
+    }
+
+    #[test]
+    fn early_updates_change_no_bit(seed in any::<u64>(), adam in any::<bool>(), unfused in any::<bool>()) {
+        let module = training_program(seed, DType::F32, adam);
+        let initial = interp::initial_states(&module, 1, Missing::Draw).expect("states can be drawn");
+        let trained = [UpdateTime::Late, UpdateTime::Early].map(|update| {
+            let microbatches = Microbatches::One;
+            let options = LowerOptions { microbatches, update, unfused, ..LowerOptions::default() };
+            let program = lower(&module, &options).expect("it lowers");
+            let mut cpu = device(program.clone(), &initial, 2);
+            let outputs = steps(&module, seed, 3, 1).into_iter().map(|microbatches| {
+                let inputs: Vec<_> = microbatches.iter().map(|microbatch| bytes(&program, microbatch)).collect();
+                step(&mut cpu, ProgramId(0), &inputs).expect("the step runs")
+            });
+            (outputs.collect::<Vec<_>>(), states(&cpu, &module))
+        });
+        prop_assert!(trained[0] == trained[1]);
     }
 
     #[test]

@@ -39,6 +39,48 @@ fn a_gradient_that_is_not_finite_is_told_with_its_node_though_the_loss_is() {
 }
 
 #[test]
+fn a_gradient_that_is_not_finite_ends_a_run_with_early_updates_at_its_last_checkpoint() {
+    let mut run = setup();
+    (run.program, run.update) = (include_str!("root_of_square.ir"), UpdateTime::Early);
+    let text = told(run.go().unwrap_err());
+    assert!(text.starts_with("the gradient's norm of step 0 is NaN"), "{text}");
+    assert!(text.contains("weights had changed by then, because of --update early"), "{text}");
+    assert!(text.contains("no checkpoint was saved before that"), "{text}");
+    assert!(run.metrics().is_empty() && run.checkpoints().latest().unwrap().checkpoint.is_none());
+}
+
+/// The gradient of step 1 is not finite: the run can go on from the checkpoint that the message names.
+#[test]
+fn the_checkpoint_before_a_gradient_that_is_not_finite_is_whole_though_updates_are_early() {
+    let mut run = setup();
+    (run.program, run.update, run.schedule.steps) = (include_str!("root_of_square.ir"), UpdateTime::Early, 1);
+    run.edits =
+        vec![("head.bias : f32[256] parameter = zeros", "head.bias : f32[256] parameter = normal 0.5")];
+    run.go().unwrap();
+    // Now the root is taken of zero.
+    run.edits.push(("%8 = mul %4, %4", "%8 = sub %4, %4"));
+    (run.resume, run.schedule.steps) = (true, 20);
+    let error = run.go().unwrap_err();
+    let is_of_gradient = matches!(&error, TrainError::NotFinite { updated: true, kept: Some(_), .. });
+    let text = told(error);
+    assert!(is_of_gradient, "{text}");
+    assert!(text.contains("the run ends at the checkpoint `"), "{text}");
+    let latest = run.checkpoints().latest().unwrap().checkpoint.unwrap();
+    assert!(text.contains(&latest.path.display().to_string()), "{text}");
+    latest.load(&run.train_module()).unwrap();
+}
+
+#[test]
+fn a_loss_that_is_not_finite_keeps_early_updates_from_changing_weights() {
+    let mut run = setup();
+    (run.update, run.edits) = (UpdateTime::Early, vec![(RATE, "value = 1e30}")]);
+    run.schedule.save_every = Some(1);
+    let text = told(run.go().unwrap_err());
+    assert!(text.starts_with("the loss of step 1 is "), "{text}");
+    assert!(text.contains("node \"/head\" (MatMul, opset 18) made"), "{text}");
+}
+
+#[test]
 fn a_weight_that_an_update_spoilt_is_named() {
     let mut run = setup();
     run.edits = vec![(RATE, "value = 1e39}")];

@@ -44,7 +44,7 @@ fn machine() -> Facts {
 }
 
 fn written(json: bool, facts: Facts, checks: Option<Vec<Check>>) -> String {
-    let doctor = Doctor { check: checks.is_some(), gpu: vec![], json, part: None };
+    let doctor = Doctor { check: checks.is_some(), gpu: vec![], json, part: None, write: None };
     doctor.written(&Report { facts, checks }).unwrap_or_else(|_| panic!("it can be written"))
 }
 
@@ -260,7 +260,7 @@ fn a_check_without_a_gpu_says_what_is_missing_and_where_it_was_looked_for() {
     let folders = Folders { given: vec!["/opt/cuda/lib".into()], installed: vec![] };
     let driver = Err(Unavailable::Library(missing(Library::Driver)));
     let probe = Probe { driver, libraries: vec![] };
-    let doctor = Doctor { check: true, gpu: vec![], json: false, part: None };
+    let doctor = Doctor { check: true, gpu: vec![], json: false, part: None, write: None };
     let failure = Failure::from(doctor.checks(&folders, &probe).unwrap_err());
     assert_eq!(failure.exit_code(), 2);
     expect![[r#"

@@ -58,6 +58,10 @@ pub enum OperandRole {
     WeightDecay,
     /// The number of the step.
     Step,
+    /// The number by which an optimizer multiplies the gradient.
+    GradientScale,
+    /// The boolean that keeps an optimizer from changing anything.
+    Skip,
     /// The numbers of the samples that random numbers are drawn for.
     Samples,
 }
@@ -78,6 +82,8 @@ enum Count {
     Fixed,
     /// One for each role; the operand of this role may be missing.
     Optional(OperandRole),
+    /// One for each role; so many of the last operands may be missing, the very last one first.
+    OptionalLast(usize),
     /// One or more, all of the only role.
     Any,
 }
@@ -103,6 +109,11 @@ impl Operands {
         Self { count: Count::Optional(role), ..self }
     }
 
+    /// The same operands, of which so many at the end may be missing, the very last one first.
+    pub const fn optional_last(self, count: usize) -> Self {
+        Self { count: Count::OptionalLast(count), ..self }
+    }
+
     /// The same operands, whose elements move into the result in this way.
     pub const fn moving(self, movement: Movement) -> Self {
         Self { movement, ..self }
@@ -117,6 +128,10 @@ impl Operands {
     pub fn roles(&self, count: usize) -> Option<SmallVec<[OperandRole; 8]>> {
         let missing = match self.count {
             Count::Any => return (count > 0).then(|| SmallVec::from_elem(self.roles[0], count)),
+            Count::OptionalLast(optional) => {
+                let fits = count <= self.roles.len() && count + optional >= self.roles.len();
+                return fits.then(|| SmallVec::from_slice(&self.roles[..count]));
+            }
             Count::Optional(role) if count + 1 == self.roles.len() => Some(role),
             Count::Fixed | Count::Optional(_) => None,
         };

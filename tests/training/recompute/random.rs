@@ -8,6 +8,7 @@ use ir::testing::{microbatch, program};
 use ir::{DType, Module, Tensor, random};
 use passes::recompute::{Recompute, apply, decide};
 use passes::{Manager, PassContext, Pipeline};
+use runtime::program::UpdateTime;
 use runtime::target::{Multiprocessors, Target};
 use std::collections::BTreeMap;
 use testing::models::done;
@@ -72,7 +73,7 @@ impl Case {
         let manager = Manager::default();
         let lowering = &mut Lowering::new(&manager, 0);
         let (target, size) = (Target::Cpu, Multiprocessors::default());
-        let program = lower_step(lowering, step, self.microbatches, target, size)?;
+        let program = lower_step(lowering, step, self.microbatches, UpdateTime::Late, target, size)?;
         Ok(program.memory.arena + program.memory.constants)
     }
 

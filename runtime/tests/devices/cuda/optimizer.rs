@@ -19,10 +19,10 @@ fn rules() -> [Op; 5] {
 /// An update by a rule, with a decay of 0.01; all tensors but the gradient die there if they are to.
 fn update(w: &mut Writer, rule: &Op, dtype: DType, sizes: &[usize], gradient: ValueId, dies: bool) {
     let parameter = w.floats(dtype, sizes);
-    update_of(w, rule, (dtype, sizes), [parameter, gradient], 0.01, dies);
+    update_of(w, rule, (dtype, sizes), [parameter, gradient], 0.01, dies, &[]);
 }
 
-/// As [`update`], of this parameter and with this decay.
+/// As [`update`], of this parameter and with this decay, and with `scale` and `skip`, as far as they are there.
 fn update_of(
     w: &mut Writer,
     rule: &Op,
@@ -30,6 +30,7 @@ fn update_of(
     read: [ValueId; 2],
     decay: f64,
     dies: bool,
+    optional: &[ValueId],
 ) {
     let states = if matches!(rule, Op::Adam(_)) { 2 } else { 1 };
     let mut operands = read.to_vec();
@@ -43,6 +44,7 @@ fn update_of(
     if states == 2 {
         operands.push(w.scalar(DType::F64, 3.0));
     }
+    operands.extend(optional);
     w.op(rule.clone(), &operands);
 }
 
@@ -75,7 +77,7 @@ fn an_infinite_parameter_that_does_not_decay_stays_infinite() {
     for rule in &rules() {
         let parameter = w.numbers(DType::F32, &[40], |_| f64::NEG_INFINITY);
         let gradient = w.floats(DType::F32, &[40]);
-        update_of(&mut w, rule, (DType::F32, &[40]), [parameter, gradient], 0.0, false);
+        update_of(&mut w, rule, (DType::F32, &[40]), [parameter, gradient], 0.0, false, &[]);
     }
     w.check(1);
 }
@@ -87,4 +89,23 @@ fn threads_of_a_large_parameter_take_several_parts() {
     let gradient = w.floats(DType::F64, &sizes);
     update(&mut w, &rules()[1], DType::F64, &sizes, gradient, false);
     w.check(1);
+}
+
+#[test]
+#[ignore = "needs a C++ compiler"]
+fn an_update_multiplies_its_gradient_and_may_be_skipped() {
+    for (order, dtype) in FLOATS.into_iter().enumerate() {
+        let mut w = Writer::default();
+        let scale = w.scalar(dtype, 0.25);
+        let [runs, skips] = [0.0, 1.0].map(|number| w.scalar(DType::Bool, number));
+        for rule in &rules() {
+            for optional in [&[scale][..], &[scale, runs], &[scale, skips]] {
+                for (sizes, dies) in [([24, 32], true), ([3, 7], false)] {
+                    let (parameter, gradient) = (w.floats(dtype, &sizes), w.floats(dtype, &sizes));
+                    update_of(&mut w, rule, (dtype, &sizes), [parameter, gradient], 0.01, dies, optional);
+                }
+            }
+        }
+        w.check(order as u32);
+    }
 }

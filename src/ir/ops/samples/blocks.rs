@@ -41,6 +41,7 @@ fn elements() -> Vec<Sample> {
     let moments = [float(&[1029]), float(&[1029]), float(&[1029]), of(DType::F32, &[1029], Fill::Positive)];
     let adam_operands: Vec<Operand> =
         moments.into_iter().chain([scalar(1e-2), scalar(0.1), scalar(3.0)]).collect();
+    let optional = [of(DType::F32, &[], Fill::Value(0.25)), of(DType::Bool, &[], Fill::Value(0.0))];
     let sgd = Sgd { momentum: Float::new(0.9), nesterov: true };
     let sum = of(DType::F32, &[1029], Fill::Positive);
     vec![
@@ -54,7 +55,8 @@ fn elements() -> Vec<Sample> {
         Sample::new(Concat { dim: 1 }, [float(&[3, 201]), float(&[3, 140]), float(&[3, 2])]),
         Sample::new(dropout, [float(&[7, 301]), numbers()]),
         Sample::new(RandomUniform { id: 0, seed: 7, dim: 0 }, [numbers()]).declared(f32_type(&[7, 301])),
-        Sample::new(adam, adam_operands),
+        Sample::new(adam.clone(), adam_operands.clone()),
+        Sample::new(adam, [&adam_operands[..], &optional].concat()),
         Sample::new(sgd, [float(&[1029]), float(&[1029]), float(&[1029]), scalar(1e-2), scalar(0.1)]),
         Sample::new(
             Adagrad { eps: Float::new(1e-10) },

@@ -55,25 +55,32 @@ pub(super) fn random() -> Vec<Sample> {
     ]
 }
 
+/// Each rule alone, with a scale, and with a skip that is false and one that is true.
 pub(super) fn optimizers() -> Vec<Sample> {
+    let scale = || of(DType::F32, &[], Fill::Value(0.25));
+    let skip = |skips| of(DType::Bool, &[], Fill::Value(skips));
+    let more = [vec![], vec![scale()], vec![scale(), skip(0.0)], vec![scale(), skip(1.0)]];
+    let with = |(op, operands): (Op, Vec<Operand>), more: &Vec<Operand>| {
+        Sample::new(op, [operands, more.clone()].concat()).undifferentiable()
+    };
+    more.iter().flat_map(|more| rules().into_iter().map(|rule| with(rule, more))).collect()
+}
+
+/// The rules of optimizers, with the operands that none of them can do without.
+fn rules() -> Vec<(Op, Vec<Operand>)> {
     let scalar = |value| of(DType::F64, &[], Fill::Value(value));
-    let mut samples = vec![];
+    let (tensor, positive) = (|| float(&[2, 4]), || of(DType::F32, &[2, 4], Fill::Positive));
+    let mut rules = vec![];
     for decoupled in [false, true] {
         let adam = Adam { beta1: Float::new(0.9), beta2: Float::new(0.99), eps: Float::new(1e-8), decoupled };
-        let tensors =
-            [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), of(DType::F32, &[2, 4], Fill::Positive)];
-        let scalars = [scalar(1e-2), scalar(0.1), scalar(3.0)];
-        samples.push(
-            Sample::new(adam, tensors.into_iter().chain(scalars).collect::<Vec<_>>()).undifferentiable(),
-        );
+        let tensors = [tensor(), tensor(), tensor(), positive()];
+        rules.push((adam.into(), [&tensors[..], &[scalar(1e-2), scalar(0.1), scalar(3.0)]].concat()));
     }
     for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
         let sgd = Sgd { momentum: Float::new(momentum), nesterov };
-        let operands = [float(&[2, 4]), float(&[2, 4]), float(&[2, 4]), scalar(1e-2), scalar(0.1)];
-        samples.push(Sample::new(sgd, operands).undifferentiable());
+        rules.push((sgd.into(), vec![tensor(), tensor(), tensor(), scalar(1e-2), scalar(0.1)]));
     }
-    let sum = of(DType::F32, &[2, 4], Fill::Positive);
-    let operands = [float(&[2, 4]), float(&[2, 4]), sum, scalar(1e-2), scalar(0.1)];
-    samples.push(Sample::new(Adagrad { eps: Float::new(1e-10) }, operands).undifferentiable());
-    samples
+    let operands = vec![tensor(), tensor(), positive(), scalar(1e-2), scalar(0.1)];
+    rules.push((Adagrad { eps: Float::new(1e-10) }.into(), operands));
+    rules
 }

@@ -388,3 +388,54 @@ fn adagrad_divides_by_the_root_of_all_squares_so_far() {
     let next = adagrad(9.0);
     assert!((next[0].floats()[1] - (-1.0 + 0.1 * 4.0 / 5.0)).abs() < 1e-15);
 }
+
+/// A parameter, a gradient and states of an update, and its f64 scalars.
+fn operands_of(rule: &Op, gradient: [f64; 2]) -> Vec<Tensor> {
+    let vector = |x: [f64; 2]| Tensor::float(DType::F64, vec![2], x.to_vec());
+    let (states, scalars) = match rule {
+        Op::Adam(_) => (2, &[0.1, 0.5, 3.0][..]),
+        _ => (1, &[0.1, 0.5][..]),
+    };
+    let mut operands = vec![vector([2.0, -1.0]), vector(gradient)];
+    operands.extend((0..states).map(|_| vector([0.5, 0.25])));
+    operands.extend(scalars.iter().map(|&x| Tensor::float(DType::F64, vec![], vec![x])));
+    operands
+}
+
+fn every_rule() -> [Op; 5] {
+    let (beta1, beta2, eps) = (Float::new(0.9), Float::new(0.999), Float::new(1e-8));
+    let adam = |decoupled| Adam { beta1, beta2, eps, decoupled };
+    let sgd = |nesterov| Sgd { momentum: Float::new(0.5), nesterov };
+    [adam(false).into(), adam(true).into(), sgd(false).into(), sgd(true).into(), Adagrad { eps }.into()]
+}
+
+/// The results of an update with more operands behind its own.
+fn update_with(rule: &Op, gradient: [f64; 2], more: &[Tensor]) -> Vec<Tensor> {
+    let operands = [operands_of(rule, gradient), more.to_vec()].concat();
+    evaluate(&operands, |b, x| Ok(b.push(rule.clone(), x)?.to_vec()))
+}
+
+fn scale(number: f64) -> Tensor {
+    Tensor::float(DType::F64, vec![], vec![number])
+}
+
+#[test]
+fn the_scale_of_an_update_multiplies_its_gradient() {
+    for rule in every_rule() {
+        let scaled = update_with(&rule, [0.5, -3.0], &[scale(0.3)]);
+        assert_eq!(scaled, update_with(&rule, [0.5 * 0.3, -3.0 * 0.3], &[]), "{rule:?}");
+        let runs = update_with(&rule, [0.5, -3.0], &[scale(0.3), Tensor::bool(vec![], vec![false])]);
+        assert_eq!(scaled, runs, "{rule:?}");
+    }
+}
+
+#[test]
+fn an_update_that_is_skipped_changes_nothing_though_its_gradient_is_nan() {
+    for rule in every_rule() {
+        let skipped =
+            update_with(&rule, [f64::NAN, f64::INFINITY], &[scale(0.3), Tensor::bool(vec![], vec![true])]);
+        let mut old = operands_of(&rule, [0.0; 2]);
+        old.remove(1);
+        assert_eq!(skipped[..], old[..skipped.len()], "{rule:?}");
+    }
+}

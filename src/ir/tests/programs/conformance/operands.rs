@@ -29,7 +29,7 @@ fn numbers(declared: &Operands, samples: &[&Sample]) -> Check {
 fn suits(role: OperandRole, dtype: DType) -> bool {
     match role {
         OperandRole::Data | OperandRole::Lhs | OperandRole::Rhs | OperandRole::Updates => true,
-        OperandRole::Condition => dtype == DType::Bool,
+        OperandRole::Condition | OperandRole::Skip => dtype == DType::Bool,
         OperandRole::Mask => dtype == DType::Bool || dtype.is_float(),
         OperandRole::Indices | OperandRole::Labels | OperandRole::Samples => dtype.is_integer(),
         OperandRole::LearningRate | OperandRole::WeightDecay | OperandRole::Step => dtype == DType::F64,
@@ -47,6 +47,7 @@ fn suits(role: OperandRole, dtype: DType) -> bool {
         | OperandRole::Output
         | OperandRole::LogSumExp
         | OperandRole::Gradient
+        | OperandRole::GradientScale
         | OperandRole::State => dtype.is_float(),
     }
 }

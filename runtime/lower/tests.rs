@@ -1,0 +1,97 @@
+//! An order of early updates that does not wait for the readers of the old weights, and its right order.
+
+use super::*;
+use crate::cpu::Cpu;
+use crate::device::{Device, ProgramId, step};
+use ir::interp::{self, Missing, Mode};
+use ir::ops::step::Accumulate;
+use ir::testing::microbatch;
+use ir::{At, Builder, DType, Initializer, Phase, Role, Type, ValueId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// `y = w·v` for the states `w` and `v`. Backward makes the gradient of `w` first, and then reads `w` for that of `v`.
+fn product() -> Module {
+    let (mut module, ty) = (Module::new("product"), Type::of(DType::F32, &[40]));
+    let x = module.add_input("x", ty.clone(), true);
+    let states = ["w", "v"]
+        .map(|name| module.add_state(name, ty.clone(), Role::Parameter, Initializer::Splat(2f64.to_bits())));
+    let [w, v] = states.map(|state| module.states[state].input);
+    let mut b = Builder::new(&mut module, "test");
+    let mul =
+        |b: &mut Builder, phase, x, y| -> ValueId { b.at(At::End(phase)).mul(x, y).expect("floats") };
+    let wv = mul(&mut b, Phase::Forward, w, v);
+    let y = mul(&mut b, Phase::Forward, wv, x);
+    let loss = b.sum(y, &[0]).expect("a vector");
+    let dw = mul(&mut b, Phase::Backward, x, v);
+    let dv = mul(&mut b, Phase::Backward, x, w);
+    b.at(At::End(Phase::Update));
+    let loss = b.one(Accumulate, &[loss]).expect("a float");
+    b.tables().add_output("loss", loss);
+    for (state, gradient) in states.into_iter().zip([dw, dv]) {
+        let gradient = b.one(Accumulate, &[gradient]).expect("a float");
+        let old = b.module().states[state].input;
+        let new = b.add(old, gradient).expect("vectors");
+        b.tables().states[state].output = Some(new);
+    }
+    b.finish();
+    module
+}
+
+/// The states after a step, in this order of items.
+fn run(module: &Module, order: fn(&Module, Vec<Item>) -> Early) -> (Program, Vec<Vec<u8>>) {
+    let (microbatches, update) = (Microbatches::One, UpdateTime::Early);
+    let options = LowerOptions { microbatches, update, unfused: true, ..LowerOptions::default() };
+    let program = lower_in(module, &options, order).unwrap_or_else(|error| panic!("{error}"));
+    let mut cpu = Cpu::new(vec![Arc::new(program.clone())], Some(1)).expect("there is memory");
+    let initial = interp::initial_states(module, 0, Missing::Draw).expect("states can be drawn");
+    for (index, value) in initial.values().enumerate() {
+        cpu.write_state(ProgramId(0), index, &value.to_bytes()).expect("it fits");
+    }
+    let inputs = microbatch(module, 3, 0);
+    let bytes = program.inputs.iter().map(|input| inputs[&input.name].to_bytes()).collect();
+    step(&mut cpu, ProgramId(0), &[bytes]).expect("the step runs");
+    let read = |state| cpu.read_state(ProgramId(0), state).expect("it is there").into_owned();
+    (program, (0..module.states.len()).map(read).collect())
+}
+
+fn expected(module: &Module) -> Vec<Vec<u8>> {
+    let mut states = interp::initial_states(module, 0, Missing::Draw).expect("states can be drawn");
+    let inputs: BTreeMap<_, _> = microbatch(module, 3, 0).into_iter().collect();
+    interp::step(module, Mode::Typed, &mut states, &[inputs]).expect("the step runs");
+    states.values().map(ir::Tensor::to_bytes).collect()
+}
+
+/// The new value of `w` right behind its gradient, before backward reads `w` for the gradient of `v`.
+fn too_early(module: &Module, items: Vec<Item>) -> Early {
+    let mut early = early::order(module, items);
+    let makes = |item: &Item, value| module.node(item.nodes()[0]).results.contains(&value);
+    let states: Vec<_> = module.states.values().collect();
+    let new = states[0].output.expect("it is updated");
+    let reads_w = |item: &Item| {
+        let node = module.node(item.nodes()[0]);
+        node.phase == Phase::Backward && node.operands.contains(&states[0].input)
+    };
+    let reader = early.items.iter().position(reads_w).expect("backward reads the weight");
+    let update = early.items.iter().position(|item| makes(item, new)).expect("it is updated");
+    assert!(reader < update, "the right order waits for the reader");
+    let moved = early.items.remove(reader);
+    early.moved.extend(moved.nodes().iter().copied());
+    early.items.insert(update, moved);
+    early
+}
+
+fn copies(program: &Program) -> usize {
+    let instructions = program.section(Section::Update).iter();
+    instructions.filter(|instruction| matches!(instruction.kernel, crate::program::Kernel::Copy)).count()
+}
+
+#[test]
+fn a_weight_is_not_overwritten_before_its_last_reader() {
+    let module = product();
+    let (right, states) = run(&module, early::order);
+    assert_eq!((states, copies(&right)), (expected(&module), 0));
+    // The weight is written over its old value only where nobody reads that any more; else it is copied at the end.
+    let (wrong, states) = run(&module, too_early);
+    assert_eq!((states, copies(&wrong)), (expected(&module), 1));
+}

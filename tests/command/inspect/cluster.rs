@@ -84,14 +84,65 @@ fn a_mesh_larger_than_the_cluster_and_a_faulty_description_are_refused() {
 }
 
 #[test]
-fn a_device_is_read_from_a_file_and_a_processor_is_refused() {
+fn a_device_is_read_from_a_file_and_a_processor_is_predicted_by_its_own_kernels() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path =
         described(folder.path(), "preset = 'h200'\nname = 'half an H200'\nmemory-bandwidth = 2.4e12\n");
     let step = |target: &str| json(&[SMALL, "--microbatch", "64", "--target", target])["prediction"].clone();
-    let (half, whole) = (step(&path), step("h200"));
+    let (half, whole, processor) = (step(&path), step("h200"), step("cpu"));
     assert_eq!(half["device"], "half an H200");
-    assert!(half["step_ms"].as_f64() > whole["step_ms"].as_f64(), "{} {}", half["step_ms"], whole["step_ms"]);
-    let refused = read(&[SMALL, "--target", "cpu"]);
-    assert!(refused.contains("cannot predict a step on the processor of 8 cores"), "{refused}");
+    let ms = |step: &Value| step["step_ms"].as_f64().expect("it is a number");
+    assert!(ms(&half) > ms(&whole) && ms(&processor) > 100.0 * ms(&whole), "{half} {whole} {processor}");
+    let kinds = processor["kinds"].as_array().expect("they are a list");
+    assert!(kinds.iter().any(|kind| kind["kind"] == "contract"), "{kinds:?}");
+    // One queue: each command waits for the command before it.
+    assert!((ms(&processor) - processor["in_turn_ms"].as_f64().expect("it is a number")).abs() < 1e-6);
+}
+
+/// The prediction of the small model on four devices of two nodes, as JSON.
+fn predicted(text: &str) -> Value {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = described(folder.path(), text);
+    json(&[SMALL, "--mesh", "dp=2,tp=2", "--cluster", &path])["prediction"].clone()
+}
+
+#[test]
+fn a_step_on_a_cluster_has_collectives_that_are_not_hidden_and_a_price() {
+    let cluster = "preset = 'a100'\nnodes = 2\n[node]\ndevices = 2\n";
+    let fast = predicted(cluster);
+    let exchanges = fast["exchanges"].as_array().expect("they are a list");
+    assert!(
+        exchanges.iter().any(|one| one["axes"][0] == "tp")
+            && exchanges.iter().any(|one| one["axes"][0] == "dp")
+    );
+    for one in exchanges {
+        let [ms, open] = ["ms", "not_hidden_ms"].map(|key| one[key].as_f64().expect("it is a number"));
+        assert!(ms > 0.0 && open <= ms * (1.0 + 1e-9), "{one}");
+    }
+    let number = |of: &Value, key: &str| of[key].as_f64().expect("it is a number");
+    // Four A100 of 400 W and 3.43 dollars per hour.
+    let seconds = number(&fast, "step_ms") / 1e3;
+    assert!((number(&fast, "joules") / (1600.0 * seconds) - 1.0).abs() < 1e-9);
+    assert!((number(&fast, "dollars") / (4.0 * 3.43 / 3600.0 * seconds) - 1.0).abs() < 1e-9);
+    let slow = predicted(&format!("{cluster}[network]\nbandwidth = 1e6\n"));
+    assert!(number(&slow, "step_ms") > 2.0 * number(&fast, "step_ms"));
+}
+
+#[test]
+fn the_classes_of_memory_are_all_of_it() {
+    let found = predicted("preset = 'a100'\n");
+    let classes = found["memory"].as_object().expect("it is a table");
+    let total: u64 = classes.values().filter_map(Value::as_u64).sum();
+    assert_eq!(Some(total), found["planned"].as_u64());
+    for class in ["parameters", "optimizer", "activations"] {
+        assert!(classes[class].as_u64() > Some(0), "{class}");
+    }
+}
+
+#[test]
+fn a_program_that_is_larger_than_the_memory_of_the_device_is_warned_of() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = described(folder.path(), "preset = 'a100'\nmemory = 1000000\n");
+    let text = read(&[SMALL, "--target", &path]);
+    assert!(text.contains("warning: the program takes ") && text.contains("has 977 KiB"), "{text}");
 }

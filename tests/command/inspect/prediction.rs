@@ -79,6 +79,10 @@ fn a_step_is_told_in_words() {
         " tokens per second, MFU ",
         " % of 13.1 TFLOP\n",
         " launches, ",
+        "\n  energy and cost: ",
+        " dollars per billion tokens\n",
+        "\n  memory of each device: ",
+        "saved activations ",
         "\n    microbatch    1 x   ",
         "\nthe longest\n",
         "compute  multiply [1, 16384, 768, 50304]  at node \"node_linear_48\" (MatMul, opset 23)\n",
@@ -134,7 +138,7 @@ fn a_timeline_needs_a_device() {
 }
 
 #[test]
-fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
+fn a_run_stands_beside_the_prediction_for_its_kind_of_device() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().display().to_string();
     let write =
@@ -154,6 +158,8 @@ fn a_run_stands_beside_its_prediction_if_it_was_on_a_gpu() {
         text.contains("the run was not on a GPU (--device cuda): its 20.00 ms per step cannot be compared"),
         "{text}"
     );
+    let text = read(&[&path, "--target", "cpu"]);
+    assert!(text.contains("the run took 20.00 ms per step, "), "{text}");
     write("config.toml", "device = \"cuda\"\n");
     let text = read(&[&path, "--target", "h200"]);
     assert!(text.contains("the run took 20.00 ms per step, "), "{text}");

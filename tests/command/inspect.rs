@@ -7,6 +7,7 @@ mod groups;
 mod parameters;
 mod patterns;
 mod reasons;
+mod recompute;
 mod roofline;
 mod why;
 

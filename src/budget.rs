@@ -268,7 +268,7 @@ impl Search<'_> {
         let smallest = self.tried.iter().min_by_key(|tried| tried.peak).expect("a program was lowered");
         let accepted = Budget(smallest.peak).rounded_up();
         let error = Diagnostic::new(format!(
-            "--memory {}: the smallest program takes {} of memory on each device",
+            "--memory {}: the smallest program that was found takes {} on each device",
             Budget(self.budget),
             bytes(smallest.peak)
         ));

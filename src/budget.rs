@@ -142,13 +142,17 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
     prices.iter().map(bound).max().unwrap_or(0)
 }
 
-/// The options that change the blocks from one decision to the next one by one, from the first block on.
-fn one_by_one(from: &(Recompute, Decision), to: &(Recompute, Decision)) -> Vec<Recompute> {
-    let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.0.price, ..to.0.clone() };
-    let mut options: Vec<Recompute> = from.1.changed_blocks(&to.1).map(with).collect();
-    // With the last block, the price holds everywhere.
-    options.last_mut().into_iter().for_each(|last| *last = to.0.clone());
-    options
+/// The options that lead from the first decision to the last, and change one block after the other.
+fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
+    let mut all = vec![prices[0].0.clone()];
+    for pair in prices.windows(2) {
+        let [(from, before), (to, after)] = pair else { continue };
+        let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.price, ..to.clone() };
+        all.extend(before.changed_blocks(after).map(with));
+        // With the last block, the price holds everywhere.
+        all.last_mut().into_iter().for_each(|last| *last = to.clone());
+    }
+    all
 }
 
 /// Options whose program was lowered, with the bytes of the program.
@@ -178,13 +182,23 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Finds the cheapest options that fit. `prices` are those at which the decision changes, in ascending order.
+    ///
+    /// The program of the highest price is not always the smallest: a block that is repeated as a whole needs its memory at once.
+    ///
+    /// # Errors
+    /// A budget that no price fits.
     fn run(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
-        let all = prices.windows(2).flat_map(|pair| one_by_one(&pair[0], &pair[1]));
-        let all: Vec<Recompute> = [prices[0].0.clone()].into_iter().chain(all).collect();
-        match self.first_that_fits(&all, None)? {
-            Some(found) => Ok(found),
-            None => self.any_that_fits(prices),
+        if let Some(found) = self.first_that_fits(&one_by_one(prices), None)? {
+            return Ok(found);
         }
+        for end in (1..prices.len()).rev() {
+            let tried = self.attempt(&prices[end].0)?;
+            if tried.peak <= self.budget {
+                let first = self.first_that_fits(&one_by_one(&prices[..=end]), Some(tried.clone()))?;
+                return Ok(first.unwrap_or(tried));
+            }
+        }
+        Err(self.too_small().into())
     }
 
     /// Finds the first options that fit. The programs of `options` get smaller and smaller, and that of the first does not fit.
@@ -233,23 +247,6 @@ impl Search<'_> {
         options.partition_point(|options| !fits(options)).min(options.len() - 1)
     }
 
-    /// Finds options that fit where the highest price does not: a block that is repeated as a whole needs its memory at once.
-    ///
-    /// # Errors
-    /// A budget that none fits.
-    fn any_that_fits(&mut self, prices: &[(Recompute, Decision)]) -> Result<Tried, Failure> {
-        for pair in prices.windows(2) {
-            let tried = self.attempt(&pair[1].0)?;
-            if tried.peak <= self.budget {
-                let mut options = vec![pair[0].0.clone()];
-                options.extend(one_by_one(&pair[0], &pair[1]));
-                let first = self.first_that_fits(&options, Some(tried.clone()))?;
-                return Ok(first.unwrap_or(tried));
-            }
-        }
-        Err(self.too_small().into())
-    }
-
     /// The bytes of the program of some options. A decision is lowered once.
     fn attempt(&mut self, options: &Recompute) -> Result<Tried, Failure> {
         let decision = self.choices.decide(options);
@@ -268,7 +265,7 @@ impl Search<'_> {
         let smallest = self.tried.iter().min_by_key(|tried| tried.peak).expect("a program was lowered");
         let accepted = Budget(smallest.peak).rounded_up();
         let error = Diagnostic::new(format!(
-            "--memory {}: the smallest program takes {} of memory on each device",
+            "--memory {}: the smallest program that was found takes {} on each device",
             Budget(self.budget),
             bytes(smallest.peak)
         ));

@@ -8,6 +8,7 @@ mod parameters;
 mod patterns;
 mod prediction;
 mod reasons;
+mod recompute;
 mod why;
 
 use std::fmt::Write as _;

@@ -149,7 +149,7 @@ fn a_budget_that_nothing_fits_is_refused_with_its_remedies() {
     let Err(Failure::User(errors)) = fit(1 << 20) else { panic!("no program fits") };
     let text = errors[0].to_string();
     for part in [
-        "--memory 1MiB: the smallest program takes ",
+        "--memory 1MiB: the smallest program that was found takes ",
         "the smallest budget that fits is --memory ",
         "the largest value at its peak is the result of `",
         "a smaller --microbatch, a mesh of more devices or --zero takes less",

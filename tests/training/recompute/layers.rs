@@ -42,6 +42,9 @@ impl Choices {
     }
 }
 
+/// Adds an operator to a value of the model's sizes.
+type Kind<M> = fn(&mut M, ValueId) -> Result<ValueId, TypeError>;
+
 struct Model<'m> {
     b: Builder<'m>,
     choices: Choices,
@@ -75,7 +78,7 @@ impl Model<'_> {
 
     /// One to four operators on a value of the model's sizes.
     fn layer(&mut self, x: ValueId) -> Result<ValueId, TypeError> {
-        let kinds: [fn(&mut Self, ValueId) -> Result<ValueId, TypeError>; 6] =
+        let kinds: [Kind<Self>; 6] =
             [Self::linear, Self::expanded, Self::norm, Self::function, Self::attention, Self::dropout];
         let mut value = x;
         for _ in 0..1 + self.choices.below(4) {

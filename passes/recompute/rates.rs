@@ -15,13 +15,15 @@ const MEGA: f64 = 1e6;
 const NANO: f64 = 1e-9;
 
 /// The rates that a device attains. Its text is the name of a preset, such as `h200`, or all rates:
-/// `matrices:67/67/989/989+elements:33/67/67/67+attention:356+memory:3015+link:378+latency:1000+launch:1500`.
+/// `matrices:67/67/989/989+elements:33/67/67/67+convolution:794+attention:356+memory:3015+link:378+latency:1000+launch:1500`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceRates {
     /// GFLOP/s of multiplications in f64, f32, f16 and bf16.
     matrices: [u64; 4],
     /// GFLOP/s on single elements of these types.
     elements: [u64; 4],
+    /// GFLOP/s of convolutions in f16.
+    convolution: u64,
     /// GFLOP/s of attention in f16.
     attention: u64,
     /// MB/s to and from memory.
@@ -41,6 +43,7 @@ impl DeviceRates {
         Self {
             matrices: TYPES.map(|dtype| whole(device.rate(Unit::Matrices(dtype)), GIGA)),
             elements: TYPES.map(|dtype| whole(device.rate(Unit::Elements(dtype)), GIGA)),
+            convolution: whole(device.rate(Unit::Convolution(DType::F16)), GIGA),
             attention: whole(device.rate(Unit::Attention(DType::F16)), GIGA),
             memory: whole(device.memory_rate(), MEGA),
             link: whole(device.link.rate(), MEGA),
@@ -64,6 +67,7 @@ impl DeviceRates {
             launch: self.launch as f64 * NANO,
             ..Device::with_rates(link, self.memory as f64 * MEGA, matrices.f16)
         };
+        device.attained.convolve = self.convolution as f64 * GIGA / matrices.f16;
         device.attained.attention = self.attention as f64 * GIGA / matrices.f16;
         device
     }
@@ -79,11 +83,12 @@ impl DeviceRates {
     }
 
     /// Every rate with its name.
-    fn named(&mut self) -> [(&'static str, &mut [u64]); 7] {
-        let Self { matrices, elements, attention, memory, link, latency, launch } = self;
+    fn named(&mut self) -> [(&'static str, &mut [u64]); 8] {
+        let Self { matrices, elements, convolution, attention, memory, link, latency, launch } = self;
         [
             ("matrices", matrices),
             ("elements", elements),
+            ("convolution", std::slice::from_mut(convolution)),
             ("attention", std::slice::from_mut(attention)),
             ("memory", std::slice::from_mut(memory)),
             ("link", std::slice::from_mut(link)),

@@ -7,8 +7,10 @@ use crate::program::{Microbatches, Section};
 use ir::machine::{Cache, FlopRates};
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
+use ir::ops::conv::Conv;
 use ir::ops::elementwise::Unary;
 use ir::{Builder, DType, Module, Op, Operator, Tensor, Type, random};
+use smallvec::smallvec;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ pub struct Sizes {
     pub cached: u64,
     /// Rows, columns and terms of a multiplication.
     pub matrices: u64,
+    /// Batch, channels and the height and width of the images of a convolution with windows of 3 x 3.
+    pub convolution: [u64; 3],
     /// Batch, heads, tokens and width of a head of attention.
     pub attention: [u64; 4],
     /// The runs of each kernel, of which the median counts.
@@ -30,14 +34,28 @@ pub struct Sizes {
 impl Default for Sizes {
     /// Sizes that take some seconds.
     fn default() -> Self {
-        Self { streamed: 1 << 25, cached: 1 << 18, matrices: 1024, attention: [8, 8, 128, 64], runs: 9 }
+        Self {
+            streamed: 1 << 25,
+            cached: 1 << 18,
+            matrices: 1024,
+            convolution: [16, 128, 8],
+            attention: [8, 8, 128, 64],
+            runs: 9,
+        }
     }
 }
 
 impl Sizes {
     /// Sizes that a test measures in no time.
     pub fn small() -> Self {
-        Self { streamed: 1 << 12, cached: 1 << 10, matrices: 32, attention: [1, 2, 32, 16], runs: 3 }
+        Self {
+            streamed: 1 << 12,
+            cached: 1 << 10,
+            matrices: 32,
+            convolution: [1, 4, 8],
+            attention: [1, 2, 32, 16],
+            runs: 3,
+        }
     }
 }
 
@@ -52,6 +70,8 @@ pub struct Rates {
     pub matrices: FlopRates,
     /// Operations per second on single elements, of GELU by tanh.
     pub elements: FlopRates,
+    /// Operations per second of a convolution in f32.
+    pub convolution: f64,
     /// Operations per second of attention in f32.
     pub attention: f64,
     /// Seconds that a kernel takes without elements to speak of.
@@ -77,6 +97,13 @@ pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceErr
             bench.rate(Contract::new("mk,kn->mn"), &[matrix.clone(), matrix])
         })?,
         elements: of_types(&|dtype| bench.rate(Unary::GeluTanh, &[Type::of(dtype, &[sizes.cached])]))?,
+        convolution: {
+            let [batch, channels, size] = sizes.convolution;
+            let types = [[batch, channels, size, size], [channels, channels, 3, 3]];
+            let conv =
+                Conv { strides: smallvec![1, 1], dilations: smallvec![1, 1], pads: smallvec![1, 1, 1, 1] };
+            bench.rate(conv, &types.map(|sizes| Type::of(DType::F32, &sizes)))?
+        },
         attention: {
             let width = sizes.attention[3] as f64;
             let ty = Type::of(DType::F32, &sizes.attention);
@@ -184,10 +211,10 @@ mod tests {
 
     #[test]
     fn every_rate_is_measured() {
-        let Rates { memory, cache: _, matrices, elements, attention, launch } =
+        let Rates { memory, cache: _, matrices, elements, convolution, attention, launch } =
             measure(&Sizes::small(), Some(1)).expect("it is measured");
         let all = [matrices, elements].map(|rates| [rates.f64, rates.f32, rates.f16, rates.bf16]);
-        let rates = all.iter().flatten().chain([&memory, &attention, &launch]);
+        let rates = all.iter().flatten().chain([&memory, &convolution, &attention, &launch]);
         assert!(rates.into_iter().all(|rate| rate.is_finite() && *rate > 0.0));
     }
 }

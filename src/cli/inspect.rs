@@ -57,7 +57,7 @@ pub struct Inspect {
     pub format: Format,
     /// Predict the time of a step on this device, command by command, and its memory, energy and cost: h200, h100, a100, a100-40,
     /// v100, v100-16 or cpu, or the device that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth
-    /// (TB/s read and written), multiply and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
+    /// (TB/s read and written), multiply, convolve and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
     #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
     pub target: Option<TargetDevice>,
     /// Predict a step as --target does, on the cluster that FILE.toml describes: the mesh is laid on its links

@@ -84,10 +84,11 @@ fn fill_device(section: &mut Section, device: &mut Device) {
     section.table("matrices", |section| fill_rates(section, matrices));
     section.table("elements", |section| fill_rates(section, elements));
     let Device { attained, link, launch, watts, price_per_hour, .. } = device;
-    let Attained { memory, multiply, attention } = attained;
+    let Attained { memory, multiply, convolve, attention } = attained;
     section.table("attained", |section| {
         section.fraction("memory", memory);
         section.fraction("multiply", multiply);
+        section.fraction("convolve", convolve);
         section.fraction("attention", attention);
     });
     section.table("link", |section| fill_link(section, link));

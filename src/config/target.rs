@@ -47,12 +47,13 @@ impl FromStr for TargetDevice {
             return Err(ValueError::new(format!("{known}; a file that describes a device ends with .toml")));
         };
         let mut device = preset.device();
-        let spec = spec.allow(&["bandwidth", "multiply", "attention", "link", "launch"])?;
+        let spec = spec.allow(&["bandwidth", "multiply", "convolve", "attention", "link", "launch"])?;
         let (bandwidth, half) = (device.memory_bandwidth / 1e12, device.matrices.f16 / 1e12);
         let (attained, link) = (&mut device.attained, &mut device.link);
         let rates = [
             ("bandwidth", &mut attained.memory, bandwidth),
             ("multiply", &mut attained.multiply, half),
+            ("convolve", &mut attained.convolve, half),
             ("attention", &mut attained.attention, half),
             ("link", &mut link.attained, link.bandwidth / 1e9),
             ("launch", &mut device.launch, 1e6),
@@ -94,7 +95,7 @@ mod tests {
         );
         assert_eq!(
             error("h200:speed=1"),
-            "`h200` has no setting `speed`; it has bandwidth, multiply, attention, link, launch"
+            "`h200` has no setting `speed`; it has bandwidth, multiply, convolve, attention, link, launch"
         );
         assert_eq!(
             error("h200:bandwidth=9"),

@@ -119,6 +119,8 @@ pub struct Attained {
     pub memory: f64,
     /// Of the rates of matrices, by a large multiplication.
     pub multiply: f64,
+    /// Of the rates of matrices, by a convolution.
+    pub convolve: f64,
     /// Of the rates of matrices, by attention.
     pub attention: f64,
 }
@@ -128,6 +130,8 @@ pub struct Attained {
 pub enum Unit {
     /// The unit that multiplies matrices of this type: tensor cores where the device has them for the type.
     Matrices(DType),
+    /// The unit that multiplies matrices of this type, by a convolution.
+    Convolution(DType),
     /// The unit that multiplies matrices of this type, between the rows of a softmax.
     Attention(DType),
     /// Plain arithmetic of this type.
@@ -139,12 +143,8 @@ impl Unit {
     pub fn of(op: &Op, dtype: DType) -> Self {
         match op {
             Op::Attention(_) | Op::AttentionGrad(_) => Self::Attention(dtype),
-            Op::Contract(_)
-            | Op::Conv(_)
-            | Op::ConvGradInput(_)
-            | Op::ConvGradWeight(_)
-            | Op::Experts(_)
-            | Op::ExpertsGrad(_) => Self::Matrices(dtype),
+            Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Self::Convolution(dtype),
+            Op::Contract(_) | Op::Experts(_) | Op::ExpertsGrad(_) => Self::Matrices(dtype),
             _ => Self::Elements(dtype),
         }
     }
@@ -155,6 +155,7 @@ impl Device {
     pub fn rate(&self, unit: Unit) -> f64 {
         match unit {
             Unit::Matrices(dtype) => self.matrices.of(dtype) * self.attained.multiply,
+            Unit::Convolution(dtype) => self.matrices.of(dtype) * self.attained.convolve,
             Unit::Attention(dtype) => self.matrices.of(dtype) * self.attained.attention,
             Unit::Elements(dtype) => self.elements.of(dtype),
         }

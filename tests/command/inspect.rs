@@ -2,6 +2,7 @@
 
 mod cluster;
 mod dot;
+mod early;
 mod folder;
 mod groups;
 mod parameters;
@@ -196,7 +197,7 @@ fn a_small_model_as_text() {
             a step of 1 microbatch of 8 samples: 1.05 MFLOP
               forward       11 nodes   277 kFLOP  reads   88.0 KiB  writes   18.7 KiB
               backward      12 nodes   447 kFLOP  reads   69.8 KiB  writes   79.6 KiB
-              update        52 nodes   327 kFLOP  reads    539 KiB  writes    337 KiB
+              update        54 nodes   327 kFLOP  reads    472 KiB  writes    269 KiB
             memory: 276 KiB planned; parameters 67.3 KiB, optimizer 135 KiB, gradients 67.3 KiB
 
         "#]],
@@ -281,7 +282,7 @@ fn a_small_model_as_json() {
           "reasons": [],
           "step": {
             "batch": 8,
-            "flops": 2498010,
+            "flops": 2498017,
             "memory": {
               "buffers": 0,
               "gradients": 68904,
@@ -306,11 +307,11 @@ fn a_small_model_as_json() {
                 "written": 81516
               },
               {
-                "flops": 327306,
-                "nodes": 52,
+                "flops": 327313,
+                "nodes": 54,
                 "phase": "update",
-                "read": 551642,
-                "written": 344757
+                "read": 482854,
+                "written": 275917
               }
             ]
           },

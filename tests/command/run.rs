@@ -463,3 +463,15 @@ fn a_profile_is_a_table_and_a_timeline_of_the_last_step() {
     };
     assert!(spans.iter().any(named), "no span says which node it is of");
 }
+
+#[test]
+fn a_run_with_early_updates_leaves_what_a_run_with_late_ones_does() {
+    let place = place();
+    let flags = RUN.replace(" --clip 1", "");
+    place.succeed(&format!("{flags} --microbatch 64 --steps 20 -o late"));
+    place.succeed(&format!("{flags} --microbatch 64 --steps 20 --update early -o early"));
+    assert_same(&place, "early", "late");
+    let plan: serde_json::Value =
+        serde_json::from_slice(&place.read("early/plan.json")).expect("a plan is JSON");
+    assert_eq!(plan["update"], "early");
+}

@@ -46,7 +46,8 @@ fn processor() -> Result<Device, Failure> {
 
 fn described(measured: &Rates, name: String, threads: u32) -> Device {
     let preset = Preset::Cpu.device();
-    let Rates { memory, cache, matrices, elements, attention, launch } = *measured;
+    let Rates { memory, cache, matrices, elements, convolution, attention, launch } = *measured;
+    let part = |rate: f64| (rate / matrices.f32).min(1.0);
     Device {
         name,
         multiprocessors: threads,
@@ -55,7 +56,12 @@ fn described(measured: &Rates, name: String, threads: u32) -> Device {
         cache,
         matrices,
         elements,
-        attained: Attained { memory: 1.0, multiply: 1.0, attention: (attention / matrices.f32).min(1.0) },
+        attained: Attained {
+            memory: 1.0,
+            multiply: 1.0,
+            convolve: part(convolution),
+            attention: part(attention),
+        },
         launch,
         ..preset
     }
@@ -107,8 +113,8 @@ fn with_rates(mut device: Device, measured: &[Rate]) -> Result<Device, Diagnosti
     let [forward, backward] = ["forward", "backward"].map(|part| rate(&format!("attention_bf16_d64_{part}")));
     let attention = 7.0 / (2.0 / forward? + 5.0 / backward?);
     let attention = 1e12 * attention / device.matrices.bf16;
-    device.attained =
-        Attained { memory: memory.min(1.0), multiply: multiply.min(1.0), attention: attention.min(1.0) };
+    let [memory, multiply, attention] = [memory, multiply, attention].map(|part| part.min(1.0));
+    device.attained = Attained { memory, multiply, convolve: multiply, attention };
     Ok(device)
 }
 
@@ -135,6 +141,7 @@ mod tests {
             cache: Cache { bytes: 1 << 24, bandwidth: 5.0e10 },
             matrices: FlopRates { f64: 4.5e10, f32: 9.1e10, f16: 8.0e10, bf16: 7.9e10 },
             elements: FlopRates::uniform(1.0 / 3.0 * 1e10),
+            convolution: 6.0e10,
             attention: 5.1e10,
             launch: 1.7e-7,
         };

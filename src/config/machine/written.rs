@@ -11,7 +11,7 @@ pub fn device_text(device: &Device, preset: Preset, comment: &str) -> String {
     let Device { attained, link, launch, watts, price_per_hour, .. } = device;
     let kind = DeviceKind::ALL.iter().find(|(known, _)| known == kind).map_or("", |(_, name)| name);
     let preset = Preset::ALL.iter().find(|(known, _)| *known == preset).map_or("", |(_, name)| name);
-    let Attained { memory: streaming, multiply, attention } = *attained;
+    let Attained { memory: streaming, multiply, convolve, attention } = *attained;
     let Link { bandwidth, attained, latency } = *link;
     let entries: [(&str, Value); 14] = [
         ("preset", preset.into()),
@@ -26,7 +26,15 @@ pub fn device_text(device: &Device, preset: Preset, comment: &str) -> String {
         ("cache", cache_table(*cache)),
         ("matrices", rates(matrices)),
         ("elements", rates(elements)),
-        ("attained", table([("memory", streaming), ("multiply", multiply), ("attention", attention)])),
+        (
+            "attained",
+            table([
+                ("memory", streaming),
+                ("multiply", multiply),
+                ("convolve", convolve),
+                ("attention", attention),
+            ]),
+        ),
         ("link", table([("bandwidth", bandwidth), ("attained", attained), ("latency", latency)])),
     ];
     let entries: Table = entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

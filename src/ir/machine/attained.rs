@@ -1,25 +1,29 @@
-//! The fractions of peaks that programs attain, with their sources.
+//! The fractions of peaks that programs attain, with their sources. Convolutions are assumed to attain the fraction of
+//! multiplications.
 
 use super::{Attained, Link};
 
 /// H100 and H200 SXM. STREAM's triad moves 3.0 to 3.1 of the 3.35 TB/s of an H100 SXM. Multiplications attain 794.5 of 989
 /// TFLOP/s in bf16 (S. Bekman, Machine Learning Engineering, "Maximum Achievable Matmul FLOPS": H100 SXM, "H200 is the same");
 /// attention 355, cuDNN 9.19 with causal heads of 64.
-pub(super) const HOPPER: Attained = Attained { memory: 0.9, multiply: 0.803, attention: 0.36 };
+pub(super) const HOPPER: Attained =
+    Attained { memory: 0.9, multiply: 0.803, convolve: 0.803, attention: 0.36 };
 
 /// A100 SXM. The memory as of [`HOPPER`]. Multiplications attain 271.2 of 312 TFLOP/s in bf16 (source as of [`HOPPER`]);
 /// attention somewhat over half (Dao, FlashAttention-2, arXiv 2307.08691, figure 5).
-pub(super) const AMPERE: Attained = Attained { memory: 0.9, multiply: 0.869, attention: 0.55 };
+pub(super) const AMPERE: Attained =
+    Attained { memory: 0.9, multiply: 0.869, convolve: 0.869, attention: 0.55 };
 
 /// V100 SXM2. Memory moves 750 of 900 GB/s (Jia et al., arXiv 1804.06826). Multiplications attain 83 of 125 TFLOP/s in mixed
 /// precision (Markidis et al., arXiv 1803.04014). No measurement of attention is published: half of a multiplication is assumed.
-pub(super) const VOLTA: Attained = Attained { memory: 0.833, multiply: 0.664, attention: 0.332 };
+pub(super) const VOLTA: Attained =
+    Attained { memory: 0.833, multiply: 0.664, convolve: 0.664, attention: 0.332 };
 
 /// A processor. Assumed, and fixed so that a prediction is the same everywhere.
-pub(super) const PROCESSOR: Attained = Attained { memory: 0.8, multiply: 0.8, attention: 0.4 };
+pub(super) const PROCESSOR: Attained = Attained { memory: 0.8, multiply: 0.8, convolve: 0.8, attention: 0.4 };
 
 /// Rates that are given as attained.
-pub(super) const WHOLE: Attained = Attained { memory: 1.0, multiply: 1.0, attention: 1.0 };
+pub(super) const WHOLE: Attained = Attained { memory: 1.0, multiply: 1.0, convolve: 1.0, attention: 1.0 };
 
 /// The fraction of a link: 380 of 450 GB/s one way between two H100 SXM (NCCL's issue 1264). Assumed for every other link.
 const SENT: f64 = 0.84;

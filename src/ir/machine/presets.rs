@@ -235,9 +235,10 @@ mod tests {
             assert_eq!(Preset::find(name), Some(preset));
             let Cluster { node, network, .. } = preset.cluster(2);
             let Device { ref attained, ref link, .. } = node.device;
-            let Attained { memory, multiply, attention } = *attained;
+            let Attained { memory, multiply, convolve, attention } = *attained;
             let links = [*link, node.host_link, node.disk, network];
-            let fractions = [memory, multiply, attention].into_iter().chain(links.map(|link| link.attained));
+            let fractions =
+                [memory, multiply, convolve, attention].into_iter().chain(links.map(|link| link.attained));
             assert!(fractions.into_iter().all(|part| part > 0.0 && part <= 1.0), "{name}");
             // Links are slower than memory, and the network is slower than the links of a node.
             let of = |link: &Link| link.rate() < node.device.memory_rate();

@@ -262,7 +262,9 @@ impl Search<'_> {
 
     /// The error of a budget that no program fits.
     fn too_small(&self) -> Diagnostic {
-        let smallest = self.tried.iter().min_by_key(|tried| tried.peak).expect("a program was lowered");
+        // Every search that finds no other program tries those with one price for all blocks.
+        let uniform = self.tried.iter().filter(|tried| tried.options.first.is_none());
+        let smallest = uniform.min_by_key(|tried| tried.peak).expect("the first program repeats nothing");
         let accepted = Budget(smallest.peak).rounded_up();
         let error = Diagnostic::new(format!(
             "--memory {}: the smallest program that was found takes {} on each device",

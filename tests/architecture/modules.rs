@@ -240,6 +240,14 @@ fn listed_passes(registry: &str) -> BTreeSet<String> {
     rows.map(|window| window[2].clone()).collect()
 }
 
+/// The modules of `passes` that are neither listed nor in [`BESIDE_PASSES`], and the names there that are no modules.
+fn strays(imports: &Imports, registry: &str) -> Vec<String> {
+    let mut expected = listed_passes(registry);
+    expected.extend(BESIDE_PASSES.map(str::to_owned));
+    let found: BTreeSet<String> = imports.keys().cloned().collect();
+    found.symmetric_difference(&expected).cloned().collect()
+}
+
 #[test]
 fn modules_import_each_other_only_along_the_arrows() {
     for (folder, from, to) in FORBIDDEN {
@@ -257,10 +265,16 @@ fn modules_import_each_other_only_along_the_arrows() {
 fn a_module_of_passes_is_a_pass_or_known_to_be_none() {
     let registry =
         std::fs::read_to_string(root().join("passes/registry.rs")).expect("the list of passes is text");
-    let mut expected = listed_passes(&registry);
-    assert!(expected.len() > 10, "{expected:?}");
-    expected.extend(BESIDE_PASSES.map(str::to_owned));
-    assert_eq!(imports_of("passes").into_keys().collect::<BTreeSet<_>>(), expected);
+    assert!(listed_passes(&registry).len() > 10, "{:?}", listed_passes(&registry));
+    assert_eq!(strays(&imports_of("passes"), &registry), [""; 0]);
+}
+
+#[test]
+fn a_module_that_is_neither_a_pass_nor_known_is_named_and_so_is_a_pass_without_a_module() {
+    let beside = BESIDE_PASSES.map(|name| format!("mod {name};")).join("\n");
+    let imports = planted(&[("lib.rs", &format!("{beside}\nmod bind;\nmod helpers;"))]);
+    let registry = "passes! { Bind(bind::Bind), Fold(fold::Fold) }";
+    assert_eq!(strays(&imports, registry), ["fold", "helpers"]);
 }
 
 /// The imports of a package with these files.

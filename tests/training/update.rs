@@ -1,8 +1,9 @@
-//! Steps with early updates have the bits of steps with late ones, in less memory.
+//! Updates multiply gradients by one scalar and skip by themselves. Steps with early updates have the bits of steps with late
+//! ones, in less memory.
 
 use passes::Manager;
 use passes::optimizer::Optimizer;
-use passes::precision::Precision;
+use passes::precision::{Precision, Scaling};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
 use runtime::target::Target;
@@ -115,4 +116,35 @@ fn early_updates_are_refused_with_clipping_fp16_and_several_microbatches() {
     assert!(both.contains("--update early cannot be used with fp16"), "{both}");
     let parts = refusal(CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() }, 2);
     assert!(parts.contains("--update early cannot be used with 2 microbatches"), "{parts}");
+}
+
+/// A step in fp16 with clipping.
+fn clipped_fp16(reads_gradients: bool) -> Compilation {
+    let optimizer = Optimizer { clip: Some(0.5), reads_gradients, ..adamw() };
+    // The first steps overflow and are skipped.
+    let scaling = Scaling { initial: 16_777_216.0, hysteresis: 1, ..Scaling::default() };
+    let precision = Precision { compute: ir::DType::F16, scaling, ..Precision::default() };
+    let plan = CompilationPlan { optimizer, precision, ..CompilationPlan::default() };
+    done(compiled(&models::GPT2_DYNAMO, &plan, UpdateTime::Late))
+}
+
+#[test]
+fn no_node_multiplies_a_gradient_or_selects_a_state_in_a_clipped_step_of_fp16() {
+    let tensors = |module: &ir::Module| {
+        let is_tensor = |node: &ir::Node| module.ty(node.results[0]).ndim() > 0;
+        let nodes = module.nodes().map(|(_, node)| node).filter(|node| node.phase == ir::Phase::Update);
+        let elementwise =
+            nodes.filter(|node| matches!(node.op, ir::Op::Binary(_) | ir::Op::Select(_)) && is_tensor(node));
+        elementwise.count()
+    };
+    assert_eq!(tensors(&clipped_fp16(false).training), 0);
+    // Gradients that are reported as they are read take a multiplication each by the divisor and by the loss scale.
+    assert!(tensors(&clipped_fp16(true).training) > 0);
+}
+
+#[test]
+fn one_scalar_for_all_factors_changes_no_bit() {
+    let [factored, plain] = [false, true].map(clipped_fp16);
+    assert!(run(&factored, Mode::Cpu, STEPS) == run(&plain, Mode::Cpu, STEPS));
+    assert!(peak(&factored) < peak(&plain), "{} and {} bytes", peak(&factored), peak(&plain));
 }

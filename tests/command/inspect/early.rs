@@ -16,7 +16,8 @@ fn the_bytes_that_early_updates_save_are_told() {
     let told = text.lines().filter(|line| line.starts_with("memory: ") || line.starts_with("update: "));
     expect![[r#"
         memory: 6.53 MiB planned; parameters 1.78 MiB, optimizer 3.56 MiB, gradients 1.78 MiB
-        update: early; 892 KiB less than the 7.40 MiB of late updates"#]].assert_eq(&told.collect::<Vec<_>>().join("\n"));
+        update: early; 892 KiB less than the 7.40 MiB of late updates"#]]
+    .assert_eq(&told.collect::<Vec<_>>().join("\n"));
     assert!(!read(&arguments[..5]).contains("update: early"));
 }
 

@@ -4,12 +4,12 @@
 //! The module is lowered as it is, with all its outputs; [`Target::rewrites`] names the passes that make it ready for a target.
 //! Nodes on which nothing depends are left out. The device is a `backend::Backend`: no step knows more of it
 //! than this trait says. In order: `fuse` groups elementwise nodes into chains, and `epilogue` has multiplications do the work that
-//! follows them; `early` moves updates into backward, if they are to run there; `draft` writes instructions over buffers without addresses (views cost nothing, kernels read and write the layouts
-//! of their contracts, `parts` are written where they belong in a whole, `matrices` are copied for multiplications, `pad` keeps rows
-//! of logits aligned, `constants` makes the bytes that never change, `ranks` says what devices exchange, `sums` are kept over
-//! microbatches); `commit` brings new state values into the states' own buffers; `renew` has optimizers write the casts of the
-//! weights that the next step reads; `place` shares dying buffers in place, plans the arena, and fixes every address; `classes` counts the
-//! memory by its classes.
+//! follows them; `early` moves updates into backward, if they are to run there; `draft` writes instructions over buffers without
+//! addresses (views cost nothing, kernels read and write the layouts of their contracts, `parts` are written where they belong in a
+//! whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never
+//! change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values into the states'
+//! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in
+//! place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
 
 mod classes;
 mod commit;

@@ -165,8 +165,8 @@ pub fn lower_step(
     if update == UpdateTime::Early && microbatches > 1 {
         let message = format!("--update early cannot be used with {microbatches} microbatches in a step");
         let error = Diagnostic::new(message).note(
-            "a gradient is complete only in the last microbatch, which has no program of its own; one microbatch that is the \
-             global batch has",
+            "a gradient is complete only in the last microbatch, which has no program of its own; make the whole global batch \
+             one microbatch",
         );
         return Err(error.into());
     }

@@ -3,7 +3,8 @@
 //! Backward starts from the loss times the scale; the update divides the gradients by it again, and looks whether they
 //! are finite, all of them at once by their norm. If they are not, the step is skipped: the optimizer keeps the old
 //! value of every state, and the scale shrinks. The division costs no pass over the gradients: the norm is divided, and the
-//! optimizer's operators multiply by the inverse while they read a gradient. The counters are those of Megatron-LM's `DynamicGradScaler`.
+//! optimizer's operators multiply by the inverse while they read a gradient. The counters are those of Megatron-LM's
+//! `DynamicGradScaler`.
 
 use super::{Precision, Scaling};
 use crate::optimizer::{Casts, Factored, build_norm};

@@ -118,7 +118,7 @@ fn adamw_of_all_parameters_of_a_shape() {
         &expect![[r#"
             // 1 launches, the first of 16 x 1 x 6 blocks of 256
             KERNEL(256) adam_many(const u64* a0) {
-                const u64* const own = a0 + (i64)blockIdx.z * 12;
+                const u64* const own = a0 + (i64)blockIdx.z * 13;
                 {
                 const auto a0 = (const double*)own[0];
                 const auto a1 = (const double*)own[1];
@@ -127,15 +127,16 @@ fn adamw_of_all_parameters_of_a_shape() {
                 const auto a4 = (const float*)own[4];
                 const auto a5 = (const float*)own[5];
                 const auto a6 = (const float*)own[6];
-                const auto a7 = (float*)own[7];
+                const auto a7 = (const float*)own[7];
                 const auto a8 = (float*)own[8];
                 const auto a9 = (float*)own[9];
-                const auto a10 = (bf16*)own[10];
-                const auto a11 = (const u32*)own[11];
-                if (a11[1]) return;
-                const optimizer::Tensors<const float, 3> from = {{a3, a4, a5}};
-                const optimizer::Tensors<float, 3> to = {{a7, a8, a9}};
-                optimizer::adam<true, Layout<List<16384>, List<1>>, u32, 4>(0.9, 0.999, 1e-8, a0, a1, a2, a6, from, to, optimizer::Copy<bf16, Layout<List<128, 128>, List<384, 1>>, u32, true>{a10});
+                const auto a10 = (float*)own[10];
+                const auto a11 = (bf16*)own[11];
+                const auto a12 = (const u32*)own[12];
+                if (a12[1]) return;
+                const optimizer::Tensors<const float, 3> from = {{a4, a5, a6}};
+                const optimizer::Tensors<float, 3> to = {{a8, a9, a10}};
+                optimizer::adam<true, Layout<List<128, 128>, List<384, 1>>, u32, 4, true>(0.9, 0.999, 1e-8, a0, a1, a2, optimizer::Scaled<float>{a3}, a7, from, to, optimizer::Copy<bf16, Layout<List<128, 128>, List<384, 1>>, u32, true>{a11});
                 }
             }
         "#]],

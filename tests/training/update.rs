@@ -1,11 +1,14 @@
-//! Steps with early updates have the bits of steps with late ones, in less memory.
+//! Updates multiply gradients by one scalar and skip by themselves. Steps with early updates have the bits of steps with late
+//! ones, in less memory.
 
+use ir::tensor::Elements;
 use passes::Manager;
 use passes::optimizer::Optimizer;
-use passes::precision::Precision;
+use passes::precision::{Precision, Scaling};
 use passes::recompute::Recompute;
 use runtime::program::UpdateTime;
 use runtime::target::Target;
+use std::collections::BTreeMap;
 use testing::models::{self, Fixture, adamw, done, split};
 use trainyard::compilation::Compilation;
 use trainyard::failure::Failure;
@@ -24,15 +27,33 @@ fn compiled(fixture: &Fixture, plan: &CompilationPlan, update: UpdateTime) -> Re
     source.compile(&CompilationPlan { bind, update, ..plan.clone() }, &Manager::default(), |_, _, _| {})
 }
 
+/// The bytes of tensors, by name. Those of a NaN equal themselves.
+type Bits = BTreeMap<String, Vec<u8>>;
+
 /// The losses and norms of each step, and the states after the last one.
-fn run(compilation: &Compilation, mode: Mode, steps: u64) -> (Vec<Tensors>, Tensors) {
+fn run(compilation: &Compilation, mode: Mode, steps: u64) -> (Vec<Bits>, Bits) {
+    run_on(compilation, mode, steps, |_| {})
+}
+
+/// As [`run`], on inputs that are changed.
+fn run_on(
+    compilation: &Compilation,
+    mode: Mode,
+    steps: u64,
+    change: impl Fn(&mut Tensors),
+) -> (Vec<Bits>, Bits) {
+    let bits = |tensors: Tensors| -> Bits {
+        tensors.into_iter().map(|(name, tensor)| (name, tensor.to_bytes())).collect()
+    };
     let (step, start) = (done(trainyard::training::step(&compilation.training)), Tensors::new());
     let mut machine = done(Machine::with(&step, mode, 1, compilation.update, &start));
-    let (mut outputs, mut states) = (vec![], Tensors::new());
+    let (mut outputs, mut states) = (vec![], Bits::new());
     for step in 0..steps {
-        let executed = done(machine.step(&done(inputs::draw(&compilation.forward, step, 1))));
-        outputs.push(executed.last_outputs(|name| name == "loss" || name == "grad_norm"));
-        states = executed.states;
+        let mut inputs = done(inputs::draw(&compilation.forward, step, 1));
+        inputs.iter_mut().for_each(&change);
+        let executed = done(machine.step(&inputs));
+        outputs.push(bits(executed.last_outputs(|name| name == "loss" || name == "grad_norm")));
+        states = bits(executed.states);
     }
     (outputs, states)
 }
@@ -115,4 +136,43 @@ fn early_updates_are_refused_with_clipping_fp16_and_several_microbatches() {
     assert!(both.contains("--update early cannot be used with fp16"), "{both}");
     let parts = refusal(CompilationPlan { optimizer: adamw(), ..CompilationPlan::default() }, 2);
     assert!(parts.contains("--update early cannot be used with 2 microbatches"), "{parts}");
+}
+
+/// A step in fp16 with clipping.
+fn clipped_fp16(reads_gradients: bool) -> Compilation {
+    let optimizer = Optimizer { clip: Some(0.5), reads_gradients, ..adamw() };
+    // The first steps overflow and are skipped.
+    let scaling = Scaling { initial: 16_777_216.0, hysteresis: 1, ..Scaling::default() };
+    let precision = Precision { compute: ir::DType::F16, scaling, ..Precision::default() };
+    let plan = CompilationPlan { optimizer, precision, ..CompilationPlan::default() };
+    done(compiled(&models::GPT2_DYNAMO, &plan, UpdateTime::Late))
+}
+
+#[test]
+fn no_node_multiplies_a_gradient_or_selects_a_state_in_a_clipped_step_of_fp16() {
+    let tensors = |module: &ir::Module| {
+        let is_tensor = |node: &ir::Node| module.ty(node.results[0]).ndim() > 0;
+        let nodes = module.nodes().map(|(_, node)| node).filter(|node| node.phase == ir::Phase::Update);
+        let elementwise =
+            nodes.filter(|node| matches!(node.op, ir::Op::Binary(_) | ir::Op::Select(_)) && is_tensor(node));
+        elementwise.count()
+    };
+    assert_eq!(tensors(&clipped_fp16(false).training), 0);
+    // Gradients that are reported as they are read take a multiplication each by the divisor and by the loss scale.
+    assert!(tensors(&clipped_fp16(true).training) > 0);
+}
+
+/// Makes all labels count: the divisor of the loss is 1 then, so all factors but that of clipping are powers of two.
+fn count_all_labels(inputs: &mut Tensors) {
+    let labels = inputs.get_mut("labels").expect("the loss takes labels");
+    let Elements::Int(labels) = &mut labels.elements else { panic!("labels are integers") };
+    labels.iter_mut().for_each(|label| *label = (*label).max(0));
+}
+
+#[test]
+fn one_scalar_for_all_factors_changes_no_bit() {
+    let [factored, plain] = [false, true].map(clipped_fp16);
+    let bits = |compilation| run_on(compilation, Mode::Cpu, STEPS, count_all_labels);
+    assert!(bits(&factored) == bits(&plain));
+    assert!(peak(&factored) < peak(&plain), "{} and {} bytes", peak(&factored), peak(&plain));
 }

@@ -66,18 +66,15 @@ template <class C> DEVICE void apply(const AdagradRule<C>& rule, C g, C (&x)[2])
     x[0] -= rule.rate * g / (sqrt(x[1]) + rule.eps);
 }
 
-// `N` neighbours of the gradient, which lies as it likes; `I` counts its elements.
-template <class Gradient, class I, int N, class T> struct Neighbours {
-    DEVICE Pack<T, N> load(const T* from, i64 first) {
-        Pack<T, N> pack;
+// `N` neighbours of the gradient, which lies as it likes; `I` counts its elements. `IN_PACKS` says whether these neighbours lie
+// beside each other, at an aligned place.
+template <class Gradient, class I, int N, bool IN_PACKS, class T> DEVICE Pack<T, N> neighbours(const T* from, i64 first) {
+    if (IN_PACKS) return load<N>(from + Gradient::at((I)first));
+    Pack<T, N> pack;
 #pragma unroll
-        for (int e = 0; e < N; e++) pack.at[e] = from[Gradient::at((I)(first + e))];
-        return pack;
-    }
-};
-template <i64 Size, class I, int N, class T> struct Neighbours<Layout<List<Size>, List<1>>, I, N, T> {
-    DEVICE Pack<T, N> load(const T* from, i64 first) { return ::load<N>(from + first); }
-};
+    for (int e = 0; e < N; e++) pack.at[e] = from[Gradient::at((I)(first + e))];
+    return pack;
+}
 
 // No copy of the parameter in another type.
 struct NoCopy {};
@@ -138,7 +135,7 @@ DEVICE void apply_all(const Rule& rule, const Operands& operands, C scale, const
 
 // Updates all elements, `N` neighbours at a time, and writes the copy. The results may lie where the old numbers do. An update
 // that is skipped writes the old numbers.
-template <class Gradient, class I, int N, class Rule, class Operands, class T, int Count, class Copied>
+template <class Gradient, class I, int N, bool IN_PACKS, class Rule, class Operands, class T, int Count, class Copied>
 DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient, const Tensors<const T, Count>& from,
                    const Tensors<T, Count>& to, const Copied& copy) {
     typedef Computed<T> C;
@@ -146,7 +143,7 @@ DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient
     const bool skips = is_skipped(operands);
     const i64 step = (i64)gridDim.x * blockDim.x * N;
     for (i64 i = thread_index() * N; i < Gradient::size; i += step) {
-        const Pack<T, N> g = Neighbours<Gradient, I, N, T>::load(gradient, i);
+        const Pack<T, N> g = neighbours<Gradient, I, N, IN_PACKS>(gradient, i);
         Pack<T, N> packs[Count];
 #pragma unroll
         for (int t = 0; t < Count; t++) packs[t] = load<N>(from.at[t] + i);
@@ -157,7 +154,7 @@ DEVICE void update(const Rule& rule, const Operands& operands, const T* gradient
     }
 }
 
-template <bool Decoupled, class Gradient, class I, int N, class Operands, class T, class Copied>
+template <bool Decoupled, class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
 DEVICE void adam(double beta1, double beta2, double eps, const double* rate, const double* decay, const double* step,
                  const Operands& operands, const T* gradient, const Tensors<const T, 3>& from, const Tensors<T, 3>& to,
                  const Copied& copy) {
@@ -165,23 +162,23 @@ DEVICE void adam(double beta1, double beta2, double eps, const double* rate, con
     SHARED(AdamRule<C>, rule, 1);
     if (threadIdx.x == 0) *rule = adam_rule<Decoupled, C>(beta1, beta2, eps, *rate, *decay, *step);
     __syncthreads();
-    update<Gradient, I, N>(*rule, operands, gradient, from, to, copy);
+    update<Gradient, I, N, IN_PACKS>(*rule, operands, gradient, from, to, copy);
 }
 
-template <bool Nesterov, class Gradient, class I, int N, class Operands, class T, class Copied>
+template <bool Nesterov, class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
 DEVICE void sgd(double momentum, const double* rate, const double* decay, const Operands& operands, const T* gradient,
                 const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const SgdRule<Nesterov, C> rule = {(C)*rate, (C)*decay, (C)momentum};
-    update<Gradient, I, N>(rule, operands, gradient, from, to, copy);
+    update<Gradient, I, N, IN_PACKS>(rule, operands, gradient, from, to, copy);
 }
 
-template <class Gradient, class I, int N, class Operands, class T, class Copied>
+template <class Gradient, class I, int N, bool IN_PACKS, class Operands, class T, class Copied>
 DEVICE void adagrad(double eps, const double* rate, const double* decay, const Operands& operands, const T* gradient,
                     const Tensors<const T, 2>& from, const Tensors<T, 2>& to, const Copied& copy) {
     typedef Computed<T> C;
     const AdagradRule<C> rule = {(C)*rate, (C)*decay, (C)eps};
-    update<Gradient, I, N>(rule, operands, gradient, from, to, copy);
+    update<Gradient, I, N, IN_PACKS>(rule, operands, gradient, from, to, copy);
 }
 
 }  // namespace optimizer

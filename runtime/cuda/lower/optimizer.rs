@@ -61,20 +61,21 @@ fn update(
     let to: Vec<String> = results.iter().map(|view| run.writes(view)).collect();
     let (ty, tensors) = (stored(gradient.dtype), to.len());
     let [scalars, from, to] = [scalars, from, to].map(|names| names.join(", "));
-    let (gradient, index) = (layout(&gradient.layout), index_type(count));
+    let (in_packs, gradient) = (is_in_packs(gradient, width), layout(&gradient.layout));
+    let index = index_type(count);
     let copy = match copies.first() {
         Some(copy) => {
             let to = run.writes(copy);
-            let (half, places, in_packs) =
+            let (half, places, copied_in_packs) =
                 (stored(copy.dtype), layout(&copy.layout), is_in_packs(copy, width));
-            format!("optimizer::Copy<{half}, {places}, {index}, {in_packs}>{{{to}}}")
+            format!("optimizer::Copy<{half}, {places}, {index}, {copied_in_packs}>{{{to}}}")
         }
         None => "optimizer::NoCopy{}".into(),
     };
     run.line(format!("const optimizer::Tensors<const {ty}, {tensors}> from = {{{{{from}}}}};"));
     run.line(format!("const optimizer::Tensors<{ty}, {tensors}> to = {{{{{to}}}}};"));
     run.line(format!(
-        "optimizer::{rule}<{flags}{gradient}, {index}, {width}>({numbers}, {scalars}, {optional}, {from_gradient}, from, to, {copy});"
+        "optimizer::{rule}<{flags}{gradient}, {index}, {width}, {in_packs}>({numbers}, {scalars}, {optional}, {from_gradient}, from, to, {copy});"
     ));
     let packs = count / width;
     let each = (packs / on.threads()).clamp(1, EACH);
@@ -92,11 +93,11 @@ fn optional_operands(run: &mut KernelDraft, operands: &[View]) -> String {
     }
 }
 
-/// Returns whether every pack of so many elements of a copy lies together, at an aligned place.
-fn is_in_packs(copy: &View, width: usize) -> bool {
-    let [ref outer @ .., (inner, 1)] = copy.layout.collapsed()[..] else { return false };
+/// Returns whether every pack of so many elements of a tensor lies together, at an aligned place.
+fn is_in_packs(tensor: &View, width: usize) -> bool {
+    let [ref outer @ .., (inner, 1)] = tensor.layout.collapsed()[..] else { return false };
     let steps_fit = outer.iter().all(|(_, stride)| stride.unsigned_abs().is_multiple_of(width));
-    inner.is_multiple_of(width) && steps_fit && is_aligned(copy, width * copy.dtype.bytes() as usize)
+    inner.is_multiple_of(width) && steps_fit && is_aligned(tensor, width * tensor.dtype.bytes() as usize)
 }
 
 /// How many neighbours are read and written at once: 16 bytes of them, if everything allows it.

@@ -28,7 +28,8 @@ pub struct Adam {
 /// One step of gradient descent with momentum, as PyTorch defines it (dampening 0).
 ///
 /// Operands: `parameter, gradient, velocity` of one type, `lr, weight_decay` f64 scalars, then `scale` and `skip`. Results:
-/// the new `parameter, velocity`: `g ← g + weight_decay·p`, `u ← momentum·u + g`, `p ← p - lr·u` (`nesterov`: `p ← p - lr·(g + momentum·u)`).
+/// the new `parameter, velocity`: `g ← g + weight_decay·p`, `u ← momentum·u + g`, `p ← p - lr·u` (`nesterov`:
+/// `p ← p - lr·(g + momentum·u)`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sgd {
     /// Decay of the velocity; 0 for plain gradient descent.

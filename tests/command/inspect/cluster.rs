@@ -92,7 +92,13 @@ fn a_device_is_read_from_a_file_and_a_processor_is_predicted_by_its_own_kernels(
     let (half, whole, processor) = (step(&path), step("h200"), step("cpu"));
     assert_eq!(half["device"], "half an H200");
     let ms = |step: &Value| step["step_ms"].as_f64().expect("it is a number");
-    assert!(ms(&half) > ms(&whole) && ms(&processor) > 100.0 * ms(&whole), "{half} {whole} {processor}");
+    assert!(
+        ms(&half) > ms(&whole) && ms(&processor) > 10.0 * ms(&whole),
+        "{} {} {}",
+        ms(&half),
+        ms(&whole),
+        ms(&processor)
+    );
     let kinds = processor["kinds"].as_array().expect("they are a list");
     assert!(kinds.iter().any(|kind| kind["kind"] == "contract"), "{kinds:?}");
     // One queue: each command waits for the command before it.

@@ -35,6 +35,6 @@ fn early_updates_are_refused_with_clipping_fp16_and_microbatches() {
         error: --update early cannot be used with fp16
           = fp16 scales the loss, and skips the update if any gradient is not finite; --bf16 needs no loss scale
         error: --update early cannot be used with 2 microbatches in a step
-          = a gradient is complete only in the last microbatch, which has no program of its own; one microbatch that is the global batch has
+          = a gradient is complete only in the last microbatch, which has no program of its own; make the whole global batch one microbatch
     "#]].assert_eq(&told);
 }

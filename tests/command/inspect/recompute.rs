@@ -13,7 +13,7 @@ fn inspected(flags: &[&str]) -> Value {
 
 /// GiB that are planned, and milliseconds of a step.
 fn step(found: &Value) -> [f64; 2] {
-    let number = |name: &str| found["roofline"][name].as_f64().expect("a step is predicted");
+    let number = |name: &str| found["prediction"][name].as_f64().expect("a step is predicted");
     [number("planned") / f64::from(1 << 30), number("step_ms")]
 }
 

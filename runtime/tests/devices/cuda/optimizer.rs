@@ -61,6 +61,12 @@ fn a_parameter_is_updated_wherever_its_gradient_lies() {
             let turned = w.floats(dtype, &[32, 24]);
             let turned = w.transposed(turned, &[1, 0]);
             update(&mut w, rule, dtype, &[24, 32], turned, true);
+            // Rows of a wider matrix, as a joined contraction leaves them: in packs, and not.
+            for start in [32, 31] {
+                let wide = w.floats(dtype, &[24, 32 + start]);
+                let columns = w.cut(wide, 1, start as u64);
+                update(&mut w, rule, dtype, &[24, 32], columns, true);
+            }
             // Dense, from an odd place on.
             let cut = w.floats(dtype, &[769]);
             let cut = w.cut(cut, 0, 1);

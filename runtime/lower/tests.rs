@@ -18,8 +18,7 @@ fn product() -> Module {
         .map(|name| module.add_state(name, ty.clone(), Role::Parameter, Initializer::Splat(2f64.to_bits())));
     let [w, v] = states.map(|state| module.states[state].input);
     let mut b = Builder::new(&mut module, "test");
-    let mut mul =
-        |b: &mut Builder, phase, x, y| -> ValueId { b.at(At::End(phase)).mul(x, y).expect("floats") };
+    let mul = |b: &mut Builder, phase, x, y| -> ValueId { b.at(At::End(phase)).mul(x, y).expect("floats") };
     let wv = mul(&mut b, Phase::Forward, w, v);
     let y = mul(&mut b, Phase::Forward, wv, x);
     let loss = b.sum(y, &[0]).expect("a vector");

@@ -32,13 +32,13 @@ pub struct Sizes {
 }
 
 impl Default for Sizes {
-    /// Sizes that take some seconds.
+    /// Sizes that take some seconds, and are those of small models: larger ones attain somewhat more.
     fn default() -> Self {
         Self {
             streamed: 1 << 25,
             cached: 1 << 18,
-            matrices: 1024,
-            convolution: [16, 128, 8],
+            matrices: 512,
+            convolution: [16, 64, 8],
             attention: [8, 8, 128, 64],
             runs: 9,
         }

@@ -75,7 +75,7 @@ impl Published {
         let memory = Preset::A100.device().memory;
         let flops = self.gpt(1).flops_with_full_recompute(self.batch);
         let rate = |step: &PredictionFacts| flops / (step.step_ms * 1e-3) / self.gpus as f64 / 1e12;
-        let sizes = [1, 2, 4, 8, 16].into_iter().filter(|size| sequences % size == 0);
+        let sizes = [1, 2, 4, 8, 16].into_iter().filter(|size| sequences.is_multiple_of(*size));
         let steps = sizes.map(|size| self.predicted(size)).filter(|step| step.planned <= memory);
         steps.map(|step| rate(&step)).fold(0.0, f64::max)
     }

@@ -27,8 +27,6 @@ use work::Work;
 pub struct CommandList {
     /// The devices.
     pub mesh: Mesh,
-    /// Bytes of the program on each device.
-    pub bytes: u64,
     /// Microbatches of a step.
     pub microbatches: u64,
     /// One run of each section, by [`Section`].
@@ -171,7 +169,7 @@ pub struct ExchangeTime {
 impl SimulatedStep {
     /// Simulates a step on a machine.
     pub fn of(list: &CommandList, machine: &Machine) -> Self {
-        let prices = Prices { machine, mesh: &list.mesh, program: list.bytes };
+        let prices = Prices { machine, mesh: &list.mesh };
         let of = |(section, _)| SimulatedSection::of(&list.sections[section as usize], &prices);
         let sections = Section::ALL.map(of);
         Self { microbatches: list.microbatches, sections }
@@ -283,8 +281,7 @@ mod tests {
                 size: 2,
             });
         }
-        let list =
-            CommandList { mesh, bytes: 1 << 30, microbatches: 3, sections: [vec![], microbatch, vec![]] };
+        let list = CommandList { mesh, microbatches: 3, sections: [vec![], microbatch, vec![]] };
         SimulatedStep::of(&list, &Machine::Cluster(cluster()))
     }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
     let command = |instruction: &Instruction| command(instruction, &program.mesh, microbatches > 1);
     let sections = Section::ALL.map(|(section, _)| program.section(section).iter().map(command).collect());
-    CommandList { mesh: program.mesh.clone(), bytes: program.memory.peak(), microbatches, sections }
+    CommandList { mesh: program.mesh.clone(), microbatches, sections }
 }
 
 fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {

@@ -4,7 +4,7 @@ use super::Cpu;
 use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Section};
-use ir::machine::{Cache, FlopRates};
+use ir::machine::FlopRates;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
 use ir::ops::conv::Conv;
@@ -19,8 +19,8 @@ use std::time::Duration;
 pub struct Sizes {
     /// Elements that a kernel streams from memory.
     pub streamed: u64,
-    /// Elements that a kernel streams from cache; the size of the cache is found by doubling them.
-    pub cached: u64,
+    /// Elements that a kernel computes in cache.
+    pub computed: u64,
     /// Rows, columns and terms of a multiplication.
     pub matrices: u64,
     /// Batch, channels and the height and width of the images of a convolution with windows of 3 x 3.
@@ -36,7 +36,7 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             streamed: 1 << 25,
-            cached: 1 << 18,
+            computed: 1 << 17,
             matrices: 512,
             convolution: [16, 64, 8],
             attention: [8, 8, 128, 64],
@@ -50,7 +50,7 @@ impl Sizes {
     pub fn small() -> Self {
         Self {
             streamed: 1 << 12,
-            cached: 1 << 10,
+            computed: 1 << 10,
             matrices: 32,
             convolution: [1, 4, 8],
             attention: [1, 2, 32, 16],
@@ -64,8 +64,6 @@ impl Sizes {
 pub struct Rates {
     /// Bytes per second to and from memory: read, and written twice, since a line is read before it is written.
     pub memory: f64,
-    /// The cache, by the bytes of a kernel's tensors that are streamed half as fast again as from memory.
-    pub cache: Cache,
     /// Operations per second of a multiplication of matrices.
     pub matrices: FlopRates,
     /// Operations per second on single elements, of GELU by tanh.
@@ -88,15 +86,13 @@ pub fn measure(sizes: &Sizes, threads: Option<usize>) -> Result<Rates, DeviceErr
         let [f64, f32, f16, bf16] = [DType::F64, DType::F32, DType::F16, DType::BF16].map(rate);
         Ok::<_, DeviceError>(FlopRates { f64: f64?, f32: f32?, f16: f16?, bf16: bf16? })
     };
-    let memory = bench.streaming(sizes.streamed)?;
     Ok(Rates {
-        memory,
-        cache: bench.cache(sizes, memory)?,
+        memory: bench.streaming(sizes.streamed)?,
         matrices: of_types(&|dtype| {
             let matrix = Type::of(dtype, &[sizes.matrices; 2]);
             bench.rate(Contract::new("mk,kn->mn"), &[matrix.clone(), matrix])
         })?,
-        elements: of_types(&|dtype| bench.rate(Unary::GeluTanh, &[Type::of(dtype, &[sizes.cached])]))?,
+        elements: of_types(&|dtype| bench.rate(Unary::GeluTanh, &[Type::of(dtype, &[sizes.computed])]))?,
         convolution: {
             let [batch, channels, size] = sizes.convolution;
             let types = [[batch, channels, size, size], [channels, channels, 3, 3]];
@@ -128,26 +124,6 @@ impl Bench {
         let ty = Type::of(DType::F32, &[elements]);
         let seconds = self.timed(&[(Unary::Neg.into(), vec![ty])])?.seconds;
         Ok(3.0 * DType::F32.bytes() as f64 * elements as f64 / seconds)
-    }
-
-    /// The largest tensors, in steps of a factor of two, that are streamed half as fast again as from memory. The bandwidth is
-    /// that of the smallest tensors.
-    fn cache(&self, sizes: &Sizes, memory: f64) -> Result<Cache, DeviceError> {
-        let mut cache = Cache::NONE;
-        let mut elements = sizes.cached;
-        while elements < sizes.streamed {
-            let bandwidth = self.streaming(elements)?;
-            if bandwidth < 1.5 * memory {
-                break;
-            }
-            let first = cache.bytes == 0;
-            cache = Cache {
-                bytes: 2 * DType::F32.bytes() * elements,
-                bandwidth: if first { bandwidth } else { cache.bandwidth },
-            };
-            elements *= 2;
-        }
-        Ok(cache)
     }
 
     /// Operations per second of an operator, as its cost counts them.
@@ -211,7 +187,7 @@ mod tests {
 
     #[test]
     fn every_rate_is_measured() {
-        let Rates { memory, cache: _, matrices, elements, convolution, attention, launch } =
+        let Rates { memory, matrices, elements, convolution, attention, launch } =
             measure(&Sizes::small(), Some(1)).expect("it is measured");
         let all = [matrices, elements].map(|rates| [rates.f64, rates.f32, rates.f16, rates.bf16]);
         let rates = all.iter().flatten().chain([&memory, &convolution, &attention, &launch]);

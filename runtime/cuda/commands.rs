@@ -24,8 +24,7 @@ pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
         let command = |(command, waits): (&CudaCommand, Vec<usize>)| works.command(section, command, &waits);
         commands.iter().zip(waits).map(command).collect()
     });
-    let bytes = cuda.program.memory.peak();
-    CommandList { mesh: cuda.program.mesh.clone(), bytes, microbatches, sections }
+    CommandList { mesh: cuda.program.mesh.clone(), microbatches, sections }
 }
 
 /// For each command the numbers of the commands whose marks it waits for.

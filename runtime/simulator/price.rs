@@ -12,8 +12,6 @@ pub(super) struct Prices<'a> {
     pub(super) machine: &'a Machine,
     /// The devices of the program.
     pub(super) mesh: &'a Mesh,
-    /// Bytes of the program on each device.
-    pub(super) program: u64,
 }
 
 /// The seconds that a command uses each resource, alone.
@@ -32,12 +30,12 @@ pub(super) struct Price {
 
 impl Prices<'_> {
     pub(super) fn of(&self, command: &Command) -> Price {
-        let Self { machine, mesh, program } = self;
+        let Self { machine, mesh } = self;
         let (device, work) = (machine.device(), &command.work);
         let mut price = Price {
             kind: device.kind,
             latency: device.launch,
-            memory: work.bytes() as f64 / device.data_rate(*program),
+            memory: work.bytes() as f64 / device.memory_rate(),
             arithmetic: work.flops as f64 / device.rate(work.unit),
             inside: 0.0,
             network: 0.0,

@@ -11,7 +11,7 @@ pub use written::device_text;
 use std::path::Path;
 
 use ir::Diagnostic;
-use ir::machine::{Attained, Cache, Cluster, Device, DeviceKind, FlopRates, Link, Node, Preset};
+use ir::machine::{Attained, Cluster, Device, DeviceKind, FlopRates, Link, Node, Preset};
 
 use self::section::Section;
 use super::toml_file::TomlFile;
@@ -71,8 +71,7 @@ fn fill_node(section: &mut Section, node: &mut Node) {
 }
 
 fn fill_device(section: &mut Section, device: &mut Device) {
-    let Device { name, kind, multiprocessors, memory, memory_bandwidth, cache, matrices, elements, .. } =
-        device;
+    let Device { name, kind, multiprocessors, memory, memory_bandwidth, matrices, elements, .. } = device;
     section.text("name", name);
     section.choice("kind", &DeviceKind::ALL, kind);
     let mut count = u64::from(*multiprocessors);
@@ -80,7 +79,6 @@ fn fill_device(section: &mut Section, device: &mut Device) {
     *multiprocessors = count.try_into().unwrap_or(u32::MAX);
     section.count("memory", memory);
     section.positive("memory-bandwidth", memory_bandwidth);
-    section.table("cache", |section| fill_cache(section, cache));
     section.table("matrices", |section| fill_rates(section, matrices));
     section.table("elements", |section| fill_rates(section, elements));
     let Device { attained, link, launch, watts, price_per_hour, .. } = device;
@@ -95,12 +93,6 @@ fn fill_device(section: &mut Section, device: &mut Device) {
     section.not_negative("launch", launch);
     section.not_negative("watts", watts);
     section.not_negative("price-per-hour", price_per_hour);
-}
-
-fn fill_cache(section: &mut Section, cache: &mut Cache) {
-    let Cache { bytes, bandwidth } = cache;
-    section.count_or_none("bytes", bytes);
-    section.not_negative("bandwidth", bandwidth);
 }
 
 fn fill_rates(section: &mut Section, rates: &mut FlopRates) {

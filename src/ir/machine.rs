@@ -27,8 +27,6 @@ pub struct Device {
     pub memory: u64,
     /// Bytes per second to and from its memory.
     pub memory_bandwidth: f64,
-    /// The cache that holds small programs whole.
-    pub cache: Cache,
     /// Peak rates of the multiplication of matrices.
     pub matrices: FlopRates,
     /// Peak rates of arithmetic on single elements.
@@ -43,20 +41,6 @@ pub struct Device {
     pub watts: f64,
     /// Dollars per hour.
     pub price_per_hour: f64,
-}
-
-/// A cache between memory and arithmetic.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cache {
-    /// The bytes of a program up to which all its data stay in the cache; 0 if there is no such cache.
-    pub bytes: u64,
-    /// Bytes per second that kernels attain to and from it.
-    pub bandwidth: f64,
-}
-
-impl Cache {
-    /// No cache that outlives a kernel.
-    pub const NONE: Self = Self { bytes: 0, bandwidth: 0.0 };
 }
 
 /// The kind of a device.
@@ -164,11 +148,6 @@ impl Device {
     /// Bytes per second to and from memory that a kernel attains.
     pub fn memory_rate(&self) -> f64 {
         self.memory_bandwidth * self.attained.memory
-    }
-
-    /// Bytes per second that a kernel attains of a program of so many bytes: from cache, if the program fits there.
-    pub fn data_rate(&self, program: u64) -> f64 {
-        if program <= self.cache.bytes { self.cache.bandwidth } else { self.memory_rate() }
     }
 }
 

@@ -46,14 +46,13 @@ fn processor() -> Result<Device, Failure> {
 
 fn described(measured: &Rates, name: String, threads: u32) -> Device {
     let preset = Preset::Cpu.device();
-    let Rates { memory, cache, matrices, elements, convolution, attention, launch } = *measured;
+    let Rates { memory, matrices, elements, convolution, attention, launch } = *measured;
     let part = |rate: f64| (rate / matrices.f32).min(1.0);
     Device {
         name,
         multiprocessors: threads,
         memory: total().unwrap_or(preset.memory),
         memory_bandwidth: memory,
-        cache,
         matrices,
         elements,
         attained: Attained {
@@ -122,7 +121,7 @@ fn with_rates(mut device: Device, measured: &[Rate]) -> Result<Device, Diagnosti
 mod tests {
     use super::*;
     use crate::config::machine::read_device;
-    use ir::machine::{Cache, FlopRates};
+    use ir::machine::FlopRates;
 
     fn measured(name: &str, value: Option<f64>) -> Rate {
         Rate {
@@ -138,7 +137,6 @@ mod tests {
     fn a_description_is_read_back_as_it_was_measured() {
         let rates = Rates {
             memory: 1.23e10,
-            cache: Cache { bytes: 1 << 24, bandwidth: 5.0e10 },
             matrices: FlopRates { f64: 4.5e10, f32: 9.1e10, f16: 8.0e10, bf16: 7.9e10 },
             elements: FlopRates::uniform(1.0 / 3.0 * 1e10),
             convolution: 6.0e10,

@@ -80,20 +80,13 @@ impl<'a> Section<'a> {
 
     /// Reads a whole number from 1.
     pub(super) fn count(&mut self, key: &'static str, count: &mut u64) {
-        self.count_from(1, "a whole number from 1", key, count);
-    }
-
-    /// Reads a whole number that may be 0.
-    pub(super) fn count_or_none(&mut self, key: &'static str, count: &mut u64) {
-        self.count_from(0, "a whole number", key, count);
-    }
-
-    fn count_from(&mut self, least: u64, wanted: &str, key: &'static str, count: &mut u64) {
-        let mut number = *count as f64;
-        self.number(key, &mut number, wanted, |number| {
-            number >= least as f64 && number.fract() == 0.0 && number <= MOST
+        let mut number = 0.0;
+        self.number(key, &mut number, "a whole number from 1", |number| {
+            number >= 1.0 && number.fract() == 0.0 && number <= MOST
         });
-        *count = number as u64;
+        if number > 0.0 {
+            *count = number as u64;
+        }
     }
 
     /// Reads a number above 0.

@@ -1,19 +1,18 @@
 //! A device as the text of a file for `--target`: all numbers of the preset are replaced.
 
-use ir::machine::{Attained, Cache, Device, DeviceKind, FlopRates, Link, Preset};
+use ir::machine::{Attained, Device, DeviceKind, FlopRates, Link, Preset};
 use toml::{Table, Value};
 
 /// The text of a file that [`read_device`](super::read_device) reads back to an equal device. `preset` is the preset that the
 /// file names, and `comment` its first line.
 pub fn device_text(device: &Device, preset: Preset, comment: &str) -> String {
-    let Device { name, kind, multiprocessors, memory, memory_bandwidth, cache, matrices, elements, .. } =
-        device;
+    let Device { name, kind, multiprocessors, memory, memory_bandwidth, matrices, elements, .. } = device;
     let Device { attained, link, launch, watts, price_per_hour, .. } = device;
     let kind = DeviceKind::ALL.iter().find(|(known, _)| known == kind).map_or("", |(_, name)| name);
     let preset = Preset::ALL.iter().find(|(known, _)| *known == preset).map_or("", |(_, name)| name);
     let Attained { memory: streaming, multiply, convolve, attention } = *attained;
     let Link { bandwidth, attained, latency } = *link;
-    let entries: [(&str, Value); 14] = [
+    let entries: [(&str, Value); 13] = [
         ("preset", preset.into()),
         ("name", name.as_str().into()),
         ("kind", kind.into()),
@@ -23,7 +22,6 @@ pub fn device_text(device: &Device, preset: Preset, comment: &str) -> String {
         ("launch", (*launch).into()),
         ("watts", (*watts).into()),
         ("price-per-hour", (*price_per_hour).into()),
-        ("cache", cache_table(*cache)),
         ("matrices", rates(matrices)),
         ("elements", rates(elements)),
         (
@@ -39,11 +37,6 @@ pub fn device_text(device: &Device, preset: Preset, comment: &str) -> String {
     ];
     let entries: Table = entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     format!("# {comment}\n{entries}")
-}
-
-fn cache_table(Cache { bytes, bandwidth }: Cache) -> Value {
-    let entries = [("bytes", Value::from(bytes.cast_signed())), ("bandwidth", bandwidth.into())];
-    Value::Table(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 fn rates(rates: &FlopRates) -> Value {

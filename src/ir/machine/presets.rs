@@ -3,7 +3,7 @@
 //! Prices and watts are assumed, near those of rented machines of each kind in 2025. They change often and differ between
 //! sellers: a description in TOML replaces them by one's own.
 
-use super::{Cache, Cluster, Device, DeviceKind, FlopRates, Link, Node, attained};
+use super::{Cluster, Device, DeviceKind, FlopRates, Link, Node, attained};
 
 /// A machine that is known by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,6 @@ fn h100() -> Device {
         multiprocessors: 132,
         memory: 80 * GB,
         memory_bandwidth: 3.35e12,
-        cache: Cache::NONE,
         matrices: FlopRates { f64: 67e12, f32: 67e12, f16: 989.5e12, bf16: 989.5e12 },
         elements: FlopRates { f64: 33.5e12, ..FlopRates::uniform(67e12) },
         attained: attained::HOPPER,
@@ -170,7 +169,6 @@ fn a100() -> Device {
         multiprocessors: 108,
         memory: 80 * GB,
         memory_bandwidth: 2.039e12,
-        cache: Cache::NONE,
         matrices: FlopRates { f64: 19.5e12, f32: 19.5e12, f16: 312e12, bf16: 312e12 },
         elements: FlopRates { f64: 9.75e12, ..FlopRates::uniform(19.5e12) },
         attained: attained::AMPERE,
@@ -190,7 +188,6 @@ fn v100() -> Device {
         multiprocessors: 80,
         memory: 32 * GB,
         memory_bandwidth: 900e9,
-        cache: Cache::NONE,
         matrices: FlopRates { f16: 125e12, ..plain },
         elements: plain,
         attained: attained::VOLTA,
@@ -201,8 +198,7 @@ fn v100() -> Device {
     }
 }
 
-/// Eight cores of 3 GHz, each with two multiply-adds of 256 bits per cycle, two channels of DDR4-3200, and a cache of
-/// 16 MiB. Processors share memory:
+/// Eight cores of 3 GHz, each with two multiply-adds of 256 bits per cycle, and two channels of DDR4-3200. Processors share memory:
 /// a transfer between two of them is a copy.
 fn processor() -> Device {
     let plain = FlopRates { f64: 384e9, ..FlopRates::uniform(768e9) };
@@ -212,7 +208,6 @@ fn processor() -> Device {
         multiprocessors: 8,
         memory: 64 * GIB,
         memory_bandwidth: 51.2e9,
-        cache: Cache { bytes: 16 << 20, bandwidth: 200e9 },
         matrices: plain,
         elements: plain,
         attained: attained::PROCESSOR,

@@ -34,6 +34,7 @@ pub use why::{Answer, ShardingFacts};
 
 use crate::budget;
 use crate::compilation::{self, Compilation, Source};
+use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use crate::sizes;
@@ -398,7 +399,7 @@ fn larger(prediction: &PredictionFacts, device: &Device) -> Option<Diagnostic> {
     (prediction.planned > device.memory).then(|| {
         let [planned, memory] = [prediction.planned, device.memory].map(units::bytes);
         let message = format!("the program takes {planned}, and the {} has {memory}", visible(&device.name));
-        let remedy = format!("--memory {} computes activations again", device.memory);
+        let remedy = format!("--memory {} computes activations again", Budget(device.memory));
         Diagnostic::new(message)
             .note(format!("{remedy}; a smaller --microbatch, a mesh of more devices or --zero takes less"))
     })

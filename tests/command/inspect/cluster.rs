@@ -148,7 +148,8 @@ fn the_classes_of_memory_are_all_of_it() {
 #[test]
 fn a_program_that_is_larger_than_the_memory_of_the_device_is_warned_of() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = described(folder.path(), "preset = 'a100'\nmemory = 1000000\n");
+    let path = described(folder.path(), "preset = 'a100'\nmemory = 1048576\n");
     let text = read(&[SMALL, "--target", &path]);
-    assert!(text.contains("warning: the program takes ") && text.contains("has 977 KiB"), "{text}");
+    assert!(text.contains("warning: the program takes ") && text.contains("has 1.00 MiB"), "{text}");
+    assert!(text.contains("--memory 1MiB computes activations again"), "{text}");
 }

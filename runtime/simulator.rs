@@ -52,12 +52,10 @@ pub struct Command {
     pub layers: u32,
     /// Its bytes and operations.
     pub work: Work,
-    /// Its exchange with other devices, if it is a collective.
-    pub exchange: Option<Exchange>,
 }
 
 /// A class of commands, by the part of a machine or library that runs them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandClass {
     /// A kernel of ours.
     Kernel,
@@ -66,7 +64,17 @@ pub enum CommandClass {
     /// An operator that cuDNN runs.
     Library,
     /// An exchange with other devices.
-    Collective,
+    Collective(Exchange),
+}
+
+impl Command {
+    /// Its exchange with other devices, if it is a collective.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        match &self.class {
+            CommandClass::Collective(exchange) => Some(exchange),
+            CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library => None,
+        }
+    }
 }
 
 /// A queue of commands, which run in order.
@@ -97,6 +105,13 @@ pub struct Exchange {
     pub axes: SmallVec<[AxisId; 2]>,
     /// Bytes of the values that a group has together ([`Collective::group_bytes`]).
     pub group_bytes: u64,
+}
+
+impl Exchange {
+    /// Bytes that each device sends, as a ring does it.
+    pub fn sent(&self, mesh: &Mesh) -> u64 {
+        self.kind.bytes_sent(self.group_bytes, mesh.size(&self.axes))
+    }
 }
 
 /// A step, simulated.
@@ -193,7 +208,7 @@ impl SimulatedStep {
             let runs = self.runs(section);
             let commands = &self.sections[section as usize].commands;
             for one in commands {
-                let Some(exchange) = &one.command.exchange else { continue };
+                let Some(exchange) = one.command.exchange() else { continue };
                 let time = times.entry((exchange.kind, exchange.axes.clone())).or_default();
                 time.count += runs;
                 time.seconds += (one.span.end - one.span.begin) * runs as f64;
@@ -225,7 +240,7 @@ impl SimulatedSection {
 /// Seconds of a collective in which no command that computes runs.
 fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f64 {
     let Span { begin, end } = collective.span;
-    let computing = commands.iter().filter(|other| other.command.exchange.is_none());
+    let computing = commands.iter().filter(|other| other.command.exchange().is_none());
     let mut others: Vec<Span> = computing
         .map(|other| Span { begin: other.span.begin.max(begin), end: other.span.end.min(end) })
         .filter(|overlap| overlap.begin < overlap.end)
@@ -247,8 +262,8 @@ mod tests {
     use smallvec::smallvec;
 
     fn command(queue: Queue, waits: &[usize], read: u64, exchange: Option<Exchange>) -> Command {
-        let work = Work { read, written: 0, sent: 0, flops: 0, unit: Unit::Elements(DType::F32) };
-        let class = if exchange.is_some() { CommandClass::Collective } else { CommandClass::Kernel };
+        let work = Work { read, written: 0, flops: 0, unit: Unit::Elements(DType::F32) };
+        let class = exchange.map_or(CommandClass::Kernel, CommandClass::Collective);
         Command {
             class,
             kind: String::new(),
@@ -258,7 +273,6 @@ mod tests {
             waits: waits.into(),
             layers: 1,
             work,
-            exchange,
         }
     }
 

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::inspection::units::bytes;
 use crate::training::{Programs, lower_step};
 use ir::analysis::liveness;
+use ir::analysis::memory_plan::{Buffer, busiest};
 use ir::machine::Device;
 use ir::{Diagnostic, Module, ValueId};
 use passes::Manager;
@@ -292,20 +293,15 @@ impl Search<'_> {
 /// The largest value that is no state, at the node where the values alive have the most bytes.
 fn largest_at_peak(module: &Module) -> Option<(ValueId, u64)> {
     let lifetimes = liveness::values(module);
-    let size = |value: ValueId| module.ty(value).local_bytes(&module.mesh);
     let results = module.nodes().flat_map(|(_, node)| node.results.iter().copied());
-    let alive: Vec<_> = results.filter_map(|value| Some((value, lifetimes[value]?, size(value)?))).collect();
-    let mut changes = vec![0i128; module.order().len() + 1];
-    for (_, lifetime, size) in &alive {
-        changes[lifetime.first as usize] += i128::from(*size);
-        changes[lifetime.last as usize + 1] -= i128::from(*size);
-    }
-    let totals = changes.iter().scan(0, |total, change| {
-        *total += change;
-        Some(*total)
-    });
-    let (peak, _) = totals.enumerate().max_by_key(|(_, total)| *total)?;
+    let alive: Vec<(ValueId, Buffer)> = results
+        .filter_map(|value| {
+            let bytes = module.ty(value).local_bytes(&module.mesh)?;
+            Some((value, Buffer { bytes, lifetime: lifetimes[value]? }))
+        })
+        .collect();
+    let peak = busiest(&alive.iter().map(|(_, buffer)| *buffer).collect::<Vec<_>>());
     let at_peak =
-        alive.iter().filter(|(_, lifetime, _)| (lifetime.first..=lifetime.last).contains(&(peak as u32)));
-    at_peak.max_by_key(|(_, _, size)| *size).map(|(value, _, size)| (*value, *size))
+        alive.iter().filter(|(_, Buffer { lifetime, .. })| (lifetime.first..=lifetime.last).contains(&peak));
+    at_peak.max_by_key(|(_, buffer)| buffer.bytes).map(|(value, buffer)| (*value, buffer.bytes))
 }

@@ -40,10 +40,9 @@ const PRESETS: [(&str, Preset); 6] = [
     ("Tesla V100-SXM2-16GB", Preset::V100With16),
 ];
 
-/// The preset of a driver's first GPU.
-fn preset(driver: &Driver) -> Option<Preset> {
-    let name = &driver.devices.first()?.name;
-    PRESETS.iter().find(|(known, _)| known == name).map(|(_, preset)| *preset)
+/// The preset of a GPU, by the name that its driver has for it.
+pub fn preset(name: &str) -> Option<Preset> {
+    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| *preset)
 }
 
 /// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too.
@@ -71,7 +70,8 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
             }
             let ranks = parallel.ranks();
             let multiprocessors = multiprocessors(driver, ranks);
-            let (described, preset) = (names(driver, ranks), preset(driver));
+            let (described, preset) =
+                (names(driver, ranks), driver.devices.first().and_then(|gpu| preset(&gpu.name)));
             Ok(Chosen { target: Target::Cuda, multiprocessors, described, preset })
         }
     }

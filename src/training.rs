@@ -1,200 +1,38 @@
-//! A run: the compiled programs on a device, fed with the user's data.
+//! A run: the compiled programs on a device, fed with the user's data. `programs` lowers them.
 
-use crate::compilation::{self, Compilation};
+mod programs;
+
+pub use programs::{Programs, lower_step, step};
+
+use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::failure::Failure;
 use crate::feed;
-use crate::lowering::Lowering;
 use crate::output::Folder;
-use crate::short_evaluation::ShortEvaluation;
 use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
-use ir::{Diagnostic, Module, Phase, Scalar, ScalarPart, StepOutput};
+use ir::{Diagnostic, Module};
 use onnx::Imported;
-use passes::keep::Keep;
-use passes::{Manager, PassContext, Pipeline};
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
     initial_states,
 };
-use runtime::cuda::gpu::{Options, gpus, without_epilogues};
+use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{Device, DeviceError, ProgramId};
-use runtime::lower::LowerOptions;
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
-use runtime::program::{Microbatches, Program, UpdateTime};
 use runtime::progress::Progress;
 use runtime::ranks;
 use runtime::room::TooLarge;
-use runtime::target::{Multiprocessors, Target};
+use runtime::target::Target;
 use runtime::train::{
     EvalHistory, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, resume,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-
-/// The outputs that the loop reads.
-const TRAINING_OUTPUTS: [StepOutput; 4] = [
-    StepOutput::Loss,
-    StepOutput::LearningRate,
-    StepOutput::GradientNorm,
-    StepOutput::Part { scalar: Scalar::Loss, class: 0, part: ScalarPart::Sum },
-];
-/// Those that it reads where the loss is scaled.
-const SCALING_OUTPUTS: [StepOutput; 3] =
-    [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted];
-
-/// The programs of a run. They share their states.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// The step.
-    pub training: Arc<Program>,
-    /// The evaluation.
-    pub evaluation: Arc<Program>,
-    /// The evaluation of a last batch that is short, and what the classes of its loss count.
-    pub short_evaluation: Option<(Arc<Program>, Vec<f64>)>,
-}
-
-impl Programs {
-    /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
-    pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Failure> {
-        Self::lower_for(compilation, microbatches, target, Multiprocessors::default())
-    }
-
-    /// As [`Self::lower`], for a GPU of a size that is known.
-    pub fn lower_for(
-        compilation: &Compilation,
-        microbatches: u64,
-        target: Target,
-        multiprocessors: Multiprocessors,
-    ) -> Result<Self, Failure> {
-        let manager = Manager::default();
-        Self::lower_by(
-            &mut compilation.lowering(&manager),
-            compilation,
-            microbatches,
-            target,
-            multiprocessors,
-        )
-    }
-
-    /// As [`Self::lower_for`], by a manager that shows the passes.
-    pub fn lower_by(
-        lowering: &mut Lowering,
-        compilation: &Compilation,
-        microbatches: u64,
-        target: Target,
-        multiprocessors: Multiprocessors,
-    ) -> Result<Self, Failure> {
-        let step = compilation.training.clone();
-        Self::lower_with(lowering, step, compilation, microbatches, target, multiprocessors)
-    }
-
-    /// As [`Self::lower_by`], with another step in place of the compilation's.
-    pub fn lower_with(
-        lowering: &mut Lowering,
-        step: Module,
-        compilation: &Compilation,
-        microbatches: u64,
-        target: Target,
-        multiprocessors: Multiprocessors,
-    ) -> Result<Self, Failure> {
-        let update = compilation.update;
-        let training = Arc::new(lower_step(lowering, step, microbatches, update, target, multiprocessors)?);
-        let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), &training)?;
-        Ok(Self { training, evaluation, short_evaluation: None })
-    }
-
-    /// Adds the evaluation of a last batch that is short.
-    pub fn add(&mut self, lowering: &mut Lowering, short: ShortEvaluation) -> Result<(), Failure> {
-        let ShortEvaluation { module, shares } = short;
-        self.short_evaluation = Some((lower_evaluation(lowering, module, &self.training)?, shares));
-        Ok(())
-    }
-
-    /// All of them, in the order in which a device numbers them.
-    pub fn all(&self) -> Vec<Arc<Program>> {
-        let short = self.short_evaluation.iter().map(|(program, _)| program);
-        [&self.training, &self.evaluation].into_iter().chain(short).cloned().collect()
-    }
-
-    /// Bytes that a device allocates for all of them: one arena, and the constants of each.
-    pub fn peak(&self) -> u64 {
-        self.all().iter().map(|program| program.memory.arena).max().unwrap_or(0) + self.constants()
-    }
-
-    /// Bytes of the constants of all of them.
-    pub fn constants(&self) -> u64 {
-        self.all().iter().map(|program| program.memory.constants).sum()
-    }
-}
-
-/// How a run's programs are lowered for a kind of device.
-fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
-    let without_epilogues = without_epilogues();
-    LowerOptions { target, multiprocessors, without_epilogues, ..LowerOptions::default() }
-}
-
-/// Lowers an evaluation that shares the states of a step.
-fn lower_evaluation(
-    lowering: &mut Lowering,
-    module: Module,
-    training: &Program,
-) -> Result<Arc<Program>, Failure> {
-    let options = lower_options(training.target, training.multiprocessors);
-    let shared = LowerOptions { states_of: Some(training), ..options };
-    Ok(Arc::new(lowering.lower(module, Pipeline::default(), &shared)?))
-}
-
-/// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
-///
-/// # Errors
-/// Early updates with several microbatches; as of [`Lowering::lower`].
-pub fn lower_step(
-    lowering: &mut Lowering,
-    module: Module,
-    microbatches: u64,
-    update: UpdateTime,
-    target: Target,
-    multiprocessors: Multiprocessors,
-) -> Result<Program, Failure> {
-    if update == UpdateTime::Early && microbatches > 1 {
-        let message = format!("--update early cannot be used with {microbatches} microbatches in a step");
-        let error = Diagnostic::new(message).note(
-            "a gradient is complete only in the last microbatch, which has no program of its own; make the whole global batch \
-             one microbatch",
-        );
-        return Err(error.into());
-    }
-    let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
-    let keep = Keep { outputs: outputs(&module) };
-    let options = LowerOptions { microbatches, update, ..lower_options(target, multiprocessors) };
-    lowering.lower(module, keep.into(), &options)
-}
-
-/// The outputs of a step that the loop reads.
-fn outputs(module: &Module) -> Vec<String> {
-    let scaling = SCALING_OUTPUTS.into_iter().filter(|output| module.step_output(*output).is_some());
-    let is_metric = |output: &&ir::Output| {
-        StepOutput::metric_of(&output.name).is_some() && module.phase_of(output.value) == Phase::Update
-    };
-    let metrics = module.outputs.iter().filter(is_metric).map(|output| output.name.clone());
-    TRAINING_OUTPUTS.into_iter().chain(scaling).map(String::from).chain(metrics).collect()
-}
-
-/// The part of a program that runs when it is trained: the outputs of the model beside its loss are left out.
-pub fn step(module: &Module) -> Result<Module, Failure> {
-    let mut outputs = outputs(module);
-    outputs.retain(|name| module.output(name).is_some());
-    let (keep, mut step) = (Keep { outputs }, module.clone());
-    let (manager, mut cx) = (Manager::default(), PassContext::default());
-    compilation::run(&manager, &keep.into(), &mut step, &mut cx, |_, _, _| {})?;
-    Ok(step)
-}
 
 /// Opens the data of a run. Errors: everything about it that would make a step fail.
 pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Result<Loader, Failure> {

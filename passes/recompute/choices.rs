@@ -16,7 +16,7 @@ pub struct Choices<'a> {
     /// The network of each block that may be repeated.
     pub(super) networks: Vec<Network>,
     /// The different shapes of the networks.
-    shapes: Vec<Shape>,
+    pub(super) shapes: Vec<Shape>,
     /// The index of each network's shape.
     shape_of: Vec<usize>,
     /// Bytes on a device of each block's activations that backward reads, if nothing is repeated.
@@ -57,18 +57,7 @@ impl<'a> Choices<'a> {
         Self { module, blocks, networks, shapes, shape_of, kept_before }
     }
 
-    /// The number of blocks that may be repeated.
-    pub fn block_count(&self) -> usize {
-        self.networks.len()
-    }
-
-    /// The number of different networks of blocks.
-    #[cfg(test)]
-    pub(super) fn shape_count(&self) -> usize {
-        self.shapes.len()
-    }
-
-    /// Chooses the nodes that are repeated. The device of the options is the one that the choices were found for.
+    /// Chooses the nodes that are repeated. The options name the device whose rates [`Choices::of`] was given.
     pub fn decide(&self, options: &Recompute) -> Decision {
         let mut sides: BTreeMap<(usize, u64), Vec<bool>> = BTreeMap::new();
         let blocks = self.networks.iter().enumerate().map(|(index, network)| {
@@ -143,11 +132,6 @@ impl Decision {
     /// Bytes on a device of the blocks' activations that backward reads and that are kept.
     pub fn kept(&self) -> u64 {
         self.blocks.iter().map(|block| block.kept[1]).fold(0, u64::saturating_add)
-    }
-
-    /// The number of blocks that may be repeated.
-    pub fn block_count(&self) -> usize {
-        self.blocks.len()
     }
 
     /// The indices of the blocks that are decided otherwise in `other`.

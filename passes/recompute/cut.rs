@@ -163,7 +163,10 @@ impl Network {
                 Vertex::Value(value) => needed.push(*value),
             }
         }
-        let is_repeated = |value: &ValueId| matches!(module.value(*value).definition, Definition::Node(id, _) if repeated.contains(&id));
+        let is_repeated = |value: &ValueId| match module.value(*value).definition {
+            Definition::Node(id, _) => repeated.contains(&id),
+            Definition::Input(_) | Definition::State(_) => false,
+        };
         needed.retain(|value| !is_repeated(value));
         let time = repeated.iter().map(|id| self.times[id]).fold(0, u64::saturating_add);
         let kept = bytes_of(module, blocks, needed.iter().copied());

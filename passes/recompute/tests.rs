@@ -43,7 +43,7 @@ fn layers(count: usize) -> Module {
 #[test]
 fn each_layer_is_a_block_that_may_be_repeated() {
     let decision = decide(&layers(4), &Recompute::FULL);
-    assert_eq!(decision.block_count(), 5, "the loss behind the layers is the last block");
+    assert_eq!(decision.blocks.len(), 5, "the loss behind the layers is the last block");
     assert_eq!(decision.kept(), 0, "{decision}");
 }
 
@@ -78,8 +78,8 @@ fn the_first_blocks_alone_take_the_price() {
 fn equal_layers_share_a_network() {
     let module = layers(6);
     let choices = Choices::of(&module, &Recompute::FULL.rates());
-    assert_eq!(choices.block_count(), 7);
-    assert!(choices.shape_count() <= 3, "{choices:?}");
+    assert_eq!(choices.networks.len(), 7);
+    assert!(choices.shapes.len() <= 3, "{choices:?}");
 }
 
 #[test]

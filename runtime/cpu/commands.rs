@@ -16,33 +16,16 @@ pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
 fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
     let mut work = Work::of(instruction, adds);
     work.read += allocated(instruction, adds);
-    let exchange = match &instruction.kernel {
-        Kernel::Collective(kernel) => Some(exchange(kernel, instruction, mesh)),
-        Kernel::Op(_)
-        | Kernel::Elementwise(_)
-        | Kernel::Contract(_)
-        | Kernel::Copy
-        | Kernel::Accumulate
-        | Kernel::Part(_) => None,
-    };
-    if let Some(Exchange { kind, axes, group_bytes }) = &exchange {
-        work.sent = kind.bytes_sent(*group_bytes, mesh.size(axes));
-    }
-    let kind = if let Kernel::Elementwise(_) = &instruction.kernel {
-        "elementwise".into()
-    } else {
-        instruction.name()
-    };
+    let is_chain = matches!(instruction.kernel, Kernel::Elementwise(_));
     Command {
-        class: class(instruction),
-        kind,
+        class: class(instruction, mesh),
+        kind: if is_chain { "elementwise".into() } else { instruction.name() },
         sizes: largest_sizes(instruction),
         origin: instruction.origin.clone(),
         queue: Queue::Main,
         waits: SmallVec::new(),
         layers: 1,
         work,
-        exchange,
     }
 }
 
@@ -56,10 +39,10 @@ fn allocated(instruction: &Instruction, adds: bool) -> u64 {
     results.filter(|(index, _)| !is_read(*index)).map(|(_, view)| bytes(view)).sum()
 }
 
-fn class(instruction: &Instruction) -> CommandClass {
+fn class(instruction: &Instruction, mesh: &Mesh) -> CommandClass {
     match &instruction.kernel {
         Kernel::Contract(_) | Kernel::Op(Op::Contract(_)) => CommandClass::Multiplication,
-        Kernel::Collective(_) => CommandClass::Collective,
+        Kernel::Collective(kernel) => CommandClass::Collective(exchange(kernel, instruction, mesh)),
         Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
             CommandClass::Kernel
         }
@@ -71,4 +54,39 @@ fn exchange(kernel: &program::Exchange, instruction: &Instruction, mesh: &Mesh) 
     let of_pair = |(from, to): (&View, &View)| kind.group_bytes(bytes(from), bytes(to), devices);
     let group_bytes = instruction.operands.iter().zip(&instruction.results).map(of_pair).sum();
     Exchange { kind, axes: kernel.axes.clone(), group_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{LowerOptions, lower};
+    use crate::program::Microbatches;
+    use ir::ops::elementwise::Unary;
+    use ir::{At, Builder, DType, Module, Phase, Type};
+
+    /// The commands of `y = exp(-x)` and of `z = -y` with `x` of 1024 numbers, each an instruction.
+    fn two() -> Vec<Command> {
+        let mut module = Module::new("test");
+        let x = module.add_input("x", Type::of(DType::F32, &[1024]), false);
+        let mut b = Builder::new(&mut module, "test");
+        b.at(At::End(Phase::Forward));
+        let y = b.one(Unary::Exp, &[x]).expect("a float");
+        let z = b.one(Unary::Neg, &[y]).expect("a float");
+        b.tables().add_output("z", z);
+        b.finish();
+        let options =
+            LowerOptions { unfused: true, microbatches: Microbatches::One, ..LowerOptions::default() };
+        let program = lower(&module, &options).expect("it lowers");
+        let [_, microbatch, _] = commands(&program, 1).sections;
+        microbatch
+    }
+
+    #[test]
+    fn a_result_is_read_before_it_is_written_unless_it_lies_in_place_of_an_operand() {
+        let [exp, neg] = &two()[..] else { panic!("two commands") };
+        let bytes = 4 * 1024;
+        // `x` may not be overwritten; `y` dies where `z` is made.
+        assert_eq!((exp.work.read, exp.work.written), (2 * bytes, bytes));
+        assert_eq!((neg.work.read, neg.work.written), (bytes, bytes));
+    }
 }

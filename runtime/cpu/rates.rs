@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The sizes of what is measured.
+/// The sizes of the operators that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Elements that a kernel streams from memory.

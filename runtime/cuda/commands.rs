@@ -48,7 +48,7 @@ fn queue(stream: Stream) -> Queue {
 /// The work of a program's commands.
 struct Works<'a> {
     cuda: &'a CudaProgram,
-    /// Where the tables of launches that are several in one begin, ascending.
+    /// The starts of the tables of combined launches, ascending.
     tables: Vec<usize>,
     /// Whether accumulators are added to.
     adds: bool,
@@ -68,19 +68,19 @@ impl<'a> Works<'a> {
     /// A command of a section.
     fn command(&self, section: Section, command: &CudaCommand, waits: &[usize]) -> Command {
         let instruction = &self.cuda.program.section(section)[command.instructions.start];
-        let (class, work, exchange) = match &command.task {
+        let (class, work) = match &command.task {
             Task::Multiply(multiply) => {
                 let work = multiplication(multiply, multiply.accumulates && self.adds);
-                (CommandClass::Multiplication, work, None)
+                (CommandClass::Multiplication, work)
             }
             Task::Launch(launch) => {
-                (CommandClass::Kernel, self.launched(launch, instruction, command, section), None)
+                (CommandClass::Kernel, self.launched(launch, instruction, command, section))
             }
             Task::Collective(collective) => {
-                let (work, exchange) = self.exchange(collective);
-                (CommandClass::Collective, work, Some(exchange))
+                let (exchange, work) = self.exchange(collective);
+                (CommandClass::Collective(exchange), work)
             }
-            Task::Library => (CommandClass::Library, Work::of(instruction, self.adds), None),
+            Task::Library => (CommandClass::Library, Work::of(instruction, self.adds)),
         };
         Command {
             class,
@@ -91,7 +91,6 @@ impl<'a> Works<'a> {
             waits: waits.into(),
             layers: if let Task::Launch(launch) = &command.task { launch.grid[2] } else { 1 },
             work,
-            exchange,
         }
     }
 
@@ -107,7 +106,7 @@ impl<'a> Works<'a> {
         }
     }
 
-    /// The work of all layers of a launch, each of an instruction of its own: they are in one order.
+    /// The work of all layers of a launch. Each layer computes an instruction of its own, in the order of the instructions.
     fn launched(
         &self,
         launch: &Launch,
@@ -119,7 +118,7 @@ impl<'a> Works<'a> {
         let all = &self.cuda.program.section(section)[command.instructions.clone()];
         let name = first.name();
         let mut alike = all.iter().filter(|other| other.name() == name);
-        let mut sum = Work { read: 0, written: 0, sent: 0, flops: 0, unit };
+        let mut sum = Work { read: 0, written: 0, flops: 0, unit };
         for given in self.given(launch) {
             let own = alike.find(|instruction| is_of(given, instruction)).unwrap_or(first);
             let touches = |view: &View| is_given(given, view, own.scratch.as_ref() == Some(view));
@@ -131,7 +130,7 @@ impl<'a> Works<'a> {
         sum
     }
 
-    /// What each layer of a launch is given.
+    /// The arguments of each layer of a launch.
     fn given<'l>(&'l self, launch: &'l Launch) -> impl Iterator<Item = &'l [Argument]> {
         let all = match table(launch) {
             Some(start) => {
@@ -157,8 +156,8 @@ impl<'a> Works<'a> {
         }
     }
 
-    /// The bytes that one of a group of devices moves and sends, and its exchange.
-    fn exchange(&self, collective: &Collective) -> (Work, Exchange) {
+    /// The exchange of a collective, and the bytes that each device reads and writes for it.
+    fn exchange(&self, collective: &Collective) -> (Exchange, Work) {
         use ir::ops::collective::Collective as Kind;
         let (kind, devices) = (collective.kind, self.cuda.program.mesh.size(&collective.axes));
         let piece: u64 =
@@ -170,9 +169,8 @@ impl<'a> Works<'a> {
             Kind::AllToAll => (piece * devices, piece * devices),
         };
         let group_bytes = kind.group_bytes(read, written, devices);
-        let sent = kind.bytes_sent(group_bytes, devices);
-        let work = Work { read, written, sent, flops: 0, unit: Unit::Elements(DType::F32) };
-        (work, Exchange { kind, axes: collective.axes.clone(), group_bytes })
+        let work = Work { read, written, flops: 0, unit: Unit::Elements(DType::F32) };
+        (Exchange { kind, axes: collective.axes.clone(), group_bytes }, work)
     }
 }
 
@@ -183,7 +181,7 @@ fn sizes(instruction: &Instruction, task: &Task) -> Vec<usize> {
     }
 }
 
-/// Where the table of a launch begins that is several in one.
+/// The start of a launch's table, if the launch combines several.
 fn table(launch: &Launch) -> Option<usize> {
     match launch.arguments[..] {
         [Argument::Table(start)] => Some(start),
@@ -191,14 +189,14 @@ fn table(launch: &Launch) -> Option<usize> {
     }
 }
 
-/// Whether an instruction is what a kernel with these arguments is of.
+/// Whether a kernel with these arguments computes an instruction: it is given a result's address, or that of the largest operand.
 fn is_of(arguments: &[Argument], instruction: &Instruction) -> bool {
     let given = |view: &View| is_given(arguments, view, false);
     let largest = instruction.operands.iter().max_by_key(|view| elements(view));
     instruction.results.iter().any(given) || largest.is_some_and(given)
 }
 
-/// Whether one of the arguments is where a tensor begins, or, of scratch, within it.
+/// Whether one of the arguments is the address of a tensor's first element; for scratch, of any of its bytes.
 fn is_given(arguments: &[Argument], view: &View, is_scratch: bool) -> bool {
     let (start, bytes) = (Start::of(view), view.bytes());
     arguments.iter().any(|argument| match argument {
@@ -237,7 +235,6 @@ fn multiplication(multiply: &Multiply, adds: bool) -> Work {
             + aux_read
             + if adds { out } else { 0 },
         written: out + aux_written + summed * out_dtype.bytes(),
-        sent: 0,
         flops: 2 * m * k * n * batch + finished(multiply) * m * n,
         unit: Unit::Matrices(*dtype),
     }

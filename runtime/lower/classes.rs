@@ -2,7 +2,7 @@
 
 use super::draft::BufferKind;
 use ir::analysis::Lifetime;
-use ir::analysis::memory_plan::aligned;
+use ir::analysis::memory_plan::{Buffer, aligned, busiest};
 
 /// The positions at which the parts of a step begin.
 #[derive(Clone, Copy, Debug)]
@@ -59,12 +59,12 @@ impl Boundaries {
 
 impl MemoryByClass {
     /// Adds the buffers that are alive at the position where their bytes are the most. `peak` is the size of their plan.
-    pub(super) fn add(&mut self, buffers: &[(Class, u64, Lifetime)], peak: u64) {
-        let at = busiest(buffers);
-        let alive = buffers.iter().filter(|(_, _, lifetime)| (lifetime.first..=lifetime.last).contains(&at));
-        let before = self.total();
-        for (class, bytes, _) in alive {
-            *self.of(*class) += aligned(*bytes);
+    pub(super) fn add(&mut self, buffers: &[Buffer], classes: &[Class], peak: u64) {
+        let (at, before) = (busiest(buffers), self.total());
+        for (Buffer { bytes, lifetime }, class) in buffers.iter().zip(classes) {
+            if (lifetime.first..=lifetime.last).contains(&at) {
+                *self.of(*class) += aligned(*bytes);
+            }
         }
         self.workspace += (before + peak).saturating_sub(self.total());
     }
@@ -83,25 +83,6 @@ impl MemoryByClass {
         let Self { parameters, optimizer, gradients, activations, workspace } = self;
         parameters + optimizer + gradients + activations + workspace
     }
-}
-
-/// The first position where the bytes alive are the most.
-fn busiest(buffers: &[(Class, u64, Lifetime)]) -> u32 {
-    let mut changes: Vec<(u32, i128)> = Vec::with_capacity(2 * buffers.len());
-    for (_, bytes, lifetime) in buffers {
-        changes.push((lifetime.first, i128::from(aligned(*bytes))));
-        changes.push((lifetime.last + 1, -i128::from(aligned(*bytes))));
-    }
-    // At one position buffers die before others are born.
-    changes.sort_unstable();
-    let (mut alive, mut most, mut at) = (0, 0, 0);
-    for (position, change) in changes {
-        alive += change;
-        if alive > most {
-            (most, at) = (alive, position);
-        }
-    }
-    at
 }
 
 #[cfg(test)]
@@ -130,15 +111,11 @@ mod tests {
 
     #[test]
     fn classes_are_counted_where_most_is_alive_and_add_up_to_the_plan() {
-        let buffer = |class, bytes, first, last| (class, bytes, Lifetime { first, last });
-        let buffers = [
-            buffer(Class::Activations, 1024, 11, 22),
-            buffer(Class::Activations, 2048, 12, 21),
-            buffer(Class::Gradients, 4096, 22, 31),
-            buffer(Class::Workspace, 512, 22, 22),
-        ];
+        let buffer = |bytes, first, last| Buffer { bytes, lifetime: Lifetime { first, last } };
+        let buffers = [buffer(1024, 11, 22), buffer(2048, 12, 21), buffer(4096, 22, 31), buffer(512, 22, 22)];
+        let classes = [Class::Activations, Class::Activations, Class::Gradients, Class::Workspace];
         let mut memory = MemoryByClass { parameters: 256, optimizer: 512, ..MemoryByClass::default() };
-        memory.add(&buffers, 6144);
+        memory.add(&buffers, &classes, 6144);
         // At 22: 1024 + 4096 + 512 alive; 512 of the plan are gaps.
         let expected = MemoryByClass {
             parameters: 256,

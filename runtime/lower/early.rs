@@ -7,7 +7,7 @@
 //!
 //! A node of the update that depends on a gradient runs as soon as it can, so that the gradient dies. A new value of a state waits
 //! for every reader of the old value in backward, and for every reader of a cast or another value that `prepare` made of it. Other
-//! nodes of the update, such as those that compute the learning rate, run just before their first reader. Chains join only nodes
+//! nodes of the update, such as the nodes of the learning rate, run just before their first reader. Chains join only nodes
 //! that run at one place. Nothing depends on this order but memory: `commit` and `renew` look at the instructions themselves,
 //! and write no state and no cast in place that is still read.
 

@@ -326,11 +326,12 @@ fn addresses(
     memory.arena = memory.states + placement.peak;
     memory.lower_bound = memory.states + placement.lower_bound;
     memory.by_class = of_states(drafts);
-    let classed = planned.iter().zip(&buffers).map(|(&id, buffer)| {
+    let class = |(&id, buffer): (&BufferId, &memory_plan::Buffer)| {
         let Buffer { kind, carried, .. } = drafts.buffers[id];
-        (boundaries.class(kind, carried, buffer.lifetime), buffer.bytes, buffer.lifetime)
-    });
-    memory.by_class.add(&classed.collect::<Vec<_>>(), placement.peak);
+        boundaries.class(kind, carried, buffer.lifetime)
+    };
+    let classes: Vec<_> = planned.iter().zip(&buffers).map(class).collect();
+    memory.by_class.add(&buffers, &classes, placement.peak);
     Ok((addresses, memory))
 }
 

@@ -40,7 +40,7 @@ impl Prices<'_> {
             inside: 0.0,
             network: 0.0,
         };
-        if let Some(exchange) = &command.exchange {
+        if let Some(exchange) = command.exchange() {
             let (link, devices) = (machine.link(mesh, &exchange.axes), mesh.size(&exchange.axes));
             let time = device.collective_time(&link, exchange.kind, exchange.group_bytes, devices);
             price.latency = seconds(time.latency);
@@ -77,4 +77,42 @@ impl Price {
 
 fn seconds(picoseconds: u64) -> f64 {
     picoseconds as f64 * 1e-12
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulator::work::Work;
+    use crate::simulator::{CommandClass, Queue};
+    use ir::DType;
+    use ir::machine::{Preset, Unit};
+
+    /// The price of a kernel that reads for 2 s and computes for 3 s on a device.
+    fn price(preset: Preset) -> (Price, Task) {
+        let device = preset.device();
+        let unit = Unit::Elements(DType::F32);
+        let (read, flops) = ((2.0 * device.memory_rate()) as u64, (3.0 * device.rate(unit)) as u64);
+        let command = Command {
+            class: CommandClass::Kernel,
+            kind: String::new(),
+            sizes: vec![],
+            origin: "".into(),
+            queue: Queue::Main,
+            waits: SmallVec::new(),
+            layers: 1,
+            work: Work { read, written: 0, flops, unit },
+        };
+        let (mesh, machine) = (Mesh::default(), Machine::Node(device));
+        let price = Prices { machine: &machine, mesh: &mesh }.of(&command);
+        (price, price.task(&command))
+    }
+
+    #[test]
+    fn a_gpu_moves_bytes_while_it_computes_and_a_processor_does_one_after_the_other() {
+        for (preset, seconds) in [(Preset::H100, 3.0), (Preset::Cpu, 5.0)] {
+            let (price, task) = price(preset);
+            assert!((task.alone() - seconds).abs() < 1e-6, "{preset:?}: {}", task.alone());
+            assert_eq!(price.bound(), Bound::Compute);
+        }
+    }
 }

@@ -135,7 +135,7 @@ fn speeds(tasks: &[Task], running: &[Running]) -> Vec<f64> {
 
 /// The tasks that have not begun, queue by queue.
 struct Queues {
-    /// For each queue its tasks in their order, and the number of those that have begun.
+    /// For each queue its tasks in their order, and the number of tasks that have begun.
     queues: Vec<(Vec<usize>, usize)>,
     is_busy: Vec<bool>,
     has_ended: Vec<bool>,
@@ -177,6 +177,7 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ir::testing::Choices;
     use smallvec::smallvec;
 
     fn task(queue: usize, waits: &[usize], latency: f64, uses: &[f64]) -> Task {
@@ -238,6 +239,49 @@ mod tests {
     fn latency_uses_no_resource() {
         let tasks = [task(0, &[], 3.0, &[1.0]), task(1, &[], 0.0, &[3.0])];
         assert_eq!(schedule(&tasks), [[0.0, 4.0], [0.0, 3.0]]);
+    }
+
+    /// Random tasks on three queues, with up to two waits each.
+    fn random_tasks(seed: u64) -> Vec<Task> {
+        let mut choices = Choices::new(seed);
+        let count = 1 + choices.below(30);
+        let tasks = (0..count).map(|number| {
+            let waits = (0..choices.below(3)).filter(|_| number > 0).map(|_| choices.below(number.max(1)));
+            let waits = waits.collect();
+            let mut seconds = || choices.of(&[0.0, 0.0, 1e-6, 0.3, 1.0, 2.5]);
+            Task {
+                waits,
+                latency: seconds(),
+                uses: smallvec![seconds(), seconds(), seconds()],
+                queue: number * 7 % 3,
+            }
+        });
+        tasks.collect()
+    }
+
+    #[test]
+    fn no_resource_does_more_than_it_can_and_no_task_begins_too_early() {
+        for seed in 0..500 {
+            let tasks = random_tasks(seed);
+            let spans = run(&tasks);
+            let end = spans.iter().map(|span| span.end).fold(0.0, f64::max);
+            let in_turn: f64 = tasks.iter().map(|task| task.latency + task.alone()).sum();
+            assert!(end <= in_turn + 1e-9, "seed {seed}: {end} of {in_turn}");
+            for resource in 0..3 {
+                let used: f64 = tasks.iter().map(|task| task.uses[resource]).sum();
+                assert!(end >= used - 1e-9, "seed {seed}: {used} s of resource {resource} in {end} s");
+            }
+            for (number, (task, span)) in tasks.iter().zip(&spans).enumerate() {
+                assert!(
+                    span.end - span.begin >= task.latency + task.alone() - 1e-9,
+                    "seed {seed}, task {number}"
+                );
+                let same_queue = (0..number).filter(|&other| tasks[other].queue == task.queue);
+                let before = task.waits.iter().copied().chain(same_queue);
+                before
+                    .for_each(|other| assert!(spans[other].end <= span.begin, "seed {seed}, task {number}"));
+            }
+        }
     }
 
     #[test]

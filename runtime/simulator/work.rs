@@ -13,9 +13,7 @@ pub struct Work {
     pub read: u64,
     /// Bytes written to memory.
     pub written: u64,
-    /// Bytes sent to other devices, as a ring does it.
-    pub sent: u64,
-    /// Floating-point operations that are done, also those that are done again; a multiply-add is two.
+    /// Floating-point operations, repeated ones included; a multiply-add is two.
     pub flops: u64,
     /// The unit that does them.
     pub unit: Unit,
@@ -51,7 +49,7 @@ impl Work {
             let left = if made > 0 { &mut read } else { &mut written };
             *left += bytes(scratch);
         }
-        Self { read, written, sent: 0, flops: flops(instruction, touches), unit }
+        Self { read, written, flops: flops(instruction, touches), unit }
     }
 
     /// A whole instruction, at the unit of its operator.
@@ -70,7 +68,7 @@ impl Work {
     }
 }
 
-/// The bytes of a tensor's elements: what is repeated counts once, and holes do not.
+/// The bytes of a tensor's elements. An element that a stride of 0 repeats counts once, and gaps between rows do not count.
 pub(crate) fn bytes(view: &View) -> u64 {
     let span = view.bytes();
     (span.end - span.start).min(elements(view) * view.dtype.bytes())

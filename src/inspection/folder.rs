@@ -39,9 +39,6 @@ pub struct FolderFacts {
     /// What a step takes on the device that was asked about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PredictionFacts>,
-    /// The kind of the device that a step was predicted on.
-    #[serde(skip)]
-    predicted_kind: Option<DeviceKind>,
     /// Files that are there and cannot be read, and why.
     pub problems: Vec<String>,
 }
@@ -104,7 +101,6 @@ impl FolderFacts {
             config: None,
             results: vec![],
             prediction: None,
-            predicted_kind: None,
             problems: vec![],
         };
         let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
@@ -154,7 +150,6 @@ impl FolderFacts {
         let is_early = self.plan.get("update").is_some_and(|update| update == "early");
         let update = if is_early { UpdateTime::Early } else { UpdateTime::Late };
         self.prediction = Some(PredictionFacts::of(&filled(program), planned.unwrap_or(1), update, machine)?);
-        self.predicted_kind = Some(machine.device().kind);
         Ok(())
     }
 
@@ -171,7 +166,7 @@ impl FolderFacts {
             return writeln!(f, "  no step was run, so there is no time to compare the prediction with");
         };
         let measured = milliseconds(run.median_step_ms);
-        if self.predicted_kind != Some(self.device_kind()) {
+        if prediction.kind != self.device_kind() {
             let was = match self.device_kind() {
                 DeviceKind::Cpu => "was not on a GPU (--device cuda)",
                 DeviceKind::Gpu => "was on a GPU (--device cuda)",

@@ -10,13 +10,13 @@ use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::training;
 use bytes::Bytes;
-use ir::machine::{Machine, Unit};
+use ir::machine::{DeviceKind, Machine, Unit};
 use ir::ops::collective::Collective;
-use ir::{AxisId, Blob, DType, Module, Op, Operator, Phase};
+use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
 use passes::Manager;
 use runtime::cuda::cudnn::{Declined, declined};
 use runtime::lower::MemoryByClass;
-use runtime::program::{Section, UpdateTime};
+use runtime::program::{Program, Section, UpdateTime};
 use runtime::simulator::{CommandClass, ExchangeTime, SimulatedCommand, SimulatedSection, SimulatedStep};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
@@ -29,6 +29,9 @@ use std::sync::Arc;
 pub struct PredictionFacts {
     /// The device.
     pub device: String,
+    /// Its kind.
+    #[serde(skip)]
+    pub kind: DeviceKind,
     /// Microbatches of a step.
     pub microbatches: u64,
     /// The commands and the time of one run of each section.
@@ -37,7 +40,7 @@ pub struct PredictionFacts {
     pub launches: u64,
     /// Milliseconds of a step.
     pub step_ms: f64,
-    /// What a step takes, if every command waited for the one before it: milliseconds.
+    /// Milliseconds of a step in which every command waits for the command before it.
     pub in_turn_ms: f64,
     /// Tokens that a step trains on; samples of a model without tokens.
     pub samples: u64,
@@ -48,7 +51,7 @@ pub struct PredictionFacts {
     /// Operations that the model needs: three times the products of its forward pass, of attention that is causal half of
     /// them; for all devices.
     pub model_flops: u64,
-    /// These, as a share of what the devices could do in that time at their peak in the type that most operations have.
+    /// The model's operations as a share of the devices' peak in that time, for the element type of most operations.
     pub mfu: f64,
     /// Joules of a step, of all devices under load.
     pub joules: f64,
@@ -69,7 +72,7 @@ pub struct PredictionFacts {
 }
 
 /// Bytes of a device's memory, by class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryClassFacts {
     /// Parameters and buffers of the model, and casts of weights.
     pub parameters: u64,
@@ -168,7 +171,7 @@ pub struct CommandFacts {
     pub sent: u64,
     /// Operations.
     pub flops: u64,
-    /// What it waits for most: `memory`, `compute`, `link` or `launch`.
+    /// The longest part of its time: `memory`, `compute`, `link` or `launch`.
     pub bound: &'static str,
     /// Microseconds after the section's beginning when it begins.
     pub begin_us: f64,
@@ -197,18 +200,11 @@ impl PredictionFacts {
             size,
         )?);
         let list = Target::commands(&program, microbatches)?;
-        let by_cuda = target == Target::Cuda;
-        let not_by_cudnn = if by_cuda { declined(&program) } else { vec![] };
         let step = SimulatedStep::of(&list, machine);
-        Ok(Self {
-            planned: program.memory.peak(),
-            memory: MemoryClassFacts::of(program.memory.by_class, program.memory.constants),
-            not_by_cudnn: not_by_cudnn.into_iter().map(DeclinedFacts::of).collect(),
-            ..Self::new(module, &step, machine)
-        })
+        Ok(Self::new(module, &program, &step, machine))
     }
 
-    fn new(module: &Module, step: &SimulatedStep, machine: &Machine) -> Self {
+    fn new(module: &Module, program: &Program, step: &SimulatedStep, machine: &Machine) -> Self {
         let (seconds, device) = (step.seconds(), machine.device());
         let (samples, tokens) = samples(module);
         let samples = samples.saturating_mul(step.microbatches);
@@ -218,8 +214,13 @@ impl PredictionFacts {
         let all = || Section::ALL.into_iter().flat_map(|(section, name)| commands(step, section, name));
         let in_turn: f64 = all().map(|(_, runs, one)| one.alone * runs as f64).sum();
         let rented = machine.rented(module.mesh.devices()) as f64;
+        let not_by_cudnn = match device.kind {
+            DeviceKind::Cpu => vec![],
+            DeviceKind::Gpu => declined(program),
+        };
         Self {
             device: device.name.clone(),
+            kind: device.kind,
             microbatches: step.microbatches,
             launches: all().map(|(_, runs, _)| runs).sum(),
             sections: Section::ALL.map(|(section, name)| SectionFacts::of(step, section, name)).into(),
@@ -232,12 +233,12 @@ impl PredictionFacts {
             mfu: model_flops as f64 / most,
             joules: device.watts * rented * seconds,
             dollars: device.price_per_hour * rented * seconds / 3600.0,
-            planned: 0,
-            memory: MemoryClassFacts::default(),
+            planned: program.memory.peak(),
+            memory: MemoryClassFacts::of(program.memory.by_class, program.memory.constants),
             exchanges: ExchangeFacts::all(module, step),
-            not_by_cudnn: vec![],
+            not_by_cudnn: not_by_cudnn.into_iter().map(DeclinedFacts::of).collect(),
             kinds: KindFacts::all(all().map(|(_, runs, one)| (runs, one))),
-            commands: all().map(|(section, _, one)| CommandFacts::of(section, one)).collect(),
+            commands: all().map(|(section, _, one)| CommandFacts::of(section, one, &module.mesh)).collect(),
         }
     }
 }
@@ -272,8 +273,8 @@ fn samples(module: &Module) -> (u64, bool) {
     (tokens.or_else(batch).unwrap_or(1), tokens.is_some())
 }
 
-/// A program that was read as text, with zeros for constants that stand in the model's file: what they are does not matter
-/// here.
+/// A program that was read as text, with zeros for the constants that stand in the model's file. A prediction does not depend on their
+/// values.
 pub(super) fn filled(module: &Module) -> Module {
     let mut module = module.clone();
     let read = module.nodes().filter_map(|(_, node)| match &node.op {
@@ -327,13 +328,15 @@ impl ExchangeFacts {
 impl SectionFacts {
     fn of(step: &SimulatedStep, section: Section, name: &'static str) -> Self {
         let SimulatedSection { commands, seconds } = &step.sections[section as usize];
-        let count = |class| commands.iter().filter(|one| one.command.class == class).count();
+        let count = |is_of: fn(&CommandClass) -> bool| {
+            commands.iter().filter(|one| is_of(&one.command.class)).count()
+        };
         Self {
             section: name,
-            kernels: count(CommandClass::Kernel),
-            multiplications: count(CommandClass::Multiplication),
-            libraries: count(CommandClass::Library),
-            collectives: count(CommandClass::Collective),
+            kernels: count(|class| matches!(class, CommandClass::Kernel)),
+            multiplications: count(|class| matches!(class, CommandClass::Multiplication)),
+            libraries: count(|class| matches!(class, CommandClass::Library)),
+            collectives: count(|class| matches!(class, CommandClass::Collective(_))),
             ms: seconds * 1e3,
         }
     }
@@ -386,7 +389,7 @@ impl KindFacts {
 }
 
 impl CommandFacts {
-    fn of(section: &'static str, simulated: &SimulatedCommand) -> Self {
+    fn of(section: &'static str, simulated: &SimulatedCommand, mesh: &Mesh) -> Self {
         let SimulatedCommand { command, bound, span, .. } = simulated;
         Self {
             section,
@@ -397,7 +400,7 @@ impl CommandFacts {
             origin: command.origin.to_string(),
             read: command.work.read,
             written: command.work.written,
-            sent: command.work.sent,
+            sent: command.exchange().map_or(0, |exchange| exchange.sent(mesh)),
             flops: command.work.flops,
             bound: bound.name(),
             begin_us: span.begin * 1e6,

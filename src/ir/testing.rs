@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A random forward program of floats of `dtype`, of about `steps` operations.
 pub fn program(seed: u64, dtype: DType, steps: usize) -> Module {
     let mut module = Module::new(format!("random_{seed}"));
-    let mut choices = Choices { seed, drawn: 0 };
+    let mut choices = Choices::new(seed);
     let mut pool = Vec::new();
     for i in 0..1 + choices.below(2) {
         let ty = Type::of(dtype, &choices.sizes(1));
@@ -69,14 +69,21 @@ const PARAMETER_BOUND: f64 = 2.0;
 /// No value has more elements.
 const ELEMENTS: u64 = 512;
 
-/// Random numbers, one after the other.
-struct Choices {
+/// Random choices, one after the other. A copy makes the same choices again.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices {
     seed: u64,
     drawn: u32,
 }
 
 impl Choices {
-    fn below(&mut self, count: usize) -> usize {
+    /// The choices of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, drawn: 0 }
+    }
+
+    /// A number below `count`.
+    pub fn below(&mut self, count: usize) -> usize {
         self.drawn += 1;
         random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count
     }
@@ -85,7 +92,8 @@ impl Choices {
         self.below(2001) as f64 / 1000.0 - 1.0
     }
 
-    fn of<T: Clone>(&mut self, items: &[T]) -> T {
+    /// One of these items.
+    pub fn of<T: Clone>(&mut self, items: &[T]) -> T {
         items[self.below(items.len())].clone()
     }
 

@@ -152,8 +152,7 @@ fn of_a_table_only_the_rows_that_are_looked_up_are_read() {
 }
 
 #[test]
-fn gradients_of_weights_run_aside_and_share_the_memory() {
-    // Two products of one value: nothing reads either of them, so both go aside; the copy before them is waited for.
+fn a_product_that_nothing_reads_runs_aside_and_waits_for_its_operand() {
     let sizes: &[u64] = &[512, 512];
     let commands = of(
         &[(Unary::Neg.into(), &[0]), (Contract::new("mk,kn->mn").into(), &[2, 1]), (Unary::Neg.into(), &[0])],

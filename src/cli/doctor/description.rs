@@ -15,6 +15,7 @@ use runtime::memory::total;
 use crate::cli::report::tell;
 use crate::config::machine::device_text;
 use crate::failure::Failure;
+use crate::hardware;
 
 /// Measures the first GPU, or the processor where there is no GPU, and writes its description.
 ///
@@ -75,9 +76,7 @@ fn processor_name() -> Option<String> {
 
 /// GPU 0, whose peaks are those of the preset with its name.
 fn gpu(facts: &DeviceFacts) -> Result<(Device, Preset), Failure> {
-    let known =
-        [("H200", Preset::H200), ("H100", Preset::H100), ("A100", Preset::A100), ("V100", Preset::V100)];
-    let found = known.into_iter().find(|(name, _)| facts.name.contains(name)).map(|(_, preset)| preset);
+    let found = hardware::preset(&facts.name);
     let preset = found.unwrap_or(Preset::H100);
     if found.is_none() {
         tell!("the {} is no preset: the peaks of an H100 stand for its own", facts.name);

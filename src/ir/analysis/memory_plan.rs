@@ -13,4 +13,4 @@ mod sweep;
 mod training;
 mod unplaced;
 
-pub use placement::{ALIGNMENT, Buffer, Overlap, Placement, aligned, check, lower_bound, place};
+pub use placement::{ALIGNMENT, Buffer, Overlap, Placement, aligned, busiest, check, lower_bound, place};

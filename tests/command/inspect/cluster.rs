@@ -146,6 +146,23 @@ fn the_classes_of_memory_are_all_of_it() {
 }
 
 #[test]
+fn gradients_and_activations_are_counted_by_their_formulas() {
+    let memory = |flags: &[&str]| {
+        json(&[&[SMALL, "--target", "a100"], flags].concat())["prediction"]["memory"].clone()
+    };
+    let bytes = |memory: &Value, class: &str| memory[class].as_u64().expect("a number of bytes");
+    // Two microbatches add all gradients up, in buffers as large as the parameters; AdamW keeps two states for each.
+    let summed = memory(&["--global-batch", "4"]);
+    let parameters = bytes(&summed, "parameters");
+    let is_near = |size: u64, expected: u64| size.abs_diff(expected) < expected / 100;
+    assert!(is_near(bytes(&summed, "gradients"), parameters), "{summed}");
+    assert!(is_near(bytes(&summed, "optimizer"), 2 * parameters), "{summed}");
+    // A batch of 64 keeps much more than its gradients, and twice as much as a batch of 32.
+    let [half, whole] = ["32", "64"].map(|batch| bytes(&memory(&["--microbatch", batch]), "activations"));
+    assert!(is_near(whole, 2 * half) && half > parameters, "{half} {whole} {parameters}");
+}
+
+#[test]
 fn a_program_that_is_larger_than_the_memory_of_the_device_is_warned_of() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = described(folder.path(), "preset = 'a100'\nmemory = 1048576\n");

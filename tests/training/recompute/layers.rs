@@ -7,14 +7,13 @@ use ir::ops::dropout::Dropout;
 use ir::ops::elementwise::Unary;
 use ir::ops::norm::LayerNorm;
 use ir::ops::softmax::Softmax;
-use ir::{
-    Builder, DType, Dim, Initializer, Module, Role, ScalarPart, StepOutput, Type, TypeError, ValueId, random,
-};
+use ir::testing::Choices;
+use ir::{Builder, DType, Dim, Initializer, Module, Role, ScalarPart, StepOutput, Type, TypeError, ValueId};
 
 /// A forward program of so many layers, with the output `loss`. Its batch is even.
 pub(super) fn program(seed: u64, layers: usize) -> Module {
     let mut module = Module::new(format!("layers_{seed}"));
-    let mut choices = Choices { seed, drawn: 0 };
+    let mut choices = Choices::new(seed);
     let sizes = [2, choices.of(&[2, 4, 8]), choices.of(&[4, 8, 16])];
     let input = module.add_input("x", Type::of(DType::F32, &sizes), true);
     let b = Builder::new(&mut module, "random");
@@ -24,22 +23,6 @@ pub(super) fn program(seed: u64, layers: usize) -> Module {
     module.add_output(StepOutput::loss(0, ScalarPart::Sum), sum);
     module.add_output(StepOutput::loss(0, ScalarPart::Weight), weight);
     module
-}
-
-struct Choices {
-    seed: u64,
-    drawn: u32,
-}
-
-impl Choices {
-    fn below(&mut self, count: usize) -> usize {
-        self.drawn += 1;
-        random::philox(self.seed, [self.drawn, 0, 0, 3])[0] as usize % count
-    }
-
-    fn of<T: Clone>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())].clone()
-    }
 }
 
 /// Adds an operator to a value of the model's sizes.
@@ -57,11 +40,11 @@ impl Model<'_> {
     fn build(&mut self, input: ValueId, layers: usize) -> Result<(ValueId, ValueId), TypeError> {
         // Every other model has equal layers.
         let equal = self.choices.below(2) == 0;
-        let (seed, drawn) = (self.choices.seed, self.choices.drawn);
+        let first = self.choices;
         let mut x = input;
         for layer in 0..layers {
             if equal {
-                self.choices = Choices { seed, drawn };
+                self.choices = first;
             }
             self.b.origin(format!("/layer.{layer}"));
             let more = self.layer(x)?;

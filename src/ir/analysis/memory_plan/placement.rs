@@ -61,6 +61,13 @@ pub fn place(buffers: &[Buffer]) -> Placement {
     Placement { offsets, peak: found.peak, lower_bound: live.into_iter().max().unwrap_or(0) }
 }
 
+/// The first position where the most bytes are alive, each buffer rounded up to the alignment.
+pub fn busiest(buffers: &[Buffer]) -> u32 {
+    let live = live_bytes(buffers);
+    let most = live.iter().max().copied().unwrap_or(0);
+    live.iter().position(|&bytes| bytes == most).unwrap_or(0) as u32
+}
+
 /// The largest sum of bytes, each buffer rounded up to the alignment, that is alive at one position.
 pub fn lower_bound(buffers: &[Buffer]) -> u64 {
     live_bytes(buffers).into_iter().max().unwrap_or(0)

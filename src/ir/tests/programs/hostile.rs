@@ -1,6 +1,7 @@
 //! Text is untrusted: whatever attributes and types stand on an operator, parser and verifier answer, and do not panic.
 
-use ir::{Inference, Op, Operator, Type, random, text, verify};
+use ir::testing::Choices;
+use ir::{Inference, Op, Operator, Type, text, verify};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
 
@@ -80,23 +81,6 @@ const TYPES: &[&str] = &[
 
 const SHARDINGS: &[&str] =
     &["", " {dp}", " {-, tp}", " {dp, -, -}", " {tp*dp, -}", " partial(sum tp)", " partial(max dp)"];
-
-/// Random numbers, one after the other.
-struct Choices {
-    seed: u64,
-    drawn: u32,
-}
-
-impl Choices {
-    fn below(&mut self, count: usize) -> usize {
-        self.drawn += 1;
-        random::philox(self.seed, [self.drawn, 0, 0, 0])[0] as usize % count
-    }
-
-    fn of<'a>(&mut self, items: &[&'a str]) -> &'a str {
-        items[self.below(items.len())]
-    }
-}
 
 /// The attributes of an operator, each with a value it reads.
 fn attributes(name: &str, choices: &mut Choices) -> String {
@@ -178,7 +162,7 @@ fn answer(text: &str) -> Option<Vec<Type>> {
 fn no_attributes_and_types_make_an_operator_panic() {
     let (mut panicking, mut typed) = (BTreeMap::new(), BTreeSet::new());
     for seed in 0..PROGRAMS {
-        let mut choices = Choices { seed, drawn: 0 };
+        let mut choices = Choices::new(seed);
         let mut line = Line::random(&mut choices);
         let Ok(inferred) = catch_unwind(|| answer(&line.text())) else {
             panicking.insert(line.name, line.text());

@@ -1,0 +1,126 @@
+//! The listing of a program: the text that `inspect` shows, and from which the hash is made.
+
+use super::{
+    Activation, Chain, ChainSource, Exchange, Instruction, Kernel, Memory, Moved, Program, Region, Section,
+    View,
+};
+use ir::text::type_text;
+use ir::{Op, PartialKind, Type};
+use std::fmt;
+
+/// `f32 @ 4096 [8, 128]`; constants are `f32 @ c64 [8]`.
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let region = if self.region == Region::Constants { "c" } else { "" };
+        write!(f, "{} @ {region}{} {}", self.dtype, self.base, self.layout)
+    }
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name())?;
+        match &self.kernel {
+            Kernel::Op(op) => {
+                op.attributes().iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?
+            }
+            Kernel::Elementwise(chain) => write_chain(f, chain)?,
+            Kernel::Contract(fused) => {
+                let labels = Op::from(fused.contract.clone()).attributes();
+                labels.iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?;
+                let extras = [(fused.bias, "bias"), (fused.addend, "addend"), (fused.keeps, "kept")];
+                extras.iter().filter(|(there, _)| *there).try_for_each(|(_, name)| write!(f, " {name}"))?;
+                if fused.activation != Activation::None {
+                    write!(f, " {:?}", fused.activation)?;
+                }
+                fused.sums.map_or(Ok(()), |side| write!(f, " sums {side}"))?;
+            }
+            Kernel::Copy | Kernel::Accumulate => {}
+            Kernel::Part(part) => write!(f, " {:?}", part.dims.as_slice())?,
+            Kernel::Collective(exchange) => write!(f, "{exchange}")?,
+        }
+        let views = |views: &[View]| views.iter().map(View::to_string).collect::<Vec<_>>().join(", ");
+        let arrow = if self.accumulates { "=> +" } else { "=>" };
+        write!(f, "({}) {arrow} {}", views(&self.operands), views(&self.results))?;
+        if let Some(scratch) = &self.scratch {
+            write!(f, " scratch {scratch}")?;
+        }
+        if !self.in_place.is_empty() {
+            write!(f, " in place {:?}", self.in_place.as_slice())?;
+        }
+        if let Some(parts) = &self.parts {
+            let types = parts.operands.iter().chain(&parts.results);
+            types.clone().try_for_each(|ty| write!(f, " part of {ty} {:?}", ty.sharding.dims.as_slice()))?;
+        }
+        if !self.origin.is_empty() {
+            write!(f, " origin {:?}", self.origin)?;
+        }
+        Ok(())
+    }
+}
+
+/// ` sum over [axis1] split 0, split 1`
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reduced {
+            Some(PartialKind::Sum) => write!(f, " sum")?,
+            Some(PartialKind::Max) => write!(f, " max")?,
+            Some(PartialKind::Min) => write!(f, " min")?,
+            None => {}
+        }
+        write!(f, " over {:?}", self.axes.as_slice())?;
+        for (i, Moved { gathered, split }) in self.dims.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "," })?;
+            gathered.map_or(Ok(()), |dim| write!(f, " gathered {dim}"))?;
+            split.map_or(Ok(()), |dim| write!(f, " split {dim}"))?;
+        }
+        Ok(())
+    }
+}
+
+fn write_chain(f: &mut fmt::Formatter<'_>, chain: &Chain) -> fmt::Result {
+    for (index, step) in chain.steps.iter().enumerate() {
+        write!(f, " t{index}:{}", step.dtype)?;
+        let attributes = step.op.attributes();
+        attributes.iter().try_for_each(|(key, text)| write!(f, " {key}={text}"))?;
+        for source in &step.sources {
+            match source {
+                ChainSource::Operand(operand) => write!(f, " {operand}")?,
+                ChainSource::Step(step) => write!(f, " t{step}")?,
+            }
+        }
+    }
+    write!(f, " stores {:?}", chain.stores.as_slice())
+}
+
+/// The listing: what `inspect` shows and what the hash is made of.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Memory { states, arena, lower_bound, constants, by_class: _ } = self.memory;
+        writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
+        // What a value is on other devices says its type; on one device its place says all.
+        let alone = self.mesh.axes.is_empty();
+        let whole = |ty: &Type| if alone { String::new() } else { format!(" {}", type_text(&self.mesh, ty)) };
+        if !alone {
+            writeln!(f, "mesh {}", self.mesh)?;
+        }
+        writeln!(f, "memory states {states} arena {arena} lower bound {lower_bound} constants {constants}")?;
+        for state in &self.states {
+            writeln!(f, "state {:?} {:?} {}{}", state.name, state.role, state.view, whole(&state.ty))?;
+        }
+        for input in &self.inputs {
+            let place = input.view.as_ref().map_or("unused".into(), View::to_string);
+            writeln!(f, "input {:?} {} {place}{}", input.name, input.ty, whole(&input.ty))?;
+        }
+        for (section, name) in Section::ALL {
+            let renewed = if section == Section::Prepare { self.renewed } else { 0 };
+            let note =
+                if renewed > 0 { format!(", of which the update rewrites {renewed}") } else { String::new() };
+            writeln!(f, "{name}{note}:")?;
+            self.section(section).iter().try_for_each(|instruction| writeln!(f, "  {instruction}"))?;
+        }
+        let outputs = &mut self.outputs.iter();
+        outputs.try_for_each(|output| {
+            writeln!(f, "output {:?} {:?} {}{}", output.name, output.section, output.view, whole(&output.ty))
+        })
+    }
+}

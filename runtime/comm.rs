@@ -7,6 +7,7 @@
 //! `loom/` is a package of its own: it compiles `at_work`, `error`, `lent` and `meeting` with loom's locks in place of
 //! `sync`, and tries their interleavings.
 
+pub mod agreement;
 mod at_work;
 pub(crate) mod block;
 pub mod check;

@@ -27,7 +27,6 @@ use crate::comm::Communicator;
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
 use crate::program::{Instruction, Microbatches, Program, Section};
-use crate::ranks::Rank;
 use crate::room;
 use crate::target::Target;
 use arena::{Arena, Constants};
@@ -121,12 +120,6 @@ impl Cpu {
     /// Adds the times of the first program's instructions to a profile from now on.
     pub fn record(&mut self, profile: Profile) {
         self.profile = Some(profile);
-    }
-
-    /// Bytes allocated: the arena and all constants.
-    pub fn allocated(&self) -> u64 {
-        let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
-        self.arena.len() + constants
     }
 
     /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
@@ -225,21 +218,17 @@ impl Device for Cpu {
         Ok(self.arena.read(&loaded.constants, &slot.view))
     }
 
-    fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        Ok(self.first_non_finite_at(id)?.map(|(_, found)| found))
+    /// The arena and all constants.
+    fn allocated(&self) -> u64 {
+        let constants: u64 = self.programs.iter().map(|loaded| loaded.program.memory.constants).sum();
+        self.arena.len() + constants
     }
-}
 
-impl Rank for Cpu {
-    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+    fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
         self.loaded(id)?;
         let Self { programs, arena, threads, communicator, .. } = self;
         let loaded = &programs[id.0];
         threads.install(|| non_finite::first(loaded, arena, communicator.as_deref()))
-    }
-
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::comm::CommError;
 use crate::program::{Microbatches, Program, Section};
 use ir::visible;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -64,9 +65,18 @@ pub trait Device {
         Ok(false)
     }
 
+    /// Bytes of memory that the device has allocated for its programs.
+    fn allocated(&self) -> u64;
+
+    /// Does the work that needs the thread of the device's rank, which is about to end.
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Runs the microbatch section once more, instruction by instruction, and names the first that makes a number
     /// that is not finite from finite ones. To be asked when a loss is not finite, with the microbatch's inputs
-    /// written again and before `update`; sums over microbatches are spoilt by it.
+    /// written again and before `update`; sums over microbatches are spoilt by it. All ranks are asked at once, and each
+    /// looks at its own parts.
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError>;
 }
 
@@ -122,18 +132,47 @@ pub fn step(
 }
 
 /// An instruction that made a number that is not finite from finite ones.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NonFinite {
+    /// Its place in the microbatch section.
+    pub instruction: usize,
     /// The operator.
     pub operator: String,
     /// The ONNX node it came from.
-    pub origin: Arc<str>,
+    pub origin: String,
     /// The first such number.
+    #[serde(with = "number_bits")]
     pub value: f64,
     /// On which of several ranks.
     pub rank: Option<u64>,
     /// For a NaN, what made the first infinity before it, if anything did: often the cause.
     pub infinity: Option<Box<NonFinite>>,
+}
+
+impl NonFinite {
+    /// The first that any rank found, given those of all ranks in their order: a NaN before an infinity. A rank that is alone
+    /// is not named.
+    pub fn first(mut of_ranks: Vec<Option<Self>>) -> Option<Self> {
+        if of_ranks.len() == 1 {
+            return of_ranks.pop()?;
+        }
+        let found = (0..).zip(of_ranks).filter_map(|(rank, found)| Some((rank, found?)));
+        let first = found.min_by_key(|(rank, found)| (!found.value.is_nan(), found.instruction, *rank));
+        first.map(|(rank, found)| Self { rank: Some(rank), ..found })
+    }
+}
+
+/// A float by its bits: JSON has no NaN.
+pub(crate) mod number_bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(number.to_bits())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(f64::from_bits(u64::deserialize(deserializer)?))
+    }
 }
 
 /// `` `softmax` of node "/h.0/attn/Softmax" made NaN ``

@@ -1,6 +1,6 @@
 //! Training: the loop over steps, evaluation, stopping and going on.
 //!
-//! [`train`] is the loop. It sees the device through a [`Session`], the data through a loader, and the disk through
+//! [`train`] is the loop, which every rank runs with its own part of everything. It sees the device through a [`Session`], the data through a loader, and the disk through
 //! checkpoints and metrics; [`resume`] finds the place to go on at. A run that goes on repeats what the run without
 //! the break does, bit for bit: states come from the checkpoint, samples from the step's number, and nothing else
 //! outlives a step.
@@ -24,6 +24,6 @@ pub use error::{Cause, TrainError};
 pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
 pub use resume::{Resumed, cut_back, resume};
-pub use run::{BestCheckpoint, Outcome, Schedule, TrainingRun, train};
+pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun, train};
 pub use session::Session;
 pub use surroundings::Surroundings;

@@ -20,15 +20,15 @@ use runtime::checkpoint::{
 };
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
-use runtime::device::{Device, DeviceError, ProgramId};
+use runtime::device::{DeviceError, ProgramId};
 use runtime::metrics::{MetricsError, MetricsWriter};
 use runtime::profile::Profile;
 use runtime::progress::Progress;
-use runtime::ranks;
+use runtime::ranks::{Ranks, on_processor};
 use runtime::room::TooLarge;
 use runtime::target::Target;
 use runtime::train::{
-    EvalHistory, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, resume,
+    EvalHistory, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, resume,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -78,25 +78,25 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
     settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
 }
 
-/// The device of a run, with its memory: it is asked for before anything large is made, since it may be refused. It is of
-/// the kind that the programs are for; several devices are ranks, each a thread of this process. `warn` is told what is not
-/// as it should be, and `fits` is asked what would fit where the programs do not.
-pub fn device(
+/// The ranks of a run on their devices, with the memory: it is asked for before anything large is made, since it may be
+/// refused. The devices are of the kind that the programs are for; each rank is a thread of this process. `warn` is told of
+/// faults that do not end the run, and `fits` is asked what would fit where the programs do not.
+pub fn ranks(
     programs: &Programs,
     settings: &Settings,
     profile: Option<Profile>,
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Option<String>,
-) -> Result<Box<dyn Device + Send>, Failure> {
+) -> Result<Ranks, Failure> {
     let target = programs.training.target;
     let programs = programs.all();
-    let device = match target {
-        Target::Cpu => ranks::device(programs, settings.device.threads, profile),
+    let ranks = match target {
+        Target::Cpu => on_processor(programs, settings.device.threads, profile),
         Target::Cuda => {
             gpus(programs, Options::of_process(), profile, &|trouble| warn(Diagnostic::new(trouble)))
         }
     };
-    device.map_err(|error| match too_large(&error) {
+    ranks.map_err(|error| match too_large(&error) {
         Some(large) => Failure::User(vec![diagnosed(large, target, fits(large))]),
         None => failure(error.into()),
     })
@@ -242,43 +242,19 @@ pub struct Setup<'a> {
     pub surroundings: Surroundings,
 }
 
-/// Trains until the last step, or until `stop` is set. The device is given back before this returns: what comes after
-/// takes its states from the checkpoint, and no more memory than the run did.
+/// Trains until the last step, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
+/// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did.
 pub fn train(
     setup: Setup,
-    mut device: Box<dyn Device + Send>,
+    mut ranks: Ranks,
     start: Start,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Surroundings), Failure> {
     let Setup { compilation, programs, loader, settings, folder, steps, surroundings } = setup;
+    let Start { step, states, data, history, from } = start;
     let evaluates = loader.eval_samples() > 0;
-    let mut session =
-        Session::new(&mut *device, ProgramId(0), evaluates.then_some(ProgramId(1))).map_err(failure)?;
-    if let Some((_, shares)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
-        session.evaluate_short(ProgramId(2), shares.clone()).map_err(failure)?;
-    }
-    session.write_states(start.states).map_err(failure)?;
-    let metrics = folder.join(METRICS);
-    let unwritten = |error: MetricsError| failure(error.into());
-    let mut history = start.history;
-    if start.from.is_some_and(|from| !folder.is(&from)) {
-        history.forget();
-    }
-    let metrics_writer = MetricsWriter::append(&metrics).map_err(unwritten)?;
-    history.complete(&metrics).map_err(unwritten)?;
-    let mut run = TrainingRun {
-        module: &compilation.training,
-        session,
-        loader,
-        data: start.data,
-        checkpoints: checkpoints(folder.path()),
-        metrics: metrics_writer,
-        progress: Progress::new(start.step, steps),
-        history,
-        surroundings,
-    };
     let schedule = Schedule {
-        start: start.step,
+        start: step,
         steps,
         eval_every: settings.data.eval_every,
         save_every: settings.run.save_every,
@@ -286,9 +262,42 @@ pub fn train(
         keep: settings.run.keep,
         patience: settings.run.patience,
     };
-    let outcome = runtime::train::train(&mut run, &schedule, stop).map_err(failure)?;
-    run.progress.finish();
-    Ok((outcome, run.surroundings))
+    let (metrics, history) = records(folder, history, from)?;
+    let lead = Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings };
+    let mut given: Vec<_> = (1..ranks.count()).map(|_| (states.clone(), None)).collect();
+    given.insert(0, (states, Some(lead)));
+    let ended = ranks.run(given, |rank, (states, lead)| {
+        let mut session = Session::new(rank, ProgramId(0), evaluates.then_some(ProgramId(1)))?;
+        if let Some((_, shares)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
+            session.evaluate_short(ProgramId(2), shares.clone())?;
+        }
+        session.write_states(states)?;
+        let (module, checkpoints) = (&compilation.training, checkpoints(folder.path()));
+        let mut run = TrainingRun { module, session, loader, checkpoints, lead };
+        let outcome = runtime::train::train(&mut run, &schedule, stop)?;
+        Ok::<_, TrainError>((outcome, run.lead))
+    });
+    let first = ended.map_err(failure)?.into_iter().next().and_then(|(outcome, lead)| Some((outcome, lead?)));
+    let (outcome, lead) = first.context("rank 0 leads the run")?;
+    lead.progress.finish();
+    Ok((outcome, lead.surroundings))
+}
+
+/// The file of metrics of a run, and the history of its evaluations, of which none count if the run goes on in another folder
+/// than `from`.
+fn records(
+    folder: &Folder,
+    mut history: EvalHistory,
+    from: Option<PathBuf>,
+) -> Result<(MetricsWriter, EvalHistory), Failure> {
+    let metrics = folder.join(METRICS);
+    let unwritten = |error: MetricsError| failure(error.into());
+    if from.is_some_and(|from| !folder.is(&from)) {
+        history.forget();
+    }
+    let writer = MetricsWriter::append(&metrics).map_err(unwritten)?;
+    history.complete(&metrics).map_err(unwritten)?;
+    Ok((writer, history))
 }
 
 /// The values of all states in a checkpoint of the run.

@@ -15,8 +15,8 @@ use trainyard::pipeline::CompilationPlan;
 use trainyard::sizes;
 use trainyard::training::{self, Programs, Setup};
 
-/// A device in place of a run's own.
-pub type Exchange<'a> = &'a dyn Fn(Box<dyn Device + Send>) -> Box<dyn Device + Send>;
+/// A device in place of a rank's own.
+pub type Exchange<'a> = &'a dyn Fn(u64, Box<dyn Device + Send>) -> Box<dyn Device + Send>;
 
 /// Trains `gpt2-fresh` for 16 steps of one microbatch on the workplace's `text.txt`, into its folder `run`.
 pub fn train(
@@ -51,7 +51,7 @@ pub fn train(
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
         training::start(&compilation, settings, &loader, weights)?
     };
-    let device = device(training::device(&programs, settings, None, &|_| {}, &|_| None)?);
+    let ranks = training::ranks(&programs, settings, None, &|_| {}, &|_| None)?.exchange(device);
     folder.write(&[])?;
     let setup = Setup {
         compilation: &compilation,
@@ -62,7 +62,7 @@ pub fn train(
         steps: STEPS,
         surroundings: Surroundings::default(),
     };
-    training::train(setup, device, start, &AtomicBool::new(false)).map(drop)
+    training::train(setup, ranks, start, &AtomicBool::new(false)).map(drop)
 }
 
 const STEPS: u64 = 16;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ir::{State, Type, ViewStep};
 
 /// The type of a state without padding; `None` while a dim is unbound.
-pub(super) fn unpadded_type(state: &State) -> Option<Type> {
+pub(crate) fn unpadded_type(state: &State) -> Option<Type> {
     let (_, sizes) = ir::view::padding(&state.view, &state.ty.sizes()?);
     Some(Type::of(state.ty.dtype, &sizes))
 }
@@ -26,11 +26,6 @@ pub(super) fn remove(state: &State, value: Bytes) -> Option<Bytes> {
         tensor = tensor.view(&[ViewStep::Slice { dim: *dim, start: 0, length }])?;
     }
     Some(tensor.bytes)
-}
-
-/// A padded state's value without its padding. `None` if the state is not padded, or the value does not have its size.
-pub(crate) fn unpadded_value(state: &State, value: &[u8]) -> Option<Bytes> {
-    is_padded(state).then(|| remove(state, Bytes::copy_from_slice(value)))?
 }
 
 /// The state's value of a value on disk. `None` if that does not have the size of the state without padding.

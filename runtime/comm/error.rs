@@ -31,6 +31,12 @@ pub enum CommError {
         /// The group.
         group: Vec<u64>,
     },
+    /// The message of a rank cannot be read.
+    #[error("a rank sent a message that cannot be read: {message}")]
+    Message {
+        /// The fault in it.
+        message: String,
+    },
     /// A device by itself was given a program for several.
     #[error("the device runs alone and cannot communicate")]
     Alone,

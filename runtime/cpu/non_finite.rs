@@ -11,14 +11,13 @@ use crate::program::{Chain, Instruction, Kernel, Section, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Runs the microbatch section, looking at every result until a NaN is found; gives what made it, and the place of that
-/// instruction. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
+/// Runs the microbatch section, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
 /// make the first of that kind.
 pub(super) fn first(
     loaded: &Loaded,
     arena: &mut Arena,
     communicator: Option<&dyn Communicator>,
-) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+) -> Result<Option<NonFinite>, DeviceError> {
     let mut infinity = None;
     let mut nan = None;
     for (index, instruction) in loaded.program.section(Section::Microbatch).iter().enumerate() {
@@ -28,15 +27,16 @@ pub(super) fn first(
             continue;
         }
         for found in made_by(loaded, arena, instruction, communicator)? {
+            let found = NonFinite { instruction: index, ..found };
             if found.value.is_nan() {
-                nan = Some((index, found));
+                nan = Some(found);
                 break;
             }
-            infinity.get_or_insert((index, found));
+            infinity.get_or_insert(found);
         }
     }
-    let infinity_before = infinity.clone().map(|(_, found)| Box::new(found));
-    Ok(nan.map(|(index, found)| (index, NonFinite { infinity: infinity_before, ..found })).or(infinity))
+    let infinity_before = infinity.clone().map(Box::new);
+    Ok(nan.map(|found| NonFinite { infinity: infinity_before, ..found }).or(infinity))
 }
 
 /// Runs an instruction; gives the numbers that are not finite and of a kind that its operands have none of, in the
@@ -62,7 +62,8 @@ fn made_by(
     let fresh = |kind: Kind| before.is_none_or(|(before, _)| kind > before);
     let found = |(operator, origin, after): Made| {
         let (_, value) = after.filter(|(kind, _)| fresh(*kind))?;
-        Some(NonFinite { operator, origin, value, rank: None, infinity: None })
+        let origin = origin.to_string();
+        Some(NonFinite { instruction: 0, operator, origin, value, rank: None, infinity: None })
     };
     Ok(made.into_iter().filter_map(found).collect())
 }

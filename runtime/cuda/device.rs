@@ -8,7 +8,6 @@ use super::program::{CudaProgram, Event, Stream};
 use super::ready::Ready;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{Program, Section, View};
-use crate::ranks::Rank;
 use crate::target::Target;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -188,16 +187,6 @@ fn dense(view: &View, bytes: Vec<u8>) -> Vec<u8> {
     dense
 }
 
-impl<D: Driver> Rank for Cuda<D> {
-    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
-        super::non_finite::first(self, id)
-    }
-
-    fn settle(&mut self) -> Result<(), DeviceError> {
-        self.driver.settle().map_err(|error| self.refused(error))
-    }
-}
-
 impl<D: Driver> Device for Cuda<D> {
     fn program(&self, program: ProgramId) -> &Arc<Program> {
         &self.programs[program.0].cuda.program
@@ -298,7 +287,19 @@ impl<D: Driver> Device for Cuda<D> {
         Ok(halts)
     }
 
+    /// The arena, all constants, and the tables of combined launches.
+    fn allocated(&self) -> u64 {
+        let programs = || self.programs.iter().map(|ready| &ready.cuda);
+        let arena = programs().map(|cuda| cuda.program.memory.arena).max().unwrap_or_default();
+        arena
+            + programs().map(|cuda| cuda.program.memory.constants + 8 * cuda.tables.len() as u64).sum::<u64>()
+    }
+
+    fn settle(&mut self) -> Result<(), DeviceError> {
+        self.driver.settle().map_err(|error| self.refused(error))
+    }
+
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        Ok(super::non_finite::first(self, id)?.map(|(_, found)| found))
+        super::non_finite::first(self, id)
     }
 }

@@ -6,15 +6,12 @@ use crate::cpu::{Kind, kind_of, worst};
 use crate::device::{DeviceError, NonFinite, ProgramId};
 use crate::program::{Section, View};
 
-/// Runs the microbatch section, looking at every result until a NaN is found; gives what made it, and the place of that
-/// instruction. An infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
+/// Runs the microbatch section, looking at every result until a NaN is found; gives the instruction that made it. An
+/// infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
 /// make the first of that kind.
-pub(super) fn first<D: Driver>(
-    cuda: &mut Cuda<D>,
-    id: ProgramId,
-) -> Result<Option<(usize, NonFinite)>, DeviceError> {
+pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
     let program = cuda.lowered(id)?.clone();
-    let (mut infinity, mut nan): (Option<(usize, NonFinite)>, _) = (None, None);
+    let (mut infinity, mut nan) = (None::<NonFinite>, None);
     cuda.begin_again(id);
     for (index, instruction) in program.section(Section::Microbatch).iter().enumerate() {
         if nan.is_some() {
@@ -29,17 +26,17 @@ pub(super) fn first<D: Driver>(
         else {
             continue;
         };
-        let (operator, origin) = (instruction.name(), instruction.origin.clone());
-        let found = NonFinite { operator, origin, value, rank: None, infinity: None };
+        let (operator, origin) = (instruction.name(), instruction.origin.to_string());
+        let found = NonFinite { instruction: index, operator, origin, value, rank: None, infinity: None };
         match kind {
-            Kind::NaN => nan = Some((index, found)),
+            Kind::NaN => nan = Some(found),
             Kind::Infinity => {
-                infinity.get_or_insert((index, found));
+                infinity.get_or_insert(found);
             }
         }
     }
-    let infinity_before = infinity.clone().map(|(_, found)| Box::new(found));
-    Ok(nan.map(|(index, found)| (index, NonFinite { infinity: infinity_before, ..found })).or(infinity))
+    let infinity_before = infinity.clone().map(Box::new);
+    Ok(nan.map(|found| NonFinite { infinity: infinity_before, ..found }).or(infinity))
 }
 
 fn worst_of<D: Driver>(

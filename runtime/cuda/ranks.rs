@@ -1,4 +1,4 @@
-//! Stand-ins of several GPUs as one device: each a rank, on a thread of its own.
+//! Stand-ins of several GPUs: each a rank, on a thread of its own.
 
 use super::device::Cuda;
 use super::host::{Host, Order};
@@ -17,12 +17,12 @@ use std::sync::Arc;
 /// # Errors
 /// An instruction without a kernel; programs of different meshes; a kernel that does not compile; programs that do not fit
 /// this machine's memory on all ranks together.
-pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Box<dyn Device + Send>, DeviceError> {
+pub fn stand_in(programs: Vec<Arc<Program>>, order: Order) -> Result<Ranks, DeviceError> {
     if programs.iter().all(|program| program.mesh.devices() == 1) {
-        return Ok(Box::new(Cuda::new(Host::new(order), programs)?));
+        return Ok(Ranks::alone(Box::new(Cuda::new(Host::new(order), programs)?)));
     }
     let lowered = lowered(&programs)?;
-    Ok(Box::new(on_stand_ins(programs, |_| lowered.clone(), order, |communicator| communicator)?))
+    on_stand_ins(programs, |_| lowered.clone(), order, |communicator| communicator)
 }
 
 /// A stand-in for each rank: `lowered` are its programs, `through` is what it communicates through, given its communicator.
@@ -31,16 +31,17 @@ pub(crate) fn on_stand_ins(
     lowered: impl Fn(u64) -> Vec<CudaProgram>,
     order: Order,
     through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
-) -> Result<Ranks<Cuda<Host>>, DeviceError> {
+) -> Result<Ranks, DeviceError> {
     let count = programs.first().map_or(1, |program| program.mesh.devices());
     // All of them take the memory of this machine; each driver asks for its own rank alone.
     let checked = room::check_processor(programs.iter().map(|program| &**program), count);
     checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))?;
     let local = Local::new(count);
     let communicators = (0..count).map(|rank| through(Arc::new(local.communicator(rank)))).collect();
-    let rank = |(rank, host)| Cuda::of_rank(host, lowered(rank), rank);
+    let rank =
+        |(rank, host)| Ok(Box::new(Cuda::of_rank(host, lowered(rank), rank)?) as Box<dyn Device + Send>);
     let devices = (0..count).zip(Host::ranks(order, communicators)).map(rank);
-    Ok(Ranks::of(devices.collect::<Result<_, _>>()?, programs, local, Box::new(|_| {})))
+    Ok(Ranks::of(devices.collect::<Result<_, DeviceError>>()?, local, Box::new(|_| {})))
 }
 
 /// The programs for GPUs: the same for every rank.

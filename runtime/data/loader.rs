@@ -51,6 +51,39 @@ pub struct DataPosition {
     pub seed: u64,
 }
 
+/// A batch of held-out data, which is read row by row.
+#[derive(Clone, Copy, Debug)]
+pub struct EvalBatch<'l> {
+    data: &'l Dataset,
+    first: u64,
+    /// How many rows are samples; the ones after them fill the batch up.
+    samples: u64,
+    size: u64,
+}
+
+impl EvalBatch<'_> {
+    /// The length of dim 0.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// All rows of the batch.
+    pub fn whole(&self) -> Batch {
+        self.rows(0..self.size)
+    }
+
+    /// Rows `range` of the batch: what one data rank needs.
+    ///
+    /// # Panics
+    /// When `range` ends after the batch.
+    pub fn rows(&self, range: Range<u64>) -> Batch {
+        assert!(range.end <= self.size, "rows {range:?} of a batch of {}", self.size);
+        let row = |row: u64| (self.first + row) % self.data.samples;
+        let rows: Vec<u64> = range.clone().map(row).collect();
+        self.data.gather(&rows, self.samples.clamp(range.start, range.end) - range.start)
+    }
+}
+
 impl Loader {
     /// Opens `train` for `spec`, and checks all of it that the model depends on.
     ///
@@ -196,14 +229,13 @@ impl Loader {
 
     /// The held-out data once, in its own order, in batches of one microbatch. The last is filled up with ignored labels,
     /// or has as many rows as there are samples left ([`Self::short_evaluation`]). Empty when nothing is held out.
-    pub fn eval_batches(&self) -> impl Iterator<Item = Batch> + '_ {
-        self.eval.iter().flat_map(|eval| {
-            (0..eval.samples.div_ceil(self.microbatch)).map(|batch| {
+    pub fn eval_batches(&self) -> impl Iterator<Item = EvalBatch<'_>> {
+        self.eval.iter().flat_map(|data| {
+            (0..data.samples.div_ceil(self.microbatch)).map(|batch| {
                 let first = batch * self.microbatch;
-                let samples = (eval.samples - first).min(self.microbatch);
+                let samples = (data.samples - first).min(self.microbatch);
                 let size = if self.fills_evaluation { self.microbatch } else { samples };
-                let rows: Vec<u64> = (first..first + size).map(|row| row % eval.samples).collect();
-                eval.gather(&rows, samples)
+                EvalBatch { data, first, samples, size }
             })
         })
     }

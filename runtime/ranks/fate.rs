@@ -1,4 +1,4 @@
-//! How ranks end: where one fails all do, and what is reported is its error, with its number.
+//! How ranks end: where one fails all do, and its error is reported, with its number.
 
 use crate::comm::CommError;
 use crate::comm::local::AtWork;
@@ -7,8 +7,27 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Ends what ranks wait for beyond their threads; it is given the rank that has failed.
+/// Ends everything that other ranks wait for outside of their communicators; it is given the rank that has failed.
 pub(crate) type Abort = Box<dyn Fn(u64) + Send + Sync>;
+
+/// An error that a rank ends with.
+pub trait RankError: From<DeviceError> + Send {
+    /// The error of the rank's device, if it is one.
+    fn device(&self) -> Option<&DeviceError>;
+
+    /// The error with the number of the rank, if another rank would not have it.
+    fn of_rank(self, rank: u64) -> Self;
+}
+
+impl RankError for DeviceError {
+    fn device(&self) -> Option<&DeviceError> {
+        Some(self)
+    }
+
+    fn of_rank(self, rank: u64) -> Self {
+        Self::Rank { rank, source: Box::new(self) }
+    }
+}
 
 /// Whether the ranks go on.
 pub(super) struct Fate {
@@ -32,28 +51,15 @@ impl Fate {
         self.ended.store(true, Ordering::Relaxed);
         (self.abort)(rank);
     }
-
-    /// What a rank was asked for beside its thread. A device that tells late what went wrong tells it here.
-    pub(super) fn of_rank<R>(&self, rank: usize, result: Result<R, DeviceError>) -> Result<R, DeviceError> {
-        result.map_err(|error| {
-            self.end(rank as u64);
-            with_rank(rank, error)
-        })
-    }
 }
 
-fn with_rank(rank: usize, error: DeviceError) -> DeviceError {
-    DeviceError::Rank { rank: rank as u64, source: Box::new(error) }
-}
-
-/// A rank's work. A panic ends all ranks, as an error does.
-pub(super) fn one<D, R>(
-    device: &mut D,
+/// The work of a rank. A panic ends all ranks, as an error does.
+pub(super) fn one<R, E: RankError>(
     at_work: AtWork,
-    run: &impl Fn(&mut D) -> Result<R, DeviceError>,
     fate: &Fate,
-) -> Result<R, DeviceError> {
-    let result = catch_unwind(AssertUnwindSafe(|| run(device))).unwrap_or_else(|panic| Err(panicked(panic)));
+    work: impl FnOnce() -> Result<R, E>,
+) -> Result<R, E> {
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic).into()));
     if result.is_err() {
         let rank = at_work.rank();
         at_work.fail();
@@ -69,13 +75,15 @@ pub(super) fn panicked(panic: Box<dyn Any + Send>) -> DeviceError {
 }
 
 /// All results, or the error of the rank that failed first, else of the first that has one of its own.
-pub(super) fn first_error<R>(
-    results: Vec<Result<R, DeviceError>>,
+pub(super) fn first_error<R, E: RankError>(
+    results: Vec<Result<R, E>>,
     ended: Option<CommError>,
-) -> Result<Vec<R>, DeviceError> {
+) -> Result<Vec<R>, E> {
     let failed = |rank: &usize| results.get(*rank).is_some_and(Result::is_err);
-    let own =
-        |rank: &usize| !matches!(results[*rank], Err(DeviceError::Communication(CommError::Ended { .. })));
+    let own = |rank: &usize| {
+        let device = results[*rank].as_ref().err().and_then(RankError::device);
+        !matches!(device, Some(DeviceError::Communication(CommError::Ended { .. })))
+    };
     let first = match ended {
         Some(CommError::Ended { rank }) => Some(rank as usize).filter(failed),
         _ => None,
@@ -83,5 +91,5 @@ pub(super) fn first_error<R>(
     let mut all = (0..results.len()).filter(failed);
     let rank = first.or_else(|| all.clone().find(own)).or_else(|| all.next());
     let told = results.into_iter().enumerate().filter(|(index, _)| rank.is_none_or(|rank| rank == *index));
-    told.map(|(rank, result)| result.map_err(|error| with_rank(rank, error))).collect()
+    told.map(|(rank, result)| result.map_err(|error| error.of_rank(rank as u64))).collect()
 }

@@ -6,9 +6,10 @@ use crate::layout::Sizes;
 use ir::{Mesh, Type};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// How a tensor lies over the ranks.
-pub(super) struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     name: &'a str,
     ty: &'a Type,
     mesh: &'a Mesh,
@@ -18,7 +19,7 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    pub(super) fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
+    pub(crate) fn of(name: &'a str, ty: &'a Type, mesh: &'a Mesh) -> Result<Self, DeviceError> {
         let sizes =
             |sizes: Option<Vec<u64>>| Some(sizes?.into_iter().map(|size| size as usize).collect::<Sizes>());
         // Lowering has refused what does not divide.
@@ -28,7 +29,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Whether these are the bytes of the whole tensor.
-    pub(super) fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub(crate) fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
         match self.ty.bytes() == Some(bytes.len() as u64) {
             true => Ok(()),
             false => Err(size_error(self.name, self.ty, bytes.len() as u64)),
@@ -40,13 +41,19 @@ impl<'a> Parts<'a> {
     }
 
     /// Where the part of a rank lies.
-    fn block(&self, rank: usize) -> Block {
-        let spans = self.ty.spans(self.mesh, rank as u64).unwrap_or_default();
+    fn block(&self, rank: u64) -> Block {
+        let spans = self.ty.spans(self.mesh, rank).unwrap_or_default();
         Block { whole: self.whole.clone(), start: spans.iter().map(|span| span.start as usize).collect() }
     }
 
+    /// The indices of dim 0 that the part of a rank has.
+    pub(crate) fn rows(&self, rank: u64) -> Range<u64> {
+        let start = self.block(rank).start.first().map_or(0, |&start| start as u64);
+        start..start + self.local.first().map_or(1, |&size| size as u64)
+    }
+
     /// The part of a rank; what is whole on every rank is not copied.
-    pub(super) fn cut<'b>(&self, rank: usize, bytes: &'b [u8]) -> Cow<'b, [u8]> {
+    pub(crate) fn cut<'b>(&self, rank: u64, bytes: &'b [u8]) -> Cow<'b, [u8]> {
         if self.whole == self.local {
             return bytes.into();
         }
@@ -56,9 +63,51 @@ impl<'a> Parts<'a> {
         part.into()
     }
 
+    /// The part of a rank, given these rows of dim 0, among which are those of the part.
+    ///
+    /// # Errors
+    /// Another number of bytes than the rows have.
+    pub(crate) fn cut_of_rows<'b>(
+        &self,
+        rank: u64,
+        bytes: &'b [u8],
+        rows: Range<u64>,
+    ) -> Result<Cow<'b, [u8]>, DeviceError> {
+        let mut given = self.whole.clone();
+        let mut block = self.block(rank);
+        if let (Some(size), Some(start)) = (given.first_mut(), block.start.first_mut()) {
+            *size = (rows.end - rows.start) as usize;
+            *start -= rows.start as usize;
+        }
+        if bytes.len() != given.iter().product::<usize>() * self.width() {
+            return Err(size_error(self.name, self.ty, bytes.len() as u64));
+        }
+        if given == self.local {
+            return Ok(bytes.into());
+        }
+        block.whole = given;
+        let mut part = vec![0; self.local.iter().product::<usize>() * self.width()];
+        let target = Block::all(&self.local);
+        block::copy(&self.local, self.width(), (bytes, &block), (&mut part, &target));
+        Ok(part.into())
+    }
+
+    /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say.
+    pub(crate) fn within(&self, rank: u64, part: &[u8], sizes: &[u64]) -> Vec<u8> {
+        let start = self.block(rank).start;
+        let kept = |((&local, &start), &size): ((&usize, &usize), &u64)| {
+            local.min((size as usize).saturating_sub(start))
+        };
+        let kept: Sizes = self.local.iter().zip(&start).zip(sizes).map(kept).collect();
+        let mut inner = vec![0; kept.iter().product::<usize>() * self.width()];
+        let (source, target) = (Block::all(&self.local), Block::all(&kept));
+        block::copy(&kept, self.width(), (part, &source), (&mut inner, &target));
+        inner
+    }
+
     /// The tensor, given the parts of all ranks in their order. Of parts that several ranks have, the first counts; the
     /// others are the same.
-    pub(super) fn together<'b>(
+    pub(crate) fn together<'b>(
         &self,
         parts: impl Iterator<Item = Result<Cow<'b, [u8]>, DeviceError>>,
     ) -> Result<Cow<'b, [u8]>, DeviceError> {
@@ -67,7 +116,7 @@ impl<'a> Parts<'a> {
         let mut whole =
             vec![0; if self.whole == self.local { 0 } else { self.ty.bytes().unwrap_or(0) as usize }];
         parts.try_for_each(|(rank, part)| {
-            let (part, block) = (part?, self.block(rank));
+            let (part, block) = (part?, self.block(rank as u64));
             if let Some(first) = seen.get(&block.start) {
                 debug_assert!(
                     *first == part,

@@ -5,7 +5,7 @@ mod late;
 use super::Ranks;
 use super::testing::Faulty;
 use crate::comm::Communicator;
-use crate::device::{Device, DeviceError, ProgramId, step};
+use crate::device::{Device, DeviceError, ProgramId};
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Microbatches, Program, Section};
 use std::sync::Arc;
@@ -40,12 +40,12 @@ fn ended(
     let mut programs = vec![vec![Arc::new(program(ranks, Microbatches::Many))]; ranks];
     programs[1] = vec![Arc::new(second)];
     let of_second = |inner: Arc<dyn Communicator>| if inner.rank() == 1 { through(inner) } else { inner };
-    let mut device = Ranks::with(programs, Some(2), of_second).unwrap();
+    let mut ranks = Ranks::with(programs, Some(2), None, of_second).unwrap();
     let x = vec![vec![0; 8 * 4 * 4]; 1];
-    let error = step(&mut device, ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
+    let error = ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
     // States may be those of different steps now: nothing can be saved.
-    assert!(matches!(device.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
-    assert!(matches!(device.run(ProgramId(0), Section::Prepare), Err(DeviceError::Ended)));
+    assert!(matches!(ranks.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
+    assert!(matches!(ranks.step(ProgramId(0), &[]), Err(DeviceError::Ended)));
     error.to_string()
 }
 

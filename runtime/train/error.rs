@@ -5,6 +5,7 @@ use crate::checkpoint::CheckpointError;
 use crate::data::{DataError, one_line};
 use crate::device::{DeviceError, NonFinite};
 use crate::metrics::MetricsError;
+use crate::ranks::RankError;
 use ir::{Diagnostic, visible};
 use std::path::PathBuf;
 
@@ -158,6 +159,20 @@ impl From<&TrainError> for Diagnostic {
 impl From<TrainError> for Diagnostic {
     fn from(error: TrainError) -> Self {
         (&error).into()
+    }
+}
+
+impl RankError for TrainError {
+    fn device(&self) -> Option<&DeviceError> {
+        if let Self::Device(error) = self { Some(error) } else { None }
+    }
+
+    /// Only a device's error is of one rank: data, losses and files are the same for all.
+    fn of_rank(self, rank: u64) -> Self {
+        match self {
+            Self::Device(error) => error.of_rank(rank).into(),
+            error => error,
+        }
     }
 }
 

@@ -4,10 +4,11 @@ use super::classes::LossTotal;
 use super::error::TrainError;
 use super::session::Session;
 use crate::data::Loader;
+use crate::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The mean loss over all held-out samples: of each class of the loss the sum of all losses by the sum of all weights, in
-/// f64, in the data's order. `None` without held-out data, and when `stop` is set before the end.
+/// f64, in the data's order. `None` without held-out data, and when `stop` is set on any rank before the end.
 pub(super) fn evaluate(
     session: &mut Session,
     loader: &Loader,
@@ -21,7 +22,7 @@ pub(super) fn evaluate(
     // While the device is at a batch, the one before is added up.
     let mut open = None;
     for batch in loader.eval_batches() {
-        if stop.load(Ordering::Relaxed) {
+        if session.agreement().any(stop.load(Ordering::Relaxed)).map_err(DeviceError::from)? {
             // What the device was asked for it keeps until it is collected.
             if let Some(asked) = open {
                 session.evaluated(asked)?;
@@ -29,12 +30,13 @@ pub(super) fn evaluate(
             return Ok(None);
         }
         // A short batch has a program of its own, in the memory of the one before it.
-        if batch.rows < session.microbatch()
+        if batch.size() < session.microbatch()
             && let Some(earlier) = open.take()
         {
             total.add(&session.evaluated(earlier)?);
         }
-        let begun = session.begin_evaluation(&batch)?;
+        let own = batch.rows(session.evaluated_rows(batch.size()));
+        let begun = session.begin_evaluation(batch.size(), &own)?;
         if let Some(earlier) = open.replace(begun) {
             total.add(&session.evaluated(earlier)?);
         }

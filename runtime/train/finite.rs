@@ -4,8 +4,10 @@
 //! sample reads may have anything. Training made every other one.
 
 use super::session::Session;
-use crate::checkpoint::{StateSource, unpadded_value};
+use crate::checkpoint::{StateSource, unpadded_type};
+use crate::comm::CommError;
 use crate::device::DeviceError;
+use crate::ranks::Parts;
 use bytes::Bytes;
 use ir::{DType, Module, Role, State};
 use std::borrow::Cow;
@@ -13,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The values at the beginning of a run of those states that are not finite then.
+/// The values at the beginning of a run of those states that are not finite then: a rank's part of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Began(BTreeMap<String, (DType, Bytes)>);
 
@@ -25,14 +27,13 @@ impl Began {
         }
     }
 
-    /// The first number of a state's value that is not finite and that the run did not begin with. Padding is of the mesh,
-    /// and no part of the state.
-    fn made(&self, state: &State, value: &[u8]) -> Option<f64> {
+    /// The first number of a state's value that is not finite and that the run did not begin with. `unpadded` takes the padding
+    /// out of a value of the state: padding is of the mesh, and no part of the state.
+    fn made(&self, state: &State, value: &[u8], unpadded: impl Fn(&[u8]) -> Vec<u8>) -> Option<f64> {
         let (dtype, began) = (state.ty.dtype, self.0.get(&state.name).map(|(_, value)| value));
-        let found = first_not_finite(dtype, value, began.map(|began| &began[..]))?;
-        let Some(unpadded) = unpadded_value(state, value) else { return Some(found) };
-        let began = began.and_then(|began| unpadded_value(state, began));
-        first_not_finite(dtype, &unpadded, began.as_deref())
+        first_not_finite(dtype, value, began.map(|began| &began[..]))?;
+        let began = began.map(|began| unpadded(began));
+        first_not_finite(dtype, &unpadded(value), began.as_deref())
     }
 
     /// The first state with a number of a kind when the run began.
@@ -71,8 +72,11 @@ impl fmt::Display for NotFiniteState {
 
 /// The states of a session as a checkpoint takes them. The first that training made infinite or NaN has no value, so that
 /// the checkpoint is not written. Every state is read and looked at once, just before it is written.
+///
+/// All ranks have one at once. Rank 0 asks for whole states by [`StateSource::state`] while the others [serve](Self::serve)
+/// their parts.
 pub(super) struct FiniteStates<'a, 'd> {
-    states: BTreeMap<&'a str, &'a State>,
+    module: &'a Module,
     session: &'a Session<'d>,
     refused: OnceLock<Refused>,
 }
@@ -85,10 +89,21 @@ pub(super) enum Refused {
     Device(DeviceError),
 }
 
+impl From<DeviceError> for Refused {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl From<CommError> for Refused {
+    fn from(error: CommError) -> Self {
+        Self::Device(error.into())
+    }
+}
+
 impl<'a, 'd> FiniteStates<'a, 'd> {
     pub(super) fn of(module: &'a Module, session: &'a Session<'d>) -> Self {
-        let states = module.states.values().map(|state| (state.name.as_str(), state)).collect();
-        Self { states, session, refused: OnceLock::new() }
+        Self { module, session, refused: OnceLock::new() }
     }
 
     /// Why a state had no value.
@@ -96,42 +111,80 @@ impl<'a, 'd> FiniteStates<'a, 'd> {
         self.refused.into_inner()
     }
 
-    /// The first state that training made infinite or NaN.
-    pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFiniteState>, DeviceError> {
-        let states = FiniteStates::of(module, session);
-        let refuses = |state: &State| states.state(&state.name).is_none();
-        let _ = module.states.values().any(refuses);
-        match states.refused() {
-            Some(Refused::NotFinite(found)) => Ok(Some(found)),
-            Some(Refused::Device(error)) => Err(error),
-            None => Ok(None),
-        }
+    /// Gives rank 0 this rank's parts of the states that it asks for, until it asks for none.
+    pub(super) fn serve(&self) -> Result<(), Refused> {
+        while self.exchange(None)?.is_some() {}
+        Ok(())
     }
 
-    /// The state, if training made it infinite or NaN. A state that no step changes is the file's.
-    fn made(&self, state: &State, value: &[u8]) -> Option<NotFiniteState> {
-        state.output?;
-        let value = self.session.began().made(state, value)?;
-        Some(NotFiniteState { name: state.name.clone(), role: state.role, value })
+    /// Tells the other ranks that rank 0 asks for no more states.
+    pub(super) fn done(&self) -> Result<(), Refused> {
+        self.exchange(None).map(drop)
+    }
+
+    /// The whole of the state that rank 0 wants, by its index; `None` if it wants none.
+    fn exchange(&self, wanted: Option<usize>) -> Result<Option<Vec<u8>>, Refused> {
+        let agreement = self.session.agreement();
+        let wanted = agreement.gather(wanted)?.into_iter().next().flatten();
+        let Some((index, state)) =
+            wanted.and_then(|index| Some((index, self.module.states.values().nth(index)?)))
+        else {
+            return Ok(None);
+        };
+        let own = self.session.read_state(&state.name).transpose()?.unwrap_or_default();
+        let made = made(self.module, self.session, state, &own)?;
+        if let Some(found) = first(self.module, agreement.gather(made.map(|bits| (index, bits)))?) {
+            return Err(Refused::NotFinite(found));
+        }
+        let parts = Parts::of(&state.name, &state.ty, &self.module.mesh)?;
+        let of_ranks = agreement.gather_bytes(&own)?.into_iter().map(|part| Ok(Cow::Owned(part)));
+        Ok(Some(parts.together(of_ranks)?.into_owned()))
     }
 }
 
 impl StateSource for FiniteStates<'_, '_> {
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let value = match self.session.read_state(name)? {
-            Ok(value) => value,
-            Err(error) => {
-                let _ = self.refused.set(Refused::Device(error));
-                return None;
+        let index = self.module.states.values().position(|state| state.name == name)?;
+        match self.exchange(Some(index)) {
+            Ok(value) => value.map(Cow::Owned),
+            Err(refused) => {
+                let _ = self.refused.set(refused);
+                None
             }
-        };
-        let state = *self.states.get(name)?;
-        if let Some(found) = self.made(state, &value) {
-            let _ = self.refused.set(Refused::NotFinite(found));
-            return None;
         }
-        Some(value)
     }
+}
+
+/// The first state that training made infinite or NaN on any rank.
+pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFiniteState>, DeviceError> {
+    let mut own = None;
+    for (index, state) in module.states.values().enumerate() {
+        let Some(value) = session.read_state(&state.name).transpose()? else { continue };
+        if let Some(bits) = made(module, session, state, &value)? {
+            own = Some((index, bits));
+            break;
+        }
+    }
+    Ok(first(module, session.agreement().gather(own)?))
+}
+
+/// The first of the states that ranks found, each its index and the bits of the number.
+fn first(module: &Module, of_ranks: Vec<Option<(usize, u64)>>) -> Option<NotFiniteState> {
+    let (index, bits) = of_ranks.into_iter().flatten().min_by_key(|(index, _)| *index)?;
+    let state = module.states.values().nth(index)?;
+    Some(NotFiniteState { name: state.name.clone(), role: state.role, value: f64::from_bits(bits) })
+}
+
+/// The bits of the number in the rank's part of a state, if training made it infinite or NaN. A state that no step changes is
+/// the file's.
+fn made(module: &Module, session: &Session, state: &State, part: &[u8]) -> Result<Option<u64>, DeviceError> {
+    if state.output.is_none() {
+        return Ok(None);
+    }
+    let parts = Parts::of(&state.name, &state.ty, &module.mesh)?;
+    let sizes = unpadded_type(state).and_then(|ty| ty.sizes()).unwrap_or_default();
+    let unpadded = |part: &[u8]| parts.within(session.agreement().rank(), part, &sizes);
+    Ok(session.began().made(state, part, unpadded).map(f64::to_bits))
 }
 
 /// Bytes that are looked at together: they stay in the processor's nearest cache.
@@ -240,7 +293,10 @@ mod tests {
         let id = module.add_state("w", ty, Role::Parameter, Initializer::Zeros);
         let state = &mut module.states[id];
         state.view.push(ViewStep::Pad { dim: 0, after: 2 });
-        let made = |place| Began::default().made(&module.states[id], &bytes(DType::F32, 9, place, f64::NAN));
+        let state = &module.states[id];
+        let parts = Parts::of(&state.name, &state.ty, &module.mesh).unwrap();
+        let unpadded = |value: &[u8]| parts.within(0, value, &[7]);
+        let made = |place| Began::default().made(state, &bytes(DType::F32, 9, place, f64::NAN), unpadded);
         assert!(made(6).is_some_and(f64::is_nan));
         assert_eq!(made(7), None);
     }

@@ -8,6 +8,7 @@ use super::step::{Begun, not_finite};
 use super::surroundings::Surroundings;
 use crate::checkpoint::{Checkpoints, PendingFingerprint};
 use crate::data::Loader;
+use crate::device::DeviceError;
 use crate::metrics::MetricsWriter;
 use crate::progress::Progress;
 use ir::Module;
@@ -34,18 +35,25 @@ pub struct Schedule {
     pub patience: Option<u64>,
 }
 
-/// The objects that the training loop works with. The session's states have their values.
+/// The objects that the training loop of a rank works with. The session's states have their values.
 pub struct TrainingRun<'a> {
     /// The module that the training program was lowered from: its state table is the checkpoints'.
     pub module: &'a Module,
-    /// The programs on their device.
+    /// The programs on the rank's device.
     pub session: Session<'a>,
     /// The data.
     pub loader: &'a Loader,
-    /// What the data is, for the checkpoints.
-    pub data: PendingFingerprint,
     /// Where checkpoints go.
     pub checkpoints: Checkpoints,
+    /// The part of the run that rank 0 alone has.
+    pub lead: Option<Lead>,
+}
+
+/// What rank 0 does for all ranks: it tells the user and the files of the run, watches the files, and knows the evaluations
+/// before.
+pub struct Lead {
+    /// What the data is, for the checkpoints.
+    pub data: PendingFingerprint,
     /// Where metrics go.
     pub metrics: MetricsWriter,
     /// What the user sees.
@@ -88,7 +96,8 @@ pub struct BestCheckpoint {
     pub evaluation: Evaluation,
 }
 
-/// Runs the steps that are left. Setting `stop` asks it to finish the step it is in, save, and return.
+/// Runs the steps that are left. Every rank runs this loop, with its own part of everything. Setting `stop` on any rank asks
+/// all to finish the step they are in, save, and return.
 ///
 /// The loss is evaluated before step 0, after every `eval_every` steps, and after the last; a checkpoint is made after
 /// every `save_every` steps, after the last, and when it stops. Early stopping and the best checkpoint look at the
@@ -96,8 +105,8 @@ pub struct BestCheckpoint {
 ///
 /// # Errors
 /// A loss, gradient or state that is not finite (the states are then not saved, earlier checkpoints stay); a disk that is
-/// full; programs and data that do not fit each other. With a scaled loss a gradient that is not finite skips its step,
-/// and is an error only once the scale can get no smaller.
+/// full; programs and data that do not fit each other; a rank that failed. With a scaled loss a gradient that is not finite
+/// skips its step, and is an error only once the scale can get no smaller.
 pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
@@ -105,17 +114,14 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
     // The step that the device may still be at, and since when it is.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
     for step in schedule.start..schedule.steps {
-        outcome.ended_early = run.is_out_of_patience(schedule);
-        outcome.stopped = stop.load(Ordering::Relaxed) && !outcome.ended_early;
+        (outcome.stopped, outcome.ended_early) = run.ends_now(schedule, stop)?;
         if outcome.stopped || outcome.ended_early {
             break;
         }
-        run.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
         if open.is_none() {
             since = Instant::now();
         }
-        run.data.check()?;
-        run.history.data().check()?;
+        run.check_files(&outcome)?;
         let begun = run.begin_step(step, microbatches, &outcome)?;
         if let Some(earlier) = open.take() {
             run.end_step(earlier, &mut since, &outcome)
@@ -137,8 +143,8 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
         }
         run.report(ended, eval_loss, &mut outcome)?;
         outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
-        let improves = eval_loss.is_some_and(|loss| run.history.add(done, loss));
-        if saves || (schedule.save_best && improves) {
+        let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
+        if saves || (schedule.save_best && run.agree(improves)?) {
             run.save(schedule, saved, done, &mut outcome)?;
             saved = Some(done);
         }
@@ -149,7 +155,7 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
     if saved != Some(outcome.steps) {
         run.save(schedule, saved, outcome.steps, &mut outcome)?;
     }
-    (outcome.lowest, outcome.best) = (run.history.lowest(), run.best(schedule)?);
+    (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
     Ok(outcome)
 }
 
@@ -168,29 +174,64 @@ impl TrainingRun<'_> {
         Ok(global_batch / microbatch)
     }
 
-    /// Whether so many evaluations in a row had no loss below the lowest that the run ends.
-    fn is_out_of_patience(&self, schedule: &Schedule) -> bool {
-        schedule.patience.is_some_and(|patience| self.history.since_lowest() >= patience)
+    /// Whether the run stops before its next step, as any rank was asked to, and whether it ends early: so many evaluations in a
+    /// row had no loss below the lowest.
+    fn ends_now(&self, schedule: &Schedule, stop: &AtomicBool) -> Result<(bool, bool), TrainError> {
+        const STOPS: u8 = 1;
+        const ENDS_EARLY: u8 = 2;
+        let since_lowest = self.lead.as_ref().map(|lead| lead.history.since_lowest());
+        let is_patient = schedule.patience.zip(since_lowest).is_none_or(|(patience, since)| since < patience);
+        let stops = if stop.load(Ordering::Relaxed) { STOPS } else { 0 };
+        let own = stops | if is_patient { 0 } else { ENDS_EARLY };
+        let all = self.session.agreement().union(own).map_err(DeviceError::from)?;
+        let ends_early = all & ENDS_EARLY != 0;
+        Ok((all & STOPS != 0 && !ends_early, ends_early))
+    }
+
+    /// Whether any rank says so.
+    pub(super) fn agree(&self, own: bool) -> Result<bool, TrainError> {
+        Ok(self.session.agreement().any(own).map_err(DeviceError::from)?)
+    }
+
+    /// Adds an evaluation after `steps` steps. Returns, on rank 0, whether its loss is below all others.
+    fn is_lowest(&mut self, steps: u64, loss: f64) -> bool {
+        self.lead.as_mut().is_some_and(|lead| lead.history.add(steps, loss))
+    }
+
+    /// The evaluation with the lowest loss, on rank 0.
+    fn lowest(&self) -> Option<Evaluation> {
+        self.lead.as_ref()?.history.lowest()
+    }
+
+    /// Ends the run where the data changed, or, if it was not looked at for a while, any file.
+    fn check_files(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
+        let Some(lead) = &mut self.lead else { return Ok(()) };
+        lead.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
+        lead.data.check()?;
+        lead.history.data().check()?;
+        Ok(())
     }
 
     /// The outcome before the first step. The eval loss is known before step 0, and for a run without steps left.
     fn begin(&mut self, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
         let mut outcome = Outcome { steps: schedule.start, ..Outcome::default() };
         // A run may have been gone on with from another folder's checkpoint.
-        outcome.checkpoint = Some(self.checkpoints.path(schedule.start)).filter(|path| path.exists());
+        let path = self.checkpoints.path(schedule.start);
+        let is_there = self.agree(self.lead.is_some() && path.exists())?;
+        outcome.checkpoint = Some(path).filter(|_| is_there);
         let nothing_left = schedule.start >= schedule.steps;
         outcome.eval_loss = match schedule.start == 0 || nothing_left {
             true => evaluate(&mut self.session, self.loader, stop)?,
-            false => self.history.after(schedule.start),
+            false => self.lead.as_ref().and_then(|lead| lead.history.after(schedule.start)),
         };
         outcome.stopped = nothing_left && outcome.eval_loss.is_none() && self.session.evaluates();
         if schedule.start == 0 {
             outcome.initial_eval_loss = outcome.eval_loss;
         } else if let Some(loss) = outcome.eval_loss.filter(|loss| loss.is_finite()) {
-            self.history.add(schedule.start, loss);
+            self.is_lowest(schedule.start, loss);
         }
-        if let Some(loss) = outcome.initial_eval_loss {
-            self.progress.message(&format!("before step 0: eval loss {loss:.6}"));
+        if let Some((loss, lead)) = outcome.initial_eval_loss.zip(self.lead.as_mut()) {
+            lead.progress.message(&format!("before step 0: eval loss {loss:.6}"));
         }
         Ok(outcome)
     }

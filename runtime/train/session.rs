@@ -1,21 +1,25 @@
-//! A training program on its device, by names: what a step of the loop does to it.
+//! A training program on the device of a rank, by names: what a step of the loop does to it.
 
 use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
 use super::finite::Began;
 use super::outputs::{Outputs, ScalingOutputs, lacks};
 use crate::checkpoint::StateBytes;
+use crate::comm::agreement::Agreement;
 use crate::data::Batch;
-use crate::device::{Device, DeviceError, Later, ProgramId};
-use crate::program::{Instruction, Program, Section, View};
+use crate::device::{DeviceError, Later, NonFinite, ProgramId};
+use crate::program::{InputSlot, Instruction, Program, Section, View};
+use crate::ranks::{Parts, Rank};
 use ir::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// The program of the step and, if there is one, of the evaluation, on one device. They share their states.
+/// The program of the step and, if there is one, of the evaluation, on the device of one rank. They share their states. Every
+/// rank has a session, and all ranks must call the same functions in the same order.
 pub struct Session<'d> {
-    device: &'d mut dyn Device,
+    rank: Rank<'d>,
     train: ProgramId,
     eval: Option<ProgramId>,
     /// The evaluation of a last batch that is short.
@@ -63,31 +67,27 @@ pub(super) struct Updated {
 }
 
 impl<'d> Session<'d> {
-    /// A session over two programs of `device`.
+    /// A session over two programs of the device of `rank`.
     ///
     /// # Errors
     /// The programs lack an output: the training program has `loss`, `lr`, `grad_norm` (update) and `loss.sum`
     /// (microbatch), and with `skipped` also `loss_scale` and `loss_scale.exhausted` (update); the evaluation program
     /// `loss.sum` and `loss.weight` (microbatch). A state of the evaluation
     /// program is not the training program's.
-    pub fn new(
-        device: &'d mut dyn Device,
-        train: ProgramId,
-        eval: Option<ProgramId>,
-    ) -> Result<Self, TrainError> {
-        let program = device.program(train);
+    pub fn new(rank: Rank<'d>, train: ProgramId, eval: Option<ProgramId>) -> Result<Self, TrainError> {
+        let program = rank.device.program(train);
         let outputs = Outputs::of(program)?;
         let states: BTreeMap<String, usize> =
             program.states.iter().enumerate().map(|(index, state)| (state.name.clone(), index)).collect();
         if let Some(eval) = eval {
-            check_evaluation(device.program(eval), program, &states)?;
+            check_evaluation(rank.device.program(eval), program, &states)?;
         }
-        let eval_classes = eval.map(|eval| LossClasses::of(device.program(eval))).transpose()?;
+        let eval_classes = eval.map(|eval| LossClasses::of(rank.device.program(eval))).transpose()?;
         let until_norm = until_norm(program, outputs.grad_norm);
-        let runs_ahead = device.run_ahead(train)?;
+        let runs_ahead = rank.device.run_ahead(train)?;
         let (short_eval, began) = (None, Began::default());
         Ok(Self {
-            device,
+            rank,
             train,
             eval,
             short_eval,
@@ -106,7 +106,7 @@ impl<'d> Session<'d> {
     /// # Errors
     /// Those of [`Self::new`] for an evaluation program.
     pub fn evaluate_short(&mut self, program: ProgramId, shares: Vec<f64>) -> Result<(), TrainError> {
-        let short = self.device.program(program);
+        let short = self.rank.device.program(program);
         check_evaluation(short, self.program(), &self.states)?;
         let classes = LossClasses::of(short)?;
         self.short_eval = Some(ShortEvaluation { program, classes, shares });
@@ -115,7 +115,7 @@ impl<'d> Session<'d> {
 
     /// The training program.
     pub fn program(&self) -> &Arc<Program> {
-        self.device.program(self.train)
+        self.rank.device.program(self.train)
     }
 
     /// Samples in one microbatch: dim 0 of the batched inputs; 1 if there are none.
@@ -123,8 +123,8 @@ impl<'d> Session<'d> {
         samples(self.program())
     }
 
-    /// Sets every state. Each value is dropped once it is there, so that all of them are never in memory twice; kept are only
-    /// those that are not finite.
+    /// Sets the rank's part of every state, given whole values. Each value is dropped once its part is there, so that all of
+    /// them are never in memory twice; kept are only the parts that are not finite.
     ///
     /// # Errors
     /// A state without a value, or with one of the wrong size.
@@ -133,16 +133,48 @@ impl<'d> Session<'d> {
         for (index, state) in program.states.iter().enumerate() {
             let value =
                 values.remove(&state.name).ok_or_else(|| lacks(&program, "value for state", &state.name))?;
-            self.device.write_state(self.train, index, &value)?;
-            self.began.add(&state.name, state.ty.dtype, &value);
+            let parts = Parts::of(&state.name, &state.ty, &program.mesh)?;
+            parts.check(&value)?;
+            let part = match parts.cut(self.agreement().rank(), &value) {
+                Cow::Borrowed(_) => value,
+                Cow::Owned(part) => part.into(),
+            };
+            self.rank.device.write_state(self.train, index, &part)?;
+            self.began.add(&state.name, state.ty.dtype, &part);
         }
         Ok(())
     }
 
-    /// The value of a state; `None` if there is no state of that name.
+    /// All ranks of the run.
+    pub(super) fn agreement(&self) -> &Agreement {
+        &self.rank.agreement
+    }
+
+    /// The rows of a batch of a program's inputs that this rank needs.
+    pub(super) fn rows(&self) -> Range<u64> {
+        self.rows_of(self.train)
+    }
+
+    /// As [`Self::rows`], of an evaluation of so many rows.
+    pub(super) fn evaluated_rows(&self, rows: u64) -> Range<u64> {
+        self.evaluation_of(rows).map_or(0..rows, |program| self.rows_of(program))
+    }
+
+    fn rows_of(&self, program: ProgramId) -> Range<u64> {
+        let program = self.rank.device.program(program);
+        let whole = 0..samples(program);
+        let rank = self.agreement().rank();
+        let of_input =
+            |input: &InputSlot| Some(Parts::of(&input.name, &input.ty, &program.mesh).ok()?.rows(rank));
+        let mut rows = program.inputs.iter().filter(|input| input.batched).map(of_input);
+        let Some(first) = rows.next().flatten() else { return whole };
+        if rows.all(|other| other.as_ref() == Some(&first)) { first } else { whole }
+    }
+
+    /// The rank's part of a state's value; `None` if there is no state of that name.
     pub(super) fn read_state(&self, name: &str) -> Option<Result<Cow<'_, [u8]>, DeviceError>> {
         let &index = self.states.get(name)?;
-        Some(self.device.read_state(self.train, index))
+        Some(self.rank.device.read_state(self.train, index))
     }
 
     /// The states that were not finite when the run began.
@@ -152,7 +184,7 @@ impl<'d> Session<'d> {
 
     /// Begins a step.
     pub(super) fn prepare(&mut self) -> Result<(), TrainError> {
-        Ok(self.device.run(self.train, Section::Prepare)?)
+        Ok(self.rank.device.run(self.train, Section::Prepare)?)
     }
 
     /// Whether the device is given a step before the numbers of the one before were looked at.
@@ -165,11 +197,11 @@ impl<'d> Session<'d> {
         self.until_norm.is_some()
     }
 
-    /// Forward and backward of one microbatch.
+    /// Forward and backward of one microbatch, given its rows of this rank ([`Self::rows`]).
     pub(super) fn begin_microbatch(&mut self, batch: &Batch) -> Result<Later, TrainError> {
         self.feed(self.train, batch)?;
-        self.device.run(self.train, Section::Microbatch)?;
-        Ok(self.device.read_later(self.train, vec![self.outputs.microbatch_loss])?)
+        self.rank.device.run(self.train, Section::Microbatch)?;
+        Ok(self.rank.device.read_later(self.train, vec![self.outputs.microbatch_loss])?)
     }
 
     /// The sum of a microbatch's losses.
@@ -181,23 +213,32 @@ impl<'d> Session<'d> {
     /// The cause of the first number that is not finite in a microbatch, before any update. The states are finite, but for
     /// those that were not when the run began.
     pub(super) fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
-        if let Some(name) = self.began.first(f64::is_nan) {
-            return Ok(Some(Cause::Initial(name.to_owned())));
+        if let Some(name) = self.began_with(f64::is_nan)? {
+            return Ok(Some(Cause::Initial(name)));
         }
         // The update may have begun, where what was prepared has lain.
-        self.device.run(self.train, Section::Prepare)?;
+        self.rank.device.run(self.train, Section::Prepare)?;
         self.feed(self.train, batch)?;
-        if let Some(found) = self.device.first_non_finite(self.train)? {
+        let found = self.rank.device.first_non_finite(self.train)?;
+        let of_ranks = self.agreement().gather(found).map_err(DeviceError::from)?;
+        if let Some(found) = NonFinite::first(of_ranks) {
             return Ok(Some(Cause::Instruction(Box::new(found))));
         }
-        Ok(self.began.first(f64::is_infinite).map(|name| Cause::Initial(name.to_owned())))
+        Ok(self.began_with(f64::is_infinite)?.map(Cause::Initial))
+    }
+
+    /// The first state with a number of a kind on any rank when the run began.
+    fn began_with(&self, of_kind: fn(f64) -> bool) -> Result<Option<String>, TrainError> {
+        let own = self.began.first(of_kind).map(str::to_owned);
+        let of_ranks = self.agreement().gather(own).map_err(DeviceError::from)?;
+        Ok(of_ranks.into_iter().flatten().min())
     }
 
     /// Begins the update: the gradient's norm, if it is there before the weights change.
     pub(super) fn gradient_norm(&mut self) -> Result<Option<f64>, TrainError> {
         let Some(until) = self.until_norm else { return Ok(None) };
-        self.device.run_update(self.train, 0..until)?;
-        let norm = self.device.read_later(self.train, vec![self.outputs.grad_norm])?;
+        self.rank.device.run_update(self.train, 0..until)?;
+        let norm = self.rank.device.read_later(self.train, vec![self.outputs.grad_norm])?;
         let [norm] = self.numbers(self.train, [self.outputs.grad_norm], norm)?;
         Ok(Some(norm))
     }
@@ -205,16 +246,16 @@ impl<'d> Session<'d> {
     /// The update, or the rest of it: new states.
     pub(super) fn begin_update(&mut self) -> Result<Later, TrainError> {
         match self.runs_ahead {
-            true => self.device.run(self.train, Section::Update)?,
+            true => self.rank.device.run(self.train, Section::Update)?,
             false => {
                 let count = self.program().section(Section::Update).len();
-                self.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
+                self.rank.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
             }
         }
         let mut outputs = self.outputs.of_update().to_vec();
         outputs.extend(self.outputs.scaling.iter().flat_map(ScalingOutputs::all));
         outputs.extend(self.outputs.metrics.iter().map(|(_, output)| output));
-        Ok(self.device.read_later(self.train, outputs)?)
+        Ok(self.rank.device.read_later(self.train, outputs)?)
     }
 
     /// What an update came to.
@@ -247,27 +288,33 @@ impl<'d> Session<'d> {
     /// Begins an evaluation: weights may have changed.
     pub(super) fn prepare_evaluation(&mut self) -> Result<(), TrainError> {
         if let Some(eval) = self.eval {
-            self.device.run(eval, Section::Prepare)?;
+            self.rank.device.run(eval, Section::Prepare)?;
         }
         Ok(())
     }
 
-    /// Forward of one microbatch. A short one is the last of its evaluation.
-    pub(super) fn begin_evaluation(&mut self, batch: &Batch) -> Result<Evaluating, TrainError> {
-        let whole = self.eval.zip(self.eval_classes.as_ref());
-        let short = self.short_eval.as_ref().map(|short| (short.program, &short.classes));
-        let takes =
-            |(program, _): &(ProgramId, &LossClasses)| samples(self.device.program(*program)) == batch.rows;
-        let Some((program, classes)) = whole.filter(takes).or_else(|| short.filter(takes)) else {
-            return Err(lacks(self.program(), "evaluation of a batch of", &batch.rows.to_string()));
+    /// Forward of one microbatch of so many rows, given those of this rank ([`Self::evaluated_rows`]). A short one is the last
+    /// of its evaluation.
+    pub(super) fn begin_evaluation(&mut self, rows: u64, batch: &Batch) -> Result<Evaluating, TrainError> {
+        let Some(program) = self.evaluation_of(rows) else {
+            return Err(lacks(self.program(), "evaluation of a batch of", &rows.to_string()));
         };
-        let outputs = classes.outputs();
+        let short = self.short_eval.as_ref().filter(|short| short.program == program);
+        let classes = short.map(|short| &short.classes).or(self.eval_classes.as_ref());
+        let outputs = classes.map(LossClasses::outputs).unwrap_or_default();
         if Some(program) != self.eval {
-            self.device.run(program, Section::Prepare)?;
+            self.rank.device.run(program, Section::Prepare)?;
         }
         self.feed(program, batch)?;
-        self.device.run(program, Section::Microbatch)?;
-        Ok(Evaluating { program, rows: batch.rows, numbers: self.device.read_later(program, outputs)? })
+        self.rank.device.run(program, Section::Microbatch)?;
+        Ok(Evaluating { program, rows, numbers: self.rank.device.read_later(program, outputs)? })
+    }
+
+    /// The program that evaluates so many rows.
+    fn evaluation_of(&self, rows: u64) -> Option<ProgramId> {
+        let short = self.short_eval.as_ref().map(|short| short.program);
+        let takes = |program: &ProgramId| samples(self.rank.device.program(*program)) == rows;
+        self.eval.into_iter().chain(short).find(takes)
     }
 
     /// The loss of an evaluated microbatch.
@@ -284,12 +331,13 @@ impl<'d> Session<'d> {
     }
 
     fn feed(&mut self, id: ProgramId, batch: &Batch) -> Result<(), TrainError> {
-        let program = self.device.program(id).clone();
+        let program = self.rank.device.program(id).clone();
+        let rows = self.rows_of(id);
         for (index, input) in program.inputs.iter().enumerate() {
             let Some(array) = batch.tensors.get(&input.name) else {
                 return Err(TrainError::Unfed { program: program.name.clone(), name: input.name.clone() });
             };
-            self.device.write_input(id, index, &array.bytes)?;
+            self.rank.write_rows(id, index, &array.bytes, rows.clone())?;
         }
         Ok(())
     }
@@ -308,8 +356,8 @@ impl<'d> Session<'d> {
 
     /// As [`Self::numbers`], of any number of outputs.
     fn read(&mut self, id: ProgramId, outputs: &[usize], later: Later) -> Result<Vec<f64>, TrainError> {
-        let all = self.device.collect(later)?;
-        let program = self.device.program(id);
+        let all = self.rank.device.collect(later)?;
+        let program = self.rank.device.program(id);
         let mut numbers = vec![0.0; outputs.len()];
         for ((number, &output), bytes) in numbers.iter_mut().zip(outputs).zip(all) {
             let slot = &program.outputs[output];

@@ -1,7 +1,7 @@
 //! A step of the loop: given to the device, looked at when it is done, reported.
 
 use super::error::{Cause, TrainError};
-use super::finite::FiniteStates;
+use super::finite;
 use super::run::{Outcome, TrainingRun};
 use super::session::Updated;
 use crate::data::Batch;
@@ -16,7 +16,6 @@ const GRADIENT: &str = "the gradient's norm";
 /// A step that the device was given, and what it reports.
 pub(super) struct Begun {
     step: u64,
-    batch: Batch,
     /// The losses of the microbatches, if they were not looked at one by one.
     losses: Vec<Later>,
     update: Later,
@@ -39,23 +38,28 @@ impl TrainingRun<'_> {
         microbatches: u64,
         outcome: &Outcome,
     ) -> Result<Begun, TrainError> {
-        let batch = self.loader.global_batch(step);
         self.session.prepare()?;
         let mut losses = Vec::new();
         for index in 0..microbatches {
-            let microbatch = batch.microbatch(index, microbatches);
+            let microbatch = self.microbatch(step, index);
             let loss = self.session.begin_microbatch(&microbatch)?;
             match self.session.runs_ahead() {
                 true => losses.push(loss),
-                false => self.check_loss(step, loss, &microbatch, outcome)?,
+                false => self.check_loss(step, loss, index, outcome)?,
             }
         }
         if !self.session.runs_ahead() {
             let norm = self.session.gradient_norm()?;
-            self.check_norm(step, norm, &batch, outcome)?;
+            self.check_norm(step, norm, outcome)?;
         }
         let update = self.session.begin_update()?;
-        Ok(Begun { step, batch, losses, update })
+        Ok(Begun { step, losses, update })
+    }
+
+    /// The rows of a microbatch that this rank needs.
+    fn microbatch(&self, step: u64, index: u64) -> Batch {
+        let (own, first) = (self.session.rows(), index * self.session.microbatch());
+        self.loader.rows(step, first + own.start..first + own.end)
     }
 
     /// Collects the results of a step that the device has done.
@@ -65,17 +69,16 @@ impl TrainingRun<'_> {
         since: &mut Instant,
         outcome: &Outcome,
     ) -> Result<Ended, TrainError> {
-        let Begun { step, batch, losses, update } = begun;
-        let microbatches = losses.len() as u64;
-        for (index, loss) in losses.into_iter().enumerate() {
-            self.check_loss(step, loss, &batch.microbatch(index as u64, microbatches), outcome)?;
+        let Begun { step, losses, update } = begun;
+        for (index, loss) in (0..).zip(losses) {
+            self.check_loss(step, loss, index, outcome)?;
         }
         let updated = self.session.updated(update)?;
         if self.session.runs_ahead() && self.session.norm_comes_first() {
-            self.check_norm(step, Some(updated.grad_norm), &batch, outcome)?;
+            self.check_norm(step, Some(updated.grad_norm), outcome)?;
         }
         if let Some(scale) = updated.exhausted {
-            let (cause, kept) = (self.first_non_finite(&batch)?, outcome.checkpoint.clone());
+            let (cause, kept) = (self.first_non_finite(step)?, outcome.checkpoint.clone());
             return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
         }
         let Updated { loss, grad_norm, skipped, .. } = updated.clone();
@@ -104,43 +107,36 @@ impl TrainingRun<'_> {
         &mut self,
         step: u64,
         loss: Later,
-        microbatch: &Batch,
+        index: u64,
         outcome: &Outcome,
     ) -> Result<(), TrainError> {
         let loss = self.session.microbatch_loss(loss)?;
         if loss.is_finite() {
             return Ok(());
         }
-        let cause = match FiniteStates::find(self.module, &self.session)? {
+        let cause = match finite::find(self.module, &self.session)? {
             Some(found) => Some(Cause::State(found.name)),
-            None => self.session.first_non_finite(microbatch)?,
+            None => self.session.first_non_finite(&self.microbatch(step, index))?,
         };
         Err(not_finite(step, LOSS, loss, cause, outcome))
     }
 
     /// Ends the run where a gradient is not finite, unless the program knows what to do then.
-    fn check_norm(
-        &mut self,
-        step: u64,
-        norm: Option<f64>,
-        batch: &Batch,
-        outcome: &Outcome,
-    ) -> Result<(), TrainError> {
+    fn check_norm(&mut self, step: u64, norm: Option<f64>, outcome: &Outcome) -> Result<(), TrainError> {
         let Some(norm) = norm.filter(|norm| !norm.is_finite() && !self.session.skips()) else {
             return Ok(());
         };
-        let cause = self.first_non_finite(batch)?;
+        let cause = self.first_non_finite(step)?;
         Err(not_finite(step, GRADIENT, norm, cause, outcome))
     }
 
-    /// The cause of the first number that is not finite in any microbatch.
-    fn first_non_finite(&mut self, batch: &Batch) -> Result<Option<Cause>, TrainError> {
-        if let Some(found) = FiniteStates::find(self.module, &self.session)? {
+    /// The cause of the first number that is not finite in any microbatch of a step.
+    fn first_non_finite(&mut self, step: u64) -> Result<Option<Cause>, TrainError> {
+        if let Some(found) = finite::find(self.module, &self.session)? {
             return Ok(Some(Cause::State(found.name)));
         }
-        let microbatches = self.microbatches()?;
-        for index in 0..microbatches {
-            let cause = self.session.first_non_finite(&batch.microbatch(index, microbatches))?;
+        for index in 0..self.microbatches()? {
+            let cause = self.session.first_non_finite(&self.microbatch(step, index))?;
             if cause.is_some() {
                 return Ok(cause);
             }
@@ -148,7 +144,7 @@ impl TrainingRun<'_> {
         Ok(None)
     }
 
-    /// Tells the file and the user of a step.
+    /// Notes a step; rank 0 tells the file and the user of it.
     pub(super) fn report(
         &mut self,
         ended: Ended,
@@ -159,6 +155,7 @@ impl TrainingRun<'_> {
         let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, Some(loss));
         outcome.eval_loss = eval_loss;
+        let Some(lead) = &mut self.lead else { return Ok(()) };
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
         let samples_per_s = match tokens_per_s {
             Some(_) => None,
@@ -178,8 +175,8 @@ impl TrainingRun<'_> {
             eval_loss,
             outputs,
         };
-        self.metrics.write(&metrics)?;
-        self.progress.step(&metrics);
+        lead.metrics.write(&metrics)?;
+        lead.progress.step(&metrics);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The files and the folder of a run, which nobody else may change while the run goes on.
 
 use super::error::TrainError;
-use super::run::TrainingRun;
+use super::run::Lead;
 use crate::checkpoint::PendingFingerprint;
 use files::{Change, FileChanged, FolderLock};
 use std::collections::BTreeSet;
@@ -121,7 +121,7 @@ fn accept(
     Ok(changes)
 }
 
-impl TrainingRun<'_> {
+impl Lead {
     /// As [`Self::check_surroundings`], if the last check was long ago.
     pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
         match self.surroundings.next_check {

@@ -11,7 +11,7 @@ mod scaling;
 mod short;
 
 use super::{
-    EvalHistory, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, cut_back,
+    EvalHistory, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, cut_back,
     resume, train,
 };
 use crate::checkpoint::{
@@ -21,10 +21,10 @@ use crate::data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, Model
 use crate::device::{Device, ProgramId};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::metrics::{MetricsWriter, StepMetrics, read_metrics};
-use crate::program::{Microbatches, UpdateTime};
+use crate::program::{Microbatches, Program, UpdateTime};
 use crate::progress::Progress;
-use crate::ranks::Ranks;
 use crate::ranks::testing::Faulty;
+use crate::ranks::{Ranks, on_processor};
 use ir::interp::Missing;
 use ir::{DType, Diagnostic, Module};
 use std::io::{self, Write};
@@ -193,26 +193,20 @@ impl Setup {
         self.go_on_device(|device, _| device)
     }
 
-    /// As [`Self::go`], with another device in place of the run's own, which may stop the run.
+    /// As [`Self::go`], with another device in place of each rank's own, which may stop the run.
     fn go_on_device(
         &self,
-        exchange: impl FnOnce(Box<dyn Device>, Arc<AtomicBool>) -> Box<dyn Device>,
+        exchange: impl Fn(Box<dyn Device + Send>, Arc<AtomicBool>) -> Box<dyn Device + Send>,
     ) -> Result<Outcome, TrainError> {
         let module = self.train_module();
         let loader = self.loader();
         let (start, values, data, mut history) = self.start(&module, &loader)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let mut device = exchange(self.device(&module), stop.clone());
-        let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1)))?;
-        session.write_states(values)?;
+        let mut ranks = self.ranks(&module).exchange(|_, device| exchange(device, stop.clone()));
         let screen = Screen { on_line: self.on_line.clone(), stop: stop.clone(), seen: String::new() };
-        let mut run = TrainingRun {
+        let lead = Lead {
             surroundings: Surroundings::new(vec![self.corpus()], Vec::new(), None),
-            module: &module,
-            session,
-            loader: &loader,
             data,
-            checkpoints: self.checkpoints(),
             metrics: MetricsWriter::append(&self.metrics_file())?,
             progress: Progress::lines(Box::new(screen), self.schedule.steps, Duration::ZERO),
             history: {
@@ -220,12 +214,21 @@ impl Setup {
                 history
             },
         };
-        train(&mut run, &Schedule { start, ..self.schedule }, &stop)
+        let mut given: Vec<_> = (1..ranks.count()).map(|_| (values.clone(), None)).collect();
+        given.insert(0, (values, Some(lead)));
+        let outcomes = ranks.run(given, |rank, (values, lead)| {
+            let mut session = Session::new(rank, ProgramId(0), Some(ProgramId(1)))?;
+            session.write_states(values)?;
+            let (module, loader, checkpoints) = (&module, &loader, self.checkpoints());
+            let mut run = TrainingRun { module, session, loader, checkpoints, lead };
+            train(&mut run, &Schedule { start, ..self.schedule }, &stop)
+        });
+        Ok(outcomes?.remove(0))
     }
 
-    /// The training program and the evaluation program on the devices of their mesh. On several, what is evaluated is
-    /// the training program without its updates.
-    fn device(&self, module: &Module) -> Box<dyn Device> {
+    /// The training program and the evaluation program. On several devices, the evaluation program is the training program
+    /// without its updates.
+    fn programs(&self, module: &Module) -> Vec<Arc<Program>> {
         let mut forward = self.module(include_str!("tests/bigram.forward.ir"), &[]);
         if module.mesh.devices() > 1 {
             forward = module.clone();
@@ -241,19 +244,24 @@ impl Setup {
         let program = Arc::new(lower(module, &options).unwrap());
         let options = LowerOptions { states_of: Some(&program), target, ..LowerOptions::default() };
         let eval = Arc::new(lower(&forward, &options).unwrap());
-        let programs = vec![program, eval];
+        vec![program, eval]
+    }
+
+    /// The programs on the devices of their mesh.
+    fn ranks(&self, module: &Module) -> Ranks {
+        let programs = self.programs(module);
         if let Some(gpu) = &self.gpu {
-            return gpu.device(programs);
+            return Ranks::alone(gpu.device(programs));
         }
         let Some(Fault { at, panics }) = self.fault else {
-            return crate::ranks::device(programs, Some(2), None).unwrap();
+            return on_processor(programs, Some(2), None).unwrap();
         };
         let all = vec![programs; module.mesh.devices() as usize];
         let faulty = move |inner: Arc<dyn crate::comm::Communicator>| match inner.rank() {
             1 => Faulty::within(inner, at, panics),
             _ => inner,
         };
-        Box::new(Ranks::with(all, Some(2), faulty).unwrap())
+        Ranks::with(all, Some(2), None, faulty).unwrap()
     }
 
     fn start(

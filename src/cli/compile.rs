@@ -256,25 +256,25 @@ impl Compile {
         let profile = settings.run.profile.then(Profile::default);
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
-        let device = || training::device(programs, settings, profile.clone(), &warn, &fits);
-        let (device, start) = match place {
+        let ranks = || training::ranks(programs, settings, profile.clone(), &warn, &fits);
+        let (ranks, start) = match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (device()?, training::start(compilation, settings, loader, weights)?)
+                (ranks()?, training::start(compilation, settings, loader, weights)?)
             }
             None => {
-                let device = device()?;
+                let ranks = ranks()?;
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (device, training::start(compilation, settings, loader, weights)?)
+                (ranks, training::start(compilation, settings, loader, weights)?)
             }
             Some(place) => {
-                let device = device()?;
+                let ranks = ranks()?;
                 let start = training::go_on(compilation, settings, loader, place, report)?;
                 let mut notes = resuming::changed_flags(&place.folder, settings);
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| tell!("note: {note}"));
-                (device, start)
+                (ranks, start)
             }
         };
         let stop = stop_on_signals()?;
@@ -289,7 +289,7 @@ impl Compile {
         self.write_plan(&folder, ready)?;
         let surroundings = self.surroundings(lock);
         let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
-        let (outcome, surroundings) = training::train(setup, device, start, stop)?;
+        let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
         let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;

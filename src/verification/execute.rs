@@ -10,10 +10,10 @@ use ir::{Blob, DType, Diagnostic, Module, State, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
-use runtime::device::{self, Device, DeviceError, ProgramId};
+use runtime::device::{DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, Target};
 use runtime::program::{Microbatches, Program, UpdateTime};
-use runtime::ranks;
+use runtime::ranks::{Ranks, on_processor};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub struct Machine<'m> {
 
 enum RunsOn {
     Interpreter(interp::Mode, StateValues),
-    Device(Box<dyn Device + Send>),
+    Ranks(Ranks),
 }
 
 impl<'m> Machine<'m> {
@@ -105,38 +105,38 @@ impl<'m> Machine<'m> {
             }
             // Each of several devices is a rank with a thread of its own.
             Mode::Cpu => {
-                Self::on_device(module, options(Target::Cpu, microbatches, update), start, |program| {
-                    ranks::device(vec![program], None, None)
+                Self::on_ranks(module, options(Target::Cpu, microbatches, update), start, |program| {
+                    on_processor(vec![program], None, None)
                 })
             }
             Mode::Cuda => {
-                Self::on_device(module, options(Target::Cuda, microbatches, update), start, |program| {
+                Self::on_ranks(module, options(Target::Cuda, microbatches, update), start, |program| {
                     stand_in(vec![program], Order::default())
                 })
             }
         }
     }
 
-    /// A program on a device that is made for it, lowered for its kind: so a test looks at, or changes, what runs.
+    /// A program on ranks that are made for it, lowered for their kind of device: so a test looks at, or changes, the program.
     /// Errors: as of [`Machine::new`].
     pub fn on(
         module: &'m Module,
         target: Target,
         microbatches: usize,
         start: &Tensors,
-        make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
+        make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
-        Self::on_device(module, options(target, microbatches, UpdateTime::Late), start, make)
+        Self::on_ranks(module, options(target, microbatches, UpdateTime::Late), start, make)
     }
 
-    fn on_device(
+    fn on_ranks(
         module: &'m Module,
         options: LowerOptions,
         start: &Tensors,
-        make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
+        make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
-        let device = on_device(module, &options, &initial(module, start)?, make)?;
-        Ok(Self { module, runs_on: RunsOn::Device(device) })
+        let ranks = on_ranks(module, &options, &initial(module, start)?, make)?;
+        Ok(Self { module, runs_on: RunsOn::Ranks(ranks) })
     }
 
     /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
@@ -146,7 +146,7 @@ impl<'m> Machine<'m> {
                 let outputs = interp::step(self.module, *mode, states, microbatches)?;
                 Ok(Execution { outputs, states: named(self.module, states.clone()) })
             }
-            RunsOn::Device(device) => step_on(&mut **device, microbatches),
+            RunsOn::Ranks(ranks) => step_on(ranks, microbatches),
         }
     }
 
@@ -157,7 +157,7 @@ impl<'m> Machine<'m> {
                 let outputs = interp::step(self.module, mode, &mut states, microbatches)?;
                 Ok(Execution { outputs, states: named(self.module, states) })
             }
-            RunsOn::Device(_) => self.step(microbatches),
+            RunsOn::Ranks(_) => self.step(microbatches),
         }
     }
 }
@@ -206,25 +206,25 @@ fn options(target: Target, microbatches: usize, update: UpdateTime) -> LowerOpti
     LowerOptions { microbatches, update, target, ..LowerOptions::default() }
 }
 
-/// A device with the program, lowered so, and with these states.
-fn on_device(
+/// Ranks with the program, lowered so, and with these states.
+fn on_ranks(
     module: &Module,
     options: &LowerOptions,
     states: &StateValues,
-    make: impl FnOnce(Arc<Program>) -> Result<Box<dyn Device + Send>, DeviceError>,
-) -> Result<Box<dyn Device + Send>, Failure> {
+    make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
+) -> Result<Ranks, Failure> {
     let program = lowering::lower(module, options)?;
-    let mut device = make(Arc::new(program)).map_err(refused)?;
+    let mut ranks = make(Arc::new(program)).map_err(refused)?;
     for (index, value) in states.values().enumerate() {
-        device.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
+        ranks.write_state(PROGRAM, index, &value.to_bytes()).map_err(refused)?;
     }
-    Ok(device)
+    Ok(ranks)
 }
 
 const PROGRAM: ProgramId = ProgramId(0);
 
-fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Execution, Failure> {
-    let program = device.program(PROGRAM).clone();
+fn step_on(ranks: &mut Ranks, microbatches: &[Tensors]) -> Result<Execution, Failure> {
+    let program = ranks.program(PROGRAM).clone();
     let mut fed = Vec::new();
     for microbatch in microbatches {
         let bytes = program.inputs.iter().map(|slot| {
@@ -238,14 +238,14 @@ fn step_on(device: &mut dyn Device, microbatches: &[Tensors]) -> Result<Executio
         let error = || anyhow::anyhow!("the device gives {} bytes for {ty}", bytes.len());
         Tensor::from_bytes(ty, bytes).ok_or_else(error)
     };
-    let mut outputs = device::step(device, PROGRAM, &fed).map_err(refused)?;
+    let mut outputs = ranks.step(PROGRAM, &fed).map_err(refused)?;
     for slot in &program.outputs {
         let values = outputs.remove(&slot.name).unwrap_or_default();
         let values = values.iter().map(|bytes| tensor(&slot.ty, bytes)).collect::<Result<Vec<_>, _>>()?;
         execution.outputs.insert(slot.name.clone(), values);
     }
     for (index, slot) in program.states.iter().enumerate() {
-        let bytes = device.read_state(PROGRAM, index).map_err(refused)?;
+        let bytes = ranks.read_state(PROGRAM, index).map_err(refused)?;
         execution.states.insert(slot.name.clone(), tensor(&slot.ty, &bytes)?);
     }
     Ok(execution)

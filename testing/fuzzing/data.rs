@@ -114,7 +114,7 @@ fn load(spec: &ModelSpec, name: &str, contents: &[u8], options: LoaderOptions) {
         let batch = loader.global_batch(step);
         assert_eq!(batch.rows, loader.global_batch_size());
     }
-    loader.eval_batches().take(4).for_each(drop);
+    loader.eval_batches().take(4).for_each(|batch| drop(batch.whole()));
 }
 
 /// A model of tokens with a large vocabulary.

@@ -8,9 +8,9 @@ use passes::Manager;
 use passes::bind::Bind;
 use runtime::checkpoint::{StateBytes, initial_states};
 use runtime::data::{DataSource, Loader, LoaderOptions};
-use runtime::device::{self, Device, ProgramId};
+use runtime::device::ProgramId;
 use runtime::program::Program;
-use runtime::ranks;
+use runtime::ranks::on_processor;
 use runtime::target::Target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -105,11 +105,11 @@ fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
     let loader = Loader::new(&spec, &DataSource::Synthetic, &LoaderOptions::default()).ok()?;
     let batch = loader.global_batch(0);
     let mut states = initial_states(&compilation.training, 0, Missing::Draw, StateBytes::new()).ok()?;
-    let mut device = ranks::device(programs.all(), Some(1), None).expect("the program fits the device");
+    let mut ranks = on_processor(programs.all(), Some(1), None).expect("the program fits the device");
     let state_names = programs.training.states.iter().map(|state| &state.name).enumerate();
     for (index, name) in state_names {
         let value = states.remove(name).unwrap_or_else(|| panic!("state `{name}` has no value"));
-        device.write_state(ProgramId(0), index, &value).expect("the state has the program's size");
+        ranks.write_state(ProgramId(0), index, &value).expect("the state has the program's size");
     }
     let inputs = |program: &Program| -> Vec<Vec<u8>> {
         let bytes = program.inputs.iter().map(|input| match batch.tensors.get(&input.name) {
@@ -119,7 +119,7 @@ fn step(compilation: &Compilation, programs: &Programs) -> Option<()> {
         bytes.collect()
     };
     let mut run = |id: usize, program: &Program| {
-        let outputs = device::step(&mut *device as &mut dyn Device, ProgramId(id), &[inputs(program)]);
+        let outputs = ranks.step(ProgramId(id), &[inputs(program)]);
         outputs.unwrap_or_else(|error| panic!("the program cannot be run: {error}"));
     };
     run(0, &programs.training);

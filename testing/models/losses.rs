@@ -6,6 +6,7 @@ use passes::optimizer::Optimizer;
 use runtime::cuda::device::Cuda;
 use runtime::cuda::host::{Host, Order};
 use runtime::lower::Target;
+use runtime::ranks::Ranks;
 use trainyard::verification::Mode;
 use trainyard::verification::Subject;
 use trainyard::verification::against::{self, file::Numbers};
@@ -17,7 +18,7 @@ pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &
         return done(Machine::new(module, mode, microbatches, start));
     }
     done(Machine::on(module, Target::Cuda, microbatches, start, |program| {
-        Ok(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?))
+        Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?)))
     }))
 }
 

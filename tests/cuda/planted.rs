@@ -7,6 +7,7 @@ use runtime::cuda::lower::{lower, races};
 use runtime::cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use runtime::lower::Target;
 use runtime::program::{Instruction, Program, Section, View};
+use runtime::ranks::Ranks;
 use std::sync::Arc;
 use testing::models::losses::{losses, numbers};
 use testing::models::{self, adamw, done};
@@ -36,7 +37,7 @@ fn run(host: Host, steps: usize, change: impl Fn(Program) -> CudaProgram) -> Res
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
     let make = |program: Arc<Program>| {
         let cuda = change(Arc::unwrap_or_clone(program));
-        Cuda::with(host, vec![cuda]).map(|cuda| Box::new(cuda) as Box<_>)
+        Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
     };
     let mut machine = done(Machine::on(module, Target::Cuda, inputs.len(), &subject.start, make));
     let mut worst = 0.0f64;

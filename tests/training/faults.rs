@@ -12,60 +12,53 @@ use testing::workplace::Workplace;
 use trainyard::diagnostics::{Severity, render};
 use trainyard::failure::Failure;
 
-/// Ranks of which one fails in a step: as ranks do then, they give its error once, and nothing afterwards.
+/// The device of a rank that fails in a step.
 struct Failing {
-    ranks: Box<dyn Device + Send>,
+    device: Box<dyn Device + Send>,
     /// Steps that still begin well.
     left: usize,
-    /// `None` once it has been given.
-    error: Option<DeviceError>,
-}
-
-impl Failing {
-    fn alive(&self) -> Result<(), DeviceError> {
-        if self.error.is_some() { Ok(()) } else { Err(DeviceError::Ended) }
-    }
 }
 
 impl Device for Failing {
     fn program(&self, program: ProgramId) -> &Arc<Program> {
-        self.ranks.program(program)
+        self.device.program(program)
     }
 
     fn write_state(&mut self, program: ProgramId, state: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.ranks.write_state(program, state, bytes)
+        self.device.write_state(program, state, bytes)
     }
 
     fn read_state(&self, program: ProgramId, state: usize) -> Result<Cow<'_, [u8]>, DeviceError> {
-        self.alive().and_then(|()| self.ranks.read_state(program, state))
+        self.device.read_state(program, state)
     }
 
     fn write_input(&mut self, program: ProgramId, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.ranks.write_input(program, input, bytes)
+        self.device.write_input(program, input, bytes)
     }
 
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError> {
-        self.alive()?;
         match (program, section) {
             (TRAINING, Section::Prepare) => self.left -= 1,
-            (TRAINING, Section::Microbatch) if self.left == 0 => {
-                return Err(self.error.take().expect("it is alive"));
-            }
+            (TRAINING, Section::Microbatch) if self.left == 0 => panic!("index out of bounds"),
             _ => {}
         }
-        self.ranks.run(program, section)
+        self.device.run(program, section)
     }
 
     fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
-        self.alive().and_then(|()| self.ranks.run_update(program, instructions))
+        self.device.run_update(program, instructions)
     }
 
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
-        self.alive().and_then(|()| self.ranks.read_output(program, output))
+        self.device.read_output(program, output)
     }
 
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        self.alive().and_then(|()| self.ranks.first_non_finite(program))
+        self.device.first_non_finite(program)
+    }
+
+    fn allocated(&self) -> u64 {
+        self.device.allocated()
     }
 }
 
@@ -76,16 +69,14 @@ const FLAGS: &str = "--microbatch 4 --mesh dp=2,tp=2 --zero 1 --save-every 4 --l
 #[test]
 fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on() {
     let whole = Workplace::with_text(TRAINYARD, 8_000);
-    done(train(&whole, FLAGS, |_| {}, &|device| device));
+    done(train(&whole, FLAGS, |_| {}, &|_, device| device));
     let checkpoint =
         |place: &Workplace, step: u64| place.read(&format!("run/checkpoints/step-{step}/state.safetensors"));
 
     let place = Workplace::with_text(TRAINYARD, 8_000);
-    let panicked = || DeviceError::Panicked { message: "index out of bounds".into() };
     // In the eleventh step, between the saves after 8 and 12.
-    let failing = |ranks| -> Box<dyn Device + Send> {
-        let error = DeviceError::Rank { rank: 3, source: Box::new(panicked()) };
-        Box::new(Failing { ranks, left: 11, error: Some(error) })
+    let failing = |rank, device| -> Box<dyn Device + Send> {
+        if rank == 3 { Box::new(Failing { device, left: 11 }) } else { device }
     };
     let failure = train(&place, FLAGS, |_| {}, &failing).expect_err("a rank fails");
     assert!(matches!(failure, Failure::Fault(_)) && failure.exit_code() == 1);
@@ -95,7 +86,7 @@ fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on
     assert_eq!(place.checkpoints("run"), [4, 8]);
     assert!(checkpoint(&place, 8) == checkpoint(&whole, 8), "it is not as it was saved");
 
-    done(train(&place, &format!("{FLAGS} --resume"), |_| {}, &|device| device));
+    done(train(&place, &format!("{FLAGS} --resume"), |_| {}, &|_, device| device));
     assert_eq!(place.metrics("run").len(), 16);
     assert!(checkpoint(&place, 16) == checkpoint(&whole, 16), "it went on otherwise");
 }

@@ -1,4 +1,4 @@
-//! Several GPUs as one device: a rank each, on a thread of this process.
+//! Several GPUs: a rank each, on a thread of this process.
 
 use super::nccl::Team;
 use super::{Gpu, Options, gpu};
@@ -27,9 +27,9 @@ pub fn gpus(
     options: Options,
     profile: Option<Profile>,
     warn: &dyn Fn(&str),
-) -> Result<Box<dyn Device + Send>, DeviceError> {
+) -> Result<Ranks, DeviceError> {
     let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) else {
-        return gpu(programs, 0, options, profile, warn);
+        return gpu(programs, 0, options, profile, warn).map(Ranks::alone);
     };
     let (mesh, ranks) = (program.mesh.to_string(), program.mesh.devices());
     check(&programs)?;
@@ -49,7 +49,8 @@ pub fn gpus(
     }
     devices.iter_mut().zip(profile).for_each(|(device, profile)| device.record(profile));
     let abort = Box::new(move |rank| team.end(rank, "see the error of that rank"));
-    Ok(Box::new(Ranks::of(devices, programs, Local::new(ranks), abort)))
+    let devices = devices.into_iter().map(|device| Box::new(device) as Box<dyn Device + Send>).collect();
+    Ok(Ranks::of(devices, Local::new(ranks), abort))
 }
 
 /// Refuses ranks that are more than the GPUs there are; `mesh` says what has them.

@@ -4,7 +4,7 @@
 use super::{lowered, on_stand_ins, stand_in};
 use crate::cuda::host::Order;
 use crate::cuda::program::{Argument, CudaProgram, Stream, Task};
-use crate::device::{Device, DeviceError, ProgramId, StepOutputs, step};
+use crate::device::{DeviceError, ProgramId, StepOutputs};
 use crate::lower::{LowerOptions, Target, lower};
 use crate::program::{Program, Section};
 use crate::ranks::testing::Faulty;
@@ -49,12 +49,12 @@ fn ended(ranks: usize, panics: bool) -> String {
             if inner.rank() == 1 { Faulty::within(inner, 1, panics) } else { inner }
         },
     );
-    let mut device = made.unwrap();
+    let mut ranks = made.unwrap();
     let x = vec![vec![0; 8 * 4 * 4]; 1];
-    let error = step(&mut device, ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
+    let error = ranks.step(ProgramId(0), &[x.clone(), x.clone(), x]).unwrap_err();
     // States may be those of different steps now: nothing can be saved.
-    assert!(matches!(device.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
-    assert!(matches!(device.run(ProgramId(0), Section::Prepare), Err(DeviceError::Ended)));
+    assert!(matches!(ranks.read_state(ProgramId(0), 0), Err(DeviceError::Ended)));
+    assert!(matches!(ranks.step(ProgramId(0), &[]), Err(DeviceError::Ended)));
     error.to_string()
 }
 
@@ -101,10 +101,10 @@ fn outcome(change: impl Fn(u64, &mut CudaProgram)) -> Result<StepOutputs, Device
         change(rank, &mut own[0]);
         own
     };
-    let mut device = on_stand_ins(programs, changed, Order::default(), |inner| inner).unwrap();
+    let mut ranks = on_stand_ins(programs, changed, Order::default(), |inner| inner).unwrap();
     let numbers = |count: usize| (0..count).flat_map(|i| (i as f32 + 1.0).to_le_bytes()).collect::<Vec<u8>>();
     let tokens = [0i64, 5, 2, 3, 4].iter().flat_map(|token| token.to_le_bytes()).collect();
-    step(&mut device, ProgramId(0), &[vec![numbers(24), tokens, numbers(24)]])
+    ranks.step(ProgramId(0), &[vec![numbers(24), tokens, numbers(24)]])
 }
 
 fn expected() -> [Vec<u8>; 2] {

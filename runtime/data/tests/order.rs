@@ -103,7 +103,10 @@ fn a_short_batch_whose_samples_meet_others_is_left_out_with_the_reason() {
     let note = "the last 2 of 10 samples of each epoch's order are left out: they do not fill a global batch of 4, and \
                 `norm` reads every sample";
     assert_eq!(loader.notes(), [note]);
-    assert_eq!(loader.eval_batches().map(|batch| (batch.rows, batch.samples)).last(), Some((4, 2)));
+    assert_eq!(
+        loader.eval_batches().map(|batch| batch.whole()).map(|batch| (batch.rows, batch.samples)).last(),
+        Some((4, 2))
+    );
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn an_evaluation_that_cannot_be_filled_up_ends_with_a_short_batch() {
     let options = LoaderOptions { eval: Some(data.clone()), ..options() };
     let mut loader = Loader::new(&language_model(4, 1, None), &data, &options).unwrap();
     let sizes = |loader: &Loader| -> Vec<(u64, u64)> {
-        loader.eval_batches().map(|batch| (batch.rows, batch.samples)).collect()
+        loader.eval_batches().map(|batch| batch.whole()).map(|batch| (batch.rows, batch.samples)).collect()
     };
     assert_eq!((loader.short_evaluation(), sizes(&loader)), (2, vec![(4, 4), (4, 4), (2, 2)]));
     loader.leave_out_of_evaluation(2, "it is a test");
@@ -170,7 +173,7 @@ fn the_end_of_a_text_is_held_out_and_evaluated_once_in_order() {
     let data = counting(&files, 100);
     let loader = Loader::new(&language_model(2, 1, Some(-1)), &data, &LoaderOptions::default()).unwrap();
     assert_eq!((loader.samples(), loader.eval_samples()), (95, 5));
-    let batches: Vec<Batch> = loader.eval_batches().collect();
+    let batches: Vec<Batch> = loader.eval_batches().map(|batch| batch.whole()).collect();
     let tokens: Vec<i64> = batches.iter().flat_map(|batch| integers(batch, "input_ids")).collect();
     assert_eq!(tokens, [95, 96, 97, 98, 99, 95]);
     let labels: Vec<i64> = batches.iter().flat_map(|batch| integers(batch, "labels")).collect();
@@ -200,7 +203,7 @@ fn evaluation_data_of_its_own_leaves_the_training_data_whole() {
     let options = LoaderOptions { eval: Some(eval), ..LoaderOptions::default() };
     let loader = Loader::new(&language_model(2, 1, None), &counting(&files, 100), &options).unwrap();
     assert_eq!(loader.samples(), 100);
-    let batches: Vec<Batch> = loader.eval_batches().collect();
+    let batches: Vec<Batch> = loader.eval_batches().map(|batch| batch.whole()).collect();
     assert_eq!(batches.len(), 1);
     assert_eq!(integers(&batches[0], "labels"), [8, 7]);
 }

@@ -1,10 +1,11 @@
-//! A rank whose failure shows beside its thread, where it is asked for bytes or given some, as a GPU's does, which tells late;
-//! or one that gets no thread. All end, with its error and its number.
+//! A rank whose device fails at any call, where it is asked for bytes or given some, as a GPU does, which tells late; or a rank
+//! that gets no thread. All end, with its error and its number.
 
 use super::*;
 use crate::comm::local::Local;
 use crate::cpu::Cpu;
 use crate::device::{Later, NonFinite};
+use crate::program::Section;
 use crate::ranks::Rank;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,6 +21,7 @@ enum Call {
     ReadLater,
     Collect,
     RunAhead,
+    Settle,
 }
 
 /// A device that fails at one of these calls.
@@ -83,25 +85,24 @@ impl Device for Late {
         self.cpu.run_ahead(program)
     }
 
-    fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
-        self.cpu.first_non_finite(program)
-    }
-}
-
-impl Rank for Late {
-    fn first_non_finite_at(&mut self, id: ProgramId) -> Result<Option<(usize, NonFinite)>, DeviceError> {
-        self.cpu.first_non_finite_at(id)
+    fn allocated(&self) -> u64 {
+        self.cpu.allocated()
     }
 
     fn settle(&mut self) -> Result<(), DeviceError> {
+        self.come_to(Call::Settle)?;
         self.cpu.settle()
+    }
+
+    fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
+        self.cpu.first_non_finite(program)
     }
 }
 
 const FIRST: ProgramId = ProgramId(0);
 
 /// Two ranks, of which the second fails there, and the ranks for which all were ended.
-fn ranks(fails_at: Option<Call>) -> (Ranks<Late>, Arc<Mutex<Vec<u64>>>) {
+fn ranks(fails_at: Option<Call>) -> (Ranks, Arc<Mutex<Vec<u64>>>) {
     let text = r#"trainyard-ir 1
         module @m placed mesh [dp=2] {
           state @w : f32[4] {dp} parameter = zeros
@@ -116,69 +117,60 @@ fn ranks(fails_at: Option<Call>) -> (Ranks<Late>, Arc<Mutex<Vec<u64>>>) {
     let local = Local::new(2);
     let device = |rank| {
         let cpu = Cpu::of_rank(programs.clone(), 1, Arc::new(local.communicator(rank))).unwrap();
-        Late { cpu, fails_at: fails_at.filter(|_| rank == 1) }
+        Box::new(Late { cpu, fails_at: fails_at.filter(|_| rank == 1) }) as Box<dyn Device + Send>
     };
     let devices = (0..2).map(device).collect();
     let ended = Arc::new(Mutex::new(vec![]));
     let told = ended.clone();
     let abort = Box::new(move |rank| told.lock().unwrap().push(rank));
-    (Ranks::of(devices, programs.clone(), local, abort), ended)
+    (Ranks::of(devices, local, abort), ended)
 }
 
-/// A step in which every call happens.
-fn every_call(device: &mut impl Device) -> Result<(), DeviceError> {
+/// A step in which every call happens on every rank.
+fn every_call(ranks: &mut Ranks) -> Result<(), DeviceError> {
     let x: Vec<u8> = [1f32, 2.0, 3.0, 4.0].into_iter().flat_map(f32::to_le_bytes).collect();
-    device.run_ahead(FIRST)?;
-    device.write_state(FIRST, 0, &[0; 16])?;
-    device.write_input(FIRST, 0, &x)?;
-    device.run(FIRST, Section::Prepare)?;
-    device.run(FIRST, Section::Microbatch)?;
-    let later = device.read_later(FIRST, vec![0])?;
-    assert_eq!(device.read_output(FIRST, 0)?, x);
-    assert_eq!(device.collect(later)?, [x]);
-    assert_eq!(*device.read_state(FIRST, 0)?, [0; 16]);
-    Ok(())
+    let step = |mut rank: Rank<'_>, ()| {
+        rank.device.run_ahead(FIRST)?;
+        rank.write_whole_state(FIRST, 0, &[0; 16])?;
+        rank.write_rows(FIRST, 0, &x, 0..4)?;
+        rank.device.run(FIRST, Section::Prepare)?;
+        rank.device.run(FIRST, Section::Microbatch)?;
+        let later = rank.device.read_later(FIRST, vec![0])?;
+        assert_eq!(rank.device.read_output(FIRST, 0)?, x);
+        assert_eq!(rank.device.collect(later)?, [&x[..]]);
+        assert_eq!(*rank.device.read_state(FIRST, 0)?, [0; 8]);
+        Ok(())
+    };
+    ranks.run(vec![(), ()], step).map(drop)
 }
 
 #[test]
-fn a_rank_that_fails_beside_its_thread_ends_all_with_its_number() {
-    let (mut device, ended) = ranks(None);
-    every_call(&mut device).unwrap();
+fn a_rank_whose_device_fails_at_any_call_ends_all_with_its_number() {
+    let (mut sound, ended) = ranks(None);
+    every_call(&mut sound).unwrap();
     assert!(ended.lock().unwrap().is_empty());
-    use Call::{Collect, ReadLater, ReadOutput, ReadState, RunAhead, WriteInput, WriteState};
-    for call in [WriteState, ReadState, WriteInput, ReadOutput, ReadLater, Collect, RunAhead] {
-        let (mut device, ended) = ranks(Some(call));
-        let error = every_call(&mut device).unwrap_err().to_string();
-        assert_eq!((error.as_str(), &**ended.lock().unwrap()), ("rank 1: an illegal address", &[1][..]));
-        assert!(matches!(device.run(FIRST, Section::Prepare), Err(DeviceError::Ended)), "{call:?}");
-        assert!(matches!(device.read_state(FIRST, 0), Err(DeviceError::Ended)), "{call:?}");
+    use Call::{Collect, ReadLater, ReadOutput, ReadState, RunAhead, Settle, WriteInput, WriteState};
+    for call in [WriteState, ReadState, WriteInput, ReadOutput, ReadLater, Collect, RunAhead, Settle] {
+        let (mut failing, ended) = ranks(Some(call));
+        let error = every_call(&mut failing).unwrap_err().to_string();
+        assert_eq!((error.as_str(), ended.lock().unwrap()[0]), ("rank 1: an illegal address", 1), "{call:?}");
+        assert!(matches!(every_call(&mut failing), Err(DeviceError::Ended)), "{call:?}");
+        assert!(matches!(failing.read_state(FIRST, 0), Err(DeviceError::Ended)), "{call:?}");
     }
 }
 
 #[test]
-fn what_is_asked_for_in_error_ends_nobody() {
-    let (mut device, ended) = ranks(None);
-    let unknown = |error| matches!(error, DeviceError::Unknown { .. });
-    assert!(unknown(device.read_later(FIRST, vec![0, 7]).unwrap_err()));
-    assert!(unknown(device.read_output(FIRST, 7).unwrap_err()));
-    assert!(unknown(device.write_input(FIRST, 7, &[]).unwrap_err()));
-    assert!(matches!(device.write_state(FIRST, 0, &[0; 8]), Err(DeviceError::Size { .. })));
-    every_call(&mut device).unwrap();
-    assert!(ended.lock().unwrap().is_empty());
-}
-
-#[test]
 fn a_rank_that_gets_no_thread_ends_all() {
-    let (mut device, ended) = ranks(None);
+    let (mut ranks, ended) = ranks(None);
     // No machine has so much memory for a stack.
     let thread = |rank| thread::Builder::new().stack_size(if rank == 1 { 1 << 60 } else { 1 << 20 });
     let begun = Mutex::new(false);
-    let run = |device: &mut Late| {
+    let run = |rank: Rank<'_>, ()| {
         *begun.lock().unwrap() = true;
-        device.run(FIRST, Section::Microbatch)
+        rank.device.run(FIRST, Section::Microbatch)
     };
-    let error = device.on_threads(thread, run).unwrap_err().to_string();
+    let error = ranks.on_threads(thread, vec![(), ()], run).unwrap_err().to_string();
     assert!(error.starts_with("rank 1: cannot start 1 threads"), "{error}");
     assert!(*begun.lock().unwrap() && ended.lock().unwrap().contains(&1));
-    assert!(matches!(device.run(FIRST, Section::Prepare), Err(DeviceError::Ended)));
+    assert!(matches!(ranks.read_state(FIRST, 0), Err(DeviceError::Ended)));
 }

@@ -4,10 +4,10 @@ use ir::interp::{self, Missing, Mode, StateValues, StepOutputs};
 use ir::{Builder, DType, Mesh, Module, Sharding, Tensor, Type, ValueId, random, text};
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
-use runtime::device::{ProgramId, step};
+use runtime::device::{NonFinite, ProgramId};
 use runtime::lower::{LowerOptions, Target, lower};
 use runtime::program::Microbatches;
-use runtime::ranks;
+use runtime::ranks::{Ranks, on_processor};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(crate) fn on_ranks(
 ) -> Vec<(StateValues, StepOutputs)> {
     let program = Arc::new(lower(module, options).unwrap_or_else(|error| panic!("{error}")));
     let made = match options.target {
-        Target::Cpu => ranks::device(vec![program.clone()], Some(2), None),
+        Target::Cpu => on_processor(vec![program.clone()], Some(2), None),
         Target::Cuda => stand_in(vec![program.clone()], Order::default()),
     };
     let mut ranks = made.unwrap_or_else(|error| panic!("{error}"));
@@ -98,7 +98,7 @@ pub(crate) fn on_ranks(
     };
     let inputs: Vec<_> = microbatches(module, count).iter().map(bytes).collect();
     let mut one_step = || {
-        let outputs = step(&mut *ranks, id, &inputs).unwrap_or_else(|error| panic!("{error}"));
+        let outputs = ranks.step(id, &inputs).unwrap_or_else(|error| panic!("{error}"));
         let tensors = |(name, reported): (String, Vec<Vec<u8>>)| {
             let ty = module.ty(module.output(&name).unwrap().value);
             (name, reported.iter().map(|bytes| Tensor::from_bytes(ty, bytes).unwrap()).collect())
@@ -110,6 +110,16 @@ pub(crate) fn on_ranks(
         (module.states.iter().enumerate().map(state).collect(), outputs.into_iter().map(tensors).collect())
     };
     vec![one_step(), one_step()]
+}
+
+/// The first number that is not finite that any rank makes, as it is told, when `x` is the first input: a tensor of four rows.
+pub(crate) fn first_non_finite(ranks: &mut Ranks, x: &[f32]) -> Option<String> {
+    let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let found = ranks.run(vec![(); ranks.count()], |mut rank, ()| {
+        rank.write_rows(ProgramId(0), 0, &bytes, 0..4)?;
+        rank.device.first_non_finite(ProgramId(0))
+    });
+    NonFinite::first(found.unwrap_or_else(|error| panic!("{error}"))).map(|found| found.to_string())
 }
 
 fn close(given: &Tensor, expected: &Tensor) -> bool {

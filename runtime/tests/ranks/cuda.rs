@@ -1,10 +1,10 @@
 //! The programs of these tests on stand-ins of GPUs, a rank each. They need a C++ compiler.
 
-use crate::compare::{on_stand_ins, parse, same_as_on_one_device};
+use crate::compare::{first_non_finite, on_stand_ins, parse, same_as_on_one_device};
 use crate::{collectives, operators, training};
 use runtime::cuda::host::Order;
 use runtime::cuda::ranks::stand_in;
-use runtime::device::{DeviceError, ProgramId};
+use runtime::device::DeviceError;
 use runtime::lower::{LowerOptions, Target, lower};
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ fn two() -> Arc<runtime::program::Program> {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_gpu_that_made_a_nan_is_named() {
-    let mut device = stand_in(vec![two()], Order::default()).unwrap();
+    let mut ranks = stand_in(vec![two()], Order::default()).unwrap();
     let mut x = [1.0f32; 12];
     for (place, value, expected) in [
         (0, 1.0, None),
@@ -97,10 +97,7 @@ fn the_gpu_that_made_a_nan_is_named() {
         (2, -1.0, Some("`log` of /log made NaN on rank 0")),
     ] {
         x[place] = value;
-        let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        device.write_input(ProgramId(0), 0, &bytes).unwrap();
-        let found = device.first_non_finite(ProgramId(0)).unwrap().map(|found| found.to_string());
-        assert_eq!(found.as_deref(), expected);
+        assert_eq!(first_non_finite(&mut ranks, &x).as_deref(), expected);
     }
 }
 

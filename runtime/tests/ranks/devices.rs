@@ -1,12 +1,11 @@
 //! What ranks are asked besides steps: programs that share states, numbers that are not finite, wrong sizes, memory.
 
-use crate::compare::{initial, microbatches, on_ranks, parse, placed};
+use crate::compare::{first_non_finite, initial, microbatches, on_ranks, parse, placed};
 use ir::{Module, Tensor};
 use runtime::cpu::Cpu;
-use runtime::device::{Device, DeviceError, ProgramId, step};
+use runtime::device::{DeviceError, ProgramId};
 use runtime::lower::{LowerOptions, lower};
-use runtime::program::Section;
-use runtime::ranks::{self, Ranks};
+use runtime::ranks::{Ranks, on_processor};
 use std::sync::Arc;
 
 fn two() -> Module {
@@ -37,9 +36,8 @@ fn program(module: &Module) -> Arc<runtime::program::Program> {
 
 #[test]
 fn the_rank_that_made_a_nan_is_named() {
-    let mut device = ranks::device(vec![program(&two())], Some(2), None).unwrap();
-    let id = ProgramId(0);
-    device.write_state(id, 0, &f32s(&[1.0; 12])).unwrap();
+    let mut ranks = on_processor(vec![program(&two())], Some(2), None).unwrap();
+    ranks.write_state(ProgramId(0), 0, &f32s(&[1.0; 12])).unwrap();
     let mut x = [1.0; 12];
     for (place, value, expected) in [
         (0, 1.0, None),
@@ -48,25 +46,23 @@ fn the_rank_that_made_a_nan_is_named() {
         (2, -1.0, Some("`log` of /log made NaN on rank 0")),
     ] {
         x[place] = value;
-        device.write_input(id, 0, &f32s(&x)).unwrap();
-        let found = device.first_non_finite(id).unwrap().map(|found| found.to_string());
-        assert_eq!(found.as_deref(), expected);
+        assert_eq!(first_non_finite(&mut ranks, &x).as_deref(), expected);
     }
 }
 
 #[test]
 fn wrong_sizes_and_indices_are_refused_as_by_one_device() {
-    let mut ranks = Ranks::new(vec![program(&two())], Some(2)).unwrap();
+    let ranks = || Ranks::new(vec![program(&two())], Some(2)).unwrap();
     let id = ProgramId(0);
-    assert_eq!(ranks.count(), 2);
-    let error = ranks.write_input(id, 0, &[0; 24]).unwrap_err();
-    assert_eq!(error.to_string(), "`x` is f32[4, 3] and needs 48 bytes, and 24 bytes were given");
-    assert!(matches!(ranks.write_state(id, 1, &[]), Err(DeviceError::Unknown { what: "state", index: 1 })));
-    let unknown = ranks.read_state(ProgramId(1), 0).map(drop);
-    assert!(matches!(unknown, Err(DeviceError::Unknown { what: "program", index: 1 })));
-    // A mistake of the caller does not end the ranks.
-    ranks.write_state(id, 0, &f32s(&[2.0; 12])).unwrap();
-    assert_eq!(*ranks.read_state(id, 0).unwrap(), f32s(&[2.0; 12]));
+    assert_eq!(ranks().count(), 2);
+    let error = ranks().step(id, &[vec![vec![0; 24]]]).unwrap_err().to_string();
+    assert!(error.ends_with("`x` is f32[4, 3] and needs 48 bytes, and 24 bytes were given"), "{error}");
+    let error = ranks().step(id, &[vec![]]).unwrap_err().to_string();
+    assert!(error.ends_with("the program takes 1 inputs, and 0 were given"), "{error}");
+    let error = ranks().write_state(id, 1, &[]).unwrap_err().to_string();
+    assert!(error.ends_with("the program has no state 1"), "{error}");
+    let error = ranks().read_state(id, 1).unwrap_err().to_string();
+    assert!(error.ends_with("the program has no state 1"), "{error}");
 }
 
 #[test]
@@ -101,8 +97,8 @@ fn evaluation_reads_the_parts_that_training_writes() {
     let x = vec![vec![f32s(&[0.5; 12])]];
     let mut sums = vec![];
     for _ in 0..2 {
-        sums.push(step(&mut ranks, ProgramId(1), &[vec![]]).unwrap()["sum"][0].clone());
-        step(&mut ranks, ProgramId(0), &x).unwrap();
+        sums.push(ranks.step(ProgramId(1), &[vec![]]).unwrap()["sum"][0].clone());
+        ranks.step(ProgramId(0), &x).unwrap();
     }
     assert_eq!(sums, [f32s(&[12.0]), f32s(&[18.0])]);
 
@@ -146,7 +142,7 @@ fn the_number_of_threads_does_not_show_and_neither_does_chance() {
     let bytes: Vec<Vec<u8>> = program.inputs.iter().map(|input| inputs[&input.name].to_bytes()).collect();
     let runs = [1, 3, 8, 8].map(|threads| {
         let mut ranks = Ranks::new(vec![program.clone()], Some(threads)).unwrap();
-        step(&mut ranks, ProgramId(0), std::slice::from_ref(&bytes)).unwrap()
+        ranks.step(ProgramId(0), std::slice::from_ref(&bytes)).unwrap()
     });
     assert!(runs.iter().all(|run| *run == runs[0]));
 }
@@ -164,11 +160,10 @@ fn states_go_in_and_come_out_whole_on_any_mesh() {
     for mesh in ["dp=4", "dp=2", "dp=1"] {
         let module = parse(&ir::text::print(&two()).replace("dp=2", mesh));
         let program = program(&module);
-        let mut device = ranks::device(vec![program], None, None).unwrap();
+        let mut ranks = on_processor(vec![program], None, None).unwrap();
         let w: Tensor = initial(&module).into_values().next().unwrap();
-        device.write_state(ProgramId(0), 0, &w.to_bytes()).unwrap();
-        device.run(ProgramId(0), Section::Prepare).unwrap();
-        assert_eq!(*device.read_state(ProgramId(0), 0).unwrap(), w.to_bytes());
+        ranks.write_state(ProgramId(0), 0, &w.to_bytes()).unwrap();
+        assert_eq!(ranks.read_state(ProgramId(0), 0).unwrap(), w.to_bytes());
     }
     assert_eq!(on_ranks(&two(), &LowerOptions::default(), 1).len(), 2);
 }

@@ -21,7 +21,7 @@ fn evaluated(forward: &Module, module: &Module, states: &StateValues, loader: &L
         forward.states.iter().map(|(id, state)| (id, states[&value(&state.name)].clone())).collect();
     let (mut sum, mut weight) = (0.0, 0.0);
     for batch in loader.eval_batches() {
-        let inputs = [tensors(forward, &batch)];
+        let inputs = [tensors(forward, &batch.whole())];
         let outputs = interp::step(forward, Mode::Exact, &mut shared, &inputs).unwrap();
         sum += outputs["loss.sum"][0].item();
         weight += outputs["loss.weight"][0].item();

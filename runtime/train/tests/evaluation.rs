@@ -1,15 +1,17 @@
 //! An evaluation that is stopped: nothing that the device was asked for stays there, and no older loss stands for its own.
 
 use super::*;
+use crate::cpu::Cpu;
 use crate::device::{DeviceError, Later, NonFinite};
 use crate::program::{Program, Section};
+use crate::ranks::Rank;
 use crate::train::evaluate::evaluate;
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// A device that counts the outputs that were asked for and not collected, and that stops the run when its counts say so.
 struct Counting {
-    device: Box<dyn Device>,
+    device: Box<dyn Device + Send>,
     asked: usize,
     open: usize,
     /// Evaluations that have begun.
@@ -19,7 +21,7 @@ struct Counting {
 }
 
 impl Counting {
-    fn of(device: Box<dyn Device>, stop: Arc<AtomicBool>, stops: fn(&Self) -> bool) -> Self {
+    fn of(device: Box<dyn Device + Send>, stop: Arc<AtomicBool>, stops: fn(&Self) -> bool) -> Self {
         Self { device, asked: 0, open: 0, evaluations: 0, stops, stop }
     }
 }
@@ -65,6 +67,10 @@ impl Device for Counting {
         self.device.collect(later)
     }
 
+    fn allocated(&self) -> u64 {
+        self.device.allocated()
+    }
+
     fn first_non_finite(&mut self, program: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
         self.device.first_non_finite(program)
     }
@@ -76,8 +82,9 @@ fn an_evaluation_that_is_stopped_collects_what_it_asked_for() {
     let (module, loader) = (run.train_module(), run.loader());
     assert!(loader.eval_batches().count() > 2);
     let stop = Arc::new(AtomicBool::new(false));
-    let mut device = Counting::of(run.device(&module), stop.clone(), |device| device.asked > 1);
-    let mut session = Session::new(&mut device, ProgramId(0), Some(ProgramId(1))).unwrap();
+    let device = Box::new(Cpu::new(run.programs(&module), Some(2)).unwrap());
+    let mut device = Counting::of(device, stop.clone(), |device| device.asked > 1);
+    let mut session = Session::new(Rank::alone(&mut device), ProgramId(0), Some(ProgramId(1))).unwrap();
     let values = initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap();
     session.write_states(values).unwrap();
     assert!(matches!(evaluate(&mut session, &loader, &stop), Ok(None)));

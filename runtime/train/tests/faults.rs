@@ -3,6 +3,7 @@
 use super::*;
 use crate::checkpoint::CheckpointError;
 use crate::cpu::Cpu;
+use crate::ranks::Rank;
 use crate::train::Cause;
 use files::fault::{Fault, inject};
 
@@ -264,8 +265,8 @@ fn a_folder_without_a_checkpoint_cannot_be_gone_on_from() {
 #[test]
 fn a_program_without_what_the_loop_reads_is_refused() {
     let run = setup();
-    let mut device = run.device(&run.train_module());
-    let error = Session::new(&mut *device, ProgramId(1), None).err().unwrap().to_string();
+    let mut device = Cpu::new(run.programs(&run.train_module()), Some(1)).unwrap();
+    let error = Session::new(Rank::alone(&mut device), ProgramId(1), None).err().unwrap().to_string();
     assert_eq!(error, "program `bigram` has no output `loss`, which training needs");
 }
 
@@ -276,6 +277,7 @@ fn an_evaluation_of_other_weights_than_the_trained_ones_is_refused() {
     let programs = [run.train_module(), forward]
         .map(|module| Arc::new(lower(&module, &LowerOptions::default()).unwrap()));
     let mut device = Cpu::new(programs.to_vec(), Some(1)).unwrap();
-    let error = Session::new(&mut device, ProgramId(0), Some(ProgramId(1))).err().unwrap().to_string();
+    let rank = Rank::alone(&mut device);
+    let error = Session::new(rank, ProgramId(0), Some(ProgramId(1))).err().unwrap().to_string();
     assert!(error.contains("no state at the place of `a.bias`"), "{error}");
 }

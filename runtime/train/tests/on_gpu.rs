@@ -22,7 +22,7 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    pub(super) fn device(&self, programs: Vec<Arc<Program>>) -> Box<dyn Device> {
+    pub(super) fn device(&self, programs: Vec<Arc<Program>>) -> Box<dyn Device + Send> {
         let mut host = Host::new(Order { threads: 0, first: Some(Stream::Side) });
         if let Some(kernels) = self.fails_after {
             host = host.failing_after(kernels);

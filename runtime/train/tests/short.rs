@@ -1,6 +1,8 @@
 //! An evaluation whose last batch is short and cannot be filled up.
 
 use super::*;
+use crate::cpu::Cpu;
+use crate::ranks::Rank;
 use crate::train::evaluate::evaluate;
 
 /// The eval loss of 11 samples in batches of four, of which the last is filled up, or has a program for three.
@@ -18,9 +20,9 @@ fn eval_loss(gpu: Option<on_gpu::Gpu>, fills: bool) -> f64 {
     let programs = vec![train, eval, short];
     let mut device = match gpu {
         Some(gpu) => gpu.device(programs),
-        None => crate::ranks::device(programs, Some(2), None).unwrap(),
+        None => Box::new(Cpu::new(programs, Some(2)).unwrap()),
     };
-    let mut session = Session::new(&mut *device, ProgramId(0), Some(ProgramId(1))).unwrap();
+    let mut session = Session::new(Rank::alone(&mut *device), ProgramId(0), Some(ProgramId(1))).unwrap();
     session.evaluate_short(ProgramId(2), vec![1.0]).unwrap();
     session.write_states(initial_states(&module, 3, Missing::Refuse, StateBytes::new()).unwrap()).unwrap();
     let eval_text = run.folder.path().join("eval.txt");

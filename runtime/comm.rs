@@ -16,6 +16,8 @@ mod error;
 mod lent;
 pub mod local;
 mod meeting;
+pub mod messages;
+mod pieces;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -73,6 +75,12 @@ pub trait Communicator: Send + Sync {
 
     /// Every rank gets its share of every part along the split dim, one after the other along the gathered dim.
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
+
+    /// Gives another rank bytes, and returns when it has received them or the transport has a copy.
+    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError>;
+
+    /// Takes bytes from another rank, which sends as many.
+    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError>;
 }
 
 /// What a rank says it issues: equal on all ranks of a group, or nothing is exchanged.
@@ -100,6 +108,12 @@ impl Terms {
             split: tensor.split,
         };
         Self { name, reduced, tensors: tensors.iter().map(terms).collect() }
+    }
+
+    /// Of a message of so many bytes.
+    fn of_message(bytes: usize) -> Self {
+        let tensor = TensorTerms { dtype: DType::U8, sizes: vec![bytes], gathered: None, split: None };
+        Self { name: "send", reduced: None, tensors: vec![tensor] }
     }
 }
 

@@ -37,6 +37,24 @@ pub enum CommError {
         /// The fault in it.
         message: String,
     },
+    /// Ranks did not come in time.
+    #[error("rank {rank} waited for {seconds} s for the ranks {missing:?}")]
+    Late {
+        /// The rank that waited.
+        rank: u64,
+        /// Seconds that it waited.
+        seconds: u64,
+        /// The ranks that did not come.
+        missing: Vec<u64>,
+    },
+    /// The library that carries messages refuses.
+    #[error("rank {rank} cannot exchange messages: {message}")]
+    Transport {
+        /// The rank.
+        rank: u64,
+        /// The reason that the library gives.
+        message: String,
+    },
     /// A device by itself was given a program for several.
     #[error("the device runs alone and cannot communicate")]
     Alone,

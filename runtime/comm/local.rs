@@ -4,9 +4,9 @@ pub use super::at_work::AtWork;
 use super::block::{self, Block};
 use super::combine::combine;
 use super::meeting::{Inside, World};
+use super::pieces::{Shape, by_rank, share};
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The ranks of this process, from 0.
@@ -101,6 +101,15 @@ impl Communicator for LocalRank {
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
         self.put_together("all_to_all", group, tensors)
     }
+
+    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
+        self.world.meet(self.rank, &[self.rank, to], Terms::of_message(bytes.len()), &[bytes], |_| ())
+    }
+
+    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
+        let (terms, group) = (Terms::of_message(bytes.len()), [from, self.rank]);
+        self.world.meet(self.rank, &group, terms, &[&[]], |inside| bytes.copy_from_slice(inside.lent(0)[0]))
+    }
 }
 
 impl LocalRank {
@@ -166,48 +175,6 @@ fn by_shares<'a>(
     Ok(())
 }
 
-/// The bytes of a place's share of a tensor: whole elements, as equal as can be.
-fn share(bytes: usize, dtype: DType, place: usize, count: usize) -> Range<usize> {
-    let width = dtype.bytes() as usize;
-    let at = |place: usize| (bytes / width) * place / count * width;
-    at(place)..at(place + 1)
-}
-
-/// The sizes that a tensor's parts have in a collective.
-struct Shape {
-    before: Vec<usize>,
-    /// What goes from one rank to another.
-    part: Vec<usize>,
-    gathered: Option<usize>,
-    split: Option<usize>,
-}
-
-impl Shape {
-    fn of(tensor: &Exchanged, count: usize) -> Self {
-        let mut part = tensor.sizes.to_vec();
-        if let Some(dim) = tensor.split {
-            part[dim] /= count;
-        }
-        Self { before: tensor.sizes.to_vec(), part, gathered: tensor.gathered, split: tensor.split }
-    }
-
-    /// What a place gets of every part.
-    fn share(&self, place: usize) -> Block {
-        self.split.map_or_else(
-            || Block::all(&self.before),
-            |dim| Block::from(&self.before, dim, place * self.part[dim]),
-        )
-    }
-
-    /// Where that of a place goes.
-    fn place(&self, place: usize, count: usize) -> Block {
-        let Some(dim) = self.gathered else { return Block::all(&self.part) };
-        let mut after = self.part.clone();
-        after[dim] *= count;
-        Block::from(&after, dim, place * self.part[dim])
-    }
-}
-
 /// The tensors' element types, operands and results.
 type Apart<'a> = (Vec<DType>, Vec<&'a [u8]>, Vec<&'a mut [u8]>);
 
@@ -219,13 +186,6 @@ fn apart<'a>(tensors: &'a mut [Exchanged]) -> Apart<'a> {
         apart.2.push(tensor.result);
     }
     apart
-}
-
-/// The places of a group in the order of its ranks.
-fn by_rank(group: &[u64]) -> Vec<usize> {
-    let mut places: Vec<usize> = (0..group.len()).collect();
-    places.sort_by_key(|&place| group[place]);
-    places
 }
 
 fn in_order<'a>(parts: &[&'a [u8]], order: &[usize]) -> Vec<&'a [u8]> {

@@ -65,4 +65,14 @@ impl Communicator for Faulty {
         self.count()?;
         self.inner.all_to_all(group, tensors)
     }
+
+    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
+        self.count()?;
+        self.inner.send(to, bytes)
+    }
+
+    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.count()?;
+        self.inner.receive(from, bytes)
+    }
 }

@@ -1,0 +1,298 @@
+//! Collectives over messages between ranks, for ranks that share no memory.
+//!
+//! A transport implements [`Messages`]. [`ByMessages`] makes a [`Communicator`] of it: ranks exchange the pieces of their
+//! tensors and combine them by themselves, in the order of ranks. So a mesh has the bits of ranks that are threads.
+
+use super::block::{self, Block};
+use super::combine::combine;
+use super::pieces::{Shape, by_rank, share};
+use super::{CommError, Communicator, Exchanged, Terms};
+use ir::{DType, PartialKind};
+use twox_hash::XxHash3_64;
+
+/// A message to a rank.
+pub type Sent<'a> = (u64, &'a [u8]);
+/// Room for a message from a rank.
+pub type Received<'a> = (u64, &'a mut [u8]);
+
+/// Messages between ranks. Those from one rank to another arrive in the order in which they were sent.
+pub trait Messages: Send + Sync {
+    /// The number of this rank.
+    fn rank(&self) -> u64;
+
+    /// Sends and receives messages, all of them at once, and returns when all are done. A message that arrives has the length
+    /// of its room.
+    ///
+    /// # Errors
+    /// A rank failed, or did not come in time.
+    fn exchange(&self, sent: &[Sent<'_>], received: Vec<Received<'_>>) -> Result<(), CommError>;
+}
+
+/// The collectives of ranks that exchange messages.
+pub struct ByMessages<M>(pub M);
+
+/// Below this number of bytes of all tensors together every rank sends everything to all: a second round of messages would take
+/// longer. The bits are the same.
+const SMALL: usize = 1 << 14;
+
+impl<M: Messages> Communicator for ByMessages<M> {
+    fn rank(&self) -> u64 {
+        self.0.rank()
+    }
+
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.agree(group, &Terms::of("all_reduce", Some(kind), tensors))?;
+        let is_small = tensors.iter().map(|tensor| tensor.operand.len()).sum::<usize>() <= SMALL;
+        let (place, count) = (self.place(group)?, group.len());
+        let range = |tensor: &Exchanged, place| match is_small {
+            true => 0..tensor.operand.len(),
+            false => share(tensor.operand.len(), tensor.dtype, place, count),
+        };
+        for tensor in &mut *tensors {
+            let pieces: Vec<&[u8]> = (0..count).map(|to| &tensor.operand[range(tensor, to)]).collect();
+            let own = range(tensor, place);
+            self.reduce(group, tensor.dtype, kind, &pieces, &mut tensor.result[own])?;
+        }
+        if is_small {
+            return Ok(());
+        }
+        for tensor in tensors {
+            let mut shares = vec![];
+            let mut rest = &mut *tensor.result;
+            for other in 0..count {
+                let length = share(tensor.operand.len(), tensor.dtype, other, count).len();
+                let (own, after) = rest.split_at_mut(length);
+                shares.push(own);
+                rest = after;
+            }
+            let mine = shares.remove(place);
+            self.swap(self.to_others(group, |_| &*mine), self.others(group).zip(shares).collect())?;
+        }
+        Ok(())
+    }
+
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.put_together("all_gather", group, tensors)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.agree(group, &Terms::of("reduce_scatter", Some(kind), tensors))?;
+        for tensor in tensors {
+            let shape = Shape::of(tensor, group.len());
+            let pieces: Vec<Piece> = (0..group.len()).map(|to| piece(tensor, &shape, to)).collect();
+            let pieces: Vec<&[u8]> = pieces.iter().map(Piece::bytes).collect();
+            self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)?;
+        }
+        Ok(())
+    }
+
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        self.put_together("all_to_all", group, tensors)
+    }
+
+    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
+        self.0.exchange(&[(to, bytes)], vec![])
+    }
+
+    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.0.exchange(&[], vec![(from, bytes)])
+    }
+}
+
+impl<M: Messages> ByMessages<M> {
+    /// The place of this rank in a group.
+    fn place(&self, group: &[u64]) -> Result<usize, CommError> {
+        let rank = self.rank();
+        let outside = || CommError::Outside { rank, group: group.to_vec() };
+        group.iter().position(|&member| member == rank).ok_or_else(outside)
+    }
+
+    /// The other ranks of a group, in its order.
+    fn others<'g>(&self, group: &'g [u64]) -> impl Iterator<Item = u64> + use<'g, M> {
+        let rank = self.rank();
+        group.iter().copied().filter(move |&member| member != rank)
+    }
+
+    /// A message to each other rank of a group, by its place.
+    fn to_others<'b>(&self, group: &[u64], bytes: impl Fn(usize) -> &'b [u8]) -> Vec<Sent<'b>> {
+        let rank = self.rank();
+        let others = group.iter().enumerate().filter(|(_, member)| **member != rank);
+        others.map(|(place, &member)| (member, bytes(place))).collect()
+    }
+
+    /// Exchanges messages, but for empty ones.
+    fn swap(&self, mut sent: Vec<Sent<'_>>, mut received: Vec<Received<'_>>) -> Result<(), CommError> {
+        sent.retain(|(_, bytes)| !bytes.is_empty());
+        received.retain(|(_, room)| !room.is_empty());
+        self.0.exchange(&sent, received)
+    }
+
+    /// Refuses to exchange tensors unless all ranks of the group issued the same collective.
+    fn agree(&self, group: &[u64], terms: &Terms) -> Result<(), CommError> {
+        self.place(group)?;
+        let own = Header::of(terms);
+        let others: Vec<u64> = self.others(group).collect();
+        let mut headers = vec![[0; HEADER]; others.len()];
+        let room = others.iter().copied().zip(headers.iter_mut().map(|header| &mut header[..])).collect();
+        self.0.exchange(&self.to_others(group, |_| &own.0), room)?;
+        match others.iter().zip(&headers).find(|(_, header)| **header != own.0) {
+            None => Ok(()),
+            Some((&other, header)) => {
+                let mut said = [(self.rank(), own.text()), (other, Header(*header).text())];
+                said.sort();
+                let [first, second] = said;
+                Err(CommError::Different { first, second })
+            }
+        }
+    }
+
+    /// The combination of the pieces that the ranks of a group have for this one, given those that this rank has for each.
+    fn reduce(
+        &self,
+        group: &[u64],
+        dtype: DType,
+        kind: PartialKind,
+        pieces: &[&[u8]],
+        result: &mut [u8],
+    ) -> Result<(), CommError> {
+        let place = self.place(group)?;
+        let mut received = Aligned::new(result.len() * (group.len() - 1));
+        // `chunks` has none of an empty result.
+        let length = result.len().max(1);
+        let room = self.others(group).zip(received.bytes_mut().chunks_exact_mut(length)).collect();
+        self.swap(self.to_others(group, |to| pieces[to]), room)?;
+        if !result.is_empty() {
+            let mut all: Vec<&[u8]> = received.bytes().chunks_exact(length).collect();
+            all.insert(place, pieces[place]);
+            let in_order: Vec<&[u8]> = by_rank(group).into_iter().map(|place| all[place]).collect();
+            combine(dtype, kind, &in_order, result);
+        }
+        Ok(())
+    }
+
+    /// From every rank its part, or this rank's share of it, one after the other.
+    fn put_together(
+        &self,
+        name: &'static str,
+        group: &[u64],
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        self.agree(group, &Terms::of(name, None, tensors))?;
+        let (place, count) = (self.place(group)?, group.len());
+        for tensor in tensors {
+            let shape = Shape::of(tensor, count);
+            let pieces: Vec<Piece> = (0..count).map(|to| piece(tensor, &shape, to)).collect();
+            let sent = self.to_others(group, |to| pieces[to].bytes());
+            let length = pieces[place].bytes().len();
+            if length == 0 {
+                continue;
+            }
+            if is_contiguous(&shape.part, &shape.place(0, count)) {
+                let mut room: Vec<&mut [u8]> = tensor.result.chunks_exact_mut(length).collect();
+                room.remove(place).copy_from_slice(pieces[place].bytes());
+                self.swap(sent, self.others(group).zip(room).collect())?;
+                continue;
+            }
+            let mut received = vec![0; length * (count - 1)];
+            self.swap(sent, self.others(group).zip(received.chunks_exact_mut(length)).collect())?;
+            let mut all: Vec<&[u8]> = received.chunks_exact(length).collect();
+            all.insert(place, pieces[place].bytes());
+            let (width, source) = (tensor.dtype.bytes() as usize, Block::all(&shape.part));
+            for (from, bytes) in all.into_iter().enumerate() {
+                let target = (&mut *tensor.result, &shape.place(from, count));
+                block::copy(&shape.part, width, (bytes, &source), target);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A piece of a tensor: where it lies, or copied if it does not lie in one run.
+enum Piece<'a> {
+    Run(&'a [u8]),
+    Copy(Aligned),
+}
+
+/// Bytes that are aligned for every element type.
+struct Aligned {
+    words: Vec<u64>,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Self {
+        Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.length]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
+    }
+}
+
+impl Piece<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Run(bytes) => bytes,
+            Self::Copy(copy) => copy.bytes(),
+        }
+    }
+}
+
+/// The piece of this rank's tensor that a place gets.
+fn piece<'a>(tensor: &Exchanged<'a>, shape: &Shape, place: usize) -> Piece<'a> {
+    let (width, share) = (tensor.dtype.bytes() as usize, shape.share(place));
+    let length = shape.part.iter().product::<usize>() * width;
+    if is_contiguous(&shape.part, &share) {
+        let mut start = 0;
+        block::for_runs(&shape.part, [&share], |[run], _| start = run * width);
+        return Piece::Run(&tensor.operand[start..][..length]);
+    }
+    let mut copy = Aligned::new(length);
+    block::copy(&shape.part, width, (tensor.operand, &share), (copy.bytes_mut(), &Block::all(&shape.part)));
+    Piece::Copy(copy)
+}
+
+/// Whether a block of these sizes is one run.
+fn is_contiguous(sizes: &[usize], block: &Block) -> bool {
+    let mut runs = 0;
+    block::for_runs(sizes, [block], |_, _| runs += 1);
+    runs <= 1
+}
+
+/// Bytes of a header.
+const HEADER: usize = 256;
+
+/// The terms of a collective as a message: a checksum of their text, and as much of the text as there is room for.
+struct Header([u8; HEADER]);
+
+impl Header {
+    fn of(terms: &Terms) -> Self {
+        let text = terms.to_string();
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&XxHash3_64::oneshot(text.as_bytes()).to_le_bytes());
+        let shown = text.len().min(HEADER - 8);
+        header[8..8 + shown].copy_from_slice(&text.as_bytes()[..shown]);
+        Self(header)
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0[8..]).trim_end_matches('\0').to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

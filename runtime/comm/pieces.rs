@@ -1,0 +1,55 @@
+//! The pieces of tensors that ranks exchange in a collective.
+
+use super::Exchanged;
+use super::block::Block;
+use ir::DType;
+use std::ops::Range;
+
+/// The bytes of a place's share of a tensor: whole elements, as equal as can be.
+pub(super) fn share(bytes: usize, dtype: DType, place: usize, count: usize) -> Range<usize> {
+    let width = dtype.bytes() as usize;
+    let at = |place: usize| (bytes / width) * place / count * width;
+    at(place)..at(place + 1)
+}
+
+/// The sizes that a tensor's parts have in a collective.
+pub(super) struct Shape {
+    before: Vec<usize>,
+    /// The sizes of what goes from one rank to another.
+    pub(super) part: Vec<usize>,
+    gathered: Option<usize>,
+    split: Option<usize>,
+}
+
+impl Shape {
+    pub(super) fn of(tensor: &Exchanged, count: usize) -> Self {
+        let mut part = tensor.sizes.to_vec();
+        if let Some(dim) = tensor.split {
+            part[dim] /= count;
+        }
+        Self { before: tensor.sizes.to_vec(), part, gathered: tensor.gathered, split: tensor.split }
+    }
+
+    /// The block that a place gets of every part.
+    pub(super) fn share(&self, place: usize) -> Block {
+        self.split.map_or_else(
+            || Block::all(&self.before),
+            |dim| Block::from(&self.before, dim, place * self.part[dim]),
+        )
+    }
+
+    /// The block of the result that comes from a place.
+    pub(super) fn place(&self, place: usize, count: usize) -> Block {
+        let Some(dim) = self.gathered else { return Block::all(&self.part) };
+        let mut after = self.part.clone();
+        after[dim] *= count;
+        Block::from(&after, dim, place * self.part[dim])
+    }
+}
+
+/// The places of a group in the order of its ranks.
+pub(super) fn by_rank(group: &[u64]) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..group.len()).collect();
+    places.sort_by_key(|&place| group[place]);
+    places
+}

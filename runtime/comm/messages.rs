@@ -224,21 +224,21 @@ enum Piece<'a> {
 }
 
 /// Bytes that are aligned for every element type.
-struct Aligned {
+pub(super) struct Aligned {
     words: Vec<u64>,
     length: usize,
 }
 
 impl Aligned {
-    fn new(length: usize) -> Self {
+    pub(super) fn new(length: usize) -> Self {
         Self { words: vec![0; length.div_ceil(size_of::<u64>())], length }
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.length]
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
     }
 }

@@ -1,8 +1,7 @@
 //! Collectives over messages have the bits of ranks that share memory.
 
 use super::*;
-use crate::comm::local::{AtWork, Local};
-use ir::random;
+use crate::comm::samples::{Collective, Sample, on_threads};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -54,89 +53,26 @@ impl Messages for Mailbox {
 /// The results of a function on ranks that exchange messages, and on ranks that share memory.
 fn both<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> [Vec<R>; 2] {
     let mail = Arc::new(Mail::default());
-    let local = Local::new(ranks);
-    let (by_mail, in_memory) = thread::scope(|scope| {
+    let by_mail = thread::scope(|scope| {
         let one = |rank| {
             let communicator = ByMessages(Mailbox { rank, mail: mail.clone() });
             let work = &work;
             scope.spawn(move || work(&communicator))
         };
-        let by_mail: Vec<_> = (0..ranks).map(one).collect();
-        let one = |at_work: AtWork| {
-            let communicator = local.communicator(at_work.rank());
-            let work = &work;
-            scope.spawn(move || {
-                let _at_work = at_work;
-                work(&communicator)
-            })
-        };
-        let in_memory: Vec<_> = local.begin().into_iter().map(one).collect();
-        let join = |threads: Vec<thread::ScopedJoinHandle<'_, R>>| -> Vec<R> {
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        };
-        (join(by_mail), join(in_memory))
+        let threads: Vec<_> = (0..ranks).map(one).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    [by_mail, in_memory]
+    [by_mail, on_threads(ranks, &work)]
 }
 
-/// A tensor before a collective: its element type, and the sizes of a rank's part.
-type Tensor = (DType, Vec<usize>);
-
-/// The bytes of a rank's operand: numbers whose sum depends on the order.
-fn operand((dtype, sizes): &Tensor, rank: u64) -> Aligned {
-    let count: usize = sizes.iter().product();
-    let rough = |i: usize| random::normal(3, rank, i as u64) * 10f64.powi((i % 5) as i32);
-    let numbers: Vec<f64> = (0..count).map(rough).collect();
-    let bytes = match dtype.is_float() {
-        true => ir::Tensor::float(*dtype, sizes.clone(), numbers).rounded().to_bytes(),
-        false => {
-            let integers = numbers.iter().map(|x| (x.abs() * 100.0) as i64 % 50).collect();
-            ir::Tensor::int(*dtype, sizes.clone(), integers).to_bytes()
-        }
-    };
-    let mut aligned = Aligned::new(bytes.len());
-    aligned.bytes_mut().copy_from_slice(&bytes);
-    aligned
-}
-
-/// Runs a collective on these tensors, and returns the bytes of the results; the group puts their parts together along dim
-/// `gathered` and splits them along `split`.
-fn results(
+/// One collective on these tensors by all of a group.
+fn run(
     communicator: &dyn Communicator,
-    name: &str,
+    collective: Collective,
     group: &[u64],
-    tensors: &[Tensor],
-    gathered: Option<usize>,
-    split: Option<usize>,
+    tensors: &[(DType, Vec<usize>)],
 ) -> Result<Vec<Vec<u8>>, CommError> {
-    if !group.contains(&communicator.rank()) {
-        return Ok(vec![]);
-    }
-    let operands: Vec<Aligned> = tensors.iter().map(|tensor| operand(tensor, communicator.rank())).collect();
-    let length = |(dtype, sizes): &Tensor| {
-        let elements = sizes.iter().product::<usize>() * if gathered.is_some() { group.len() } else { 1 };
-        elements / if split.is_some() { group.len() } else { 1 } * dtype.bytes() as usize
-    };
-    let mut room: Vec<Aligned> = tensors.iter().map(|tensor| Aligned::new(length(tensor))).collect();
-    let exchanged = tensors.iter().zip(&operands).zip(&mut room);
-    let mut exchanged: Vec<Exchanged> = exchanged
-        .map(|(((dtype, sizes), operand), result)| Exchanged {
-            dtype: *dtype,
-            sizes,
-            gathered,
-            split,
-            operand: operand.bytes(),
-            result: result.bytes_mut(),
-        })
-        .collect();
-    match name {
-        "sum" => communicator.all_reduce(group, PartialKind::Sum, &mut exchanged)?,
-        "max" => communicator.all_reduce(group, PartialKind::Max, &mut exchanged)?,
-        "all_gather" => communicator.all_gather(group, &mut exchanged)?,
-        "reduce_scatter" => communicator.reduce_scatter(group, PartialKind::Sum, &mut exchanged)?,
-        _ => communicator.all_to_all(group, &mut exchanged)?,
-    }
-    Ok(room.iter().map(|result| result.bytes().to_vec()).collect())
+    Sample { collective, group: group.to_vec(), tensors: tensors.to_vec() }.run(communicator)
 }
 
 /// The ranks of a group, in any order.
@@ -157,19 +93,11 @@ proptest! {
         rows in 0..4usize,
         columns in proptest::sample::select(vec![1usize, 3, 900]),
     ) {
-        let dims = [None, Some(0), Some(1)];
         let tensor = |dtype: DType| (dtype, vec![rows * group.len(), columns * group.len()]);
-        let tensors: Vec<Tensor> = dtypes.into_iter().filter(|dtype| *dtype != DType::Bool).map(tensor).collect();
+        let tensors: Vec<_> = dtypes.into_iter().filter(|dtype| *dtype != DType::Bool).map(tensor).collect();
         let [mail, memory] = both(ranks, |communicator| {
-            let run = |name, gathered, split| {
-                results(communicator, name, &group, &tensors, gathered, split).unwrap()
-            };
-            let mut all = vec![run("sum", None, None), run("max", None, None)];
-            for dim in dims.into_iter().flatten() {
-                all.extend([run("all_gather", Some(dim), None), run("reduce_scatter", None, Some(dim))]);
-                all.push(run("all_to_all", Some(dim), Some(1 - dim)));
-            }
-            all
+            let run = |collective| run(communicator, collective, &group, &tensors).unwrap();
+            Collective::ALL.map(run)
         });
         prop_assert_eq!(mail, memory);
     }
@@ -179,15 +107,15 @@ proptest! {
 fn a_tensor_with_fewer_elements_than_ranks_travels_with_a_large_one() {
     let tensors = [(DType::F32, vec![1]), (DType::F32, vec![SMALL])];
     let [mail, memory] =
-        both(4, |communicator| results(communicator, "sum", &[0, 1, 2, 3], &tensors, None, None).unwrap());
+        both(4, |communicator| run(communicator, Collective::Sum, &[0, 1, 2, 3], &tensors).unwrap());
     assert_eq!(mail, memory);
 }
 
 #[test]
 fn ranks_that_issue_different_collectives_are_told_apart() {
     let errors = both(2, |communicator| {
-        let name = if communicator.rank() == 0 { "sum" } else { "max" };
-        results(communicator, name, &[0, 1], &[(DType::F32, vec![4])], None, None).unwrap_err().to_string()
+        let collective = if communicator.rank() == 0 { Collective::Sum } else { Collective::Max };
+        run(communicator, collective, &[0, 1], &[(DType::F32, vec![4])]).unwrap_err().to_string()
     });
     let told = "rank 0 issued `all_reduce` (sum) of f32[4], and rank 1 issued `all_reduce` (max) of f32[4]";
     assert_eq!(errors, [vec![told; 2], vec![told; 2]]);

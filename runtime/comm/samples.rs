@@ -1,0 +1,145 @@
+//! Collectives of made-up tensors: a transport is checked against ranks that share memory.
+
+use super::local::{AtWork, Local};
+use super::messages::Aligned;
+use super::{CommError, Communicator, Exchanged};
+use ir::{DType, PartialKind, Tensor, random};
+use std::thread;
+
+/// A collective of tensors of two dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// `all_reduce` of sums.
+    Sum,
+    /// `all_reduce` of maxima.
+    Max,
+    /// `all_gather` along a dim.
+    Gather(usize),
+    /// `reduce_scatter` of sums along a dim.
+    Scatter(usize),
+    /// `all_to_all` that gathers along a dim and splits the other.
+    Transpose(usize),
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Sum,
+        Self::Max,
+        Self::Gather(0),
+        Self::Gather(1),
+        Self::Scatter(0),
+        Self::Scatter(1),
+        Self::Transpose(0),
+        Self::Transpose(1),
+    ];
+
+    /// The dims that it gathers and splits.
+    fn dims(self) -> (Option<usize>, Option<usize>) {
+        match self {
+            Self::Sum | Self::Max => (None, None),
+            Self::Gather(dim) => (Some(dim), None),
+            Self::Scatter(dim) => (None, Some(dim)),
+            Self::Transpose(dim) => (Some(dim), Some(1 - dim)),
+        }
+    }
+}
+
+/// A collective of a group, on tensors that travel together.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The collective.
+    pub collective: Collective,
+    /// The ranks that take part.
+    pub group: Vec<u64>,
+    /// For each tensor its element type and the sizes of a rank's part before; dims that are split divide by the group.
+    pub tensors: Vec<(DType, Vec<usize>)>,
+}
+
+impl Sample {
+    /// Runs the collective. Returns the bytes of each result; none on a rank outside the group.
+    ///
+    /// # Errors
+    /// Those of the communicator.
+    pub fn run(&self, communicator: &dyn Communicator) -> Result<Vec<Vec<u8>>, CommError> {
+        let rank = communicator.rank();
+        if !self.group.contains(&rank) {
+            return Ok(vec![]);
+        }
+        let (gathered, split) = self.collective.dims();
+        let operands: Vec<Aligned> = self.tensors.iter().map(|tensor| operand(tensor, rank)).collect();
+        let mut room: Vec<Aligned> =
+            operands.iter().map(|operand| Aligned::new(self.after(operand))).collect();
+        let tensors = self.tensors.iter().zip(&operands).zip(&mut room);
+        let mut tensors: Vec<Exchanged> = tensors
+            .map(|(((dtype, sizes), operand), result)| Exchanged {
+                dtype: *dtype,
+                sizes,
+                gathered,
+                split,
+                operand: operand.bytes(),
+                result: result.bytes_mut(),
+            })
+            .collect();
+        match self.collective {
+            Collective::Sum => communicator.all_reduce(&self.group, PartialKind::Sum, &mut tensors)?,
+            Collective::Max => communicator.all_reduce(&self.group, PartialKind::Max, &mut tensors)?,
+            Collective::Gather(_) => communicator.all_gather(&self.group, &mut tensors)?,
+            Collective::Scatter(_) => {
+                communicator.reduce_scatter(&self.group, PartialKind::Sum, &mut tensors)?;
+            }
+            Collective::Transpose(_) => communicator.all_to_all(&self.group, &mut tensors)?,
+        }
+        Ok(room.iter().map(|result| result.bytes().to_vec()).collect())
+    }
+
+    /// Bytes of a result.
+    fn after(&self, operand: &Aligned) -> usize {
+        let ranks = self.group.len();
+        match self.collective.dims() {
+            (None, Some(_)) => operand.bytes().len() / ranks,
+            (Some(_), None) => operand.bytes().len() * ranks,
+            (None, None) | (Some(_), Some(_)) => operand.bytes().len(),
+        }
+    }
+}
+
+/// The bytes of a rank's operand: numbers whose sum depends on the order.
+fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
+    let count: usize = sizes.iter().product();
+    let rough = |i: usize| random::normal(3, rank, i as u64) * 10f64.powi((i % 5) as i32);
+    let numbers: Vec<f64> = (0..count).map(rough).collect();
+    let bytes = match dtype.is_float() {
+        true => Tensor::float(*dtype, sizes.clone(), numbers).rounded().to_bytes(),
+        false => {
+            let integers = numbers.iter().map(|x| (x.abs() * 100.0) as i64 % 50).collect();
+            Tensor::int(*dtype, sizes.clone(), integers).to_bytes()
+        }
+    };
+    let mut aligned = Aligned::new(bytes.len());
+    aligned.bytes_mut().copy_from_slice(&bytes);
+    aligned
+}
+
+/// The results of a function on so many ranks that are threads, by rank.
+///
+/// # Panics
+/// Panics if the function does on any rank.
+pub fn on_threads<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> Vec<R> {
+    let local = Local::new(ranks);
+    thread::scope(|scope| {
+        let one = |at_work: AtWork| {
+            let communicator = local.communicator(at_work.rank());
+            let work = &work;
+            scope.spawn(move || {
+                let _at_work = at_work;
+                work(&communicator)
+            })
+        };
+        let threads: Vec<_> = local.begin().into_iter().map(one).collect();
+        let result = |thread: thread::ScopedJoinHandle<'_, R>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(result).collect()
+    })
+}

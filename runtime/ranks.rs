@@ -39,10 +39,16 @@ pub struct Rank<'d> {
 /// The ranks of this process.
 pub struct Ranks {
     devices: Vec<Box<dyn Device + Send>>,
-    local: Local,
-    /// The communicators for agreement; none of a rank that is alone.
-    communicators: Vec<Arc<dyn Communicator>>,
+    ranks: LocalRanks,
     fate: Fate,
+}
+
+/// How the ranks of a process agree.
+enum LocalRanks {
+    /// The only rank of this process, which runs on the caller's thread.
+    One(Agreement),
+    /// Ranks that are threads, with their communicators.
+    Threads(Local, Vec<Arc<dyn Communicator>>),
 }
 
 /// Ranks for programs of any mesh on the processor, with `threads` threads in all, or as many as there are cores: one for a
@@ -112,10 +118,39 @@ impl Ranks {
         Ok(Self::of(devices, local, Box::new(|_| {})))
     }
 
+    /// One rank of a run whose other ranks are other processes, on the processor, with `threads` threads. A profile gets the
+    /// times of the first program on rank 0.
+    ///
+    /// # Errors
+    /// No memory, no threads; programs of another number of devices than `ranks`; collectives that would not meet.
+    pub fn of_process(
+        programs: Vec<Arc<Program>>,
+        threads: usize,
+        profile: Option<Profile>,
+        communicator: &Arc<dyn Communicator>,
+        ranks: u64,
+    ) -> Result<Self, DeviceError> {
+        for program in &programs {
+            if program.mesh.devices() != ranks {
+                return Err(DeviceError::devices(program, ranks));
+            }
+            meet(&vec![&**program; ranks as usize])?;
+        }
+        Cpu::has_room(&programs, 1)?;
+        let mut cpu = Cpu::of_rank(programs, threads, communicator.clone())?;
+        profile.into_iter().filter(|_| communicator.rank() == 0).for_each(|profile| cpu.record(profile));
+        let agreement = Agreement::of(communicator.clone(), ranks);
+        Ok(Self {
+            devices: vec![Box::new(cpu)],
+            ranks: LocalRanks::One(agreement),
+            fate: Fate::new(Box::new(|_| {})),
+        })
+    }
+
     /// The only rank of a mesh of one device.
     pub fn alone(device: Box<dyn Device + Send>) -> Self {
         let fate = Fate::new(Box::new(|_| {}));
-        Self { devices: vec![device], local: Local::new(1), communicators: vec![], fate }
+        Self { devices: vec![device], ranks: LocalRanks::One(Agreement::alone()), fate }
     }
 
     /// Ranks with these devices, which agree through `local`. If a rank fails, `abort` ends everything that other ranks wait
@@ -123,12 +158,20 @@ impl Ranks {
     pub(crate) fn of(devices: Vec<Box<dyn Device + Send>>, local: Local, abort: Abort) -> Self {
         let communicator = |rank| Arc::new(local.communicator(rank)) as Arc<dyn Communicator>;
         let communicators = (0..devices.len() as u64).map(communicator).collect();
-        Self { devices, local, communicators, fate: Fate::new(abort) }
+        Self { devices, ranks: LocalRanks::Threads(local, communicators), fate: Fate::new(abort) }
     }
 
-    /// The number of ranks.
+    /// The number of ranks of this process.
     pub fn count(&self) -> usize {
         self.devices.len()
+    }
+
+    /// Whether rank 0, which leads the run, is the first of this process.
+    pub fn leads(&self) -> bool {
+        match &self.ranks {
+            LocalRanks::One(agreement) => agreement.is_first(),
+            LocalRanks::Threads(..) => true,
+        }
     }
 
     /// Bytes allocated by all ranks together.
@@ -168,10 +211,16 @@ impl Ranks {
     ) -> Result<Vec<R>, E> {
         assert_eq!(given.len(), self.devices.len(), "a value for each rank");
         self.fate.alive()?;
-        if let (true, [device]) = (self.communicators.is_empty(), &mut self.devices[..]) {
-            let alone = |given| work(Rank { device: &mut **device, agreement: Agreement::alone() }, given);
-            return given.into_iter().map(alone).collect();
-        }
+        let (local, communicators) = match &self.ranks {
+            LocalRanks::Threads(local, communicators) => (local, communicators),
+            LocalRanks::One(agreement) => {
+                let ranks = self.devices.iter_mut().zip(given);
+                let run = |(device, given): (&mut Box<dyn Device + Send>, T)| {
+                    work(Rank { device: &mut **device, agreement: agreement.clone() }, given)
+                };
+                return ranks.map(run).collect();
+            }
+        };
         let (fate, count) = (&self.fate, self.devices.len() as u64);
         let work = &|device: &mut (dyn Device + 'static), communicator: &Arc<dyn Communicator>, given| {
             let agreement = Agreement::of(communicator.clone(), count);
@@ -180,11 +229,11 @@ impl Ranks {
             Ok(result)
         };
         let mut absent = None;
-        let at_work = self.local.begin();
+        let at_work = local.begin();
         let results: Vec<Result<R, E>> = thread::scope(|scope| {
             let mut threads = vec![];
             for (((at_work, device), communicator), given) in
-                at_work.into_iter().zip(&mut self.devices).zip(&self.communicators).zip(given)
+                at_work.into_iter().zip(&mut self.devices).zip(communicators).zip(given)
             {
                 let rank = at_work.rank();
                 let own = move || one(at_work, fate, || work(&mut **device, communicator, given));
@@ -200,7 +249,7 @@ impl Ranks {
             };
             threads.into_iter().map(end).collect()
         });
-        first_error(results, absent.or_else(|| self.local.ended()))
+        first_error(results, absent.or_else(|| local.ended()))
     }
 }
 

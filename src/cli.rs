@@ -28,6 +28,7 @@ pub use verify::Verify;
 use crate::config::file::ConfigFile;
 use crate::failure::Failure;
 use crate::hardware;
+use crate::launcher::Launched;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]
@@ -92,10 +93,22 @@ impl Cli {
             arguments.splice(2..2, from_file.into_iter().map(OsString::from));
             matches = command.try_get_matches_from_mut(&arguments)?;
         }
-        let cli = Self::from_arg_matches(&matches)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        if let Command::Compile(compile) = &mut cli.command
+            && let Some(launched) = Launched::of_process().map_err(refused)?
+        {
+            if launched.rank > 0 {
+                report::mute();
+            }
+            compile.settings.adapt_to(&launched).map_err(refused)?;
+        }
         let errors = cli.command.check();
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }
     }
+}
+
+fn refused(error: ir::Diagnostic) -> ParseError {
+    ParseError::Settings(vec![error])
 }
 
 impl Command {

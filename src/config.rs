@@ -39,8 +39,10 @@ pub use shapes::{Bindings, Shapes};
 pub use target::TargetDevice;
 pub use value::ValueError;
 
+use crate::launcher::Launched;
 use crate::pipeline::Flags;
 use clap::Args;
+use ir::Diagnostic;
 use serde::Serialize;
 
 /// Every shared flag, and so every key of `trainyard.toml`.
@@ -111,6 +113,28 @@ impl Settings {
             memory: &self.memory,
             seed: self.seed.seed,
         }
+    }
+
+    /// Fits the mesh to the processes that a launcher started: without `--mesh` it is one axis of data ranks.
+    ///
+    /// # Errors
+    /// A mesh of another number of ranks; GPUs, which processes do not share yet.
+    pub fn adapt_to(&mut self, launched: &Launched) -> Result<(), Diagnostic> {
+        let Launched { launcher, ranks, .. } = *launched;
+        let mesh = self.parallel.mesh.get_or_insert_with(|| MeshAxes::data(ranks)).to_string();
+        if self.parallel.ranks() != ranks {
+            let message = format!(
+                "{launcher} started {ranks} processes, and --mesh {mesh} has {}",
+                self.parallel.ranks()
+            );
+            let note = format!("start as many processes as the mesh has ranks: -n {}", self.parallel.ranks());
+            return Err(Diagnostic::new(message).note(note));
+        }
+        if self.device.device == DeviceChoice::Cuda {
+            return Err(Diagnostic::new(format!("--device cuda cannot be used under {launcher} yet"))
+                .note("on the GPUs of one machine start one process, without a launcher"));
+        }
+        Ok(())
     }
 
     /// The settings as a `config.toml` that `--config` reads back to the same settings, all but those of one

@@ -9,6 +9,7 @@ use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePla
 use crate::failure::Failure;
 use crate::feed;
 use crate::output::Folder;
+use crate::processes::Processes;
 use crate::state_dict::load_weights;
 use anyhow::Context;
 use ir::interp::Missing;
@@ -79,11 +80,13 @@ fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
 }
 
 /// The ranks of a run on their devices, with the memory: it is asked for before anything large is made, since it may be
-/// refused. The devices are of the kind that the programs are for; each rank is a thread of this process. `warn` is told of
+/// refused. The devices are of the kind that the programs are for; each rank is a thread of this process, or one of the
+/// `processes`. `warn` is told of
 /// faults that do not end the run, and `fits` is asked what would fit where the programs do not.
 pub fn ranks(
     programs: &Programs,
     settings: &Settings,
+    processes: &Processes,
     profile: Option<Profile>,
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Option<String>,
@@ -91,7 +94,13 @@ pub fn ranks(
     let target = programs.training.target;
     let programs = programs.all();
     let ranks = match target {
-        Target::Cpu => on_processor(programs, settings.device.threads, profile),
+        Target::Cpu => match processes.communicator() {
+            None => on_processor(programs, settings.device.threads, profile),
+            Some((communicator, ranks)) => {
+                let threads = settings.device.threads.unwrap_or_else(|| processes.cores());
+                Ranks::of_process(programs, threads, profile, communicator, ranks)
+            }
+        },
         Target::Cuda => {
             gpus(programs, Options::of_process(), profile, &|trouble| warn(Diagnostic::new(trouble)))
         }
@@ -243,13 +252,14 @@ pub struct Setup<'a> {
 }
 
 /// Trains until the last step, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
-/// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did.
+/// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did. The surroundings
+/// are those of rank 0; `None` where it is another process.
 pub fn train(
     setup: Setup,
     mut ranks: Ranks,
     start: Start,
     stop: &AtomicBool,
-) -> Result<(Outcome, Surroundings), Failure> {
+) -> Result<(Outcome, Option<Surroundings>), Failure> {
     let Setup { compilation, programs, loader, settings, folder, steps, surroundings } = setup;
     let Start { step, states, data, history, from } = start;
     let evaluates = loader.eval_samples() > 0;
@@ -262,10 +272,15 @@ pub fn train(
         keep: settings.run.keep,
         patience: settings.run.patience,
     };
-    let (metrics, history) = records(folder, history, from)?;
-    let lead = Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings };
+    let lead = match ranks.leads() {
+        false => None,
+        true => {
+            let (metrics, history) = records(folder, history, from)?;
+            Some(Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings })
+        }
+    };
     let mut given: Vec<_> = (1..ranks.count()).map(|_| (states.clone(), None)).collect();
-    given.insert(0, (states, Some(lead)));
+    given.insert(0, (states, lead));
     let ended = ranks.run(given, |rank, (states, lead)| {
         let mut session = Session::new(rank, ProgramId(0), evaluates.then_some(ProgramId(1)))?;
         if let Some((_, shares)) = programs.short_evaluation.as_ref().filter(|_| evaluates) {
@@ -277,10 +292,13 @@ pub fn train(
         let outcome = runtime::train::train(&mut run, &schedule, stop)?;
         Ok::<_, TrainError>((outcome, run.lead))
     });
-    let first = ended.map_err(failure)?.into_iter().next().and_then(|(outcome, lead)| Some((outcome, lead?)));
-    let (outcome, lead) = first.context("rank 0 leads the run")?;
-    lead.progress.finish();
-    Ok((outcome, lead.surroundings))
+    let first = ended.map_err(failure)?.into_iter().next();
+    let (outcome, lead) = first.context("a process has a rank")?;
+    let surroundings = lead.map(|lead| {
+        lead.progress.finish();
+        lead.surroundings
+    });
+    Ok((outcome, surroundings))
 }
 
 /// The file of metrics of a run, and the history of its evaluations, of which none count if the run goes on in another folder

@@ -12,6 +12,7 @@ use trainyard::config::ResumePlace;
 use trainyard::failure::Failure;
 use trainyard::output::Folder;
 use trainyard::pipeline::CompilationPlan;
+use trainyard::processes::Processes;
 use trainyard::sizes;
 use trainyard::training::{self, Programs, Setup};
 
@@ -51,7 +52,8 @@ pub fn train(
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
         training::start(&compilation, settings, &loader, weights)?
     };
-    let ranks = training::ranks(&programs, settings, None, &|_| {}, &|_| None)?.exchange(device);
+    let ranks =
+        training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| None)?.exchange(device);
     folder.write(&[])?;
     let setup = Setup {
         compilation: &compilation,

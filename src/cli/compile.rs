@@ -8,9 +8,10 @@ use anyhow::Context;
 use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
-use runtime::checkpoint::DataFiles;
+use runtime::checkpoint::{DataFiles, checksum};
 use runtime::data::Loader;
 use runtime::profile::{Profile, Share};
+use runtime::ranks::Ranks;
 use runtime::room::TooLarge;
 use runtime::target::Target;
 use runtime::train::Surroundings;
@@ -27,11 +28,13 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::RecomputeFacts;
 use crate::inspection::units::bytes;
+use crate::launcher::Launched;
 use crate::lowering::Lowering;
 use crate::output::Folder;
 use crate::pipeline::CompilationPlan;
+use crate::processes::Processes;
 use crate::short_evaluation::Compiled;
-use crate::training::{self, Programs, Setup};
+use crate::training::{self, Programs, Setup, Start};
 use crate::verification::assumptions;
 use crate::{export, plan, sizes};
 
@@ -89,20 +92,45 @@ struct Place {
 }
 
 impl Compile {
-    /// Compiles, writes the output folder, and trains if there is data.
+    /// Compiles, writes the output folder, and trains if there is data: as the only process, or as one that a launcher
+    /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
+        let processes = Processes::join(Launched::of_process()?)?;
+        let ended = self.run_as(&processes);
+        if let Err(failure) = &ended {
+            processes.end(failure, |rank| report::print_of_rank(rank, failure));
+        }
+        ended
+    }
+
+    fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
+        let (place, device, ready) = processes.agree(self.prepare(processes))?;
+        self.run_prepared(processes, place, &device, &ready)
+    }
+
+    /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
+    fn prepare(&self, processes: &Processes) -> Result<(Place, Chosen, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
-        let lock = folder.lock(false, |_| {})?;
+        let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
-        let mut place = Place { folder, beginning, lock };
         let settings = &self.settings;
         let device =
             hardware::choose(settings.device.device, &settings.parallel, settings.data.train.is_some())?;
         let ready = self.compile(&device)?;
+        Ok((Place { folder, beginning, lock }, device, ready))
+    }
+
+    fn run_prepared(
+        &self,
+        processes: &Processes,
+        mut place: Place,
+        device: &Chosen,
+        ready: &Ready,
+    ) -> Result<Outcome, Failure> {
         report::print(Severity::Warning, &ready.compilation.warnings);
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
-        self.tell(&ready.plan, device.target);
+        self.tell(processes, &ready.plan, device.target);
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
         recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
@@ -113,12 +141,14 @@ impl Compile {
         }
         match &ready.training {
             None => {
-                self.own(&mut place)?;
-                place.folder.clear()?;
-                self.write_plan(&place.folder, &ready)?;
+                processes.first(|| {
+                    self.own(&mut place)?;
+                    place.folder.clear()?;
+                    self.write_plan(&place.folder, ready)
+                })?;
                 Ok(Outcome::Done)
             }
-            Some((loader, steps)) => self.train(place, &ready, &device, loader, *steps),
+            Some((loader, steps)) => self.train(processes, place, ready, device, loader, *steps),
         }
     }
 
@@ -233,15 +263,57 @@ impl Compile {
     /// Trains, and writes the result. The folder is left as it is until the run can begin.
     fn train(
         &self,
+        processes: &Processes,
         mut output: Place,
         ready: &Ready,
         on: &Chosen,
         loader: &Loader,
         steps: u64,
     ) -> Result<Outcome, Failure> {
+        let Ready { compilation, programs, .. } = ready;
+        let settings = &self.settings;
+        let profile = settings.run.profile.then(Profile::default);
+        loader.notes().iter().for_each(|note| tell!("note: {note}"));
+        let begun = self.begin(processes, &output, ready, on, loader, steps, profile.as_ref());
+        let (ranks, start) = processes.agree(begun)?;
+        processes.same(&self.facts(programs, loader, &start))?;
+        let stop = stop_on_signals()?;
+        processes.first(|| {
+            self.own(&mut output)?;
+            match &output.beginning {
+                Beginning::Checkpoint { place, in_place: true } => {
+                    let report = |text: String| report::tell_lines(&text);
+                    training::cut_back(&output.folder, &start, place.step.is_some(), report)?;
+                }
+                _ => output.folder.clear()?,
+            }
+            self.write_plan(&output.folder, ready)
+        })?;
+        let Place { folder, lock, .. } = output;
+        let surroundings = self.surroundings(lock);
+        let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
+        let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
+        if let Some(surroundings) = surroundings {
+            self.finish(ready, &folder, &outcome, &surroundings, steps)?;
+            profile.map_or(Ok(()), |profile| self.write_profile(&profile, ready, &folder))?;
+        }
+        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
+    }
+
+    /// The ranks of this process on their devices, and the place where the run begins.
+    #[allow(clippy::too_many_arguments)]
+    fn begin(
+        &self,
+        processes: &Processes,
+        output: &Place,
+        ready: &Ready,
+        on: &Chosen,
+        loader: &Loader,
+        steps: u64,
+        profile: Option<&Profile>,
+    ) -> Result<(Ranks, Start), Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
-        loader.notes().iter().for_each(|note| tell!("note: {note}"));
         export::check(source, compilation)?;
         self.check_evaluated(loader)?;
         let report = |text: String| report::tell_lines(&text);
@@ -253,11 +325,10 @@ impl Compile {
             Beginning::Checkpoint { place, .. } => Some(place),
             Beginning::Anew | Beginning::Again => None,
         };
-        let profile = settings.run.profile.then(Profile::default);
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| self.fitting(&ready.plan, on, large);
-        let ranks = || training::ranks(programs, settings, profile.clone(), &warn, &fits);
-        let (ranks, start) = match place {
+        let ranks = || training::ranks(programs, settings, processes, profile.cloned(), &warn, &fits);
+        Ok(match place {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
@@ -276,20 +347,34 @@ impl Compile {
                 notes.iter().for_each(|note| tell!("note: {note}"));
                 (ranks, start)
             }
-        };
-        let stop = stop_on_signals()?;
-        self.own(&mut output)?;
-        let Place { folder, beginning, lock } = output;
-        match beginning {
-            Beginning::Checkpoint { place, in_place: true } => {
-                training::cut_back(&folder, &start, place.step.is_some(), report)?;
-            }
-            _ => folder.clear()?,
-        }
-        self.write_plan(&folder, ready)?;
-        let surroundings = self.surroundings(lock);
-        let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
-        let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
+        })
+    }
+
+    /// The facts in which all processes of a run agree.
+    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 5] {
+        let hashes: Vec<String> =
+            programs.all().iter().map(|program| format!("{:016x}", program.hash)).collect();
+        let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
+        [
+            ("version of trainyard", env!("CARGO_PKG_VERSION").to_owned()),
+            ("program", hashes.join("-")),
+            ("number of samples", data),
+            ("step to begin with", start.step.to_string()),
+            ("values to begin with", checksum(&start.states)),
+        ]
+    }
+
+    /// Exports the model, and tells how the run ended.
+    fn finish(
+        &self,
+        ready: &Ready,
+        folder: &Folder,
+        outcome: &runtime::train::Outcome,
+        surroundings: &Surroundings,
+        steps: u64,
+    ) -> Result<(), Failure> {
+        let Ready { source, compilation, .. } = ready;
+        let settings = &self.settings;
         let best = outcome.best.as_ref().filter(|_| settings.run.exports_best());
         let last = outcome.checkpoint.as_ref().context("the run ended without a checkpoint")?;
         let states = training::states_of(compilation, best.map_or(last, |best| &best.path))?;
@@ -298,19 +383,23 @@ impl Compile {
         check()?;
         let exported = export::export(source, compilation, &states, folder.path())?;
         check()?;
-        report::tell_lines(&summary::text(&outcome, best, &exported, steps));
+        report::tell_lines(&summary::text(outcome, best, &exported, steps));
         if best.is_none() && settings.run.exports_best() {
             tell!("note: no evaluated checkpoint can be used: the last checkpoint is exported");
         }
-        if let Some(profile) = profile {
-            let timeline = profile.timeline(&programs.training).to_string();
-            folder.write(&[("timeline.json", timeline.as_bytes())])?;
-            let shares = profile.shares(&programs.training, ready.plan.microbatches);
-            let on_processor = programs.training.target == Target::Cpu;
-            let peak = on_processor.then(|| runtime::cpu::peak_gflops(settings.device.threads));
-            report::tell_lines(&profile_table(&shares, peak));
-        }
-        Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
+        Ok(())
+    }
+
+    /// Writes the timeline of a run, and tells the times of its kernels.
+    fn write_profile(&self, profile: &Profile, ready: &Ready, folder: &Folder) -> Result<(), Failure> {
+        let training = &ready.programs.training;
+        let timeline = profile.timeline(training).to_string();
+        folder.write(&[("timeline.json", timeline.as_bytes())])?;
+        let shares = profile.shares(training, ready.plan.microbatches);
+        let on_processor = training.target == Target::Cpu;
+        let peak = on_processor.then(|| runtime::cpu::peak_gflops(self.settings.device.threads));
+        report::tell_lines(&profile_table(&shares, peak));
+        Ok(())
     }
 
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
@@ -330,7 +419,7 @@ impl Compile {
         Ok(())
     }
 
-    fn tell(&self, plan: &plan::RunPlan, target: Target) {
+    fn tell(&self, processes: &Processes, plan: &plan::RunPlan, target: Target) {
         let memory = &plan.memory;
         tell!(
             "{}: {} parameters in {} tensors, {} x {} samples per step",
@@ -343,7 +432,11 @@ impl Compile {
         let parallel = &self.settings.parallel;
         let each = parallel.described().map_or("", |_| "on each rank, ");
         if let Some(mesh) = parallel.described() {
-            let on = if target == Target::Cuda { "a GPU each" } else { "as threads" };
+            let on = match (target, processes.launched()) {
+                (Target::Cuda, _) => "a GPU each",
+                (Target::Cpu, None) => "as threads",
+                (Target::Cpu, Some(_)) => "as processes",
+            };
             tell!(
                 "mesh: {mesh} {on}, {} x {} samples each",
                 plan.microbatches,

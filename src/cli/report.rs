@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ir::{Diagnostic, is_hidden, visible};
 use serde::Serialize;
@@ -114,8 +115,29 @@ pub(super) fn tell_lines(text: &str) {
     write_error(&format!("{}\n", shown(text.trim_end())));
 }
 
+/// Whether another process tells the user, and this one says nothing.
+static IS_MUTE: AtomicBool = AtomicBool::new(false);
+
+/// Leaves it to rank 0 to tell the user.
+pub(super) fn mute() {
+    IS_MUTE.store(true, Ordering::Relaxed);
+}
+
+/// Prints the failure of a rank, which other ranks do not know of.
+pub(super) fn print_of_rank(rank: u64, failure: &Failure) {
+    IS_MUTE.store(false, Ordering::Relaxed);
+    let mut diagnostics = failure.diagnostics();
+    if let Some(first) = diagnostics.first_mut() {
+        first.message = format!("rank {rank}: {}", first.message);
+    }
+    print(Severity::Error, &diagnostics);
+}
+
 /// Writes to standard error. An error stream that is full or closed changes nothing of what the command does, nor its exit
 /// code.
 fn write_error(text: &str) {
+    if IS_MUTE.load(Ordering::Relaxed) {
+        return;
+    }
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -50,6 +50,13 @@ pub struct MeshAxes(Vec<(String, u64)>);
 /// The names of axes, without suffixes.
 const AXES: [&str; 5] = ["dp", "tp", "pp", "ep", "cp"];
 
+impl MeshAxes {
+    /// One axis of so many data ranks.
+    pub fn data(ranks: u64) -> Self {
+        Self(vec![("dp".to_owned(), ranks)])
+    }
+}
+
 /// Splits `text` at its commas into axes and sizes.
 impl FromStr for MeshAxes {
     type Err = ValueError;

@@ -1,0 +1,215 @@
+//! Launchers: the number of this process among those that torchrun, Slurm, Open MPI, MPICH or a Kubernetes job started.
+
+use ir::Diagnostic;
+use std::fmt;
+
+/// A program that starts the processes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// `torchrun`, and PyTorchJob of Kubernetes, which sets the same variables for each pod.
+    Torchrun,
+    /// `srun`.
+    Slurm,
+    /// `mpirun` of Open MPI.
+    OpenMpi,
+    /// `mpiexec` of MPICH, or another one that speaks PMI.
+    Mpich,
+}
+
+/// `mpirun of Open MPI`
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Torchrun => "torchrun",
+            Self::Slurm => "srun",
+            Self::OpenMpi => "mpirun of Open MPI",
+            Self::Mpich => "mpiexec of MPICH",
+        })
+    }
+}
+
+/// The place of this process among those of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// The program that started it.
+    pub launcher: Launcher,
+    /// Its number.
+    pub rank: u64,
+    /// The number of processes.
+    pub ranks: u64,
+    /// Its number on its node, if the launcher says so.
+    pub local_rank: Option<u64>,
+    /// The number of processes on its node, if the launcher says so.
+    pub local_ranks: Option<u64>,
+}
+
+/// The variables that a launcher sets.
+struct Variables {
+    launcher: Launcher,
+    rank: &'static str,
+    ranks: &'static str,
+    local_rank: &'static str,
+    local_ranks: &'static str,
+    /// Others of which one must be set too.
+    beside: &'static [&'static str],
+}
+
+/// In the order in which they are looked for: torchrun may run inside a job of Slurm, and `mpirun` too.
+const LAUNCHERS: [Variables; 4] = [
+    Variables {
+        launcher: Launcher::Torchrun,
+        rank: "RANK",
+        ranks: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_ranks: "LOCAL_WORLD_SIZE",
+        beside: &["MASTER_ADDR"],
+    },
+    Variables {
+        launcher: Launcher::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        ranks: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_ranks: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        beside: &[],
+    },
+    Variables {
+        launcher: Launcher::Mpich,
+        rank: "PMI_RANK",
+        ranks: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_ranks: "MPI_LOCALNRANKS",
+        beside: &[],
+    },
+    // A batch script itself is process 0 of as many as were asked for; `srun` alone sets the number of the step.
+    Variables {
+        launcher: Launcher::Slurm,
+        rank: "SLURM_PROCID",
+        ranks: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+        local_ranks: "SLURM_STEP_TASKS_PER_NODE",
+        beside: &["SLURM_STEP_ID"],
+    },
+];
+
+impl Launched {
+    /// The place of this process, from the environment. `None` if no launcher started it, or as the only process.
+    ///
+    /// # Errors
+    /// A variable of a launcher that is no number; a rank that is not below the number of processes.
+    pub fn of_process() -> Result<Option<Self>, Diagnostic> {
+        Self::of(|name| std::env::var(name).ok())
+    }
+
+    /// As [`Self::of_process`], from the values of variables.
+    fn of(value: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Diagnostic> {
+        let is_set = |variables: &&Variables| {
+            let beside = variables.beside;
+            value(variables.rank).is_some()
+                && (beside.is_empty() || beside.iter().any(|name| value(name).is_some()))
+        };
+        let Some(variables) = LAUNCHERS.iter().find(is_set) else { return Ok(None) };
+        let number = |name: &str| {
+            let Some(text) = value(name) else { return Ok(None) };
+            let error = || {
+                let message =
+                    format!("the environment variable {name} of {} is `{text}`", variables.launcher);
+                Diagnostic::new(message).note("it must be a number")
+            };
+            // Slurm writes `4(x2)` for two nodes of four tasks each.
+            let digits = text.split(['(', ',']).next().unwrap_or_default();
+            digits.parse::<u64>().map(Some).map_err(|_| error())
+        };
+        let missing = |name: &str| {
+            let message = format!("{} set {} and not {name}", variables.launcher, variables.rank);
+            Diagnostic::new(message)
+                .note("both are needed: the rank of this process, and the number of processes")
+        };
+        let rank = number(variables.rank)?.ok_or_else(|| missing(variables.rank))?;
+        let ranks = number(variables.ranks)?.ok_or_else(|| missing(variables.ranks))?;
+        if rank >= ranks {
+            let message = format!("{}={rank} is not below {}={ranks}", variables.rank, variables.ranks);
+            return Err(Diagnostic::new(message).note("ranks are numbered from 0"));
+        }
+        let (local_rank, local_ranks) = (number(variables.local_rank)?, number(variables.local_ranks)?);
+        let launched = Self { launcher: variables.launcher, rank, ranks, local_rank, local_ranks };
+        Ok(Some(launched).filter(|launched| launched.ranks > 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The place that an environment gives: variables and values, separated by spaces.
+    fn place(environment: &str) -> Result<Option<Launched>, String> {
+        let value = |name: &str| {
+            let pairs = environment.split_whitespace().filter_map(|pair| pair.split_once('='));
+            pairs.filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).next()
+        };
+        Launched::of(value).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn each_launcher_is_read_from_its_own_variables() {
+        let environments = [
+            (
+                Launcher::Torchrun,
+                "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=29500 \
+                 TORCHELASTIC_RESTART_COUNT=0",
+            ),
+            (
+                Launcher::Slurm,
+                "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=4(x2) \
+                 SLURM_STEP_ID=0 SLURM_NTASKS=8",
+            ),
+            (
+                Launcher::OpenMpi,
+                "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                 OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_RANK=5",
+            ),
+            (Launcher::Mpich, "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 PMI_FD=9"),
+        ];
+        for (launcher, environment) in environments {
+            let expected =
+                Launched { launcher, rank: 5, ranks: 8, local_rank: Some(1), local_ranks: Some(4) };
+            assert_eq!(place(environment), Ok(Some(expected)), "{launcher}");
+        }
+        // A pod of a PyTorchJob.
+        let pod = place("RANK=1 WORLD_SIZE=2 MASTER_ADDR=job-master-0 MASTER_PORT=23456");
+        let (launcher, local) = (Launcher::Torchrun, None);
+        let expected = Launched { launcher, rank: 1, ranks: 2, local_rank: local, local_ranks: local };
+        assert_eq!(pod, Ok(Some(expected)));
+    }
+
+    #[test]
+    fn mpirun_inside_a_job_of_slurm_is_the_launcher() {
+        let inside = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_ID=0 \
+                      SLURM_STEP_NUM_TASKS=1";
+        assert_eq!(place(inside).unwrap().map(|place| place.launcher), Some(Launcher::OpenMpi));
+    }
+
+    #[test]
+    fn a_process_that_is_alone_has_no_launcher() {
+        // A batch script of Slurm, a notebook on a cluster, and a job of one process.
+        for environment in [
+            "",
+            "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=7",
+            "RANK=0 HOME=/root",
+            "RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost",
+            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
+        ] {
+            assert_eq!(place(environment), Ok(None), "{environment}");
+        }
+    }
+
+    #[test]
+    fn variables_that_make_no_sense_are_refused_by_name() {
+        for (environment, told) in [
+            ("PMI_RANK=x PMI_SIZE=2", "the environment variable PMI_RANK of mpiexec of MPICH is `x`"),
+            ("PMI_RANK=2 PMI_SIZE=2", "PMI_RANK=2 is not below PMI_SIZE=2"),
+            ("RANK=0 MASTER_ADDR=a", "torchrun set RANK and not WORLD_SIZE"),
+        ] {
+            assert_eq!(place(environment), Err(told.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The processes of a run: one, or those that a launcher started, each a rank.
+//!
+//! Processes of one run read the same files and compile the same program. They agree before the run begins: that nothing
+//! went wrong on any of them, and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
+
+use crate::failure::Failure;
+use crate::launcher::{Launched, Launcher};
+use ir::Diagnostic;
+use runtime::comm::agreement::Agreement;
+use runtime::comm::{CommError, Communicator};
+use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+use std::sync::Arc;
+
+/// This process among those of a run.
+pub struct Processes {
+    agreement: Agreement,
+    /// `None` of a process that is alone.
+    joined: Option<Joined>,
+    /// Whether all processes know why the run ends.
+    is_told: Cell<bool>,
+}
+
+/// A process among several.
+struct Joined {
+    launched: Launched,
+    communicator: Arc<dyn Communicator>,
+    transport: Transport,
+}
+
+/// Seconds that a process waits for the others in an exchange before the run ends.
+const TIMEOUT: u64 = 600;
+
+impl Processes {
+    /// The only process of a run.
+    pub fn alone() -> Self {
+        Self { agreement: Agreement::alone(), joined: None, is_told: Cell::new(false) }
+    }
+
+    /// The processes that a launcher started, or this one alone.
+    ///
+    /// # Errors
+    /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI does not start, or
+    /// disagrees with the launcher.
+    pub fn join(launched: Option<Launched>) -> Result<Self, Failure> {
+        let Some(launched) = launched else { return Ok(Self::alone()) };
+        if launched.launcher == Launcher::Torchrun {
+            let message = format!("{} started {} processes", launched.launcher, launched.ranks);
+            return Err(Diagnostic::new(message)
+                .note(
+                    "processes of torchrun exchange by NCCL, which this version does only within one process",
+                )
+                .note("on processors start them by mpirun; on the GPUs of one machine start one process")
+                .into());
+        }
+        let (transport, communicator) = Transport::start(&launched)?;
+        let agreement = Agreement::of(communicator.clone(), launched.ranks);
+        let joined = Joined { launched, communicator, transport };
+        Ok(Self { agreement, joined: Some(joined), is_told: Cell::new(false) })
+    }
+
+    /// Whether this process is the only one, or rank 0.
+    pub fn is_first(&self) -> bool {
+        self.agreement.is_first()
+    }
+
+    /// The place of this process; `None` if it is alone.
+    pub fn launched(&self) -> Option<&Launched> {
+        self.joined.as_ref().map(|joined| &joined.launched)
+    }
+
+    /// The processor's cores for this process: those of its node, shared by the processes there.
+    pub fn cores(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let shared = self.launched().map_or(1, |launched| launched.local_ranks.unwrap_or(launched.ranks));
+        (cores / shared.max(1) as usize).max(1)
+    }
+
+    /// The communicator of this process; `None` if it is alone.
+    pub fn communicator(&self) -> Option<(&Arc<dyn Communicator>, u64)> {
+        self.joined.as_ref().map(|joined| (&joined.communicator, joined.launched.ranks))
+    }
+
+    /// The result, if no process failed.
+    ///
+    /// # Errors
+    /// The failure of this process, or of the first that failed, with its rank.
+    pub fn agree<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        let own = result.as_ref().err().map(Told::of);
+        let all = self.agreement.gather(own).map_err(lost)?;
+        self.is_told.set(all.iter().any(Option::is_some));
+        let first = (0..).zip(all).find_map(|(rank, told)| Some((rank, told?)));
+        match (result, first) {
+            (Err(failure), _) => Err(failure),
+            (Ok(value), None) => Ok(value),
+            (Ok(_), Some((rank, told))) => Err(told.of_rank(rank)),
+        }
+    }
+
+    /// Lets rank 0 do something while the others wait. Returns the result on rank 0.
+    ///
+    /// # Errors
+    /// The failure of rank 0, on all.
+    pub fn first<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<Option<T>, Failure> {
+        self.agree(if self.is_first() { work().map(Some) } else { Ok(None) })
+    }
+
+    /// Refuses processes that differ in a fact from rank 0.
+    ///
+    /// # Errors
+    /// The first process that differs, and the fact.
+    pub fn same(&self, facts: &[(&str, String)]) -> Result<(), Failure> {
+        let values: Vec<&String> = facts.iter().map(|(_, value)| value).collect();
+        let all: Vec<Vec<String>> =
+            self.agreement.gather(values.into_iter().cloned().collect()).map_err(lost)?;
+        let difference = (1..all.len()).find_map(|rank| {
+            let differs = |index: &usize| all[rank].get(*index) != all[0].get(*index);
+            Some((rank, (0..facts.len()).find(differs)?))
+        });
+        let Some((rank, index)) = difference else { return Ok(()) };
+        self.is_told.set(true);
+        let (name, value) = (facts[index].0, |rank: usize| all[rank].get(index).cloned().unwrap_or_default());
+        let message = format!("rank {rank} has another {name} than rank 0");
+        Err(Diagnostic::new(message)
+            .note(format!("rank 0 has {}, and rank {rank} has {}", value(0), value(rank)))
+            .note("start all ranks with the same program, model, data and flags")
+            .into())
+    }
+
+    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called. Where all know of the
+    /// failure, they end by themselves.
+    pub fn end(&self, failure: &Failure, tell: impl FnOnce(u64)) {
+        if let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) {
+            tell(joined.launched.rank);
+            joined.transport.abort(failure.exit_code());
+        }
+    }
+}
+
+/// A failure as a message to other processes.
+#[derive(Serialize, Deserialize)]
+struct Told {
+    is_fault: bool,
+    messages: Vec<(String, Vec<String>)>,
+}
+
+impl Told {
+    fn of(failure: &Failure) -> Self {
+        let message = |diagnostic: Diagnostic| (diagnostic.message, diagnostic.notes);
+        let messages = failure.diagnostics().into_iter().map(message).collect();
+        Self { is_fault: matches!(failure, Failure::Fault(_)), messages }
+    }
+
+    fn of_rank(self, rank: u64) -> Failure {
+        let diagnostic = |(message, notes): (String, Vec<String>)| {
+            notes.into_iter().fold(Diagnostic::new(format!("rank {rank}: {message}")), Diagnostic::note)
+        };
+        let mut diagnostics = self.messages.into_iter().map(diagnostic);
+        match (self.is_fault, diagnostics.next()) {
+            (true, Some(first)) => Failure::Fault(anyhow::Error::new(first)),
+            (_, first) => Failure::User(first.into_iter().chain(diagnostics).collect()),
+        }
+    }
+}
+
+/// Other processes that are lost.
+fn lost(error: CommError) -> Failure {
+    Failure::Fault(error.into())
+}
+
+/// The library by which processes exchange messages.
+#[cfg(feature = "mpi")]
+struct Transport(transport_mpi::World);
+
+#[cfg(feature = "mpi")]
+impl Transport {
+    fn start(launched: &Launched) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+        use crate::diagnostics::{Severity, render};
+        use std::time::Duration;
+        let told = |message: String| Diagnostic::new(format!("MPI does not start: {message}"));
+        let world = transport_mpi::World::start().map_err(told)?;
+        if (world.rank(), world.size()) != (launched.rank, launched.ranks) {
+            let message = format!(
+                "{} started rank {} of {}, and MPI says rank {} of {}",
+                launched.launcher,
+                launched.rank,
+                launched.ranks,
+                world.rank(),
+                world.size()
+            );
+            let note = "this binary was built against another MPI than the launcher belongs to";
+            return Err(Diagnostic::new(message).note(note).into());
+        }
+        let give_up = Box::new(|error: &CommError| {
+            let text = render(Severity::Error, &[Diagnostic::new(error.to_string())], false);
+            let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
+        });
+        let communicator = world.communicator(Duration::from_secs(TIMEOUT), give_up).map_err(told)?;
+        Ok((Self(world), communicator))
+    }
+
+    /// Ends all processes.
+    fn abort(&self, code: u8) -> ! {
+        self.0.abort(code.into())
+    }
+}
+
+/// This binary has none.
+#[cfg(not(feature = "mpi"))]
+enum Transport {}
+
+#[cfg(not(feature = "mpi"))]
+impl Transport {
+    fn start(launched: &Launched) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+        let _ = TIMEOUT;
+        let message = format!("{} started {} processes", launched.launcher, launched.ranks);
+        Err(Diagnostic::new(message)
+            .note("this binary is built without MPI: cargo build --release --features mpi")
+            .into())
+    }
+
+    fn abort(&self, _code: u8) -> ! {
+        match *self {}
+    }
+}

@@ -127,8 +127,8 @@ impl Processes {
             .into())
     }
 
-    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called. Where all know of the
-    /// failure, they end by themselves.
+    /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank. Where all
+    /// know of the failure, this returns, and they end by themselves.
     pub fn end(&self, failure: &Failure, tell: impl FnOnce(u64)) {
         if let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) {
             tell(joined.launched.rank);

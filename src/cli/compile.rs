@@ -97,8 +97,11 @@ impl Compile {
     pub fn run(&self) -> Result<Outcome, Failure> {
         let processes = Processes::join(Launched::of_process()?)?;
         let ended = self.run_as(&processes);
-        if let Err(failure) = &ended {
+        if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
+            // A launcher ends all processes when the first one ends, so the user is told before.
             processes.end(failure, |rank| report::print_of_rank(rank, failure));
+            report::print(Severity::Error, &failure.diagnostics());
+            report::mute();
         }
         ended
     }

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use ir::{Diagnostic, is_hidden, visible};
 use serde::Serialize;
@@ -46,7 +48,14 @@ pub fn finish_parse_error(error: ParseError) -> ExitCode {
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })
         }
-        ParseError::Settings(diagnostics) => finish(Err(Failure::User(diagnostics))),
+        ParseError::Settings(diagnostics) => {
+            let ended = finish(Err(Failure::User(diagnostics)));
+            if IS_MUTE.load(Ordering::Relaxed) {
+                // A launcher ends all processes when the first one ends, and rank 0 has to tell the user before.
+                thread::sleep(Duration::from_millis(500));
+            }
+            ended
+        }
     }
 }
 

@@ -21,6 +21,7 @@ mod pending;
 mod raw_view;
 mod sampled;
 mod save;
+mod shards;
 mod tensor_file;
 mod tensor_writer;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub(crate) use padding::unpadded_type;
 pub use pending::PendingFingerprint;
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;
+pub use shards::Shard;
 pub use tensor_file::TensorFile;
 pub use tensor_writer::{Checksums, TensorLayout, TensorRow};
 pub use weights::{Weights, WeightsReport, load_weights, weights_of};

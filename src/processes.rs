@@ -28,21 +28,19 @@ struct Joined {
     transport: Transport,
 }
 
-/// Seconds that a process waits for the others in an exchange before the run ends.
-const TIMEOUT: u64 = 600;
-
 impl Processes {
     /// The only process of a run.
     pub fn alone() -> Self {
         Self { agreement: Agreement::alone(), joined: None, is_told: Cell::new(false) }
     }
 
-    /// The processes that a launcher started, or this one alone.
+    /// The processes that a launcher started, or this one alone. In an exchange a process waits so many seconds for the others
+    /// before the run ends.
     ///
     /// # Errors
     /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI does not start, or
     /// disagrees with the launcher.
-    pub fn join(launched: Option<Launched>) -> Result<Self, Failure> {
+    pub fn join(launched: Option<Launched>, timeout: u64) -> Result<Self, Failure> {
         let Some(launched) = launched else { return Ok(Self::alone()) };
         if launched.launcher == Launcher::Torchrun {
             let message = format!("{} started {} processes", launched.launcher, launched.ranks);
@@ -53,7 +51,7 @@ impl Processes {
                 .note("on processors start them by mpirun; on the GPUs of one machine start one process")
                 .into());
         }
-        let (transport, communicator) = Transport::start(&launched)?;
+        let (transport, communicator) = Transport::start(&launched, timeout)?;
         let agreement = Agreement::of(communicator.clone(), launched.ranks);
         let joined = Joined { launched, communicator, transport };
         Ok(Self { agreement, joined: Some(joined), is_told: Cell::new(false) })
@@ -130,10 +128,9 @@ impl Processes {
     /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank. Where all
     /// know of the failure, this returns, and they end by themselves.
     pub fn end(&self, failure: &Failure, tell: impl FnOnce(u64)) {
-        if let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) {
-            tell(joined.launched.rank);
-            joined.transport.abort(failure.exit_code());
-        }
+        let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) else { return };
+        tell(joined.launched.rank);
+        joined.transport.abort(failure.exit_code());
     }
 }
 
@@ -174,7 +171,7 @@ struct Transport(transport_mpi::World);
 
 #[cfg(feature = "mpi")]
 impl Transport {
-    fn start(launched: &Launched) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+    fn start(launched: &Launched, timeout: u64) -> Result<(Self, Arc<dyn Communicator>), Failure> {
         use crate::diagnostics::{Severity, render};
         use std::time::Duration;
         let told = |message: String| Diagnostic::new(format!("MPI does not start: {message}"));
@@ -195,7 +192,7 @@ impl Transport {
             let text = render(Severity::Error, &[Diagnostic::new(error.to_string())], false);
             let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
         });
-        let communicator = world.communicator(Duration::from_secs(TIMEOUT), give_up).map_err(told)?;
+        let communicator = world.communicator(Duration::from_secs(timeout), give_up).map_err(told)?;
         Ok((Self(world), communicator))
     }
 
@@ -211,8 +208,7 @@ enum Transport {}
 
 #[cfg(not(feature = "mpi"))]
 impl Transport {
-    fn start(launched: &Launched) -> Result<(Self, Arc<dyn Communicator>), Failure> {
-        let _ = TIMEOUT;
+    fn start(launched: &Launched, _timeout: u64) -> Result<(Self, Arc<dyn Communicator>), Failure> {
         let message = format!("{} started {} processes", launched.launcher, launched.ranks);
         Err(Diagnostic::new(message)
             .note("this binary is built without MPI: cargo build --release --features mpi")

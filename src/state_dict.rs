@@ -5,7 +5,7 @@ use crate::export::put_back;
 use bytes::Bytes;
 use ir::{DType, Diagnostic, Module, State, Type, ViewStep};
 use onnx::{Imported, StateDict, StateDictEntry};
-use runtime::checkpoint::{RawTensor, TensorFile, Weights, weights_of};
+use runtime::checkpoint::{Checkpoint, RawTensor, TensorFile, Weights, weights_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -63,7 +63,7 @@ fn joined(mut first: RawTensor, second: &RawTensor) -> Option<RawTensor> {
 /// # Errors
 /// As [`runtime::checkpoint::load_weights`].
 pub fn load_weights(path: &Path, module: &Module, imported: &Imported) -> Result<Weights, Diagnostic> {
-    let mut file = TensorFile::open(path)?;
+    let mut file = Checkpoint::tensors(path)?;
     if !file.holds_states() {
         take_apart(&mut file, module, &imported.state_dict)?;
     }

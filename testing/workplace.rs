@@ -49,6 +49,17 @@ impl Workplace {
         fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
+    /// The files with the states of a checkpoint of a run, in one: those of all ranks in their order.
+    pub fn states(&self, run: &str, step: u64) -> Vec<u8> {
+        let folder = format!("{run}/checkpoints/step-{step}");
+        let entries = fs::read_dir(self.path(&folder)).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        let names = entries.map(|entry| entry.expect("the folder can be read").file_name());
+        let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+        names.retain(|name| name.starts_with("state"));
+        names.sort();
+        names.iter().flat_map(|name| self.read(&format!("{folder}/{name}"))).collect()
+    }
+
     /// Writes a file of the folder.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path(name), bytes).unwrap_or_else(|error| panic!("{name}: {error}"));

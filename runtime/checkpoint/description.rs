@@ -2,6 +2,7 @@
 
 use super::evaluations::Evaluations;
 use super::fingerprint::DataFingerprint;
+use super::shards::Shard;
 use super::tensor_writer::Checksums;
 use crate::data::DataPosition;
 use files::Checksum;
@@ -13,8 +14,11 @@ use std::ops::Range;
 
 /// The version of the format; it changes when an older program could not read, or would misread, a newer file.
 ///
-/// Version 1 had no checksums and no evaluations; its files are still read.
-pub const FORMAT: u64 = 2;
+/// Version 1 had no checksums and no evaluations; its files are still read. Version 3 has a file for each rank; a checkpoint of
+/// one device is of version 2.
+pub const FORMAT: u64 = 3;
+/// The version of a checkpoint whose states are in one file.
+pub(super) const ONE_FILE: u64 = 2;
 
 /// Everything of a checkpoint but the values of its states.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,8 +45,12 @@ pub(super) struct Document {
     checksum: String,
     /// The other files of the checkpoint, with their sizes in bytes.
     pub(super) files: BTreeMap<String, u64>,
-    /// The checksums of the states' tensors.
+    /// The checksums of the states' tensors, where they are in one file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) checksums: Checksums,
+    /// The files of several ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) shards: Vec<Shard>,
     #[serde(flatten)]
     pub(super) description: Description,
 }
@@ -51,8 +59,17 @@ pub(super) struct Document {
 const BEFORE_CHECKSUM: &[u8] = b"\"checksum\": \"";
 
 impl Document {
+    /// Of a checkpoint whose states are in one file.
     pub(super) fn new(description: Description, files: BTreeMap<String, u64>, checksums: Checksums) -> Self {
-        Self { format: FORMAT, checksum: "0".repeat(Checksum::DIGITS), files, checksums, description }
+        let checksum = "0".repeat(Checksum::DIGITS);
+        Self { format: ONE_FILE, checksum, files, checksums, shards: vec![], description }
+    }
+
+    /// Of a checkpoint of several ranks.
+    pub(super) fn of_shards(description: Description, shards: Vec<Shard>) -> Self {
+        let files = shards.iter().map(|shard| (shard.file.clone(), shard.bytes)).collect();
+        let checksum = "0".repeat(Checksum::DIGITS);
+        Self { format: FORMAT, checksum, files, checksums: Checksums::new(), shards, description }
     }
 
     /// The bytes of the file.

@@ -148,9 +148,8 @@ impl CheckpointError {
             Self::Damaged { whole, .. } => whole.iter().map(|path| whole_text(path)).collect(),
             Self::OtherModel { path, differences, .. } => {
                 let advice = format!(
-                    "resume with the model and the flags of the first run; or load only the weights, with --weights {}/{}",
-                    shown(path),
-                    super::STATES
+                    "resume with the model and the flags of the first run; or load only the weights, with --weights {}",
+                    shown(path)
                 );
                 differences.notes().into_iter().chain([advice]).collect()
             }

@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn another_version_is_an_error_and_not_passed_over() {
         let (_folder, checkpoints) = saved(&[1, 2]);
-        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 3, \"new\": [[1]]}").unwrap();
+        fs::write(checkpoints.path(2).join(DESCRIPTION), "{\"format\": 4, \"new\": [[1]]}").unwrap();
         let error = checkpoints.latest().unwrap_err().to_string();
-        assert!(error.contains("format version 3, and this program reads versions up to 2"), "{error}");
+        assert!(error.contains("format version 4, and this program reads versions up to 3"), "{error}");
     }
 
     #[test]

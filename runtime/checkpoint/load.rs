@@ -8,12 +8,12 @@ use super::fingerprint::{DataFiles, DataFingerprint, HashRule};
 use super::pending::PendingFingerprint;
 use super::tensor_file::TensorFile;
 use super::tensor_writer::Checksums;
-use super::{DESCRIPTION, STATES, StateBytes, padding};
+use super::{DESCRIPTION, STATES, StateBytes, padding, shards};
 use bytes::Bytes;
 use ir::Module;
 use serde::Deserialize;
 use std::fs;
-use std::io::Read;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 /// A checkpoint whose files are whole.
@@ -36,7 +36,13 @@ impl Checkpoint {
     /// # Errors
     /// Files that are missing or damaged or of another version of the format.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let (description, checksums) = read_description(&path.join(DESCRIPTION))?;
+        let (description, checksums) = match read_description(&path.join(DESCRIPTION))? {
+            Read::OneFile(description, checksums) => (description, checksums),
+            Read::Shards(document) => {
+                let states = shards::open(path, &document)?;
+                return Ok(Self { path: path.to_owned(), description: document.description, states });
+            }
+        };
         let states = TensorFile::open(&path.join(STATES))?;
         let malformed = |reason| CheckpointError::Malformed { path: path.join(STATES), reason };
         for row in &description.states {
@@ -49,6 +55,18 @@ impl Checkpoint {
             return Err(malformed(format!("its checksums differ from the checksums in `{DESCRIPTION}`")));
         }
         Ok(Self { path: path.to_owned(), description, states })
+    }
+
+    /// Opens a file of tensors, or the states of the checkpoint in a folder.
+    ///
+    /// # Errors
+    /// Those of [`TensorFile::open`] and of [`Self::open`].
+    pub fn tensors(path: &Path) -> Result<TensorFile, CheckpointError> {
+        if path.is_dir() {
+            Self::open(path).map(|checkpoint| checkpoint.states)
+        } else {
+            TensorFile::open(path)
+        }
     }
 
     /// Refuses a program of another state table.
@@ -137,8 +155,15 @@ impl Checkpoint {
     }
 }
 
-/// The description, and the checksums of the states; `None` of a file of version 1, which has none.
-fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), CheckpointError> {
+/// The contents of `checkpoint.json`.
+enum Read {
+    /// The description, and the checksums of the states; `None` of a file of version 1, which has none.
+    OneFile(Description, Option<Checksums>),
+    /// Of a checkpoint of several ranks.
+    Shards(Box<Document>),
+}
+
+fn read_description(path: &Path) -> Result<Read, CheckpointError> {
     #[derive(Deserialize)]
     struct Versioned {
         format: u64,
@@ -156,12 +181,15 @@ fn read_description(path: &Path) -> Result<(Description, Option<Checksums>), Che
             let mut description: Description =
                 serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
             description.data.rule = HashRule::SamplesOfFormat1;
-            Ok((description, None))
+            Ok(Read::OneFile(description, None))
         }
-        1 | FORMAT => {
+        1..=FORMAT => {
             let document = Document::of_bytes(&text).map_err(malformed)?;
             check_files(path, &document)?;
-            Ok((document.description, Some(document.checksums)))
+            Ok(match versioned.format {
+                FORMAT => Read::Shards(Box::new(document)),
+                _ => Read::OneFile(document.description, Some(document.checksums)),
+            })
         }
         // A damaged version is none.
         _ if checksum_digits(&text).is_some() && !is_summed(&text) => Err(malformed(NOT_SUMMED.to_owned())),

@@ -3,6 +3,7 @@
 use super::description::{Description, Document};
 use super::error::CheckpointError;
 use super::find::newest_whole;
+use super::shards::{Owned, Shard};
 use super::tensor_file::MARK;
 use super::tensor_writer::{TensorLayout, TensorRow};
 use super::{DESCRIPTION, STATES, StateSource, padding};
@@ -72,20 +73,98 @@ impl Checkpoints {
         let path = self.path(description.step());
         let temporary = files::temporary_name(&path);
         self.write(&table, description, states, &temporary, &path).map_err(|failure| {
-            // A folder that cannot be removed stays under its temporary name, which no reader takes for a checkpoint.
-            let _ = disk::remove(&temporary);
+            self.abandon(&temporary);
             match failure {
                 Failure::State(error) => error,
-                Failure::Disk(source) => CheckpointError::Write {
-                    path: path.clone(),
-                    step: description.step(),
-                    needed: table.layout.bytes(),
-                    source,
-                    kept: newest_whole(&self.folder).map(|checkpoint| checkpoint.path),
-                },
+                Failure::Disk(source) => self.unwritten(description.step(), table.layout.bytes(), source),
             }
         })?;
         Ok(path)
+    }
+
+    /// Begins the checkpoint of a step that several ranks write: makes the folder for their files, under a temporary name. Rank
+    /// 0 calls this, then every rank [`Self::write_shard`], and rank 0 [`Self::commit`], or [`Self::abandon`] if a rank failed.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn begin(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        let temporary = files::temporary_name(&self.path(step));
+        let made = self.make_folder().and_then(|()| disk::create_folder(&temporary));
+        made.map_err(|source| self.unwritten(step, 0, source))?;
+        Ok(temporary)
+    }
+
+    /// Writes the blocks of states that a rank owns into the folder `temporary`. `states` gives the rank's part of each state.
+    ///
+    /// # Errors
+    /// A part that is not there or has another size; a disk that is full.
+    pub fn write_shard(
+        &self,
+        temporary: &Path,
+        step: u64,
+        module: &Module,
+        rank: u64,
+        states: &dyn StateSource,
+    ) -> Result<Shard, CheckpointError> {
+        let owned = Owned::of(module, rank)?;
+        let value = |row: &TensorRow| {
+            let part = states.state(&row.name).unwrap_or_default();
+            owned.cut(row, &part).map(Cow::Owned).map_err(Failure::State)
+        };
+        let written = write_file(&temporary.join(owned.file()), |out| owned.layout.write(out, value));
+        match written {
+            Ok(checksums) => Ok(owned.written(checksums)),
+            Err(Failure::State(error)) => Err(error),
+            Err(Failure::Disk(source)) => Err(self.unwritten(step, owned.layout.bytes(), source)),
+        }
+    }
+
+    /// Ends a checkpoint that all ranks have written, and gives the folder its name. Returns its path.
+    ///
+    /// # Errors
+    /// A folder that cannot be written or is gone. Then nothing of this checkpoint is left.
+    pub fn commit(
+        &self,
+        temporary: &Path,
+        description: &Description,
+        shards: Vec<Shard>,
+    ) -> Result<PathBuf, CheckpointError> {
+        let (step, path) = (description.step(), self.path(description.step()));
+        let bytes = shards.iter().map(|shard| shard.bytes).sum();
+        let document = Document::of_shards(description.clone(), shards).to_bytes();
+        let written = write_file(&temporary.join(DESCRIPTION), |out| Ok(out.write_all(&document)?));
+        let published = written.and_then(|()| {
+            disk::sync_folder(temporary)?;
+            Ok(self.publish(temporary, &path)?)
+        });
+        published.map_err(|failure| {
+            self.abandon(temporary);
+            match failure {
+                Failure::State(error) => error,
+                Failure::Disk(source) => self.unwritten(step, bytes, source),
+            }
+        })?;
+        Ok(path)
+    }
+
+    /// Gives up a checkpoint that was begun.
+    pub fn abandon(&self, temporary: &Path) {
+        // A folder that cannot be removed stays under its temporary name, which no reader takes for a checkpoint.
+        let _ = disk::remove(temporary);
+    }
+
+    fn unwritten(&self, step: u64, needed: u64, source: io::Error) -> CheckpointError {
+        let kept = newest_whole(&self.folder).map(|checkpoint| checkpoint.path);
+        CheckpointError::Write { path: self.path(step), step, needed, source, kept }
+    }
+
+    /// Makes the folder of all checkpoints, if it is not there.
+    fn make_folder(&self) -> io::Result<()> {
+        if !self.folder.is_dir() {
+            disk::create_folder(&self.folder)?;
+            disk::sync_folder(disk::parent(&self.folder))?;
+        }
+        Ok(())
     }
 
     /// Writes all files into the folder `temporary`, which gets the name `path` when they are on the disk.
@@ -97,10 +176,7 @@ impl Checkpoints {
         temporary: &Path,
         path: &Path,
     ) -> Result<(), Failure> {
-        if !self.folder.is_dir() {
-            disk::create_folder(&self.folder)?;
-            disk::sync_folder(disk::parent(&self.folder))?;
-        }
+        self.make_folder()?;
         disk::create_folder(temporary)?;
         let checksums = write_file(&temporary.join(STATES), |out| {
             table.layout.write(out, |row| table.value(row, states))

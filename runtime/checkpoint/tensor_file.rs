@@ -2,6 +2,8 @@
 
 use super::error::CheckpointError;
 use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
+use crate::comm::block::{self, Block};
+use crate::layout::Sizes;
 use crate::safetensors_types;
 use bytes::Bytes;
 use ir::{DType, Type};
@@ -24,12 +26,15 @@ pub(super) const MARK: (&str, &str) = ("trainyard", "states");
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    file: File,
+    /// `None` where all tensors are in `parts`.
+    file: Option<File>,
     tensors: BTreeMap<String, Entry>,
     /// The checksums of the tensors, if the writer left them.
     checksums: Option<Checksums>,
     /// The tensors of the file without a checksum, if others have one.
     unchecked: Vec<String>,
+    /// Files of blocks.
+    parts: Vec<TensorFile>,
     /// Written by a checkpoint: names and sizes are those of states.
     pub(super) of_states: bool,
     /// Written by PyTorch's own writer, which says so.
@@ -55,6 +60,8 @@ enum Place {
     File(Range<u64>),
     /// Here: the caller put the tensor together.
     Memory(Bytes),
+    /// Blocks in other files, each with its first index in the tensor.
+    Blocks(Vec<(usize, Vec<u64>)>),
 }
 
 impl TensorFile {
@@ -81,7 +88,32 @@ impl TensorFile {
         if let Some(name) = unchecked.first().filter(|_| of_states) {
             return Err(malformed(format!("the checksum of its tensor `{name}` is missing")));
         }
-        Ok(Self { path: path.to_owned(), file, tensors, checksums, unchecked, of_states, of_pytorch })
+        Ok(Self {
+            path: path.to_owned(),
+            file: Some(file),
+            tensors,
+            checksums,
+            unchecked,
+            parts: vec![],
+            of_states,
+            of_pytorch,
+        })
+    }
+
+    /// The states of a checkpoint in the folder `path`, as one file: for each its name, its sizes, and its blocks, which are a
+    /// part's number and the first index in the state.
+    pub(super) fn of_blocks(
+        path: &Path,
+        parts: Vec<Self>,
+        states: Vec<(String, Vec<u64>, Vec<(usize, Vec<u64>)>)>,
+    ) -> Self {
+        let entry = |(name, dims, blocks): (String, Vec<u64>, Vec<(usize, Vec<u64>)>)| {
+            let first = parts[blocks.first()?.0].entry(&name)?.clone();
+            Some((name, Entry { dims, place: Place::Blocks(blocks), ..first }))
+        };
+        let tensors = states.into_iter().filter_map(entry).collect();
+        let (path, checksums, unchecked) = (path.to_owned(), None, vec![]);
+        Self { path, file: None, tensors, checksums, unchecked, parts, of_states: true, of_pytorch: false }
     }
 
     /// The tensors of the file without a checksum, if others have one.
@@ -141,9 +173,10 @@ impl TensorFile {
         let range = match &entry.place {
             Place::File(range) => range,
             Place::Memory(bytes) => return Ok(Some(bytes.to_vec())),
+            Place::Blocks(blocks) => return self.together(name, entry, blocks).map(Some),
         };
         let read = || {
-            let mut file = &self.file;
+            let mut file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
             file.seek(SeekFrom::Start(range.start))?;
             // The header was checked against the file's length, so this is no more than the file has.
             let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -158,6 +191,28 @@ impl TensorFile {
             return Err(CheckpointError::Damaged { path, tensor, whole: None });
         }
         Ok(Some(bytes))
+    }
+}
+
+impl TensorFile {
+    /// A tensor that lies in several files.
+    fn together(
+        &self,
+        name: &str,
+        entry: &Entry,
+        blocks: &[(usize, Vec<u64>)],
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let sizes = |sizes: &[u64]| sizes.iter().map(|&size| size as usize).collect::<Sizes>();
+        let width = entry.dtype.as_ref().map_or(1, |dtype| dtype.bytes() as usize);
+        let whole = sizes(&entry.dims);
+        let mut bytes = vec![0; whole.iter().product::<usize>() * width];
+        for (part, start) in blocks {
+            let part = &self.parts[*part];
+            let (Some(block), Some(piece)) = (part.entry(name), part.read(name)?) else { continue };
+            let (source, target) = (sizes(&block.dims), Block { whole: whole.clone(), start: sizes(start) });
+            block::copy(&source, width, (&piece, &Block::all(&source)), (&mut bytes, &target));
+        }
+        Ok(bytes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `--weights FILE.safetensors`: values of parameters and buffers by name, and a list of what did not match.
 
 use super::StateBytes;
+use super::load::Checkpoint;
 use super::matching::{self, Lies, Match};
 use super::raw_view::RawTensor;
 use super::tensor_file::TensorFile;
@@ -40,7 +41,7 @@ pub struct WeightsReport {
 }
 
 /// Reads the values of parameters and buffers from `path`: a safetensors file of PyTorch or of another program, or
-/// the `state.safetensors` of a checkpoint.
+/// the folder of a checkpoint.
 ///
 /// A tensor is found under the model file's name (the row of the data table), the state's name, or one of the
 /// `aliases` of that row (module paths). A whole tensor of the model goes through the state's view; in a checkpoint's
@@ -53,7 +54,7 @@ pub fn load_weights(
     module: &Module,
     aliases: &BTreeMap<String, Vec<String>>,
 ) -> Result<Weights, Diagnostic> {
-    let file = TensorFile::open(path)?;
+    let file = Checkpoint::tensors(path)?;
     weights_of(&file, module, aliases)
 }
 

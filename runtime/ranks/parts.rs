@@ -46,6 +46,11 @@ impl<'a> Parts<'a> {
         Block { whole: self.whole.clone(), start: spans.iter().map(|span| span.start as usize).collect() }
     }
 
+    /// Bytes of a part.
+    pub(crate) fn local_bytes(&self) -> u64 {
+        (self.local.iter().product::<usize>() * self.width()) as u64
+    }
+
     /// The indices of dim 0 that the part of a rank has.
     pub(crate) fn rows(&self, rank: u64) -> Range<u64> {
         let start = self.block(rank).start.first().map_or(0, |&start| start as u64);

@@ -5,11 +5,11 @@
 
 use super::session::Session;
 use crate::checkpoint::{StateSource, unpadded_type};
-use crate::comm::CommError;
 use crate::device::DeviceError;
 use crate::ranks::Parts;
 use bytes::Bytes;
 use ir::{DType, Module, Role, State};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -70,11 +70,8 @@ impl fmt::Display for NotFiniteState {
     }
 }
 
-/// The states of a session as a checkpoint takes them. The first that training made infinite or NaN has no value, so that
-/// the checkpoint is not written. Every state is read and looked at once, just before it is written.
-///
-/// All ranks have one at once. Rank 0 asks for whole states by [`StateSource::state`] while the others [serve](Self::serve)
-/// their parts.
+/// The rank's parts of the states of a session, as a checkpoint takes them. The first that training made infinite or NaN has no
+/// value, so that the checkpoint is not written. Every part is read and looked at once, just before it is written.
 pub(super) struct FiniteStates<'a, 'd> {
     module: &'a Module,
     session: &'a Session<'d>,
@@ -84,20 +81,24 @@ pub(super) struct FiniteStates<'a, 'd> {
 /// Why a state has no value.
 pub(super) enum Refused {
     /// Training made it infinite or NaN.
-    NotFinite(NotFiniteState),
+    NotFinite(NotFinite),
     /// The device could not give it.
     Device(DeviceError),
 }
 
-impl From<DeviceError> for Refused {
-    fn from(error: DeviceError) -> Self {
-        Self::Device(error)
-    }
+/// A state that is not finite, as a message to other ranks: its index, and the bits of its first such number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct NotFinite {
+    state: usize,
+    bits: u64,
 }
 
-impl From<CommError> for Refused {
-    fn from(error: CommError) -> Self {
-        Self::Device(error.into())
+impl NotFinite {
+    /// The state by its name.
+    pub(super) fn named(self, module: &Module) -> Option<NotFiniteState> {
+        let state = module.states.values().nth(self.state)?;
+        let value = f64::from_bits(self.bits);
+        Some(NotFiniteState { name: state.name.clone(), role: state.role, value })
     }
 }
 
@@ -111,42 +112,23 @@ impl<'a, 'd> FiniteStates<'a, 'd> {
         self.refused.into_inner()
     }
 
-    /// Gives rank 0 this rank's parts of the states that it asks for, until it asks for none.
-    pub(super) fn serve(&self) -> Result<(), Refused> {
-        while self.exchange(None)?.is_some() {}
-        Ok(())
-    }
-
-    /// Tells the other ranks that rank 0 asks for no more states.
-    pub(super) fn done(&self) -> Result<(), Refused> {
-        self.exchange(None).map(drop)
-    }
-
-    /// The whole of the state that rank 0 wants, by its index; `None` if it wants none.
-    fn exchange(&self, wanted: Option<usize>) -> Result<Option<Vec<u8>>, Refused> {
-        let agreement = self.session.agreement();
-        let wanted = agreement.gather(wanted)?.into_iter().next().flatten();
-        let Some((index, state)) =
-            wanted.and_then(|index| Some((index, self.module.states.values().nth(index)?)))
-        else {
-            return Ok(None);
-        };
-        let own = self.session.read_state(&state.name).transpose()?.unwrap_or_default();
-        let made = made(self.module, self.session, state, &own)?;
-        if let Some(found) = first(self.module, agreement.gather(made.map(|bits| (index, bits)))?) {
-            return Err(Refused::NotFinite(found));
+    /// The rank's part of a state.
+    fn part(&self, index: usize, state: &State) -> Result<Option<Cow<'a, [u8]>>, Refused> {
+        let Some(part) = self.session.read_state(&state.name) else { return Ok(None) };
+        let part = part.map_err(Refused::Device)?;
+        match made(self.module, self.session, state, &part).map_err(Refused::Device)? {
+            None => Ok(Some(part)),
+            Some(bits) => Err(Refused::NotFinite(NotFinite { state: index, bits })),
         }
-        let parts = Parts::of(&state.name, &state.ty, &self.module.mesh)?;
-        let of_ranks = agreement.gather_bytes(&own)?.into_iter().map(|part| Ok(Cow::Owned(part)));
-        Ok(Some(parts.together(of_ranks)?.into_owned()))
     }
 }
 
 impl StateSource for FiniteStates<'_, '_> {
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let index = self.module.states.values().position(|state| state.name == name)?;
-        match self.exchange(Some(index)) {
-            Ok(value) => value.map(Cow::Owned),
+        let mut states = self.module.states.values().enumerate();
+        let (index, state) = states.find(|(_, state)| state.name == name)?;
+        match self.part(index, state) {
+            Ok(part) => part,
             Err(refused) => {
                 let _ = self.refused.set(refused);
                 None
@@ -157,22 +139,20 @@ impl StateSource for FiniteStates<'_, '_> {
 
 /// The first state that training made infinite or NaN on any rank.
 pub(super) fn find(module: &Module, session: &Session) -> Result<Option<NotFiniteState>, DeviceError> {
+    let states = FiniteStates::of(module, session);
     let mut own = None;
     for (index, state) in module.states.values().enumerate() {
-        let Some(value) = session.read_state(&state.name).transpose()? else { continue };
-        if let Some(bits) = made(module, session, state, &value)? {
-            own = Some((index, bits));
-            break;
+        match states.part(index, state) {
+            Ok(_) => {}
+            Err(Refused::NotFinite(found)) => {
+                own = Some(found);
+                break;
+            }
+            Err(Refused::Device(error)) => return Err(error),
         }
     }
-    Ok(first(module, session.agreement().gather(own)?))
-}
-
-/// The first of the states that ranks found, each its index and the bits of the number.
-fn first(module: &Module, of_ranks: Vec<Option<(usize, u64)>>) -> Option<NotFiniteState> {
-    let (index, bits) = of_ranks.into_iter().flatten().min_by_key(|(index, _)| *index)?;
-    let state = module.states.values().nth(index)?;
-    Some(NotFiniteState { name: state.name.clone(), role: state.role, value: f64::from_bits(bits) })
+    let first = session.agreement().gather(own)?.into_iter().flatten().min();
+    Ok(first.and_then(|found| found.named(module)))
 }
 
 /// The bits of the number in the rank's part of a state, if training made it infinite or NaN. A state that no step changes is

@@ -1,12 +1,17 @@
 //! Checkpoints of a run: when one is written, which stay, and which has the lowest eval loss.
 
 use super::error::TrainError;
-use super::finite::{self, FiniteStates, NotFiniteState, Refused};
+use super::finite::{self, FiniteStates, NotFinite, NotFiniteState, Refused};
 use super::history::Evaluation;
 use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
-use crate::checkpoint::{Checkpoint, Checkpoints, Description};
+use crate::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description, Shard};
 use crate::data::DataPosition;
+use crate::device::DeviceError;
 use ir::Module;
+use std::path::{Path, PathBuf};
+
+/// The path of a checkpoint, or the state for which none was made.
+type Saved = Result<PathBuf, NotFinite>;
 
 impl TrainingRun<'_> {
     /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; then removes those that
@@ -18,35 +23,87 @@ impl TrainingRun<'_> {
         done: u64,
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
-        let states = FiniteStates::of(self.module, &self.session);
-        let written = match &mut self.lead {
-            None => {
-                if let Err(refused) = states.serve() {
-                    return Err(not_saved(refused, schedule, saved, done, outcome));
-                }
-                Ok(self.checkpoints.path(done))
-            }
-            Some(lead) => {
-                let description = lead.description(self.module, self.loader.position(done), outcome)?;
-                self.checkpoints.save(self.module, &description, &states)
-            }
+        let written = match self.session.agreement().count() {
+            1 => self.save_alone(done, outcome)?,
+            _ => self.save_together(done, outcome)?,
         };
-        if let Err(refused) = self.lead.as_ref().filter(|_| written.is_ok()).map_or(Ok(()), |_| states.done())
-        {
-            return Err(not_saved(refused, schedule, saved, done, outcome));
+        match written {
+            Ok(path) => outcome.checkpoint = Some(path),
+            Err(found) => {
+                let state = found.named(self.module);
+                return Err(state.map_or(DeviceError::Ended.into(), |state| {
+                    spoilt(state, schedule, saved, done, outcome)
+                }));
+            }
         }
-        if let Some(refused) = states.refused() {
-            return Err(not_saved(refused, schedule, saved, done, outcome));
-        }
-        if let (Err(_), Some(lead)) = (&written, &self.lead) {
-            // Nothing can be written into a folder that is gone.
-            lead.surroundings.check_folder()?;
-        }
-        outcome.checkpoint = Some(written?);
         if let Some((count, lead)) = schedule.keep.zip(self.lead.as_mut()) {
             lead.keep(&self.checkpoints, count, done);
         }
         Ok(())
+    }
+
+    /// Makes the checkpoint of the only rank. Returns its path, or the state that is not finite.
+    fn save_alone(&mut self, done: u64, outcome: &Outcome) -> Result<Saved, TrainError> {
+        let Some(lead) = &mut self.lead else { return Ok(Ok(self.checkpoints.path(done))) };
+        let description = lead.description(self.module, self.loader.position(done), outcome)?;
+        let states = FiniteStates::of(self.module, &self.session);
+        let written = self.checkpoints.save(self.module, &description, &states);
+        match states.refused() {
+            Some(Refused::NotFinite(found)) => Ok(Err(found)),
+            Some(Refused::Device(error)) => Err(error.into()),
+            None => lead.written(written).map(Ok),
+        }
+    }
+
+    /// Makes a checkpoint, of which every rank writes its part. Returns its path, or the state that is not finite on any rank.
+    fn save_together(&mut self, done: u64, outcome: &Outcome) -> Result<Saved, TrainError> {
+        let begun = match &mut self.lead {
+            None => None,
+            Some(lead) => {
+                let description = lead.description(self.module, self.loader.position(done), outcome)?;
+                let temporary = self.checkpoints.begin(done);
+                Some((description, lead.written(temporary)?))
+            }
+        };
+        let agreement = self.session.agreement();
+        let name = begun.as_ref().and_then(|(_, path)| Some(path.file_name()?.to_str()?.to_owned()));
+        let name = agreement.gather(name).map_err(DeviceError::from)?.swap_remove(0).unwrap_or_default();
+        let temporary = self.checkpoints.folder().join(name);
+        let ended = self.write_part(done, &temporary).and_then(|part| {
+            let parts = agreement.gather(part).map_err(DeviceError::from)?;
+            Ok(parts.into_iter().collect::<Result<Vec<Shard>, NotFinite>>())
+        });
+        let (Some(lead), Some((description, _))) = (&self.lead, begun) else {
+            let saved = ended?.map(|_| self.checkpoints.path(done));
+            // Rank 0 ends the checkpoint.
+            self.agree(true)?;
+            return Ok(saved);
+        };
+        let saved = match ended {
+            Ok(Ok(shards)) => Ok(lead.written(self.checkpoints.commit(&temporary, &description, shards))?),
+            Ok(Err(found)) => {
+                self.checkpoints.abandon(&temporary);
+                Err(found)
+            }
+            Err(error) => {
+                self.checkpoints.abandon(&temporary);
+                return Err(error);
+            }
+        };
+        self.agree(true)?;
+        Ok(saved)
+    }
+
+    /// Writes the part of this rank.
+    fn write_part(&self, done: u64, temporary: &Path) -> Result<Result<Shard, NotFinite>, TrainError> {
+        let rank = self.session.agreement().rank();
+        let states = FiniteStates::of(self.module, &self.session);
+        let written = self.checkpoints.write_shard(temporary, done, self.module, rank, &states);
+        match states.refused() {
+            Some(Refused::NotFinite(found)) => Ok(Err(found)),
+            Some(Refused::Device(error)) => Err(error.into()),
+            None => Ok(Ok(written?)),
+        }
     }
 
     /// Ends the run where training made a state infinite or NaN.
@@ -100,6 +157,14 @@ impl Lead {
         Ok(Description { evaluations, ..Description::new(module, position, data) })
     }
 
+    /// The path that was written. Nothing can be written into a folder that is gone.
+    fn written<T>(&self, written: Result<T, CheckpointError>) -> Result<T, TrainError> {
+        if written.is_err() {
+            self.surroundings.check_folder()?;
+        }
+        Ok(written?)
+    }
+
     /// Removes old checkpoints. One that cannot be removed takes room, and ends no run.
     fn keep(&mut self, checkpoints: &Checkpoints, count: u64, done: u64) {
         let removed = checkpoints.steps().and_then(|steps| {
@@ -113,19 +178,6 @@ impl Lead {
 
     fn lowest_of(&self, steps: &[u64]) -> Option<Evaluation> {
         self.history.lowest_of(|evaluated| steps.contains(&evaluated))
-    }
-}
-
-fn not_saved(
-    refused: Refused,
-    schedule: &Schedule,
-    saved: Option<u64>,
-    done: u64,
-    outcome: &Outcome,
-) -> TrainError {
-    match refused {
-        Refused::NotFinite(state) => spoilt(state, schedule, saved, done, outcome),
-        Refused::Device(error) => error.into(),
     }
 }
 

@@ -134,7 +134,7 @@ impl Setup {
     /// The files of a checkpoint, without the places of the data, which differ between two tests' folders.
     fn checkpoint(&self, step: u64) -> [Vec<u8>; 2] {
         let path = self.checkpoints().path(step);
-        let read = |name| std::fs::read(path.join(name)).unwrap();
+        let read = |name: &str| std::fs::read(path.join(name)).unwrap();
         let mut description: serde_json::Value = serde_json::from_slice(&read("checkpoint.json")).unwrap();
         for file in description["data"]["files"].as_array_mut().unwrap() {
             file.as_object_mut().unwrap().remove("place");
@@ -144,7 +144,12 @@ impl Setup {
         description_fields.remove("checksum");
         // The metrics of a run tell when it was evaluated.
         description_fields.remove("evaluations");
-        [read("state.safetensors"), description.to_string().into_bytes()]
+        let files = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut files: Vec<String> = files.map(|name| name.to_str().unwrap().to_owned()).collect();
+        files.retain(|name| name.starts_with("state"));
+        files.sort();
+        let states = files.iter().flat_map(|name| read(name)).collect();
+        [states, description.to_string().into_bytes()]
     }
 
     /// The program in the text, for this number of microbatches.

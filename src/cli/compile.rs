@@ -95,7 +95,7 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data: as the only process, or as one that a launcher
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
-        let processes = Processes::join(Launched::of_process()?)?;
+        let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout)?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // A launcher ends all processes when the first one ends, so the user is told before.

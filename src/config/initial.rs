@@ -28,7 +28,7 @@ pub struct Initial {
     /// Draw new weights instead of the file's, by the rule gpt2, kaiming or normal:std=X
     #[arg(long, value_name = "RULE")]
     pub init: Option<InitRule>,
-    /// Load weights by name from a .safetensors file; tensors without a match are listed
+    /// Load weights by name from a .safetensors file, or from the folder of a checkpoint; tensors without a match are listed
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
 }

@@ -9,7 +9,7 @@ use passes::spmd::{AxisSize, Shard, Spmd};
 use serde::{Serialize, Serializer};
 
 use super::nearest::nearest;
-use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text};
+use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text, whole_number};
 
 /// Flags of the mesh.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -32,6 +32,13 @@ pub struct Parallel {
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
     pub shard: Vec<Shard>,
+    /// Seconds that a rank waits for the others in an exchange before the run ends, where ranks are processes
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds)]
+    pub timeout: u64,
+}
+
+fn seconds(text: &str) -> Result<u64, ValueError> {
+    whole_number(1, LARGEST_COUNT, text)
 }
 
 fn zero(text: &str) -> Result<u64, ValueError> {

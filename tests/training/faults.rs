@@ -70,8 +70,7 @@ const FLAGS: &str = "--microbatch 4 --mesh dp=2,tp=2 --zero 1 --save-every 4 --l
 fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on() {
     let whole = Workplace::with_text(TRAINYARD, 8_000);
     done(train(&whole, FLAGS, |_| {}, &|_, device| device));
-    let checkpoint =
-        |place: &Workplace, step: u64| place.read(&format!("run/checkpoints/step-{step}/state.safetensors"));
+    let checkpoint = |place: &Workplace, step: u64| place.states("run", step);
 
     let place = Workplace::with_text(TRAINYARD, 8_000);
     // In the eleventh step, between the saves after 8 and 12.

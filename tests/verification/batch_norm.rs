@@ -2,6 +2,7 @@
 //! in the checkpoint; and models whose batch norms the exporter folded away.
 
 use crate::TRAINYARD;
+use runtime::checkpoint::Checkpoint;
 use testing::testdata;
 use testing::verification;
 use testing::workplace::Workplace;
@@ -68,10 +69,10 @@ fn an_evaluation_uses_the_running_statistics() {
 
 /// The values of a running mean in a run's checkpoint.
 fn running_mean(place: &Workplace, run: &str, step: u64) -> Vec<f32> {
-    let bytes = place.read(&format!("{run}/checkpoints/step-{step}/state.safetensors"));
-    let file = safetensors::SafeTensors::deserialize(&bytes).expect("a checkpoint is a safetensors file");
-    let tensor = file.tensor("m.resnet.embedder.embedder.normalization.running_mean");
-    let numbers = tensor.expect("the checkpoint has the running statistics").data();
+    let states = Checkpoint::tensors(&place.path(&format!("{run}/checkpoints/step-{step}")));
+    let states = states.expect("there is such a checkpoint");
+    let numbers = states.read("m.resnet.embedder.embedder.normalization.running_mean");
+    let numbers = numbers.expect("it can be read").expect("the checkpoint has the running statistics");
     numbers.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes"))).collect()
 }
 

@@ -45,7 +45,6 @@ fn ranks_train_as_one_device_does() {
     let description = |run: &Setup| run.checkpoints().latest().unwrap().checkpoint.unwrap().description;
     assert_eq!(description(&four).states, description(&whole).states);
     assert_eq!(description(&four).position, description(&whole).position);
-    assert_eq!(four.checkpoint(20)[0].len(), whole.checkpoint(20)[0].len());
 }
 
 #[test]

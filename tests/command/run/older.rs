@@ -78,10 +78,10 @@ fn parameters_with_other_names_than_in_a_run_of_format_1_are_named() {
     refused(
         &place.run(&format!("{RUN} --steps 8 -o run --resume")),
         expect![[r#"
-        error: `run/checkpoints/step-4` is a checkpoint of another program (`main_graph`):
-          = missing in the checkpoint: `adam.m(conv.weight)` f32[4, 1, 3, 3], `adam.v(conv.weight)` f32[4, 1, 3, 3], `conv.weight` f32[4, 1, 3, 3]
-          = not in this program: `adam.m(stem.weight)` f32[4, 1, 3, 3], `adam.v(stem.weight)` f32[4, 1, 3, 3], `stem.weight` f32[4, 1, 3, 3]
-          = resume with the model and the flags of the first run; or load only the weights, with --weights run/checkpoints/step-4/state.safetensors
-    "#]],
+            error: `run/checkpoints/step-4` is a checkpoint of another program (`main_graph`):
+              = missing in the checkpoint: `adam.m(conv.weight)` f32[4, 1, 3, 3], `adam.v(conv.weight)` f32[4, 1, 3, 3], `conv.weight` f32[4, 1, 3, 3]
+              = not in this program: `adam.m(stem.weight)` f32[4, 1, 3, 3], `adam.v(stem.weight)` f32[4, 1, 3, 3], `stem.weight` f32[4, 1, 3, 3]
+              = resume with the model and the flags of the first run; or load only the weights, with --weights run/checkpoints/step-4
+        "#]],
     );
 }

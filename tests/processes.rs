@@ -1,0 +1,216 @@
+//! Ranks as processes of MPI: the bits of ranks that are threads, checkpoints that go on anywhere, and faults that end all.
+//!
+//! With the feature `mpi` alone. `MPIRUN` names the launcher of the MPI that the binary was built against.
+#![cfg(feature = "mpi")]
+
+use serde_json::Value;
+use std::env;
+use std::fs;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use testing::workplace::Workplace;
+
+const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");
+
+const TRAIN: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 4 --threads 1 --save-every 10 --eval-every 10";
+
+/// A folder with a text to train on.
+fn place() -> Workplace {
+    Workplace::with_text(TRAINYARD, 8_000)
+}
+
+/// `mpirun -n PROCESSES trainyard ARGUMENTS`; several programs of a job are separated by ` : `.
+fn mpirun(place: &Workplace, processes: usize, arguments: &str) -> Command {
+    let mut command = Command::new(env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into()));
+    for (index, own) in arguments.split(" : ").enumerate() {
+        if index > 0 {
+            command.arg(":");
+        }
+        command.args(["-n", &processes.to_string(), TRAINYARD]).args(own.split_whitespace());
+    }
+    // Open MPI asks for leave to run as root, and to run more processes than cores.
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
+    command.current_dir(place.path("")).stdin(Stdio::null());
+    command
+}
+
+/// Runs processes to their end, and returns the text that they wrote to standard error.
+fn succeed(place: &Workplace, processes: usize, arguments: &str) -> String {
+    let output = mpirun(place, processes, arguments).output().expect("the launcher starts");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments}: {text}");
+    text
+}
+
+/// Runs processes that fail, and returns the text that they wrote to standard error.
+fn fail(place: &Workplace, processes: usize, arguments: &str) -> String {
+    let Output { status, stderr, .. } =
+        mpirun(place, processes, arguments).output().expect("the launcher starts");
+    assert!(!status.success(), "{arguments}");
+    String::from_utf8_lossy(&stderr).into_owned()
+}
+
+/// The numbers of a run that do not depend on the clock.
+fn numbers(place: &Workplace, run: &str) -> Vec<Vec<Value>> {
+    let of_step =
+        |step: &Value| ["step", "loss", "grad_norm", "eval_loss"].map(|key| step[key].clone()).to_vec();
+    place.metrics(run).iter().map(of_step).collect()
+}
+
+fn assert_equal(place: &Workplace, [one, other]: [&str; 2]) {
+    assert_eq!(numbers(place, one), numbers(place, other), "{one} and {other}");
+    assert!(place.states(one, 20) == place.states(other, 20), "the checkpoints of {one} and {other} differ");
+    let weights = |run: &str| place.read(&format!("{run}/model.safetensors"));
+    assert!(weights(one) == weights(other), "the trained models of {one} and {other} differ");
+}
+
+#[test]
+fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
+    for mesh in ["--mesh dp=2,tp=2 --zero 1", "--mesh dp=4 --zero 3"] {
+        let place = place();
+        place.succeed(&format!("{TRAIN} {mesh} --steps 20 -o threads"));
+        let told = succeed(&place, 4, &format!("{TRAIN} {mesh} --steps 20 -o processes"));
+        assert_eq!(told.matches("done: 20 steps").count(), 1, "rank 0 alone tells: {told}");
+        assert!(told.contains("4 ranks as processes"), "{told}");
+        assert_equal(&place, ["threads", "processes"]);
+
+        // Half by threads and half by processes, and the other way round.
+        place.succeed(&format!("{TRAIN} {mesh} --steps 10 -o half"));
+        succeed(&place, 4, &format!("{TRAIN} {mesh} --steps 20 -o half --resume"));
+        assert_equal(&place, ["threads", "half"]);
+        succeed(&place, 4, &format!("{TRAIN} {mesh} --steps 10 -o other"));
+        place.succeed(&format!("{TRAIN} {mesh} --steps 20 -o other --resume"));
+        assert_equal(&place, ["threads", "other"]);
+
+        // On one device and on another mesh sums have another order.
+        let expected = place.metrics("threads")[19]["loss"].as_f64().expect("a loss is a number");
+        for (elsewhere, output) in [("--microbatch 8", "one"), ("--microbatch 8 --mesh tp=2", "split")] {
+            let train = TRAIN.replace("--microbatch 4", elsewhere);
+            let train = if mesh.contains("dp=4") {
+                train.replace("--microbatch 8", "--microbatch 16")
+            } else {
+                train
+            };
+            place.succeed(&format!("{train} --steps 20 -o {output} --resume=processes@10"));
+            let loss = place.metrics(output)[9]["loss"].as_f64().expect("a loss is a number");
+            assert!((loss - expected).abs() < 1e-4, "{output}: {loss}, and not {expected}");
+        }
+    }
+}
+
+#[test]
+fn without_a_mesh_each_process_is_a_data_rank() {
+    let place = place();
+    let told = succeed(&place, 2, &format!("{TRAIN} --steps 1 --zero 1 -o run"));
+    assert!(told.contains("mesh: dp=2, 2 ranks as processes"), "{told}");
+}
+
+#[test]
+fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
+    let place = place();
+    let once =
+        |told: &str, expected: &str| assert_eq!(told.matches(expected).count(), 1, "{expected}: {told}");
+    let told = fail(&place, 2, &format!("{TRAIN} --mesh dp=4 --steps 1 -o run"));
+    once(&told, "started 2 processes, and --mesh dp=4 has 4");
+    let told = fail(&place, 2, "compile nothing.onnx --train text.txt -o run");
+    once(&told, "nothing.onnx");
+    let ranks = format!("{TRAIN} --steps 1 -o run");
+    let told = fail(&place, 1, &format!("{ranks} : {ranks} --lr 0.5"));
+    once(&told, "rank 1 has another program than rank 0");
+    let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "nothing.txt")));
+    once(&told, "rank 1: ");
+    assert!(told.contains("nothing.txt"), "{told}");
+    assert!(!place.path("run").exists(), "a run that cannot begin leaves nothing");
+}
+
+/// A job whose ranks are killed or stopped.
+struct Job {
+    launcher: Child,
+    output: String,
+}
+
+impl Job {
+    fn start(place: &Workplace, processes: usize, arguments: &str, output: &str) -> Self {
+        let mut command = mpirun(place, processes, &format!("{arguments} -o {output}"));
+        let launcher =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the launcher starts");
+        Self { launcher, output: output.to_owned() }
+    }
+
+    /// Waits until a file of the run is there.
+    fn wait_for(&self, place: &Workplace, file: &str) {
+        let (path, begun) = (place.path(&format!("{}/{file}", self.output)), Instant::now());
+        while !path.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(120), "{file} does not come");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal to the rank of this number.
+    fn signal(&self, signal: i32, rank: usize) {
+        let mut ranks: Vec<i32> = fs::read_dir("/proc")
+            .expect("the system tells of processes")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+            .filter(|id| {
+                let words = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+                let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+                words.first() == Some(&TRAINYARD.as_bytes()) && words.contains(&self.output.as_bytes())
+            })
+            .collect();
+        ranks.sort_unstable();
+        // SAFETY: sending a signal touches no memory of this process.
+        #[allow(unsafe_code)]
+        let sent = unsafe { libc::kill(ranks[rank], signal) };
+        assert_eq!(sent, 0, "rank {rank} of {ranks:?} runs");
+    }
+
+    /// Waits for the end, and returns whether it succeeded, the text of standard error, and the time until then.
+    fn end(self) -> (bool, String, Duration) {
+        let begun = Instant::now();
+        let Output { status, stderr, .. } = self.launcher.wait_with_output().expect("the launcher ends");
+        (status.success(), String::from_utf8_lossy(&stderr).into_owned(), begun.elapsed())
+    }
+}
+
+const LONG: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 4 --threads 1 --save-every 5 \
+                    --mesh dp=2 --zero 1 --timeout 5";
+
+/// A rank is killed or stopped in the middle of a run: all end within 30 s, and the run goes on from its last checkpoint.
+fn survives(signal: i32, after: &str, told: &str) {
+    let place = place();
+    let whole = format!("{LONG} --steps 40");
+    succeed(&place, 2, &format!("{whole} -o whole"));
+    let job = Job::start(&place, 2, &whole, "run");
+    job.wait_for(&place, after);
+    job.signal(signal, 1);
+    let (done, text, time) = job.end();
+    assert!(!done && time < Duration::from_secs(30), "{time:?}: {text}");
+    assert!(text.contains(told), "{text}");
+    succeed(&place, 2, &format!("{whole} -o run --resume"));
+    assert_eq!(numbers(&place, "run"), numbers(&place, "whole"));
+    assert!(place.states("run", 40) == place.states("whole", 40), "the run went on otherwise");
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_bit_for_bit() {
+    survives(libc::SIGKILL, "checkpoints/step-5", "");
+}
+
+#[test]
+fn a_rank_that_stands_still_is_named_after_the_timeout_and_the_run_goes_on_bit_for_bit() {
+    survives(libc::SIGSTOP, "checkpoints/step-10", "rank 0 waited for 5 s for the ranks [1]");
+}
+
+#[test]
+fn a_signal_to_stop_on_any_rank_saves_on_all() {
+    let place = place();
+    let job = Job::start(&place, 2, &format!("{LONG} --steps 100000"), "run");
+    job.wait_for(&place, "checkpoints/step-5");
+    job.signal(libc::SIGTERM, 1);
+    let (_, text, time) = job.end();
+    assert!(text.contains("stopped after") && time < Duration::from_secs(30), "{time:?}: {text}");
+    let steps = place.metrics("run").len() as u64;
+    assert!(place.checkpoints("run").contains(&steps), "{steps} steps, and {:?}", place.checkpoints("run"));
+}

@@ -2,7 +2,7 @@
 //! on its parts of the tensors.
 //!
 //! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all, and its
-//! error is reported, not the errors of those that ended with it. [`whole`] runs steps with whole tensors for those who compare
+//! error is reported, not the errors of those that ended with it. `whole` runs steps with whole tensors for those who compare
 //! programs.
 
 mod fate;

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// What the folder holds; anything else in it is not ours and stays.
-const CONTENTS: [&str; 10] = [
+const CONTENTS: [&str; 11] = [
     "program.ir",
     "plan.json",
     "config.toml",
@@ -24,7 +24,11 @@ const CONTENTS: [&str; 10] = [
     "model-training.onnx",
     "model-training.onnx.data",
     "model.safetensors",
+    FLIGHT,
 ];
+
+/// The folder of the flight records of ranks that ended badly.
+pub const FLIGHT: &str = "flight";
 
 /// An output folder, perhaps not made yet.
 #[derive(Clone, Debug)]
@@ -85,11 +89,13 @@ impl Folder {
 
     /// Removes what is there of a run.
     pub fn clear(&self) -> Result<(), Diagnostic> {
-        let remove = |name: &str| {
-            let path = self.join(name);
-            disk::remove(&path).map_err(|error| cannot("remove", &path, &error))
-        };
-        self.found().into_iter().try_for_each(remove)
+        self.found().into_iter().try_for_each(|name| self.remove(name))
+    }
+
+    /// Removes a file or folder in it, if it is there.
+    pub fn remove(&self, name: &str) -> Result<(), Diagnostic> {
+        let path = self.join(name);
+        disk::remove(&path).map_err(|error| cannot("remove", &path, &error))
     }
 
     /// Takes the folder for this process, and makes it if `make` is set; `None` if it is not there. Files that killed runs

@@ -7,9 +7,12 @@ use crate::failure::Failure;
 use crate::launcher::{Launched, Launcher};
 use ir::Diagnostic;
 use runtime::comm::agreement::Agreement;
+use runtime::comm::record::{FlightRecord, Recorded};
 use runtime::comm::{CommError, Communicator};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// This process among those of a run.
@@ -26,6 +29,7 @@ struct Joined {
     launched: Launched,
     communicator: Arc<dyn Communicator>,
     transport: Transport,
+    record: FlightRecord,
 }
 
 impl Processes {
@@ -37,10 +41,12 @@ impl Processes {
     /// The processes that a launcher started, or this one alone. In an exchange a process waits so many seconds for the others
     /// before the run ends.
     ///
+    /// If a run ends badly, each rank leaves its last exchanges in a file of the folder `flight`.
+    ///
     /// # Errors
     /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI does not start, or
     /// disagrees with the launcher.
-    pub fn join(launched: Option<Launched>, timeout: u64) -> Result<Self, Failure> {
+    pub fn join(launched: Option<Launched>, timeout: u64, flight: &Path) -> Result<Self, Failure> {
         let Some(launched) = launched else { return Ok(Self::alone()) };
         if launched.launcher == Launcher::Torchrun {
             let message = format!("{} started {} processes", launched.launcher, launched.ranks);
@@ -51,9 +57,12 @@ impl Processes {
                 .note("on processors start them by mpirun; on the GPUs of one machine start one process")
                 .into());
         }
-        let (transport, communicator) = Transport::start(&launched, timeout)?;
+        let record = FlightRecord::new();
+        let give_up = GiveUp { record: record.clone(), path: flight.to_owned(), rank: launched.rank };
+        let (transport, communicator) = Transport::start(&launched, timeout, give_up)?;
+        let communicator = Arc::new(Recorded::new(communicator, record.clone()));
         let agreement = Agreement::of(communicator.clone(), launched.ranks);
-        let joined = Joined { launched, communicator, transport };
+        let joined = Joined { launched, communicator, transport, record };
         Ok(Self { agreement, joined: Some(joined), is_told: Cell::new(false) })
     }
 
@@ -127,10 +136,41 @@ impl Processes {
 
     /// Ends a run that failed on this process alone: the others are ended too, after `tell` was called with the rank. Where all
     /// know of the failure, this returns, and they end by themselves.
-    pub fn end(&self, failure: &Failure, tell: impl FnOnce(u64)) {
+    pub fn end(&self, failure: &Failure, flight: &Path, tell: impl FnOnce(u64)) {
         let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) else { return };
         tell(joined.launched.rank);
+        write_record(&joined.record, flight, joined.launched.rank);
         joined.transport.abort(failure.exit_code());
+    }
+}
+
+/// Leaves the last exchanges of a rank in a file, if the folder of the run is there. A record that cannot be written changes
+/// nothing of the failure.
+fn write_record(record: &FlightRecord, flight: &Path, rank: u64) {
+    if flight.parent().is_some_and(Path::is_dir) && fs::create_dir_all(flight).is_ok() {
+        let _ = fs::write(flight.join(format!("rank-{rank}.txt")), record.to_string());
+    }
+}
+
+/// The last words of a process whose others do not come.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "it belongs to a transport"))]
+struct GiveUp {
+    record: FlightRecord,
+    path: PathBuf,
+    rank: u64,
+}
+
+#[cfg(feature = "mpi")]
+impl GiveUp {
+    /// Tells the error with the exchange in which it came, and leaves the record.
+    fn tell(&self, error: &CommError) {
+        use crate::diagnostics::{Severity, render};
+        let exchange = self.record.open().map_or_else(String::new, |exchange| format!(" in {exchange}"));
+        let told = Diagnostic::new(format!("{error}{exchange}"))
+            .note("all ranks end; the same command with --resume continues from the last checkpoint");
+        write_record(&self.record, &self.path, self.rank);
+        let text = render(Severity::Error, &[told], false);
+        let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
     }
 }
 
@@ -171,8 +211,11 @@ struct Transport(transport_mpi::World);
 
 #[cfg(feature = "mpi")]
 impl Transport {
-    fn start(launched: &Launched, timeout: u64) -> Result<(Self, Arc<dyn Communicator>), Failure> {
-        use crate::diagnostics::{Severity, render};
+    fn start(
+        launched: &Launched,
+        timeout: u64,
+        give_up: GiveUp,
+    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
         use std::time::Duration;
         let told = |message: String| Diagnostic::new(format!("MPI does not start: {message}"));
         let world = transport_mpi::World::start().map_err(told)?;
@@ -188,10 +231,7 @@ impl Transport {
             let note = "this binary was built against another MPI than the launcher belongs to";
             return Err(Diagnostic::new(message).note(note).into());
         }
-        let give_up = Box::new(|error: &CommError| {
-            let text = render(Severity::Error, &[Diagnostic::new(error.to_string())], false);
-            let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
-        });
+        let give_up = Box::new(move |error: &CommError| give_up.tell(error));
         let communicator = world.communicator(Duration::from_secs(timeout), give_up).map_err(told)?;
         Ok((Self(world), communicator))
     }
@@ -208,7 +248,11 @@ enum Transport {}
 
 #[cfg(not(feature = "mpi"))]
 impl Transport {
-    fn start(launched: &Launched, _timeout: u64) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+    fn start(
+        launched: &Launched,
+        _timeout: u64,
+        _give_up: GiveUp,
+    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
         let message = format!("{} started {} processes", launched.launcher, launched.ranks);
         Err(Diagnostic::new(message)
             .note("this binary is built without MPI: cargo build --release --features mpi")

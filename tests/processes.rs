@@ -188,9 +188,16 @@ fn survives(signal: i32, after: &str, told: &str) {
     let (done, text, time) = job.end();
     assert!(!done && time < Duration::from_secs(30), "{time:?}: {text}");
     assert!(text.contains(told), "{text}");
+    if signal == libc::SIGSTOP {
+        let record =
+            fs::read_to_string(place.path("run/flight/rank-0.txt")).expect("a flight record is left");
+        assert!(record.lines().last().is_some_and(|last| last.contains("not done")), "{record}");
+        assert!(text.contains("for the ranks [1] in `"), "the exchange is named: {text}");
+    }
     succeed(&place, 2, &format!("{whole} -o run --resume"));
     assert_eq!(numbers(&place, "run"), numbers(&place, "whole"));
     assert!(place.states("run", 40) == place.states("whole", 40), "the run went on otherwise");
+    assert!(!place.path("run/flight").exists(), "a run that goes on removes the records");
 }
 
 #[test]

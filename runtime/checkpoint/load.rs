@@ -37,7 +37,7 @@ impl Checkpoint {
     /// Files that are missing or damaged or of another version of the format.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let (description, checksums) = match read_description(&path.join(DESCRIPTION))? {
-            Read::OneFile(description, checksums) => (description, checksums),
+            Read::OneFile(description, checksums) => (*description, checksums),
             Read::Shards(document) => {
                 let states = shards::open(path, &document)?;
                 return Ok(Self { path: path.to_owned(), description: document.description, states });
@@ -158,7 +158,7 @@ impl Checkpoint {
 /// The contents of `checkpoint.json`.
 enum Read {
     /// The description, and the checksums of the states; `None` of a file of version 1, which has none.
-    OneFile(Description, Option<Checksums>),
+    OneFile(Box<Description>, Option<Checksums>),
     /// Of a checkpoint of several ranks.
     Shards(Box<Document>),
 }
@@ -181,14 +181,14 @@ fn read_description(path: &Path) -> Result<Read, CheckpointError> {
             let mut description: Description =
                 serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
             description.data.rule = HashRule::SamplesOfFormat1;
-            Ok(Read::OneFile(description, None))
+            Ok(Read::OneFile(Box::new(description), None))
         }
         1..=FORMAT => {
             let document = Document::of_bytes(&text).map_err(malformed)?;
             check_files(path, &document)?;
             Ok(match versioned.format {
                 FORMAT => Read::Shards(Box::new(document)),
-                _ => Read::OneFile(document.description, Some(document.checksums)),
+                _ => Read::OneFile(Box::new(document.description), Some(document.checksums)),
             })
         }
         // A damaged version is none.

@@ -5,7 +5,7 @@
 use super::description::Document;
 use super::error::CheckpointError;
 use super::padding;
-use super::tensor_file::{MARK, TensorFile};
+use super::tensor_file::{BlockPlace, MARK, SplitTensor, TensorFile};
 use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
 use crate::ranks::Parts;
 use ir::{Mesh, Module, State};
@@ -115,9 +115,9 @@ fn owned_block(mesh: &Mesh, index: usize, state: &State, rank: u64, whole: &[u64
 /// # Errors
 /// A file that cannot be read or is not the one that was written; blocks that do not make up their states.
 pub(super) fn open(folder: &Path, document: &Document) -> Result<TensorFile, CheckpointError> {
-    let mut pieces: BTreeMap<&str, Vec<(usize, Vec<u64>)>> = BTreeMap::new();
+    let mut all: BTreeMap<&str, Vec<BlockPlace>> = BTreeMap::new();
     let mut files = vec![];
-    for (index, shard) in document.shards.iter().enumerate() {
+    for (part, shard) in document.shards.iter().enumerate() {
         let file = TensorFile::open(&folder.join(&shard.file))?;
         if file.checksums() != Some(&shard.checksums) {
             let reason = "its checksums differ from the checksums in `checkpoint.json`".to_owned();
@@ -125,31 +125,26 @@ pub(super) fn open(folder: &Path, document: &Document) -> Result<TensorFile, Che
         }
         files.push(file);
         for (name, start) in &shard.blocks {
-            pieces.entry(name).or_default().push((index, start.clone()));
+            all.entry(name).or_default().push(BlockPlace { part, start: start.clone() });
         }
     }
     let mut whole = vec![];
     for row in &document.description.states {
-        let pieces = pieces.remove(row.name.as_str()).unwrap_or_default();
-        if let Err(reason) = covers(&row.dims, &row.name, &pieces, &files) {
+        let blocks = all.remove(row.name.as_str()).unwrap_or_default();
+        if let Err(reason) = covers(&row.dims, &row.name, &blocks, &files) {
             return Err(CheckpointError::Malformed { path: folder.join(super::DESCRIPTION), reason });
         }
-        whole.push((row.name.clone(), row.dims.clone(), pieces));
+        whole.push(SplitTensor { name: row.name.clone(), dims: row.dims.clone(), blocks });
     }
     Ok(TensorFile::of_blocks(folder, files, whole))
 }
 
 /// Refuses blocks that do not make up a state of these sizes: some reach beyond it, lie at one place, or are missing.
-fn covers(
-    dims: &[u64],
-    name: &str,
-    pieces: &[(usize, Vec<u64>)],
-    files: &[TensorFile],
-) -> Result<(), String> {
+fn covers(dims: &[u64], name: &str, blocks: &[BlockPlace], files: &[TensorFile]) -> Result<(), String> {
     let mut elements = 0;
-    for (file, start) in pieces {
-        let Some(sizes) = files[*file].ty(name).and_then(|ty| ty.sizes()) else {
-            return Err(format!("`{}` has no block of the state `{name}`", files[*file].path().display()));
+    for BlockPlace { part, start } in blocks {
+        let Some(sizes) = files[*part].ty(name).and_then(|ty| ty.sizes()) else {
+            return Err(format!("`{}` has no block of the state `{name}`", files[*part].path().display()));
         };
         let fits = |((&start, &size), &whole): ((&u64, &u64), &u64)| {
             start.checked_add(size).is_some_and(|end| end <= whole)
@@ -162,8 +157,8 @@ fn covers(
         }
         elements += sizes.iter().product::<u64>();
     }
-    let places: BTreeSet<&Vec<u64>> = pieces.iter().map(|(_, start)| start).collect();
-    if places.len() != pieces.len() || elements != dims.iter().product::<u64>() {
+    let places: BTreeSet<&Vec<u64>> = blocks.iter().map(|block| &block.start).collect();
+    if places.len() != blocks.len() || elements != dims.iter().product::<u64>() {
         return Err(format!("its blocks of the state `{name}` do not make up the sizes {dims:?}"));
     }
     Ok(())

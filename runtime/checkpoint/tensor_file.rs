@@ -60,8 +60,24 @@ enum Place {
     File(Range<u64>),
     /// Here: the caller put the tensor together.
     Memory(Bytes),
-    /// Blocks in other files, each with its first index in the tensor.
-    Blocks(Vec<(usize, Vec<u64>)>),
+    /// Blocks in other files.
+    Blocks(Vec<BlockPlace>),
+}
+
+/// A block of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct BlockPlace {
+    /// The file that has it, by its number.
+    pub(super) part: usize,
+    /// Its first index in the tensor.
+    pub(super) start: Vec<u64>,
+}
+
+/// A tensor that lies in several files.
+pub(super) struct SplitTensor {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) blocks: Vec<BlockPlace>,
 }
 
 impl TensorFile {
@@ -100,15 +116,10 @@ impl TensorFile {
         })
     }
 
-    /// The states of a checkpoint in the folder `path`, as one file: for each its name, its sizes, and its blocks, which are a
-    /// part's number and the first index in the state.
-    pub(super) fn of_blocks(
-        path: &Path,
-        parts: Vec<Self>,
-        states: Vec<(String, Vec<u64>, Vec<(usize, Vec<u64>)>)>,
-    ) -> Self {
-        let entry = |(name, dims, blocks): (String, Vec<u64>, Vec<(usize, Vec<u64>)>)| {
-            let first = parts[blocks.first()?.0].entry(&name)?.clone();
+    /// The states of a checkpoint in the folder `path`, whose blocks are in `parts`, as one file.
+    pub(super) fn of_blocks(path: &Path, parts: Vec<Self>, states: Vec<SplitTensor>) -> Self {
+        let entry = |SplitTensor { name, dims, blocks }| {
+            let first = parts[blocks.first()?.part].entry(&name)?.clone();
             Some((name, Entry { dims, place: Place::Blocks(blocks), ..first }))
         };
         let tensors = states.into_iter().filter_map(entry).collect();
@@ -196,17 +207,12 @@ impl TensorFile {
 
 impl TensorFile {
     /// A tensor that lies in several files.
-    fn together(
-        &self,
-        name: &str,
-        entry: &Entry,
-        blocks: &[(usize, Vec<u64>)],
-    ) -> Result<Vec<u8>, CheckpointError> {
+    fn together(&self, name: &str, entry: &Entry, blocks: &[BlockPlace]) -> Result<Vec<u8>, CheckpointError> {
         let sizes = |sizes: &[u64]| sizes.iter().map(|&size| size as usize).collect::<Sizes>();
         let width = entry.dtype.as_ref().map_or(1, |dtype| dtype.bytes() as usize);
         let whole = sizes(&entry.dims);
         let mut bytes = vec![0; whole.iter().product::<usize>() * width];
-        for (part, start) in blocks {
+        for BlockPlace { part, start } in blocks {
             let part = &self.parts[*part];
             let (Some(block), Some(piece)) = (part.entry(name), part.read(name)?) else { continue };
             let (source, target) = (sizes(&block.dims), Block { whole: whole.clone(), start: sizes(start) });

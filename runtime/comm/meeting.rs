@@ -7,7 +7,7 @@
 //! come; ranks that are inside always go, a panic included. So nothing waits for ever, and no borrow is outlived.
 
 use super::lent::Lent;
-use super::sync::{Byte, Condvar, Mutex, MutexGuard, panicking};
+use super::sync::{Byte, Condvar, Mutex, MutexGuard, TURNS, panicking, turn};
 use super::{CommError, Terms};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -143,6 +143,7 @@ impl World {
                 self.changed.notify_all();
             }
         }
+        let mut turns = 0;
         loop {
             let ended = board.ended.clone();
             let meeting = board.meeting(group);
@@ -156,8 +157,19 @@ impl World {
                 board.sit(rank, Seat::Busy);
                 return Err(ended);
             }
-            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = self.pause(board, &mut turns);
         }
+    }
+
+    /// Lets others change the board: for some turns, then until they do.
+    fn pause<'b>(&'b self, board: MutexGuard<'b, Board>, turns: &mut u32) -> MutexGuard<'b, Board> {
+        if *turns == TURNS {
+            return self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+        *turns += 1;
+        drop(board);
+        turn();
+        self.board()
     }
 }
 
@@ -246,6 +258,7 @@ impl<'a> Inside<'_, 'a> {
                 Some(Arc::new(meeting.shared.iter_mut().filter_map(Option::take).collect()));
             self.world.changed.notify_all();
         }
+        let mut turns = 0;
         loop {
             let ended = board.ended.clone();
             let meeting = board.meeting(self.group);
@@ -258,7 +271,7 @@ impl<'a> Inside<'_, 'a> {
             if meeting.broken {
                 return Err(ended.unwrap_or(CommError::Ended { rank: self.group[self.place] }));
             }
-            board = self.world.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = self.world.pause(board, &mut turns);
         }
     }
 }
@@ -272,8 +285,9 @@ impl Drop for Inside<'_, '_> {
         }
         board.meeting(self.group).inside -= 1;
         self.world.changed.notify_all();
+        let mut turns = 0;
         while board.meeting(self.group).inside > 0 {
-            board = self.world.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            board = self.world.pause(board, &mut turns);
         }
     }
 }

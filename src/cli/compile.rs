@@ -30,7 +30,7 @@ use crate::inspection::RecomputeFacts;
 use crate::inspection::units::bytes;
 use crate::launcher::Launched;
 use crate::lowering::Lowering;
-use crate::output::Folder;
+use crate::output::{FLIGHT, Folder};
 use crate::pipeline::CompilationPlan;
 use crate::processes::Processes;
 use crate::short_evaluation::Compiled;
@@ -95,11 +95,12 @@ impl Compile {
     /// Compiles, writes the output folder, and trains if there is data: as the only process, or as one that a launcher
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
-        let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout)?;
+        let flight = self.settings.out.folder(&self.model).join(FLIGHT);
+        let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout, &flight)?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // A launcher ends all processes when the first one ends, so the user is told before.
-            processes.end(failure, |rank| report::print_of_rank(rank, failure));
+            processes.end(failure, &flight, |rank| report::print_of_rank(rank, failure));
             report::print(Severity::Error, &failure.diagnostics());
             report::mute();
         }
@@ -287,6 +288,7 @@ impl Compile {
                 Beginning::Checkpoint { place, in_place: true } => {
                     let report = |text: String| report::tell_lines(&text);
                     training::cut_back(&output.folder, &start, place.step.is_some(), report)?;
+                    output.folder.remove(FLIGHT)?;
                 }
                 _ => output.folder.clear()?,
             }

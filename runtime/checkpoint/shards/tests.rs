@@ -172,7 +172,8 @@ fn a_save_of_several_ranks_survives_every_fault_at_every_operation() {
 #[test]
 fn files_that_are_missing_cut_changed_or_of_another_save_are_named() {
     let file = "state-00002-of-00004.safetensors";
-    let damages: [(&str, fn(&Path)); 4] = [
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 4] = [
         ("cannot read", |path| fs::remove_file(path).unwrap()),
         ("was it truncated?", |path| {
             let bytes = fs::read(path).unwrap();

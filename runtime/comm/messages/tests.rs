@@ -8,10 +8,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+/// Messages from one rank to another, in their order.
+type Queue = VecDeque<Vec<u8>>;
+
 /// Messages on their way, by sender and receiver.
 #[derive(Default)]
 struct Mail {
-    boxes: Mutex<BTreeMap<(u64, u64), VecDeque<Vec<u8>>>>,
+    boxes: Mutex<BTreeMap<(u64, u64), Queue>>,
     arrived: Condvar,
 }
 

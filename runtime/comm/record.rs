@@ -1,0 +1,203 @@
+//! A flight record: the last exchanges of a rank, for the case that it ends badly.
+
+use super::{CommError, Communicator, Exchanged, Terms};
+use ir::PartialKind;
+use std::collections::VecDeque;
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Exchanges that are kept.
+const LENGTH: usize = 1000;
+
+/// The last exchanges of a rank.
+#[derive(Clone)]
+pub struct FlightRecord(Arc<Mutex<Exchanges>>);
+
+struct Exchanges {
+    began: Instant,
+    /// Exchanges before the first that is kept.
+    before: u64,
+    kept: VecDeque<OneExchange>,
+}
+
+struct OneExchange {
+    /// The operation, and the ranks that take part.
+    text: String,
+    start: Duration,
+    /// `None` while it is not done.
+    end: Option<Duration>,
+}
+
+impl FlightRecord {
+    /// An empty record. Times count from now.
+    #[allow(clippy::new_without_default, reason = "it begins to count time")]
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(Exchanges { began: Instant::now(), before: 0, kept: VecDeque::new() })))
+    }
+
+    /// The exchange that the rank is in, if it is in one.
+    pub fn open(&self) -> Option<String> {
+        let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        exchanges.kept.back().filter(|last| last.end.is_none()).map(|last| last.text.clone())
+    }
+
+    /// Does an exchange, and keeps it.
+    fn keep<R>(&self, text: String, exchange: impl FnOnce() -> Result<R, CommError>) -> Result<R, CommError> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut exchanges = lock();
+            if exchanges.kept.len() == LENGTH {
+                exchanges.kept.pop_front();
+                exchanges.before += 1;
+            }
+            let start = exchanges.began.elapsed();
+            exchanges.kept.push_back(OneExchange { text, start, end: None });
+        }
+        let result = exchange()?;
+        let mut exchanges = lock();
+        let now = exchanges.began.elapsed();
+        if let Some(last) = exchanges.kept.back_mut() {
+            last.end = Some(now);
+        }
+        Ok(result)
+    }
+}
+
+/// One line for each exchange: its number, seconds since the beginning, microseconds that it took, the operation, the ranks.
+impl fmt::Display for FlightRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exchanges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, OneExchange { text, start, end }) in (exchanges.before..).zip(&exchanges.kept) {
+            write!(f, "{number:>9} {:>12.6} s  ", start.as_secs_f64())?;
+            match end {
+                Some(end) => write!(f, "{:>9} us", (*end - *start).as_micros())?,
+                None => f.write_str("   not done")?,
+            }
+            writeln!(f, "  {text}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A communicator whose exchanges are kept in a record.
+pub struct Recorded {
+    inner: Arc<dyn Communicator>,
+    record: FlightRecord,
+}
+
+impl Recorded {
+    /// A communicator that keeps its exchanges in `record`.
+    pub fn new(inner: Arc<dyn Communicator>, record: FlightRecord) -> Self {
+        Self { inner, record }
+    }
+}
+
+/// `` `all_gather` of f32[8] gathered along 0, ranks [0, 1] ``
+fn text(terms: &Terms, group: &[u64]) -> String {
+    let mut text = terms.to_string();
+    let _ = write!(text, ", ranks {group:?}");
+    text
+}
+
+impl Communicator for Recorded {
+    fn rank(&self) -> u64 {
+        self.inner.rank()
+    }
+
+    fn all_reduce(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let text = text(&Terms::of("all_reduce", Some(kind), tensors), group);
+        self.record.keep(text, || self.inner.all_reduce(group, kind, tensors))
+    }
+
+    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        let text = text(&Terms::of("all_gather", None, tensors), group);
+        self.record.keep(text, || self.inner.all_gather(group, tensors))
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let text = text(&Terms::of("reduce_scatter", Some(kind), tensors), group);
+        self.record.keep(text, || self.inner.reduce_scatter(group, kind, tensors))
+    }
+
+    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+        let text = text(&Terms::of("all_to_all", None, tensors), group);
+        self.record.keep(text, || self.inner.all_to_all(group, tensors))
+    }
+
+    fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
+        let text = format!("`send` of {} bytes to rank {to}", bytes.len());
+        self.record.keep(text, || self.inner.send(to, bytes))
+    }
+
+    fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
+        let text = format!("`receive` of {} bytes from rank {from}", bytes.len());
+        self.record.keep(text, || self.inner.receive(from, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A communicator that fails at every exchange.
+    struct Failing;
+
+    impl Communicator for Failing {
+        fn rank(&self) -> u64 {
+            0
+        }
+
+        fn all_reduce(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
+            Err(CommError::Alone)
+        }
+
+        fn all_gather(&self, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
+            Err(CommError::Alone)
+        }
+
+        fn reduce_scatter(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
+            Err(CommError::Alone)
+        }
+
+        fn all_to_all(&self, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
+            Err(CommError::Alone)
+        }
+
+        fn send(&self, _: u64, _: &[u8]) -> Result<(), CommError> {
+            Ok(())
+        }
+
+        fn receive(&self, _: u64, _: &mut [u8]) -> Result<(), CommError> {
+            Err(CommError::Alone)
+        }
+    }
+
+    #[test]
+    fn the_last_exchanges_are_kept_and_the_one_that_is_not_done_is_named() {
+        let record = FlightRecord::new();
+        let communicator = Recorded::new(Arc::new(Failing), record.clone());
+        for _ in 0..LENGTH + 7 {
+            communicator.send(1, &[1, 2]).unwrap();
+        }
+        assert_eq!(record.open(), None);
+        let mut room = [0; 3];
+        communicator.receive(1, &mut room).unwrap_err();
+        assert_eq!(record.open().as_deref(), Some("`receive` of 3 bytes from rank 1"));
+        let text = record.to_string();
+        assert_eq!(text.lines().count(), LENGTH);
+        assert!(text.lines().next().unwrap().starts_with("        8 "), "{text}");
+        let last = text.lines().last().unwrap();
+        assert!(last.ends_with("not done  `receive` of 3 bytes from rank 1"), "{last}");
+    }
+}

@@ -29,7 +29,7 @@ mod testing;
 mod weights;
 
 pub use compare::Differences;
-pub use description::{Description, FORMAT, StateRow};
+pub use description::{Description, FORMAT, Shard, StateRow};
 pub use error::CheckpointError;
 pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
 pub use find::Latest;
@@ -40,7 +40,6 @@ pub(crate) use padding::unpadded_type;
 pub use pending::PendingFingerprint;
 pub use raw_view::RawTensor;
 pub use save::Checkpoints;
-pub use shards::Shard;
 pub use tensor_file::TensorFile;
 pub use tensor_writer::{Checksums, TensorLayout, TensorRow};
 pub use weights::{Weights, WeightsReport, load_weights, weights_of};

@@ -6,6 +6,7 @@ pub mod doctor;
 mod fitting;
 pub mod inspect;
 pub mod opt;
+mod profile;
 pub mod reference;
 pub mod report;
 mod resuming;

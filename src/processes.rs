@@ -14,6 +14,8 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 /// This process among those of a run.
 pub struct Processes {
@@ -138,11 +140,19 @@ impl Processes {
     /// know of the failure, this returns, and they end by themselves.
     pub fn end(&self, failure: &Failure, flight: &Path, tell: impl FnOnce(u64)) {
         let Some(joined) = self.joined.as_ref().filter(|_| !self.is_told.get()) else { return };
+        if joined.launched.rank > 0 {
+            // Most failures come to all ranks at once, such as a loss that is not finite: rank 0 tells them, and ends this process.
+            thread::sleep(PRECEDENCE);
+        }
         tell(joined.launched.rank);
         write_record(&joined.record, flight, joined.launched.rank);
         joined.transport.abort(failure.exit_code());
     }
 }
+
+/// The time that rank 0 has to tell of a failure and to end the job before other ranks tell of it: an MPI takes a second or two to
+/// end its processes.
+const PRECEDENCE: Duration = Duration::from_secs(4);
 
 /// Leaves the last exchanges of a rank in a file, if the folder of the run is there. A record that cannot be written changes
 /// nothing of the failure.
@@ -216,7 +226,6 @@ impl Transport {
         timeout: u64,
         give_up: GiveUp,
     ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
-        use std::time::Duration;
         let told = |message: String| Diagnostic::new(format!("MPI does not start: {message}"));
         let world = transport_mpi::World::start().map_err(told)?;
         if (world.rank(), world.size()) != (launched.rank, launched.ranks) {

@@ -148,8 +148,13 @@ impl Job {
         }
     }
 
-    /// Sends a signal to the rank of this number.
+    /// Sends a signal to the rank of this number, which runs.
     fn signal(&self, signal: i32, rank: usize) {
+        assert!(self.try_signal(signal, rank), "rank {rank} runs");
+    }
+
+    /// Sends a signal to the rank of this number. Returns whether it ran.
+    fn try_signal(&self, signal: i32, rank: usize) -> bool {
         let mut ranks: Vec<i32> = fs::read_dir("/proc")
             .expect("the system tells of processes")
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
@@ -160,10 +165,11 @@ impl Job {
             })
             .collect();
         ranks.sort_unstable();
+        let Some(&id) = ranks.get(rank) else { return false };
         // SAFETY: sending a signal touches no memory of this process.
         #[allow(unsafe_code)]
-        let sent = unsafe { libc::kill(ranks[rank], signal) };
-        assert_eq!(sent, 0, "rank {rank} of {ranks:?} runs");
+        let sent = unsafe { libc::kill(id, signal) };
+        sent == 0
     }
 
     /// Waits for the end, and returns whether it succeeded, the text of standard error, and the time until then.
@@ -208,6 +214,63 @@ fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_bit_for_bit() {
 #[test]
 fn a_rank_that_stands_still_is_named_after_the_timeout_and_the_run_goes_on_bit_for_bit() {
     survives(libc::SIGSTOP, "checkpoints/step-10", "rank 0 waited for 5 s for the ranks [1]");
+}
+
+/// Ranks are killed at any moment: while processes start, compile, train, exchange or save. `TRAINYARD_KILLS` is their number.
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() {
+    let kills: u64 =
+        env::var("TRAINYARD_KILLS").map_or(10, |number| number.parse().expect("a number of kills"));
+    let place = place();
+    let run = format!("{LONG} --steps 100000");
+    for kill in 0..kills {
+        let resume = if kill == 0 { "" } else { " --resume" };
+        let job = Job::start(&place, 2, &format!("{run}{resume}"), "run");
+        let [draw, _, rank, _] = ir::random::philox(kill, [0; 4]);
+        thread::sleep(Duration::from_millis(u64::from(draw) % 2500));
+        let begun = Instant::now();
+        while !job.try_signal(libc::SIGKILL, rank as usize % 2) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the ranks do not start");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (done, text, time) = job.end();
+        assert!(!done && time < Duration::from_secs(30), "{time:?}: {text}");
+    }
+    let steps = place.checkpoints("run").into_iter().max().unwrap_or(0) + 10;
+    println!("{kills} kills; the run goes on to step {steps}");
+    let last = run.replace("100000", &steps.to_string());
+    succeed(&place, 2, &format!("{last} -o run --resume"));
+    succeed(&place, 2, &format!("{last} -o whole"));
+    assert_eq!(numbers(&place, "run"), numbers(&place, "whole"));
+    assert!(place.states("run", steps) == place.states("whole", steps), "the run went on otherwise");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_told_once() {
+    let place = place();
+    let told = fail(&place, 2, &format!("{TRAIN} --mesh dp=2 --steps 20 --lr 1e30 -o run"));
+    assert_eq!(told.matches("error: ").count(), 1, "{told}");
+    assert!(
+        told.contains("error: the loss of step") || told.contains("error: the gradient's norm"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_disk_that_is_full_on_one_rank_is_told_with_its_number() {
+    let place = place();
+    // The limit of a file's size stands for the disk of one rank: its shell sets it, and the other has none.
+    let run = format!("{LONG} --steps 20 -o run");
+    let limited = place.path("limited.sh");
+    fs::write(&limited, format!("ulimit -f 200; exec {TRAINYARD} \"$@\"\n"))
+        .expect("the folder can be written");
+    let mut command = mpirun(&place, 1, &run);
+    command.args([":", "-n", "1", "sh"]).arg(&limited).args(run.split_whitespace());
+    let output = command.output().expect("the launcher starts");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("error: rank 1: "), "{told}");
+    assert!(told.contains("checkpoints/step-5"), "{told}");
+    assert!(place.checkpoints("run").is_empty(), "nothing half written has a checkpoint's name");
 }
 
 #[test]

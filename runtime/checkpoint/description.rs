@@ -2,7 +2,6 @@
 
 use super::evaluations::Evaluations;
 use super::fingerprint::DataFingerprint;
-use super::shards::Shard;
 use super::tensor_writer::Checksums;
 use crate::data::DataPosition;
 use files::Checksum;
@@ -53,6 +52,19 @@ pub(super) struct Document {
     pub(super) shards: Vec<Shard>,
     #[serde(flatten)]
     pub(super) description: Description,
+}
+
+/// A file of blocks that one rank has written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Its name in the folder of the checkpoint.
+    pub(super) file: String,
+    /// Its size in bytes.
+    pub(super) bytes: u64,
+    /// The checksums of its blocks, by the states' names.
+    pub(super) checksums: Checksums,
+    /// The first index of each block in its state, by the state's name.
+    pub(super) blocks: BTreeMap<String, Vec<u64>>,
 }
 
 /// The text before the digits of a document's checksum.

@@ -1,9 +1,9 @@
 //! Writing a checkpoint: into a temporary folder beside it, flushed, then renamed.
 
-use super::description::{Description, Document};
+use super::description::{Description, Document, Shard};
 use super::error::CheckpointError;
 use super::find::newest_whole;
-use super::shards::{Owned, Shard};
+use super::shards::Owned;
 use super::tensor_file::MARK;
 use super::tensor_writer::{TensorLayout, TensorRow};
 use super::{DESCRIPTION, STATES, StateSource, padding};

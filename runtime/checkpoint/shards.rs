@@ -2,29 +2,15 @@
 //!
 //! The blocks lie in the global tensor without padding, so a run goes on on any other mesh.
 
-use super::description::Document;
+use super::description::{Document, Shard};
 use super::error::CheckpointError;
 use super::padding;
 use super::tensor_file::{BlockPlace, MARK, SplitTensor, TensorFile};
 use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
 use crate::ranks::Parts;
 use ir::{Mesh, Module, State};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-
-/// A file of blocks that one rank has written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
-    /// Its name in the folder of the checkpoint.
-    pub(super) file: String,
-    /// Its size in bytes.
-    pub(super) bytes: u64,
-    /// The checksums of its blocks, by the states' names.
-    pub(super) checksums: Checksums,
-    /// The first index of each block in its state, by the state's name.
-    pub(super) blocks: BTreeMap<String, Vec<u64>>,
-}
 
 /// The blocks that a rank writes.
 pub(super) struct Owned<'m> {

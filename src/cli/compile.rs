@@ -10,12 +10,13 @@ use files::FolderLock;
 use ir::Diagnostic;
 use runtime::checkpoint::{DataFiles, checksum};
 use runtime::data::Loader;
-use runtime::profile::{Profile, Share};
+use runtime::profile::Profile;
 use runtime::ranks::Ranks;
 use runtime::room::TooLarge;
 use runtime::target::Target;
 use runtime::train::Surroundings;
 
+use super::profile;
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning};
 use super::summary;
@@ -300,7 +301,8 @@ impl Compile {
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
         if let Some(surroundings) = surroundings {
             self.finish(ready, &folder, &outcome, &surroundings, steps)?;
-            profile.map_or(Ok(()), |profile| self.write_profile(&profile, ready, &folder))?;
+            let write = |profile: Profile| profile::write(&profile, ready, settings.device.threads, &folder);
+            profile.map_or(Ok(()), write)?;
         }
         Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
     }
@@ -395,18 +397,6 @@ impl Compile {
         Ok(())
     }
 
-    /// Writes the timeline of a run, and tells the times of its kernels.
-    fn write_profile(&self, profile: &Profile, ready: &Ready, folder: &Folder) -> Result<(), Failure> {
-        let training = &ready.programs.training;
-        let timeline = profile.timeline(training).to_string();
-        folder.write(&[("timeline.json", timeline.as_bytes())])?;
-        let shares = profile.shares(training, ready.plan.microbatches);
-        let on_processor = training.target == Target::Cpu;
-        let peak = on_processor.then(|| runtime::cpu::peak_gflops(self.settings.device.threads));
-        report::tell_lines(&profile_table(&shares, peak));
-        Ok(())
-    }
-
     /// Where a pass that is at fault leaves its reproducer: beside the output folder, which may hold another run.
     fn reproducer(&self) -> PathBuf {
         self.settings.out.folder(&self.model).with_extension("failure")
@@ -484,35 +474,6 @@ fn evaluate_all(
         }
         ended => ended,
     }
-}
-
-/// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
-/// reaches, in billions of floating-point operations a second, where that is known.
-fn profile_table(shares: &[Share], peak: Option<f64>) -> String {
-    let total: f64 = shares.iter().map(|share| share.milliseconds).sum();
-    let percent = |part: f64| 100.0 * part / total.max(f64::MIN_POSITIVE);
-    let mut table =
-        format!("{:>10}  {:>6}  {:>6}  {:>8}  kernel\n", "ms a step", "share", "calls", "GFLOP/s");
-    for share in shares {
-        let speed = if share.flops > 0 { format!("{:.1}", share.gflops()) } else { String::new() };
-        let Share { kernel, milliseconds, instructions, .. } = share;
-        table += &format!(
-            "{milliseconds:>10.3}  {:>5.1}%  {instructions:>6}  {speed:>8}  {kernel}\n",
-            percent(*milliseconds)
-        );
-    }
-    let products = shares.iter().filter(|share| share.flops > 0);
-    let (time, flops) =
-        products.fold((0.0, 0), |(time, flops), share| (time + share.milliseconds, flops + share.flops));
-    let speed = flops as f64 / time.max(f64::MIN_POSITIVE) / 1e6;
-    let reached =
-        peak.map_or_else(String::new, |peak| format!(" of the {peak:.1} GFLOP/s of a large multiplication"));
-    table
-        + &format!(
-            "{total:.3} ms per step; matrix multiplications take {:.1}% of it, at {speed:.1} \
-             GFLOP/s{reached}\n",
-            percent(time)
-        )
 }
 
 /// A flag that Ctrl-C and SIGTERM set.

@@ -132,11 +132,11 @@ pub(super) fn mute() {
     IS_MUTE.store(true, Ordering::Relaxed);
 }
 
-/// Prints the failure of a rank, which other ranks do not know of.
+/// Prints the failure of a rank, with its number unless it is rank 0, which leads the run.
 pub(super) fn print_of_rank(rank: u64, failure: &Failure) {
     IS_MUTE.store(false, Ordering::Relaxed);
     let mut diagnostics = failure.diagnostics();
-    if let Some(first) = diagnostics.first_mut() {
+    if let Some(first) = diagnostics.first_mut().filter(|_| rank > 0) {
         first.message = format!("rank {rank}: {}", first.message);
     }
     print(Severity::Error, &diagnostics);

@@ -203,6 +203,7 @@ fn a_written_config_shows_the_defaults() {
         label-smoothing = 0.0
         zero = 0
         sequence-parallel = false
+        timeout = 600
         device = "auto"
     "#]]
     .assert_eq(&settings.to_toml().expect("all paths are UTF-8"));

@@ -17,7 +17,7 @@ use ir::{Diagnostic, Module};
 use onnx::Imported;
 use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
-    initial_states,
+    checksum, initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
@@ -135,8 +135,10 @@ fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagn
 pub struct Start {
     /// Steps done before.
     pub step: u64,
-    /// The value of every state after them.
+    /// The value of every state after them, or the part of this process's rank.
     pub states: StateBytes,
+    /// A text by which processes compare where the values come from.
+    pub origin: String,
     /// The fingerprint of the data.
     data: PendingFingerprint,
     /// The eval losses before.
@@ -168,13 +170,15 @@ pub fn weights(
 pub fn start(
     compilation: &Compilation,
     settings: &Settings,
+    processes: &Processes,
     loader: &Loader,
     weights: StateBytes,
 ) -> Result<Start, Failure> {
     let states = initial_states(&compilation.training, settings.seed.seed, Missing::Refuse, weights)?;
     let data = PendingFingerprint::start(data_files(settings));
     let history = EvalHistory::new(eval_conditions(settings, loader));
-    Ok(Start { step: 0, states, data, history, from: None })
+    let origin = if processes.launched().is_some() { checksum(&states) } else { String::new() };
+    Ok(Start { step: 0, states, origin, data, history, from: None })
 }
 
 /// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
@@ -182,14 +186,18 @@ pub fn start(
 pub fn go_on(
     compilation: &Compilation,
     settings: &Settings,
+    processes: &Processes,
     loader: &Loader,
     place: &ResumePlace,
     report: impl FnMut(String),
 ) -> Result<Start, Failure> {
     let (data, evaluation) = (data_files(settings), eval_conditions(settings, loader));
     let checkpoints = checkpoints(&place.folder);
-    let resumed = resume(&checkpoints, place.step, &compilation.training, loader, &data, &evaluation);
-    let Resumed { step, values: states, data, history, forgotten, damaged, .. } = resumed.map_err(failure)?;
+    let rank = processes.launched().map(|launched| launched.rank);
+    let resumed = resume(&checkpoints, place.step, &compilation.training, loader, &data, &evaluation, rank);
+    let Resumed { step, values: states, data, history, forgotten, damaged, path } =
+        resumed.map_err(failure)?;
+    let origin = format!("the checkpoint of {} steps", path.file_name().unwrap_or_default().display());
     let damaged = damaged.iter().map(|error| format!("note: a checkpoint is skipped: {error}"));
     let forgotten = forgotten.map(|other| {
         format!(
@@ -198,7 +206,7 @@ pub fn go_on(
         )
     });
     damaged.chain(forgotten).for_each(report);
-    Ok(Start { step, states, data, history, from: Some(place.folder.clone()) })
+    Ok(Start { step, states, origin, data, history, from: Some(place.folder.clone()) })
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
@@ -261,7 +269,7 @@ pub fn train(
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Surroundings>), Failure> {
     let Setup { compilation, programs, loader, settings, folder, steps, surroundings } = setup;
-    let Start { step, states, data, history, from } = start;
+    let Start { step, states, data, history, from, .. } = start;
     let evaluates = loader.eval_samples() > 0;
     let schedule = Schedule {
         start: step,

@@ -45,12 +45,12 @@ pub fn train(
     let folder = Folder::new(&place.path("run"));
     let start = if settings.run.resume.is_some() {
         let here = ResumePlace { folder: folder.path().to_owned(), step: None };
-        let start = training::go_on(&compilation, settings, &loader, &here, drop)?;
+        let start = training::go_on(&compilation, settings, &Processes::alone(), &loader, &here, drop)?;
         training::cut_back(&folder, &start, false, drop)?;
         start
     } else {
         let weights = training::weights(&compilation, &source.imported, settings, drop)?;
-        training::start(&compilation, settings, &loader, weights)?
+        training::start(&compilation, settings, &Processes::alone(), &loader, weights)?
     };
     let ranks =
         training::ranks(&programs, settings, &Processes::alone(), None, &|_| {}, &|_| None)?.exchange(device);

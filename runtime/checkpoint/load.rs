@@ -9,6 +9,7 @@ use super::pending::PendingFingerprint;
 use super::tensor_file::TensorFile;
 use super::tensor_writer::Checksums;
 use super::{DESCRIPTION, STATES, StateBytes, padding, shards};
+use crate::ranks::Parts;
 use bytes::Bytes;
 use ir::Module;
 use serde::Deserialize;
@@ -99,14 +100,39 @@ impl Checkpoint {
         Ok(values)
     }
 
+    /// The parts that a rank of the mesh of `module` has of all states. Of each state only the pieces are read that meet the part.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_part(&self, module: &Module, rank: u64) -> Result<StateBytes, CheckpointError> {
+        self.check_table(module)?;
+        let mut values = StateBytes::new();
+        for (state, row) in module.states.values().zip(StateRow::table(module)) {
+            let unsized_state =
+                || CheckpointError::State { name: state.name.clone(), found: 0, expected: u64::MAX };
+            let parts = Parts::of(&state.name, &state.ty, &module.mesh).map_err(|_| unsized_state())?;
+            let (start, sizes) = parts.within_sizes(rank, &row.dims);
+            let read = self.states.read_block(&state.name, &start, &sizes);
+            if let Some(inner) = read.map_err(|error| self.with_whole(error))? {
+                values.insert(state.name.clone(), parts.padded(&inner, &sizes).into());
+            }
+        }
+        Ok(values)
+    }
+
     fn read(&self, state: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
-        self.states.read(state).map_err(|error| match error {
+        self.states.read(state).map_err(|error| self.with_whole(error))
+    }
+
+    /// Adds the newest whole checkpoint beside this one to the error of a value that is damaged.
+    fn with_whole(&self, error: CheckpointError) -> CheckpointError {
+        match error {
             CheckpointError::Damaged { path, tensor, .. } => {
                 let whole = self.path.parent().and_then(|folder| newest_verified(folder, &self.path));
                 CheckpointError::Damaged { path, tensor, whole }
             }
             other => other,
-        })
+        }
     }
 
     /// Checks that [`Self::load`] would succeed. Reads the values one after the other, and keeps none.

@@ -184,7 +184,7 @@ impl TensorFile {
         let range = match &entry.place {
             Place::File(range) => range,
             Place::Memory(bytes) => return Ok(Some(bytes.to_vec())),
-            Place::Blocks(blocks) => return self.together(name, entry, blocks).map(Some),
+            Place::Blocks(_) => return self.read_block(name, &vec![0; entry.dims.len()], &entry.dims),
         };
         let read = || {
             let mut file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
@@ -206,19 +206,64 @@ impl TensorFile {
 }
 
 impl TensorFile {
-    /// A tensor that lies in several files.
-    fn together(&self, name: &str, entry: &Entry, blocks: &[BlockPlace]) -> Result<Vec<u8>, CheckpointError> {
-        let sizes = |sizes: &[u64]| sizes.iter().map(|&size| size as usize).collect::<Sizes>();
+    /// The elements of a tensor in a block with this first index and these sizes; `None` if there is no such tensor, or it has
+    /// another number of dims. Of a tensor that lies in several files only the pieces are read that meet the block.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`].
+    pub(super) fn read_block(
+        &self,
+        name: &str,
+        start: &[u64],
+        sizes: &[u64],
+    ) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(entry) = self.entry(name).filter(|entry| entry.dims.len() == sizes.len()) else {
+            return Ok(None);
+        };
         let width = entry.dtype.as_ref().map_or(1, |dtype| dtype.bytes() as usize);
-        let whole = sizes(&entry.dims);
-        let mut bytes = vec![0; whole.iter().product::<usize>() * width];
-        for BlockPlace { part, start } in blocks {
-            let part = &self.parts[*part];
-            let (Some(block), Some(piece)) = (part.entry(name), part.read(name)?) else { continue };
-            let (source, target) = (sizes(&block.dims), Block { whole: whole.clone(), start: sizes(start) });
-            block::copy(&source, width, (&piece, &Block::all(&source)), (&mut bytes, &target));
+        let mut bytes = vec![0; sizes.iter().product::<u64>() as usize * width];
+        let mut take = |piece: &[u8], piece_start: &[u64], piece_sizes: &[u64]| {
+            let Some(met) = Met::of((start, sizes), (piece_start, piece_sizes)) else { return };
+            block::copy(&met.sizes, width, (piece, &met.blocks[1]), (&mut bytes, &met.blocks[0]));
+        };
+        if let Place::Blocks(blocks) = &entry.place {
+            for BlockPlace { part, start: piece_start } in blocks {
+                let part = &self.parts[*part];
+                let Some(piece) = part.entry(name) else { continue };
+                if Met::of((start, sizes), (piece_start, &piece.dims)).is_some()
+                    && let Some(read) = part.read(name)?
+                {
+                    take(&read, piece_start, &piece.dims);
+                }
+            }
+        } else if let Some(whole) = self.read(name)? {
+            take(&whole, &vec![0; sizes.len()], &entry.dims);
         }
-        Ok(bytes)
+        Ok(Some(bytes))
+    }
+}
+
+/// The elements that two blocks of a tensor share.
+struct Met {
+    sizes: Sizes,
+    /// Where they lie in each of the two.
+    blocks: [Block; 2],
+}
+
+impl Met {
+    /// Of two blocks, each with its first index in the tensor and its sizes; `None` if they share nothing.
+    fn of(one: (&[u64], &[u64]), other: (&[u64], &[u64])) -> Option<Self> {
+        let begin = |dim: usize| one.0[dim].max(other.0[dim]);
+        let end = |dim: usize| (one.0[dim] + one.1[dim]).min(other.0[dim] + other.1[dim]);
+        let dims = 0..one.1.len();
+        let sizes: Option<Sizes> =
+            dims.clone().map(|dim| end(dim).checked_sub(begin(dim)).map(|size| size as usize)).collect();
+        let place = |(start, sizes): (&[u64], &[u64])| Block {
+            whole: sizes.iter().map(|&size| size as usize).collect(),
+            start: dims.clone().map(|dim| (begin(dim) - start[dim]) as usize).collect(),
+        };
+        let sizes = sizes.filter(|sizes| !sizes.contains(&0))?;
+        Some(Self { sizes, blocks: [place(one), place(other)] })
     }
 }
 

@@ -97,13 +97,32 @@ impl<'a> Parts<'a> {
         Ok(part.into())
     }
 
+    /// The first index of a rank's part, and the sizes of its elements that lie within the first elements of each dim, as many
+    /// as these sizes say.
+    pub(crate) fn within_sizes(&self, rank: u64, sizes: &[u64]) -> (Vec<u64>, Vec<u64>) {
+        let start: Vec<u64> = self.block(rank).start.iter().map(|&start| start as u64).collect();
+        let kept = |((&local, &start), &size): ((&usize, &u64), &u64)| {
+            (local as u64).min(size.saturating_sub(start))
+        };
+        let kept = self.local.iter().zip(&start).zip(sizes).map(kept).collect();
+        (start, kept)
+    }
+
+    /// A part of which these are the first elements of each dim, as many as the sizes say; the others are zeros.
+    pub(crate) fn padded(&self, inner: &[u8], sizes: &[u64]) -> Vec<u8> {
+        let sizes: Sizes = sizes.iter().map(|&size| size as usize).collect();
+        if sizes == self.local {
+            return inner.to_vec();
+        }
+        let mut part = vec![0; self.local_bytes() as usize];
+        let (source, target) = (Block::all(&sizes), Block::all(&self.local));
+        block::copy(&sizes, self.width(), (inner, &source), (&mut part, &target));
+        part
+    }
+
     /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say.
     pub(crate) fn within(&self, rank: u64, part: &[u8], sizes: &[u64]) -> Vec<u8> {
-        let start = self.block(rank).start;
-        let kept = |((&local, &start), &size): ((&usize, &usize), &u64)| {
-            local.min((size as usize).saturating_sub(start))
-        };
-        let kept: Sizes = self.local.iter().zip(&start).zip(sizes).map(kept).collect();
+        let kept: Sizes = self.within_sizes(rank, sizes).1.into_iter().map(|size| size as usize).collect();
         let mut inner = vec![0; kept.iter().product::<usize>() * self.width()];
         let (source, target) = (Block::all(&self.local), Block::all(&kept));
         block::copy(&kept, self.width(), (part, &source), (&mut inner, &target));

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct Resumed {
     /// Steps done.
     pub step: u64,
-    /// The value of every state after them.
+    /// The value of every state after them, or the part of one rank.
     pub values: StateBytes,
     /// The fingerprint of the data.
     pub data: PendingFingerprint,
@@ -30,7 +30,8 @@ pub struct Resumed {
 }
 
 /// The place and the values to go on with, from the checkpoint of `step`, or else the newest whole one. The number of
-/// microbatches may be another than before; model, optimizer, data, seed and global batch may not.
+/// microbatches may be another than before; model, optimizer, data, seed and global batch may not. With a `rank`, only its parts
+/// of the values are read.
 ///
 /// # Errors
 /// No checkpoint; one of another program or of other data; files that cannot be read. Nothing is changed on disk.
@@ -41,6 +42,7 @@ pub fn resume(
     loader: &Loader,
     data: &DataFiles,
     evaluation: &EvalConditions,
+    rank: Option<u64>,
 ) -> Result<Resumed, TrainError> {
     let latest = match step {
         Some(step) => Latest { checkpoint: Some(checkpoints.at(step)?), damaged: Vec::new() },
@@ -56,7 +58,10 @@ pub fn resume(
     checkpoint.check_table(module)?;
     checkpoint.check_data_size(data)?;
     let step = loader.resume(&checkpoint.description.position)?;
-    let values = checkpoint.load(module)?;
+    let values = match rank {
+        None => checkpoint.load(module)?,
+        Some(rank) => checkpoint.load_part(module, rank)?,
+    };
     let data = checkpoint.check_data(data)?;
     let earlier = checkpoint.evaluations(evaluation)?;
     let forgotten = earlier.changed.filter(|_| checkpoint.has_eval_losses());

@@ -123,7 +123,7 @@ impl<'d> Session<'d> {
         samples(self.program())
     }
 
-    /// Sets the rank's part of every state, given whole values. Each value is dropped once its part is there, so that all of
+    /// Sets the rank's part of every state, given whole values or the rank's parts. Each value is dropped once its part is there, so that all of
     /// them are never in memory twice; kept are only the parts that are not finite.
     ///
     /// # Errors
@@ -134,10 +134,12 @@ impl<'d> Session<'d> {
             let value =
                 values.remove(&state.name).ok_or_else(|| lacks(&program, "value for state", &state.name))?;
             let parts = Parts::of(&state.name, &state.ty, &program.mesh)?;
-            parts.check(&value)?;
-            let part = match parts.cut(self.agreement().rank(), &value) {
-                Cow::Borrowed(_) => value,
-                Cow::Owned(part) => part.into(),
+            let part = match value.len() as u64 == parts.local_bytes() {
+                true => value,
+                false => {
+                    parts.check(&value)?;
+                    parts.cut(self.agreement().rank(), &value).into_owned().into()
+                }
             };
             self.rank.device.write_state(self.train, index, &part)?;
             self.began.add(&state.name, state.ty.dtype, &part);

@@ -281,7 +281,7 @@ impl Setup {
         }
         let checkpoints = self.resume_from.clone().unwrap_or(self.checkpoints());
         let resumed =
-            resume(&checkpoints, self.resume_at, module, loader, &self.data_files(), &self.evaluation)?;
+            resume(&checkpoints, self.resume_at, module, loader, &self.data_files(), &self.evaluation, None)?;
         let Resumed { step, values, data, mut history, .. } = resumed;
         if self.resume_from.is_some() {
             history.forget();

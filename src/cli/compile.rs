@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Args;
 use files::FolderLock;
 use ir::Diagnostic;
-use runtime::checkpoint::{DataFiles, checksum};
+use runtime::checkpoint::DataFiles;
 use runtime::data::Loader;
 use runtime::profile::Profile;
 use runtime::ranks::Ranks;
@@ -339,16 +339,16 @@ impl Compile {
             // Weights that are not there are told sooner; on a GPU it is asked first whether there is room.
             None if on.target == Target::Cpu => {
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (ranks()?, training::start(compilation, settings, loader, weights)?)
+                (ranks()?, training::start(compilation, settings, processes, loader, weights)?)
             }
             None => {
                 let ranks = ranks()?;
                 let weights = training::weights(compilation, &source.imported, settings, report)?;
-                (ranks, training::start(compilation, settings, loader, weights)?)
+                (ranks, training::start(compilation, settings, processes, loader, weights)?)
             }
             Some(place) => {
                 let ranks = ranks()?;
-                let start = training::go_on(compilation, settings, loader, place, report)?;
+                let start = training::go_on(compilation, settings, processes, loader, place, report)?;
                 let mut notes = resuming::changed_flags(&place.folder, settings);
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| tell!("note: {note}"));
@@ -367,7 +367,7 @@ impl Compile {
             ("program", hashes.join("-")),
             ("number of samples", data),
             ("step to begin with", start.step.to_string()),
-            ("values to begin with", checksum(&start.states)),
+            ("origin of values", start.origin.clone()),
         ]
     }
 

@@ -138,6 +138,12 @@ proptest! {
             let state = module.states.values().find(|state| state.name == name).unwrap();
             prop_assert_eq!(padding::remove(state, value).unwrap(), whole(7)[&name].clone(), "{}", name);
         }
+        for rank in 0..module.mesh.devices() {
+            let expected = PartsOf { module: &module, rank, whole: &whole(7) };
+            for (name, part) in checkpoint.load_part(&module, rank).unwrap() {
+                prop_assert_eq!(&part[..], &expected.state(&name).unwrap()[..], "{} of rank {}", name, rank);
+            }
+        }
     }
 }
 

@@ -238,7 +238,7 @@ fn other_data_and_another_global_batch_are_refused() {
     let (module, loader) = (run.train_module(), run.loader());
     let data = run.data_files();
     let resume_with =
-        |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data, &run.evaluation);
+        |loader: &Loader| resume(&run.checkpoints(), None, &module, loader, &data, &run.evaluation, None);
     assert_eq!(resume_with(&loader).unwrap().step, 3);
     let doubled = run.loader_of(run.microbatches * 2);
     let error = resume_with(&doubled).unwrap_err().to_string();

@@ -26,15 +26,15 @@ const KILLS: usize = 10;
 /// The results of a run: the exports, the last checkpoint's states, and the losses.
 fn results(place: &Workplace, run: &str) -> Vec<(String, Vec<u8>)> {
     let last = place.checkpoints(run).pop().expect("it has saved");
-    let states = format!("checkpoints/step-{last}/state.safetensors");
-    let files = ["model.onnx", "model.safetensors", &states].map(str::to_owned);
+    let files = ["model.onnx", "model.safetensors"].map(str::to_owned);
     let files = files.map(|name| (name.clone(), place.read(&format!("{run}/{name}"))));
+    let states = (format!("the states of step {last}"), place.states(run, last));
     let number = |line: &serde_json::Value, name: &str| line.get(name).map(ToString::to_string);
     let losses = place.metrics(run).into_iter().map(|line| {
         let values = ["loss", "lr", "grad_norm", "skipped", "eval_loss"].map(|name| number(&line, name));
         (format!("step {}", line["step"]), format!("{values:?}").into_bytes())
     });
-    files.into_iter().chain(losses).collect()
+    files.into_iter().chain([states]).chain(losses).collect()
 }
 
 /// Kills a run so many times, each after a random time, until the last of them has been gone on with to its end.

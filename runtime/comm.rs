@@ -89,6 +89,7 @@ pub trait Communicator: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Terms {
     name: &'static str,
+    group: Vec<u64>,
     reduced: Option<PartialKind>,
     tensors: Vec<TensorTerms>,
 }
@@ -102,24 +103,24 @@ struct TensorTerms {
 }
 
 impl Terms {
-    fn of(name: &'static str, reduced: Option<PartialKind>, tensors: &[Exchanged]) -> Self {
+    fn of(name: &'static str, group: &[u64], reduced: Option<PartialKind>, tensors: &[Exchanged]) -> Self {
         let terms = |tensor: &Exchanged| TensorTerms {
             dtype: tensor.dtype,
             sizes: tensor.sizes.to_vec(),
             gathered: tensor.gathered,
             split: tensor.split,
         };
-        Self { name, reduced, tensors: tensors.iter().map(terms).collect() }
+        Self { name, group: group.to_vec(), reduced, tensors: tensors.iter().map(terms).collect() }
     }
 
-    /// Of a message of so many bytes.
-    fn of_message(bytes: usize) -> Self {
+    /// Of a message of so many bytes from one rank to another.
+    fn of_message(from: u64, to: u64, bytes: usize) -> Self {
         let tensor = TensorTerms { dtype: DType::U8, sizes: vec![bytes], gathered: None, split: None };
-        Self { name: "send", reduced: None, tensors: vec![tensor] }
+        Self { name: "send", group: vec![from, to], reduced: None, tensors: vec![tensor] }
     }
 }
 
-/// `` `all_to_all` of f32[4, 8] gathered along 0 and split along 1 ``
+/// `` `all_to_all` of f32[4, 8] gathered along 0 and split along 1 among the ranks [0, 1] ``
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}`", self.name)?;
@@ -140,6 +141,6 @@ impl fmt::Display for Terms {
                 (None, None) => {}
             }
         }
-        Ok(())
+        write!(f, " among the ranks {:?}", self.group)
     }
 }

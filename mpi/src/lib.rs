@@ -3,7 +3,7 @@
 //! This package stands outside of the workspace, since its binding is compiled against one MPI. The feature `mpi` of the
 //! main package brings it in.
 
-use ferrompi::{Mpi, Request, ThreadLevel};
+use ferrompi::{Mpi, Request, Scope, ThreadLevel};
 use runtime::comm::messages::{ByMessages, Messages, Received, Sent};
 use runtime::comm::{CommError, Communicator};
 use std::sync::Arc;
@@ -43,14 +43,15 @@ impl World {
         self.mpi.world().size() as u64
     }
 
-    /// The communicator of this rank. An exchange whose other ranks do not come within `timeout` ends the job, after `give_up` was
-    /// told of it: MPI cannot take back a message that was sent.
+    /// The communicator of this rank. An exchange that fails, or whose other ranks do not come within `timeout`, ends the job after
+    /// `give_up` was told of it: MPI cannot take back a message that was sent.
     ///
     /// # Errors
     /// MPI refuses.
     pub fn communicator(&self, timeout: Duration, give_up: GiveUp) -> Result<Arc<dyn Communicator>, String> {
-        let world = self.mpi.world().duplicate().map_err(|error| error.to_string())?;
-        Ok(Arc::new(ByMessages(Link { world, timeout, give_up })))
+        let world = self.mpi.world();
+        let messages = world.duplicate().map_err(|error| error.to_string())?;
+        Ok(Arc::new(ByMessages(Link { world, messages, timeout, give_up })))
     }
 
     /// Ends all processes of the job.
@@ -61,7 +62,10 @@ impl World {
 
 /// The messages of a rank.
 struct Link {
+    /// All processes of the job. MPICH ends them all only by this communicator.
     world: ferrompi::Communicator,
+    /// The same processes: no messages of others are among those of this communicator.
+    messages: ferrompi::Communicator,
     timeout: Duration,
     give_up: GiveUp,
 }
@@ -82,57 +86,101 @@ impl Messages for Link {
 
     fn exchange(&self, sent: &[Sent<'_>], received: Vec<Received<'_>>) -> Result<(), CommError> {
         let done = ferrompi::scope(|scope| {
-            let mut open = vec![];
-            for (from, room) in received {
-                for piece in room.chunks_mut(LARGEST) {
-                    open.push((from, self.world.irecv(scope, piece, from as i32, TAG)?));
-                }
-            }
-            for &(to, bytes) in sent {
-                for piece in bytes.chunks(LARGEST) {
-                    open.push((to, self.world.isend(scope, piece, to as i32, TAG)?));
-                }
-            }
-            self.wait(open)
+            let open = self.open(scope, sent, received);
+            // An error that left this scope would wait for the other requests, and their ranks may never come.
+            Ok(open.and_then(|open| self.wait(open)).unwrap_or_else(|error| self.end(&error)))
         });
-        done.map_err(|error| CommError::Transport { rank: self.rank(), message: error.to_string() })
+        done.map_err(|error| self.refused(error))
     }
 }
 
+/// A message on its way.
+struct Open<'scope> {
+    /// The other rank.
+    rank: u64,
+    /// Bytes that are to be received; `None` of a message that is sent.
+    room: Option<usize>,
+    request: Request<'scope>,
+}
+
 impl Link {
-    /// Waits for messages, each from or to a rank.
-    fn wait(&self, mut open: Vec<(u64, Request<'_>)>) -> ferrompi::Result<()> {
+    /// Begins to send and to receive messages.
+    fn open<'scope>(
+        &self,
+        scope: &'scope Scope<'scope, '_>,
+        sent: &[Sent<'scope>],
+        received: Vec<Received<'scope>>,
+    ) -> Result<Vec<Open<'scope>>, CommError> {
+        let mut open = vec![];
+        for (rank, room) in received {
+            for piece in room.chunks_mut(LARGEST) {
+                let room = Some(piece.len());
+                let request = self.messages.irecv(scope, piece, rank as i32, TAG);
+                open.push(Open { rank, room, request: request.map_err(|error| self.refused(error))? });
+            }
+        }
+        for &(rank, bytes) in sent {
+            for piece in bytes.chunks(LARGEST) {
+                let request = self.messages.isend(scope, piece, rank as i32, TAG);
+                open.push(Open { rank, room: None, request: request.map_err(|error| self.refused(error))? });
+            }
+        }
+        Ok(open)
+    }
+
+    /// Waits for messages.
+    fn wait(&self, mut open: Vec<Open<'_>>) -> Result<(), CommError> {
         let begun = Instant::now();
         for turn in 1u32.. {
-            let mut failed = None;
-            open.retain_mut(|(_, request)| match request.test() {
-                Ok(done) => done.is_none(),
+            let mut failed = Ok(());
+            open.retain_mut(|message| match self.is_done(message) {
+                Ok(is_done) => !is_done,
                 Err(error) => {
-                    failed.get_or_insert(error);
+                    failed = Err(error);
                     false
                 }
             });
-            if let Some(error) = failed {
-                return Err(error);
-            }
+            failed?;
             if open.is_empty() {
                 break;
             }
             if turn.is_multiple_of(TURNS) && begun.elapsed() > self.timeout {
-                self.end(&open);
+                return Err(self.late(&open));
             }
             thread::yield_now();
         }
         Ok(())
     }
 
-    /// Ends the job, since ranks do not come.
-    fn end(&self, open: &[(u64, Request<'_>)]) -> ! {
-        let mut missing: Vec<u64> = open.iter().map(|(rank, _)| *rank).collect();
+    /// Whether a message has arrived whole, or has been sent.
+    fn is_done(&self, message: &mut Open<'_>) -> Result<bool, CommError> {
+        let Some(status) = message.request.test().map_err(|error| self.refused(error))? else {
+            return Ok(false);
+        };
+        match message.room {
+            Some(room) if status.count != Some(room) => {
+                let (rank, sent) = (message.rank, status.count.unwrap_or_default());
+                let message = format!("rank {rank} sent {sent} bytes where {room} are due");
+                Err(CommError::Transport { rank: self.rank(), message })
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn late(&self, open: &[Open<'_>]) -> CommError {
+        let mut missing: Vec<u64> = open.iter().map(|message| message.rank).collect();
         missing.sort_unstable();
         missing.dedup();
-        let late = CommError::Late { rank: self.rank(), seconds: self.timeout.as_secs(), missing };
-        (self.give_up)(&late);
+        CommError::Late { rank: self.rank(), seconds: self.timeout.as_secs(), missing }
+    }
+
+    fn refused(&self, error: ferrompi::Error) -> CommError {
+        CommError::Transport { rank: self.rank(), message: error.to_string() }
+    }
+
+    /// Ends the job, since an exchange failed.
+    fn end(&self, error: &CommError) -> ! {
+        (self.give_up)(error);
         self.world.abort(1)
     }
 }

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Ok("bits") => bits(),
         Ok("different") => different(),
         Ok("late") => late(),
+        Ok("refused") => refused(),
         _ => launch(),
     }
 }
@@ -31,15 +32,21 @@ fn launch() -> ExitCode {
         let (done, output) = job("bits", processes);
         assert!(done && output.contains("300 collectives are equal"), "{processes} processes:\n{output}");
         let (_, output) = job("different", processes);
-        let told =
-            "rank 0 issued `all_reduce` (sum) of f32[4], and rank 1 issued `all_reduce` (max) of f32[4]";
+        let told = "rank 1 issued `all_reduce` (max) of f32[4] among the ranks [0, 1]";
         assert!(output.contains(told), "{processes} processes:\n{output}");
         let (done, output) = job("late", processes);
         assert!(
             !done && output.contains("rank 0 waited for 1 s for the ranks [1]"),
             "{processes}:\n{output}"
         );
-        println!("{processes} processes: equal bits; different collectives and a missing rank are told");
+        let (done, output) = job("refused", processes);
+        assert!(
+            !done && output.contains("rank 0 cannot exchange messages"),
+            "{processes} processes:\n{output}"
+        );
+        println!(
+            "{processes} processes: equal bits; different collectives, a missing rank and an error of MPI are told"
+        );
     }
     ExitCode::SUCCESS
 }
@@ -102,6 +109,20 @@ fn late() -> ExitCode {
     let communicator = communicator(&world, 1);
     match world.rank() {
         0 => drop(communicator.receive(1, &mut [0])),
+        _ => std::thread::sleep(Duration::from_secs(30)),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Asks MPI for a rank that it does not have, while a message of another rank is still to come.
+fn refused() -> ExitCode {
+    let world = World::start().expect("MPI starts");
+    let communicator = communicator(&world, 60);
+    match world.rank() {
+        0 => {
+            let (group, tensors) = (vec![0, 1, world.size()], vec![(DType::F32, vec![4])]);
+            drop(Sample { collective: Collective::Sum, group, tensors }.run(&*communicator));
+        }
         _ => std::thread::sleep(Duration::from_secs(30)),
     }
     ExitCode::SUCCESS

@@ -20,8 +20,8 @@ pub enum CommError {
     /// Every rank that is still at work waits for another.
     #[error("no rank can continue: {}", waiting(.0))]
     Stuck(
-        /// For each rank that waits: its number, what it issued, and the group it waits for.
-        Vec<(u64, String, Vec<u64>)>,
+        /// For each rank that waits: its number, and the collective that it issued.
+        Vec<(u64, String)>,
     ),
     /// A rank outside the group, or outside the world, issued something.
     #[error("rank {rank} is not in the group {group:?}")]
@@ -60,9 +60,7 @@ pub enum CommError {
     Alone,
 }
 
-fn waiting(ranks: &[(u64, String, Vec<u64>)]) -> String {
-    let one = |(rank, what, group): &(u64, String, Vec<u64>)| {
-        format!("rank {rank} waits in {what} for the ranks {group:?}")
-    };
+fn waiting(ranks: &[(u64, String)]) -> String {
+    let one = |(rank, issued): &(u64, String)| format!("rank {rank} waits in {issued}");
     ranks.iter().map(one).collect::<Vec<_>>().join("; ")
 }

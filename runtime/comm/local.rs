@@ -56,7 +56,7 @@ impl Communicator for LocalRank {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of("all_reduce", Some(kind), tensors);
+        let terms = Terms::of("all_reduce", group, Some(kind), tensors);
         let (dtypes, operands, results) = apart(tensors);
         let order = by_rank(group);
         self.world.meet(self.rank, group, terms, &operands, |inside| {
@@ -80,7 +80,7 @@ impl Communicator for LocalRank {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of("reduce_scatter", Some(kind), tensors);
+        let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
         let (dtypes, operands, results) = apart(tensors);
         let order = by_rank(group);
@@ -103,11 +103,12 @@ impl Communicator for LocalRank {
     }
 
     fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
-        self.world.meet(self.rank, &[self.rank, to], Terms::of_message(bytes.len()), &[bytes], |_| ())
+        let terms = Terms::of_message(self.rank, to, bytes.len());
+        self.world.meet(self.rank, &[self.rank, to], terms, &[bytes], |_| ())
     }
 
     fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
-        let (terms, group) = (Terms::of_message(bytes.len()), [from, self.rank]);
+        let (terms, group) = (Terms::of_message(from, self.rank, bytes.len()), [from, self.rank]);
         self.world.meet(self.rank, &group, terms, &[&[]], |inside| bytes.copy_from_slice(inside.lent(0)[0]))
     }
 }
@@ -120,7 +121,7 @@ impl LocalRank {
         group: &[u64],
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of(name, None, tensors);
+        let terms = Terms::of(name, group, None, tensors);
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
         let (dtypes, operands, results) = apart(tensors);
         self.world.meet(self.rank, group, terms, &operands, |inside| {

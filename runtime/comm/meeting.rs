@@ -36,7 +36,7 @@ enum Seat {
     /// Something that ends.
     Busy,
     /// Waiting for a group to come together.
-    Waiting { what: String, group: Vec<u64> },
+    Waiting { issued: String },
 }
 
 /// A group that comes together again and again.
@@ -129,7 +129,7 @@ impl World {
         if let Some(ended) = &board.ended {
             return Err(ended.clone());
         }
-        let what = post.terms.to_string();
+        let issued = post.terms.to_string();
         let meeting = board.meeting(group);
         let before = meeting.opened;
         meeting.posts[place] = Some(post);
@@ -138,7 +138,7 @@ impl World {
             board.open(group);
             self.changed.notify_all();
         } else {
-            board.sit(rank, Seat::Waiting { what, group: group.to_vec() });
+            board.sit(rank, Seat::Waiting { issued });
             if board.end_if_stuck() {
                 self.changed.notify_all();
             }
@@ -210,7 +210,7 @@ impl Board {
             return false;
         }
         let waiting = |(rank, seat): (usize, &Seat)| match seat {
-            Seat::Waiting { what, group } => Some((rank as u64, what.clone(), group.clone())),
+            Seat::Waiting { issued } => Some((rank as u64, issued.clone())),
             _ => None,
         };
         let waiting: Vec<_> = self.seats.iter().enumerate().filter_map(waiting).collect();

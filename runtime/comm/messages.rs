@@ -46,7 +46,7 @@ impl<M: Messages> Communicator for ByMessages<M> {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of("all_reduce", Some(kind), tensors))?;
+        self.agree(group, &Terms::of("all_reduce", group, Some(kind), tensors))?;
         let is_small = tensors.iter().map(|tensor| tensor.operand.len()).sum::<usize>() <= SMALL;
         let (place, count) = (self.place(group)?, group.len());
         let range = |tensor: &Exchanged, place| match is_small {
@@ -86,7 +86,7 @@ impl<M: Messages> Communicator for ByMessages<M> {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of("reduce_scatter", Some(kind), tensors))?;
+        self.agree(group, &Terms::of("reduce_scatter", group, Some(kind), tensors))?;
         for tensor in tensors {
             let shape = Shape::of(tensor, group.len());
             let pieces: Vec<Piece> = (0..group.len()).map(|to| piece(tensor, &shape, to)).collect();
@@ -101,11 +101,16 @@ impl<M: Messages> Communicator for ByMessages<M> {
     }
 
     fn send(&self, to: u64, bytes: &[u8]) -> Result<(), CommError> {
-        self.0.exchange(&[(to, bytes)], vec![])
+        let header = Header::of(&Terms::of_message(self.rank(), to, bytes.len()));
+        self.swap(vec![(to, &header.0), (to, bytes)], vec![])
     }
 
     fn receive(&self, from: u64, bytes: &mut [u8]) -> Result<(), CommError> {
-        self.0.exchange(&[], vec![(from, bytes)])
+        let own = Header::of(&Terms::of_message(from, self.rank(), bytes.len()));
+        let mut header = [0; HEADER];
+        self.0.exchange(&[], vec![(from, &mut header)])?;
+        self.compare(&own, from, Header(header))?;
+        self.swap(vec![], vec![(from, bytes)])
     }
 }
 
@@ -145,15 +150,21 @@ impl<M: Messages> ByMessages<M> {
         let mut headers = vec![[0; HEADER]; others.len()];
         let room = others.iter().copied().zip(headers.iter_mut().map(|header| &mut header[..])).collect();
         self.0.exchange(&self.to_others(group, |_| &own.0), room)?;
-        match others.iter().zip(&headers).find(|(_, header)| **header != own.0) {
-            None => Ok(()),
-            Some((&other, header)) => {
-                let mut said = [(self.rank(), own.text()), (other, Header(*header).text())];
-                said.sort();
-                let [first, second] = said;
-                Err(CommError::Different { first, second })
-            }
+        others
+            .into_iter()
+            .zip(headers)
+            .try_for_each(|(other, header)| self.compare(&own, other, Header(header)))
+    }
+
+    /// Refuses another rank's header that is not this rank's.
+    fn compare(&self, own: &Header, other: u64, header: Header) -> Result<(), CommError> {
+        if own.0 == header.0 {
+            return Ok(());
         }
+        let mut issued = [(self.rank(), own.text()), (other, header.text())];
+        issued.sort();
+        let [first, second] = issued;
+        Err(CommError::Different { first, second })
     }
 
     /// The combination of the pieces that the ranks of a group have for this one, given those that this rank has for each.
@@ -187,7 +198,7 @@ impl<M: Messages> ByMessages<M> {
         group: &[u64],
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of(name, None, tensors))?;
+        self.agree(group, &Terms::of(name, group, None, tensors))?;
         let (place, count) = (self.place(group)?, group.len());
         for tensor in tensors {
             let shape = Shape::of(tensor, count);

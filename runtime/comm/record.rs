@@ -3,7 +3,7 @@
 use super::{CommError, Communicator, Exchanged, Terms};
 use ir::PartialKind;
 use std::collections::VecDeque;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,13 +93,6 @@ impl Recorded {
     }
 }
 
-/// `` `all_gather` of f32[8] gathered along 0, ranks [0, 1] ``
-fn text(terms: &Terms, group: &[u64]) -> String {
-    let mut text = terms.to_string();
-    let _ = write!(text, ", ranks {group:?}");
-    text
-}
-
 impl Communicator for Recorded {
     fn rank(&self) -> u64 {
         self.inner.rank()
@@ -111,12 +104,12 @@ impl Communicator for Recorded {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let text = text(&Terms::of("all_reduce", Some(kind), tensors), group);
+        let text = Terms::of("all_reduce", group, Some(kind), tensors).to_string();
         self.record.keep(text, || self.inner.all_reduce(group, kind, tensors))
     }
 
     fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let text = text(&Terms::of("all_gather", None, tensors), group);
+        let text = Terms::of("all_gather", group, None, tensors).to_string();
         self.record.keep(text, || self.inner.all_gather(group, tensors))
     }
 
@@ -126,12 +119,12 @@ impl Communicator for Recorded {
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let text = text(&Terms::of("reduce_scatter", Some(kind), tensors), group);
+        let text = Terms::of("reduce_scatter", group, Some(kind), tensors).to_string();
         self.record.keep(text, || self.inner.reduce_scatter(group, kind, tensors))
     }
 
     fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let text = text(&Terms::of("all_to_all", None, tensors), group);
+        let text = Terms::of("all_to_all", group, None, tensors).to_string();
         self.record.keep(text, || self.inner.all_to_all(group, tensors))
     }
 

@@ -216,7 +216,7 @@ fn a_rank_that_has_nothing_more_to_do_is_not_waited_for() {
     let error = ended[0].clone().unwrap().unwrap_err().to_string();
     assert_eq!(
         error,
-        "no rank can continue: rank 0 waits in `all_reduce` (sum) of f32[5000] for the ranks [0, 1]"
+        "no rank can continue: rank 0 waits in `all_reduce` (sum) of f32[5000] among the ranks [0, 1]"
     );
 }
 
@@ -243,7 +243,8 @@ fn different_collectives_of_one_group_are_told_apart() {
     for error in ended {
         assert_eq!(
             error.unwrap().unwrap_err().to_string(),
-            "rank 0 issued `all_reduce` (sum) of f32[4], and rank 1 issued `all_reduce` (max) of f32[4]"
+            "rank 0 issued `all_reduce` (sum) of f32[4] among the ranks [0, 1], \
+             and rank 1 issued `all_reduce` (max) of f32[4] among the ranks [0, 1]"
         );
     }
 }

@@ -120,8 +120,43 @@ fn ranks_that_issue_different_collectives_are_told_apart() {
         let collective = if communicator.rank() == 0 { Collective::Sum } else { Collective::Max };
         run(communicator, collective, &[0, 1], &[(DType::F32, vec![4])]).unwrap_err().to_string()
     });
-    let told = "rank 0 issued `all_reduce` (sum) of f32[4], and rank 1 issued `all_reduce` (max) of f32[4]";
+    let told = "rank 0 issued `all_reduce` (sum) of f32[4] among the ranks [0, 1], \
+        and rank 1 issued `all_reduce` (max) of f32[4] among the ranks [0, 1]";
     assert_eq!(errors, [vec![told; 2], vec![told; 2]]);
+}
+
+#[test]
+fn ranks_that_list_a_group_in_different_orders_are_told_apart() {
+    let group = |rank| if rank == 0 { [0, 1] } else { [1, 0] };
+    let [mail, _] = both(2, |communicator| {
+        let group = group(communicator.rank());
+        run(communicator, Collective::Gather(0), &group, &[(DType::F32, vec![4])]).unwrap_err().to_string()
+    });
+    let told = "rank 0 issued `all_gather` of f32[4] gathered along 0 among the ranks [0, 1], \
+        and rank 1 issued `all_gather` of f32[4] gathered along 0 among the ranks [1, 0]";
+    assert_eq!(mail, [told; 2]);
+}
+
+#[test]
+fn a_message_of_another_length_than_its_room_is_refused() {
+    let mail = both(2, |communicator| match communicator.rank() {
+        0 => communicator.send(1, &[0; 3]).err(),
+        _ => communicator.receive(0, &mut [0; 4]).err(),
+    });
+    let told = "rank 0 issued `send` of u8[3] among the ranks [0, 1], \
+        and rank 1 issued `send` of u8[4] among the ranks [0, 1]";
+    for receiver in mail.map(|errors| errors[1].clone()) {
+        assert_eq!(receiver.unwrap().to_string(), told);
+    }
+}
+
+#[test]
+fn a_message_that_meets_a_collective_is_refused() {
+    let [mail, _] = both(2, |communicator| match communicator.rank() {
+        0 => communicator.send(1, &[0; 4]).map(|()| vec![]),
+        _ => run(communicator, Collective::Sum, &[0, 1], &[(DType::U8, vec![4])]),
+    });
+    assert!(matches!(mail[1], Err(CommError::Different { .. })), "{mail:?}");
 }
 
 #[test]

@@ -100,9 +100,12 @@ impl Ranks {
         through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
     ) -> Result<Self, DeviceError> {
         let own = programs.first().cloned().unwrap_or_default();
-        for index in 0..own.len() {
-            let all: Vec<&Program> = programs.iter().map(|own| &*own[index]).collect();
-            meet(&all)?;
+        for (index, first) in own.iter().enumerate() {
+            let all = programs.iter().map(|own| &own[index]);
+            match all.clone().all(|program| Arc::ptr_eq(program, first)) {
+                true => meet(first)?,
+                false => all_meet(&all.map(|program| &**program).collect::<Vec<_>>())?,
+            }
         }
         Cpu::has_room(&own, programs.len() as u64)?;
         let local = Local::new(programs.len() as u64);
@@ -134,7 +137,7 @@ impl Ranks {
             if program.mesh.devices() != ranks {
                 return Err(DeviceError::devices(program, ranks));
             }
-            meet(&vec![&**program; ranks as usize])?;
+            meet(program)?;
         }
         Cpu::has_room(&programs, 1)?;
         let mut cpu = Cpu::of_rank(programs, threads, communicator.clone())?;
@@ -254,8 +257,13 @@ impl Ranks {
 }
 
 /// Refuses programs, one for each rank, whose collectives would not meet.
-pub(crate) fn meet(programs: &[&Program]) -> Result<(), DeviceError> {
+fn all_meet(programs: &[&Program]) -> Result<(), DeviceError> {
     check::check(programs).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
+}
+
+/// Refuses a program that all ranks run, if its collectives would not meet.
+pub(crate) fn meet(program: &Program) -> Result<(), DeviceError> {
+    check::check_along(&[program], &[]).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
 }
 
 impl<'d> Rank<'d> {

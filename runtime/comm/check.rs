@@ -6,7 +6,7 @@
 //! the programs would stand still there. Ranks run sections in step, so the order between sections is not in question.
 
 use crate::program::{Exchange, Instruction, Kernel, Program, Section, View};
-use ir::Diagnostic;
+use ir::{AxisId, Diagnostic, Mesh};
 use std::fmt;
 
 /// Proves that ranks can run these programs, one for each, together.
@@ -16,22 +16,53 @@ use std::fmt;
 /// circle: with both sides.
 pub fn check(programs: &[&Program]) -> Result<(), Diagnostic> {
     let Some(first) = programs.first() else { return Ok(()) };
-    if let Some(rank) = programs.iter().position(|program| program.mesh != first.mesh) {
-        let (other, mesh) = (&programs[rank].mesh, &first.mesh);
+    let axes: Vec<AxisId> = first.mesh.axes.keys().collect();
+    check_along(programs, &axes)
+}
+
+/// Proves that ranks can run programs that differ along these axes of the mesh alone: one program for each place along them, the
+/// last axis fastest. The work does not grow with the other axes.
+///
+/// Ranks that differ along other axes alone run the same program, so they always stand at the same collective. Each place
+/// therefore represents all of its ranks, on a mesh whose other axes have one device.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_along(programs: &[&Program], axes: &[AxisId]) -> Result<(), Diagnostic> {
+    let Some(first) = programs.first() else { return Ok(()) };
+    if let Some(place) = programs.iter().position(|program| program.mesh != first.mesh) {
+        let (other, mesh) = (&programs[place].mesh, &first.mesh);
         return Err(Diagnostic::new(format!(
-            "rank {rank} runs on the mesh {other}, and rank 0 on the mesh {mesh}"
+            "rank {} runs on the mesh {other}, and rank 0 on the mesh {mesh}",
+            rank(mesh, &collapsed(mesh, axes), place)
         )));
     }
-    if first.mesh.devices() != programs.len() as u64 {
-        let (mesh, devices, count) = (&first.mesh, first.mesh.devices(), programs.len());
+    let collapsed = collapsed(&first.mesh, axes);
+    if collapsed.devices() != programs.len() as u64 {
+        let (mesh, devices, count) = (&first.mesh, collapsed.devices(), programs.len());
         return Err(Diagnostic::new(format!(
             "the mesh {mesh} has {devices} devices, and there are {count} ranks"
         )));
     }
     Section::ALL.into_iter().try_for_each(|(section, name)| {
         let ranks = programs.iter().map(|program| issued(program, section)).collect();
-        Walk { programs, section: name, ranks, next: vec![0; programs.len()] }.run()
+        let (mesh, collapsed, next) = (&first.mesh, &collapsed, vec![0; programs.len()]);
+        Walk { mesh, collapsed, section: name, ranks, next }.run()
     })
+}
+
+/// A mesh whose other axes have one device.
+fn collapsed(mesh: &Mesh, axes: &[AxisId]) -> Mesh {
+    let mut collapsed = mesh.clone();
+    let others = collapsed.axes.iter_mut().filter(|(axis, _)| !axes.contains(axis));
+    others.for_each(|(_, axis)| axis.size = 1);
+    collapsed
+}
+
+/// The first of the ranks that a place of the collapsed mesh represents.
+fn rank(mesh: &Mesh, collapsed: &Mesh, place: usize) -> u64 {
+    let coordinates = collapsed.coordinates(place as u64);
+    mesh.axes.iter().fold(0, |rank, (id, axis)| rank * axis.size + coordinates[id])
 }
 
 /// A collective in a program.
@@ -81,9 +112,11 @@ impl fmt::Display for Told<'_> {
     }
 }
 
-/// The ranks on their way through a section.
+/// The ranks on their way through a section, each known by its place in the collapsed mesh.
 struct Walk<'p> {
-    programs: &'p [&'p Program],
+    mesh: &'p Mesh,
+    /// The mesh of the places, of which each represents ranks with the same program.
+    collapsed: &'p Mesh,
     section: &'static str,
     /// What each issues.
     ranks: Vec<Vec<Issued<'p>>>,
@@ -119,19 +152,29 @@ impl<'p> Walk<'p> {
     /// The ranks that a rank waits for next, with itself.
     fn group(&self, rank: usize) -> Option<Vec<usize>> {
         let axes = &self.at(rank)?.exchange.axes;
-        let group = self.programs[rank].mesh.group(rank as u64, axes);
+        let group = self.collapsed.group(rank as u64, axes);
         Some(group.into_iter().map(|rank| rank as usize).collect())
     }
 
-    fn told(&self, rank: usize) -> String {
-        self.at(rank).map_or_else(
+    /// The number of a rank.
+    fn number(&self, place: usize) -> u64 {
+        rank(self.mesh, self.collapsed, place)
+    }
+
+    fn told(&self, place: usize) -> String {
+        let rank = self.number(place);
+        self.at(place).map_or_else(
             || format!("rank {rank} has reached the end of {}", self.section),
             |issued| format!("rank {rank} issues {}", Told(issued, self.section)),
         )
     }
 
     fn different(&self, first: usize, second: usize) -> Diagnostic {
-        let message = format!("rank {first} and rank {second} issue different collectives to each other");
+        let message = format!(
+            "rank {} and rank {} issue different collectives to each other",
+            self.number(first),
+            self.number(second)
+        );
         self.diagnostic(message, &[first, second])
     }
 
@@ -142,17 +185,20 @@ impl<'p> Walk<'p> {
             let last = path[path.len() - 1];
             let Some(group) = self.group(last) else {
                 let waits = path[path.len() - 2];
-                let few = format!(
-                    "rank {waits} would wait forever for rank {last}, which issues too few collectives"
+                let message = format!(
+                    "rank {} would wait forever for rank {}, which issues too few collectives",
+                    self.number(waits),
+                    self.number(last)
                 );
-                return self.diagnostic(format!("{few} collectives"), &[waits, last]);
+                return self.diagnostic(message, &[waits, last]);
             };
             let comes = |member: usize| self.group(member).as_ref() == Some(&group);
             let next = group.iter().copied().find(|&member| !comes(member)).unwrap_or(last);
             if let Some(start) = path.iter().position(|&before| before == next) {
                 let circle = &path[start..];
+                let numbers: Vec<u64> = circle.iter().map(|&place| self.number(place)).collect();
                 let message =
-                    format!("the ranks {circle:?} would wait for each other forever, in this order");
+                    format!("the ranks {numbers:?} would wait for each other forever, in this order");
                 return self.diagnostic(message, circle);
             }
             path.push(next);

@@ -60,7 +60,7 @@ pub(super) fn check(programs: &[Arc<Program>]) -> Result<(), DeviceError> {
         if program.mesh.devices() != devices {
             return Err(DeviceError::devices(program, devices));
         }
-        ranks::meet(&vec![&**program; devices as usize])?;
+        ranks::meet(program)?;
     }
     Ok(())
 }

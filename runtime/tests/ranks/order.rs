@@ -2,7 +2,7 @@
 
 use crate::compare::placed;
 use ir::DType;
-use runtime::comm::check::check;
+use runtime::comm::check::{check, check_along};
 use runtime::lower::{LowerOptions, lower};
 use runtime::program::{Instruction, Kernel, Program, Section};
 
@@ -52,10 +52,7 @@ fn verdict_of(ranks: &[usize], edit: impl Fn(&mut Program, &[usize])) -> String 
 fn a_missing_collective_is_named_with_the_rank_that_would_wait() {
     let error = verdict(2, |program, places| drop(microbatch(program).remove(places[3])));
     let lines: Vec<&str> = error.lines().collect();
-    assert_eq!(
-        lines[0],
-        "rank 3 would wait forever for rank 2, which issues too few collectives collectives"
-    );
+    assert_eq!(lines[0], "rank 3 would wait forever for rank 2, which issues too few collectives");
     assert!(
         lines[1].contains("rank 3 issues `reduce_scatter` sum over [axis1] split 0 of f32[4]"),
         "{error}"
@@ -138,4 +135,28 @@ fn the_mesh_is_that_of_all_ranks() {
     programs[2].mesh.axes.values_mut().for_each(|axis| axis.name.push('x'));
     let error = check(&programs.iter().collect::<Vec<_>>()).unwrap_err().to_string();
     assert_eq!(error, "rank 2 runs on the mesh [dpx=2, tpx=2], and rank 0 on the mesh [dp=2, tp=2]");
+}
+
+/// Programs that differ along an axis are proven by one rank for each place along it, with the numbers of real ranks.
+#[test]
+fn one_rank_of_each_kind_represents_all() {
+    let along = |name: &str, programs: &[Program]| {
+        let axis = programs[0].mesh.find(name).unwrap();
+        check_along(&programs.iter().collect::<Vec<_>>(), &[axis])
+    };
+    let mut programs = vec![program(); 2];
+    let places = places(&programs[0]);
+    check_along(&[&programs[0]], &[]).unwrap();
+    along("dp", &programs).unwrap();
+    microbatch(&mut programs[1]).swap(places[0], places[1]);
+    // Ranks 2 and 3, which differ along tp, both meet over tp one collective later: every group still meets.
+    along("dp", &programs).unwrap();
+    microbatch(&mut programs[1]).remove(places[3]);
+    // The last reduction is over tp alone, and all ranks of a place along dp lack it.
+    along("dp", &programs).unwrap();
+    microbatch(&mut programs[1]).remove(places[2]);
+    let error = along("dp", &programs).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0 would wait forever for rank 2"), "{error}");
+    let error = along("tp", &programs).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0 would wait forever for rank 1"), "{error}");
 }

@@ -30,6 +30,7 @@ use crate::config::file::ConfigFile;
 use crate::failure::Failure;
 use crate::hardware;
 use crate::launcher::Launched;
+use crate::log;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]
@@ -98,6 +99,7 @@ impl Cli {
         if let Command::Compile(compile) = &mut cli.command
             && let Some(launched) = Launched::of_process().map_err(refused)?
         {
+            log::keep();
             if launched.rank > 0 {
                 report::mute();
             }

@@ -14,6 +14,7 @@ pub mod feed;
 pub mod hardware;
 pub mod inspection;
 pub mod launcher;
+pub mod log;
 pub mod lowering;
 pub mod memory;
 pub mod output;

@@ -1,19 +1,22 @@
 //! The output folder: what a compilation and a run leave behind.
 //!
 //! `program.ir`, `plan.json`, `config.toml`, `metrics.jsonl`, `checkpoints/step-N/`, `model.onnx`, `model.safetensors`, and
-//! `model-training.onnx` where the model was exported in training mode. Every
+//! `model-training.onnx` where the model was exported in training mode; of several processes also `logs/` and `flight/`. Every
 //! file is written under a temporary name and renamed, so that a reader never sees half of one. Nothing in the folder is
 //! touched before everything that can be refused has been looked at: [`Folder::check`] only reads.
 
+use crate::log::LOGS;
 use files::disk;
 use files::{FolderLock, LockError, Replacement};
 use ir::Diagnostic;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 /// What the folder holds; anything else in it is not ours and stays.
-const CONTENTS: [&str; 11] = [
+const CONTENTS: [&str; 12] = [
     "program.ir",
     "plan.json",
     "config.toml",
@@ -25,10 +28,14 @@ const CONTENTS: [&str; 11] = [
     "model-training.onnx.data",
     "model.safetensors",
     FLIGHT,
+    LOGS,
 ];
 
 /// The folder of the flight records of ranks that ended badly.
 pub const FLIGHT: &str = "flight";
+
+/// Until then a mark that one process left is seen by all.
+const MARK_SHOWS: Duration = Duration::from_secs(10);
 
 /// An output folder, perhaps not made yet.
 #[derive(Clone, Debug)]
@@ -124,6 +131,35 @@ impl Folder {
                 .note("or give another folder: -o ANOTHER_DIR")),
             Err(error) => Err(Diagnostic::new(error.to_string())),
         }
+    }
+
+    /// Leaves a mark in the folder, by which the other processes of a run recognise it.
+    pub fn mark(&self) -> Result<String, Diagnostic> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mark = format!("process {}, {} ns since 1970\n", std::process::id(), since.as_nanos());
+        let path = self.marked();
+        let written = disk::create_folders(disk::parent(&path)).and_then(|()| fs::write(&path, &mark));
+        written.map_err(|error| cannot("write", &path, &error))?;
+        Ok(mark)
+    }
+
+    /// Refuses a folder that has not this mark. A network file system may show it only after a while.
+    pub fn check_mark(&self, mark: &str) -> Result<(), Diagnostic> {
+        let begun = Instant::now();
+        while fs::read_to_string(self.marked()).ok().as_deref() != Some(mark) {
+            if begun.elapsed() > MARK_SHOWS {
+                let message = format!("{} is another folder than that of rank 0", self.path.display());
+                return Err(Diagnostic::new(message).note(
+                    "all ranks write into one folder: on several machines a network folder, with the same -o",
+                ));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn marked(&self) -> PathBuf {
+        self.path.join(LOGS).join("run.txt")
     }
 
     fn found(&self) -> Vec<&'static str> {

@@ -114,6 +114,14 @@ impl Processes {
         self.agree(if self.is_first() { work().map(Some) } else { Ok(None) })
     }
 
+    /// A text of rank 0, on all.
+    ///
+    /// # Errors
+    /// A process is lost.
+    pub fn of_first(&self, own: Option<String>) -> Result<String, Failure> {
+        Ok(self.agreement.gather(own).map_err(lost)?.swap_remove(0).unwrap_or_default())
+    }
+
     /// Refuses processes that differ in a fact from rank 0.
     ///
     /// # Errors
@@ -180,6 +188,7 @@ impl GiveUp {
             .note("all ranks end; the same command with --resume continues from the last checkpoint");
         write_record(&self.record, &self.path, self.rank);
         let text = render(Severity::Error, &[told], false);
+        crate::log::write(&text);
         let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), text.as_bytes());
     }
 }

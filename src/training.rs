@@ -8,6 +8,7 @@ use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::failure::Failure;
 use crate::feed;
+use crate::log;
 use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
@@ -34,6 +35,7 @@ use runtime::train::{
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// Opens the data of a run. Errors: everything about it that would make a step fail.
 pub fn open_data(module: &Module, settings: &Settings, microbatches: u64) -> Result<Loader, Failure> {
@@ -259,6 +261,9 @@ pub struct Setup<'a> {
     pub surroundings: Surroundings,
 }
 
+/// The log of a process has a line for a step at most so often.
+const LOG_EVERY: Duration = Duration::from_secs(5);
+
 /// Trains until the last step, or until `stop` is set: every rank runs the loop on its part. The devices are given back before
 /// this returns: the steps after it take the states from the checkpoint, and no more memory than the run did. The surroundings
 /// are those of rank 0; `None` where it is another process.
@@ -296,7 +301,8 @@ pub fn train(
         }
         session.write_states(states)?;
         let (module, checkpoints) = (&compilation.training, checkpoints(folder.path()));
-        let mut run = TrainingRun { module, session, loader, checkpoints, lead };
+        let log = log::lines().map(|log| Progress::lines(log, steps, LOG_EVERY));
+        let mut run = TrainingRun { module, session, loader, checkpoints, lead, log };
         let outcome = runtime::train::train(&mut run, &schedule, stop)?;
         Ok::<_, TrainError>((outcome, run.lead))
     });

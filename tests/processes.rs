@@ -123,6 +123,35 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     once(&told, "rank 1: ");
     assert!(told.contains("nothing.txt"), "{told}");
     assert!(!place.path("run").exists(), "a run that cannot begin leaves nothing");
+    let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("-o run", "-o other")));
+    once(&told, "rank 1: other is another folder than that of rank 0");
+}
+
+/// The log of a rank.
+fn log(place: &Workplace, rank: usize) -> String {
+    String::from_utf8_lossy(&place.read(&format!("run/logs/rank-{rank}.txt"))).into_owned()
+}
+
+#[test]
+fn each_rank_has_a_log_in_the_folder_of_the_run() {
+    let place = place();
+    let run = format!("{TRAIN} --mesh tp=2 -o run");
+    succeed(&place, 2, &format!("{run} --steps 1"));
+    let told = succeed(&place, 2, &format!("{run} --steps 2 --resume"));
+    for rank in 0..2 {
+        let log = log(&place, rank);
+        let heading = format!(": rank {rank} of 2 at tp={rank}, process ");
+        assert_eq!(log.matches(&heading).count(), 2, "each start has a heading: {log}");
+        assert!(log.contains("step 1/1  loss ") && log.contains("step 2/2  loss "), "{log}");
+        assert!(log.contains("mesh: tp=2, 2 ranks as processes"), "{log}");
+    }
+    assert!(told.contains("done: 2 steps"), "{told}");
+    let told = fail(&place, 2, &format!("{run} --steps 30 --lr 1e30 --force"));
+    assert!(told.contains("is not finite") || told.contains("infinite") || told.contains("NaN"), "{told}");
+    for rank in 0..2 {
+        let log = log(&place, rank);
+        assert!(log.contains("error: the "), "the reason of the end is in the log of rank {rank}: {log}");
+    }
 }
 
 /// A job whose ranks are killed or stopped.

@@ -47,6 +47,8 @@ pub struct TrainingRun<'a> {
     pub checkpoints: Checkpoints,
     /// The part of the run that rank 0 alone has.
     pub lead: Option<Lead>,
+    /// The steps as this process tells them in its log.
+    pub log: Option<Progress>,
 }
 
 /// What rank 0 does for all ranks: it tells the user and the files of the run, watches the files, and knows the evaluations

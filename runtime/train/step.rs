@@ -144,7 +144,7 @@ impl TrainingRun<'_> {
         Ok(None)
     }
 
-    /// Notes a step; rank 0 tells the file and the user of it.
+    /// Notes a step, also in the log of this process; rank 0 tells the file and the user of it.
     pub(super) fn report(
         &mut self,
         ended: Ended,
@@ -155,7 +155,6 @@ impl TrainingRun<'_> {
         let Updated { loss, lr, grad_norm, skipped, metrics, .. } = updated;
         (outcome.steps, outcome.loss) = (step + 1, Some(loss));
         outcome.eval_loss = eval_loss;
-        let Some(lead) = &mut self.lead else { return Ok(()) };
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
         let samples_per_s = match tokens_per_s {
             Some(_) => None,
@@ -175,6 +174,8 @@ impl TrainingRun<'_> {
             eval_loss,
             outputs,
         };
+        self.log.iter_mut().for_each(|log| log.step(&metrics));
+        let Some(lead) = &mut self.lead else { return Ok(()) };
         lead.metrics.write(&metrics)?;
         lead.progress.step(&metrics);
         Ok(())

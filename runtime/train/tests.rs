@@ -225,7 +225,7 @@ impl Setup {
             let mut session = Session::new(rank, ProgramId(0), Some(ProgramId(1)))?;
             session.write_states(values)?;
             let (module, loader, checkpoints) = (&module, &loader, self.checkpoints());
-            let mut run = TrainingRun { module, session, loader, checkpoints, lead };
+            let mut run = TrainingRun { module, session, loader, checkpoints, lead, log: None };
             train(&mut run, &Schedule { start, ..self.schedule }, &stop)
         });
         Ok(outcomes?.remove(0))

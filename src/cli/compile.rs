@@ -24,12 +24,13 @@ use crate::budget;
 use crate::compilation::{self, Compilation, Source};
 use crate::config::memory::Budget;
 use crate::config::{DataSource, Length, Settings};
-use crate::diagnostics::Severity;
+use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::RecomputeFacts;
 use crate::inspection::units::bytes;
 use crate::launcher::Launched;
+use crate::log::{self, LOGS};
 use crate::lowering::Lowering;
 use crate::output::{FLIGHT, Folder};
 use crate::pipeline::CompilationPlan;
@@ -100,6 +101,8 @@ impl Compile {
         let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout, &flight)?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
+            // Rank 0 may end this process before it tells the user.
+            log::end(&render(Severity::Error, &failure.diagnostics(), false));
             // A launcher ends all processes when the first one ends, so the user is told before.
             processes.end(failure, &flight, |rank| report::print_of_rank(rank, failure));
             report::print(Severity::Error, &failure.diagnostics());
@@ -295,6 +298,7 @@ impl Compile {
             }
             self.write_plan(&output.folder, ready)
         })?;
+        self.open_log(processes, &output.folder, programs)?;
         let Place { folder, lock, .. } = output;
         let surroundings = self.surroundings(lock);
         let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
@@ -355,6 +359,33 @@ impl Compile {
                 (ranks, start)
             }
         })
+    }
+
+    /// Opens the log of this process in the folder of the run, which must be the same for all processes.
+    fn open_log(&self, processes: &Processes, folder: &Folder, programs: &Programs) -> Result<(), Failure> {
+        let Some(launched) = processes.launched() else { return Ok(()) };
+        let mark = processes.of_first(processes.first(|| Ok(folder.mark()?))?)?;
+        processes.agree(folder.check_mark(&mark).map_err(Failure::from))?;
+        let mesh = &programs.training.mesh;
+        let places = mesh.coordinates(launched.rank);
+        let place: Vec<String> =
+            mesh.axes.iter().map(|(id, axis)| format!("{}={}", axis.name, places[id])).collect();
+        let heading = format!(
+            "trainyard {}: rank {} of {} at {}, process {} on {}, started by {}",
+            env!("CARGO_PKG_VERSION"),
+            launched.rank,
+            launched.ranks,
+            place.join(","),
+            std::process::id(),
+            rustix::system::uname().nodename().to_string_lossy(),
+            launched.launcher
+        );
+        let path = folder.join(LOGS).join(format!("rank-{}.txt", launched.rank));
+        let opened = log::open(&path, &heading);
+        processes.agree(
+            opened
+                .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into()),
+        )
     }
 
     /// The facts in which all processes of a run agree.

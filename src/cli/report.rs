@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::ParseError;
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
+use crate::log;
 
 /// How a subcommand ended when nothing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +105,9 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
 /// Prints diagnostics to standard error, in colour when it is a terminal and `NO_COLOR` is not set.
 pub fn print(severity: Severity, diagnostics: &[Diagnostic]) {
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    write_error(&render(severity, diagnostics, coloured));
+    let plain = render(severity, diagnostics, false);
+    log::write(&plain);
+    write_error(&if coloured { render(severity, diagnostics, true) } else { plain });
 }
 
 /// Tells a person one thing on a line of standard error; hidden characters in it, which names may have, are escaped.
@@ -116,12 +119,18 @@ pub(super) use tell;
 
 /// Writes a line to standard error, its hidden characters escaped.
 pub(super) fn tell_line(line: &str) {
-    write_error(&format!("{}\n", visible(line)));
+    tell_text(&format!("{}\n", visible(line)));
 }
 
 /// Writes text of several lines to standard error, the hidden characters of each escaped.
 pub(super) fn tell_lines(text: &str) {
-    write_error(&format!("{}\n", shown(text.trim_end())));
+    tell_text(&format!("{}\n", shown(text.trim_end())));
+}
+
+/// Writes text to standard error and to the log.
+fn tell_text(text: &str) {
+    log::write(text);
+    write_error(text);
 }
 
 /// Whether another process tells the user, and this one says nothing.

@@ -1,0 +1,84 @@
+//! The log of a process that a launcher started: everything that this process tells, in a file of the run's folder.
+//!
+//! Rank 0 alone writes to the terminal. The log of another rank has the warnings, the progress and the error that the terminal does
+//! not show. Until the folder is there, the text is kept.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::mem;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The folder of the logs.
+pub const LOGS: &str = "logs";
+
+static LOG: Mutex<Log> = Mutex::new(Log::Off);
+
+/// Where the text of this process goes beside the terminal.
+enum Log {
+    /// Nowhere: the process is alone.
+    Off,
+    /// Into the file that is still to come.
+    Kept(String),
+    File(File),
+}
+
+fn log() -> MutexGuard<'static, Log> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps from now on everything that this process tells.
+pub fn keep() {
+    *log() = Log::Kept(String::new());
+}
+
+/// Adds a heading and everything that was kept to the end of a file, to which all further text goes. Its folder is made. A
+/// process that is alone has no log.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn open(path: &Path, heading: &str) -> io::Result<()> {
+    let mut log = log();
+    let Log::Kept(kept) = &mut *log else { return Ok(()) };
+    files::disk::create_folders(files::disk::parent(path))?;
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(format!("{heading}\n{}", mem::take(kept)).as_bytes())?;
+    *log = Log::File(file);
+    Ok(())
+}
+
+/// Adds text to the log. A log that cannot be written ends no run.
+pub fn write(text: &str) {
+    match &mut *log() {
+        Log::Off => {}
+        Log::Kept(kept) => kept.push_str(text),
+        Log::File(file) => drop(file.write_all(text.as_bytes())),
+    }
+}
+
+/// Adds the last text to the log.
+pub fn end(text: &str) {
+    write(text);
+    *log() = Log::Off;
+}
+
+/// Lines for the log alone; `None` of a process without a log.
+pub fn lines() -> Option<Box<dyn Write + Send>> {
+    match &*log() {
+        Log::Off => None,
+        Log::Kept(_) | Log::File(_) => Some(Box::new(Lines)),
+    }
+}
+
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write(&String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -34,7 +34,7 @@ pub use error::CheckpointError;
 pub use evaluations::{EarlierEvaluations, EvalConditions, EvalLoss, Evaluations};
 pub use find::Latest;
 pub use fingerprint::{DataFiles, DataFingerprint, FilePlace, HashRule, HashedFile, MOST_LISTED};
-pub use initial::{check_weights, initial_states};
+pub use initial::{InitialValues, check_weights, initial_states};
 pub use load::Checkpoint;
 pub(crate) use padding::unpadded_type;
 pub use pending::PendingFingerprint;
@@ -47,7 +47,6 @@ pub use weights::{Weights, WeightsReport, load_weights, weights_of};
 use bytes::Bytes;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::hash::Hasher;
 
 /// Values of states by name: little endian, row-major, in the state's element type.
 pub type StateBytes = BTreeMap<String, Bytes>;
@@ -56,16 +55,6 @@ pub type StateBytes = BTreeMap<String, Bytes>;
 pub trait StateSource {
     /// The bytes of the state of that name (little endian, row-major); `None` if there is none.
     fn state(&self, name: &str) -> Option<Cow<'_, [u8]>>;
-}
-
-/// A checksum of the names and values of states, in hexadecimal digits.
-pub fn checksum(values: &StateBytes) -> String {
-    let mut hasher = twox_hash::XxHash3_64::new();
-    for (name, value) in values {
-        hasher.write(name.as_bytes());
-        hasher.write(value);
-    }
-    format!("{:016x}", hasher.finish())
 }
 
 impl StateSource for StateBytes {

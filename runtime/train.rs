@@ -25,5 +25,5 @@ pub use finite::NotFiniteState;
 pub use history::{EvalHistory, Evaluation};
 pub use resume::{Resumed, cut_back, resume};
 pub use run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun, train};
-pub use session::Session;
+pub use session::{GivenStates, Session};
 pub use surroundings::Surroundings;

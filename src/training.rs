@@ -17,8 +17,8 @@ use ir::interp::Missing;
 use ir::{Diagnostic, Module};
 use onnx::Imported;
 use runtime::checkpoint::{
-    Checkpoint, Checkpoints, DataFiles, EvalConditions, PendingFingerprint, StateBytes, check_weights,
-    checksum, initial_states,
+    Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
+    check_weights, initial_states,
 };
 use runtime::cuda::gpu::{Options, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
@@ -30,7 +30,8 @@ use runtime::ranks::{Ranks, on_processor};
 use runtime::room::TooLarge;
 use runtime::target::Target;
 use runtime::train::{
-    EvalHistory, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError, TrainingRun, resume,
+    EvalHistory, GivenStates, Lead, Outcome, Resumed, Schedule, Session, Surroundings, TrainError,
+    TrainingRun, resume,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -134,13 +135,15 @@ fn diagnosed(large: &TooLarge, target: Target, fitting: Option<String>) -> Diagn
 }
 
 /// Where a run begins.
-pub struct Start {
+pub struct Start<'m> {
     /// Steps done before.
     pub step: u64,
     /// The value of every state after them, or the part of this process's rank.
-    pub states: StateBytes,
+    pub states: GivenStates<'m>,
     /// A text by which processes compare where the values come from.
     pub origin: String,
+    /// A text by which processes compare the files of training and evaluation data.
+    pub files: String,
     /// The fingerprint of the data.
     data: PendingFingerprint,
     /// The eval losses before.
@@ -169,18 +172,28 @@ pub fn weights(
 
 /// The beginning of a new run: the values of all states are those of [`weights`], the file's, or new ones. Errors: data
 /// that cannot be read.
-pub fn start(
-    compilation: &Compilation,
+pub fn start<'m>(
+    compilation: &'m Compilation,
     settings: &Settings,
     processes: &Processes,
     loader: &Loader,
     weights: StateBytes,
-) -> Result<Start, Failure> {
-    let states = initial_states(&compilation.training, settings.seed.seed, Missing::Refuse, weights)?;
-    let data = PendingFingerprint::start(data_files(settings));
+) -> Result<Start<'m>, Failure> {
+    let (module, seed) = (&compilation.training, settings.seed.seed);
+    let (states, origin) = match processes.launched() {
+        // Ranks that are threads share the values, which are made once.
+        None => (initial_states(module, seed, Missing::Refuse, weights)?.into(), String::new()),
+        Some(_) => {
+            let values = InitialValues::new(module, seed, Missing::Refuse, weights)?;
+            let origin = values.sampled_checksum();
+            (GivenStates::Initial(values), origin)
+        }
+    };
+    // Rank 0 alone writes the fingerprint, into checkpoints.
+    let files = if processes.is_first() { data_files(settings) } else { DataFiles::default() };
+    let data = PendingFingerprint::start(files);
     let history = EvalHistory::new(eval_conditions(settings, loader));
-    let origin = if processes.launched().is_some() { checksum(&states) } else { String::new() };
-    Ok(Start { step: 0, states, origin, data, history, from: None })
+    Ok(Start { step: 0, states, origin, files: told_files(settings, processes)?, data, history, from: None })
 }
 
 /// The place where a run goes on. `report` is told of newer checkpoints that are damaged. Errors: no checkpoint, or none of
@@ -192,7 +205,7 @@ pub fn go_on(
     loader: &Loader,
     place: &ResumePlace,
     report: impl FnMut(String),
-) -> Result<Start, Failure> {
+) -> Result<Start<'static>, Failure> {
     let (data, evaluation) = (data_files(settings), eval_conditions(settings, loader));
     let checkpoints = checkpoints(&place.folder);
     let rank = processes.launched().map(|launched| launched.rank);
@@ -208,7 +221,9 @@ pub fn go_on(
         )
     });
     damaged.chain(forgotten).for_each(report);
-    Ok(Start { step, states, origin, data, history, from: Some(place.folder.clone()) })
+    let states = states.into();
+    let files = told_files(settings, processes)?;
+    Ok(Start { step, states, origin, files, data, history, from: Some(place.folder.clone()) })
 }
 
 /// Makes the files of the run in `folder` those of the run where it goes on: metrics that come after are cut off, and
@@ -350,6 +365,18 @@ pub(crate) fn data_files(settings: &Settings) -> DataFiles {
         _ => None,
     };
     DataFiles { train, tokenizer, inputs: settings.data.input.iter().filter_map(file).collect() }
+}
+
+/// The data files of a process among several, as a text by which processes compare them.
+fn told_files(settings: &Settings, processes: &Processes) -> Result<String, Failure> {
+    if processes.launched().is_none() {
+        return Ok(String::new());
+    }
+    let eval = settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+    let files = [data_files(settings), DataFiles { train: eval, ..DataFiles::default() }];
+    let sampled = files.map(|files| files.sampled().map(|sampled| sampled.to_string()));
+    let [train, eval] = sampled.map(|told| told.map_err(|error| failure(error.into())));
+    Ok(format!("{}, and for evaluation {}", train?, eval?))
 }
 
 /// The conditions under which eval losses of the run compare. Labels are never smoothed in an evaluation. Held-out

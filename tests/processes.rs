@@ -122,6 +122,13 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "nothing.txt")));
     once(&told, "rank 1: ");
     assert!(told.contains("nothing.txt"), "{told}");
+    let mut other = place.read("text.txt");
+    other[0] ^= 1;
+    place.write("other.txt", &other);
+    let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("text.txt", "other.txt")));
+    once(&told, "rank 1 has another set of data files than rank 0");
+    let told = fail(&place, 1, &format!("{ranks} --init gpt2 : {ranks} --init gpt2 --seed 5"));
+    once(&told, "rank 1 has another origin of values than rank 0");
     assert!(!place.path("run").exists(), "a run that cannot begin leaves nothing");
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("-o run", "-o other")));
     once(&told, "rank 1: other is another folder than that of rank 0");

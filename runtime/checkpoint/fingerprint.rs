@@ -148,6 +148,14 @@ impl DataFiles {
         }
     }
 
+    /// The fingerprint of the files' sizes and of samples of them, which takes seconds at most.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn sampled(&self) -> Result<DataFingerprint, DataError> {
+        sampled::fingerprint(self)
+    }
+
     /// Bytes of all files that the rule counts: in format 1 those of the training data alone.
     ///
     /// # Errors

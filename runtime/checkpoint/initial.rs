@@ -1,10 +1,13 @@
 //! The values of states before step 0, as bytes: what `ir::interp::initial_states` has as numbers.
 
 use super::StateBytes;
-use super::raw_view::RawTensor;
+use super::raw_view::{self, RawTensor};
+use crate::comm::block::{self, Block};
+use crate::layout::Sizes;
 use bytes::Bytes;
+use files::Checksum;
 use ir::interp::Missing;
-use ir::{DataId, Diagnostic, Initializer, Module, State, Tensor, random};
+use ir::{DataId, Diagnostic, Initializer, Module, State, StateId, Tensor, random};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::collections::BTreeSet;
 
@@ -12,33 +15,239 @@ use std::collections::BTreeSet;
 const DRAWN: usize = 1 << 16;
 /// The deviation of what is drawn in place of weights that are not here.
 const DEVIATION: f64 = 0.02;
+/// The most samples of a tensor in a checksum of samples, and the bytes of one.
+const SAMPLES: usize = 64;
+const SAMPLE: usize = 4096;
 /// The most names listed in a message.
 const LISTED: usize = 8;
 
-/// The value of every state before step 0: what `given` has of it (weights of the user's), else what its initializer
-/// says. Data of the file goes through the state's view, and is not copied where the view is empty.
+/// The value of every state before step 0: what is `given` of it (weights of the user's), else what its initializer
+/// says.
 ///
 /// # Errors
-/// Weights that are not here, all of them in one message, unless `missing` says to draw them; a value of `given`, or a
-/// view, that does not fit its state's type.
+/// Those of [`InitialValues::new`] and of [`InitialValues::value`].
 pub fn initial_states(
     module: &Module,
     seed: u64,
     missing: Missing,
-    mut given: StateBytes,
+    given: StateBytes,
 ) -> Result<StateBytes, Diagnostic> {
-    check_weights(module, missing, &given)?;
-    let mut values = StateBytes::new();
-    for state in module.states.values() {
-        let value = match (given.remove(&state.name), data(state)) {
-            (Some(bytes), _) => bytes,
-            (None, Some(row)) if module.data[row].bytes().is_none() => drawn(state, seed, DEVIATION)?,
-            (None, _) => initial_value(module, state, seed, &values)?,
-        };
-        check_size(state, &value)?;
-        values.insert(state.name.clone(), value);
+    let values = InitialValues::new(module, seed, missing, given)?;
+    let states = module.states.values();
+    states.map(|state| Ok((state.name.clone(), values.value(state)?))).collect()
+}
+
+/// The values of states before step 0, made when they are asked for: whole, or only a block of one.
+#[derive(Clone, Debug)]
+pub struct InitialValues<'m> {
+    module: &'m Module,
+    seed: u64,
+    given: StateBytes,
+}
+
+impl<'m> InitialValues<'m> {
+    /// The values of a module's states; `given` comes before the values of initializers.
+    ///
+    /// # Errors
+    /// Weights that are not here, all of them in one message, unless `missing` says to draw them; a value of `given` that does
+    /// not fit its state's type.
+    pub fn new(
+        module: &'m Module,
+        seed: u64,
+        missing: Missing,
+        given: StateBytes,
+    ) -> Result<Self, Diagnostic> {
+        check_weights(module, missing, &given)?;
+        Ok(Self { module, seed, given })
     }
-    Ok(values)
+
+    /// The value of a state. Data of the file goes through the state's view, and is not copied where the view is empty.
+    ///
+    /// # Errors
+    /// As [`Self::block`].
+    pub fn value(&self, state: &State) -> Result<Bytes, Diagnostic> {
+        let sizes = state.ty.sizes().ok_or_else(|| unbound(state))?;
+        self.block(state, &vec![0; sizes.len()], &sizes)
+    }
+
+    /// The elements of a state's value from index `start` on, along each dim as many as `sizes` says. Elements that are drawn have
+    /// the values that they have in the whole.
+    ///
+    /// # Errors
+    /// A view that does not fit its state's type; a copy of a state that is defined later; dims that are unbound.
+    pub fn block(&self, state: &State, start: &[u64], sizes: &[u64]) -> Result<Bytes, Diagnostic> {
+        let dtype = state.ty.dtype;
+        if let Some(given) = self.given.get(&state.name) {
+            let whole = RawTensor::new(dtype, state.ty.sizes().unwrap_or_default(), given.clone());
+            let block = whole.and_then(|whole| whole.block(&[], start, sizes));
+            return block.map(|block| block.bytes).ok_or_else(|| unbound(state));
+        }
+        match state.initializer {
+            Initializer::Zeros => {
+                Ok(vec![0; (sizes.iter().product::<u64>() * dtype.bytes()) as usize].into())
+            }
+            Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => {
+                let element = Tensor::splat(dtype, Vec::new(), f64::from_bits(bits)).to_bytes();
+                let made = |_: &[u64], _: &[u64], sizes: &[u64]| {
+                    element.repeat(sizes.iter().product::<u64>() as usize)
+                };
+                padded(state, start, sizes, made)
+            }
+            Initializer::Normal { std, .. } if dtype.is_float() => {
+                self.drawn(state, f64::from_bits(std), start, sizes)
+            }
+            Initializer::Normal { .. } => Err(Diagnostic::new(format!(
+                "random initial values for state `{}` of type {} cannot be drawn",
+                state.name, state.ty
+            ))),
+            Initializer::CopyOf(other) => self.copy(state, other, start, sizes),
+            Initializer::Data(row) if self.module.data[row].bytes().is_none() => {
+                self.drawn(state, DEVIATION, start, sizes)
+            }
+            Initializer::Data(row) => self.from_data(state, row, start, sizes),
+        }
+    }
+
+    /// As [`Self::block`], of the state of that name; `None` if there is none.
+    pub(crate) fn block_of(
+        &self,
+        name: &str,
+        start: &[u64],
+        sizes: &[u64],
+    ) -> Result<Option<Bytes>, Diagnostic> {
+        let state = self.module.states.values().find(|state| state.name == name);
+        state.map(|state| self.block(state, start, sizes)).transpose()
+    }
+
+    /// A checksum of what the values are made of, in hexadecimal digits: the seed, and samples of the file's tensors and of those
+    /// that are given. Every byte of a tensor of up to 256 KiB is a sample.
+    pub fn sampled_checksum(&self) -> String {
+        let of_file = self.module.data.values().filter_map(|data| Some((&data.name, data.bytes()?)));
+        let mut sum = Checksum::default();
+        sum.add(&self.seed.to_le_bytes());
+        for (name, bytes) in of_file.chain(&self.given) {
+            sum.add(format!("{name} {}\n", bytes.len()).as_bytes());
+            let step = bytes.len().div_ceil(SAMPLES).max(SAMPLE);
+            let samples = bytes.chunks(step).map(|chunk| &chunk[..chunk.len().min(SAMPLE)]);
+            samples.for_each(|sample| sum.add(sample));
+        }
+        sum.to_string()
+    }
+
+    fn copy(&self, state: &State, other: StateId, start: &[u64], sizes: &[u64]) -> Result<Bytes, Diagnostic> {
+        let source = &self.module.states[other];
+        let is_earlier = self
+            .module
+            .states
+            .iter()
+            .take_while(|(_, other)| other.name != state.name)
+            .any(|(id, _)| id == other);
+        if !is_earlier {
+            let message = format!("state `{}` copies `{}`, which is defined later", state.name, source.name);
+            return Err(Diagnostic::new(message));
+        }
+        let misfit = || {
+            Diagnostic::new(format!(
+                "state `{}` of type {} cannot be a copy of `{}` of type {}",
+                state.name, state.ty, source.name, source.ty
+            ))
+        };
+        if source.ty.sizes() != state.ty.sizes() {
+            return Err(misfit());
+        }
+        let block = self.block(source, start, sizes)?;
+        let block = RawTensor::new(source.ty.dtype, sizes.to_vec(), block);
+        let cast = block.and_then(|block| block.cast(state.ty.dtype));
+        cast.map(|cast| cast.bytes).ok_or_else(misfit)
+    }
+
+    fn from_data(
+        &self,
+        state: &State,
+        row: DataId,
+        start: &[u64],
+        sizes: &[u64],
+    ) -> Result<Bytes, Diagnostic> {
+        let data = &self.module.data[row];
+        let bytes = data.bytes().cloned().unwrap_or_default();
+        let (found, whole) = (bytes.len(), data.ty.sizes().unwrap_or_default());
+        let tensor = RawTensor::new(data.ty.dtype, whole, bytes).ok_or_else(|| {
+            Diagnostic::new(format!("tensor `{}` is {}, but it has {found} bytes", data.name, data.ty))
+        })?;
+        let fits = ir::view::sizes(&state.view, &tensor.sizes) == state.ty.sizes();
+        let block = tensor.block(&state.view, start, sizes).filter(|_| fits);
+        let block = block.and_then(|block| block.cast(state.ty.dtype));
+        let misfit = || {
+            let view = ir::text::view_text(&state.view);
+            Diagnostic::new(format!(
+                "state `{}` of {} cannot be cut out of `{}`, {}, by {view}",
+                state.name, state.ty, data.name, data.ty
+            ))
+        };
+        block.map(|block| block.bytes).ok_or_else(misfit)
+    }
+
+    /// Normal numbers of a deviation, drawn by (seed, name, element).
+    fn drawn(
+        &self,
+        state: &State,
+        deviation: f64,
+        start: &[u64],
+        sizes: &[u64],
+    ) -> Result<Bytes, Diagnostic> {
+        let (dtype, stream) = (state.ty.dtype, random::stream(&state.name));
+        let numbers = |first: usize, count: usize| {
+            let number = |element| deviation * random::normal(self.seed, stream, element as u64);
+            Tensor::float(dtype, vec![count], (first..first + count).map(number).collect()).to_bytes()
+        };
+        padded(state, start, sizes, |whole, start, sizes| {
+            let mut bytes = vec![0; (sizes.iter().product::<u64>() * dtype.bytes()) as usize];
+            let mut pieces = vec![];
+            let mut rest = &mut bytes[..];
+            for_pieces(whole, start, sizes, |first, count| {
+                let (piece, after) = std::mem::take(&mut rest).split_at_mut(count * dtype.bytes() as usize);
+                pieces.push((first, count, piece));
+                rest = after;
+            });
+            pieces
+                .into_par_iter()
+                .for_each(|(first, count, piece)| piece.copy_from_slice(&numbers(first, count)));
+            bytes
+        })
+    }
+}
+
+/// The runs of elements that a block has in a whole tensor, each with its first element in the whole and its length, which is at most
+/// [`DRAWN`].
+fn for_pieces(whole: &[u64], start: &[u64], sizes: &[u64], mut piece: impl FnMut(usize, usize)) {
+    let of = |sizes: &[u64]| -> Sizes { sizes.iter().map(|&size| size as usize).collect() };
+    let block = Block { whole: of(whole), start: of(start) };
+    block::for_runs(&of(sizes), [&block], |[first], length| {
+        for begin in (0..length).step_by(DRAWN) {
+            piece(first + begin, DRAWN.min(length - begin));
+        }
+    });
+}
+
+/// A block of a state with its padding. `made` makes a block of the unpadded value, given the sizes of that value, the first index
+/// of the block and the sizes of the block.
+fn padded(
+    state: &State,
+    start: &[u64],
+    sizes: &[u64],
+    made: impl Fn(&[u64], &[u64], &[u64]) -> Vec<u8>,
+) -> Result<Bytes, Diagnostic> {
+    let padded = state.ty.sizes().ok_or_else(|| unbound(state))?;
+    let (_, whole) = ir::view::padding(&state.view, &padded);
+    let kept = raw_view::within(&whole, start, sizes);
+    let inner = RawTensor::new(state.ty.dtype, kept.clone(), made(&whole, start, &kept).into());
+    let extended = (0..kept.len() as u32).try_fold(inner, |inner, dim| Some(inner?.extended(dim, sizes)));
+    let misfit = || Diagnostic::new(format!("the padding of state `{}` does not fit", state.name));
+    extended.flatten().map(|tensor| tensor.bytes).ok_or_else(misfit)
+}
+
+fn unbound(state: &State) -> Diagnostic {
+    Diagnostic::new(format!("state `{}` has dims that are unbound or too large: {}", state.name, state.ty))
 }
 
 /// Refuses a module whose weights are neither here, nor in `given`, nor drawn: what [`initial_states`] begins with, for
@@ -61,7 +270,7 @@ fn check_size(state: &State, value: &Bytes) -> Result<(), Diagnostic> {
         Some(expected) => Err(Diagnostic::new(format!(
             "the value of state `{name}` has {found} bytes, and {ty} needs {expected}"
         ))),
-        None => Err(Diagnostic::new(format!("state `{name}` has dims that are unbound or too large: {ty}"))),
+        None => Err(unbound(state)),
     }
 }
 
@@ -88,99 +297,6 @@ fn not_here(module: &Module, absent: BTreeSet<&str>) -> Diagnostic {
         .at(module.name.clone())
         .note("the model's file does not contain these weights; give them with --weights FILE.safetensors")
         .note("or start from scratch with --init gpt2, kaiming or normal:std=0.02")
-}
-
-fn initial_value(
-    module: &Module,
-    state: &State,
-    seed: u64,
-    earlier: &StateBytes,
-) -> Result<Bytes, Diagnostic> {
-    let dtype = state.ty.dtype;
-    Ok(match state.initializer {
-        Initializer::Zeros => vec![0; (state.ty.bytes().unwrap_or(0)) as usize].into(),
-        Initializer::Splat(bits) | Initializer::Fill { value: bits, .. } => {
-            let element = Tensor::splat(dtype, Vec::new(), f64::from_bits(bits)).to_bytes();
-            padded(state, |count| element.repeat(count).into())?
-        }
-        Initializer::Normal { std, .. } if dtype.is_float() => drawn(state, seed, f64::from_bits(std))?,
-        Initializer::Normal { .. } => {
-            return Err(Diagnostic::new(format!(
-                "random initial values for state `{}` of type {} cannot be drawn",
-                state.name, state.ty
-            )));
-        }
-        Initializer::CopyOf(other) => {
-            let other = &module.states[other];
-            match earlier.get(&other.name) {
-                Some(bytes) => copy(state, other, bytes)?,
-                None => {
-                    let message =
-                        format!("state `{}` copies `{}`, which is defined later", state.name, other.name);
-                    return Err(Diagnostic::new(message));
-                }
-            }
-        }
-        Initializer::Data(row) => from_data(module, state, row)?,
-    })
-}
-
-fn copy(state: &State, other: &State, bytes: &Bytes) -> Result<Bytes, Diagnostic> {
-    let sizes = other.ty.sizes().unwrap_or_default();
-    let tensor = RawTensor::new(other.ty.dtype, sizes, bytes.clone());
-    let cast = tensor.and_then(|tensor| tensor.cast(state.ty.dtype));
-    let message = || {
-        format!(
-            "state `{}` of type {} cannot be a copy of `{}` of type {}",
-            state.name, state.ty, other.name, other.ty
-        )
-    };
-    Ok(cast.ok_or_else(|| Diagnostic::new(message()))?.bytes)
-}
-
-fn from_data(module: &Module, state: &State, row: DataId) -> Result<Bytes, Diagnostic> {
-    let data = &module.data[row];
-    let (bytes, sizes) = (data.bytes().cloned().unwrap_or_default(), data.ty.sizes().unwrap_or_default());
-    let found = bytes.len();
-    let tensor = RawTensor::new(data.ty.dtype, sizes, bytes).ok_or_else(|| {
-        Diagnostic::new(format!("tensor `{}` is {}, but it has {found} bytes", data.name, data.ty))
-    })?;
-    let viewed = tensor.view(&state.view).and_then(|viewed| viewed.cast(state.ty.dtype));
-    let fits = viewed.filter(|viewed| state.ty.sizes().is_some_and(|sizes| sizes == viewed.sizes));
-    let message = || {
-        let view = ir::text::view_text(&state.view);
-        format!(
-            "state `{}` of {} cannot be cut out of `{}`, {}, by {view}",
-            state.name, state.ty, data.name, data.ty
-        )
-    };
-    Ok(fits.ok_or_else(|| Diagnostic::new(message()))?.bytes)
-}
-
-/// So many elements as a state has before it is padded, and its padding.
-fn padded(state: &State, elements: impl Fn(usize) -> Bytes) -> Result<Bytes, Diagnostic> {
-    let (padding, sizes) = ir::view::padding(&state.view, &state.ty.sizes().unwrap_or_default());
-    let bytes = elements(sizes.iter().product::<u64>() as usize);
-    let tensor = RawTensor::new(state.ty.dtype, sizes, bytes).and_then(|tensor| tensor.view(padding));
-    let misfit = || Diagnostic::new(format!("the padding of state `{}` does not fit", state.name));
-    tensor.map(|tensor| tensor.bytes).ok_or_else(misfit)
-}
-
-fn drawn(state: &State, seed: u64, deviation: f64) -> Result<Bytes, Diagnostic> {
-    padded(state, |count| normal(state, count, seed, deviation))
-}
-
-/// Normal numbers of a deviation, drawn by (seed, name, element).
-fn normal(state: &State, count: usize, seed: u64, deviation: f64) -> Bytes {
-    let stream = random::stream(&state.name);
-    let chunk = |chunk: usize| {
-        let elements = chunk * DRAWN..count.min((chunk + 1) * DRAWN);
-        let numbers: Vec<f64> =
-            elements.map(|i| deviation * random::normal(seed, stream, i as u64)).collect();
-        Tensor::float(state.ty.dtype, vec![numbers.len()], numbers).to_bytes()
-    };
-    let chunks: Vec<Vec<u8>> = (0..count.div_ceil(DRAWN)).into_par_iter().map(chunk).collect();
-    chunks.concat().into()
 }
 
 #[cfg(test)]
@@ -243,6 +359,71 @@ mod tests {
             let values = initial_states(&module, seed, Missing::Refuse, StateBytes::new()).unwrap();
             assert_eq!(values, interpreted(&module, seed, Missing::Refuse));
         }
+    }
+
+    #[test]
+    fn a_block_has_the_elements_of_the_whole() {
+        let mut module = module();
+        let ids: Vec<StateId> = module.states.keys().collect();
+        for id in ids {
+            let state = &mut module.states[id];
+            if matches!(state.initializer, Initializer::Normal { .. } | Initializer::Fill { .. }) {
+                state.view.push(ViewStep::Pad { dim: 0, after: 2 });
+                let padded: Vec<u64> = state
+                    .ty
+                    .sizes()
+                    .unwrap()
+                    .iter()
+                    .enumerate()
+                    .map(|(dim, size)| size + 2 * u64::from(dim == 0))
+                    .collect();
+                state.ty = Type::of(state.ty.dtype, &padded);
+            }
+        }
+        let values = InitialValues::new(&module, 3, Missing::Refuse, StateBytes::new()).unwrap();
+        for state in module.states.values() {
+            let sizes = state.ty.sizes().unwrap();
+            let whole = RawTensor::new(state.ty.dtype, sizes.clone(), values.value(state).unwrap()).unwrap();
+            for draw in 0..200 {
+                let index = |dim: u32, below: u64| u64::from(random::philox(draw, [dim, 0, 0, 0])[0]) % below;
+                let start: Vec<u64> = (0..).zip(&sizes).map(|(dim, size)| index(dim, size + 1)).collect();
+                let block: Vec<u64> = (0..)
+                    .zip(sizes.iter().zip(&start))
+                    .map(|(dim, (size, start))| index(dim + 9, size - start + 1))
+                    .collect();
+                let expected = whole.block(&[], &start, &block).unwrap().bytes;
+                assert_eq!(
+                    values.block(state, &start, &block).unwrap(),
+                    expected,
+                    "{} {start:?} {block:?}",
+                    state.name
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn another_seed_file_or_weight_changes_the_checksum_of_samples() {
+        let module = module();
+        let sum = |module: &Module, seed: u64, given: StateBytes| {
+            InitialValues::new(module, seed, Missing::Refuse, given).unwrap().sampled_checksum()
+        };
+        let given = |byte: u8| StateBytes::from([("whole".to_owned(), Bytes::from(vec![byte; 96]))]);
+        let mut other = module.clone();
+        let row = other.data.values_mut().next().unwrap();
+        let mut bytes = row.bytes().unwrap().to_vec();
+        *bytes.last_mut().unwrap() ^= 1;
+        row.blob = Blob::File(Some(bytes.into()));
+        let sums = [
+            sum(&module, 3, StateBytes::new()),
+            sum(&module, 4, StateBytes::new()),
+            sum(&other, 3, StateBytes::new()),
+            sum(&module, 3, given(1)),
+            sum(&module, 3, given(2)),
+        ];
+        let different: BTreeSet<&String> = sums.iter().collect();
+        assert_eq!(different.len(), sums.len());
+        assert_eq!(sums[0], sum(&module, 3, StateBytes::new()));
     }
 
     #[test]

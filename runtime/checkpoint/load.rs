@@ -93,7 +93,6 @@ impl Checkpoint {
         let mut values = StateBytes::new();
         for state in module.states.values() {
             let Some(bytes) = self.read(&state.name)? else { continue };
-            let bytes = Bytes::from(bytes);
             let value = if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) };
             values.extend(value.map(|value| (state.name.clone(), value)));
         }
@@ -120,7 +119,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    fn read(&self, state: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    fn read(&self, state: &str) -> Result<Option<Bytes>, CheckpointError> {
         self.states.read(state).map_err(|error| self.with_whole(error))
     }
 

@@ -3,6 +3,8 @@
 //! A view that only reshapes, or slices the outermost dim, shares the bytes it was given: the weights of a mapped file
 //! are not copied.
 
+use crate::comm::block::{self, Block};
+use crate::layout::Sizes;
 use bytes::Bytes;
 use ir::{DType, Tensor, Type, ViewStep};
 
@@ -42,6 +44,62 @@ impl RawTensor {
             self = Self { sizes, bytes, ..self };
         }
         Some(self)
+    }
+
+    /// A block of what the view makes of it: the elements from index `start` on, along each dim as many as `sizes` says. `None` as
+    /// of [`Self::view`], and when the block does not lie in the result. The rest of the tensor is not read, unless it must be
+    /// reshaped after it was copied.
+    pub fn block(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
+        let whole = ir::view::sizes(view, &self.sizes)?;
+        let lies_within =
+            start.iter().zip(sizes).zip(&whole).all(|((start, size), whole)| start + size <= *whole);
+        let is_of_rank = [start.len(), sizes.len()] == [whole.len(); 2];
+        if lies_within && is_of_rank { self.block_of(view, start, sizes) } else { None }
+    }
+
+    /// As [`Self::block`], of a block that lies in the result.
+    fn block_of(&self, view: &[ViewStep], start: &[u64], sizes: &[u64]) -> Option<Self> {
+        let Some((step, before)) = view.split_last() else { return Some(self.cut(start, sizes)) };
+        let (mut first, mut inner) = (start.to_vec(), sizes.to_vec());
+        match step {
+            ViewStep::Cast(to) => self.block_of(before, start, sizes)?.cast(*to),
+            ViewStep::Slice { dim, start, .. } => {
+                *first.get_mut(*dim as usize)? += start;
+                self.block_of(before, &first, sizes)
+            }
+            ViewStep::Transpose(permutation) => {
+                for (index, &dim) in permutation.iter().enumerate() {
+                    *first.get_mut(dim as usize)? = *start.get(index)?;
+                    *inner.get_mut(dim as usize)? = *sizes.get(index)?;
+                }
+                self.block_of(before, &first, &inner)?.view(std::slice::from_ref(step))
+            }
+            ViewStep::Pad { dim, .. } => {
+                let whole = ir::view::sizes(before, &self.sizes)?;
+                self.block_of(before, start, &within(&whole, start, sizes))?.extended(*dim, sizes)
+            }
+            ViewStep::Reshape(_) => Some(self.clone().view(view)?.cut(start, sizes)),
+        }
+    }
+
+    /// The elements of a block. They are not copied if they lie in one piece.
+    fn cut(&self, start: &[u64], sizes: &[u64]) -> Self {
+        let of = |sizes: &[u64]| -> Sizes { sizes.iter().map(|&size| size as usize).collect() };
+        let (width, block) =
+            (self.dtype.bytes() as usize, Block { whole: of(&self.sizes), start: of(start) });
+        let mut runs = vec![];
+        block::for_runs(&of(sizes), [&block], |[run], length| runs.push(run * width..(run + length) * width));
+        let bytes = match &runs[..] {
+            [run] => self.bytes.slice(run.clone()),
+            runs => runs.iter().flat_map(|run| &self.bytes[run.clone()]).copied().collect(),
+        };
+        Self { dtype: self.dtype, sizes: sizes.to_vec(), bytes }
+    }
+
+    /// With zeros at the end of a dim, up to the size that it has in `sizes`.
+    pub(super) fn extended(self, dim: u32, sizes: &[u64]) -> Option<Self> {
+        let after = sizes.get(dim as usize)?.checked_sub(*self.sizes.get(dim as usize)?)?;
+        if after == 0 { Some(self) } else { self.view(&[ViewStep::Pad { dim, after }]) }
     }
 
     /// Converted to another float type, rounding to nearest even; as it is if it is of that type.
@@ -107,6 +165,12 @@ impl RawTensor {
     }
 }
 
+/// The sizes of those elements of a block that lie in a tensor of the sizes `whole`.
+pub(super) fn within(whole: &[u64], start: &[u64], sizes: &[u64]) -> Vec<u64> {
+    let kept = |((&whole, &start), &size): ((&u64, &u64), &u64)| size.min(whole.saturating_sub(start));
+    whole.iter().zip(start).zip(sizes).map(kept).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +216,27 @@ mod tests {
             prop_assert_eq!(found.dtype, expected.dtype);
             prop_assert_eq!(&found.sizes, &expected.ty().sizes().unwrap());
             prop_assert_eq!(&found.bytes[..], &expected.to_bytes()[..]);
+        }
+
+        #[test]
+        fn a_block_is_cut_out_of_what_the_view_makes(
+            sizes in proptest::collection::vec(1u64..5, 0..4),
+            choices in proptest::collection::vec(any::<[u64; 3]>(), 0..5),
+            place in any::<[u64; 8]>(),
+        ) {
+            let mut view = Vec::new();
+            for choice in choices {
+                view.push(step(&ir::view::sizes(&view, &sizes).unwrap(), choice));
+            }
+            let numbers = (0..sizes.iter().product::<u64>()).flat_map(|i| (i as f32).to_le_bytes()).collect::<Vec<u8>>();
+            let raw = RawTensor::new(DType::F32, sizes, numbers.into()).unwrap();
+            let whole = raw.clone().view(&view).unwrap();
+            let start: Vec<u64> = whole.sizes.iter().zip(place).map(|(size, place)| place % (size + 1)).collect();
+            let block: Vec<u64> =
+                whole.sizes.iter().zip(&start).zip(&place[4..]).map(|((size, start), place)| place % (size - start + 1)).collect();
+            prop_assert_eq!(raw.block(&view, &start, &block), Some(whole.cut(&start, &block)));
+            let beyond: Vec<u64> = whole.sizes.iter().map(|size| size + 1).collect();
+            prop_assert!(beyond.is_empty() || raw.block(&view, &vec![0; beyond.len()], &beyond).is_none());
         }
     }
 

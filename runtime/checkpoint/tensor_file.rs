@@ -1,4 +1,4 @@
-//! Files of safetensors: the header checked against the file's length, tensors read one at a time.
+//! Files of safetensors: the header checked against the file's length, tensors mapped and not copied.
 
 use super::error::CheckpointError;
 use super::tensor_writer::{CHECKSUMS, Checksums, sum_text, type_text};
@@ -10,8 +10,6 @@ use ir::{DType, Type};
 use safetensors::Dtype as Stored;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -26,8 +24,8 @@ pub(super) const MARK: (&str, &str) = ("trainyard", "states");
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    /// `None` where all tensors are in `parts`.
-    file: Option<File>,
+    /// The bytes of the file, mapped; none where all tensors are in `parts`.
+    file: Bytes,
     tensors: BTreeMap<String, Entry>,
     /// The checksums of the tensors, if the writer left them.
     checksums: Option<Checksums>,
@@ -87,11 +85,9 @@ impl TensorFile {
     /// A file that cannot be read, or is no file of safetensors, or not all of one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let read = |source| CheckpointError::Read { path: path.to_owned(), source };
-        let mut file = files::open_regular(path).map_err(read)?;
-        let size = file.metadata().map_err(read)?.len();
-        let header = read_header(&mut file, size).map_err(read)?;
+        let file = files::map(path).map_err(read)?;
         let malformed = |reason| CheckpointError::Malformed { path: path.to_owned(), reason };
-        let (metadata, start) = header.map_err(malformed)?;
+        let (metadata, start) = read_header(&file).map_err(malformed)?;
         let mut tensors = BTreeMap::new();
         for (name, info) in metadata.tensors() {
             tensors.insert(name, entry(info, start));
@@ -106,7 +102,7 @@ impl TensorFile {
         }
         Ok(Self {
             path: path.to_owned(),
-            file: Some(file),
+            file,
             tensors,
             checksums,
             unchecked,
@@ -124,7 +120,8 @@ impl TensorFile {
         };
         let tensors = states.into_iter().filter_map(entry).collect();
         let (path, checksums, unchecked) = (path.to_owned(), None, vec![]);
-        Self { path, file: None, tensors, checksums, unchecked, parts, of_states: true, of_pytorch: false }
+        let file = Bytes::new();
+        Self { path, file, tensors, checksums, unchecked, parts, of_states: true, of_pytorch: false }
     }
 
     /// The tensors of the file without a checksum, if others have one.
@@ -175,26 +172,20 @@ impl TensorFile {
         self.checksums.as_ref()
     }
 
-    /// The bytes of a tensor, little endian, row-major; `None` if there is none of that name.
+    /// The bytes of a tensor, little endian, row-major; `None` if there is none of that name. A tensor that lies in one piece is
+    /// not copied.
     ///
     /// # Errors
-    /// The file cannot be read; the bytes do not have the checksum that they were written with.
-    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    /// The bytes do not have the checksum that they were written with.
+    pub fn read(&self, name: &str) -> Result<Option<Bytes>, CheckpointError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let range = match &entry.place {
             Place::File(range) => range,
-            Place::Memory(bytes) => return Ok(Some(bytes.to_vec())),
+            Place::Memory(bytes) => return Ok(Some(bytes.clone())),
             Place::Blocks(_) => return self.read_block(name, &vec![0; entry.dims.len()], &entry.dims),
         };
-        let read = || {
-            let mut file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-            file.seek(SeekFrom::Start(range.start))?;
-            // The header was checked against the file's length, so this is no more than the file has.
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            file.read_exact(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = read().map_err(|source| CheckpointError::Read { path: self.path.clone(), source })?;
+        // The header was checked against the file's length.
+        let bytes = self.file.slice(range.start as usize..range.end as usize);
         if let Some(sum) = self.checksums.as_ref().and_then(|checksums| entry.sum(name, checksums))
             && *sum != sum_text(&entry.type_text(), &bytes)
         {
@@ -216,7 +207,7 @@ impl TensorFile {
         name: &str,
         start: &[u64],
         sizes: &[u64],
-    ) -> Result<Option<Vec<u8>>, CheckpointError> {
+    ) -> Result<Option<Bytes>, CheckpointError> {
         let Some(entry) = self.entry(name).filter(|entry| entry.dims.len() == sizes.len()) else {
             return Ok(None);
         };
@@ -239,7 +230,7 @@ impl TensorFile {
         } else if let Some(whole) = self.read(name)? {
             take(&whole, &vec![0; sizes.len()], &entry.dims);
         }
-        Ok(Some(bytes))
+        Ok(Some(bytes.into()))
     }
 }
 
@@ -300,33 +291,28 @@ fn read_checksums(text: &str) -> Result<Checksums, String> {
     serde_json::from_str(text).map_err(|error| format!("its checksums cannot be read: {error}"))
 }
 
-/// The header, and where the tensors start; or what is wrong with it.
-fn read_header(file: &mut File, size: u64) -> io::Result<Result<(Metadata, u64), String>> {
-    if size < LENGTH {
-        return Ok(Err(format!("{size} bytes are too few for a safetensors file")));
-    }
-    let mut length = [0; LENGTH as usize];
-    file.read_exact(&mut length)?;
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER || length > size - LENGTH {
-        return Ok(Err(format!(
-            "a header of {length} bytes does not fit into the file's {size} bytes: was it truncated?"
-        )));
-    }
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header)?;
-    let metadata: Metadata = match serde_json::from_slice(&header) {
-        Ok(metadata) => metadata,
-        Err(error) => return Ok(Err(format!("its header is not a safetensors header: {error}"))),
+/// The header, and where the tensors start; or the defect.
+fn read_header(file: &[u8]) -> Result<(Metadata, u64), String> {
+    let size = file.len() as u64;
+    let Some((length, rest)) = file.split_first_chunk() else {
+        return Err(format!("{size} bytes are too few for a safetensors file"));
     };
+    let length = u64::from_le_bytes(*length);
+    if length > LONGEST_HEADER || length > rest.len() as u64 {
+        return Err(format!(
+            "a header of {length} bytes does not fit into the file's {size} bytes: was it truncated?"
+        ));
+    }
+    let metadata: Metadata = serde_json::from_slice(&rest[..length as usize])
+        .map_err(|error| format!("its header is not a safetensors header: {error}"))?;
     let start = LENGTH + length;
     let (found, expected) = (size - start, metadata.data_len() as u64);
     if found != expected {
-        return Ok(Err(format!(
+        return Err(format!(
             "its tensors need {expected} bytes, and the file has {found}: was it truncated?"
-        )));
+        ));
     }
-    Ok(Ok((metadata, start)))
+    Ok((metadata, start))
 }
 
 #[cfg(test)]
@@ -387,7 +373,7 @@ mod tests {
         let mut written = Cursor::new(Vec::new());
         let value = |row: &TensorRow| {
             let bytes = if row.name == "a" { vec![7; 8] } else { vec![1, 2, 3] };
-            Ok::<_, io::Error>(bytes.into())
+            Ok::<_, std::io::Error>(bytes.into())
         };
         layout.write(&mut written, value).unwrap();
         let mut written = written.into_inner();
@@ -396,13 +382,13 @@ mod tests {
         let file = TensorFile::open(&path).unwrap();
         assert!(file.of_states);
         assert_eq!(file.ty("b"), Some(Type::of(DType::U8, &[3])));
-        assert_eq!(file.read("b").unwrap().unwrap(), [1, 2, 3]);
-        assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
+        assert_eq!(file.read("b").unwrap().unwrap(), &[1, 2, 3][..]);
+        assert_eq!(file.read("a").unwrap().unwrap(), &[7; 8][..]);
         assert!(file.read("c").unwrap().is_none());
         *written.last_mut().unwrap() ^= 4;
         fs::write(&path, &written).unwrap();
         let file = TensorFile::open(&path).unwrap();
-        assert_eq!(file.read("a").unwrap().unwrap(), [7; 8]);
+        assert_eq!(file.read("a").unwrap().unwrap(), &[7; 8][..]);
         let error = file.read("b").unwrap_err().to_string();
         assert!(error.contains("the bytes of `b` do not match their checksum"), "{error}");
     }

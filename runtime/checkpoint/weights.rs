@@ -76,7 +76,7 @@ pub fn weights_of(
     for found in matching.matches {
         // States that are slices of one tensor follow each other: it is read once.
         if last.0 != found.tensor {
-            last = (found.tensor.clone(), file.read(&found.tensor)?.unwrap_or_default().into());
+            last = (found.tensor.clone(), file.read(&found.tensor)?.unwrap_or_default());
         }
         match value(module, &found, file, last.1.clone()) {
             Some(bytes) => {

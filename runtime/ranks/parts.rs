@@ -46,6 +46,12 @@ impl<'a> Parts<'a> {
         Block { whole: self.whole.clone(), start: spans.iter().map(|span| span.start as usize).collect() }
     }
 
+    /// Where the part of a rank lies: its first index along each dim, and its sizes.
+    pub(crate) fn place(&self, rank: u64) -> (Vec<u64>, Vec<u64>) {
+        let of = |sizes: &[usize]| sizes.iter().map(|&size| size as u64).collect();
+        (of(&self.block(rank).start), of(&self.local))
+    }
+
     /// Bytes of a part.
     pub(crate) fn local_bytes(&self) -> u64 {
         (self.local.iter().product::<usize>() * self.width()) as u64

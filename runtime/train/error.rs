@@ -76,6 +76,9 @@ pub enum TrainError {
         /// Its input.
         name: String,
     },
+    /// The initial value of a state cannot be made: a fault of the compiler.
+    #[error("{}", .0.message)]
+    Initial(Box<Diagnostic>),
     /// A global batch that microbatches do not divide.
     #[error("the global batch {global_batch} is not a multiple of the program's microbatch {microbatch}")]
     Microbatch {
@@ -137,6 +140,7 @@ impl TrainError {
                 vec!["put the folder back and continue with --resume; its checkpoints are whole".to_owned()]
             }
             Self::Checkpoint(error) => Diagnostic::from(error).notes,
+            Self::Initial(error) => error.notes.clone(),
             Self::Lacks { .. }
             | Self::Unfed { .. }
             | Self::Microbatch { .. }

@@ -4,12 +4,13 @@ use super::classes::{LossClasses, LossTotal};
 use super::error::{Cause, TrainError};
 use super::finite::Began;
 use super::outputs::{Outputs, ScalingOutputs, lacks};
-use crate::checkpoint::StateBytes;
+use crate::checkpoint::{InitialValues, StateBytes};
 use crate::comm::agreement::Agreement;
 use crate::data::Batch;
 use crate::device::{DeviceError, Later, NonFinite, ProgramId};
 use crate::program::{InputSlot, Instruction, Program, Section, View};
 use crate::ranks::{Parts, Rank};
+use bytes::Bytes;
 use ir::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -64,6 +65,41 @@ pub(super) struct Updated {
     pub(super) exhausted: Option<f64>,
     /// The other scalars of the model, by name.
     pub(super) metrics: BTreeMap<String, f64>,
+}
+
+/// The values that a session begins with.
+#[derive(Clone, Debug)]
+pub enum GivenStates<'m> {
+    /// Of every state the whole value, or the part of the rank.
+    Known(StateBytes),
+    /// The values before step 0, of which a rank makes its part alone.
+    Initial(InitialValues<'m>),
+}
+
+impl From<StateBytes> for GivenStates<'_> {
+    fn from(values: StateBytes) -> Self {
+        Self::Known(values)
+    }
+}
+
+impl GivenStates<'_> {
+    /// Takes the part of a rank out; `None` if there is no such state.
+    fn part(&mut self, name: &str, parts: &Parts, rank: u64) -> Result<Option<Bytes>, TrainError> {
+        match self {
+            Self::Initial(values) => {
+                let (start, sizes) = parts.place(rank);
+                values.block_of(name, &start, &sizes).map_err(|error| TrainError::Initial(Box::new(error)))
+            }
+            Self::Known(values) => {
+                let Some(value) = values.remove(name) else { return Ok(None) };
+                if value.len() as u64 == parts.local_bytes() {
+                    return Ok(Some(value));
+                }
+                parts.check(&value)?;
+                Ok(Some(parts.cut(rank, &value).into_owned().into()))
+            }
+        }
+    }
 }
 
 impl<'d> Session<'d> {
@@ -123,24 +159,17 @@ impl<'d> Session<'d> {
         samples(self.program())
     }
 
-    /// Sets the rank's part of every state, given whole values or the rank's parts. Each value is dropped once its part is there, so that all of
-    /// them are never in memory twice; kept are only the parts that are not finite.
+    /// Sets the rank's part of every state. Each value is dropped once its part is there, so that all of them are never in memory
+    /// twice; kept are only the parts that are not finite.
     ///
     /// # Errors
     /// A state without a value, or with one of the wrong size.
-    pub fn write_states(&mut self, mut values: StateBytes) -> Result<(), TrainError> {
-        let program = self.program().clone();
+    pub fn write_states<'m>(&mut self, values: impl Into<GivenStates<'m>>) -> Result<(), TrainError> {
+        let (program, mut values, rank) = (self.program().clone(), values.into(), self.agreement().rank());
         for (index, state) in program.states.iter().enumerate() {
-            let value =
-                values.remove(&state.name).ok_or_else(|| lacks(&program, "value for state", &state.name))?;
             let parts = Parts::of(&state.name, &state.ty, &program.mesh)?;
-            let part = match value.len() as u64 == parts.local_bytes() {
-                true => value,
-                false => {
-                    parts.check(&value)?;
-                    parts.cut(self.agreement().rank(), &value).into_owned().into()
-                }
-            };
+            let part = values.part(&state.name, &parts, rank)?;
+            let part = part.ok_or_else(|| lacks(&program, "value for state", &state.name))?;
             self.rank.device.write_state(self.train, index, &part)?;
             self.began.add(&state.name, state.ty.dtype, &part);
         }

@@ -313,16 +313,16 @@ impl Compile {
 
     /// The ranks of this process on their devices, and the place where the run begins.
     #[allow(clippy::too_many_arguments)]
-    fn begin(
+    fn begin<'r>(
         &self,
         processes: &Processes,
         output: &Place,
-        ready: &Ready,
+        ready: &'r Ready,
         on: &Chosen,
         loader: &Loader,
         steps: u64,
         profile: Option<&Profile>,
-    ) -> Result<(Ranks, Start), Failure> {
+    ) -> Result<(Ranks, Start<'r>), Failure> {
         let Ready { source, compilation, programs, .. } = ready;
         let settings = &self.settings;
         export::check(source, compilation)?;
@@ -389,7 +389,7 @@ impl Compile {
     }
 
     /// The facts in which all processes of a run agree.
-    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 5] {
+    fn facts(&self, programs: &Programs, loader: &Loader, start: &Start) -> [(&'static str, String); 6] {
         let hashes: Vec<String> =
             programs.all().iter().map(|program| format!("{:016x}", program.hash)).collect();
         let data = format!("{} samples, of them {} held out", loader.samples(), loader.eval_samples());
@@ -397,6 +397,7 @@ impl Compile {
             ("version of trainyard", env!("CARGO_PKG_VERSION").to_owned()),
             ("program", hashes.join("-")),
             ("number of samples", data),
+            ("set of data files", start.files.clone()),
             ("step to begin with", start.step.to_string()),
             ("origin of values", start.origin.clone()),
         ]

@@ -35,7 +35,7 @@ fn tensors(path: &Path) -> BTreeMap<String, (String, Vec<u8>)> {
     let file = TensorFile::open(path).expect("it is a file of safetensors");
     let tensor = |name: &str| {
         let ty = file.ty(name).expect("a type of the IR").to_string();
-        (name.to_owned(), (ty, file.read(name).expect("it can be read").expect("it is there")))
+        (name.to_owned(), (ty, file.read(name).expect("it can be read").expect("it is there").to_vec()))
     };
     file.names().map(tensor).collect()
 }

@@ -15,9 +15,11 @@ mod lock;
 mod mapped;
 mod regular;
 mod replacement;
+mod spill;
 
 pub use checksum::Checksum;
 pub use lock::{FolderLock, LockError};
 pub use mapped::{Change, FileChanged, changes, is_as_mapped, map};
 pub use regular::open_regular;
 pub use replacement::{Replacement, remove_leftovers, temporary_name};
+pub use spill::Spill;

@@ -196,6 +196,12 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Watched(mapped)))
 }
 
+/// Whether bytes lie in a file that is mapped.
+pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
+    let holds = |mapped: &Arc<Mapped>| mapped.map.as_ptr_range().contains(&bytes.as_ptr());
+    watched().values().flatten().any(holds)
+}
+
 /// Compares the mapped files at these paths, and in folders at these paths, with their state at mapping. Returns the changes.
 pub fn changes(paths: &[PathBuf]) -> Vec<FileChanged> {
     at(paths).into_iter().filter_map(Mapped::change).collect()

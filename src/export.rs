@@ -11,12 +11,42 @@ mod weights;
 
 use crate::compilation::{Compilation, Source};
 use bytes::Bytes;
-use ir::{Diagnostic, visible};
+use files::Spill;
+use ir::{Diagnostic, Module, visible};
 use onnx::{Model, Tensor, TensorSource, WriteError};
 use passes::reports::{ParameterReport, RowRole};
-use runtime::checkpoint::StateSource;
+use runtime::checkpoint::{Checkpoint, StateBytes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// Whatever has the trained values.
+pub trait TrainedStates {
+    /// The value of the state of that name (little endian, row-major); `None` if there is none.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic>;
+}
+
+impl TrainedStates for StateBytes {
+    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic> {
+        Ok(self.get(state).cloned())
+    }
+}
+
+/// The states of a program in a checkpoint, which are read one after the other.
+pub struct SavedStates<'a> {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// The program.
+    pub module: &'a Module,
+}
+
+impl TrainedStates for SavedStates<'_> {
+    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic> {
+        Ok(self.checkpoint.value(self.module, state)?)
+    }
+}
 
 /// Whole tensors of the file by their names: little endian, row-major, in the file's element type.
 pub type FileTensors = BTreeMap<String, Bytes>;
@@ -86,11 +116,11 @@ impl Exported {
 pub fn export(
     source: &Source,
     compilation: &Compilation,
-    states: &dyn StateSource,
+    states: &dyn TrainedStates,
     folder: &Path,
 ) -> Result<Exported, Vec<Diagnostic>> {
     let model = &source.model;
-    let tensors = tensors(model, compilation, states)?;
+    let tensors = tensors(model, compilation, states, &mut Spill::new(folder))?;
     let [onnx, training, weights] =
         ["model.onnx", "model-training.onnx", "model.safetensors"].map(|name| folder.join(name));
     let in_file = by_name(model);
@@ -174,14 +204,15 @@ pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
 }
 
 /// The tensors of the file that became states, whole, with the values that `states` has. Where the program reads a part
-/// of a tensor alone, the rest stays as it is in the file.
+/// of a tensor alone, the rest stays as it is in the file. Tensors that were put together rest in `spill`.
 ///
 /// # Errors
 /// A state without a value, or with one of another size.
-pub fn tensors(
+fn tensors(
     model: &Model,
     compilation: &Compilation,
-    states: &dyn StateSource,
+    states: &dyn TrainedStates,
+    spill: &mut Spill,
 ) -> Result<FileTensors, Vec<Diagnostic>> {
     let in_file = by_name(model);
     let mut tensors = FileTensors::new();
@@ -189,7 +220,7 @@ pub fn tensors(
     for report in exported(compilation) {
         let original = in_file.get(report.data.as_str()).and_then(|tensor| tensor.present());
         match whole(report, original, states) {
-            Ok(bytes) => drop(tensors.insert(report.data.clone(), bytes)),
+            Ok(bytes) => drop(tensors.insert(report.data.clone(), spill.put(bytes))),
             Err(problem) => problems.push(problem),
         }
     }
@@ -212,18 +243,17 @@ fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
 fn whole(
     report: &ParameterReport,
     original: Option<&Bytes>,
-    states: &dyn StateSource,
+    states: &dyn TrainedStates,
 ) -> Result<Bytes, Diagnostic> {
     let tensor = &report.data;
     let sizes = report.ty.sizes().ok_or_else(|| Diagnostic::new(format!("`{tensor}` has unbound dims")))?;
     let mut bytes = original.cloned();
     for part in &report.states {
         let state = &part.state;
-        let value = states.state(state).ok_or_else(|| {
+        let value = states.value(state)?.ok_or_else(|| {
             Diagnostic::new(format!("state `{state}` of the tensor `{tensor}` has no value"))
         })?;
         let length = value.len();
-        let value = Bytes::from(value.into_owned());
         let put = put_back::put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
         bytes = Some(put.ok_or_else(|| {
             let view = ir::text::view_text(&part.view);

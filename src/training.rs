@@ -6,6 +6,7 @@ pub use programs::{Programs, lower_step, step};
 
 use crate::compilation::Compilation;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
+use crate::export::SavedStates;
 use crate::failure::Failure;
 use crate::feed;
 use crate::log;
@@ -347,10 +348,16 @@ fn records(
     Ok((writer, history))
 }
 
-/// The values of all states in a checkpoint of the run.
-pub fn states_of(compilation: &Compilation, checkpoint: &Path) -> Result<StateBytes, Failure> {
-    let states = Checkpoint::open(checkpoint).and_then(|checkpoint| checkpoint.load(&compilation.training));
-    Ok(states.with_context(|| format!("the checkpoint {} cannot be read back", checkpoint.display()))?)
+/// The values of the states in a checkpoint of the run.
+pub fn states_of<'m>(compilation: &'m Compilation, path: &Path) -> Result<SavedStates<'m>, Failure> {
+    let module = &compilation.training;
+    let opened = Checkpoint::open(path).and_then(|checkpoint| {
+        checkpoint.check_table(module)?;
+        Ok(checkpoint)
+    });
+    let checkpoint =
+        opened.with_context(|| format!("the checkpoint {} cannot be read back", path.display()))?;
+    Ok(SavedStates { checkpoint, module })
 }
 
 /// The files that the training samples are made from.

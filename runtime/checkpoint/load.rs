@@ -11,7 +11,7 @@ use super::tensor_writer::Checksums;
 use super::{DESCRIPTION, STATES, StateBytes, padding, shards};
 use crate::ranks::Parts;
 use bytes::Bytes;
-use ir::Module;
+use ir::{Module, State};
 use serde::Deserialize;
 use std::fs;
 use std::io::Read as _;
@@ -92,11 +92,23 @@ impl Checkpoint {
         self.check_table(module)?;
         let mut values = StateBytes::new();
         for state in module.states.values() {
-            let Some(bytes) = self.read(&state.name)? else { continue };
-            let value = if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) };
-            values.extend(value.map(|value| (state.name.clone(), value)));
+            values.extend(self.value_of(state)?.map(|value| (state.name.clone(), value)));
         }
         Ok(values)
+    }
+
+    /// The value of a state of `module`, which has the checkpoint's table of states; `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// As [`Self::load`], but for the table.
+    pub fn value(&self, module: &Module, name: &str) -> Result<Option<Bytes>, CheckpointError> {
+        let state = module.states.values().find(|state| state.name == name);
+        state.map_or(Ok(None), |state| self.value_of(state))
+    }
+
+    fn value_of(&self, state: &State) -> Result<Option<Bytes>, CheckpointError> {
+        let Some(bytes) = self.read(&state.name)? else { return Ok(None) };
+        Ok(if padding::is_padded(state) { padding::add(state, bytes) } else { Some(bytes) })
     }
 
     /// The parts that a rank of the mesh of `module` has of all states. Of each state only the pieces are read that meet the part.

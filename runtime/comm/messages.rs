@@ -35,6 +35,13 @@ pub struct ByMessages<M>(pub M);
 /// longer. The bits are the same.
 const SMALL: usize = 1 << 14;
 
+/// A reduction takes pieces of the other ranks into room of so many bytes, one after the other: a large tensor takes no more memory
+/// than a small one.
+const ROOM: usize = if cfg!(test) { 1 << 10 } else { 8 << 20 };
+
+/// Pieces begin at multiples of so many bytes, so that they hold whole elements of any type.
+const ALIGNED: usize = size_of::<u64>();
+
 impl<M: Messages> Communicator for ByMessages<M> {
     fn rank(&self) -> u64 {
         self.0.rank()
@@ -176,17 +183,22 @@ impl<M: Messages> ByMessages<M> {
         pieces: &[&[u8]],
         result: &mut [u8],
     ) -> Result<(), CommError> {
-        let place = self.place(group)?;
-        let mut received = Aligned::new(result.len() * (group.len() - 1));
-        // `chunks` has none of an empty result.
-        let length = result.len().max(1);
-        let room = self.others(group).zip(received.bytes_mut().chunks_exact_mut(length)).collect();
-        self.swap(self.to_others(group, |to| pieces[to]), room)?;
-        if !result.is_empty() {
-            let mut all: Vec<&[u8]> = received.bytes().chunks_exact(length).collect();
-            all.insert(place, pieces[place]);
-            let in_order: Vec<&[u8]> = by_rank(group).into_iter().map(|place| all[place]).collect();
-            combine(dtype, kind, &in_order, result);
+        let (place, order) = (self.place(group)?, by_rank(group));
+        let most = (ROOM / group.len()).next_multiple_of(ALIGNED);
+        let longest = pieces.iter().map(|piece| piece.len()).max().unwrap_or(0);
+        let mut received = Aligned::new(most.min(longest.next_multiple_of(ALIGNED)) * (group.len() - 1));
+        for begin in (0..longest).step_by(most) {
+            let within = |length: usize| begin.min(length)..(begin + most).min(length);
+            let own = within(result.len());
+            let width = own.len().next_multiple_of(ALIGNED).max(ALIGNED);
+            let room = received.bytes_mut().chunks_exact_mut(width).map(|room| &mut room[..own.len()]);
+            let room = self.others(group).zip(room).collect();
+            self.swap(self.to_others(group, |to| &pieces[to][within(pieces[to].len())]), room)?;
+            let others = received.bytes().chunks_exact(width).map(|piece| &piece[..own.len()]);
+            let mut all: Vec<&[u8]> = others.take(group.len() - 1).collect();
+            all.insert(place, &pieces[place][own.clone()]);
+            let in_order: Vec<&[u8]> = order.iter().map(|&place| all[place]).collect();
+            combine(dtype, kind, &in_order, &mut result[own]);
         }
         Ok(())
     }

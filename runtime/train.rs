@@ -5,6 +5,7 @@
 //! the break does, bit for bit: states come from the checkpoint, samples from the step's number, and nothing else
 //! outlives a step.
 
+mod beside;
 mod classes;
 mod error;
 mod evaluate;

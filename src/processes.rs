@@ -106,6 +106,14 @@ impl Processes {
         }
     }
 
+    /// Whether it holds for all processes.
+    ///
+    /// # Errors
+    /// A process is lost.
+    pub fn all(&self, holds: bool) -> Result<bool, Failure> {
+        Ok(!self.agreement.any(!holds).map_err(lost)?)
+    }
+
     /// Lets rank 0 do something while the others wait. Returns the result on rank 0.
     ///
     /// # Errors

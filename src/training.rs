@@ -5,6 +5,7 @@ mod programs;
 pub use programs::{Programs, lower_step, step};
 
 use crate::compilation::Compilation;
+use crate::config::memory::Budget;
 use crate::config::{DataSource, InputBinding, InputSource, LabelsFrom, ResumePlace, Settings, Tokenizer};
 use crate::export::SavedStates;
 use crate::failure::Failure;
@@ -275,6 +276,28 @@ pub struct Setup<'a> {
     pub steps: u64,
     /// The files that the run reads, and its folder.
     pub surroundings: Surroundings,
+    /// Whether checkpoints are written beside the steps.
+    pub saves_beside: bool,
+}
+
+/// Bytes of the copy of the states from which a rank writes a checkpoint beside the steps. `None` if the run saves only at its end.
+pub fn copy_of_states(programs: &Programs, settings: &Settings) -> Option<u64> {
+    let saves = settings.run.save_every.is_some() || settings.run.exports_best();
+    saves.then_some(programs.training.memory.states)
+}
+
+/// Whether there is room for such a copy beside the programs of so many ranks on this machine: within `--memory`, and in the
+/// memory that is free.
+pub fn has_room_for_copy(programs: &Programs, settings: &Settings, copy: u64, ranks: u64) -> bool {
+    let on_device = programs.peak();
+    let is_in_budget = settings.memory.memory.is_none_or(|Budget(budget)| on_device + copy <= budget);
+    let (in_memory, is_in_budget) = match programs.training.target {
+        Target::Cpu => (on_device, is_in_budget),
+        // The budget is of the device, and the copy is in the memory of the host.
+        Target::Cuda => (0, true),
+    };
+    let needed = (in_memory + copy).saturating_mul(ranks);
+    is_in_budget && runtime::memory::available().is_none_or(|free| needed <= free)
 }
 
 /// The log of a process has a line for a step at most so often.
@@ -289,7 +312,7 @@ pub fn train(
     start: Start,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Surroundings>), Failure> {
-    let Setup { compilation, programs, loader, settings, folder, steps, surroundings } = setup;
+    let Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside } = setup;
     let Start { step, states, data, history, from, .. } = start;
     let evaluates = loader.eval_samples() > 0;
     let schedule = Schedule {
@@ -298,6 +321,7 @@ pub fn train(
         eval_every: settings.data.eval_every,
         save_every: settings.run.save_every,
         save_best: settings.run.exports_best(),
+        saves_beside,
         keep: settings.run.keep,
         patience: settings.run.patience,
     };

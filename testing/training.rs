@@ -63,6 +63,7 @@ pub fn train(
         folder: &folder,
         steps: STEPS,
         surroundings: Surroundings::default(),
+        saves_beside: true,
     };
     training::train(setup, ranks, start, &AtomicBool::new(false)).map(drop)
 }

@@ -109,7 +109,7 @@ impl Checkpoints {
         let owned = Owned::of(module, rank)?;
         let value = |row: &TensorRow| {
             let part = states.state(&row.name).unwrap_or_default();
-            owned.cut(row, &part).map(Cow::Owned).map_err(Failure::State)
+            owned.cut(row, part).map_err(Failure::State)
         };
         let written = write_file(&temporary.join(owned.file()), |out| owned.layout.write(out, value));
         match written {

@@ -9,6 +9,7 @@ use super::tensor_file::{BlockPlace, MARK, SplitTensor, TensorFile};
 use super::tensor_writer::{Checksums, TensorLayout, TensorRow};
 use crate::ranks::Parts;
 use ir::{Mesh, Module, State};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -54,7 +55,11 @@ impl<'m> Owned<'m> {
     ///
     /// # Errors
     /// A part of another size.
-    pub(super) fn cut(&self, row: &TensorRow, part: &[u8]) -> Result<Vec<u8>, CheckpointError> {
+    pub(super) fn cut<'b>(
+        &self,
+        row: &TensorRow,
+        part: Cow<'b, [u8]>,
+    ) -> Result<Cow<'b, [u8]>, CheckpointError> {
         let size =
             |expected| CheckpointError::State { name: row.name.clone(), found: part.len() as u64, expected };
         let state = self.states.get(row.name.as_str()).ok_or_else(|| size(row.bytes()))?;

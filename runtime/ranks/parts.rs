@@ -126,13 +126,17 @@ impl<'a> Parts<'a> {
         part
     }
 
-    /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say.
-    pub(crate) fn within(&self, rank: u64, part: &[u8], sizes: &[u64]) -> Vec<u8> {
+    /// The elements of a rank's part that lie within the first elements of each dim, as many as these sizes say. A part that lies
+    /// within them whole is not copied.
+    pub(crate) fn within<'b>(&self, rank: u64, part: Cow<'b, [u8]>, sizes: &[u64]) -> Cow<'b, [u8]> {
         let kept: Sizes = self.within_sizes(rank, sizes).1.into_iter().map(|size| size as usize).collect();
+        if kept == self.local {
+            return part;
+        }
         let mut inner = vec![0; kept.iter().product::<usize>() * self.width()];
         let (source, target) = (Block::all(&self.local), Block::all(&kept));
-        block::copy(&kept, self.width(), (part, &source), (&mut inner, &target));
-        inner
+        block::copy(&kept, self.width(), (&part, &source), (&mut inner, &target));
+        inner.into()
     }
 
     /// The tensor, given the parts of all ranks in their order. Of parts that several ranks have, the first counts; the

@@ -127,6 +127,16 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// The newest checkpoint that the error of a number that is not finite names.
+    pub(super) fn kept_mut(&mut self) -> Option<&mut Option<PathBuf>> {
+        match self {
+            Self::NotFinite { kept, .. }
+            | Self::StateNotFinite { kept, .. }
+            | Self::ScaleExhausted { kept, .. } => Some(kept),
+            _ => None,
+        }
+    }
+
     /// Why, and what to do about it; one thought each. A device's error becomes a diagnostic by itself.
     fn notes(&self) -> Vec<String> {
         match self {

@@ -163,7 +163,7 @@ fn made(module: &Module, session: &Session, state: &State, part: &[u8]) -> Resul
     }
     let parts = Parts::of(&state.name, &state.ty, &module.mesh)?;
     let sizes = unpadded_type(state).and_then(|ty| ty.sizes()).unwrap_or_default();
-    let unpadded = |part: &[u8]| parts.within(session.agreement().rank(), part, &sizes);
+    let unpadded = |part: &[u8]| parts.within(session.agreement().rank(), part.into(), &sizes).into_owned();
     Ok(session.began().made(state, part, unpadded).map(f64::to_bits))
 }
 
@@ -275,7 +275,7 @@ mod tests {
         state.view.push(ViewStep::Pad { dim: 0, after: 2 });
         let state = &module.states[id];
         let parts = Parts::of(&state.name, &state.ty, &module.mesh).unwrap();
-        let unpadded = |value: &[u8]| parts.within(0, value, &[7]);
+        let unpadded = |value: &[u8]| parts.within(0, value.into(), &[7]).into_owned();
         let made = |place| Began::default().made(state, &bytes(DType::F32, 9, place, f64::NAN), unpadded);
         assert!(made(6).is_some_and(f64::is_nan));
         assert_eq!(made(7), None);

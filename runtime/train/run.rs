@@ -1,5 +1,6 @@
 //! The training loop.
 
+use super::beside::Saves;
 use super::error::TrainError;
 use super::evaluate::evaluate;
 use super::history::{EvalHistory, Evaluation};
@@ -14,6 +15,7 @@ use crate::progress::Progress;
 use ir::Module;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 /// Which steps to run, and what to do between them. Counts are of steps from step 0 of the run, resumed or not.
@@ -31,6 +33,8 @@ pub struct Schedule {
     pub save_best: bool,
     /// Checkpoints that stay: the newest, and besides them the one with the lowest eval loss. All stay by default.
     pub keep: Option<u64>,
+    /// Write checkpoints beside the steps, from a copy of the states. The last one is written from the states themselves.
+    pub saves_beside: bool,
     /// End the run when so many evaluations in a row had no loss below the lowest.
     pub patience: Option<u64>,
 }
@@ -110,13 +114,31 @@ pub struct BestCheckpoint {
 /// full; programs and data that do not fit each other; a rank that failed. With a scaled loss a gradient that is not finite
 /// skips its step, and is an error only once the scale can get no smaller.
 pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
+    thread::scope(|scope| {
+        let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
+        let ended = steps(run, &mut saves, schedule, stop);
+        ended.map_err(|error| run.end_after(error, &mut saves, schedule))
+    })
+}
+
+/// Runs the steps, and saves.
+fn steps<'scope, 'a: 'scope>(
+    run: &mut TrainingRun<'a>,
+    saves: &mut Saves<'scope, '_>,
+    schedule: &Schedule,
+    stop: &AtomicBool,
+) -> Result<Outcome, TrainError> {
     let microbatches = run.microbatches()?;
     let mut outcome = run.begin(schedule, stop)?;
     let mut saved = outcome.checkpoint.is_some().then_some(schedule.start);
     // The step that the device may still be at, and since when it is.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
     for step in schedule.start..schedule.steps {
-        (outcome.stopped, outcome.ended_early) = run.ends_now(schedule, stop)?;
+        let now = run.at_step(saves, schedule, stop)?;
+        (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
+        if now.is_written {
+            run.finish_save(saves, schedule, &mut outcome)?;
+        }
         if outcome.stopped || outcome.ended_early {
             break;
         }
@@ -131,8 +153,8 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
         }
         let done = step + 1;
         let last = done == schedule.steps;
-        let (evaluates, saves) = (last || due(schedule.eval_every, done), due(schedule.save_every, done));
-        if run.session.runs_ahead() && !evaluates && !saves {
+        let (evaluates, is_saved) = (last || due(schedule.eval_every, done), due(schedule.save_every, done));
+        if run.session.runs_ahead() && !evaluates && !is_saved {
             open = Some(begun);
             continue;
         }
@@ -146,16 +168,17 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
         run.report(ended, eval_loss, &mut outcome)?;
         outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
         let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
-        if saves || (schedule.save_best && run.agree(improves)?) {
-            run.save(schedule, saved, done, &mut outcome)?;
+        if is_saved || (schedule.save_best && run.agree(improves)?) {
+            run.save(saves, schedule, saved, (done, last), &mut outcome)?;
             saved = Some(done);
         }
     }
     if let Some(last) = open {
         run.end_step(last, &mut since, &outcome).and_then(|ended| run.report(ended, None, &mut outcome))?;
     }
+    run.finish_save(saves, schedule, &mut outcome)?;
     if saved != Some(outcome.steps) {
-        run.save(schedule, saved, outcome.steps, &mut outcome)?;
+        run.save(saves, schedule, saved, (outcome.steps, true), &mut outcome)?;
     }
     (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
     Ok(outcome)
@@ -164,6 +187,16 @@ pub fn train(run: &mut TrainingRun, schedule: &Schedule, stop: &AtomicBool) -> R
 /// Whether something that is done every so many steps is due after `done` steps.
 fn due(every: Option<u64>, done: u64) -> bool {
     every.is_some_and(|every| done.is_multiple_of(every))
+}
+
+/// What all ranks know before a step.
+struct AtStep {
+    /// The run stops, as any rank was asked to.
+    stops: bool,
+    /// The run ends early: so many evaluations in a row had no loss below the lowest.
+    ends_early: bool,
+    /// The checkpoint that was written beside the steps can get its name.
+    is_written: bool,
 }
 
 impl TrainingRun<'_> {
@@ -176,18 +209,23 @@ impl TrainingRun<'_> {
         Ok(global_batch / microbatch)
     }
 
-    /// Whether the run stops before its next step, as any rank was asked to, and whether it ends early: so many evaluations in a
-    /// row had no loss below the lowest.
-    fn ends_now(&self, schedule: &Schedule, stop: &AtomicBool) -> Result<(bool, bool), TrainError> {
+    /// What all ranks know before a step.
+    fn at_step(&self, saves: &Saves, schedule: &Schedule, stop: &AtomicBool) -> Result<AtStep, TrainError> {
         const STOPS: u8 = 1;
         const ENDS_EARLY: u8 = 2;
+        const WRITES: u8 = 4;
         let since_lowest = self.lead.as_ref().map(|lead| lead.history.since_lowest());
         let is_patient = schedule.patience.zip(since_lowest).is_none_or(|(patience, since)| since < patience);
-        let stops = if stop.load(Ordering::Relaxed) { STOPS } else { 0 };
-        let own = stops | if is_patient { 0 } else { ENDS_EARLY };
+        let facts =
+            [(stop.load(Ordering::Relaxed), STOPS), (!is_patient, ENDS_EARLY), (saves.are_pending(), WRITES)];
+        let own = facts.into_iter().filter(|(holds, _)| *holds).fold(0, |own, (_, bit)| own | bit);
         let all = self.session.agreement().union(own).map_err(DeviceError::from)?;
         let ends_early = all & ENDS_EARLY != 0;
-        Ok((all & STOPS != 0 && !ends_early, ends_early))
+        Ok(AtStep {
+            stops: all & STOPS != 0 && !ends_early,
+            ends_early,
+            is_written: saves.open.is_some() && all & WRITES == 0,
+        })
     }
 
     /// Whether any rank says so.

@@ -1,109 +1,158 @@
 //! Checkpoints of a run: when one is written, which stay, and which has the lowest eval loss.
 
+use super::beside::{BegunSave, OpenSave, Saves, Written};
 use super::error::TrainError;
-use super::finite::{self, FiniteStates, NotFinite, NotFiniteState, Refused};
+use super::finite::{self, FiniteStates, NotFiniteState, Refused};
 use super::history::Evaluation;
 use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
-use crate::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description, Shard};
+use crate::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
 use crate::data::DataPosition;
 use crate::device::DeviceError;
 use ir::Module;
-use std::path::{Path, PathBuf};
+use std::thread;
 
-/// The path of a checkpoint, or the state for which none was made.
-type Saved = Result<PathBuf, NotFinite>;
-
-impl TrainingRun<'_> {
-    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; then removes those that
-    /// `schedule` does not keep. The last save was after `saved` steps.
-    pub(super) fn save(
+impl<'a> TrainingRun<'a> {
+    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN; the last save was after `saved` steps. If
+    /// the run goes on and `saves` may write beside its steps, this returns when the states are copied.
+    pub(super) fn save<'scope>(
         &mut self,
+        saves: &mut Saves<'scope, '_>,
         schedule: &Schedule,
         saved: Option<u64>,
-        done: u64,
+        (done, is_last): (u64, bool),
+        outcome: &mut Outcome,
+    ) -> Result<(), TrainError>
+    where
+        'a: 'scope,
+    {
+        self.finish_save(saves, schedule, outcome)?;
+        let begun = self.begin_save(done, outcome)?;
+        match saves.scope.filter(|_| !is_last) {
+            None => {
+                let states = FiniteStates::of(self.module, &self.session);
+                let written = begun.write(&states);
+                let refused = states.refused();
+                self.refuse_not_finite(&begun, refused, schedule, saved, outcome)?;
+                self.end_save(begun, written, schedule, outcome)
+            }
+            Some(scope) => {
+                let mut copy = std::mem::take(&mut saves.copy);
+                let refused = copy.take(self.module, FiniteStates::of(self.module, &self.session));
+                self.refuse_not_finite(&begun, refused, schedule, saved, outcome)?;
+                let writer = begun.clone();
+                let write = move || (writer.write(&copy), copy);
+                let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn_scoped(scope, write);
+                let thread = thread
+                    .map_err(|error| DeviceError::Threads { threads: 1, message: error.to_string() })?;
+                saves.open = Some(OpenSave { begun, thread });
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the checkpoint that is being written beside the steps, if there is one: waits until every rank has written its part.
+    pub(super) fn finish_save(
+        &mut self,
+        saves: &mut Saves,
+        schedule: &Schedule,
         outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
-        let written = match self.session.agreement().count() {
-            1 => self.save_alone(done, outcome)?,
-            _ => self.save_together(done, outcome)?,
-        };
-        match written {
-            Ok(path) => outcome.checkpoint = Some(path),
-            Err(found) => {
-                let state = found.named(self.module);
-                return Err(state.map_or(DeviceError::Ended.into(), |state| {
-                    spoilt(state, schedule, saved, done, outcome)
-                }));
-            }
-        }
-        if let Some((count, lead)) = schedule.keep.zip(self.lead.as_mut()) {
-            lead.keep(&self.checkpoints, count, done);
-        }
-        Ok(())
+        let Some(OpenSave { begun, thread }) = saves.open.take() else { return Ok(()) };
+        let (written, copy) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        saves.copy = copy;
+        self.end_save(begun, written, schedule, outcome)
     }
 
-    /// Makes the checkpoint of the only rank. Returns its path, or the state that is not finite.
-    fn save_alone(&mut self, done: u64, outcome: &Outcome) -> Result<Saved, TrainError> {
-        let Some(lead) = &mut self.lead else { return Ok(Ok(self.checkpoints.path(done))) };
-        let description = lead.description(self.module, self.loader.position(done), outcome)?;
-        let states = FiniteStates::of(self.module, &self.session);
-        let written = self.checkpoints.save(self.module, &description, &states);
-        match states.refused() {
-            Some(Refused::NotFinite(found)) => Ok(Err(found)),
-            Some(Refused::Device(error)) => Err(error.into()),
-            None => lead.written(written).map(Ok),
+    /// The error with which a run ends. A number that is not finite is known to all ranks: they end the checkpoint that is being written,
+    /// and the error names it.
+    pub(super) fn end_after(
+        &mut self,
+        mut error: TrainError,
+        saves: &mut Saves,
+        schedule: &Schedule,
+    ) -> TrainError {
+        let mut outcome = Outcome::default();
+        if let Some(kept) = error.kept_mut()
+            && self.finish_save(saves, schedule, &mut outcome).is_ok()
+        {
+            *kept = outcome.checkpoint.or(kept.take());
         }
+        error
     }
 
-    /// Makes a checkpoint, of which every rank writes its part. Returns its path, or the state that is not finite on any rank.
-    fn save_together(&mut self, done: u64, outcome: &Outcome) -> Result<Saved, TrainError> {
-        let begun = match &mut self.lead {
+    /// Begins a checkpoint: rank 0 describes it, and makes the folder for the parts of several ranks.
+    fn begin_save(&mut self, done: u64, outcome: &Outcome) -> Result<BegunSave<'a>, TrainError> {
+        let agreement = self.session.agreement().clone();
+        let (module, checkpoints) = (self.module, self.checkpoints.clone());
+        let description = match &mut self.lead {
+            Some(lead) => Some(lead.description(module, self.loader.position(done), outcome)?),
             None => None,
-            Some(lead) => {
-                let description = lead.description(self.module, self.loader.position(done), outcome)?;
-                let temporary = self.checkpoints.begin(done);
-                Some((description, lead.written(temporary)?))
-            }
         };
-        let agreement = self.session.agreement();
-        let name = begun.as_ref().and_then(|(_, path)| Some(path.file_name()?.to_str()?.to_owned()));
-        let name = agreement.gather(name).map_err(DeviceError::from)?.swap_remove(0).unwrap_or_default();
-        let temporary = self.checkpoints.folder().join(name);
-        let ended = self.write_part(done, &temporary).and_then(|part| {
-            let parts = agreement.gather(part).map_err(DeviceError::from)?;
-            Ok(parts.into_iter().collect::<Result<Vec<Shard>, NotFinite>>())
-        });
-        let (Some(lead), Some((description, _))) = (&self.lead, begun) else {
-            let saved = ended?.map(|_| self.checkpoints.path(done));
-            // Rank 0 ends the checkpoint.
-            self.agree(true)?;
-            return Ok(saved);
+        let mut temporary = None;
+        if agreement.count() > 1 {
+            let made = self.lead.as_ref().map(|lead| lead.written(checkpoints.begin(done))).transpose()?;
+            let name = made.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
+            let name = agreement.gather(name).map_err(DeviceError::from)?.swap_remove(0).unwrap_or_default();
+            temporary = Some(checkpoints.folder().join(name));
+        }
+        Ok(BegunSave { module, checkpoints, done, rank: agreement.rank(), description, temporary })
+    }
+
+    /// Ends the run if a state of any rank had no value, since training made it infinite or NaN.
+    fn refuse_not_finite(
+        &self,
+        begun: &BegunSave,
+        refused: Option<Refused>,
+        schedule: &Schedule,
+        saved: Option<u64>,
+        outcome: &Outcome,
+    ) -> Result<(), TrainError> {
+        let own = match refused {
+            None => Ok(None),
+            Some(Refused::NotFinite(found)) => Ok(Some(found)),
+            Some(Refused::Device(error)) => Err(error),
         };
-        let saved = match ended {
-            Ok(Ok(shards)) => Ok(lead.written(self.checkpoints.commit(&temporary, &description, shards))?),
-            Ok(Err(found)) => {
-                self.checkpoints.abandon(&temporary);
-                Err(found)
+        let all = own.and_then(|own| Ok(self.session.agreement().gather(own)?));
+        let first = all.map(|all| all.into_iter().flatten().min()).inspect_err(|_| begun.abandon())?;
+        let Some(found) = first else { return Ok(()) };
+        begun.abandon();
+        let state = found.named(self.module);
+        Err(state
+            .map_or(DeviceError::Ended.into(), |state| spoilt(state, schedule, saved, begun.done, outcome)))
+    }
+
+    /// Gives a checkpoint its name when all ranks have written; then removes those that `schedule` does not keep.
+    fn end_save(
+        &mut self,
+        begun: BegunSave,
+        written: Result<Written, CheckpointError>,
+        schedule: &Schedule,
+        outcome: &mut Outcome,
+    ) -> Result<(), TrainError> {
+        let path = match written {
+            Ok(Written::Whole(path)) => path,
+            Ok(Written::Part(part)) => {
+                let parts = self.session.agreement().gather(part).map_err(DeviceError::from);
+                let parts = parts.inspect_err(|_| begun.abandon())?;
+                let committed = self.lead.as_ref().map(|lead| lead.written(begun.commit(parts))).transpose();
+                committed?;
+                // Nobody reads the checkpoint before rank 0 has ended it.
+                self.agree(true)?;
+                self.checkpoints.path(begun.done)
             }
             Err(error) => {
-                self.checkpoints.abandon(&temporary);
-                return Err(error);
+                begun.abandon();
+                return match &self.lead {
+                    Some(lead) => lead.written(Err(error)),
+                    None => Err(error.into()),
+                };
             }
         };
-        self.agree(true)?;
-        Ok(saved)
-    }
-
-    /// Writes the part of this rank.
-    fn write_part(&self, done: u64, temporary: &Path) -> Result<Result<Shard, NotFinite>, TrainError> {
-        let rank = self.session.agreement().rank();
-        let states = FiniteStates::of(self.module, &self.session);
-        let written = self.checkpoints.write_shard(temporary, done, self.module, rank, &states);
-        match states.refused() {
-            Some(Refused::NotFinite(found)) => Ok(Err(found)),
-            Some(Refused::Device(error)) => Err(error.into()),
-            None => Ok(Ok(written?)),
+        outcome.checkpoint = Some(path);
+        if let Some((count, lead)) = schedule.keep.zip(self.lead.as_mut()) {
+            lead.keep(&self.checkpoints, count, begun.done);
         }
+        Ok(())
     }
 
     /// Ends the run where training made a state infinite or NaN.

@@ -89,8 +89,14 @@ fn setup() -> Setup {
     let words = ["in", "the", "beginning", "god", "created", "heaven", "and", "earth"];
     let text: Vec<&str> = (0..600usize).map(|i| words[i * i % 7 + i % 2]).collect();
     std::fs::write(folder.path().join("corpus.txt"), text.join(" ")).unwrap();
-    let schedule =
-        Schedule { start: 0, steps: 20, eval_every: Some(5), save_every: Some(5), ..Schedule::default() };
+    let schedule = Schedule {
+        start: 0,
+        steps: 20,
+        eval_every: Some(5),
+        save_every: Some(5),
+        saves_beside: true,
+        ..Schedule::default()
+    };
     let program = include_str!("tests/bigram.ir");
     Setup {
         folder,

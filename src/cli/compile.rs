@@ -299,13 +299,15 @@ impl Compile {
             self.write_plan(&output.folder, ready)
         })?;
         self.open_log(processes, &output.folder, programs)?;
+        let saves_beside = self.saves_beside(processes, programs, ranks.count() as u64)?;
         let Place { folder, lock, .. } = output;
-        let surroundings = self.surroundings(lock);
-        let setup = Setup { compilation, programs, loader, settings, folder: &folder, steps, surroundings };
+        let (folder, surroundings) = (&folder, self.surroundings(lock));
+        let setup =
+            Setup { compilation, programs, loader, settings, folder, steps, surroundings, saves_beside };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
         if let Some(surroundings) = surroundings {
-            self.finish(ready, &folder, &outcome, &surroundings, steps)?;
-            let write = |profile: Profile| profile::write(&profile, ready, settings.device.threads, &folder);
+            self.finish(ready, folder, &outcome, &surroundings, steps)?;
+            let write = |profile: Profile| profile::write(&profile, ready, settings.device.threads, folder);
             profile.map_or(Ok(()), write)?;
         }
         Ok(if outcome.stopped { Outcome::Stopped } else { Outcome::Done })
@@ -386,6 +388,23 @@ impl Compile {
             opened
                 .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into()),
         )
+    }
+
+    /// Whether checkpoints are written beside the steps: on every machine there must be room for copies of the states.
+    fn saves_beside(&self, processes: &Processes, programs: &Programs, ranks: u64) -> Result<bool, Failure> {
+        let Some(copy) = training::copy_of_states(programs, &self.settings) else { return Ok(false) };
+        let local =
+            processes.launched().map_or(ranks, |launched| launched.local_ranks.unwrap_or(launched.ranks));
+        let has_room = processes.all(training::has_room_for_copy(programs, &self.settings, copy, local))?;
+        if has_room {
+            tell!("checkpoints are written beside the steps, from a copy of the states of {}", bytes(copy));
+        } else {
+            tell!(
+                "note: steps wait while a checkpoint is written: a copy of the states, {}, has no room beside the program",
+                bytes(copy)
+            );
+        }
+        Ok(has_room)
     }
 
     /// The facts in which all processes of a run agree.

@@ -135,7 +135,7 @@ fn a_state_that_an_update_made_infinite_is_saved_in_no_checkpoint() {
     let text = told(run.go().unwrap_err());
     assert!(text.starts_with("the update of step 0 made the parameter `embedding.weight` "), "{text}");
     assert!(text.contains("no checkpoint was saved before that"), "{text}");
-    assert_eq!(std::fs::read_dir(run.checkpoints().folder()).unwrap().count(), 0);
+    assert!(!run.checkpoints().folder().exists());
 }
 
 #[test]
@@ -194,7 +194,9 @@ fn a_save_that_fails_ends_the_run_and_leaves_the_one_before() {
     let is_of_step_10 =
         |error: &TrainError| matches!(error, TrainError::Checkpoint(CheckpointError::Write { step: 10, .. }));
     let failed = (0..200).find_map(|at| {
-        let run = setup();
+        let mut run = setup();
+        // Faults are injected on the thread of the test.
+        run.schedule.saves_beside = false;
         let error = inject(at, Fault::Full, || run.go()).err().filter(is_of_step_10)?;
         Some((run, error))
     });
@@ -204,6 +206,34 @@ fn a_save_that_fails_ends_the_run_and_leaves_the_one_before() {
     run.resume = true;
     assert_eq!(run.go().unwrap().steps, 20);
     assert_eq!(run.metrics().len(), 20);
+}
+
+#[test]
+fn a_save_beside_the_steps_that_fails_ends_the_run() {
+    for run in [setup(), Setup { program: include_str!("bigram.ranks.ir"), ..setup() }] {
+        let folder = run.checkpoints().folder().to_owned();
+        std::fs::write(&folder, "a file in the place of the folder").unwrap();
+        let error = run.go().unwrap_err();
+        assert!(matches!(error, TrainError::Checkpoint(CheckpointError::Write { step: 5, .. })), "{error}");
+        assert!((5..20).contains(&run.metrics().len()), "the run ends before its last step");
+        std::fs::remove_file(&folder).unwrap();
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_written_while_a_loss_becomes_infinite_is_kept_and_named() {
+    let mut run = setup();
+    // The weights of step 1 are finite, and too large for the loss of step 2.
+    (run.edits, run.schedule.save_every) = (vec![(RATE, "value = 1e30}")], Some(1));
+    run.schedule.eval_every = None;
+    let text = told(run.go().unwrap_err());
+    let latest = run.checkpoints().latest().unwrap().checkpoint.unwrap().description.step();
+    assert!(text.contains(&format!("step-{latest}` was saved before that")), "{text}");
+    let names: Vec<_> = std::fs::read_dir(run.checkpoints().folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert!(names.iter().all(|name| name.to_string_lossy().starts_with("step-")), "{names:?}");
 }
 
 #[test]

@@ -115,13 +115,16 @@ impl Settings {
         }
     }
 
-    /// Fits the mesh to the processes that a launcher started: without `--mesh` it is one axis of data ranks.
+    /// Fits the mesh to the processes that a launcher started. Without an axis of data ranks it gets one, as its outermost, with as
+    /// many ranks as the processes allow.
     ///
     /// # Errors
     /// A mesh of another number of ranks; GPUs, which processes do not share yet.
     pub fn adapt_to(&mut self, launched: &Launched) -> Result<(), Diagnostic> {
         let Launched { launcher, ranks, .. } = *launched;
-        let mesh = self.parallel.mesh.get_or_insert_with(|| MeshAxes::data(ranks)).to_string();
+        let mesh = self.parallel.mesh.get_or_insert_with(MeshAxes::default);
+        mesh.open_to(ranks);
+        let mesh = mesh.to_string();
         if self.parallel.ranks() != ranks {
             let message = format!(
                 "{launcher} started {ranks} processes, and --mesh {mesh} has {}",

@@ -107,6 +107,31 @@ fn without_a_mesh_each_process_is_a_data_rank() {
     assert!(told.contains("mesh: dp=2, 2 ranks as processes"), "{told}");
 }
 
+/// A launcher may start a run again with fewer processes. The samples of a step stay.
+#[test]
+fn a_run_goes_on_with_another_number_of_processes_if_the_mesh_leaves_the_data_ranks_open() {
+    let place = place();
+    let train = format!("{TRAIN} --mesh tp=2 --zero 1 -o run --resume");
+    let told = succeed(&place, 4, &format!("{train} --steps 10"));
+    assert!(told.contains("mesh: dp=2 x tp=2, 4 ranks as processes, 1 x 4 samples each"), "{told}");
+    let told = succeed(&place, 2, &format!("{train} --steps 20"));
+    assert!(told.contains("mesh: tp=2, 2 ranks as processes, 2 x 4 samples each"), "{told}");
+    place.succeed(&format!("{TRAIN} --mesh dp=2,tp=2 --zero 1 --steps 20 -o whole"));
+    let losses = |run: &str| -> Vec<f64> {
+        place.metrics(run).iter().map(|step| step["loss"].as_f64().expect("a loss is a number")).collect()
+    };
+    let (changed, whole) = (losses("run"), losses("whole"));
+    assert_eq!((changed.len(), &changed[..10]), (20, &whole[..10]));
+    // Sums have another order with other ranks.
+    for (step, (changed, whole)) in changed.iter().zip(&whole).enumerate() {
+        assert!((changed - whole).abs() < 1e-4, "step {step}: {changed}, and not {whole}");
+    }
+    let told = fail(&place, 2, &format!("{} --steps 30", train.replace("--microbatch 4", "--microbatch 3")));
+    assert!(told.contains("the global batch 8 is not a multiple of the microbatch 3"), "{told}");
+    let told = fail(&place, 3, &format!("{train} --steps 30"));
+    assert!(told.contains("started 3 processes, and --mesh tp=2 has 2"), "{told}");
+}
+
 #[test]
 fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     let place = place();
@@ -177,10 +202,16 @@ impl Job {
 
     /// Waits until a file of the run is there.
     fn wait_for(&self, place: &Workplace, file: &str) {
-        let (path, begun) = (place.path(&format!("{}/{file}", self.output)), Instant::now());
-        while !path.exists() {
-            assert!(begun.elapsed() < Duration::from_secs(120), "{file} does not come");
-            thread::sleep(Duration::from_millis(5));
+        let path = place.path(&format!("{}/{file}", self.output));
+        self.wait_until(|| path.exists());
+    }
+
+    /// Waits until something holds.
+    fn wait_until(&self, holds: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !holds() {
+            assert!(begun.elapsed() < Duration::from_secs(120), "the run does not come that far");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -219,37 +250,67 @@ impl Job {
 const LONG: &str = "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 4 --threads 1 --save-every 5 \
                     --mesh dp=2 --zero 1 --timeout 5";
 
-/// A rank is killed or stopped in the middle of a run: all end within 30 s, and the run goes on from its last checkpoint.
-fn survives(signal: i32, after: &str, told: &str) {
-    let place = place();
-    let whole = format!("{LONG} --steps 40");
-    succeed(&place, 2, &format!("{whole} -o whole"));
-    let job = Job::start(&place, 2, &whole, "run");
-    job.wait_for(&place, after);
-    job.signal(signal, 1);
-    let (done, text, time) = job.end();
-    assert!(!done && time < Duration::from_secs(30), "{time:?}: {text}");
-    assert!(text.contains(told), "{text}");
-    if signal == libc::SIGSTOP {
-        let record =
-            fs::read_to_string(place.path("run/flight/rank-0.txt")).expect("a flight record is left");
-        assert!(record.lines().last().is_some_and(|last| last.contains("not done")), "{record}");
-        assert!(text.contains("for the ranks [1] in `"), "the exchange is named: {text}");
+/// When a rank is killed or stopped.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// Between two checkpoints: it most likely computes.
+    Step,
+    /// It waits for another rank, which stands still meanwhile.
+    Exchange,
+    /// A checkpoint is being written.
+    Save,
+}
+
+impl Moment {
+    fn wait(self, job: &Job, place: &Workplace) {
+        job.wait_for(place, "checkpoints/step-5");
+        match self {
+            Self::Step => {}
+            Self::Exchange => {
+                job.signal(libc::SIGSTOP, 0);
+                thread::sleep(Duration::from_millis(300));
+            }
+            Self::Save => job.wait_until(|| {
+                let folder = place.path(&format!("{}/checkpoints", job.output));
+                let entries = fs::read_dir(folder).expect("it is there");
+                entries.flatten().any(|entry| !entry.file_name().to_string_lossy().starts_with("step-"))
+            }),
+        }
     }
-    succeed(&place, 2, &format!("{whole} -o run --resume"));
-    assert_eq!(numbers(&place, "run"), numbers(&place, "whole"));
-    assert!(place.states("run", 40) == place.states("whole", 40), "the run went on otherwise");
-    assert!(!place.path("run/flight").exists(), "a run that goes on removes the records");
 }
 
+/// A rank is killed or stopped in the middle of a run: all end within 30 s, and the run goes on from its last checkpoint.
 #[test]
-fn a_rank_that_is_killed_ends_all_and_the_run_goes_on_bit_for_bit() {
-    survives(libc::SIGKILL, "checkpoints/step-5", "");
-}
-
-#[test]
-fn a_rank_that_stands_still_is_named_after_the_timeout_and_the_run_goes_on_bit_for_bit() {
-    survives(libc::SIGSTOP, "checkpoints/step-10", "rank 0 waited for 5 s for the ranks [1]");
+fn a_rank_that_is_killed_or_stands_still_ends_all_and_the_run_goes_on_bit_for_bit() {
+    let place = place();
+    let run = format!("{} --steps 60", LONG.replace("dp=2", "dp=4"));
+    succeed(&place, 4, &format!("{run} -o whole"));
+    for signal in [libc::SIGKILL, libc::SIGSTOP] {
+        for moment in [Moment::Step, Moment::Exchange, Moment::Save] {
+            let output = format!("{signal}-{moment:?}");
+            let job = Job::start(&place, 4, &run, &output);
+            moment.wait(&job, &place);
+            job.signal(signal, 1);
+            let _ = job.try_signal(libc::SIGCONT, 0);
+            let (done, text, time) = job.end();
+            assert!(!done && time < Duration::from_secs(30), "{output} {time:?}: {text}");
+            if signal == libc::SIGSTOP {
+                assert!(text.contains(" waited for 5 s for the ranks [1] in `"), "{output}: {text}");
+                let record = (0..4).find_map(|rank| {
+                    fs::read_to_string(place.path(&format!("{output}/flight/rank-{rank}.txt"))).ok()
+                });
+                let record = record.expect("a rank leaves its flight record");
+                assert!(record.lines().last().is_some_and(|last| last.contains("not done")), "{record}");
+            }
+            succeed(&place, 4, &format!("{run} -o {output} --resume"));
+            assert_eq!(numbers(&place, &output), numbers(&place, "whole"), "{output}");
+            assert!(place.states(&output, 60) == place.states("whole", 60), "the run went on otherwise");
+            assert!(
+                !place.path(&format!("{output}/flight")).exists(),
+                "a run that goes on removes the records"
+            );
+        }
+    }
 }
 
 /// Ranks are killed at any moment: while processes start, compile, train, exchange or save. `TRAINYARD_KILLS` is their number.

@@ -124,7 +124,8 @@ impl Compile {
         let settings = &self.settings;
         let device =
             hardware::choose(settings.device.device, &settings.parallel, settings.data.train.is_some())?;
-        let ready = self.compile(&device)?;
+        let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
+        let ready = self.compile(&device, global_batch)?;
         Ok((Place { folder, beginning, lock }, device, ready))
     }
 
@@ -216,7 +217,7 @@ impl Compile {
         }
     }
 
-    pub(super) fn compile(&self, device: &Chosen) -> Result<Ready, Failure> {
+    pub(super) fn compile(&self, device: &Chosen, global_batch: Option<u64>) -> Result<Ready, Failure> {
         let settings = &self.settings;
         let data_ranks = settings.parallel.data_ranks();
         let model =
@@ -232,7 +233,7 @@ impl Compile {
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
         let forward = source.forward(&passes, &manager, |_, _, _| {})?;
-        let microbatches = sizes::microbatches(&forward.module, settings.shapes.global_batch, data_ranks)?;
+        let microbatches = sizes::microbatches(&forward.module, global_batch, data_ranks)?;
         let open = |_| training::open_data(&forward.module, settings, microbatches);
         let loader = settings.data.train.as_ref().map(open).transpose()?;
         let mut training = loader.map(|loader| {

@@ -12,14 +12,13 @@ impl Compile {
         let ranks = self.settings.parallel.data_ranks();
         let mut smaller = self.clone();
         smaller.settings.data.train = None;
-        smaller.settings.shapes.global_batch = Some(plan.microbatch * plan.microbatches);
+        let global = plan.microbatch * plan.microbatches;
         let mut microbatch = plan.microbatch / ranks;
         while microbatch.is_multiple_of(2) {
             microbatch /= 2;
             smaller.settings.shapes.microbatch = Some(microbatch);
-            let peak = smaller.compile(device).ok()?.programs.peak();
+            let peak = smaller.compile(device, Some(global)).ok()?.programs.peak();
             if peak <= too_large.of_programs {
-                let global = plan.microbatch * plan.microbatches;
                 let size = TooLarge::size(peak);
                 return Some(format!("--microbatch {microbatch} --global-batch {global} takes {size}"));
             }
@@ -47,7 +46,7 @@ mod tests {
             described: String::new(),
             preset: None,
         };
-        let ready = compile.compile(&device).unwrap_or_else(|error| panic!("{error:?}"));
+        let ready = compile.compile(&device, None).unwrap_or_else(|error| panic!("{error:?}"));
         let with = |of_programs| {
             let too_large = TooLarge {
                 program: "gpt2".into(),

@@ -64,6 +64,18 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     Ok(Beginning::Checkpoint { place, in_place })
 }
 
+/// The global batch of the checkpoint at which a run begins: it stays, though the number of data ranks may be another. A checkpoint that
+/// cannot be read is told of later.
+pub(super) fn global_batch(beginning: &Beginning) -> Option<u64> {
+    let Beginning::Checkpoint { place, .. } = beginning else { return None };
+    let checkpoints = checkpoints(&place.folder);
+    let checkpoint = match place.step {
+        Some(step) => checkpoints.at(step).ok(),
+        None => checkpoints.latest().ok().and_then(|latest| latest.checkpoint),
+    };
+    Some(checkpoint?.description.position.global_batch)
+}
+
 /// The steps of the checkpoints in a place, which has the one that was asked for.
 fn steps(place: &ResumePlace) -> Result<Vec<u64>, Diagnostic> {
     if !place.folder.is_dir() {

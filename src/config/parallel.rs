@@ -50,17 +50,21 @@ fn zero(text: &str) -> Result<u64, ValueError> {
     })
 }
 
-/// `dp=2,tp=2`: axes and their sizes. Never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// `dp=2,tp=2`: axes and their sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeshAxes(Vec<(String, u64)>);
 
 /// The names of axes, without suffixes.
 const AXES: [&str; 5] = ["dp", "tp", "pp", "ep", "cp"];
 
 impl MeshAxes {
-    /// One axis of so many data ranks.
-    pub fn data(ranks: u64) -> Self {
-        Self(vec![("dp".to_owned(), ranks)])
+    /// Adds an axis of data ranks as the outermost if there is none, so that the mesh has so many ranks.
+    pub fn open_to(&mut self, ranks: u64) {
+        let is_data = |(name, _): &(String, u64)| Mesh::role(name) == Some(AxisRole::Data);
+        let others: u64 = self.0.iter().map(|(_, size)| size).product();
+        if !self.0.iter().any(is_data) && ranks.is_multiple_of(others) {
+            self.0.insert(0, ("dp".to_owned(), ranks / others));
+        }
     }
 }
 

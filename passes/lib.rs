@@ -20,6 +20,7 @@ pub mod collectives;
 pub mod dropout;
 pub mod evaluation;
 pub mod fold;
+pub mod hierarchy;
 pub mod initialize;
 pub mod join;
 pub mod keep;

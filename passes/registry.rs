@@ -3,8 +3,8 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::{
-    absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, initialize, join,
-    keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, update,
+    absorb, autodiff, bind, buckets, canonicalize, collectives, dropout, evaluation, fold, hierarchy,
+    initialize, join, keep, loss, optimizer, parameters, precision, recompute, simplify, spmd, update,
 };
 use ir::{Changed, Diagnostic, Module};
 use std::fmt;
@@ -83,6 +83,7 @@ passes! {
     Spmd(spmd::Spmd)
     Collectives(collectives::Collectives)
     Buckets(buckets::Buckets)
+    Hierarchy(hierarchy::Hierarchy)
     Recompute(recompute::Recompute)
     Evaluation(evaluation::Evaluation)
     Update(update::Update)

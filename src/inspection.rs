@@ -17,7 +17,7 @@ mod text;
 pub(crate) mod units;
 mod why;
 
-pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts};
+pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentFacts};
 pub use collectives::{CollectiveFacts, Communication};
 pub use dot::dot;
 pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};

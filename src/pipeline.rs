@@ -5,8 +5,8 @@
 //! [`CompilationPlan::reference`]: the same model through as few passes as possible.
 
 use crate::config;
-use ir::machine::Device;
-use ir::{DType, Diagnostic};
+use ir::machine::{Cluster, Device};
+use ir::{Axis, AxisRole, DType, Diagnostic, Mesh};
 use passes::Pipeline;
 use passes::autodiff::Autodiff;
 use passes::bind::Bind;
@@ -15,6 +15,7 @@ use passes::canonicalize::Canonicalize;
 use passes::collectives::Collectives;
 use passes::dropout::Dropout;
 use passes::fold::Fold;
+use passes::hierarchy::Hierarchy;
 use passes::initialize::Initialize;
 use passes::loss::Loss;
 use passes::optimizer::Optimizer;
@@ -23,7 +24,7 @@ use passes::precision::Precision;
 use passes::recompute::Recompute;
 use passes::registry::Pass;
 use passes::simplify::Simplify;
-use passes::spmd::Spmd;
+use passes::spmd::{AxisSize, Spmd};
 use runtime::program::UpdateTime;
 use std::collections::BTreeMap;
 
@@ -50,6 +51,8 @@ pub struct CompilationPlan {
     pub spmd: Spmd,
     /// The price of kept activations; without it, backward repeats nothing.
     pub recompute: Option<Recompute>,
+    /// The nodes of the cluster between which reductions are divided.
+    pub hierarchy: Option<Hierarchy>,
     /// When updates run. No pass reads it: lowering does.
     pub update: UpdateTime,
 }
@@ -92,12 +95,37 @@ impl CompilationPlan {
             spmd: flags.parallel.pass(),
             recompute: flags.memory.pass(),
             update: flags.memory.update.into(),
+            hierarchy: None,
         }
     }
 
     /// The same plan, whose choices are made by the times of a device.
     pub fn priced_on(mut self, device: &Device) -> Self {
         self.recompute = self.recompute.map(|recompute| recompute.on(device));
+        self
+    }
+
+    /// The same plan for the nodes of a cluster. An axis of data ranks that lies across several nodes, with several ranks in each,
+    /// becomes two: `dp.nodes` between nodes and `dp.node` inside one. So reductions can be divided.
+    pub fn on_cluster(mut self, cluster: &Cluster) -> Self {
+        let asked = |name: &str| {
+            self.spmd.shard.iter().any(|rule| rule.dims.iter().flatten().any(|axis| axis == name))
+        };
+        let mut mesh = Mesh::default();
+        for AxisSize { name, size } in &self.spmd.mesh {
+            let role = Mesh::role(name).unwrap_or(AxisRole::Data);
+            mesh.axes.push(Axis { name: name.clone(), role, size: *size });
+        }
+        if let Some(id) = mesh.find("dp").filter(|_| !asked("dp")) {
+            let (size, in_node) = (mesh.axes[id].size, cluster.ranks_in_node(&mesh, &[id]));
+            if (2..size).contains(&in_node) {
+                let parts = [("dp.nodes", size / in_node), ("dp.node", in_node)];
+                let parts = parts.map(|(name, size)| AxisSize { name: name.into(), size });
+                let at = id.as_u32() as usize;
+                self.spmd.mesh.splice(at..=at, parts);
+            }
+        }
+        self.hierarchy = Some(Hierarchy::of(cluster));
         self
     }
 
@@ -141,7 +169,10 @@ impl CompilationPlan {
         let devices: Vec<Pass> = if self.spmd.mesh.is_empty() {
             vec![]
         } else {
-            vec![self.spmd.clone().into(), Collectives::default().into(), Buckets::default().into()]
+            [self.spmd.clone().into(), Collectives::default().into(), Buckets::default().into()]
+                .into_iter()
+                .chain(self.hierarchy.clone().map(Pass::from))
+                .collect()
         };
         let update: [Pass; 2] = [self.optimizer.clone().into(), Simplify.into()];
         let passes = [self.autodiff.clone().into()].into_iter().chain(precision).chain(update).chain(devices);

@@ -139,6 +139,7 @@ impl Compile {
         report::print(Severity::Warning, &ready.compilation.warnings);
         let doubt = ready.compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
+        report::print(Severity::Warning, &Vec::from_iter(self.other_nodes(processes)?));
         self.tell(processes, &ready.plan, device.target);
         tell!("trained: {}", assumptions::trained_tensors(&ready.compilation.parameters, None).says);
         let recomputed = ready.compilation.recomputed.as_ref();
@@ -159,6 +160,21 @@ impl Compile {
             }
             Some((loader, steps)) => self.train(processes, place, ready, device, loader, *steps),
         }
+    }
+
+    /// A warning where the launcher put another number of processes on this node than the description of the cluster has devices: the
+    /// axes of the mesh then lie on other links than they are priced for.
+    fn other_nodes(&self, processes: &Processes) -> Result<Option<Diagnostic>, Failure> {
+        let local = processes.launched().and_then(|launched| launched.local_ranks);
+        let Some((cluster, local)) = self.settings.parallel.cluster()?.zip(local) else { return Ok(None) };
+        let (devices, ranks) = (cluster.node.devices, self.settings.parallel.ranks());
+        let warning = || {
+            Diagnostic::new(format!(
+                "--cluster describes nodes of {devices} devices, and this node has {local} processes"
+            ))
+            .note("reductions are divided as if the nodes were those of the description")
+        };
+        Ok((local != devices.min(ranks)).then(warning))
     }
 
     /// Takes the folder for this process, if it has it not yet: a folder that was not there is made when the run begins.
@@ -228,7 +244,8 @@ impl Compile {
         let source = Source::import(&self.model, model, &bindings)?;
         let left = sizes::left_to_passes(&source.model, bindings.clone());
         let machine = device.device();
-        let mut passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
+        let passes = CompilationPlan::new(left, settings.flags(), 0).priced_on(&machine);
+        let mut passes = settings.parallel.cluster()?.iter().fold(passes, CompilationPlan::on_cluster);
         passes.initialize = settings.initial.pass();
         let mut manager = settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());

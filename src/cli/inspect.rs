@@ -8,10 +8,8 @@ use ir::machine::{Machine, Preset};
 
 use super::report::{self, Outcome};
 use crate::compilation::{self, Source};
-use crate::config::machine::read_cluster;
 use crate::config::{Look, Loss, Memory, Optimizer, Parallel, Precision, Shapes, TargetDevice};
 use crate::failure::Failure;
-use crate::inspection::units::count;
 use crate::inspection::{FolderFacts, Inspection, PredictionFacts, Question, dot, program_after};
 use crate::pipeline::{CompilationPlan, Flags};
 use crate::sizes;
@@ -60,9 +58,6 @@ pub struct Inspect {
     /// (TB/s read and written), multiply, convolve and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
     #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
     pub target: Option<TargetDevice>,
-    /// Predict a step as --target does, on the cluster that FILE.toml describes: the mesh is laid on its links
-    #[arg(long, value_name = "FILE.toml")]
-    pub cluster: Option<PathBuf>,
     /// Explain the role and the sharding of the tensor NAME, why the pattern NAME was not found, or whether backward computes the
     /// results of the node NAME again; may be repeated
     #[arg(long, value_name = "NAME")]
@@ -194,6 +189,10 @@ impl Inspect {
             machine.as_ref().map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
         let plan = CompilationPlan::new(rebound, flags, SHOWN_STEPS + schedule.least_steps());
         let plan = plan.priced_on(&device);
+        let plan = match &machine {
+            Some(Machine::Cluster(cluster)) => plan.on_cluster(cluster),
+            Some(Machine::Node(_)) | None => plan,
+        };
         let manager = self.look.manager()?;
         let global_batch = self.shapes.global_batch;
         let budget = self.memory.memory.map(|budget| budget.0);
@@ -213,25 +212,15 @@ impl Inspect {
     /// cluster.
     fn machine(&self, ranks: u64, mesh: &str) -> Result<Option<Machine>, Failure> {
         let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
-        let Some(path) = &self.cluster else { return Ok(device.map(Machine::Node)) };
-        let cluster = read_cluster(path)?;
-        let devices = cluster.devices();
-        if ranks > devices {
-            let (nodes, each) = (count(cluster.nodes as usize, "node"), cluster.node.devices);
-            let error = Diagnostic::new(format!(
-                "the mesh {mesh} is larger than the cluster, which has {devices} devices: {nodes} of {each} devices"
-            ));
-            let error = error.at(path.display().to_string());
-            return Err(error.note("give a smaller mesh, or more nodes in the description").into());
-        }
-        Ok(Some(Machine::Cluster(cluster)))
+        let cluster = self.parallel.cluster_for(ranks, mesh)?;
+        Ok(cluster.map(Machine::Cluster).or(device.map(Machine::Node)))
     }
 
     /// The predicted step as a timeline; nothing of a model that cannot be trained, whose reasons are told.
     fn timeline(&self, prediction: Option<&PredictionFacts>) -> Result<String, Failure> {
         match prediction {
             Some(prediction) => report::json(&prediction.timeline()),
-            None if self.target.is_some() || self.cluster.is_some() => Ok(String::new()),
+            None if self.target.is_some() || self.parallel.cluster.is_some() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
     }
@@ -245,7 +234,7 @@ impl Inspect {
             return Err(error.note("give the model that was compiled into this folder").into());
         }
         let mut found = FolderFacts::of(&self.subject)?;
-        if self.target.is_some() || self.cluster.is_some() {
+        if self.target.is_some() || self.parallel.cluster.is_some() {
             let program = written_program(&self.subject)?;
             let machine = self.machine(program.mesh.devices(), &program.mesh.to_string())?;
             machine.iter().try_for_each(|machine| found.predict(&program, machine))?;

@@ -150,7 +150,7 @@ impl Verify {
         sizes::require_bound(&model, &bindings, false)
             .map_err(|error| error.at(self.model.display().to_string()))?;
         let source = Source::import(&self.model, model, &bindings)?;
-        let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings));
+        let mut plan = self.plan(sizes::left_to_passes(&source.model, bindings))?;
         // A file of numbers may hold several microbatches.
         plan.autodiff.whole = self.against.is_none() && self.shapes.global_batch.is_none();
         plan.initialize = self.initial.pass();
@@ -297,7 +297,7 @@ impl Verify {
         }
     }
 
-    fn plan(&self, bindings: BTreeMap<String, u64>) -> CompilationPlan {
+    fn plan(&self, bindings: BTreeMap<String, u64>) -> Result<CompilationPlan, Failure> {
         let flags = Flags {
             optimizer: &self.optimizer,
             loss: &self.loss,
@@ -308,7 +308,9 @@ impl Verify {
         };
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
         let steps = self.optimizer.lr_schedule.least_steps();
-        CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device())
+        let plan = CompilationPlan::new(bindings, flags, steps).priced_on(&Preset::Cpu.device());
+        let cluster = self.parallel.cluster()?;
+        Ok(cluster.iter().fold(plan, CompilationPlan::on_cluster))
     }
 
     fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {

@@ -1,13 +1,16 @@
 //! Parallelism: the mesh of devices, and what is split over it.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
+use ir::machine::Cluster;
 use ir::{AxisRole, Diagnostic, Mesh};
 use passes::spmd::{AxisSize, Shard, Spmd};
 use serde::{Serialize, Serializer};
 
+use super::machine::read_cluster;
 use super::nearest::nearest;
 use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text, whole_number};
 
@@ -32,6 +35,11 @@ pub struct Parallel {
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
     pub shard: Vec<Shard>,
+    /// The cluster, as FILE.toml describes it: the mesh is laid on its links, outermost axes between nodes, and reductions over several
+    /// nodes are divided where that is faster. inspect predicts a step on it
+    #[arg(long, value_name = "FILE.toml")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<PathBuf>,
     /// Seconds that a rank waits for the others in an exchange before the run ends, where ranks are processes
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds)]
     pub timeout: u64,
@@ -170,6 +178,35 @@ impl Parallel {
             sequence_parallel: self.sequence_parallel,
             shard: self.rules(),
         }
+    }
+
+    /// The cluster of `--cluster`, if the mesh has one.
+    ///
+    /// # Errors
+    /// A faulty description; a mesh that is larger than the cluster.
+    pub fn cluster(&self) -> Result<Option<Cluster>, Vec<Diagnostic>> {
+        self.cluster_for(self.ranks(), &self.described().unwrap_or_default())
+    }
+
+    /// As [`Self::cluster`], for a mesh of so many ranks.
+    ///
+    /// # Errors
+    /// As [`Self::cluster`].
+    pub fn cluster_for(&self, ranks: u64, mesh: &str) -> Result<Option<Cluster>, Vec<Diagnostic>> {
+        let Some(path) = &self.cluster else { return Ok(None) };
+        let cluster = read_cluster(path)?;
+        let devices = cluster.devices();
+        if ranks > devices {
+            let nodes =
+                if cluster.nodes == 1 { "1 node".to_owned() } else { format!("{} nodes", cluster.nodes) };
+            let error = Diagnostic::new(format!(
+                "the mesh {mesh} is larger than the cluster, which has {devices} devices: {nodes} of {} devices",
+                cluster.node.devices
+            ));
+            let error = error.at(path.display().to_string());
+            return Err(vec![error.note("give a smaller mesh, or more nodes in the description")]);
+        }
+        Ok(Some(cluster))
     }
 
     /// The mesh for people: `dp=2 x tp=2, 4 ranks`; `None` on one device.

@@ -33,6 +33,17 @@ pub struct ClusterFacts {
     pub collectives: Vec<CollectiveTimeFacts>,
     /// Milliseconds of all collectives of a step, one after the other.
     pub collectives_ms: f64,
+    /// Bytes that a device sends in a step, by the links that it sends them over.
+    pub sent: Vec<SentFacts>,
+}
+
+/// Bytes that a device sends in a step over links of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SentFacts {
+    /// The ends of the links.
+    pub link: &'static str,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// A link.
@@ -108,6 +119,7 @@ impl ClusterFacts {
             links: links.map(|(between, link)| LinkFacts::of(between, link)).into(),
             axes: module.mesh.axes.keys().map(axis).collect(),
             collectives_ms: collectives.iter().map(|one| one.ms).sum(),
+            sent: [INSIDE, NETWORK].map(|link| SentFacts::of(link, &collectives)).into(),
             collectives,
         }
     }
@@ -121,6 +133,13 @@ fn name(is_inside: bool) -> &'static str {
 impl LinkFacts {
     fn of(between: &'static str, link: Link) -> Self {
         Self { between, rate: link.rate(), latency_us: link.latency * 1e6 }
+    }
+}
+
+impl SentFacts {
+    fn of(link: &'static str, collectives: &[CollectiveTimeFacts]) -> Self {
+        let over = collectives.iter().filter(|one| one.link == link).map(|one| one.bytes);
+        Self { link, bytes: over.fold(0, u64::saturating_add) }
     }
 }
 
@@ -187,6 +206,8 @@ impl fmt::Display for ClusterFacts {
         }
         let ms = milliseconds(self.collectives_ms);
         writeln!(f, "  collectives take {ms} per step, one after the other")?;
+        let sent = self.sent.iter().map(|sent| format!("{} between {}", bytes(sent.bytes), sent.link));
+        writeln!(f, "  each device sends per step {}", sent.collect::<Vec<_>>().join(", "))?;
         let width = self.collectives.iter().map(|one| one.axes.join("*").len()).max().unwrap_or(0);
         for one in &self.collectives {
             let CollectiveTimeFacts { kind, phase, link, runs, .. } = one;

@@ -50,6 +50,19 @@ fn data_ranks_compute_what_one_device_does() {
 }
 
 #[test]
+fn data_ranks_in_several_nodes_compute_what_one_device_does() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cluster = folder.path().join("cluster.toml");
+    std::fs::write(&cluster, "preset = 'h100'\nnodes = 4\n[node]\ndevices = 2\n").expect("it is written");
+    for flags in ["--mesh dp=4", "--mesh tp=2,dp=4", "--mesh dp=4 --zero 2"] {
+        check_passes(&format!(
+            "gpt2.dynamo --microbatch 2 {flags} --tolerance 1e-10 --cluster {}",
+            cluster.display()
+        ));
+    }
+}
+
+#[test]
 fn tensor_ranks_compute_what_one_device_does() {
     for model in MODELS {
         for mesh in ["tp=2", "tp=4"] {

@@ -31,7 +31,7 @@ impl Cluster {
     }
 
     /// The number of ranks of a group that share a node. Where the axes do not fill nodes evenly, it is taken to be one.
-    fn ranks_in_node(&self, mesh: &Mesh, axes: &[AxisId]) -> u64 {
+    pub fn ranks_in_node(&self, mesh: &Mesh, axes: &[AxisId]) -> u64 {
         axes.iter().map(|&axis| self.ranks_of_axis(mesh, axis)).product()
     }
 

@@ -64,6 +64,29 @@ fn a_cluster_is_described_in_words() {
 }
 
 #[test]
+fn data_ranks_in_several_nodes_reduce_inside_them_first() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let of_nodes = |devices: u64| {
+        let path =
+            described(folder.path(), &format!("preset = 'h100'\nnodes = 4\n[node]\ndevices = {devices}\n"));
+        json(&[SMALL, "--mesh", "dp=4", "--cluster", &path])["step"]["cluster"].clone()
+    };
+    let divided = of_nodes(2);
+    let axes: Vec<_> = [0, 1]
+        .map(|axis| (divided["axes"][axis]["name"].clone(), divided["axes"][axis]["link"].clone()))
+        .into();
+    let expected = [("dp.nodes", "nodes"), ("dp.node", "devices of a node")];
+    assert_eq!(axes, expected.map(|(name, link)| (Value::from(name), Value::from(link))));
+    let sent =
+        |cluster: &Value, link: usize| cluster["sent"][link]["bytes"].as_u64().expect("it is a number");
+    // A ring over all four sends 2 * 3/4 of each gradient; a device sends half of one in each part of the division.
+    let [whole, alone] = [of_nodes(1), of_nodes(4)];
+    assert_eq!((sent(&whole, 0), sent(&alone, 1)), (0, 0));
+    assert_eq!(sent(&alone, 0), sent(&whole, 1));
+    assert!(sent(&divided, 1) * 2 < sent(&whole, 1), "{divided} {whole}");
+}
+
+#[test]
 fn a_mesh_larger_than_the_cluster_and_a_faulty_description_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let refused = |text: &str| {

@@ -67,7 +67,7 @@ fn groups_of_three_ranks_meet_without_each_other() {
 #[test]
 fn a_rank_that_leaves_is_not_waited_for() {
     let run = |rank: &Rank| if rank.number == 1 { Ok(0) } else { meet(rank, &[0, 1]) };
-    let waits = (0, "add".to_owned(), vec![0, 1]);
+    let waits = (0, "add".to_owned());
     try_all(2, None, run, move |ended| assert_eq!(ended, [Err(Stuck(vec![waits.clone()])), Ok(0)]));
 }
 

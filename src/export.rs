@@ -112,7 +112,7 @@ impl Exported {
 /// model in training form `model-training.onnx`.
 ///
 /// # Errors
-/// As [`tensors`]; files that cannot be written.
+/// A state without a value, or with one of another size; files that cannot be written.
 pub fn export(
     source: &Source,
     compilation: &Compilation,

@@ -88,7 +88,7 @@ fn take_apart(file: &mut TensorFile, module: &Module, state_dict: &StateDict) ->
             let Some(ty) = file.ty(author) else { continue };
             let bytes = file.read(author)?;
             let value = bytes.zip(ty.sizes());
-            let value = value.and_then(|(bytes, sizes)| RawTensor::new(ty.dtype, sizes, bytes.into()));
+            let value = value.and_then(|(bytes, sizes)| RawTensor::new(ty.dtype, sizes, bytes));
             value.and_then(|value| target.put(entries[author], &value, &rows));
         }
         if let Some((ty, bytes)) = target.complete() {

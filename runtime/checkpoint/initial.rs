@@ -104,7 +104,7 @@ impl<'m> InitialValues<'m> {
             Initializer::Data(row) if self.module.data[row].bytes().is_none() => {
                 self.drawn(state, DEVIATION, start, sizes)
             }
-            Initializer::Data(row) => self.from_data(state, row, start, sizes),
+            Initializer::Data(row) => self.of_data(state, row, start, sizes),
         }
     }
 
@@ -161,13 +161,7 @@ impl<'m> InitialValues<'m> {
         cast.map(|cast| cast.bytes).ok_or_else(misfit)
     }
 
-    fn from_data(
-        &self,
-        state: &State,
-        row: DataId,
-        start: &[u64],
-        sizes: &[u64],
-    ) -> Result<Bytes, Diagnostic> {
+    fn of_data(&self, state: &State, row: DataId, start: &[u64], sizes: &[u64]) -> Result<Bytes, Diagnostic> {
         let data = &self.module.data[row];
         let bytes = data.bytes().cloned().unwrap_or_default();
         let (found, whole) = (bytes.len(), data.ty.sizes().unwrap_or_default());

@@ -133,14 +133,17 @@ impl Folder {
         }
     }
 
-    /// Leaves a mark in the folder, by which the other processes of a run recognise it.
+    /// Leaves a mark in the folder, which is there. The other processes of a run recognise it by the mark.
     pub fn mark(&self) -> Result<String, Diagnostic> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let mark = format!("process {}, {} ns since 1970\n", std::process::id(), since.as_nanos());
-        let path = self.marked();
-        let written = disk::create_folders(disk::parent(&path)).and_then(|()| fs::write(&path, &mark));
-        written.map_err(|error| cannot("write", &path, &error))?;
+        fs::write(self.marked(), &mark).map_err(|error| cannot("write", &self.marked(), &error))?;
         Ok(mark)
+    }
+
+    /// Removes the mark.
+    pub fn unmark(&self) -> Result<(), Diagnostic> {
+        disk::remove(&self.marked()).map_err(|error| cannot("remove", &self.marked(), &error))
     }
 
     /// Refuses a folder that has not this mark. A network file system may show it only after a while.
@@ -159,7 +162,7 @@ impl Folder {
     }
 
     fn marked(&self) -> PathBuf {
-        self.path.join(LOGS).join("run.txt")
+        self.path.join(".one-folder")
     }
 
     fn found(&self) -> Vec<&'static str> {

@@ -157,6 +157,11 @@ fn processes_that_do_not_fit_each_other_are_refused_once_and_by_name() {
     assert!(!place.path("run").exists(), "a run that cannot begin leaves nothing");
     let told = fail(&place, 1, &format!("{ranks} : {}", ranks.replace("-o run", "-o other")));
     once(&told, "rank 1: other is another folder than that of rank 0");
+    assert_eq!(
+        fs::read_dir(place.path("run")).map_or(0, Iterator::count),
+        0,
+        "nothing is left in the folder"
+    );
 }
 
 /// The log of a rank.

@@ -304,8 +304,9 @@ impl Compile {
         let (ranks, start) = processes.agree(begun)?;
         processes.same(&self.facts(programs, loader, &start))?;
         let stop = stop_on_signals()?;
+        processes.first(|| self.own(&mut output))?;
+        self.check_one_folder(processes, &output.folder)?;
         processes.first(|| {
-            self.own(&mut output)?;
             match &output.beginning {
                 Beginning::Checkpoint { place, in_place: true } => {
                     let report = |text: String| report::tell_lines(&text);
@@ -381,11 +382,22 @@ impl Compile {
         })
     }
 
-    /// Opens the log of this process in the folder of the run, which must be the same for all processes.
+    /// Refuses processes whose folder is not that of rank 0, where it is there.
+    fn check_one_folder(&self, processes: &Processes, folder: &Folder) -> Result<(), Failure> {
+        if processes.launched().is_none() {
+            return Ok(());
+        }
+        let mark = processes.of_first(processes.first(|| Ok(folder.mark()?))?)?;
+        let is_same = processes.agree(folder.check_mark(&mark).map_err(Failure::from));
+        if processes.is_first() {
+            folder.unmark()?;
+        }
+        is_same
+    }
+
+    /// Opens the log of this process in the folder of the run.
     fn open_log(&self, processes: &Processes, folder: &Folder, programs: &Programs) -> Result<(), Failure> {
         let Some(launched) = processes.launched() else { return Ok(()) };
-        let mark = processes.of_first(processes.first(|| Ok(folder.mark()?))?)?;
-        processes.agree(folder.check_mark(&mark).map_err(Failure::from))?;
         let mesh = &programs.training.mesh;
         let places = mesh.coordinates(launched.rank);
         let place: Vec<String> =

@@ -97,7 +97,12 @@ impl Compile {
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
-        let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout, &flight)?;
+        let processes = Processes::join(
+            Launched::of_process()?,
+            self.settings.device.target(),
+            self.settings.parallel.timeout,
+            &flight,
+        )?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // A launcher ends all processes when the first one ends, so the user is told before.
@@ -119,8 +124,12 @@ impl Compile {
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let device =
-            hardware::choose(settings.device.device, &settings.parallel, settings.data.train.is_some())?;
+        let device = hardware::choose(
+            settings.device.device,
+            &settings.parallel,
+            settings.data.train.is_some(),
+            processes.launched().is_some(),
+        )?;
         let ready = self.compile(&device)?;
         Ok((Place { folder, beginning, lock }, device, ready))
     }

@@ -89,9 +89,11 @@ fn unusable(address: &Address, error: &io::Error) -> Diagnostic {
     let told = Diagnostic::new(format!("rank 0 cannot listen at {address}: {error}"));
     match error.kind() {
         ErrorKind::AddrInUse => {
-            told.note("another program has the port: --rendezvous HOST:PORT names another")
+            told.note("another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another")
         }
-        _ => told.note("--rendezvous HOST:PORT names the machine of rank 0, and a port that is free there"),
+        _ => told.note(
+            "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
+        ),
     }
 }
 
@@ -194,8 +196,9 @@ fn find(newcomer: &Newcomer, address: &Address, deadline: Instant) -> Result<Tcp
             let seconds = newcomer.timeout.as_secs();
             let message =
                 format!("rank {rank} does not find rank 0 at {address} within {seconds} s: {failed}");
-            return Err(Diagnostic::new(message)
-                .note("--rendezvous HOST:PORT names the machine of rank 0, and a port that is free there"));
+            return Err(Diagnostic::new(message).note(
+                "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
+            ));
         }
         thread::sleep(PAUSE);
     }

@@ -90,7 +90,7 @@ fn a_port_that_is_taken_is_told() {
     let address = Address { host: "127.0.0.1".into(), port: taken.local_addr().unwrap().port() };
     let error = join(&newcomer(0, 2, LONG), &address, unexpected()).err().unwrap();
     assert!(error.message.starts_with(&format!("rank 0 cannot listen at {address}: ")), "{}", error.message);
-    assert_eq!(error.notes, ["another program has the port: --rendezvous HOST:PORT names another"]);
+    assert_eq!(error.notes, ["another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another"]);
 }
 
 #[test]

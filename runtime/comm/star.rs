@@ -4,7 +4,7 @@
 //! [`super::agreement`], and no tensors. Rank 0 collects the bytes of all ranks and gives them to each.
 //!
 //! A connection also tells whether a process lives: it closes when the process is killed, and a process that stands still
-//! sends no beats. [`Star::connect`] takes a function that is told of a lost process at once, on a thread of its own: the rank itself
+//! sends no beats. [`rendezvous::join`] takes a function that is told of a lost process at once, on a thread of its own: the rank itself
 //! may wait for a GPU, which waits for the lost process for ever.
 
 mod frames;

@@ -1,31 +1,16 @@
 //! The calls of NCCL: each rank compiles the model for itself, as a process does, and all ranks make the same calls in the same
 //! order.
 
-use runtime::comm::Communicator;
 use runtime::comm::local::Local;
-use runtime::cuda::host::{Notes, Order};
 use runtime::cuda::nccl::sequence::{Sequence, check};
-use runtime::cuda::ranks::stand_in_of_process;
-use runtime::device::{DeviceError, ProgramId};
-use runtime::lower::{LowerOptions, Target};
-use runtime::program::{Program, Section};
 use std::sync::Arc;
 use std::thread;
-use testing::models::{self, Fixture, adamw, split};
-use trainyard::lowering::lower;
-use trainyard::pipeline::CompilationPlan;
+use testing::models::calls::{program, run};
+use testing::models::{self, Fixture};
 
 /// The meshes, with the stages of ZeRO.
 const MESHES: [&str; 5] =
     ["mesh=dp:2", "mesh=tp:2", "mesh=dp:2, zero=1", "mesh=dp:2, zero=2", "mesh=dp:2, zero=3"];
-
-/// The program of a rank that compiles by itself.
-fn program(fixture: &Fixture, spmd: &str) -> Arc<Program> {
-    let plan = CompilationPlan { optimizer: adamw(), spmd: split(spmd), ..CompilationPlan::default() };
-    let subject = fixture.compiled(fixture.batch, plan);
-    let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
-    Arc::new(models::done(lower(&subject.compilation.training, &options)))
-}
 
 /// The calls of a rank that compiles by itself.
 fn calls(fixture: &Fixture, spmd: &str) -> Sequence {
@@ -65,23 +50,6 @@ fn ranks_of_llama_make_equal_calls_and_a_swapped_pair_is_refused() {
 #[ignore = "longer"]
 fn ranks_of_mixtral_make_equal_calls_and_a_swapped_pair_is_refused() {
     check_calls(&models::MIXTRAL_DYNAMO);
-}
-
-/// The calls that a rank on the stand-in of a GPU makes in three steps: one by one, captured, and replayed.
-fn run(program: Arc<Program>, communicator: Arc<dyn Communicator>) -> Result<Vec<String>, DeviceError> {
-    let notes = Notes::default();
-    let order = Order::default();
-    let mut ranks = stand_in_of_process(&[program], order, &communicator, 2, notes.clone())?;
-    ranks.run(vec![()], |rank, ()| {
-        for _ in 0..3 {
-            for (section, _) in Section::ALL {
-                rank.device.run(ProgramId(0), section)?;
-            }
-        }
-        rank.device.settle()
-    })?;
-    let notes = notes.lock().expect("no rank panicked");
-    Ok(notes.clone())
 }
 
 /// Two ranks with a device, a program and notes of their own share nothing but their communicators.

@@ -20,6 +20,7 @@ pub mod messages;
 mod pieces;
 pub mod record;
 pub mod samples;
+pub mod star;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,7 @@ pub mod launches;
 pub mod libraries;
 pub mod limits;
 pub mod lower;
+pub mod nccl;
 mod non_finite;
 pub mod nvrtc;
 pub mod probe;

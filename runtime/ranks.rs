@@ -142,18 +142,18 @@ impl Ranks {
         Cpu::has_room(&programs, 1)?;
         let mut cpu = Cpu::of_rank(programs, threads, communicator.clone())?;
         profile.into_iter().filter(|_| communicator.rank() == 0).for_each(|profile| cpu.record(profile));
-        let agreement = Agreement::of(communicator.clone(), ranks);
-        Ok(Self {
-            devices: vec![Box::new(cpu)],
-            ranks: LocalRanks::One(agreement),
-            fate: Fate::new(Box::new(|_| {})),
-        })
+        Ok(Self::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
     }
 
     /// The only rank of a mesh of one device.
     pub fn alone(device: Box<dyn Device + Send>) -> Self {
+        Self::of_one(device, Agreement::alone())
+    }
+
+    /// One rank of a run whose other ranks are other processes, on this device.
+    pub(crate) fn of_one(device: Box<dyn Device + Send>, agreement: Agreement) -> Self {
         let fate = Fate::new(Box::new(|_| {}));
-        Self { devices: vec![device], ranks: LocalRanks::One(Agreement::alone()), fate }
+        Self { devices: vec![device], ranks: LocalRanks::One(agreement), fate }
     }
 
     /// Ranks with these devices, which agree through `local`. If a rank fails, `abort` ends everything that other ranks wait

@@ -119,7 +119,7 @@ impl Settings {
     /// many ranks as the processes allow.
     ///
     /// # Errors
-    /// A mesh of another number of ranks; GPUs, which processes do not share yet.
+    /// A mesh of another number of ranks.
     pub fn adapt_to(&mut self, launched: &Launched) -> Result<(), Diagnostic> {
         let Launched { launcher, ranks, .. } = *launched;
         let mesh = self.parallel.mesh.get_or_insert_with(MeshAxes::default);
@@ -132,10 +132,6 @@ impl Settings {
             );
             let note = format!("start as many processes as the mesh has ranks: -n {}", self.parallel.ranks());
             return Err(Diagnostic::new(message).note(note));
-        }
-        if self.device.device == DeviceChoice::Cuda {
-            return Err(Diagnostic::new(format!("--device cuda cannot be used under {launcher} yet"))
-                .note("on the GPUs of one machine start one process, without a launcher"));
         }
         Ok(())
     }

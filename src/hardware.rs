@@ -45,12 +45,18 @@ pub fn preset(name: &str) -> Option<Preset> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| *preset)
 }
 
-/// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too.
+/// Finds the device that a program is compiled for. `runs` tells whether the program runs on it too, and `is_one_rank` whether this
+/// process is one rank of several: it needs one GPU, and not one for each rank.
 ///
 /// # Errors
 /// A GPU was asked for, and cannot be used: the library or driver that is missing, and the folders that were searched. A
 /// mesh of more ranks than the processor runs.
-pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<Chosen, Diagnostic> {
+pub fn choose(
+    choice: DeviceChoice,
+    parallel: &Parallel,
+    runs: bool,
+    is_one_rank: bool,
+) -> Result<Chosen, Diagnostic> {
     let processor = |described: String| {
         if runs {
             fits_processor(parallel)?;
@@ -66,9 +72,10 @@ pub fn choose(choice: DeviceChoice, parallel: &Parallel, runs: bool) -> Result<C
             let probe = probe(&folders);
             let driver = usable("--device cuda", &probe, &folders)?;
             if let (Some(mesh), 2..) = (&parallel.mesh, parallel.ranks()) {
-                for_ranks(&format!("--mesh {mesh}"), parallel.ranks(), driver, &probe, &folders)?;
+                let here = if is_one_rank { 1 } else { parallel.ranks() };
+                for_ranks(&format!("--mesh {mesh}"), here, driver, &probe, &folders)?;
             }
-            let ranks = parallel.ranks();
+            let ranks = if is_one_rank { 1 } else { parallel.ranks() };
             let multiprocessors = multiprocessors(driver, ranks);
             let (described, preset) =
                 (names(driver, ranks), driver.devices.first().and_then(|gpu| preset(&gpu.name)));

@@ -3,12 +3,17 @@
 //! Processes of one run read the same files and compile the same program. They agree before the run begins: that nothing
 //! went wrong on any of them, and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
 
+mod meeting_point;
+
 use crate::failure::Failure;
 use crate::launcher::{Launched, Launcher};
 use ir::Diagnostic;
 use runtime::comm::agreement::Agreement;
 use runtime::comm::record::{FlightRecord, Recorded};
+use runtime::comm::star::rendezvous::{self, Newcomer};
+use runtime::comm::star::{Loss, Star};
 use runtime::comm::{CommError, Communicator};
+use runtime::target::Target;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::fs;
@@ -47,21 +52,17 @@ impl Processes {
     ///
     /// # Errors
     /// Variables of a launcher that make no sense; a launcher for which there is no transport; MPI does not start, or
-    /// disagrees with the launcher.
-    pub fn join(launched: Option<Launched>, timeout: u64, flight: &Path) -> Result<Self, Failure> {
+    /// disagrees with the launcher; processes that do not find each other.
+    pub fn join(
+        launched: Option<Launched>,
+        target: Target,
+        timeout: u64,
+        flight: &Path,
+    ) -> Result<Self, Failure> {
         let Some(launched) = launched else { return Ok(Self::alone()) };
-        if launched.launcher == Launcher::Torchrun {
-            let message = format!("{} started {} processes", launched.launcher, launched.ranks);
-            return Err(Diagnostic::new(message)
-                .note(
-                    "processes of torchrun exchange by NCCL, which this version does only within one process",
-                )
-                .note("on processors start them by mpirun; on the GPUs of one machine start one process")
-                .into());
-        }
         let record = FlightRecord::new();
         let give_up = GiveUp { record: record.clone(), path: flight.to_owned(), rank: launched.rank };
-        let (transport, communicator) = Transport::start(&launched, timeout, give_up)?;
+        let (transport, communicator) = Transport::start(&launched, target, timeout, give_up)?;
         let communicator = Arc::new(Recorded::new(communicator, record.clone()));
         let agreement = Agreement::of(communicator.clone(), launched.ranks);
         let joined = Joined { launched, communicator, transport, record };
@@ -83,6 +84,11 @@ impl Processes {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = self.launched().map_or(1, |launched| launched.local_ranks.unwrap_or(launched.ranks));
         (cores / shared.max(1) as usize).max(1)
+    }
+
+    /// All processes, as this one sees them.
+    pub fn agreement(&self) -> &Agreement {
+        &self.agreement
     }
 
     /// The communicator of this process; `None` if it is alone.
@@ -179,15 +185,23 @@ fn write_record(record: &FlightRecord, flight: &Path, rank: u64) {
 }
 
 /// The last words of a process whose others do not come.
-#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "it belongs to a transport"))]
 struct GiveUp {
     record: FlightRecord,
     path: PathBuf,
     rank: u64,
 }
 
-#[cfg(feature = "mpi")]
 impl GiveUp {
+    /// The last words where another process is lost, and the end of this one.
+    fn end(&self, loss: &Loss) -> ! {
+        match loss {
+            Loss::Noticed(error) => self.tell(error),
+            // The user was told by the rank that failed.
+            Loss::Told { .. } => write_record(&self.record, &self.path, self.rank),
+        }
+        end_process(1)
+    }
+
     /// Tells the error with the exchange in which it came, and leaves the record.
     fn tell(&self, error: &CommError) {
         use crate::diagnostics::{Severity, render};
@@ -232,13 +246,64 @@ fn lost(error: CommError) -> Failure {
     Failure::Fault(error.into())
 }
 
-/// The library by which processes exchange messages.
-#[cfg(feature = "mpi")]
-struct Transport(transport_mpi::World);
+/// The time that the drivers of GPUs have to end, before the process is ended without them.
+const FAREWELL: Duration = Duration::from_secs(5);
 
-#[cfg(feature = "mpi")]
+/// Ends this process, whatever its other threads wait for.
+fn end_process(code: i32) -> ! {
+    let abort = || {
+        thread::sleep(FAREWELL);
+        std::process::abort()
+    };
+    // Without the thread the process may end late, and it ends.
+    let _ = thread::Builder::new().spawn(abort);
+    std::process::exit(code)
+}
+
+/// The means by which processes exchange messages.
+enum Transport {
+    /// MPI carries everything.
+    #[cfg(feature = "mpi")]
+    Mpi(transport_mpi::World),
+    /// Connections carry agreements; GPUs exchange tensors by NCCL.
+    Star(Arc<Star>),
+}
+
 impl Transport {
     fn start(
+        launched: &Launched,
+        target: Target,
+        timeout: u64,
+        give_up: GiveUp,
+    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+        #[cfg(feature = "mpi")]
+        if launched.launcher != Launcher::Torchrun {
+            return Self::start_mpi(launched, timeout, give_up);
+        }
+        match target {
+            Target::Cuda => Self::start_star(launched, timeout, give_up),
+            Target::Cpu => Err(no_transport(launched).into()),
+        }
+    }
+
+    fn start_star(
+        launched: &Launched,
+        timeout: u64,
+        give_up: GiveUp,
+    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
+        let address = meeting_point::of_process(launched)?;
+        let newcomer = Newcomer {
+            rank: launched.rank,
+            ranks: launched.ranks,
+            run: format!("trainyard {} in {}", env!("CARGO_PKG_VERSION"), give_up.path.display()),
+            timeout: Duration::from_secs(timeout),
+        };
+        let star = rendezvous::join(&newcomer, &address, Box::new(move |loss| give_up.end(loss)))?;
+        Ok((Self::Star(star.clone()), star))
+    }
+
+    #[cfg(feature = "mpi")]
+    fn start_mpi(
         launched: &Launched,
         timeout: u64,
         give_up: GiveUp,
@@ -259,33 +324,31 @@ impl Transport {
         }
         let give_up = Box::new(move |error: &CommError| give_up.tell(error));
         let communicator = world.communicator(Duration::from_secs(timeout), give_up).map_err(told)?;
-        Ok((Self(world), communicator))
+        Ok((Self::Mpi(world), communicator))
     }
 
     /// Ends all processes.
     fn abort(&self, code: u8) -> ! {
-        self.0.abort(code.into())
+        match self {
+            #[cfg(feature = "mpi")]
+            Self::Mpi(world) => world.abort(code.into()),
+            Self::Star(star) => {
+                star.fail();
+                end_process(code.into())
+            }
+        }
     }
 }
 
-/// This binary has none.
-#[cfg(not(feature = "mpi"))]
-enum Transport {}
-
-#[cfg(not(feature = "mpi"))]
-impl Transport {
-    fn start(
-        launched: &Launched,
-        _timeout: u64,
-        _give_up: GiveUp,
-    ) -> Result<(Self, Arc<dyn Communicator>), Failure> {
-        let message = format!("{} started {} processes", launched.launcher, launched.ranks);
-        Err(Diagnostic::new(message)
+/// Why processors cannot exchange tensors between these processes.
+fn no_transport(launched: &Launched) -> Diagnostic {
+    let told = Diagnostic::new(format!("{} started {} processes", launched.launcher, launched.ranks));
+    match launched.launcher {
+        Launcher::Torchrun => told
+            .note("processes of torchrun exchange tensors by NCCL, between GPUs: --device cuda")
+            .note("on processors start them by mpirun, with the feature mpi"),
+        _ => told
             .note("this binary is built without MPI: cargo build --release --features mpi")
-            .into())
-    }
-
-    fn abort(&self, _code: u8) -> ! {
-        match *self {}
+            .note("on GPUs, --device cuda needs no MPI"),
     }
 }

@@ -22,7 +22,7 @@ use runtime::checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
-use runtime::cuda::gpu::{Options, gpus};
+use runtime::cuda::gpu::{Options, gpu_of_process, gpus};
 use runtime::data::{self, Loader, LoaderOptions, Source, Tokenization};
 use runtime::device::{DeviceError, ProgramId};
 use runtime::metrics::{MetricsError, MetricsWriter};
@@ -107,7 +107,14 @@ pub fn ranks(
             }
         },
         Target::Cuda => {
-            gpus(programs, Options::of_process(), profile, &|trouble| warn(Diagnostic::new(trouble)))
+            let (options, warn) = (Options::of_process(), |trouble: &str| warn(Diagnostic::new(trouble)));
+            match processes.launched() {
+                None => gpus(programs, options, profile, &warn),
+                Some(launched) => {
+                    let agreement = processes.agreement();
+                    gpu_of_process(programs, options, profile, &warn, agreement, launched.local_rank)
+                }
+            }
         }
     };
     ranks.map_err(|error| match too_large(&error) {

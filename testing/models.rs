@@ -1,6 +1,7 @@
 //! The models of `testdata/models`, how each is bound, and how a test compiles one.
 
 pub mod bench;
+pub mod calls;
 pub mod configurations;
 pub mod gpt;
 pub mod half;

@@ -106,27 +106,26 @@ impl Agreement {
     }
 }
 
+/// The results of a function on so many ranks that are threads, by rank.
+#[cfg(test)]
+pub(crate) fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
+    let local = super::local::Local::new(ranks);
+    let (local, work) = (&local, &work);
+    std::thread::scope(|scope| {
+        let one = |at_work: super::local::AtWork| {
+            scope.spawn(move || {
+                let communicator = Arc::new(local.communicator(at_work.rank()));
+                work(Agreement::of(communicator, ranks))
+            })
+        };
+        let threads: Vec<_> = local.begin().into_iter().map(one).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::local::Local;
-    use std::thread;
-
-    /// The results of a function on so many ranks, by rank.
-    fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
-        let local = Local::new(ranks);
-        let (local, work) = (&local, &work);
-        thread::scope(|scope| {
-            let one = |at_work: crate::comm::local::AtWork| {
-                scope.spawn(move || {
-                    let communicator = Arc::new(local.communicator(at_work.rank()));
-                    work(Agreement::of(communicator, ranks))
-                })
-            };
-            let threads: Vec<_> = local.begin().into_iter().map(one).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
-    }
 
     #[test]
     fn every_rank_gets_the_values_of_all() {

@@ -17,6 +17,7 @@ mod matmul;
 mod nccl;
 mod notes;
 mod planning;
+mod process;
 mod ranks;
 mod reserve;
 mod staging;
@@ -24,6 +25,7 @@ mod stamps;
 
 pub use cudnn::AttentionBy;
 pub use matmul::Single;
+pub use process::gpu_of_process;
 pub use ranks::{enough, gpus};
 
 use self::blas::Call;

@@ -25,6 +25,7 @@ use capture::{Capture, Warm};
 use checked::Declared;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
+pub use exchange::Notes;
 use guarded::{Guards, Words};
 use pages::Memory;
 pub use sectors::{Counts, Sectors};
@@ -55,6 +56,8 @@ pub struct Host {
     libraries: Libraries,
     /// What it exchanges with other ranks through.
     communicator: Option<Arc<dyn Communicator>>,
+    /// Where the calls of NCCL go that a GPU would make.
+    notes: Option<Notes>,
     /// What is being captured, and what was.
     capture: Option<Capture>,
     graphs: Vec<Vec<(Stream, Queued)>>,
@@ -142,6 +145,7 @@ impl Host {
             tables: vec![],
             libraries: Libraries::default(),
             communicator: None,
+            notes: None,
             capture: None,
             graphs: vec![],
             warm: Warm::default(),
@@ -151,17 +155,6 @@ impl Host {
             declared: vec![],
             state: RefCell::default(),
         }
-    }
-
-    /// One for each rank, given what it communicates through. What they run is compiled once.
-    pub(crate) fn ranks(order: Order, communicators: Vec<Arc<dyn Communicator>>) -> Vec<Self> {
-        let libraries = Libraries::default();
-        let one = |communicator| Self {
-            libraries: libraries.clone(),
-            communicator: Some(communicator),
-            ..Self::new(order)
-        };
-        communicators.into_iter().map(one).collect()
     }
 
     /// One that holds so many bytes.
@@ -452,6 +445,7 @@ impl Driver for Host {
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
+        self.note(stream, &task)?;
         self.push(stream, Queued::Exchange(Box::new(Exchange::of(task))))
     }
 

@@ -98,7 +98,12 @@ impl Compile {
     /// started.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
-        let processes = Processes::join(Launched::of_process()?, self.settings.parallel.timeout, &flight)?;
+        let processes = Processes::join(
+            Launched::of_process()?,
+            self.settings.device.target(),
+            self.settings.parallel.timeout,
+            &flight,
+        )?;
         let ended = self.run_as(&processes);
         if let (Err(failure), Some(_)) = (&ended, processes.launched()) {
             // Rank 0 may end this process before it tells the user.
@@ -122,8 +127,12 @@ impl Compile {
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let device =
-            hardware::choose(settings.device.device, &settings.parallel, settings.data.train.is_some())?;
+        let device = hardware::choose(
+            settings.device.device,
+            &settings.parallel,
+            settings.data.train.is_some(),
+            processes.launched().is_some(),
+        )?;
         let global_batch = settings.shapes.global_batch.or_else(|| resuming::global_batch(&beginning));
         let ready = self.compile(&device, global_batch)?;
         Ok((Place { folder, beginning, lock }, device, ready))

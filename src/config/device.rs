@@ -1,6 +1,7 @@
 //! The device that runs the program.
 
 use clap::{Args, ValueEnum};
+use runtime::target::Target;
 use serde::Serialize;
 
 use super::value::{ValueError, whole_number};
@@ -16,6 +17,16 @@ pub struct Device {
     /// Number of processor threads, at most 1024; the ranks of a mesh share them [default: one per core]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+}
+
+impl Device {
+    /// The kind of device that these flags lead to. A GPU is used only where it is asked for.
+    pub fn target(&self) -> Target {
+        match self.device {
+            DeviceChoice::Cuda => Target::Cuda,
+            DeviceChoice::Auto | DeviceChoice::Cpu => Target::Cpu,
+        }
+    }
 }
 
 /// What the program runs on.

@@ -8,6 +8,7 @@ mod doctor;
 mod durability;
 mod hostile;
 mod inspect;
+mod launched;
 mod opt;
 mod readme;
 mod run;

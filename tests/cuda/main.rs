@@ -1,6 +1,7 @@
 //! The programs that a GPU runs, on its stand-in: PyTorch's losses, as near as the CPU backend's, and in half precision what
 //! the interpreter computes; each command keeps to the memory that it says it touches. They need a C++ compiler.
 
+mod calls;
 mod join;
 mod nvrtc;
 mod planted;

@@ -7,6 +7,7 @@ use crate::cuda::driver::{Address, DriverError, MultiplyPlaces};
 use crate::cuda::program::{Epilogue, Matrices, Multiply};
 use crate::program::Activation;
 use ir::DType;
+use serde::{Deserialize, Serialize};
 
 /// What cuBLASLt is told for a multiplication.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,7 +25,7 @@ pub(super) struct Call {
 }
 
 /// The shape of a multiplication: those that are alike are done alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Problem {
     /// The first and the second side, what is added and the result.
     pub(super) matrices: [Columns; 4],
@@ -33,6 +34,7 @@ pub(super) struct Problem {
     /// How many matrices each of them stands for.
     pub(super) batch: i32,
     /// The type of both sides, and of the rest.
+    #[serde(with = "type_names")]
     pub(super) types: [DType; 2],
     /// What is done at last.
     pub(super) finish: Finish,
@@ -41,7 +43,7 @@ pub(super) struct Problem {
 }
 
 /// Matrices as cuBLASLt counts them: column after column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Columns {
     pub(super) rows: u64,
     pub(super) columns: u64,
@@ -52,7 +54,7 @@ pub(super) struct Columns {
 }
 
 /// What is done to a product before it is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) enum Finish {
     /// Nothing, but perhaps a bias.
     Plain { bias: bool },
@@ -62,6 +64,23 @@ pub(super) enum Finish {
     GeluGradient { aux: i64 },
     /// The terms of the first side, or of the second, are summed as well.
     Sums { of_first: bool },
+}
+
+/// Element types by their names, where a problem is sent to another process.
+mod type_names {
+    use ir::DType;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(types: &[DType; 2], serializer: S) -> Result<S::Ok, S::Error> {
+        types.map(|dtype| dtype.to_string()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[DType; 2], D::Error> {
+        let [first, second] = <[String; 2]>::deserialize(deserializer)?;
+        let dtype = |name: &str| name.parse().map_err(|_| D::Error::custom(format!("the type {name}")));
+        Ok([dtype(&first)?, dtype(&second)?])
+    }
 }
 
 /// Matrices whose columns are contiguous, or the transposes of such.

@@ -80,6 +80,11 @@ impl Multiplier {
         self.given = choices;
     }
 
+    /// The version of cuBLASLt. Another version may not know an algorithm.
+    pub(super) fn version(&self) -> usize {
+        self.functions.version()
+    }
+
     /// Returns the choices of this GPU.
     pub(super) fn choices(&self) -> Choices {
         self.plans.iter().map(|(problem, plan)| (*problem, plan.algorithms.clone())).collect()

@@ -1,4 +1,4 @@
-//! Exchanges between GPUs by NCCL: the ranks are threads of one process, each with a GPU.
+//! Exchanges between GPUs by NCCL. The ranks are threads of one process, each with a GPU, or the process is one rank (`process`).
 //!
 //! NCCL's kernels wait for those of the other GPUs. So that a rank's failure is not waited out for ever, its calls return
 //! before they are done, and whoever notices a failure takes all communicators away: the kernels end then, and what waits
@@ -7,14 +7,16 @@
 //! NCCL gives the memory of a group back when the last of its communicators is taken away, and waits there until no graph
 //! with an exchange of the group is left.
 
-mod calls;
 mod library;
+mod process;
 
-use self::calls::Call;
+pub(super) use self::process::Lone;
+
 use self::library::{Communicator, Config, Functions, IN_PROGRESS, Status};
 use super::handles::{Context, Queue};
 use crate::cuda::driver::{CollectiveTask, DriverError};
 use crate::cuda::libraries::Folders;
+use crate::cuda::nccl::calls::{self, Call};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -30,8 +32,8 @@ const NOW_AND_THEN: Duration = Duration::from_millis(50);
 /// The GPUs that exchange with each other.
 pub(super) struct Team {
     functions: Functions,
-    /// By rank.
-    members: Vec<Mutex<Member>>,
+    /// The ranks of this process, by their numbers.
+    members: BTreeMap<u64, Mutex<Member>>,
     /// The rank that failed first, and why.
     failed: OnceLock<(u64, String)>,
 }
@@ -42,6 +44,15 @@ struct Member {
     communicators: BTreeMap<Vec<u64>, Communicator>,
     /// A queue on which nothing is done, and its context: it says whether something went wrong there.
     watched: Option<(Queue, Context)>,
+}
+
+impl Member {
+    /// A rank on the GPU of this number, without communicators.
+    fn on(ordinal: i32) -> Result<Self, DriverError> {
+        let context = Context::new(ordinal)?;
+        let watched = Some((Queue::new(false)?, context));
+        Ok(Self { communicators: BTreeMap::new(), watched })
+    }
 }
 
 // SAFETY: NCCL's communicators and CUDA's streams may be used on any thread, by one at a time; a lock sees to that.
@@ -72,11 +83,7 @@ impl Team {
         groups: &BTreeSet<Vec<u64>>,
         folders: &Folders,
     ) -> Result<Arc<Self>, DriverError> {
-        let member = |ordinal| {
-            let context = Context::new(ordinal)?;
-            let watched = Some((Queue::new(false)?, context));
-            Ok(Mutex::new(Member { communicators: BTreeMap::new(), watched }))
-        };
+        let member = |ordinal: i32| Ok((ordinal as u64, Member::on(ordinal)?.into()));
         let members = (0..ranks).map(member).collect::<Result<_, DriverError>>()?;
         let team = Arc::new(Self { functions: Functions::open(folders)?, members, failed: OnceLock::new() });
         for group in groups {
@@ -85,6 +92,12 @@ impl Team {
                 return Err(error);
             }
         }
+        team.watched()
+    }
+
+    /// The team, with a thread that looks for what goes wrong on its GPUs.
+    fn watched(self: Arc<Self>) -> Result<Arc<Self>, DriverError> {
+        let team = self;
         let watcher = Arc::downgrade(&team);
         let watch = move || {
             while let Some(team) = watcher.upgrade() {
@@ -144,7 +157,7 @@ impl Team {
     }
 
     fn lock(&self, rank: u64) -> MutexGuard<'_, Member> {
-        self.members[rank as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        self.members[&rank].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a rank's communicator has done what it was asked for, which is not that the GPU has done it.
@@ -191,7 +204,7 @@ impl Team {
         if self.failed.set((rank, why.to_owned())).is_err() {
             return;
         }
-        for left in (0..self.members.len() as u64).flat_map(|member| self.leave(member)) {
+        for left in self.members.keys().flat_map(|&member| self.leave(member)) {
             let team = self.clone();
             let started = thread::Builder::new().name("leave-group".into()).spawn(move || team.abort(left));
             if started.is_err() {
@@ -217,7 +230,7 @@ impl Team {
 
     /// Ends all if something went wrong on a GPU or between two.
     fn look(self: &Arc<Self>) {
-        for rank in 0..self.members.len() as u64 {
+        for &rank in self.members.keys() {
             if let Err(error) = self.health(rank) {
                 self.end(rank, &error.0);
             }

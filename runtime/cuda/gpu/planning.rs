@@ -1,18 +1,55 @@
 //! Multiplications are planned before a program runs: cuBLASLt's algorithms are tried in memory of their own.
 
+use super::blas::Problem;
 use super::matmul::{self, Choices, Multiplier, Scratch};
 use super::reserve::KERNELS;
 use super::{Gpu, Options};
 use crate::cuda::driver::DriverError;
 use crate::cuda::libraries::Folders;
 use crate::cuda::program::{CudaProgram, Multiply, Task};
+use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 /// The choices of a GPU, for other GPUs of its kind: ranks that compute the same shall get the same numbers.
 #[derive(Clone)]
 pub(super) struct Chosen {
     gpu: String,
+    /// The version of cuBLASLt; 0 where it was not opened.
+    version: usize,
     choices: Choices,
+}
+
+/// Choices as they are sent to another process. cuBLASLt lets its algorithms be stored as numbers, for the same version.
+#[derive(Serialize, Deserialize)]
+struct SentChoices {
+    gpu: String,
+    version: usize,
+    choices: Vec<(Problem, Vec<[u64; 8]>)>,
+}
+
+impl Chosen {
+    /// The choices as bytes, for another process.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let numbers =
+            |algorithms: &Vec<cublasLtMatmulAlgo_t>| algorithms.iter().map(|one| one.data).collect();
+        let choices = self.choices.iter().map(|(problem, algorithms)| (*problem, numbers(algorithms)));
+        let sent = SentChoices { gpu: self.gpu.clone(), version: self.version, choices: choices.collect() };
+        serde_json::to_vec(&sent).unwrap_or_default()
+    }
+
+    /// The choices that another process sent.
+    ///
+    /// # Errors
+    /// The bytes are those of another version of this program.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Result<Self, DriverError> {
+        let told = |error: serde_json::Error| DriverError(format!("rank 0 sent no algorithms: {error}"));
+        let SentChoices { gpu, version, choices } = serde_json::from_slice(bytes).map_err(told)?;
+        let algorithms =
+            |numbers: Vec<[u64; 8]>| numbers.into_iter().map(|data| cublasLtMatmulAlgo_t { data }).collect();
+        let choices = choices.into_iter().map(|(problem, numbers)| (problem, algorithms(numbers)));
+        Ok(Self { gpu, version, choices: choices.collect() })
+    }
 }
 
 impl Gpu {
@@ -66,10 +103,11 @@ impl Gpu {
     /// Returns the choices that this GPU made.
     pub(super) fn chosen(&self) -> Chosen {
         let choices = self.multiplier.as_ref().map(Multiplier::choices).unwrap_or_default();
-        Chosen { gpu: self.facts.name.clone(), choices }
+        let version = self.multiplier.as_ref().map_or(0, Multiplier::version);
+        Chosen { gpu: self.facts.name.clone(), version, choices }
     }
 
-    /// Takes over the choices of another GPU, if it is of the same kind.
+    /// Takes over the choices of another GPU, if it is of the same kind and has the same cuBLASLt.
     ///
     /// # Errors
     /// cuBLASLt is not there.
@@ -78,7 +116,10 @@ impl Gpu {
             return Ok(());
         }
         self.context.bind()?;
-        opened(&mut self.multiplier, &self.folders, self.options)?.follow(chosen.choices.clone());
+        let multiplier = opened(&mut self.multiplier, &self.folders, self.options)?;
+        if multiplier.version() == chosen.version {
+            multiplier.follow(chosen.choices.clone());
+        }
         Ok(())
     }
 }
@@ -102,4 +143,31 @@ fn multiplications(program: &CudaProgram) -> impl Iterator<Item = &Multiply> {
         Task::Multiply(multiply) => Some(&**multiply),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::gpu::blas::{Columns, Finish};
+    use ir::DType;
+
+    #[test]
+    fn choices_reach_another_process_unchanged() {
+        let columns = Columns { rows: 3, columns: 5, leading: 3, apart: 0 };
+        let problem = Problem {
+            matrices: [columns; 4],
+            transposed: [true, false],
+            batch: 1,
+            types: [DType::BF16, DType::F32],
+            finish: Finish::Gelu { bias: true, aux: Some(8) },
+            alignments: [16, 16, 16, 16, 0, 256],
+        };
+        let algorithms = vec![cublasLtMatmulAlgo_t { data: [u64::MAX, 1, 2, 3, 4, 5, 6, 7] }];
+        let choices = Choices::from([(problem, algorithms.clone())]);
+        let chosen = Chosen { gpu: "a GPU".into(), version: 130_000, choices };
+        let read = Chosen::of_bytes(&chosen.to_bytes()).unwrap();
+        assert_eq!((read.gpu.as_str(), read.version), ("a GPU", 130_000));
+        assert_eq!(read.choices[&problem][0].data, algorithms[0].data);
+        assert!(Chosen::of_bytes(b"[]").is_err());
+    }
 }

@@ -1,11 +1,44 @@
 //! NCCL's part on the processor: ranks are threads, and exchange what lies in their memories.
 
-use super::State;
+use super::compile::Libraries;
+use super::{Host, Order, State};
 use crate::comm::{CommError, Communicator, Exchanged};
 use crate::cuda::driver::{Address, CollectiveTask, DriverError};
-use crate::cuda::program::Collective;
+use crate::cuda::nccl::sequence;
+use crate::cuda::program::{Collective, Stream};
 use ir::PartialKind;
 use ir::ops::collective::Collective as Kind;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The calls of NCCL that a rank would make, as [`sequence`] writes them.
+pub type Notes = Arc<Mutex<Vec<String>>>;
+
+impl Host {
+    /// One for each rank, given what it communicates through. What they run is compiled once.
+    pub(crate) fn ranks(order: Order, communicators: Vec<Arc<dyn Communicator>>) -> Vec<Self> {
+        let libraries = Libraries::default();
+        let one = |communicator| Self {
+            libraries: libraries.clone(),
+            communicator: Some(communicator),
+            ..Self::new(order)
+        };
+        communicators.into_iter().map(one).collect()
+    }
+
+    /// One that notes the calls of NCCL that a GPU would make, in their order. A graph that is replayed makes none.
+    pub(crate) fn noting(self, notes: Notes) -> Self {
+        Self { notes: Some(notes), ..self }
+    }
+
+    /// Notes a call.
+    pub(super) fn note(&self, stream: Stream, task: &CollectiveTask) -> Result<(), DriverError> {
+        if let Some(notes) = &self.notes {
+            let text = sequence::text(stream, task.collective, task.group.len())?;
+            notes.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        }
+        Ok(())
+    }
+}
 
 /// A collective that waits for its turn.
 #[derive(Clone)]

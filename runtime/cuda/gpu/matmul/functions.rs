@@ -136,10 +136,15 @@ impl Functions {
         })
     }
 
+    /// The version, as cuBLASLt counts it.
     #[allow(unsafe_code)]
+    pub(super) fn version(&self) -> usize {
+        // SAFETY: it gives a number.
+        unsafe { (self.version)() }
+    }
+
     fn check_version(&self, opened: &Opened) -> Result<(), String> {
-        // SAFETY: the function returns a number.
-        if unsafe { (self.version)() } < OLDEST {
+        if self.version() < OLDEST {
             let version = opened.version.as_deref().unwrap_or("unknown");
             return Err(format!("it is version {version}, and 12.0 is the oldest supported version"));
         }

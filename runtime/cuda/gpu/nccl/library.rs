@@ -21,6 +21,19 @@ pub(super) type Communicator = *mut c_void;
 #[repr(C)]
 pub(super) struct UniqueId([c_char; 128]);
 
+impl UniqueId {
+    /// The id as bytes, to be sent to other processes.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        self.0.iter().map(|byte| *byte as u8).collect()
+    }
+
+    /// The id that another process sent. `None` if the bytes are not as many as an id has.
+    pub(super) fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: [u8; 128] = bytes.try_into().ok()?;
+        Some(Self(bytes.map(|byte| byte as c_char)))
+    }
+}
+
 /// How a communicator is made, as NCCL 2.17 has it; later ones take that, and choose what they have besides.
 #[repr(C)]
 pub(super) struct Config {
@@ -70,6 +83,8 @@ type Reduce =
 pub(super) struct Functions {
     pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     pub(super) join: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> Status,
+    pub(super) split:
+        unsafe extern "C" fn(Communicator, c_int, c_int, *mut Communicator, *mut Config) -> Status,
     pub(super) abort: unsafe extern "C" fn(Communicator) -> Status,
     pub(super) state: unsafe extern "C" fn(Communicator, *mut Status) -> Status,
     pub(super) begin: unsafe extern "C" fn() -> Status,
@@ -113,6 +128,7 @@ impl Functions {
         Ok(Self {
             unique_id: get(handle, "ncclGetUniqueId")?,
             join: get(handle, "ncclCommInitRankConfig")?,
+            split: get(handle, "ncclCommSplit")?,
             abort: get(handle, "ncclCommAbort")?,
             state: get(handle, "ncclCommGetAsyncError")?,
             begin: get(handle, "ncclGroupStart")?,
@@ -169,6 +185,13 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Config, network), 32);
         assert_eq!(std::mem::offset_of!(Config, shares), 40);
         assert_eq!(size_of::<UniqueId>(), 128);
+    }
+
+    #[test]
+    fn an_id_reaches_other_processes_unchanged() {
+        let bytes: Vec<u8> = (100..228).collect();
+        assert_eq!(UniqueId::of_bytes(&bytes).map(|id| id.bytes()), Some(bytes));
+        assert!(UniqueId::of_bytes(&[1; 127]).is_none());
     }
 
     /// With NCCL or without: an answer, and no panic.

@@ -3,10 +3,11 @@
 use crate::cuda::driver::{Address, CollectiveTask, DriverError};
 use ir::ops::collective::Collective as Kind;
 use ir::{DType, PartialKind};
+use std::fmt;
 
 /// NCCL's numbers of element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
+pub(in crate::cuda) enum Element {
     I8 = 0,
     U8 = 1,
     I32 = 2,
@@ -21,7 +22,7 @@ pub(super) enum Element {
 
 /// NCCL's numbers of what combines elements. Of these, the largest and the smallest pass over NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
+pub(in crate::cuda) enum Operation {
     Sum = 0,
     Max = 2,
     Min = 3,
@@ -29,7 +30,7 @@ pub(super) enum Operation {
 
 /// A call; all of a collective go together. Counts are of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(in crate::cuda) enum Call {
     AllReduce {
         from: Address,
         to: Address,
@@ -68,11 +69,44 @@ pub(super) enum Call {
     },
 }
 
+/// `f32`
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// `sum`
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// `all_reduce of f32 x 4096 (sum)`, without the addresses.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllReduce { count, ty, operation, .. } => {
+                write!(f, "all_reduce of {ty} x {count} ({operation})")
+            }
+            Self::ReduceScatter { count, ty, operation, .. } => {
+                write!(f, "reduce_scatter of {ty} x {count} ({operation})")
+            }
+            Self::AllGather { count, ty, .. } => write!(f, "all_gather of {ty} x {count}"),
+            Self::Send { count, ty, peer, .. } => write!(f, "send of {ty} x {count} to place {peer}"),
+            Self::Receive { count, ty, peer, .. } => {
+                write!(f, "receive of {ty} x {count} from place {peer}")
+            }
+        }
+    }
+}
+
 /// The calls of a collective.
 ///
 /// # Errors
 /// What NCCL does not combine.
-pub(super) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
+pub(in crate::cuda) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
     let CollectiveTask { collective, group, places } = *task;
     let mut calls = vec![];
     for (pieces, &[from, to]) in collective.tensors.iter().zip(places) {

@@ -1,0 +1,262 @@
+//! The start of a star: rank 0 listens, the others connect to it and say who they are.
+//!
+//! A process of another run, and a program that found the port by chance, are sent away. If ranks do not come in time, rank 0
+//! names them.
+
+use super::{GiveUp, Star};
+use ir::Diagnostic;
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use twox_hash::XxHash3_64;
+
+/// Where rank 0 listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Its name or number in the network.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+/// `node0:29501`
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// A process that is about to join its run.
+#[derive(Clone, Debug)]
+pub struct Newcomer {
+    /// Its rank.
+    pub rank: u64,
+    /// The number of ranks.
+    pub ranks: u64,
+    /// A text that all processes of the run have, and no other run.
+    pub run: String,
+    /// How long it waits for the others.
+    pub timeout: Duration,
+}
+
+/// How long a try to connect may take, and how long somebody who connected has to say who it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The time between two tries.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Joins the processes of a run. `give_up` is told later, if one of them is lost.
+///
+/// # Errors
+/// The port is taken; ranks that did not come in time; two processes of one rank; a rank 0 of another run.
+pub fn join(newcomer: &Newcomer, address: &Address, give_up: GiveUp) -> Result<Arc<Star>, Diagnostic> {
+    let deadline = Instant::now() + newcomer.timeout;
+    let connections = if newcomer.rank == 0 {
+        gather(newcomer, address, &listen(address)?, deadline)?
+    } else {
+        vec![(0, find(newcomer, address, deadline)?)]
+    };
+    let Newcomer { rank, ranks, timeout, .. } = *newcomer;
+    let star = Star::connect(rank, ranks, connections, timeout, give_up);
+    star.map_err(|error| Diagnostic::new(format!("rank {rank} cannot read its connections: {error}")))
+}
+
+/// Listens at an address of this machine, or, where a name leads here by way of another machine, at the port.
+fn listen(address: &Address) -> Result<TcpListener, Diagnostic> {
+    let found = resolve(address).map_err(|error| unusable(address, &error))?;
+    let first = *found.first().ok_or_else(|| unusable(address, &ErrorKind::AddrNotAvailable.into()))?;
+    let everywhere: IpAddr =
+        if first.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let listener = TcpListener::bind(first).or_else(|error| match error.kind() {
+        ErrorKind::AddrNotAvailable => TcpListener::bind((everywhere, address.port)),
+        _ => Err(error),
+    });
+    let listener = listener.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+    listener.map_err(|error| unusable(address, &error))
+}
+
+fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
+    Ok((address.host.as_str(), address.port).to_socket_addrs()?.collect())
+}
+
+fn unusable(address: &Address, error: &io::Error) -> Diagnostic {
+    let told = Diagnostic::new(format!("rank 0 cannot listen at {address}: {error}"));
+    match error.kind() {
+        ErrorKind::AddrInUse => {
+            told.note("another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another")
+        }
+        _ => told.note(
+            "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
+        ),
+    }
+}
+
+/// Waits for all other ranks. Returns their connections, in the order of ranks.
+fn gather(
+    newcomer: &Newcomer,
+    address: &Address,
+    listener: &TcpListener,
+    deadline: Instant,
+) -> Result<Vec<(u64, TcpStream)>, Diagnostic> {
+    let mut found: Vec<Option<TcpStream>> = (1..newcomer.ranks).map(|_| None).collect();
+    let mut left = found.len();
+    while left > 0 {
+        let Some(stream) = accept(listener) else {
+            if Instant::now() > deadline {
+                let error = missing(newcomer, address, &found);
+                return Err(refuse_all(found.into_iter().flatten(), error));
+            }
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let Some((rank, stream)) = greet(newcomer, stream) else { continue };
+        match &mut found[rank as usize - 1] {
+            Some(_) => {
+                let error = Diagnostic::new(format!("two processes say that they are rank {rank}"))
+                    .note("each process of a run needs a rank of its own");
+                return Err(refuse_all(found.into_iter().flatten().chain([stream]), error));
+            }
+            place => {
+                *place = Some(stream);
+                left -= 1;
+            }
+        }
+    }
+    let all = (1..).zip(found.into_iter().flatten()).map(|(rank, mut stream)| {
+        let answered = answer(&mut stream, "");
+        answered
+            .map(|()| (rank, stream))
+            .map_err(|_| Diagnostic::new(format!("rank {rank} ended at the start")))
+    });
+    all.collect()
+}
+
+/// Somebody who connected, if there is one.
+fn accept(listener: &TcpListener) -> Option<TcpStream> {
+    let (stream, _) = listener.accept().ok()?;
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_write_timeout(Some(PATIENCE)).ok()?;
+    Some(stream)
+}
+
+/// Asks somebody who connected for its rank. `None` if it is not of this run.
+fn greet(newcomer: &Newcomer, mut stream: TcpStream) -> Option<(u64, TcpStream)> {
+    let mut hello = [0; Hello::BYTES];
+    stream.read_exact(&mut hello).ok()?;
+    let hello = Hello::read(&hello)?;
+    if Hello::of(newcomer).run != hello.run || !(1..newcomer.ranks).contains(&hello.rank) {
+        let _ = answer(&mut stream, "rank 0 there belongs to another run");
+        return None;
+    }
+    Some((hello.rank, stream))
+}
+
+fn missing(newcomer: &Newcomer, address: &Address, found: &[Option<TcpStream>]) -> Diagnostic {
+    let missing: Vec<u64> =
+        (1..).zip(found).filter(|(_, found)| found.is_none()).map(|(rank, _)| rank).collect();
+    let seconds = newcomer.timeout.as_secs();
+    Diagnostic::new(format!("the ranks {missing:?} did not come to {address} within {seconds} s"))
+        .note("the launcher has not started them, they ended before, or they cannot reach that address")
+}
+
+/// Tells all that the run does not begin.
+fn refuse_all(streams: impl Iterator<Item = TcpStream>, error: Diagnostic) -> Diagnostic {
+    streams.for_each(|mut stream| drop(answer(&mut stream, &error.message)));
+    error
+}
+
+/// Bytes of the reason why a process is refused, at most.
+const REASON: usize = 1 << 10;
+
+/// Answers a hello: with the reason of a refusal, or with no text.
+fn answer(stream: &mut TcpStream, reason: &str) -> io::Result<()> {
+    let reason = &reason.as_bytes()[..reason.len().min(REASON)];
+    stream.write_all(&[&(reason.len() as u64).to_le_bytes(), reason].concat())
+}
+
+/// Finds rank 0 and says hello, until it answers.
+fn find(newcomer: &Newcomer, address: &Address, deadline: Instant) -> Result<TcpStream, Diagnostic> {
+    let rank = newcomer.rank;
+    loop {
+        let failed = match ask(newcomer, address, deadline) {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(reason)) => {
+                return Err(Diagnostic::new(format!("rank {rank} is refused at {address}: {reason}")));
+            }
+            Err(error) => error,
+        };
+        if Instant::now() > deadline {
+            let seconds = newcomer.timeout.as_secs();
+            let message =
+                format!("rank {rank} does not find rank 0 at {address} within {seconds} s: {failed}");
+            return Err(Diagnostic::new(message).note(
+                "TRAINYARD_RENDEZVOUS=HOST:PORT names the machine of rank 0, and a port that is free there",
+            ));
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Says hello to rank 0, and waits until all ranks have come. Returns the connection, or the reason of a refusal.
+fn ask(newcomer: &Newcomer, address: &Address, deadline: Instant) -> io::Result<Result<TcpStream, String>> {
+    let mut stream = Err(ErrorKind::AddrNotAvailable.into());
+    for place in resolve(address)? {
+        stream = TcpStream::connect_timeout(&place, PATIENCE);
+        if stream.is_ok() {
+            break;
+        }
+    }
+    let mut stream = stream?;
+    stream.write_all(&Hello::of(newcomer).bytes())?;
+    // Rank 0 answers at its own deadline at the latest, which began at another time.
+    let left = deadline.saturating_duration_since(Instant::now()) + super::GRACE;
+    stream.set_read_timeout(Some(left))?;
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length == 0 {
+        return Ok(Ok(stream));
+    }
+    if length > REASON as u64 {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut reason = vec![0; length as usize];
+    stream.read_exact(&mut reason)?;
+    Ok(Err(ir::visible(&String::from_utf8_lossy(&reason)).into_owned()))
+}
+
+/// The first words of a process.
+struct Hello {
+    rank: u64,
+    /// A checksum of the run's text and the number of ranks.
+    run: u64,
+}
+
+impl Hello {
+    const BYTES: usize = 24;
+    /// The beginning of every hello. Another version of the protocol has another one.
+    const MAGIC: [u8; 8] = *b"trainyd1";
+
+    fn of(newcomer: &Newcomer) -> Self {
+        let run = format!("{} ranks, {}", newcomer.ranks, newcomer.run);
+        Self { rank: newcomer.rank, run: XxHash3_64::oneshot(run.as_bytes()) }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        [Self::MAGIC, self.rank.to_le_bytes(), self.run.to_le_bytes()].concat()
+    }
+
+    /// `None` if the bytes are those of another program.
+    fn read(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let ([magic, rank, run], []) = bytes.as_chunks::<8>() else { return None };
+        (*magic == Self::MAGIC)
+            .then(|| Self { rank: u64::from_le_bytes(*rank), run: u64::from_le_bytes(*run) })
+    }
+}

@@ -1,0 +1,226 @@
+//! Stars of threads, whose connections are real.
+
+use super::rendezvous::{Address, Newcomer, join};
+use super::{GiveUp, Loss, Star};
+use crate::comm::agreement::Agreement;
+use crate::comm::{CommError, Communicator};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A port that is free now.
+fn free() -> Address {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    Address { host: "127.0.0.1".into(), port }
+}
+
+fn newcomer(rank: u64, ranks: u64, timeout: Duration) -> Newcomer {
+    Newcomer { rank, ranks, run: "a run".into(), timeout }
+}
+
+fn unexpected() -> GiveUp {
+    Box::new(|loss| panic!("{loss:?}"))
+}
+
+/// Results of a function on so many ranks, by rank, each on a thread.
+fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Arc<Star>) -> R + Sync) -> Vec<R> {
+    let (address, work) = (&free(), &work);
+    thread::scope(|scope| {
+        let one = |rank| {
+            scope.spawn(move || {
+                // Rank 0 comes last: the others have to try again.
+                thread::sleep(Duration::from_millis(if rank == 0 { 100 } else { 0 }));
+                work(join(&newcomer(rank, ranks, LONG), address, unexpected()).unwrap())
+            })
+        };
+        let threads: Vec<_> = (0..ranks).map(one).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn processes_agree_over_their_connections() {
+    for ranks in [1, 2, 5] {
+        let gathered = on_ranks(ranks, |star| {
+            let rank = star.rank();
+            let agreement = Agreement::of(star, ranks);
+            let texts = agreement.gather("x".repeat(rank as usize)).unwrap();
+            (texts, agreement.union(1 << rank).unwrap(), agreement.gather_bytes(&[]).unwrap().len())
+        });
+        let texts: Vec<String> = (0..ranks as usize).map(|rank| "x".repeat(rank)).collect();
+        let expected = (texts, (1 << ranks) as u8 - 1, ranks as usize);
+        assert_eq!(gathered, vec![expected; ranks as usize]);
+    }
+}
+
+#[test]
+fn the_connections_carry_no_tensors() {
+    let errors = on_ranks(2, |star| star.send(1 - star.rank(), &[1]).unwrap_err().to_string());
+    assert!(
+        errors[1].contains("rank 1 cannot exchange messages") && errors[1].contains("no tensors"),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let address = &free();
+    let errors: Vec<String> = thread::scope(|scope| {
+        let short = Duration::from_secs(1);
+        let one = |rank| {
+            scope.spawn(move || join(&newcomer(rank, 5, short), address, unexpected()).err().unwrap().message)
+        };
+        let threads: Vec<_> = [0, 2].map(one).into_iter().collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let missing = format!("the ranks [1, 3, 4] did not come to {address} within 1 s");
+    assert_eq!(errors, [missing.clone(), format!("rank 2 is refused at {address}: {missing}")]);
+    let error = join(&newcomer(1, 2, Duration::from_millis(200)), address, unexpected()).err().unwrap();
+    assert!(error.message.starts_with("rank 1 does not find rank 0 at 127.0.0.1:"), "{}", error.message);
+}
+
+#[test]
+fn a_port_that_is_taken_is_told() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address { host: "127.0.0.1".into(), port: taken.local_addr().unwrap().port() };
+    let error = join(&newcomer(0, 2, LONG), &address, unexpected()).err().unwrap();
+    assert!(error.message.starts_with(&format!("rank 0 cannot listen at {address}: ")), "{}", error.message);
+    assert_eq!(error.notes, ["another program has the port: TRAINYARD_RENDEZVOUS=HOST:PORT names another"]);
+}
+
+#[test]
+fn two_processes_of_one_rank_are_refused() {
+    let address = &free();
+    let errors: Vec<Option<String>> = thread::scope(|scope| {
+        let one = |rank| {
+            let join = move || join(&newcomer(rank, 3, LONG), address, unexpected()).err();
+            scope.spawn(move || join().map(|error| error.message))
+        };
+        let threads: Vec<_> = [0, 1, 1].map(one).into_iter().collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let told = "two processes say that they are rank 1";
+    assert_eq!(errors[0].as_deref(), Some(told));
+    assert!(
+        errors.iter().all(|error| error.as_deref().is_some_and(|error| error.ends_with(told))),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn strangers_and_other_runs_are_sent_away_and_the_run_begins() {
+    let address = &free();
+    thread::scope(|scope| {
+        let first = scope.spawn(move || join(&newcomer(0, 2, LONG), address, unexpected()).map(drop));
+        let mut stranger = connect(address);
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n").unwrap();
+        let other = Newcomer { run: "another".into(), ..newcomer(1, 2, LONG) };
+        let error = join(&other, address, unexpected()).err().unwrap();
+        let told = format!("rank 1 is refused at {address}: rank 0 there belongs to another run");
+        assert_eq!(error.message, told);
+        join(&newcomer(1, 2, LONG), address, unexpected()).unwrap();
+        first.join().unwrap().unwrap();
+    });
+}
+
+/// A connection to somebody who may not listen yet.
+fn connect(address: &Address) -> TcpStream {
+    let began = Instant::now();
+    loop {
+        match TcpStream::connect(address.to_string()) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(began.elapsed() < LONG, "{error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Three ranks of which the last does something. Returns the losses that each rank is told of.
+fn losses(timeout: Duration, act: impl Fn(Arc<Star>) + Sync) -> Vec<Vec<Loss>> {
+    let (address, act) = (&free(), &act);
+    let told: Vec<_> = (0..3).map(|_| channel()).collect();
+    let (outlets, inboxes): (Vec<Sender<Loss>>, Vec<_>) = told.into_iter().unzip();
+    let kept = Mutex::new(vec![]);
+    thread::scope(|scope| {
+        for (rank, outlet) in (0..).zip(outlets) {
+            let kept = &kept;
+            scope.spawn(move || {
+                let give_up: GiveUp = Box::new(move |loss| drop(outlet.send(loss.clone())));
+                let star = join(&newcomer(rank, 3, timeout), address, give_up).unwrap();
+                if rank == 2 {
+                    act(star);
+                } else {
+                    kept.lock().unwrap().push(star);
+                }
+            });
+        }
+    });
+    let first =
+        |inbox: &std::sync::mpsc::Receiver<Loss>| inbox.recv_timeout(Duration::from_secs(1)).into_iter();
+    inboxes[..2].iter().map(|inbox| first(inbox).collect()).collect()
+}
+
+#[test]
+fn a_process_that_is_killed_is_noticed_at_once_by_all() {
+    let losses = losses(LONG, |star| {
+        // The system closes the connections of a killed process; nothing is sent any more.
+        for (_, stream) in &star.shared.peers {
+            stream.lock().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        std::mem::forget(star);
+    });
+    assert_eq!(losses, [vec![Loss::Noticed(CommError::Ended { rank: 2 })], vec![Loss::Told { rank: 2 }]]);
+}
+
+#[test]
+fn a_process_that_fails_is_told_to_all() {
+    let losses = losses(LONG, |star| star.fail());
+    assert_eq!(losses, [vec![Loss::Told { rank: 2 }], vec![Loss::Told { rank: 2 }]]);
+}
+
+#[test]
+fn a_process_whose_work_is_done_is_no_loss() {
+    assert_eq!(losses(LONG, drop), [vec![], vec![]]);
+}
+
+#[test]
+fn a_process_that_sends_no_beats_is_late() {
+    let losses = losses(Duration::from_millis(400), |star| {
+        // Its thread of beats ends, as if it stood still.
+        star.shared.is_over.store(true, std::sync::atomic::Ordering::SeqCst);
+        std::mem::forget(star);
+    });
+    let late = CommError::Late { rank: 0, seconds: 0, missing: vec![2] };
+    assert_eq!(losses, [vec![Loss::Noticed(late)], vec![Loss::Told { rank: 2 }]]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_an_agreement_is_named_by_rank_0() {
+    let errors = on_ranks_for(Duration::from_secs(1), |star| {
+        let agreement = Agreement::of(star, 3);
+        if agreement.rank() == 1 {
+            thread::sleep(Duration::from_secs(2));
+            return None;
+        }
+        agreement.any(false).err()
+    });
+    assert_eq!(errors[0], Some(CommError::Late { rank: 0, seconds: 1, missing: vec![1] }));
+    assert!(matches!(errors[2], Some(CommError::Ended { .. } | CommError::Late { .. })), "{errors:?}");
+}
+
+/// As [`on_ranks`], of three ranks with a timeout that losses do not end.
+fn on_ranks_for<R: Send>(timeout: Duration, work: impl Fn(Arc<Star>) -> R + Sync) -> Vec<R> {
+    let (address, work) = (&free(), &work);
+    thread::scope(|scope| {
+        let one = |rank| {
+            scope.spawn(move || work(join(&newcomer(rank, 3, timeout), address, Box::new(|_| {})).unwrap()))
+        };
+        let threads: Vec<_> = (0..3).map(one).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

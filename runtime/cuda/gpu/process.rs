@@ -1,0 +1,181 @@
+//! A rank on a GPU in a run whose other ranks are other processes.
+//!
+//! Work that may fail on one rank alone ends with an agreement, so that all ranks go on or none does.
+
+use super::nccl::Lone;
+use super::planning::Chosen;
+use super::ranks::enough;
+use super::{Gpu, Options};
+use crate::comm::agreement::Agreement;
+use crate::cuda::device::Cuda;
+use crate::cuda::driver::DriverError;
+use crate::cuda::libraries::Folders;
+use crate::cuda::nccl::sequence::{self, Sequence};
+use crate::cuda::probe;
+use crate::cuda::program::{CudaProgram, Task};
+use crate::cuda::ranks::check_process;
+use crate::device::DeviceError;
+use crate::profile::Profile;
+use crate::program::Program;
+use crate::ranks::Ranks;
+use std::sync::Arc;
+
+/// This process as a rank, on a GPU of its machine: on the GPU with the number `local_rank`, or on the only one. A profile gets the times
+/// of the first program, on rank 0.
+///
+/// # Errors
+/// Programs of another number of ranks; NCCL is not there, or does not start; ranks that would make different calls of NCCL;
+/// a reason for which a GPU of any rank cannot be used, with the rank if it is another one.
+pub fn gpu_of_process(
+    programs: Vec<Arc<Program>>,
+    options: Options,
+    profile: Option<Profile>,
+    warn: &dyn Fn(&str),
+    agreement: &Agreement,
+    local_rank: Option<u64>,
+) -> Result<Ranks, DeviceError> {
+    check_process(&programs, agreement.count())?;
+    let rank = agreement.rank();
+    let options = if profile.is_some() { options.without_graphs() } else { options };
+    let driver = agreed(agreement, open(local_rank, options))?;
+    let (mut device, lowered) = alike(driver, &programs, options, agreement)?;
+    let calls = agreed(agreement, Sequence::of(&lowered).map_err(DeviceError::driver))?;
+    sequence::agree(agreement, &calls)?;
+    let (ordinal, folders) = (device.driver.ordinal, Folders::of_process());
+    let nccl = Lone::open(ordinal, agreement.is_first(), &folders).map_err(DeviceError::driver);
+    let mut nccl = agreed(agreement, nccl)?;
+    nccl.share_id(agreement)?;
+    let team = nccl.meet(rank, agreement.count(), &own_groups(&lowered, rank)).map_err(DeviceError::driver);
+    device.driver.seat = Some(agreed(agreement, team)?.seat(rank));
+    device.driver.warnings().iter().for_each(|warning| warn(warning));
+    profile.into_iter().filter(|_| agreement.is_first()).for_each(|profile| device.record(profile));
+    Ok(Ranks::of_one(Box::new(device), agreement.clone()))
+}
+
+/// The result, if no rank failed.
+///
+/// # Errors
+/// The error of this rank, or of the first that failed, with its number.
+fn agreed<T>(agreement: &Agreement, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+    let told = agreement.gather(result.as_ref().err().map(DeviceError::to_string))?;
+    let failed = (0..).zip(told).find_map(|(rank, told)| Some((rank, told?)));
+    match (result, failed) {
+        (Ok(_), Some((rank, told))) => {
+            let source = Box::new(DeviceError::driver(DriverError(told)));
+            Err(DeviceError::Rank { rank, source })
+        }
+        (result, _) => result,
+    }
+}
+
+/// The GPU of this process. If the process sees only one, the launcher has chosen it, or several ranks share it.
+fn open(local_rank: Option<u64>, options: Options) -> Result<Gpu, DeviceError> {
+    let told = |error: &dyn std::fmt::Display| DeviceError::driver(DriverError(error.to_string()));
+    let driver = probe::find_driver(&Folders::of_process()).map_err(|error| told(&error))?;
+    let ordinal = if driver.devices.len() == 1 { 0 } else { local_rank.unwrap_or(0) };
+    let processes = format!("local rank {ordinal}, on a machine with so many processes,");
+    enough(&processes, ordinal + 1, &driver.devices).map_err(DeviceError::driver)?;
+    Gpu::open(ordinal as usize, options).map_err(DeviceError::driver)
+}
+
+/// The device of this rank with its programs. Rank 0 lowers and loads its programs first; the others take over its choice of
+/// algorithms, since ranks that compute the same shall get the same bits.
+fn alike(
+    driver: Gpu,
+    programs: &[Arc<Program>],
+    options: Options,
+    agreement: &Agreement,
+) -> Result<(Cuda<Gpu>, Vec<CudaProgram>), DeviceError> {
+    let load = |driver: Gpu| load(driver, programs, options, agreement.rank());
+    if agreement.is_first() {
+        let loaded = agreed(agreement, load(driver))?;
+        agreement.gather_bytes(&loaded.0.driver.chosen().to_bytes())?;
+        return agreed(agreement, Ok(loaded));
+    }
+    agreed(agreement, Ok(()))?;
+    let all = agreement.gather_bytes(&[])?;
+    agreed(agreement, follow(driver, &all[0]).map_err(DeviceError::driver).and_then(load))
+}
+
+/// The same GPU, with the algorithms that rank 0 sent.
+fn follow(mut driver: Gpu, sent: &[u8]) -> Result<Gpu, DriverError> {
+    driver.follow(&Chosen::of_bytes(sent)?)?;
+    Ok(driver)
+}
+
+/// Makes memory and kernels ready.
+fn load(
+    mut driver: Gpu,
+    programs: &[Arc<Program>],
+    options: Options,
+    rank: u64,
+) -> Result<(Cuda<Gpu>, Vec<CudaProgram>), DeviceError> {
+    let lowered = programs.iter().map(|program| driver.lower(program.clone()).map_err(DeviceError::kernel));
+    let lowered = lowered.collect::<Result<Vec<_>, _>>()?;
+    let device = Cuda::of_rank(driver, lowered.clone(), rank)?;
+    Ok((device.at(options.pace), lowered))
+}
+
+/// The groups in which a rank exchanges, each once, in an order that is the same on all ranks: that of their axes.
+fn own_groups(programs: &[CudaProgram], rank: u64) -> Vec<Vec<u64>> {
+    let mut axes = vec![];
+    for cuda in programs {
+        for command in cuda.sections.iter().flatten() {
+            if let Task::Collective(collective) = &command.task {
+                axes.push((collective.axes.clone(), cuda.program.mesh.group(rank, &collective.axes)));
+            }
+        }
+    }
+    axes.sort();
+    let mut groups: Vec<Vec<u64>> = vec![];
+    for (_, group) in axes {
+        // Axes of one device may give a group twice, and then on every rank.
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::agreement::on_ranks;
+    use crate::lower::{LowerOptions, Target, lower};
+
+    #[test]
+    fn all_ranks_split_their_groups_in_the_same_order() {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=2, tp=2] {
+              func @train(%0 "x" : f32[8, 6] {dp, -}, %1 "y" : f32[8] {tp*dp}, %2 "z" : f32[8] {tp}) {
+                %3 = all_gather %2 : f32[8]
+                %4 = all_gather %0 : f32[8, 6]
+                %5 = all_gather %1 : f32[8]
+              }
+              output "a" = %3
+              output "b" = %4
+              output "c" = %5
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        let program = crate::cuda::lower::lower(Arc::new(lower(&module, &options).unwrap())).unwrap();
+        let groups = |rank| own_groups(&[program.clone(), program.clone()], rank);
+        assert_eq!(groups(0), [vec![0, 2], vec![0, 1], vec![0, 2, 1, 3]]);
+        assert_eq!(groups(3), [vec![1, 3], vec![2, 3], vec![0, 2, 1, 3]]);
+    }
+
+    #[test]
+    fn a_rank_that_cannot_go_on_keeps_all_ranks_from_going_on() {
+        let errors = on_ranks(3, |agreement| {
+            let own = if agreement.rank() == 1 {
+                Err(DeviceError::driver(DriverError("no GPU".into())))
+            } else {
+                Ok(())
+            };
+            (agreed(&agreement, Ok(7)).unwrap(), agreed(&agreement, own).unwrap_err().to_string())
+        });
+        assert!(errors.iter().all(|(number, _)| *number == 7));
+        let told: Vec<bool> = errors.iter().map(|(_, error)| error.starts_with("rank 1: ")).collect();
+        assert_eq!(told, [true, false, true], "{errors:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! The sequence of NCCL calls of a rank. All ranks must make the same calls in the same order: if they do not, NCCL waits for
+//! ever or mixes up bytes, and says nothing. So ranks compare their sequences before the first call.
+
+use super::calls;
+use crate::comm::agreement::Agreement;
+use crate::cuda::driver::{Address, CollectiveTask, DriverError};
+use crate::cuda::program::{Collective, CudaProgram, Stream, Task};
+use crate::device::DeviceError;
+use crate::program::Section;
+use ir::Diagnostic;
+use std::fmt::Write as _;
+use twox_hash::XxHash3_64;
+
+/// The calls of a rank, in order: one text for each collective, with its section, stream, operations, counts, types and axes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sequence(pub Vec<String>);
+
+impl Sequence {
+    /// The calls that programs make: those of each section once.
+    ///
+    /// # Errors
+    /// A collective that NCCL does not do.
+    pub fn of(programs: &[CudaProgram]) -> Result<Self, DriverError> {
+        let mut calls = vec![];
+        for cuda in programs {
+            for (section, name) in Section::ALL {
+                for command in &cuda.sections[section as usize] {
+                    let Task::Collective(collective) = &command.task else { continue };
+                    let ranks = cuda.program.mesh.group(0, &collective.axes).len();
+                    calls.push(format!("{name}, {}", text(command.stream, collective, ranks)?));
+                }
+            }
+        }
+        Ok(Self(calls))
+    }
+}
+
+/// `main stream: all_reduce of f32 x 4096 (sum), over [axis0] of 2 ranks`
+pub(crate) fn text(stream: Stream, collective: &Collective, ranks: usize) -> Result<String, DriverError> {
+    // Ranks differ in their addresses and in the members of their group, and in nothing else.
+    let group: Vec<u64> = (0..ranks as u64).collect();
+    let places = vec![[Address(0); 2]; collective.tensors.len()];
+    let calls = calls::of(&CollectiveTask { collective, group: &group, places: &places })?;
+    let mut text = match stream {
+        Stream::Main => "main stream: ".to_owned(),
+        Stream::Side => "side stream: ".to_owned(),
+    };
+    for (index, call) in calls.iter().enumerate() {
+        let _ = write!(text, "{}{call}", if index == 0 { "" } else { "; " });
+    }
+    let _ = write!(text, ", over {:?} of {ranks} ranks", collective.axes.as_slice());
+    Ok(text)
+}
+
+/// Refuses ranks that make different calls; the sequences are in the order of ranks.
+///
+/// # Errors
+/// The first rank that differs from rank 0, and the first call in which it does.
+pub fn check(ranks: &[Sequence]) -> Result<(), Diagnostic> {
+    let Some(first) = ranks.first() else { return Ok(()) };
+    let Some(rank) = ranks.iter().position(|other| other != first) else { return Ok(()) };
+    let other = &ranks[rank];
+    let call = (0..).find(|&call| first.0.get(call) != other.0.get(call)).unwrap_or_default();
+    let told = |rank: usize, own: &Sequence| match own.0.get(call) {
+        Some(text) => format!("rank {rank} makes: {text}"),
+        None => format!("rank {rank} makes no call after the first {call}"),
+    };
+    let message = format!("rank {rank} and rank 0 make different calls of NCCL, from call {call} on");
+    Err(Diagnostic::new(message).note(told(0, first)).note(told(rank, other)))
+}
+
+/// Refuses to begin unless all ranks make the same calls. Ranks send checksums, and the calls themselves only if they differ.
+///
+/// # Errors
+/// The same as those of [`check`], on all ranks; a rank failed.
+pub(crate) fn agree(agreement: &Agreement, own: &Sequence) -> Result<(), DeviceError> {
+    let sums = agreement.gather(XxHash3_64::oneshot(own.0.join("\n").as_bytes()))?;
+    if sums.iter().all(|sum| *sum == sums[0]) {
+        return Ok(());
+    }
+    let all: Vec<Sequence> = agreement.gather(own.0.clone())?.into_iter().map(Sequence).collect();
+    check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::agreement::on_ranks;
+    use crate::cuda::lower::lower;
+    use crate::lower::{LowerOptions, Target, lower as lower_module};
+    use std::sync::Arc;
+
+    /// A row-parallel product, whose sum every rank needs, and the gradient of a weight that the data ranks share.
+    fn program() -> CudaProgram {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=2, tp=2] {
+              state @w : f32[4] parameter = zeros
+              func @train(%0 = @w, %1 "x" : f32[8, 4] {dp, -}, %2 "y" : f32[8, 6] {tp, -}) {
+                %3 = mul %1, %0 : f32[8, 4] {dp, -}
+                %4 = all_gather %2 : f32[8, 6]
+                %5 = reduce %3 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+                %6 = all_reduce %5 : f32[4] !{bwd}
+                %7 = accumulate %6 : f32[4] !{update}
+                %8 = add %0, %7 : f32[4] !{update}
+              }
+              output "y" = %4
+              update @w = %8
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        let options = LowerOptions { target: Target::Cuda, ..LowerOptions::default() };
+        lower(Arc::new(lower_module(&module, &options).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn a_sequence_has_every_call_with_its_type_and_group() {
+        let mut calls = Sequence::of(&[program()]).unwrap().0;
+        calls.sort();
+        assert_eq!(
+            calls,
+            [
+                "microbatch, main stream: all_gather of u8 x 96, over [axis1] of 2 ranks",
+                "microbatch, main stream: all_reduce of f32 x 4 (sum), over [axis0] of 2 ranks",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_swapped_pair_and_a_missing_call_are_refused_with_both_sides() {
+        let own = Sequence::of(&[program()]).unwrap();
+        check(&[own.clone(), own.clone()]).unwrap();
+        let mut swapped = own.clone();
+        swapped.0.swap(0, 1);
+        let error = check(&[own.clone(), own.clone(), swapped]).unwrap_err();
+        assert_eq!(error.message, "rank 2 and rank 0 make different calls of NCCL, from call 0 on");
+        assert!(error.notes[0].starts_with("rank 0 makes: ") && error.notes[1].starts_with("rank 2 makes: "));
+        let short = Sequence(own.0[..1].to_vec());
+        let error = check(&[own, short]).unwrap_err();
+        assert_eq!(error.notes[1], "rank 1 makes no call after the first 1");
+    }
+
+    #[test]
+    fn every_rank_learns_that_two_differ() {
+        let own = Sequence::of(&[program()]).unwrap();
+        let agreed = on_ranks(3, |agreement| agree(&agreement, &own).is_ok());
+        assert_eq!(agreed, [true; 3]);
+        let errors = on_ranks(3, |agreement| {
+            let mut own = own.clone();
+            if agreement.rank() == 1 {
+                own.0.swap(0, 1);
+            }
+            agree(&agreement, &own).unwrap_err().to_string()
+        });
+        let told = "rank 1 and rank 0 make different calls of NCCL, from call 0 on";
+        assert!(errors.iter().all(|error| error.contains(told)), "{errors:?}");
+    }
+}

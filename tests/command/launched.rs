@@ -1,0 +1,74 @@
+//! Processes that torchrun started, on a machine without a GPU: they find each other, and agree that the run cannot begin.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use testing::workplace::Workplace;
+
+const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");
+
+/// A process of torchrun: `MASTER_PORT` is that of torchrun's own agent.
+fn process(place: &Workplace, rank: u64, port: u16, arguments: &str) -> Child {
+    let mut command = Command::new(TRAINYARD);
+    command.args(arguments.split_whitespace()).current_dir(place.path(""));
+    command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+    command.env("WORLD_SIZE", "2").env("LOCAL_WORLD_SIZE", "2");
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().expect("the process starts")
+}
+
+/// What two processes write to standard error, when they have failed.
+fn fail(place: &Workplace, arguments: [&str; 2]) -> [String; 2] {
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port() - 1;
+    let started = arguments.map(|own| (own, port));
+    let mut rank = 0;
+    let children = started.map(|(own, port)| {
+        rank += 1;
+        process(place, rank - 1, port, own)
+    });
+    children.map(|child| {
+        let output = child.wait_with_output().expect("the process ends");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    })
+}
+
+const TRAIN: &str =
+    "compile testdata/gpt2-fresh.onnx --train text.txt --microbatch 4 --steps 1 --timeout 20 -o run";
+
+#[test]
+fn processes_for_gpus_agree_over_the_network_that_the_model_is_missing() {
+    let place = Workplace::with_text(TRAINYARD, 4_000);
+    let missing = "compile nothing.onnx --train text.txt --timeout 20 -o run --device cuda";
+    let began = Instant::now();
+    let told = fail(&place, [missing, missing]);
+    assert!(told[0].contains("error: "), "{told:?}");
+    assert_eq!(told[1], "", "rank 0 alone tells");
+    assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for somebody who has ended");
+}
+
+#[test]
+fn processes_of_torchrun_on_processors_are_refused_with_the_ways_to_go() {
+    let place = Workplace::with_text(TRAINYARD, 4_000);
+    let told = fail(&place, [TRAIN, TRAIN]);
+    assert!(
+        told[0].contains("torchrun started 2 processes") && told[0].contains("--device cuda"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let place = Workplace::with_text(TRAINYARD, 4_000);
+    let alone = format!("{TRAIN} --device cuda").replace("--timeout 20", "--timeout 1");
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port() - 1;
+    let output = process(&place, 0, port, &alone).wait_with_output().expect("the process ends");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        told.contains("the ranks [1] did not come to 127.0.0.1:") && told.contains("within 1 s"),
+        "{told}"
+    );
+}

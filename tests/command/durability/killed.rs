@@ -21,7 +21,7 @@ const RUNS: [&str; 4] = [
 ];
 
 /// Kills of each run, unless `TRAINYARD_KILLS` is another number.
-const KILLS: usize = 10;
+const KILLS: usize = 4;
 
 /// The results of a run: the exports, the last checkpoint's states, and the losses.
 fn results(place: &Workplace, run: &str) -> Vec<(String, Vec<u8>)> {

@@ -56,8 +56,17 @@ impl World {
 
     /// Ends all processes of the job.
     pub fn abort(&self, code: i32) -> ! {
-        self.mpi.world().abort(code)
+        end_job(&self.mpi.world(), code)
     }
+}
+
+/// The time that a launcher has to pass on the last lines of a process: MPICH's drops what it has not read when a job is ended.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// Ends all processes of a job, after the user could be told.
+fn end_job(world: &ferrompi::Communicator, code: i32) -> ! {
+    thread::sleep(LAST_LINES);
+    world.abort(code)
 }
 
 /// The messages of a rank.
@@ -181,6 +190,6 @@ impl Link {
     /// Ends the job, since an exchange failed.
     fn end(&self, error: &CommError) -> ! {
         (self.give_up)(error);
-        self.world.abort(1)
+        end_job(&self.world, 1)
     }
 }

@@ -6,17 +6,19 @@
 //! 2006.15704).
 //!
 //! In `update`, where gradients are held already, the readers of a bucket's results wait for it: the program is
-//! reordered, and what they lead to (the norms of gradients) is bucketed likewise. In a microbatch a bucket ends where
+//! reordered, and what they lead to (the norms of gradients) is bucketed likewise. Sums of gradients come in the order in which
+//! backward completes them, so the first buckets can be reduced while backward goes on. In a microbatch a bucket ends where
 //! one of its results is read, so nothing is computed later, and nothing is gathered earlier, than it was.
 //!
 //! Invariants: operands and results stay; every node stays in its phase, after what makes its operands.
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
+use cranelift_entity::SecondaryMap;
 use ir::ops::collective::{Change, Collective};
 use ir::{
-    At, AxisId, Builder, Changed, DType, Diagnostic, Module, Node, NodeId, Op, PartialKind, Phase, Type,
-    ValueId,
+    At, AxisId, Builder, Changed, DType, Definition, Diagnostic, Module, Node, NodeId, Op, PartialKind,
+    Phase, Type, ValueId,
 };
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
@@ -85,13 +87,49 @@ pub fn decide(module: &Module, bytes: u64) -> Decision {
     let mut decision = Decision::default();
     for (phase, _) in Phase::ALL {
         let mut sorting = Sorting::new(module, bytes, phase == Phase::Update);
-        module.nodes().filter(|(_, node)| node.phase == phase).for_each(|(id, _)| sorting.visit([id]));
+        let mut nodes: Vec<NodeId> =
+            module.nodes().filter(|(_, node)| node.phase == phase).map(|(id, _)| id).collect();
+        if phase == Phase::Update {
+            nodes = by_completion(module, nodes);
+        }
+        nodes.into_iter().for_each(|id| sorting.visit([id]));
         let slots = sorting.end();
         if slots.iter().any(|slot| matches!(slot, Slot::Bucket(_))) {
             decision.phases.push((phase, slots));
         }
     }
     decision
+}
+
+/// The nodes of the update with the sums over microbatches first, and then the collectives of these, in the order in which backward
+/// makes the last addend of each.
+fn by_completion(module: &Module, nodes: Vec<NodeId>) -> Vec<NodeId> {
+    let mut place: SecondaryMap<NodeId, usize> = SecondaryMap::new();
+    module.order().iter().enumerate().for_each(|(index, &id)| place[id] = index);
+    let producer = |value: ValueId| match module.value(value).definition {
+        Definition::Node(id, _) => Some(id),
+        Definition::Input(_) | Definition::State(_) => None,
+    };
+    // Of a sum the place of the node that makes its addend.
+    let completed = |id: NodeId| match module.node(id).op {
+        Op::Accumulate(_) => Some(producer(module.node(id).operands[0]).map_or(0, |maker| place[maker])),
+        _ => None,
+    };
+    let key = |id: &NodeId| {
+        let node = module.node(*id);
+        let of_operands = || node.operands.iter().map(|&operand| completed(producer(operand)?)).collect();
+        match (&node.op, completed(*id)) {
+            (_, Some(at)) => (0, at),
+            (Op::Collective(_), None) => {
+                let of_operands: Option<Vec<usize>> = of_operands();
+                of_operands.map_or((2, 0), |places| (1, places.into_iter().max().unwrap_or(0)))
+            }
+            _ => (2, 0),
+        }
+    };
+    let mut nodes = nodes;
+    nodes.sort_by_cached_key(key);
+    nodes
 }
 
 /// Puts the phases into their new order, with a collective for each bucket.

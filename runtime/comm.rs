@@ -18,6 +18,7 @@ pub mod local;
 mod meeting;
 pub mod messages;
 mod pieces;
+pub mod queue;
 pub mod record;
 pub mod samples;
 pub mod star;

@@ -5,6 +5,7 @@
 
 mod arena;
 mod backend;
+mod beside;
 mod call;
 mod commands;
 mod element;
@@ -23,13 +24,15 @@ pub(crate) use backend::CpuBackend;
 pub(crate) use kernels::copy::gather;
 pub(crate) use non_finite::{Kind, kind_of, worst};
 
-use crate::comm::Communicator;
+use crate::comm::queue::{Queue, Started};
+use crate::comm::{CommError, Communicator};
 use crate::device::{Device, DeviceError, NonFinite, ProgramId};
 use crate::profile::Profile;
-use crate::program::{Instruction, Microbatches, Program, Section};
+use crate::program::{Instruction, Kernel, Microbatches, Part, Program, Section};
 use crate::room;
 use crate::target::Target;
-use arena::{Arena, Constants};
+use arena::{Arena, Constants, Memory};
+use beside::{Parts, Step};
 use call::Place;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -42,13 +45,15 @@ pub struct Cpu {
     programs: Vec<Loaded>,
     arena: Arena,
     threads: rayon::ThreadPool,
-    communicator: Option<Arc<dyn Communicator>>,
+    /// The exchanges with other ranks, if there are any.
+    queue: Option<Queue>,
     profile: Option<Profile>,
 }
 
 struct Loaded {
     program: Arc<Program>,
-    constants: Constants,
+    constants: Arc<Constants>,
+    parts: Parts,
     /// Microbatches run in this step.
     microbatches: u64,
 }
@@ -105,7 +110,8 @@ impl Cpu {
                 program: program.name.clone(),
                 source,
             })?;
-            Ok(Loaded { program, constants, microbatches: 0 })
+            let (constants, parts) = (Arc::new(constants), Parts::of(&program));
+            Ok(Loaded { program, constants, parts, microbatches: 0 })
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
         let threads = threads.unwrap_or_else(cores);
@@ -114,7 +120,8 @@ impl Cpu {
         let pool = pool.thread_name(move |i| format!("{name}-{i}"));
         let error =
             |error: rayon::ThreadPoolBuildError| DeviceError::Threads { threads, message: error.to_string() };
-        Ok(Self { programs, arena, threads: pool.build().map_err(error)?, communicator, profile: None })
+        let threads = pool.build().map_err(error)?;
+        Ok(Self { programs, arena, threads, queue: communicator.map(Queue::new), profile: None })
     }
 
     /// Adds the times of the first program's instructions to a profile from now on.
@@ -125,11 +132,11 @@ impl Cpu {
     /// Runs a section as [`Device::run`] does, and gives the time each instruction took.
     pub fn run_timed(&mut self, id: ProgramId, section: Section) -> Result<Vec<Duration>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator, .. } = self;
+        let Self { programs, arena, threads, queue, .. } = self;
         let loaded = &mut programs[id.0];
         loaded.begin(section)?;
         let first = loaded.microbatches <= 1;
-        let communicator = communicator.as_deref();
+        let communicator = queue.as_ref().map(Queue::communicator);
         let timed = |instruction| {
             let start = Instant::now();
             loaded.issue(arena, instruction, first, communicator).map(|()| start.elapsed())
@@ -141,30 +148,95 @@ impl Cpu {
         self.programs.get(program.0).ok_or(DeviceError::Unknown { what: "program", index: program.0 })
     }
 
-    fn execute(
-        &mut self,
-        id: ProgramId,
-        section: Section,
-        instructions: Range<usize>,
-    ) -> Result<(), DeviceError> {
+    /// Runs steps of a part.
+    fn execute(&mut self, id: ProgramId, part: Part, steps: Range<usize>) -> Result<(), DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator, profile } = self;
+        let Self { programs, arena, threads, queue, profile } = self;
         let loaded = &programs[id.0];
+        let unknown = DeviceError::Unknown { what: "instruction", index: steps.end };
+        let steps = loaded.parts.steps(part).get(steps).ok_or(unknown)?;
         let profile = profile.as_ref().filter(|_| id == ProgramId::default());
-        let first = loaded.microbatches <= 1;
-        let unknown = DeviceError::Unknown { what: "instruction", index: instructions.end };
-        let own = loaded.program.section(section).get(instructions.clone()).ok_or(unknown)?;
-        let communicator = communicator.as_deref();
+        let (first, started) = (loaded.microbatches <= 1, vec![]);
+        let (queue, section) = (queue.as_mut(), part.section());
+        let mut run = Run { loaded, arena, queue, profile, section, first, started };
         threads.install(|| {
-            own.iter().zip(instructions).try_for_each(|(instruction, index)| {
-                let start = profile.map(|_| Instant::now());
-                loaded.issue(arena, instruction, first, communicator)?;
-                if let (Some(profile), Some(start)) = (profile, start) {
-                    profile.add(section, index, start.elapsed());
-                }
-                Ok(())
-            })
+            let done = steps.iter().try_for_each(|step| run.step(step));
+            done.and(run.finish().map_err(DeviceError::from))
         })
+    }
+}
+
+/// A run of some steps of a part.
+struct Run<'a> {
+    loaded: &'a Loaded,
+    arena: &'a Arena,
+    queue: Option<&'a mut Queue>,
+    profile: Option<&'a Profile>,
+    section: Section,
+    /// Whether it is of a step's first microbatch.
+    first: bool,
+    /// The collectives that were started, by their place in the section.
+    started: Vec<(usize, Started)>,
+}
+
+impl Run<'_> {
+    /// Runs an instruction, or starts it as an exchange beside those behind it.
+    fn step(&mut self, step: &Step) -> Result<(), DeviceError> {
+        if let (Some(newest), Some(queue)) = (step.waits_for, &self.queue)
+            && let Some((_, started)) = self.started.iter().rev().find(|(index, _)| *index <= newest)
+        {
+            queue.wait(*started)?;
+        }
+        if step.is_beside {
+            self.start(step.index);
+            return Ok(());
+        }
+        let instruction = &self.loaded.program.section(self.section)[step.index];
+        if matches!(instruction.kernel, Kernel::Collective(_)) {
+            self.finish()?;
+        }
+        let communicator = self.queue.as_ref().map(|queue| queue.communicator());
+        let start = self.profile.map(|_| Instant::now());
+        self.loaded.issue(self.arena, instruction, self.first, communicator)?;
+        if let (Some(profile), Some(start)) = (self.profile, start) {
+            profile.add(self.section, step.index, instruction, start.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Starts a collective.
+    fn start(&mut self, index: usize) {
+        let Some(queue) = &mut self.queue else { return };
+        let Loaded { program, constants, .. } = self.loaded;
+        let (program, constants, arena) = (program.clone(), constants.clone(), self.arena.clone());
+        let (section, first, profile) = (self.section, self.first, self.profile.cloned());
+        let started = queue.start(Box::new(move |communicator| {
+            let start = Instant::now();
+            let instruction = &program.section(section)[index];
+            let place = Place { mesh: &program.mesh, rank: communicator.rank() };
+            // SAFETY: by `beside`, no instruction that runs before this exchange is waited for touches its operands and results
+            // otherwise than it may. `Run` waits for it before anything else can touch the arena.
+            #[allow(unsafe_code)]
+            let call = unsafe { arena.borrow(&constants, instruction, first, place) };
+            kernels::run(call, Some(communicator))?;
+            if let Some(profile) = profile {
+                profile.add(section, index, instruction, start.elapsed());
+            }
+            Ok(())
+        }));
+        self.started.push((index, started));
+    }
+
+    /// Waits for all exchanges.
+    fn finish(&self) -> Result<(), CommError> {
+        self.queue.as_ref().map_or(Ok(()), |queue| queue.finish())
+    }
+}
+
+impl Drop for Run<'_> {
+    /// A kernel that panics leaves the arena to exchanges that still run.
+    fn drop(&mut self) {
+        self.queue.iter().for_each(|queue| queue.settle());
     }
 }
 
@@ -204,11 +276,16 @@ impl Device for Cpu {
             profile.begin_step();
         }
         self.programs[id.0].begin(section)?;
-        self.execute(id, section, 0..count)
+        self.execute(id, section.into(), 0..count)
+    }
+
+    fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
+        let count = self.loaded(id)?.parts.steps(Part::RestOfMicrobatch).len();
+        self.execute(id, Part::RestOfMicrobatch, 0..count)
     }
 
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
-        self.execute(id, Section::Update, instructions)
+        self.execute(id, Part::Update, instructions)
     }
 
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
@@ -226,9 +303,10 @@ impl Device for Cpu {
 
     fn first_non_finite(&mut self, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
         self.loaded(id)?;
-        let Self { programs, arena, threads, communicator, .. } = self;
+        let Self { programs, arena, threads, queue, .. } = self;
         let loaded = &programs[id.0];
-        threads.install(|| non_finite::first(loaded, arena, communicator.as_deref()))
+        let communicator = queue.as_ref().map(Queue::communicator);
+        threads.install(|| non_finite::first(loaded, arena, communicator))
     }
 }
 
@@ -241,12 +319,14 @@ impl Loaded {
     /// Runs an instruction.
     fn issue(
         &self,
-        arena: &mut Arena,
+        arena: &Arena,
         instruction: &Instruction,
         first: bool,
         communicator: Option<&dyn Communicator>,
     ) -> Result<(), DeviceError> {
-        let call = arena.borrow(&self.constants, instruction, first, self.place(communicator));
+        // SAFETY: instructions run one after the other, but for exchanges, which `beside` keeps apart.
+        #[allow(unsafe_code)]
+        let call = unsafe { arena.borrow(&self.constants, instruction, first, self.place(communicator)) };
         Ok(kernels::run(call, communicator)?)
     }
 
@@ -295,7 +375,10 @@ pub fn peak_gflops(threads: Option<usize>) -> f64 {
 /// Runs one instruction on memory that is elsewhere: the arena and the constants that it has its places in.
 pub(crate) fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], add: bool) {
     let mesh = ir::Mesh::default();
-    let call = arena::borrow((arena, constants), instruction, add, Place { mesh: &mesh, rank: 0 });
+    let place = Place { mesh: &mesh, rank: 0 };
+    // SAFETY: the memory is the caller's alone.
+    #[allow(unsafe_code)]
+    let call = unsafe { arena::borrow((Memory::of(arena), constants), instruction, add, place) };
     // Only collectives fail, and they are no instructions of one device.
     let _ = kernels::run(call, None);
 }

@@ -17,7 +17,7 @@ pub struct ProgramId(pub usize);
 /// Runs programs that share one arena. Bytes are little-endian and row-major.
 ///
 /// A step is: write the states (once), run `prepare`; for each microbatch write the inputs, run `microbatch`, read
-/// its outputs; run `update`, read its outputs. [`step`] does that. States stay from step to step; everything else in
+/// its outputs, and end it unless it is the last; run `update`, read its outputs. [`step`] does that. States stay from step to step; everything else in
 /// the arena may be overwritten by another program.
 pub trait Device {
     /// A program of the device.
@@ -34,6 +34,10 @@ pub trait Device {
 
     /// Runs a section. `Prepare` begins a step, even if it has no instruction: sums over microbatches start anew.
     fn run(&mut self, program: ProgramId, section: Section) -> Result<(), DeviceError>;
+
+    /// Ends a microbatch that is not the last of its step: runs [`Program::rest_of_microbatch`]. The rest of the last one is a part of
+    /// `update`.
+    fn end_microbatch(&mut self, program: ProgramId) -> Result<(), DeviceError>;
 
     /// Runs some instructions of `update`: all of them, in order and each once, are what [`Device::run`] does with
     /// that section. In between, what was made so far can be looked at, and the step be given up. A device may refuse to
@@ -73,7 +77,7 @@ pub trait Device {
         Ok(())
     }
 
-    /// Runs the microbatch section once more, instruction by instruction, and names the first that makes a number
+    /// Runs a microbatch once more, instruction by instruction, and names the first that makes a number
     /// that is not finite from finite ones. To be asked when a loss is not finite, with the microbatch's inputs
     /// written again and before `update`; sums over microbatches are spoilt by it. All ranks are asked at once, and each
     /// looks at its own parts.
@@ -116,7 +120,7 @@ pub fn step(
     };
     device.run(id, Section::Prepare)?;
     report(device, Section::Prepare)?;
-    for inputs in microbatches {
+    for (index, inputs) in microbatches.iter().enumerate() {
         if inputs.len() != program.inputs.len() {
             return Err(DeviceError::Inputs { given: inputs.len(), taken: program.inputs.len() });
         }
@@ -125,6 +129,9 @@ pub fn step(
         }
         device.run(id, Section::Microbatch)?;
         report(device, Section::Microbatch)?;
+        if index + 1 < microbatches.len() {
+            device.end_microbatch(id)?;
+        }
     }
     device.run(id, Section::Update)?;
     report(device, Section::Update)?;
@@ -134,7 +141,7 @@ pub fn step(
 /// An instruction that made a number that is not finite from finite ones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NonFinite {
-    /// Its place in the microbatch section.
+    /// Its place in the microbatch ([`Program::microbatch`]).
     pub instruction: usize,
     /// The operator.
     pub operator: String,

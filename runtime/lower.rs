@@ -8,7 +8,8 @@
 //! addresses (views cost nothing, kernels read and write the layouts of their contracts, `parts` are written where they belong in a
 //! whole, `matrices` are copied for multiplications, `pad` keeps rows of logits aligned, `constants` makes the bytes that never
 //! change, `ranks` says what devices exchange, `sums` are kept over microbatches); `commit` brings new state values into the states'
-//! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `place` shares dying buffers in
+//! own buffers; `renew` has optimizers write the casts of the weights that the next step reads; `overlap` orders exchanges between
+//! devices so that they run beside computation; `place` shares dying buffers in
 //! place, plans the arena, and fixes every address; `classes` counts the memory by its classes.
 
 mod classes;
@@ -19,6 +20,7 @@ mod early;
 mod epilogue;
 mod fuse;
 mod matrices;
+mod overlap;
 mod pad;
 mod parts;
 mod place;
@@ -59,8 +61,7 @@ pub struct LowerOptions<'a> {
 
 /// Lowers a module.
 ///
-/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks, early updates with several
-/// microbatches.
+/// Errors: unbound dims, constants whose bytes are not here, states that `states_of` lacks.
 pub fn lower(module: &Module, options: &LowerOptions) -> Result<Program, Diagnostic> {
     let order = match options.update {
         UpdateTime::Late => |_: &Module, items| Early { items, ..Early::default() },
@@ -76,10 +77,6 @@ fn lower_in(
     order: fn(&Module, Vec<Item>) -> Early,
 ) -> Result<Program, Diagnostic> {
     check(module)?;
-    if options.update == UpdateTime::Early && options.microbatches == Microbatches::Many {
-        let error = Diagnostic::new("updates of a step of several microbatches cannot run early");
-        return Err(error.note("no gradient is complete before the last microbatch"));
-    }
     let backend = options.target.backend();
     let live = live_nodes(module);
     let readers = Readers::new(module, &live);
@@ -103,7 +100,7 @@ fn lower_in(
     for (section, _) in Section::ALL {
         for item in &items {
             if drafts.section(item.nodes()[0]) == section {
-                drafts.item(item)?;
+                drafts.of_item(item)?;
             }
         }
         commit::finish_section(&mut drafts, section);

@@ -1,6 +1,7 @@
 //! Where the time of a step goes, instruction by instruction, and how far contractions are from what the machine can do.
 
 use crate::program::{Instruction, Kernel, Program, Section, View};
+use crate::simulator::schedule;
 use ir::{Operator, Signature, Type};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,8 @@ pub struct Profile(Arc<Mutex<Times>>);
 struct Times {
     steps: u64,
     sections: [Vec<Duration>; 3],
+    /// Of exchanges, in seconds, of all steps but the newest: when nothing else ran.
+    not_hidden: BTreeMap<(Section, usize), f64>,
     began: Option<Instant>,
     /// Of the newest step.
     spans: Vec<Span>,
@@ -45,6 +48,8 @@ pub struct Share {
     pub milliseconds: f64,
     /// Instructions of the program.
     pub instructions: usize,
+    /// Of exchanges, the time in which nothing else ran, in milliseconds.
+    pub not_hidden: Option<f64>,
     /// Floating-point operations of those that multiply matrices; 0 for others.
     pub flops: u64,
 }
@@ -61,18 +66,20 @@ impl Profile {
     pub(crate) fn begin_step(&self) {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         times.steps += 1;
-        if times.steps == 2 {
-            times.sections = Default::default();
+        match times.steps {
+            2 => (times.sections, times.not_hidden) = Default::default(),
+            _ => times.not_hidden = times.all_not_hidden(),
         }
         times.spans.clear();
         times.began = Some(Instant::now());
     }
 
-    /// Adds the time of an instruction that the processor has just run.
-    pub(crate) fn add(&self, section: Section, instruction: usize, time: Duration) {
+    /// Adds the time of an instruction that the processor has just run, or of an exchange that has just ended.
+    pub(crate) fn add(&self, section: Section, index: usize, instruction: &Instruction, time: Duration) {
         let began = self.0.lock().unwrap_or_else(PoisonError::into_inner).began;
         let start = began.map_or(Duration::ZERO, |began| began.elapsed().saturating_sub(time));
-        self.add_span(Span { section, instruction, track: "processor", start, time });
+        let track = if is_exchange(instruction) { EXCHANGE } else { "processor" };
+        self.add_span(Span { section, instruction: index, track, start, time });
     }
 
     /// Adds when an instruction was run.
@@ -117,27 +124,59 @@ impl Profile {
     pub fn shares(&self, program: &Program, microbatches: u64) -> Vec<Share> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let steps = times.steps.saturating_sub(1).max(1) as f64;
+        let not_hidden = times.all_not_hidden();
         let mut shares: BTreeMap<String, Share> = BTreeMap::new();
         for (section, _) in Section::ALL {
-            let runs = if section == Section::Microbatch { microbatches } else { 1 };
-            for (instruction, time) in program.section(section).iter().zip(&times.sections[section as usize])
-            {
+            let timed = program.section(section).iter().zip(&times.sections[section as usize]);
+            for (index, (instruction, time)) in timed.enumerate() {
                 let kernel = kind(instruction);
                 let share = shares.entry(kernel.clone()).or_insert(Share {
                     kernel,
                     milliseconds: 0.0,
                     instructions: 0,
+                    not_hidden: None,
                     flops: 0,
                 });
                 share.milliseconds += time.as_secs_f64() * 1e3 / steps;
                 share.instructions += 1;
-                share.flops += matrix_flops(instruction) * runs;
+                let is_repeated = section == Section::Microbatch || instruction.of_microbatch;
+                share.flops += matrix_flops(instruction) * if is_repeated { microbatches } else { 1 };
+                if is_exchange(instruction) {
+                    let own = not_hidden.get(&(section, index)).copied().unwrap_or_default();
+                    *share.not_hidden.get_or_insert_default() += own * 1e3 / steps;
+                }
             }
         }
         let mut shares: Vec<Share> = shares.into_values().collect();
         shares.sort_by(|a, b| b.milliseconds.total_cmp(&a.milliseconds));
         shares
     }
+}
+
+/// The track of exchanges.
+const EXCHANGE: &str = "exchange";
+
+impl Times {
+    /// The seconds of exchanges in which nothing else ran, with those of the newest step.
+    fn all_not_hidden(&self) -> BTreeMap<(Section, usize), f64> {
+        let seconds = |span: &Span| {
+            let begin = span.start.as_secs_f64();
+            schedule::Span { begin, end: begin + span.time.as_secs_f64() }
+        };
+        let is_exchange = |span: &&Span| span.track.starts_with(EXCHANGE);
+        let mut all = self.not_hidden.clone();
+        for span in self.spans.iter().filter(is_exchange) {
+            let own = seconds(span);
+            let computing = self.spans.iter().filter(|other| !is_exchange(other));
+            *all.entry((span.section, span.instruction)).or_default() +=
+                own.uncovered(computing.map(seconds));
+        }
+        all
+    }
+}
+
+fn is_exchange(instruction: &Instruction) -> bool {
+    matches!(instruction.kernel, Kernel::Collective(_))
 }
 
 /// The operator's name, and one name for all chains.

@@ -75,6 +75,57 @@ impl From<Phase> for Section {
     }
 }
 
+/// What a device runs at once: a section, or the rest of a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The section `prepare`.
+    Prepare,
+    /// The section `microbatch`.
+    Microbatch,
+    /// The rest of a microbatch that is not the last of its step: [`Program::rest_of_microbatch`].
+    RestOfMicrobatch,
+    /// The section `update`.
+    Update,
+}
+
+impl Part {
+    /// Every part, in the order in which a step of several microbatches runs them, with its name.
+    pub const ALL: [(Self, &'static str); 4] = [
+        (Self::Prepare, "prepare"),
+        (Self::Microbatch, "microbatch"),
+        (Self::RestOfMicrobatch, "rest of a microbatch"),
+        (Self::Update, "update"),
+    ];
+
+    /// The section that has its instructions.
+    pub fn section(self) -> Section {
+        match self {
+            Self::Prepare => Section::Prepare,
+            Self::Microbatch => Section::Microbatch,
+            Self::RestOfMicrobatch | Self::Update => Section::Update,
+        }
+    }
+
+    /// How often a step of so many microbatches runs it.
+    pub fn runs(self, microbatches: u64) -> u64 {
+        match self {
+            Self::Prepare | Self::Update => 1,
+            Self::Microbatch => microbatches,
+            Self::RestOfMicrobatch => microbatches.saturating_sub(1),
+        }
+    }
+}
+
+impl From<Section> for Part {
+    fn from(section: Section) -> Self {
+        match section {
+            Section::Prepare => Self::Prepare,
+            Section::Microbatch => Self::Microbatch,
+            Section::Update => Self::Update,
+        }
+    }
+}
+
 /// How many microbatches a step may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Microbatches {
@@ -132,6 +183,8 @@ pub struct Instruction {
     pub in_place: SmallVec<[(u32, u32); 2]>,
     /// Whether results are added to what is there, from the second microbatch on.
     pub accumulates: bool,
+    /// Whether it is of the section `update` and runs in every microbatch: see [`Program::rest_of_microbatch`].
+    pub of_microbatch: bool,
     /// For an operator whose numbers depend on where a device's parts lie: the types of the whole tensors, with their
     /// shardings, if any is split.
     pub parts: Option<Box<Signature>>,
@@ -327,6 +380,29 @@ impl Program {
     /// The instructions of a section.
     pub fn section(&self, section: Section) -> &[Instruction] {
         &self.sections[section as usize]
+    }
+
+    /// The part of a microbatch that runs in the section `update` in a step's last microbatch, since exchanges or updates run among
+    /// it: the instructions, with their places in that section. In every other microbatch they run behind its section.
+    pub fn rest_of_microbatch(&self) -> impl Iterator<Item = (usize, &Instruction)> {
+        self.section(Section::Update).iter().enumerate().filter(|(_, instruction)| instruction.of_microbatch)
+    }
+
+    /// The instructions of a part, with their places in its section.
+    pub fn part(&self, part: Part) -> Vec<(usize, &Instruction)> {
+        match part {
+            Part::RestOfMicrobatch => self.rest_of_microbatch().collect(),
+            _ => self.section(part.section()).iter().enumerate().collect(),
+        }
+    }
+
+    /// All instructions of a microbatch, with their sections and their places there.
+    pub fn microbatch(&self) -> impl Iterator<Item = (Section, usize, &Instruction)> {
+        let first = self.section(Section::Microbatch).iter().enumerate();
+        let first = first.map(|(index, instruction)| (Section::Microbatch, index, instruction));
+        first.chain(
+            self.rest_of_microbatch().map(|(index, instruction)| (Section::Update, index, instruction)),
+        )
     }
 
     /// The index of the input of that name.

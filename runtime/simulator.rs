@@ -11,7 +11,7 @@ mod price;
 pub mod schedule;
 pub mod work;
 
-use crate::program::Section;
+use crate::program::Part;
 use ir::machine::Machine;
 use ir::ops::collective::Collective;
 use ir::{AxisId, Mesh};
@@ -29,8 +29,8 @@ pub struct CommandList {
     pub mesh: Mesh,
     /// Microbatches of a step.
     pub microbatches: u64,
-    /// One run of each section, by [`Section`].
-    pub sections: [Vec<Command>; 3],
+    /// One run of each part, by [`Part`].
+    pub parts: [Vec<Command>; 4],
 }
 
 /// A command.
@@ -46,7 +46,7 @@ pub struct Command {
     pub origin: Arc<str>,
     /// Its queue.
     pub queue: Queue,
-    /// The commands of the section that it waits for, by number, besides the command before it on its queue.
+    /// The commands of the part that it waits for, by number, besides the command before it on its queue.
     pub waits: SmallVec<[usize; 2]>,
     /// The number of launches that are combined in it.
     pub layers: u32,
@@ -84,11 +84,14 @@ pub enum Queue {
     Main,
     /// The queue of commands that are not needed soon: gradients of weights.
     Side,
+    /// The queue of exchanges with other devices.
+    Exchange,
 }
 
 impl Queue {
     /// Every queue, with its name.
-    pub const ALL: [(Self, &'static str); 2] = [(Self::Main, "main"), (Self::Side, "side")];
+    pub const ALL: [(Self, &'static str); 3] =
+        [(Self::Main, "main"), (Self::Side, "side"), (Self::Exchange, "exchange")];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -119,13 +122,13 @@ impl Exchange {
 pub struct SimulatedStep {
     /// Microbatches of the step.
     pub microbatches: u64,
-    /// One run of each section, by [`Section`].
-    pub sections: [SimulatedSection; 3],
+    /// One run of each part, by [`Part`].
+    pub parts: [SimulatedPart; 4],
 }
 
-/// One run of a section.
+/// One run of a part of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SimulatedSection {
+pub struct SimulatedPart {
     /// The commands, in order.
     pub commands: Vec<SimulatedCommand>,
     /// Seconds from its begin to the end of its last command.
@@ -141,7 +144,7 @@ pub struct SimulatedCommand {
     pub bound: Bound,
     /// Seconds that it takes if nothing else runs.
     pub alone: f64,
-    /// Its begin and end, in seconds after the begin of the section.
+    /// Its begin and end, in seconds after the begin of the part.
     pub span: Span,
 }
 
@@ -185,28 +188,27 @@ impl SimulatedStep {
     /// Simulates a step on a machine.
     pub fn of(list: &CommandList, machine: &Machine) -> Self {
         let prices = Prices { machine, mesh: &list.mesh };
-        let of = |(section, _)| SimulatedSection::of(&list.sections[section as usize], &prices);
-        let sections = Section::ALL.map(of);
-        Self { microbatches: list.microbatches, sections }
+        let of = |(part, _)| SimulatedPart::of(&list.parts[part as usize], &prices);
+        Self { microbatches: list.microbatches, parts: Part::ALL.map(of) }
     }
 
-    /// The number of runs of a section in a step.
-    pub fn runs(&self, section: Section) -> u64 {
-        if section == Section::Microbatch { self.microbatches } else { 1 }
+    /// The number of runs of a part in a step.
+    pub fn runs(&self, part: Part) -> u64 {
+        part.runs(self.microbatches)
     }
 
     /// Seconds of a step.
     pub fn seconds(&self) -> f64 {
-        let seconds = |(section, _)| self.sections[section as usize].seconds * self.runs(section) as f64;
-        Section::ALL.into_iter().map(seconds).sum()
+        let seconds = |(part, _)| self.parts[part as usize].seconds * self.runs(part) as f64;
+        Part::ALL.into_iter().map(seconds).sum()
     }
 
     /// The collectives of a step, by their kind and axes.
     pub fn exchanges(&self) -> BTreeMap<(Collective, SmallVec<[AxisId; 2]>), ExchangeTime> {
         let mut times: BTreeMap<_, ExchangeTime> = BTreeMap::new();
-        for (section, _) in Section::ALL {
-            let runs = self.runs(section);
-            let commands = &self.sections[section as usize].commands;
+        for (part, _) in Part::ALL {
+            let runs = self.runs(part);
+            let commands = &self.parts[part as usize].commands;
             for one in commands {
                 let Some(exchange) = one.command.exchange() else { continue };
                 let time = times.entry((exchange.kind, exchange.axes.clone())).or_default();
@@ -219,7 +221,7 @@ impl SimulatedStep {
     }
 }
 
-impl SimulatedSection {
+impl SimulatedPart {
     fn of(commands: &[Command], prices: &Prices) -> Self {
         let priced: Vec<Price> = commands.iter().map(|command| prices.of(command)).collect();
         let tasks: Vec<_> =
@@ -239,19 +241,8 @@ impl SimulatedSection {
 
 /// Seconds of a collective in which no command that computes runs.
 fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f64 {
-    let Span { begin, end } = collective.span;
     let computing = commands.iter().filter(|other| other.command.exchange().is_none());
-    let mut others: Vec<Span> = computing
-        .map(|other| Span { begin: other.span.begin.max(begin), end: other.span.end.min(end) })
-        .filter(|overlap| overlap.begin < overlap.end)
-        .collect();
-    others.sort_by(|a, b| a.begin.total_cmp(&b.begin));
-    let (mut hidden, mut until) = (0.0, begin);
-    for Span { begin, end } in others {
-        hidden += (end - begin.max(until)).max(0.0);
-        until = until.max(end);
-    }
-    end - begin - hidden
+    collective.span.uncovered(computing.map(|other| other.span))
 }
 
 #[cfg(test)]
@@ -295,7 +286,7 @@ mod tests {
                 size: 2,
             });
         }
-        let list = CommandList { mesh, microbatches: 3, sections: [vec![], microbatch, vec![]] };
+        let list = CommandList { mesh, microbatches: 3, parts: [vec![], microbatch, vec![], vec![]] };
         SimulatedStep::of(&list, &Machine::Cluster(cluster()))
     }
 
@@ -324,7 +315,7 @@ mod tests {
         let step = simulated(vec![kernel, command(Queue::Main, &[], 0, reduce(0, 1_000_000_000))]);
         let [time] = step.exchanges().into_values().collect::<Vec<_>>()[..] else { panic!("one kind") };
         assert!((time.seconds - 3.0).abs() < 1e-6 && (time.not_hidden - 2.25).abs() < 1e-6, "{time:?}");
-        assert_eq!(step.sections[1].commands[1].bound, Bound::Link);
+        assert_eq!(step.parts[1].commands[1].bound, Bound::Link);
     }
 
     #[test]

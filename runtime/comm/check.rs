@@ -1,11 +1,11 @@
 //! The static check: the programs of all ranks issue the same collectives in the same order, so that no rank waits for
 //! one that never comes.
 //!
-//! Each section is walked through as the ranks will run it: a group whose members all stand at a collective of that
+//! Each part of a step is walked through as the ranks will run it: a group whose members all stand at a collective of that
 //! group goes on together, if they agree on what it is. When nobody can go on and somebody has not come to the end,
-//! the programs would stand still there. Ranks run sections in step, so the order between sections is not in question.
+//! the programs would stand still there. Ranks run parts in step, so the order between parts is not in question.
 
-use crate::program::{Exchange, Instruction, Kernel, Program, Section, View};
+use crate::program::{Exchange, Instruction, Kernel, Part, Program, View};
 use ir::{AxisId, Diagnostic, Mesh};
 use std::fmt;
 
@@ -44,8 +44,8 @@ pub fn check_along(programs: &[&Program], axes: &[AxisId]) -> Result<(), Diagnos
             "the mesh {mesh} has {devices} devices, and there are {count} ranks"
         )));
     }
-    Section::ALL.into_iter().try_for_each(|(section, name)| {
-        let ranks = programs.iter().map(|program| issued(program, section)).collect();
+    Part::ALL.into_iter().try_for_each(|(part, name)| {
+        let ranks = programs.iter().map(|program| issued(program, part)).collect();
         let (mesh, collapsed, next) = (&first.mesh, &collapsed, vec![0; programs.len()]);
         Walk { mesh, collapsed, section: name, ranks, next }.run()
     })
@@ -73,14 +73,14 @@ struct Issued<'p> {
     exchange: &'p Exchange,
 }
 
-fn issued(program: &Program, section: Section) -> Vec<Issued<'_>> {
+fn issued(program: &Program, part: Part) -> Vec<Issued<'_>> {
     let collective = |(index, instruction)| match instruction {
         &Instruction { kernel: Kernel::Collective(ref exchange), .. } => {
             Some(Issued { index, instruction, exchange })
         }
         _ => None,
     };
-    program.section(section).iter().enumerate().filter_map(collective).collect()
+    program.part(part).into_iter().filter_map(collective).collect()
 }
 
 /// What ranks must agree on: dims and types, not places.

@@ -1,35 +1,49 @@
 //! The memory of the CPU backend: one anonymous mapping that every instruction borrows its slices from.
+//!
+//! A collective may run beside the instructions behind it, on another thread. So no reference spans the whole mapping while
+//! instructions run: each has slices of its own operands and results, and [`super::beside`] keeps those apart that run at once.
 
 use super::call::{Call, Place};
 use super::kernels::copy;
 use crate::program::{Instruction, Program, Region, View};
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::Arc;
 
-/// Zeroed memory. Pages are taken when they are first touched.
-pub(super) struct Arena(MmapMut);
+/// Zeroed memory. Pages are taken when they are first touched. Clones are the same memory.
+#[derive(Clone)]
+pub(super) struct Arena(Arc<MmapRaw>);
 
 /// The constants of a program.
 pub(super) struct Constants(MmapMut);
 
 impl Arena {
     pub(super) fn new(bytes: u64) -> std::io::Result<Self> {
-        map(bytes).map(Self)
+        Ok(Self(Arc::new(map(bytes)?.into())))
     }
 
     pub(super) fn len(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// The bytes of a dense view.
+    fn memory(&self) -> Memory {
+        Memory { start: self.0.as_mut_ptr(), len: self.0.len() }
+    }
+
+    /// The bytes of a dense view. To be read while no instruction that writes them runs, as all that follows.
+    #[allow(unsafe_code)]
     pub(super) fn bytes(&self, view: &View) -> &[u8] {
-        &self.0[range(view)]
+        // SAFETY: the mapping lives as long as `self`. Instructions run only in `Cpu`, which gives up its arena to nobody else while
+        // one of them runs.
+        unsafe { self.memory().slice(range(view)) }
     }
 
     /// Sets a dense view.
+    #[allow(unsafe_code)]
     pub(super) fn write(&mut self, view: &View, bytes: &[u8]) {
-        self.0[range(view)].copy_from_slice(bytes);
+        // SAFETY: as in `bytes`.
+        unsafe { self.memory().slice_mut(range(view)) }.copy_from_slice(bytes);
     }
 
     /// The elements of a view in row-major order.
@@ -41,46 +55,82 @@ impl Arena {
 
     /// The bytes that a view spans.
     pub(super) fn span<'a>(&'a self, constants: &'a Constants, view: &View) -> &'a [u8] {
-        let memory = if view.region == Region::Arena { &self.0 } else { &constants.0 };
-        &memory[range(view)]
+        if view.region == Region::Arena { self.bytes(view) } else { &constants.0[range(view)] }
     }
 
-    /// What an instruction reads and writes; see [`borrow`].
-    pub(super) fn borrow<'a>(
-        &'a mut self,
+    /// What an instruction reads and writes.
+    ///
+    /// # Safety
+    /// As of [`borrow`].
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn borrow<'a>(
+        &'a self,
         constants: &'a Constants,
         instruction: &'a Instruction,
         first: bool,
         place: Place<'a>,
     ) -> Call<'a> {
-        borrow((&mut self.0, &constants.0), instruction, instruction.accumulates && !first, place)
+        let add = instruction.accumulates && !first;
+        // SAFETY: the mapping lives as long as `self`; the caller promises the rest.
+        unsafe { borrow((self.memory(), &constants.0), instruction, add, place) }
+    }
+}
+
+/// Memory that instructions change: where it begins, and its bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Memory {
+    /// Memory that the caller has for itself.
+    pub(super) fn of(bytes: &mut [u8]) -> Self {
+        Self { start: bytes.as_mut_ptr(), len: bytes.len() }
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Safety
+    /// The memory is there, and nothing writes the range while the slice is used.
+    #[allow(unsafe_code)]
+    unsafe fn slice<'a>(self, range: Range<usize>) -> &'a [u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range lies in the memory; the caller promises the rest.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
+    /// The bytes of a range, to be changed.
+    ///
+    /// # Safety
+    /// The memory is there, and nothing else reads or writes the range while the slice is used.
+    #[allow(unsafe_code)]
+    unsafe fn slice_mut<'a>(self, range: Range<usize>) -> &'a mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range lies in the memory; the caller promises the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
 /// What an instruction reads and writes, of the arena and the constants. An operand that is the place of a result has no
 /// slice of its own: the result's holds it. Panics if a result overlaps anything else, which the memory plan excludes.
-pub(super) fn borrow<'a>(
-    (arena, constants): (&'a mut [u8], &'a [u8]),
+///
+/// # Safety
+/// While the call is used the memory is there, nothing else writes what its operands span, and nothing else reads or writes its
+/// results and its scratch.
+#[allow(unsafe_code)]
+pub(super) unsafe fn borrow<'a>(
+    (memory, constants): (Memory, &'a [u8]),
     instruction: &'a Instruction,
     add: bool,
     place: Place<'a>,
 ) -> Call<'a> {
     let written = instruction.results.iter().chain(&instruction.scratch);
-    let mut order: SmallVec<[(Range<usize>, usize); 4]> =
-        written.map(range).enumerate().map(|(index, range)| (range, index)).collect();
-    order.sort_by_key(|(range, index)| (range.start, range.end, *index));
-    let mut results: SmallVec<[Option<&mut [u8]>; 4]> = order.iter().map(|_| None).collect();
-    // Cut the arena at the results and the scratch; operands lie between.
-    let mut between: SmallVec<[(usize, &[u8]); 5]> = SmallVec::new();
-    let (mut rest, mut at): (&mut [u8], usize) = (arena, 0);
-    for (range, index) in order {
-        let (before, tail) = rest.split_at_mut(range.start - at);
-        let (result, tail) = tail.split_at_mut(range.len());
-        between.push((at, before));
-        results[index] = Some(result);
-        (rest, at) = (tail, range.end);
+    let written: SmallVec<[Range<usize>; 4]> = written.map(range).collect();
+    for (index, one) in written.iter().enumerate() {
+        let is_alone = written[..index].iter().all(|other| !overlap(one, other));
+        assert!(is_alone, "the memory plan keeps results apart");
     }
-    between.push((at, rest));
     let operand = |(index, view): (usize, &View)| {
         let range = range(view);
         if instruction.in_place.iter().any(|(operand, _)| *operand == index as u32) {
@@ -89,22 +139,21 @@ pub(super) fn borrow<'a>(
         if view.region == Region::Constants {
             return Some(&constants[range]);
         }
-        let whole = |(start, slice): &(usize, &'a [u8])| {
-            let slice: &'a [u8] = slice;
-            slice.get(range.start.checked_sub(*start)?..range.end - start)
-        };
-        Some(between.iter().find_map(whole).expect("the memory plan keeps operands clear of results"))
+        let is_clear = written.iter().all(|other| !overlap(&range, other));
+        assert!(is_clear, "the memory plan keeps operands clear of results");
+        // SAFETY: this call writes no byte of the range; the caller promises that nothing else does.
+        Some(unsafe { memory.slice(range) })
     };
     let operands = instruction.operands.iter().enumerate().map(operand).collect();
-    let scratch = instruction.scratch.as_ref().and_then(|_| results.pop().flatten());
-    Call {
-        instruction,
-        operands,
-        scratch: scratch.unwrap_or_default(),
-        results: results.into_iter().flatten().collect(),
-        add,
-        place,
-    }
+    // SAFETY: the ranges do not overlap each other or an operand; the caller promises that nothing else touches them.
+    let mut results: SmallVec<[&mut [u8]; 4]> =
+        written.iter().map(|range| unsafe { memory.slice_mut(range.clone()) }).collect();
+    let scratch = instruction.scratch.as_ref().and_then(|_| results.pop());
+    Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start.max(other.start) < one.end.min(other.end)
 }
 
 impl Constants {

@@ -1,6 +1,7 @@
 //! The instructions of a program on the processor as the simulator sees them: each is one command, in order.
 
-use crate::program::{self, Instruction, Kernel, Program, Section, View};
+use super::beside::{Parts, Step};
+use crate::program::{self, Instruction, Kernel, Part, Program, View};
 use crate::simulator::work::{Work, bytes, largest_sizes};
 use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::{Mesh, Op};
@@ -9,8 +10,20 @@ use smallvec::SmallVec;
 /// The commands of a step of so many microbatches.
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
     let command = |instruction: &Instruction| command(instruction, &program.mesh, microbatches > 1);
-    let sections = Section::ALL.map(|(section, _)| program.section(section).iter().map(command).collect());
-    CommandList { mesh: program.mesh.clone(), microbatches, sections }
+    let parts = Parts::of(program);
+    let commands = |(part, _): (Part, _)| {
+        let section = program.section(part.section());
+        let steps = parts.steps(part);
+        let one = |step: &Step| {
+            // A command waits by its number in the part.
+            let waits_for =
+                step.waits_for.and_then(|newest| steps.iter().position(|other| other.index == newest));
+            let queue = if step.is_beside { Queue::Exchange } else { Queue::Main };
+            Command { queue, waits: waits_for.into_iter().collect(), ..command(&section[step.index]) }
+        };
+        steps.iter().map(one).collect()
+    };
+    CommandList { mesh: program.mesh.clone(), microbatches, parts: Part::ALL.map(commands) }
 }
 
 fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
@@ -77,7 +90,7 @@ mod tests {
         let options =
             LowerOptions { unfused: true, microbatches: Microbatches::One, ..LowerOptions::default() };
         let program = lower(&module, &options).expect("it lowers");
-        let [_, microbatch, _] = commands(&program, 1).sections;
+        let [_, microbatch, ..] = commands(&program, 1).parts;
         microbatch
     }
 

@@ -7,20 +7,20 @@ use super::{Loaded, kernels};
 use crate::comm::Communicator;
 use crate::device::{DeviceError, NonFinite};
 use crate::layout::Layout;
-use crate::program::{Chain, Instruction, Kernel, Section, View};
+use crate::program::{Chain, Instruction, Kernel, View};
 use smallvec::smallvec;
 use std::sync::Arc;
 
-/// Runs the microbatch section, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
+/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An infinity that a mask brought in is no fault: only an operator whose operands have none of a kind can
 /// make the first of that kind.
 pub(super) fn first(
     loaded: &Loaded,
-    arena: &mut Arena,
+    arena: &Arena,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Option<NonFinite>, DeviceError> {
     let mut infinity = None;
     let mut nan = None;
-    for (index, instruction) in loaded.program.section(Section::Microbatch).iter().enumerate() {
+    for (index, (_, _, instruction)) in loaded.program.microbatch().enumerate() {
         if nan.is_some() {
             // Other ranks may need what this one has to say in collectives.
             loaded.issue(arena, instruction, true, communicator)?;
@@ -43,7 +43,7 @@ pub(super) fn first(
 /// order in which it makes them.
 fn made_by(
     loaded: &Loaded,
-    arena: &mut Arena,
+    arena: &Arena,
     instruction: &Instruction,
     communicator: Option<&dyn Communicator>,
 ) -> Result<Vec<NonFinite>, DeviceError> {

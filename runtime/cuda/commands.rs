@@ -7,7 +7,7 @@ use super::program::{
     Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, Multiply, Start,
     Stream, Task,
 };
-use crate::program::{Activation, Instruction, Kernel, Section, View};
+use crate::program::{Activation, Instruction, Kernel, Part, Section, View};
 use crate::simulator::work::{Work, elements, largest_sizes};
 use crate::simulator::{Command, CommandClass, CommandList, Exchange, Queue};
 use ir::machine::Unit;
@@ -18,13 +18,13 @@ use std::collections::BTreeMap;
 /// The commands of a step of so many microbatches.
 pub fn commands(cuda: &CudaProgram, microbatches: u64) -> CommandList {
     let works = Works::new(cuda, microbatches > 1);
-    let sections = Section::ALL.map(|(section, _)| {
-        let commands = cuda.repeated(section);
+    let parts = Part::ALL.map(|(part, _)| {
+        let (commands, section) = (cuda.repeated(part), part.section());
         let waits = waits(commands);
         let command = |(command, waits): (&CudaCommand, Vec<usize>)| works.command(section, command, &waits);
         commands.iter().zip(waits).map(command).collect()
     });
-    CommandList { mesh: cuda.program.mesh.clone(), microbatches, sections }
+    CommandList { mesh: cuda.program.mesh.clone(), microbatches, parts }
 }
 
 /// For each command the numbers of the commands whose marks it waits for.
@@ -42,6 +42,7 @@ fn queue(stream: Stream) -> Queue {
     match stream {
         Stream::Main => Queue::Main,
         Stream::Side => Queue::Side,
+        Stream::Exchange => Queue::Exchange,
     }
 }
 

@@ -7,7 +7,7 @@ use super::lower::lower;
 use super::program::{CudaProgram, Event, Stream};
 use super::ready::Ready;
 use crate::device::{Device, DeviceError, Later, NonFinite, ProgramId};
-use crate::program::{Program, Section, View};
+use crate::program::{Part, Program, Section, View};
 use crate::target::Target;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -129,19 +129,19 @@ impl<D: Driver> Cuda<D> {
         self.read(self.ready(program)?, view)
     }
 
-    /// Gives the driver the commands of some instructions of a section.
+    /// Gives the driver the commands of some instructions of a part.
     pub(super) fn execute(
         &mut self,
         id: ProgramId,
-        section: Section,
+        part: Part,
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
         self.ready(id)?;
-        let (ready, arena) = (&self.programs[id.0], self.arena);
+        let (ready, arena, section) = (&self.programs[id.0], self.arena, part.section());
         if instructions.end > ready.cuda.program.section(section).len() {
             return Err(DeviceError::Unknown { what: "instruction", index: instructions.end });
         }
-        let commands = ready.cuda.of_instructions(section, &instructions);
+        let commands = ready.cuda.of_instructions(part, &instructions);
         let mut clock = self.clock.as_mut().filter(|_| id == ProgramId::default());
         for command in commands.ok_or(DeviceError::Apart { instructions: instructions.clone() })? {
             let mut done = ready.issue(&mut self.driver, arena, section, command, clock.as_deref_mut());
@@ -228,12 +228,23 @@ impl<D: Driver> Device for Cuda<D> {
         let mut instructions = 0..program.section(section).len();
         if section == Section::Prepare && program.renewed > 0 {
             if self.renewed.is_none() {
-                self.perform(id, section, 0..program.renewed)?;
+                self.perform(id, section.into(), 0..program.renewed)?;
             }
             self.renewed = Some(id);
             instructions.start = program.renewed;
         }
-        self.perform(id, section, instructions)?;
+        self.perform(id, section.into(), instructions)?;
+        self.join(id)?;
+        self.read_clock()
+    }
+
+    fn end_microbatch(&mut self, id: ProgramId) -> Result<(), DeviceError> {
+        let program = self.ready(id)?.cuda.program.clone();
+        if program.rest_of_microbatch().next().is_none() {
+            return Ok(());
+        }
+        self.take_arena(id);
+        self.perform(id, Part::RestOfMicrobatch, 0..program.section(Section::Update).len())?;
         self.join(id)?;
         self.read_clock()
     }
@@ -241,7 +252,7 @@ impl<D: Driver> Device for Cuda<D> {
     fn run_update(&mut self, id: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
         self.ready(id)?;
         self.take_arena(id);
-        self.perform(id, Section::Update, instructions)?;
+        self.perform(id, Part::Update, instructions)?;
         self.read_clock()
     }
 

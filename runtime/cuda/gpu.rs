@@ -160,7 +160,7 @@ pub struct Gpu {
     stamps: Stamps,
     memory: Vec<Memory>,
     /// By [`Stream`].
-    queues: [Queue; 2],
+    queues: [Queue; 3],
     context: Context,
 }
 
@@ -196,7 +196,8 @@ impl Gpu {
             graphs: vec![],
             stamps: Stamps::default(),
             memory: vec![],
-            queues: [Queue::new(true)?, Queue::new(false)?],
+            // Kernels that wait for an exchange wait longer if it does not come first.
+            queues: [Queue::new(true)?, Queue::new(false)?, Queue::new(true)?],
             context,
             folders,
             options,
@@ -214,15 +215,17 @@ impl Gpu {
         &self.queues[stream as usize]
     }
 
-    /// Does something on the main queue, after all that was given to either and before all that will be.
+    /// Does something on the main queue, after all that was given to any and before all that will be.
     fn apart<T>(&self, act: impl FnOnce(&Queue) -> Result<T, DriverError>) -> Result<T, DriverError> {
-        let [main, side] = &self.queues;
+        let [main, others @ ..] = &self.queues;
         let [before, after] = &self.fences;
-        before.record(side)?;
-        main.wait(before)?;
+        for other in others {
+            before.record(other)?;
+            main.wait(before)?;
+        }
         let done = act(main)?;
         after.record(main)?;
-        side.wait(after)?;
+        others.iter().try_for_each(|other| other.wait(after))?;
         Ok(done)
     }
 

@@ -8,7 +8,7 @@ use super::device::Cuda;
 use super::driver::{Driver, DriverError, Graph};
 use super::program::Stream;
 use crate::device::{DeviceError, ProgramId};
-use crate::program::Section;
+use crate::program::Part;
 use std::ops::Range;
 
 /// How commands reach the driver.
@@ -23,8 +23,8 @@ pub enum Pace {
     Synchronous,
 }
 
-/// Instructions that are run together: of a program and a section, from one to another, adding to results or not.
-pub(super) type Stretch = (ProgramId, Section, usize, usize, bool);
+/// Instructions that are run together: of a program and a part, from one to another, adding to results or not.
+pub(super) type Stretch = (ProgramId, Part, usize, usize, bool);
 
 /// The state of a stretch that has been run.
 #[derive(Clone, Copy, Debug)]
@@ -46,27 +46,27 @@ impl<D: Driver> Cuda<D> {
         self
     }
 
-    /// Runs some instructions of a section, at the device's pace.
+    /// Runs some instructions of a part, at the device's pace.
     pub(super) fn perform(
         &mut self,
         id: ProgramId,
-        section: Section,
+        part: Part,
         instructions: Range<usize>,
     ) -> Result<(), DeviceError> {
         // What is in a graph has no stamps.
         if self.pace != Pace::Graphs || self.clock.is_some() || instructions.is_empty() {
-            return self.execute(id, section, instructions).map_err(|error| self.blamed(error));
+            return self.execute(id, part, instructions).map_err(|error| self.blamed(error));
         }
-        let stretch = (id, section, instructions.start, instructions.end, self.adds(id));
+        let stretch = (id, part, instructions.start, instructions.end, self.adds(id));
         let graph = match self.known.get(&stretch) {
             None => {
-                self.execute(id, section, instructions).map_err(|error| self.blamed(error))?;
+                self.execute(id, part, instructions).map_err(|error| self.blamed(error))?;
                 self.known.insert(stretch, StretchState::Run);
                 return Ok(());
             }
             Some(StretchState::As(graph)) => *graph,
             Some(StretchState::Run) => {
-                let graph = self.capture(id, section, instructions);
+                let graph = self.capture(id, part, instructions);
                 let graph = graph.map_err(|error| self.uncaptured(error))?;
                 self.known.insert(stretch, StretchState::As(graph));
                 graph
@@ -79,12 +79,12 @@ impl<D: Driver> Cuda<D> {
     fn capture(
         &mut self,
         id: ProgramId,
-        section: Section,
+        part: Part,
         instructions: Range<usize>,
     ) -> Result<Graph, DeviceError> {
         self.driver.begin_capture().map_err(DeviceError::driver)?;
         let given = self.part(id).map_err(DeviceError::driver);
-        let given = given.and_then(|()| self.execute(id, section, instructions));
+        let given = given.and_then(|()| self.execute(id, part, instructions));
         let given = given.and_then(|()| self.gather(id).map_err(DeviceError::driver));
         let graph = self.driver.end_capture();
         given.and_then(|()| graph.map_err(DeviceError::driver))
@@ -142,7 +142,7 @@ mod tests {
     use crate::cuda::host::{Host, Order};
     use crate::device::{Device, step};
     use crate::lower::{LowerOptions, Target, lower};
-    use crate::program::Program;
+    use crate::program::{Program, Section};
     use std::sync::Arc;
 
     /// A product and a sum, each added up over microbatches.
@@ -191,7 +191,7 @@ mod tests {
     fn a_capture_of_a_stretch_that_never_ran_is_refused() {
         let mut device = device();
         let count = device.program(ProgramId(0)).section(Section::Microbatch).len();
-        device.known.insert((ProgramId(0), Section::Microbatch, 0, count, true), StretchState::Run);
+        device.known.insert((ProgramId(0), Part::Microbatch, 0, count, true), StretchState::Run);
         let error = run(&mut device).unwrap_err().to_string();
         assert!(
             error.contains("the multiplication [4, 8] [8, 4] was never run outside of a capture"),

@@ -205,11 +205,14 @@ impl Host {
     fn push_apart(&mut self, queued: Queued) -> Result<(), DriverError> {
         self.outside()?;
         let [before, after] = FENCES;
-        self.record(Stream::Side, before)?;
-        self.wait(Stream::Main, before)?;
+        let others = || Stream::ALL.into_iter().filter(|stream| *stream != Stream::Main);
+        for other in others() {
+            self.record(other, before)?;
+            self.wait(Stream::Main, before)?;
+        }
         self.push(Stream::Main, queued)?;
         self.record(Stream::Main, after)?;
-        self.wait(Stream::Side, after)
+        others().try_for_each(|other| self.wait(other, after))
     }
 
     /// Refuses what would spoil a capture.
@@ -222,10 +225,8 @@ impl Host {
     fn drain(&self) -> Result<(), DriverError> {
         self.outside()?;
         let mut state = self.state.borrow_mut();
-        let streams = match self.order.first {
-            Some(Stream::Side) => [Stream::Side, Stream::Main],
-            _ => [Stream::Main, Stream::Side],
-        };
+        let mut streams = Stream::ALL;
+        streams.sort_by_key(|stream| self.order.first != Some(*stream));
         while state.failed.is_none() {
             let Some(queued) = streams.iter().find_map(|stream| state.take(*stream)) else {
                 if state.queues.values().any(|queue| !queue.is_empty()) {

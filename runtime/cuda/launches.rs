@@ -1,7 +1,7 @@
 //! How many times a device is told to do something: what a step takes at least, however small its tensors are.
 
 use super::program::{Command, CudaProgram, Task};
-use crate::program::Section;
+use crate::program::{Part, Section};
 use std::fmt;
 use std::ops::Add;
 
@@ -19,17 +19,17 @@ pub struct Launches {
 }
 
 impl CudaProgram {
-    /// The commands of a section that every step runs: all but the casts of weights that the update of the step before has
+    /// The commands of a part that every step runs: all but the casts of weights that the update of the step before has
     /// renewed.
-    pub fn repeated(&self, section: Section) -> &[Command] {
-        let all = self.section(section);
-        let renewed = if section == Section::Prepare { self.program.renewed } else { 0 };
+    pub fn repeated(&self, part: Part) -> &[Command] {
+        let all = self.part(part);
+        let renewed = if part == Part::Prepare { self.program.renewed } else { 0 };
         &all[all.partition_point(|command| command.instructions.end <= renewed)..]
     }
 
     /// The launches of one run of a section, in any step but the first.
     pub fn launches(&self, section: Section) -> Launches {
-        self.repeated(section).iter().map(Launches::of).fold(Launches::default(), Add::add)
+        self.repeated(section.into()).iter().map(Launches::of).fold(Launches::default(), Add::add)
     }
 }
 

@@ -89,7 +89,7 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
                 steps(instruction, program.multiprocessors, libraries)
                     .map_err(|error| error.at(instruction.origin.to_string()))?
             };
-            if section == Section::Update {
+            if section == Section::Update && !instruction.of_microbatch {
                 halts &= steps.iter_mut().all(|step| halt::guard(&program, instruction, step));
             }
             let steps = steps.into_iter().enumerate();
@@ -103,7 +103,12 @@ pub fn lower_with(program: Arc<Program>, libraries: &mut dyn Libraries) -> Resul
         };
         sections[section as usize] = drafts.into_iter().map(command).collect::<Result<_, _>>()?;
     }
-    let mut cuda = CudaProgram { program, kernels: kernels.finish(), sections, events: 0, tables, halts };
+    let update: &[Command] = &sections[Section::Update as usize];
+    let in_all =
+        |command: &&Command| program.section(Section::Update)[command.instructions.start].of_microbatch;
+    let rest_of_microbatch = update.iter().filter(in_all).cloned().collect();
+    let kernels = kernels.finish();
+    let mut cuda = CudaProgram { program, kernels, sections, rest_of_microbatch, events: 0, tables, halts };
     order::order(&mut cuda);
     Ok(cuda)
 }

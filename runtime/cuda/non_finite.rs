@@ -4,30 +4,31 @@ use super::device::Cuda;
 use super::driver::Driver;
 use crate::cpu::{Kind, kind_of, worst};
 use crate::device::{DeviceError, NonFinite, ProgramId};
-use crate::program::{Section, View};
+use crate::program::{Part, View};
 
-/// Runs the microbatch section, looking at every result until a NaN is found; gives the instruction that made it. An
+/// Runs a microbatch, looking at every result until a NaN is found; gives the instruction that made it. An
 /// infinity that a mask brought in is no fault: only an instruction whose operands have none of a kind can
 /// make the first of that kind.
 pub(super) fn first<D: Driver>(cuda: &mut Cuda<D>, id: ProgramId) -> Result<Option<NonFinite>, DeviceError> {
     let program = cuda.lowered(id)?.clone();
     let (mut infinity, mut nan) = (None::<NonFinite>, None);
     cuda.begin_again(id);
-    for (index, instruction) in program.section(Section::Microbatch).iter().enumerate() {
+    for (number, (section, index, instruction)) in program.microbatch().enumerate() {
+        let part = Part::from(section);
         if nan.is_some() {
             // Other ranks may need what this one has to say in collectives.
-            cuda.execute(id, Section::Microbatch, index..index + 1)?;
+            cuda.execute(id, part, index..index + 1)?;
             continue;
         }
         let before = worst_of(cuda, id, &instruction.operands)?;
-        cuda.execute(id, Section::Microbatch, index..index + 1)?;
+        cuda.execute(id, part, index..index + 1)?;
         let after = worst_of(cuda, id, &instruction.results)?;
         let Some((kind, value)) = after.filter(|(kind, _)| before.is_none_or(|(before, _)| *kind > before))
         else {
             continue;
         };
         let (operator, origin) = (instruction.name(), instruction.origin.to_string());
-        let found = NonFinite { instruction: index, operator, origin, value, rank: None, infinity: None };
+        let found = NonFinite { instruction: number, operator, origin, value, rank: None, infinity: None };
         match kind {
             Kind::NaN => nan = Some(found),
             Kind::Infinity => {

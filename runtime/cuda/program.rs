@@ -6,7 +6,7 @@ mod ranks;
 pub use ranks::{ByRank, Collective, Cut, Pieces};
 
 use crate::layout::{Layout, Sizes};
-use crate::program::{Activation, Instruction, Program, Region, Section, View};
+use crate::program::{Activation, Instruction, Part, Program, Region, Section, View};
 use ir::DType;
 use smallvec::SmallVec;
 use std::fmt;
@@ -22,6 +22,8 @@ pub struct CudaProgram {
     pub kernels: Vec<Kernel>,
     /// The commands of each section, by [`Section`].
     pub sections: [Vec<Command>; 3],
+    /// The commands of the rest of a microbatch that is not the last of its step.
+    pub rest_of_microbatch: Vec<Command>,
     /// How many events there are.
     pub events: u32,
     /// The arguments of launches that are several in one, one after the other: they go to the device once.
@@ -66,11 +68,22 @@ pub enum Stream {
     Main,
     /// What is not needed soon: gradients of weights.
     Side,
+    /// Exchanges with other devices.
+    Exchange,
 }
 
 impl Stream {
     /// Every stream.
-    pub const ALL: [Self; 2] = [Self::Main, Self::Side];
+    pub const ALL: [Self; 3] = [Self::Main, Self::Side, Self::Exchange];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Main => "main stream",
+            Self::Side => "side stream",
+            Self::Exchange => "exchange stream",
+        }
+    }
 }
 
 /// A mark on a stream that another stream can wait for.
@@ -238,6 +251,14 @@ impl CudaProgram {
         &self.sections[section as usize]
     }
 
+    /// The commands of a part.
+    pub fn part(&self, part: Part) -> &[Command] {
+        match part {
+            Part::RestOfMicrobatch => &self.rest_of_microbatch,
+            _ => self.section(part.section()),
+        }
+    }
+
     /// The instructions that go to a library.
     pub fn for_libraries(&self) -> impl Iterator<Item = &Instruction> {
         let of_section = |(section, _): (Section, &str)| {
@@ -255,10 +276,10 @@ impl CudaProgram {
         Event(self.events - 1 - stream as u32)
     }
 
-    /// The section's commands that these instructions became; none if there is one that is of others as well.
-    pub fn of_instructions(&self, section: Section, instructions: &Range<usize>) -> Option<Vec<&Command>> {
+    /// The part's commands that these instructions of its section became; none if there is one that is of others as well.
+    pub fn of_instructions(&self, part: Part, instructions: &Range<usize>) -> Option<Vec<&Command>> {
         let mut own = Vec::new();
-        for command in self.section(section) {
+        for command in self.part(part) {
             let [first, last] = [command.instructions.start, command.instructions.end - 1];
             match [first, last].map(|instruction| instructions.contains(&instruction)) {
                 [true, true] => own.push(command),
@@ -356,9 +377,12 @@ impl Matrices {
 
 impl fmt::Display for CudaProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (section, name) in Section::ALL {
+        for (part, name) in Part::ALL {
+            if part == Part::RestOfMicrobatch && self.rest_of_microbatch.is_empty() {
+                continue;
+            }
             writeln!(f, "{name}:")?;
-            for command in self.section(section) {
+            for command in self.part(part) {
                 write!(f, "  {:?}", command.stream)?;
                 command.waits.iter().try_for_each(|event| write!(f, " after {}", event.0))?;
                 match &command.task {

@@ -27,6 +27,9 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section) {
     for (due, from) in copies {
         let to = Located { buffer: due.buffer, dtype: from.dtype, layout: Layout::dense(&from.layout.sizes) };
         drafts.copy_to(from, to, section, due.node, due.origin);
+        if due.of_microbatch {
+            drafts.last_to_microbatch();
+        }
     }
 }
 
@@ -53,6 +56,8 @@ pub(super) struct Due {
     value: ValueId,
     node: NodeId,
     origin: Arc<str>,
+    /// Whether every microbatch gives it one, though the section is the update.
+    of_microbatch: bool,
 }
 
 /// The states whose new value is there when a section ends. Those of microbatch phases go from one microbatch to the
@@ -73,7 +78,8 @@ fn due_states(drafts: &Drafts, section: Section) -> Vec<Due> {
             _ => (NodeId::from_u32(0), Arc::from("")),
         };
         // Buffers of states come first, in their order.
-        (when == section).then_some(Due { buffer: index, value, node, origin })
+        let of_microbatch = section == Section::Update && module.phase_of(value).is_microbatch();
+        (when == section).then_some(Due { buffer: index, value, node, origin, of_microbatch })
     };
     module.states.values().enumerate().filter_map(due).collect()
 }
@@ -84,8 +90,23 @@ impl Drafts<'_> {
     fn detached(&mut self, due: &Due, section: Section) -> Located {
         let from = self.located[due.value].clone().expect("a state's new value is live, so it was drafted");
         match self.buffers[from.buffer].kind {
-            BufferKind::State(_) => self.copy(from, section, due.node, due.origin.clone()),
+            BufferKind::State(_) => {
+                let copy = self.copy(from, section, due.node, due.origin.clone());
+                if due.of_microbatch {
+                    self.last_to_microbatch();
+                }
+                copy
+            }
             _ => from,
+        }
+    }
+
+    /// Lets the instruction that was drafted last, of the section `update`, run at the end of every microbatch.
+    fn last_to_microbatch(&mut self) {
+        let runs_in_it = |draft: &Draft| draft.section == Section::Microbatch || draft.of_microbatch;
+        let end = self.instructions.iter().rposition(runs_in_it).map_or(0, |last| last + 1);
+        if let Some(draft) = self.instructions.pop() {
+            self.instructions.insert(end, Draft { of_microbatch: true, ..draft });
         }
     }
 }

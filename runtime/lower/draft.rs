@@ -56,6 +56,8 @@ pub(super) struct Located {
 #[derive(Clone, Debug)]
 pub(super) struct Draft {
     pub(super) section: Section,
+    /// Whether it is of the section `update` and runs in every microbatch.
+    pub(super) of_microbatch: bool,
     pub(super) kernel: Kernel,
     pub(super) operands: Vec<Located>,
     pub(super) results: Vec<Located>,
@@ -66,19 +68,22 @@ pub(super) struct Draft {
     pub(super) origin: Arc<str>,
 }
 
+/// When an instruction runs: in which section, and whether in every microbatch.
+type RunsIn = (Section, bool);
+
 /// A program being drafted.
 pub(super) struct Drafts<'m> {
     pub(super) module: &'m Module,
     pub(super) backend: &'static dyn Backend,
     pub(super) microbatches: Microbatches,
     pub(super) update: UpdateTime,
-    /// Nodes of backward that run in the section `update`.
+    /// Nodes of backward that run in the section `update`, in every microbatch.
     pub(super) moved: EntitySet<NodeId>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) constants: Vec<(BufferId, Bytes)>,
     pub(super) instructions: Vec<Draft>,
     pub(super) located: SecondaryMap<ValueId, Option<Located>>,
-    packed: SecondaryMap<ValueId, Option<(Section, Located)>>,
+    packed: SecondaryMap<ValueId, Option<(RunsIn, Located)>>,
     /// What is written as a part of a concatenation.
     pub(super) parts: SecondaryMap<ValueId, Option<PartPlace>>,
     /// Where such concatenations are.
@@ -190,11 +195,12 @@ impl<'m> Drafts<'m> {
             return Ok(located);
         }
         let section = self.section(id);
-        if let Some((_, packed)) = self.packed[value].clone().filter(|(made, _)| *made == section) {
+        let runs_in = (section, node.phase.is_microbatch());
+        if let Some((_, packed)) = self.packed[value].clone().filter(|(made, _)| *made == runs_in) {
             return Ok(packed);
         }
         let packed = self.copy(located, section, id, node.origin.clone());
-        self.packed[value] = Some((section, packed.clone()));
+        self.packed[value] = Some((runs_in, packed.clone()));
         Ok(packed)
     }
 
@@ -222,6 +228,7 @@ impl<'m> Drafts<'m> {
     ) {
         self.instructions.push(Draft {
             section,
+            of_microbatch: false,
             kernel: Kernel::Copy,
             operands: vec![from],
             results: vec![to],
@@ -232,8 +239,18 @@ impl<'m> Drafts<'m> {
         });
     }
 
-    /// Drafts an item.
-    pub(super) fn item(&mut self, item: &Item) -> Result<(), Diagnostic> {
+    /// Drafts an item. Those of backward that an early update has moved run in every microbatch all the same.
+    pub(super) fn of_item(&mut self, item: &Item) -> Result<(), Diagnostic> {
+        let before = self.instructions.len();
+        self.item(item)?;
+        let is_moved = item.nodes().iter().any(|&node| self.moved.contains(node));
+        for draft in self.instructions[before..].iter_mut().filter(|draft| draft.section == Section::Update) {
+            draft.of_microbatch = is_moved;
+        }
+        Ok(())
+    }
+
+    fn item(&mut self, item: &Item) -> Result<(), Diagnostic> {
         let module = self.module;
         match item {
             Item::Chain { nodes, stored } => self.chain(nodes, stored),
@@ -314,6 +331,7 @@ impl<'m> Drafts<'m> {
         let is_split = signature.operands.iter().chain(&signature.results).any(|ty| !ty.sharding.is_whole());
         self.instructions.push(Draft {
             section: self.section(id),
+            of_microbatch: false,
             kernel: Kernel::Op(node.op.clone()),
             operands,
             results: results.clone(),
@@ -382,6 +400,7 @@ impl<'m> Drafts<'m> {
         let section = self.section(last);
         self.instructions.push(Draft {
             section,
+            of_microbatch: false,
             kernel: Kernel::Elementwise(Chain { steps, stores }),
             operands,
             results: results.clone(),

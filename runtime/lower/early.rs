@@ -1,9 +1,10 @@
-//! Early updates: in a step of one microbatch, an update runs as soon as its gradient is complete, among the instructions of
-//! backward, so that the memory of the gradient is free again.
+//! Early updates: in a step's last microbatch, an update runs as soon as its gradient is complete, among the instructions of
+//! backward. If the microbatch is the only one, the memory of the gradient is free again.
 //!
 //! The module keeps its phases; only the order of the instructions changes. The section `update` then begins within backward,
-//! before the first instruction of the update that reads a gradient. The section `microbatch` keeps the whole forward phase, so
-//! a loss is looked at before any weight changes.
+//! before the first instruction of the update that reads a gradient. What follows of backward runs in that section, in every
+//! microbatch. The section `microbatch` keeps the whole forward phase and all that a microbatch reports, so a loss is looked at
+//! before any weight changes.
 //!
 //! A node of the update that depends on a gradient runs as soon as it can, so that the gradient dies. A new value of a state waits
 //! for every reader of the old value in backward, and for every reader of a cast or another value that `prepare` made of it. Other
@@ -66,7 +67,11 @@ fn slots(module: &Module, [prepare, microbatch, update]: [&[Item]; 3]) -> Option
     let is_backward = |item: &Item| module.node(item.nodes()[0]).phase == Phase::Backward;
     let backward = microbatch.iter().position(is_backward)?;
     let waits = waits(module, prepare, microbatch, update);
-    let first = waits.iter().map(Wait::slot).filter(|&slot| slot >= backward).min()?;
+    let reports = |item: &Item| {
+        module.outputs.iter().any(|output| results(module, item).any(|value| value == output.value))
+    };
+    let reported = microbatch.iter().rposition(reports).unwrap_or(0);
+    let first = waits.iter().map(|wait| wait.slot().max(reported)).filter(|&slot| slot >= backward).min()?;
     let mut slots = vec![0; update.len()];
     let mut reader: SecondaryMap<ValueId, Option<usize>> = SecondaryMap::new();
     for (index, (item, wait)) in update.iter().zip(&waits).enumerate().rev() {

@@ -299,6 +299,7 @@ impl Drafts<'_> {
         let (made, results): (Vec<ValueId>, Vec<Located>) = results.unzip();
         self.instructions.push(Draft {
             section: self.section(id),
+            of_microbatch: false,
             kernel,
             operands,
             results: results.clone(),

@@ -4,6 +4,7 @@ use super::LowerOptions;
 use super::classes::{Boundaries, MemoryByClass};
 use super::commit::may_overwrite;
 use super::draft::{Buffer, BufferId, BufferKind, Draft, Drafts, Located};
+use super::overlap;
 use crate::kernel_contract::Unplaced;
 use crate::layout::Layout;
 use crate::program::{
@@ -25,6 +26,7 @@ pub(super) fn program(
     renewed: usize,
 ) -> Result<Program, Diagnostic> {
     drafts.instructions.sort_by_key(|draft| draft.section);
+    overlap::order(&mut drafts, renewed)?;
     let scratch = scratch(&mut drafts, options);
     let positions = Positions::of(&drafts.instructions);
     let mut lifetimes = lifetimes(&drafts, &scratch, &positions);
@@ -46,6 +48,7 @@ pub(super) fn program(
             scratch: scratch.as_ref().map(view),
             in_place: shared_places(&drafts.buffers, draft)?,
             accumulates: draft.accumulates,
+            of_microbatch: draft.of_microbatch,
             parts: draft.parts.clone(),
             node: draft.node,
             origin: draft.origin.clone(),
@@ -113,7 +116,7 @@ fn numbers(drafts: &Drafts, draft: &Draft, on: Multiprocessors) -> usize {
 }
 
 /// The buffer whose place a buffer takes in the end.
-fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
+pub(super) fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
     while let Some(merged) = buffers[buffer].merged {
         buffer = merged;
     }
@@ -124,12 +127,17 @@ fn root(buffers: &[Buffer], mut buffer: BufferId) -> BufferId {
 /// one before each microbatch for what it is fed.
 struct Positions {
     counts: [u32; 3],
+    /// The instructions of the section `update` up to the last that runs in every microbatch.
+    of_microbatch: u32,
 }
 
 impl Positions {
     fn of(instructions: &[Draft]) -> Self {
         let count = |section| instructions.iter().filter(|draft| draft.section == section).count() as u32;
-        Self { counts: Section::ALL.map(|(section, _)| count(section)) }
+        let counts = Section::ALL.map(|(section, _)| count(section));
+        let last = instructions.iter().rposition(|draft| draft.of_microbatch);
+        let of_microbatch = last.map_or(0, |last| last as u32 + 1 - counts[0] - counts[1]);
+        Self { counts, of_microbatch }
     }
 
     /// Of the instruction with this index among all.
@@ -156,12 +164,15 @@ impl Positions {
         let mut backward =
             instructions.filter(|(_, draft)| drafts.module.node(draft.node).phase == Phase::Backward);
         let first = backward.next().map(|(index, draft)| self.of_instruction(index, draft.section));
-        let (microbatch, update) = (self.microbatch().start, self.start_of_update());
+        let Range { start: microbatch, end } = self.microbatch();
+        let update = end.max(self.start_of_update());
         Boundaries { microbatch, backward: first.unwrap_or(update), update }
     }
 
+    /// The positions that a step passes once for each microbatch.
     fn microbatch(&self) -> Range<u32> {
-        self.after(Section::Prepare) + 1..self.after(Section::Microbatch) + 1
+        let end = self.after(Section::Microbatch) + 1 + self.of_microbatch;
+        self.after(Section::Prepare) + 1..end
     }
 }
 
@@ -184,12 +195,15 @@ fn lifetimes(drafts: &Drafts, scratch: &[Option<Located>], positions: &Positions
         }
     }
     let mut used = vec![false; drafts.buffers.len()];
+    let last_beside = overlap::last_beside(drafts);
     for (index, (draft, scratch)) in drafts.instructions.iter().zip(scratch).enumerate() {
         for located in draft.operands.iter().chain(&draft.results).chain(scratch) {
             let buffer = root(located.buffer);
             used[buffer] = true;
             lifetimes.access(buffer, positions.of_instruction(index, draft.section));
+            lifetimes.access(buffer, positions.of_instruction(last_beside[index], draft.section));
             if draft.section == Section::Update
+                && !draft.of_microbatch
                 && drafts.backend.keeps_in_update(drafts.buffers[buffer].bytes)
             {
                 lifetimes.access(buffer, positions.start_of_update());

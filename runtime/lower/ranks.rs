@@ -54,6 +54,7 @@ impl Drafts<'_> {
         let result = self.allocate(whole.dtype, Layout::dense(&sizes));
         self.instructions.push(Draft {
             section: self.section(id),
+            of_microbatch: false,
             kernel: Kernel::Part(part),
             operands: vec![whole],
             results: vec![result.clone()],
@@ -102,6 +103,7 @@ impl Drafts<'_> {
         if !results.is_empty() {
             self.instructions.push(Draft {
                 section: self.section(id),
+                of_microbatch: false,
                 kernel: Kernel::Collective(exchange),
                 operands,
                 results,

@@ -43,7 +43,7 @@ impl Drafts<'_> {
 
     /// Adds what was just made to the sums over microbatches that want it.
     pub(super) fn sum_up(&mut self, value: ValueId, section: Section) {
-        if section != Section::Microbatch {
+        if section == Section::Prepare {
             return;
         }
         for sum in std::mem::take(&mut self.sums[value]) {
@@ -57,6 +57,7 @@ impl Drafts<'_> {
             self.buffers[to.buffer].carried = true;
             self.instructions.push(Draft {
                 section,
+                of_microbatch: false,
                 kernel: Kernel::Accumulate,
                 operands: vec![from],
                 results: vec![to.clone()],
@@ -69,9 +70,10 @@ impl Drafts<'_> {
         }
     }
 
-    /// The values whose sums are still to be made: those no instruction of the microbatch makes.
+    /// The values whose sums are still to be made: those no instruction of the microbatch makes, early updates aside.
     pub(super) fn leftover_sums(&self) -> Vec<ValueId> {
-        self.sums.iter().filter(|(_, sums)| !sums.is_empty()).map(|(value, _)| value).collect()
+        let is_left = |value: ValueId, sums: &[Sum]| !sums.is_empty() && self.located[value].is_some();
+        self.sums.iter().filter(|(value, sums)| is_left(*value, sums)).map(|(value, _)| value).collect()
     }
 
     /// Says where a sum is, through the views between.

@@ -51,6 +51,9 @@ impl fmt::Display for Instruction {
             let types = parts.operands.iter().chain(&parts.results);
             types.clone().try_for_each(|ty| write!(f, " part of {ty} {:?}", ty.sharding.dims.as_slice()))?;
         }
+        if self.of_microbatch {
+            f.write_str(" in every microbatch")?;
+        }
         if !self.origin.is_empty() {
             write!(f, " origin {:?}", self.origin)?;
         }

@@ -28,6 +28,24 @@ pub struct Span {
     pub end: f64,
 }
 
+impl Span {
+    /// Seconds of it in which none of the others is.
+    pub fn uncovered(self, others: impl Iterator<Item = Self>) -> f64 {
+        let Self { begin, end } = self;
+        let mut others: Vec<Self> = others
+            .map(|other| Self { begin: other.begin.max(begin), end: other.end.min(end) })
+            .filter(|overlap| overlap.begin < overlap.end)
+            .collect();
+        others.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+        let (mut covered, mut until) = (0.0, begin);
+        for Self { begin, end } in others {
+            covered += (end - begin.max(until)).max(0.0);
+            until = until.max(end);
+        }
+        end - begin - covered
+    }
+}
+
 impl Task {
     /// Seconds of its work if it has all resources for itself.
     pub fn alone(&self) -> f64 {

@@ -235,6 +235,11 @@ impl<'d> Session<'d> {
         Ok(self.rank.device.read_later(self.train, vec![self.outputs.microbatch_loss])?)
     }
 
+    /// Ends a microbatch that is not the last of its step.
+    pub(super) fn end_microbatch(&mut self) -> Result<(), TrainError> {
+        Ok(self.rank.device.end_microbatch(self.train)?)
+    }
+
     /// The sum of a microbatch's losses.
     pub(super) fn microbatch_loss(&mut self, begun: Later) -> Result<f64, TrainError> {
         let [loss] = self.numbers(self.train, [self.outputs.microbatch_loss], begun)?;
@@ -429,9 +434,10 @@ fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
     let update = program.section(Section::Update);
     let makes = |instruction: &Instruction| instruction.results.iter().any(|result| overlap(result, norm));
     let until = update.iter().rposition(makes)? + 1;
-    let microbatch = [Section::Prepare, Section::Microbatch].map(|section| program.section(section)).concat();
+    let microbatch = program.microbatch().map(|(_, _, instruction)| instruction);
+    let before: Vec<&Instruction> = program.section(Section::Prepare).iter().chain(microbatch).collect();
     let is_read = |state: &View| {
-        microbatch.iter().flat_map(|instruction| &instruction.operands).any(|operand| overlap(operand, state))
+        before.iter().flat_map(|instruction| &instruction.operands).any(|operand| overlap(operand, state))
     };
     let read: Vec<&View> =
         program.states.iter().map(|state| &state.view).filter(|state| is_read(state)).collect();

@@ -47,6 +47,9 @@ impl TrainingRun<'_> {
                 true => losses.push(loss),
                 false => self.check_loss(step, loss, index, outcome)?,
             }
+            if index + 1 < microbatches {
+                self.session.end_microbatch()?;
+            }
         }
         if !self.session.runs_ahead() {
             let norm = self.session.gradient_norm()?;

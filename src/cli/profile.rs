@@ -27,16 +27,20 @@ pub(super) fn write(
 /// The time of a step by kind of kernel, and how fast those are that multiply matrices. `peak` is what a large matrix
 /// reaches, in billions of floating-point operations a second, where that is known.
 fn table(shares: &[Share], peak: Option<f64>) -> String {
-    let total: f64 = shares.iter().map(|share| share.milliseconds).sum();
+    // Exchanges take the time of a step only where nothing else runs.
+    let counted = |share: &Share| share.not_hidden.unwrap_or(share.milliseconds);
+    let total: f64 = shares.iter().map(counted).sum();
     let percent = |part: f64| 100.0 * part / total.max(f64::MIN_POSITIVE);
     let mut table =
         format!("{:>10}  {:>6}  {:>6}  {:>8}  kernel\n", "ms a step", "share", "calls", "GFLOP/s");
     for share in shares {
         let speed = if share.flops > 0 { format!("{:.1}", share.gflops()) } else { String::new() };
         let Share { kernel, milliseconds, instructions, .. } = share;
+        let hidden = share.not_hidden.map(|own| format!(", of which {own:.3} ms are not hidden"));
         table += &format!(
-            "{milliseconds:>10.3}  {:>5.1}%  {instructions:>6}  {speed:>8}  {kernel}\n",
-            percent(*milliseconds)
+            "{milliseconds:>10.3}  {:>5.1}%  {instructions:>6}  {speed:>8}  {kernel}{}\n",
+            percent(counted(share)),
+            hidden.unwrap_or_default()
         );
     }
     let products = shares.iter().filter(|share| share.flops > 0);

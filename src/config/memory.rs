@@ -24,8 +24,8 @@ pub struct Memory {
     #[arg(long, value_name = "BYTES", conflicts_with = "recompute")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Budget>,
-    /// When an update of a weight runs; `early` frees the memory of each gradient during backward, but a gradient that is not
-    /// finite then ends the run at its last checkpoint, since the weights have changed
+    /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
+    /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed
     #[arg(long, value_enum, default_value_t)]
     #[serde(skip_serializing_if = "UpdateChoice::is_late")]
     pub update: UpdateChoice,
@@ -38,7 +38,7 @@ pub enum UpdateChoice {
     /// After backward: weights stay as they are if a gradient is not finite
     #[default]
     Late,
-    /// As soon as the gradient is complete: not with --clip, fp16 or several microbatches
+    /// As soon as the gradient is complete: not with --clip or fp16
     Early,
 }
 

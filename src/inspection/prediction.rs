@@ -16,8 +16,8 @@ use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
 use passes::Manager;
 use runtime::cuda::cudnn::{Declined, declined};
 use runtime::lower::MemoryByClass;
-use runtime::program::{Program, Section, UpdateTime};
-use runtime::simulator::{CommandClass, ExchangeTime, SimulatedCommand, SimulatedSection, SimulatedStep};
+use runtime::program::{Part, Program, UpdateTime};
+use runtime::simulator::{CommandClass, ExchangeTime, SimulatedCommand, SimulatedPart, SimulatedStep};
 use runtime::target::{Multiprocessors, Target};
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -114,11 +114,13 @@ pub struct DeclinedFacts {
     pub count: usize,
 }
 
-/// One run of a section.
+/// One run of a section, or of the rest of a microbatch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SectionFacts {
-    /// The section.
+    /// Its name.
     pub section: &'static str,
+    /// Its runs in a step.
+    pub runs: u64,
     /// Kernels.
     pub kernels: usize,
     /// Multiplications of matrices.
@@ -211,7 +213,12 @@ impl PredictionFacts {
         let model_flops = products(module).saturating_mul(3).saturating_mul(step.microbatches);
         let devices = module.mesh.devices() as f64;
         let most = seconds * device.matrices.of(multiplied(step)) * devices;
-        let all = || Section::ALL.into_iter().flat_map(|(section, name)| commands(step, section, name));
+        // A microbatch that runs whole has no rest.
+        let has_commands = |(part, _): &(Part, _)| {
+            *part != Part::RestOfMicrobatch || !step.parts[*part as usize].commands.is_empty()
+        };
+        let parts = || Part::ALL.into_iter().filter(has_commands);
+        let all = || parts().flat_map(|(part, name)| commands(step, part, name));
         let in_turn: f64 = all().map(|(_, runs, one)| one.alone * runs as f64).sum();
         let rented = machine.rented(module.mesh.devices()) as f64;
         let not_by_cudnn = match device.kind {
@@ -223,7 +230,7 @@ impl PredictionFacts {
             kind: device.kind,
             microbatches: step.microbatches,
             launches: all().map(|(_, runs, _)| runs).sum(),
-            sections: Section::ALL.map(|(section, name)| SectionFacts::of(step, section, name)).into(),
+            sections: parts().map(|(part, name)| SectionFacts::of(step, part, name)).collect(),
             step_ms: seconds * 1e3,
             in_turn_ms: in_turn * 1e3,
             samples,
@@ -246,7 +253,7 @@ impl PredictionFacts {
 /// The element type that most operations of a step's multiplications have.
 fn multiplied(step: &SimulatedStep) -> DType {
     let mut flops: BTreeMap<DType, u64> = BTreeMap::new();
-    for one in step.sections.iter().flat_map(|section| &section.commands) {
+    for one in step.parts.iter().flat_map(|part| &part.commands) {
         let work = &one.command.work;
         if let Unit::Matrices(dtype) | Unit::Attention(dtype) = work.unit {
             *flops.entry(dtype).or_default() += work.flops;
@@ -255,14 +262,14 @@ fn multiplied(step: &SimulatedStep) -> DType {
     flops.into_iter().max_by_key(|(_, flops)| *flops).map_or(DType::F32, |(dtype, _)| dtype)
 }
 
-/// The commands of a section, each with the section's name and its runs in a step.
+/// The commands of a part, each with the part's name and its runs in a step.
 fn commands<'s>(
     step: &'s SimulatedStep,
-    section: Section,
+    part: Part,
     name: &'static str,
 ) -> impl Iterator<Item = (&'static str, u64, &'s SimulatedCommand)> {
-    let runs = step.runs(section);
-    step.sections[section as usize].commands.iter().map(move |one| (name, runs, one))
+    let runs = step.runs(part);
+    step.parts[part as usize].commands.iter().map(move |one| (name, runs, one))
 }
 
 /// The tokens of a microbatch, of all data ranks, and that they are such; samples, if the model takes none.
@@ -326,13 +333,14 @@ impl ExchangeFacts {
 }
 
 impl SectionFacts {
-    fn of(step: &SimulatedStep, section: Section, name: &'static str) -> Self {
-        let SimulatedSection { commands, seconds } = &step.sections[section as usize];
+    fn of(step: &SimulatedStep, part: Part, name: &'static str) -> Self {
+        let SimulatedPart { commands, seconds } = &step.parts[part as usize];
         let count = |is_of: fn(&CommandClass) -> bool| {
             commands.iter().filter(|one| is_of(&one.command.class)).count()
         };
         Self {
             section: name,
+            runs: step.runs(part),
             kernels: count(|class| matches!(class, CommandClass::Kernel)),
             multiplications: count(|class| matches!(class, CommandClass::Multiplication)),
             libraries: count(|class| matches!(class, CommandClass::Library)),

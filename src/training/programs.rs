@@ -4,7 +4,7 @@ use crate::compilation::{self, Compilation};
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::short_evaluation::ShortEvaluation;
-use ir::{Diagnostic, Module, Phase, Scalar, ScalarPart, StepOutput};
+use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
 use runtime::cuda::gpu::without_epilogues;
@@ -129,7 +129,7 @@ fn lower_evaluation(
 /// Lowers a step of so many microbatches, for a kind of device; for a GPU by its size.
 ///
 /// # Errors
-/// Early updates with several microbatches; as of [`Lowering::lower`].
+/// As of [`Lowering::lower`].
 pub fn lower_step(
     lowering: &mut Lowering,
     module: Module,
@@ -138,14 +138,6 @@ pub fn lower_step(
     target: Target,
     multiprocessors: Multiprocessors,
 ) -> Result<Program, Failure> {
-    if update == UpdateTime::Early && microbatches > 1 {
-        let message = format!("--update early cannot be used with {microbatches} microbatches in a step");
-        let error = Diagnostic::new(message).note(
-            "a gradient is complete only in the last microbatch, which has no program of its own; make the whole global batch \
-             one microbatch",
-        );
-        return Err(error.into());
-    }
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     let keep = Keep { outputs: outputs(&module) };
     let options = LowerOptions { microbatches, update, ..lower_options(target, multiprocessors) };

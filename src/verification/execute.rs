@@ -89,7 +89,7 @@ impl<'m> Machine<'m> {
     }
 
     /// As [`Machine::new`], with updates at this time. They differ on devices alone: the interpreter runs phase after phase.
-    /// Errors: as of [`Machine::new`]; early updates of several microbatches.
+    /// Errors: as of [`Machine::new`].
     pub fn with(
         module: &'m Module,
         mode: Mode,

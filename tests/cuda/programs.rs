@@ -60,7 +60,7 @@ pub(crate) fn kernels() -> impl Iterator<Item = Kernel> {
 
 /// The commands of a step.
 fn commands(cuda: &CudaProgram) -> Vec<Command> {
-    simulated_commands(cuda, 1).sections.into_iter().flatten().collect()
+    simulated_commands(cuda, 1).parts.into_iter().flatten().collect()
 }
 
 /// Why a command is too slow, if it is.

@@ -45,6 +45,10 @@ impl Device for Failing {
         self.device.run(program, section)
     }
 
+    fn end_microbatch(&mut self, program: ProgramId) -> Result<(), DeviceError> {
+        self.device.end_microbatch(program)
+    }
+
     fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
         self.device.run_update(program, instructions)
     }

@@ -3,7 +3,7 @@
 use super::commands;
 use crate::cuda::lower::lower as lower_for_cuda;
 use crate::lower::{LowerOptions, lower};
-use crate::program::{Microbatches, Section};
+use crate::program::{Microbatches, Part};
 use crate::simulator::{Bound, Queue, SimulatedCommand, SimulatedStep};
 use crate::target::Target;
 use ir::machine::{Machine, Preset, Unit};
@@ -37,7 +37,7 @@ fn of(operators: &[(Op, &[usize])], types: &[(DType, &[u64])]) -> Vec<SimulatedC
     let cuda = lower_for_cuda(program).expect("it lowers for CUDA");
     let list = commands(&cuda, 1);
     let mut step = SimulatedStep::of(&list, &Machine::Node(Preset::H200.device()));
-    std::mem::take(&mut step.sections[Section::Microbatch as usize].commands)
+    std::mem::take(&mut step.parts[Part::Microbatch as usize].commands)
 }
 
 #[test]

@@ -38,6 +38,7 @@ pub(crate) fn instruction(op: impl Into<Op>, operands: Vec<View>, results: Vec<V
         scratch: None,
         in_place: smallvec![],
         accumulates: false,
+        of_microbatch: false,
         parts: None,
         node: NodeId::new(0),
         origin: "".into(),

@@ -1,8 +1,8 @@
 //! Launches that are alike as one: the updates of all parameters of one shape, the casts of all weights. Tensors that ranks
 //! exchange in the same way travel together.
 //!
-//! Not within a microbatch, whose instructions are looked at one by one when a number is not finite; nor across an
-//! instruction that makes an output, because the loop may look at that before it goes on.
+//! Not within a microbatch, whose instructions are looked at one by one when a number is not finite, nor across instructions of a
+//! microbatch in the update; nor across an instruction that makes an output, because the loop may look at that before it goes on.
 
 use super::order::conflict;
 use super::source::KernelDraft;
@@ -21,13 +21,14 @@ pub(super) fn merged(
         return drafts;
     }
     let ends = ends(program, section);
-    let part = |draft: &Draft| ends.partition_point(|&end| end <= draft.last);
+    let of_microbatch = |draft: &Draft| program.section(section)[draft.first].of_microbatch;
+    let part = |draft: &Draft| (of_microbatch(draft), ends.partition_point(|&end| end <= draft.last));
     let mut result: Vec<Draft> = Vec::new();
     let mut drafts = drafts.into_iter().peekable();
     while let Some(first) = drafts.peek() {
         let own = part(first);
         let stretch: Vec<Draft> = std::iter::from_fn(|| drafts.next_if(|draft| part(draft) == own)).collect();
-        result.extend(within(stretch, table));
+        result.extend(if own.0 { stretch } else { within(stretch, table) });
     }
     result
 }

@@ -4,33 +4,45 @@
 //! itself; for those of the other stream it waits for a mark, unless an earlier wait has seen to it.
 
 use crate::cuda::program::{Command, CudaProgram, Event, Place, Stream, Task};
-use crate::program::{Region, Section};
+use crate::program::{Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
 /// Chooses the streams and sets the marks. A section begins where all streams have ended the one before.
 pub(super) fn order(cuda: &mut CudaProgram) {
     let mut events = 0;
-    for (section, _) in Section::ALL {
-        let commands = &mut cuda.sections[section as usize];
-        streams(commands, section);
+    let program = cuda.program.clone();
+    for (part, _) in Part::ALL {
+        let commands = match part {
+            Part::RestOfMicrobatch => &mut cuda.rest_of_microbatch,
+            _ => &mut cuda.sections[part.section() as usize],
+        };
+        streams(&program, part.section(), commands);
         events = marks(commands, events);
     }
     // One a stream, for where sections meet.
     cuda.events = events + Stream::ALL.len() as u32;
 }
 
-/// Multiplications whose results nothing in the section reads go aside: gradients of weights.
-fn streams(commands: &mut [Command], section: Section) {
-    if section != Section::Microbatch {
-        return;
-    }
+/// Exchanges have a stream. Multiplications of a microbatch whose results nothing in the microbatch reads go aside: gradients of
+/// weights.
+fn streams(program: &Program, section: Section, commands: &mut [Command]) {
+    let of_microbatch = |command: &Command| {
+        let instruction = &program.section(section)[command.instructions.start];
+        section == Section::Microbatch || instruction.of_microbatch
+    };
     for index in 0..commands.len() {
         let (before, rest) = commands.split_at_mut(index + 1);
         let command = &mut before[index];
-        let is_read = rest
-            .iter()
-            .any(|later| later.reads.iter().any(|read| command.writes.iter().any(|write| write.meets(read))));
-        if matches!(command.task, Task::Multiply(_)) && !is_read {
+        if matches!(command.task, Task::Collective(_)) {
+            command.stream = Stream::Exchange;
+        }
+        if !matches!(command.task, Task::Multiply(_)) || !of_microbatch(command) {
+            continue;
+        }
+        let reads = |later: &Command| {
+            later.reads.iter().any(|read| command.writes.iter().any(|write| write.meets(read)))
+        };
+        if !rest.iter().any(|later| of_microbatch(later) && reads(later)) {
             command.stream = Stream::Side;
         }
     }
@@ -53,22 +65,25 @@ pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: To
 
 /// Adds waits and marks, counting events from `next`; gives the next number.
 fn marks(commands: &mut [Command], mut next: u32) -> u32 {
-    // For each stream, up to which command of the other it has waited.
-    let mut seen: [Option<usize>; 2] = [None; 2];
+    const STREAMS: usize = Stream::ALL.len();
+    // For each stream, up to which command of each other it has waited.
+    let mut seen: [[Option<usize>; STREAMS]; STREAMS] = [[None; STREAMS]; STREAMS];
     for index in 0..commands.len() {
         let own = commands[index].stream as usize;
-        let last = (0..index).rev().find(|&earlier| {
-            commands[earlier].stream as usize != own
-                && seen[own].is_none_or(|seen| earlier > seen)
-                && conflict(touches(&commands[earlier]), touches(&commands[index]))
-        });
-        let Some(earlier) = last else { continue };
-        seen[own] = Some(earlier);
-        let event = *commands[earlier].records.get_or_insert_with(|| {
-            next += 1;
-            Event(next - 1)
-        });
-        commands[index].waits.push(event);
+        for other in (0..STREAMS).filter(|other| *other != own) {
+            let last = (0..index).rev().find(|&earlier| {
+                commands[earlier].stream as usize == other
+                    && seen[own][other].is_none_or(|seen| earlier > seen)
+                    && conflict(touches(&commands[earlier]), touches(&commands[index]))
+            });
+            let Some(earlier) = last else { continue };
+            seen[own][other] = Some(earlier);
+            let event = *commands[earlier].records.get_or_insert_with(|| {
+                next += 1;
+                Event(next - 1)
+            });
+            commands[index].waits.push(event);
+        }
     }
     next
 }

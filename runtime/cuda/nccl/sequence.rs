@@ -6,25 +6,25 @@ use crate::comm::agreement::Agreement;
 use crate::cuda::driver::{Address, CollectiveTask, DriverError};
 use crate::cuda::program::{Collective, CudaProgram, Stream, Task};
 use crate::device::DeviceError;
-use crate::program::Section;
+use crate::program::Part;
 use ir::Diagnostic;
 use std::fmt::Write as _;
 use twox_hash::XxHash3_64;
 
-/// The calls of a rank, in order: one text for each collective, with its section, stream, operations, counts, types and axes.
+/// The calls of a rank, in order: one text for each collective, with its part of the step, stream, operations, counts, types and axes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sequence(pub Vec<String>);
 
 impl Sequence {
-    /// The calls that programs make: those of each section once.
+    /// The calls that programs make: those of each part of a step once.
     ///
     /// # Errors
     /// A collective that NCCL does not do.
     pub fn of(programs: &[CudaProgram]) -> Result<Self, DriverError> {
         let mut calls = vec![];
         for cuda in programs {
-            for (section, name) in Section::ALL {
-                for command in &cuda.sections[section as usize] {
+            for (part, name) in Part::ALL {
+                for command in cuda.part(part) {
                     let Task::Collective(collective) = &command.task else { continue };
                     let ranks = cuda.program.mesh.group(0, &collective.axes).len();
                     calls.push(format!("{name}, {}", text(command.stream, collective, ranks)?));
@@ -35,16 +35,13 @@ impl Sequence {
     }
 }
 
-/// `main stream: all_reduce of f32 x 4096 (sum), over [axis0] of 2 ranks`
+/// `exchange stream: all_reduce of f32 x 4096 (sum), over [axis0] of 2 ranks`
 pub(crate) fn text(stream: Stream, collective: &Collective, ranks: usize) -> Result<String, DriverError> {
     // Ranks differ in their addresses and in the members of their group, and in nothing else.
     let group: Vec<u64> = (0..ranks as u64).collect();
     let places = vec![[Address(0); 2]; collective.tensors.len()];
     let calls = calls::of(&CollectiveTask { collective, group: &group, places: &places })?;
-    let mut text = match stream {
-        Stream::Main => "main stream: ".to_owned(),
-        Stream::Side => "side stream: ".to_owned(),
-    };
+    let mut text = format!("{}: ", stream.name());
     for (index, call) in calls.iter().enumerate() {
         let _ = write!(text, "{}{call}", if index == 0 { "" } else { "; " });
     }
@@ -118,8 +115,8 @@ mod tests {
         assert_eq!(
             calls,
             [
-                "microbatch, main stream: all_gather of u8 x 96, over [axis1] of 2 ranks",
-                "microbatch, main stream: all_reduce of f32 x 4 (sum), over [axis0] of 2 ranks",
+                "microbatch, exchange stream: all_gather of u8 x 96, over [axis1] of 2 ranks",
+                "microbatch, exchange stream: all_reduce of f32 x 4 (sum), over [axis0] of 2 ranks",
             ]
         );
     }

@@ -61,6 +61,10 @@ impl Device for Late {
         self.cpu.run(program, section)
     }
 
+    fn end_microbatch(&mut self, program: ProgramId) -> Result<(), DeviceError> {
+        self.cpu.end_microbatch(program)
+    }
+
     fn run_update(&mut self, program: ProgramId, instructions: Range<usize>) -> Result<(), DeviceError> {
         self.cpu.run_update(program, instructions)
     }

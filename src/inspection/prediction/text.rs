@@ -28,8 +28,7 @@ impl fmt::Display for PredictionFacts {
         writeln!(f, "  {launches}, {in_turn} if each command waited for the previous one")?;
         self.write_price(f)?;
         for section in &self.sections {
-            let runs = if section.section == "microbatch" { self.microbatches } else { 1 };
-            let (times, ms) = (format!("{runs} x"), milliseconds(section.ms));
+            let (times, ms) = (format!("{} x", section.runs), milliseconds(section.ms));
             writeln!(f, "    {:10}  {times:>5}  {ms:>9}  {}", section.section, section.commands())?;
         }
         self.write_memory(f)?;

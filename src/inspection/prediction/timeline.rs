@@ -1,6 +1,7 @@
 //! A predicted step as Perfetto and chrome://tracing read it: a track for each stream, as a measured one has them.
 
 use super::{CommandFacts, PredictionFacts};
+use runtime::simulator::Queue;
 use serde_json::{Value, json};
 
 /// The process that predicted commands belong to, so that they stand beside measured ones, whose process is 0.
@@ -10,7 +11,7 @@ impl PredictionFacts {
     /// Each section once, one after the other.
     pub fn timeline(&self) -> Value {
         let mut events = vec![named("process_name", 0, &format!("predicted, {}", self.device))];
-        for (number, track) in ["main", "side"].into_iter().enumerate() {
+        for (number, (_, track)) in Queue::ALL.into_iter().enumerate() {
             events.push(named("thread_name", number, track));
         }
         let mut begin = 0.0;
@@ -33,7 +34,7 @@ fn event(command: &CommandFacts, section_begin: f64) -> Value {
         "name": command.kind,
         "cat": command.section,
         "pid": PROCESS,
-        "tid": usize::from(command.stream == "side"),
+        "tid": Queue::ALL.iter().position(|(_, name)| *name == command.stream),
         "ts": section_begin + command.begin_us,
         "dur": command.us,
         "args": {

@@ -91,7 +91,7 @@ impl Rest<'_> {
     }
 
     fn instruction(&self, kernel: Kernel, operands: Vec<View>, results: Vec<View>) -> Instruction {
-        let Instruction { node, ref origin, .. } = *self.instruction;
+        let Instruction { node, of_microbatch, ref origin, .. } = *self.instruction;
         let (in_place, origin) = (SmallVec::new(), origin.clone());
         Instruction {
             kernel,
@@ -100,6 +100,7 @@ impl Rest<'_> {
             scratch: None,
             in_place,
             accumulates: false,
+            of_microbatch,
             parts: None,
             node,
             origin,

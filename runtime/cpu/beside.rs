@@ -81,3 +81,80 @@ impl Touched {
             || meet(&self.reads, &later.writes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{LowerOptions, lower};
+    use crate::program::{Microbatches, Section};
+
+    /// Two gradients, each reduced as soon as it is made, and then updates.
+    fn program() -> Program {
+        let text = r#"trainyard-ir 1
+            module @m placed mesh [dp=2] {
+              state @w : f32[4] parameter = zeros
+              state @v : f32[4] parameter = zeros
+              func @train(%0 = @w, %1 = @v, %2 "x" batched : f32[8, 4] {dp, -}) {
+                %3 = exp %2 : f32[8, 4] {dp, -} !{bwd}
+                %4 = reduce %3 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+                %5 = tanh %2 : f32[8, 4] {dp, -} !{bwd}
+                %6 = reduce %5 {kind = sum, dims = [0], keep = false} : f32[4] partial(sum dp) !{bwd}
+                %7 = accumulate %4 : f32[4] partial(sum dp) !{update}
+                %8 = accumulate %6 : f32[4] partial(sum dp) !{update}
+                %9 = all_reduce %7 : f32[4] !{update}
+                %10 = all_reduce %8 : f32[4] !{update}
+                %11 = add %0, %9 : f32[4] !{update}
+                %12 = add %1, %10 : f32[4] !{update}
+              }
+              update @w = %11
+              update @v = %12
+            }"#;
+        let module = ir::text::parse(text).unwrap();
+        let options =
+            LowerOptions { microbatches: Microbatches::One, unfused: true, ..LowerOptions::default() };
+        lower(&module, &options).unwrap()
+    }
+
+    #[test]
+    fn an_instruction_waits_for_the_collective_whose_result_it_reads() {
+        let program = program();
+        let parts = Parts::of(&program);
+        let steps = parts.steps(Part::Update);
+        let told: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                (program.section(Part::Update.section())[step.index].name(), step.waits_for, step.is_beside)
+            })
+            .collect();
+        let expected = [
+            ("all_reduce", None, true),
+            ("tanh", None, false),
+            ("reduce", None, false),
+            ("all_reduce", None, true),
+            ("add", Some(0), false),
+            ("add", Some(3), false),
+        ];
+        assert_eq!(told, expected.map(|(name, waits, beside)| (name.to_owned(), waits, beside)));
+    }
+
+    #[test]
+    fn nothing_runs_beside_a_collective_that_the_next_instruction_waits_for() {
+        let mut program = program();
+        let update = &mut program.sections[Section::Update as usize];
+        update.remove(4);
+        let parts = Parts::of(&program);
+        let second = parts.steps(Part::Update)[3];
+        assert_eq!((second.waits_for, second.is_beside), (None, false));
+        assert_eq!(parts.steps(Part::Update)[4].waits_for, Some(3));
+    }
+
+    #[test]
+    fn an_instruction_that_writes_what_a_collective_reads_waits_for_it() {
+        let mut program = program();
+        let update = &mut program.sections[Section::Update as usize];
+        // A plan that gave the memory of the first operand away at once.
+        let operand = update[0].operands[0].clone();
+        update[2].results[0] = operand;
+        assert_eq!(Parts::of(&program).steps(Part::Update)[2].waits_for, Some(0));
+    }
+}

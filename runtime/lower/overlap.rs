@@ -7,8 +7,9 @@
 //! - In `prepare` and `update` a collective moves up to the place where its operands are complete. For sums of gradients that is a
 //!   place in backward. The section `update` then begins there: the rest of backward runs in that section in every microbatch, and
 //!   the collectives run in the last microbatch alone.
-//! - In a microbatch a gather moves up past other gathers until these are as large as itself. So a weight travels while the weights
-//!   before it are used, and no more than about one weight of each size waits for its use.
+//! - In a microbatch, gathers of weights that are used one after the other travel together, as many as the largest weight has bytes.
+//!   Such a group moves up past the groups before it until these have as many bytes. So weights travel while as many numbers before
+//!   them are used, and about one group waits for its use.
 //! - A sum over microbatches of a reduced gradient moves behind the next reduction over the same devices, so that nothing waits for
 //!   the reduction before that.
 //!
@@ -26,6 +27,9 @@ use std::ops::Range;
 /// before. Those that begin one after the other count once.
 const IN_FLIGHT: usize = 2;
 
+/// The most bytes of weights that travel together: as many as the pass `buckets` has in a bucket. A larger one travels alone.
+const GROUP: u64 = 25 << 20;
+
 /// Puts the instructions, which are sorted by section, into their new order. The first `renewed` stay.
 ///
 /// # Errors
@@ -40,11 +44,18 @@ pub(super) fn order(drafts: &mut Drafts, renewed: usize) -> Result<(), Diagnosti
     moves.move_gathers();
     moves.move_sums();
     moves.check()?;
-    let Moves { slots, .. } = moves;
-    let mut placed: Vec<(Slot, Draft)> =
-        slots.into_iter().zip(std::mem::take(&mut drafts.instructions)).collect();
+    let Moves { slots, joins, .. } = moves;
+    let all = std::mem::take(&mut drafts.instructions).into_iter().zip(joins);
+    let mut placed: Vec<_> = slots.into_iter().zip(all).collect();
     placed.sort_by_key(|(slot, _)| *slot);
-    drafts.instructions = placed.into_iter().map(|(_, draft)| draft).collect();
+    let mut last = None;
+    for (_, (draft, joins)) in placed {
+        match drafts.instructions.last_mut().filter(|_| last == Some(joins)) {
+            Some(group) => group.join(draft),
+            None => drafts.instructions.push(draft),
+        }
+        last = Some(joins);
+    }
     // The section `update` begins where its first instruction is.
     let mut is_update = false;
     for draft in &mut drafts.instructions {
@@ -87,9 +98,12 @@ fn exchange(draft: &Draft) -> Option<&Exchange> {
     }
 }
 
-/// A place in the order: behind the instruction with this index, and there by number. Instructions that stay have number 0 behind
-/// themselves.
+/// A place in the order: before the instruction that had this index, and there by number. An instruction that stays has the last
+/// number before the next index.
 type Slot = (usize, usize);
+
+/// The number of an instruction that stays.
+const STAYS: usize = usize::MAX;
 
 /// The slots of all instructions, while some are moved.
 struct Moves<'d, 'm> {
@@ -98,6 +112,8 @@ struct Moves<'d, 'm> {
     /// For each buffer the instructions that touch it, in order, and whether they write it.
     accesses: Vec<Vec<(usize, bool)>>,
     slots: Vec<Slot>,
+    /// For each instruction the first of the group with which it travels: itself, unless it is a gather.
+    joins: Vec<usize>,
     /// The next number in a slot.
     next: usize,
 }
@@ -111,8 +127,9 @@ impl<'d, 'm> Moves<'d, 'm> {
             reads.iter().for_each(|&buffer| accesses[buffer].push((index, false)));
             writes.iter().for_each(|&buffer| accesses[buffer].push((index, true)));
         }
-        let slots = (0..touches.len()).map(|index| (index, 0)).collect();
-        Self { drafts, touches, accesses, slots, next: 1 }
+        let slots = (0..touches.len()).map(|index| (index, STAYS)).collect();
+        let joins = (0..touches.len()).collect();
+        Self { drafts, touches, accesses, slots, joins, next: 0 }
     }
 
     /// The instructions that may not change places with this one, in no order.
@@ -124,14 +141,23 @@ impl<'d, 'm> Moves<'d, 'm> {
         written.chain(touched).map(|(other, _)| *other).filter(move |&other| other != index)
     }
 
-    /// The slot of the last instruction before this one that it may not pass, if there is one.
-    fn bound(&self, index: usize) -> Option<Slot> {
-        self.conflicts(index).filter(|&other| other < index).map(|other| self.slots[other]).max()
+    /// The first index before which an instruction may stand.
+    fn earliest(&self, index: usize) -> usize {
+        let before = |(slot, number): Slot| if number == STAYS { slot + 1 } else { slot };
+        let earlier = self.conflicts(index).filter(|&other| other < index);
+        earlier.map(|other| before(self.slots[other])).max().unwrap_or(0)
     }
 
-    /// Moves an instruction to a slot, behind all others there.
-    fn put(&mut self, index: usize, behind: usize) {
-        self.slots[index] = (behind, self.next);
+    /// The last index before which an instruction may stand; none if nothing depends on it.
+    fn latest(&self, index: usize) -> Option<usize> {
+        let before = |(slot, number): Slot| if number == STAYS { slot } else { slot - 1 };
+        let later = self.conflicts(index).filter(|&other| other > index);
+        later.map(|other| before(self.slots[other])).min()
+    }
+
+    /// Moves an instruction before another index, behind all that were moved there.
+    fn put(&mut self, index: usize, before: usize) {
+        self.slots[index] = (before, self.next);
         self.next += 1;
     }
 
@@ -164,71 +190,88 @@ impl<'d, 'm> Moves<'d, 'm> {
 
     /// Moves the collectives of `prepare` and `update` to where their operands are complete.
     fn move_up(&mut self, renewed: usize) {
-        let earliest = self.earliest();
-        for (section, first) in [(Section::Prepare, renewed.checked_sub(1)), (Section::Update, earliest)] {
-            let own = self.section(section);
-            let first = first.or_else(|| own.start.checked_sub(1));
-            for index in own.filter(|&index| exchange(&self.drafts.instructions[index]).is_some()) {
-                let behind = self.bound(index).map(|(behind, _)| behind).max(first);
-                match behind {
-                    Some(behind) if behind + 1 < index => self.put(index, behind),
-                    _ => {}
+        let of_update = self.first_of_update();
+        for (section, first) in [(Section::Prepare, renewed), (Section::Update, of_update)] {
+            for index in self.section(section) {
+                let before = self.earliest(index).max(first);
+                if exchange(&self.drafts.instructions[index]).is_some() && before < index {
+                    self.put(index, before);
                 }
             }
         }
     }
 
-    /// The instruction of backward behind which the section `update` may begin, if any: behind it, nothing makes an output of the
+    /// The first index before which the section `update` may begin: in backward, and behind all that makes an output of the
     /// microbatch.
-    fn earliest(&self) -> Option<usize> {
+    fn first_of_update(&self) -> usize {
         let Drafts { module, instructions, outputs, .. } = self.drafts;
         let own = self.section(Section::Microbatch);
         let backward = own.clone().find(|&index| {
             let phase = module.node(instructions[index].node).phase;
             phase == Phase::Backward && exchange(&instructions[index]).is_none()
-        })?;
+        });
+        let Some(backward) = backward else { return own.end };
         let reported = module.outputs.iter().zip(outputs);
         let reported = reported
             .filter(|(output, _)| self.drafts.section_of(output.value) == Section::Microbatch)
             .filter_map(|(_, located)| Some(root(&self.drafts.buffers, located.as_ref()?.buffer)));
         let made = reported.flat_map(|buffer| &self.accesses[buffer]).filter(|(_, writes)| *writes);
         let made = made.map(|(index, _)| *index).filter(|index| own.contains(index)).max();
-        Some(made.map_or(backward, |made| made.max(backward)))
+        made.unwrap_or(backward).max(backward) + 1
     }
 
-    /// Moves the gathers of a microbatch up.
+    /// Groups the gathers of weights in a microbatch, and moves the groups up.
     fn move_gathers(&mut self) {
         for section in [Section::Microbatch, Section::Update] {
-            let is_gather = |&index: &usize| {
+            let own = self.section(section);
+            let is_of_weight = |&index: &usize| {
                 let draft = &self.drafts.instructions[index];
                 let of_microbatch = section == Section::Microbatch || draft.of_microbatch;
                 let gathers =
                     exchange(draft).is_some_and(|exchange| exchange.collective == Collective::AllGather);
-                gathers && of_microbatch
+                gathers && of_microbatch && self.earliest(index) <= own.start
             };
-            let own = self.section(section);
-            let gathers: Vec<usize> = own.clone().filter(is_gather).collect();
-            let bytes: Vec<u64> = gathers.iter().map(|&index| self.result_bytes(index)).collect();
-            for (number, &index) in gathers.iter().enumerate() {
+            let gathers: Vec<usize> = own.clone().filter(is_of_weight).collect();
+            let groups = self.groups(&gathers);
+            let bytes: Vec<u64> = groups.iter().map(|group| self.bytes(group)).collect();
+            for (number, group) in groups.iter().enumerate() {
                 let mut passed = 0;
                 let ahead = (0..number).rev().find(|&other| {
                     passed += bytes[other];
                     passed >= bytes[number]
                 });
-                // Where the gather stood that is as far ahead, or the first of all.
-                let target = gathers[ahead.unwrap_or(0)];
-                let bound = self.bound(index).map(|(behind, _)| behind);
-                let behind = bound.max(target.checked_sub(1)).max(own.start.checked_sub(1));
-                match behind {
-                    Some(behind) if behind + 1 < index => self.put(index, behind),
-                    _ => {}
+                // Where the group stood that is as far ahead, or the first of all.
+                let first = groups[ahead.unwrap_or(0)][0];
+                for &index in group {
+                    self.put(index, first);
+                    self.joins[index] = group[0];
                 }
             }
         }
     }
 
-    fn result_bytes(&self, index: usize) -> u64 {
-        let results = self.drafts.instructions[index].results.iter();
+    /// Gathers over the same devices in groups that travel together, none larger than the largest gather or [`GROUP`].
+    fn groups(&self, gathers: &[usize]) -> Vec<Vec<usize>> {
+        let largest = gathers.iter().map(|&index| self.bytes(&[index])).max().unwrap_or(0).min(GROUP);
+        let axes = |index: usize| exchange(&self.drafts.instructions[index]).map(|exchange| &exchange.axes);
+        let mut groups: Vec<Vec<usize>> = vec![];
+        for &index in gathers {
+            match groups.last_mut() {
+                Some(group)
+                    if axes(group[0]) == axes(index)
+                        && self.bytes(group) + self.bytes(&[index]) <= largest =>
+                {
+                    group.push(index);
+                }
+                _ => groups.push(vec![index]),
+            }
+        }
+        groups
+    }
+
+    /// Bytes of the results of instructions.
+    fn bytes(&self, instructions: &[usize]) -> u64 {
+        let results = instructions.iter().flat_map(|&index| &self.drafts.instructions[index].results);
         results.map(|result| self.drafts.buffers[result.buffer].bytes).sum()
     }
 
@@ -254,12 +297,22 @@ impl<'d, 'm> Moves<'d, 'm> {
             let axes = |index: usize| reduced(index).map(|exchange| &exchange.axes);
             let next = (index + 1..own.end).find(|&later| later > made && axes(later) == axes(made));
             // Collectives of the update that read the sum may have moved here.
-            let readers = self.conflicts(index).filter(|&other| other > index);
-            let limit = readers.map(|other| self.slots[other].0).min().unwrap_or(own.end);
-            let behind = next.unwrap_or(own.end).min(limit - 1).min(own.end - 1);
-            if behind > index {
-                self.put(index, behind);
+            let latest = self.latest(index).unwrap_or(own.end).min(own.end);
+            let before = next.map_or(own.end, |next| next + 1).min(latest);
+            if before > index + 1 {
+                self.put(index, before);
             }
+        }
+    }
+}
+
+impl Draft {
+    /// Lets another collective of the same kind travel with this one.
+    fn join(&mut self, other: Self) {
+        if let (Kernel::Collective(exchange), Kernel::Collective(others)) = (&mut self.kernel, other.kernel) {
+            exchange.dims.extend(others.dims);
+            self.operands.extend(other.operands);
+            self.results.extend(other.results);
         }
     }
 }
@@ -286,3 +339,6 @@ impl Touches {
             || meet(&self.reads, &later.writes)
     }
 }
+
+#[cfg(test)]
+mod tests;
